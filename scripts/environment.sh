@@ -1,0 +1,38 @@
+# Sourced by serve and test: makes .venv beside this folder and installs into it.
+#
+#   prepare NAME EXTRAS PACKAGE…   installs the project with EXTRAS ("" or "[a,b]"), then each PACKAGE
+#                                  with --no-deps, unless exactly that has been done before.
+#
+# PYTHON              interpreter to make .venv with (default: python3)
+# POOL_CONSTRAINTS    versions to install (default: constraints.txt); a GPU machine brings its own
+# Other package sources are pip's own business: PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL, pip.conf.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=$root/.venv
+constraints=${POOL_CONSTRAINTS:-$root/constraints.txt}
+
+prepare() {
+    local name=$1 extras=$2
+    shift 2
+    local stamp=$venv/.installed-$name
+    local wanted
+    wanted=$(cat "$constraints" "$root/pyproject.toml" | sha256sum; echo "$root $extras $*")
+    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
+        return
+    fi
+    if [ ! -x "$venv/bin/python" ]; then
+        echo "making $venv" >&2
+        "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; set PYTHON")'
+        "${PYTHON:-python3}" -m venv "$venv"
+    fi
+    echo "installing trio_pool_serve$extras; the first time this takes a minute or two" >&2
+    local pip=("$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar on -c "$constraints")
+    # torch first and by itself: its version decides which of several builds is taken.
+    "${pip[@]}" --quiet torch >&2
+    "${pip[@]}" --quiet --editable "$root$extras" >&2
+    local package
+    for package in "$@"; do
+        "${pip[@]}" --quiet --no-deps "$package" >&2
+    done
+    printf '%s' "$wanted" > "$stamp"
+}

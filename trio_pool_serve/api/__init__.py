@@ -1,0 +1,1 @@
+"""What clients speak: one module per dialect, over the same tasks."""

@@ -1,0 +1,59 @@
+"""Request bodies to wire types."""
+
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+from quart import request
+
+from trio_pool_serve.errors import InvalidRequestError, UnsupportedMediaTypeError
+from trio_pool_serve.offload import Offload
+
+T = TypeVar("T")
+
+LOOP_BYTES = 16 * 1024
+"""Bodies and answers up to this size are decoded and encoded on the loop: it takes less time than a
+thread hop (``benchmarks/hop_size.py``)."""
+
+
+async def read_body(parse: Callable[[bytes], T], offload: Offload) -> T:
+    """Return what ``parse`` makes of the request's JSON body, on the loop only if it is small.
+
+    Raises ``UnsupportedMediaTypeError``, ``InvalidRequestError`` and what ``parse`` raises; quart raises
+    its own 413 and 408. Cancellation: at once while the body arrives; a parse that runs is finished.
+    """
+    if request.mimetype and request.mimetype != "application/json" and not request.mimetype.endswith("+json"):
+        raise UnsupportedMediaTypeError(f"The body must be application/json, not {request.mimetype}.")
+    body = await request.get_data(cache=False, as_text=False, parse_form_data=False)
+    if len(body) <= LOOP_BYTES:
+        return parse(body)
+    return await offload.run("render", lambda: parse(body))
+
+
+def decode_json(body: bytes, wire_type: type[T], *, strict: bool = False) -> T:
+    """Decode a body; ``strict`` refuses fields that nobody knows. Raises ``InvalidRequestError``."""
+    try:
+        decoded = msgspec.json.decode(body, type=wire_type)
+        if strict:
+            _refuse_unknown(body, wire_type)
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(f"{error}", param=_param(str(error))) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"The body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise InvalidRequestError("The body is nested too deeply.") from error
+    return decoded
+
+
+def _refuse_unknown(body: bytes, wire_type: type) -> None:
+    known = {field.name for field in wire_type.__attrs_attrs__}  # type: ignore[attr-defined]
+    for name in msgspec.json.decode(body, type=dict[str, msgspec.Raw]):
+        if name not in known:
+            raise InvalidRequestError(f"Unknown field {name!r}.", param=name)
+
+
+def _param(message: str) -> str | None:
+    """Return the field that a message of msgspec blames: ``… - at `$.input[0]``` is ``input``."""
+    found = re.search(r"at `\$\.(\w+)", message) or re.search(r"field `(\w+)`", message)
+    return found[1] if found else None

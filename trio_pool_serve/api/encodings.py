@@ -1,0 +1,71 @@
+"""Vectors to bytes, in every encoding that clients ask for.
+
+No vector becomes a Python list: orjson writes JSON numbers straight from the numpy row, pybase64 reads
+its buffer. One row at a time, so that a thread that encodes a large answer lets the loop run in between.
+"""
+
+import sys
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pybase64
+
+from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.types import Vectors
+
+EmbedDtype: TypeAlias = Literal["float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary"]
+Endianness: TypeAlias = Literal["native", "little", "big"]
+
+Row: TypeAlias = npt.NDArray[np.generic]
+
+
+def as_dtype(vector: Vectors, dtype: EmbedDtype) -> Row:
+    """Return a vector in the type that goes over the wire.
+
+    int8 is ``round(x · 127 / max|x|)``, each vector by its own maximum: cosine similarity does not care
+    about the scale, and none of the range is wasted. uint8 is the same plus 128. ubinary packs one bit
+    per dimension, ``x ≥ 0``, most significant bit first; binary is the same less 128, as int8. bfloat16
+    is the upper half of a float32, rounded to nearest even, as uint16.
+    """
+    match dtype:
+        case "float32":
+            return vector
+        case "float16":
+            return vector.astype(np.float16)
+        case "bfloat16":
+            bits = vector.view(np.uint32)
+            return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+        case "int8" | "uint8":
+            largest = np.abs(vector).max()
+            scaled = np.rint(vector * (127 / largest if largest else 0)).astype(np.int16)
+            return scaled.astype(np.int8) if dtype == "int8" else (scaled + 128).astype(np.uint8)
+        case "binary" | "ubinary":
+            if len(vector) % 8:
+                raise InvalidRequestError(
+                    f"{dtype} needs a multiple of 8 dimensions, not {len(vector)}.", param="embed_dtype"
+                )
+            packed = np.packbits(vector >= 0)
+            return packed if dtype == "ubinary" else (packed.astype(np.int16) - 128).astype(np.int8)
+
+
+def row_bytes(vector: Vectors, dtype: EmbedDtype, endianness: Endianness) -> bytes:
+    """Return a vector's bytes."""
+    row = as_dtype(vector, dtype)
+    if endianness not in ("native", sys.byteorder):
+        row = row.byteswap()
+    return row.tobytes()
+
+
+def row_base64(vector: Vectors, dtype: EmbedDtype, endianness: Endianness) -> bytes:
+    """Return a vector as a JSON string of base64."""
+    return b'"' + pybase64.b64encode(row_bytes(vector, dtype, endianness)) + b'"'
+
+
+def row_json(vector: Vectors, dtype: EmbedDtype) -> bytes:
+    """Return a vector as a JSON array of numbers: the shortest that read back as the same float32."""
+    row = as_dtype(vector, dtype)
+    if dtype == "bfloat16":
+        row = (row.astype(np.uint32) << 16).view(np.float32)
+    return orjson.dumps(np.ascontiguousarray(row), option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,0 +1,53 @@
+"""What operators and probes ask."""
+
+import attrs
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from quart import Blueprint, Response
+
+import trio_pool_serve
+from trio_pool_serve.service import Service
+
+LIVENESS_PATHS = ("/livez", "/health", "/ping")
+
+
+def operations_routes(service: Service) -> Blueprint:
+    """Return the operational routes over a service."""
+    routes = Blueprint("operations", __name__)
+
+    async def live() -> Response:
+        """Tell whether the process is worth keeping; never waits behind compute."""
+        dead = service.engine.statistics().state == "dead"
+        return _status("dead" if dead else "alive", ok=not dead)
+
+    for path in LIVENESS_PATHS:
+        routes.add_url_rule(path, endpoint=f"live_{path[1:]}", view_func=live)
+
+    @routes.get("/readyz")
+    async def ready() -> Response:
+        state = service.state
+        return _status(state, ok=state == "ready")
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        text = await service.offload.run("postprocess", service.metrics.exposition)
+        return Response(text, content_type=CONTENT_TYPE_LATEST)
+
+    @routes.get("/load")
+    async def load() -> Response:
+        limiters = {kind: attrs.asdict(stats) for kind, stats in service.offload.statistics().items()}
+        return _json({"engine": attrs.asdict(service.engine.statistics()), "limiters": limiters})
+
+    @routes.get("/version")
+    async def version() -> Response:
+        return _json({"version": trio_pool_serve.__version__})
+
+    return routes
+
+
+def _json(answer: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(answer), status=status, content_type="application/json")
+
+
+def _status(state: str, *, ok: bool) -> Response:
+    return _json({"status": state}, 200 if ok else 503)

@@ -1,0 +1,72 @@
+"""The composition root: settings in, an ASGI app out."""
+
+import logging
+from typing import Any
+
+import trio
+from quart_trio import QuartTrio
+from quart_trio.asgi import TrioASGILifespan
+
+from trio_pool_serve.api.auth import require_api_key
+from trio_pool_serve.api.error_bodies import register_error_handlers
+from trio_pool_serve.api.openai import openai_routes
+from trio_pool_serve.api.operations import operations_routes
+from trio_pool_serve.api.requests import count_requests, label_requests
+from trio_pool_serve.config import Config
+from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
+from trio_pool_serve.service import Service
+
+logger = logging.getLogger(__name__)
+
+
+class PoolServeApp(QuartTrio):
+    """The routes over a service."""
+
+    service: Service
+
+
+class OwnedServiceLifespan(TrioASGILifespan):
+    """The ASGI lifespan with the service's nursery around it.
+
+    Around, and not inside: a crash in ``app.nursery`` leaves a server that goes on answering, and a
+    ``while_serving`` generator that yields inside a nursery corrupts trio's stack when a child crashes.
+    """
+
+    async def __call__(self, receive: Any, send: Any) -> None:
+        """Run the service for as long as the server lives; if it fails, take the server along."""
+        service = self.app.service  # type: ignore[attr-defined]
+        failure: BaseException | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(service.run)
+                await super().__call__(receive, send)
+                nursery.cancel_scope.cancel(reason="the server has shut down")
+        except* (ModelLoadError, EngineDeadError) as group:
+            failure = innermost(group)
+        if failure is not None:
+            logger.critical("%s", failure)
+            # The one message after start-up that makes the server's worker exit.
+            await send({"type": "lifespan.shutdown.failed", "message": str(failure)})
+
+
+def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
+    """Return the app over ``service``, which somebody else runs; or over one of its own.
+
+    Without ``service`` the app's lifespan loads the model and runs the engine: what a plain ASGI server
+    needs. Raises nothing that depends on the model: that is loaded once the server is up.
+    """
+    app = PoolServeApp(__name__)
+    app.service = service or Service(config)
+    if service is None:
+        app.asgi_lifespan_class = OwnedServiceLifespan
+    app.config["MAX_CONTENT_LENGTH"] = config.network.max_body_bytes
+    app.config["BODY_TIMEOUT"] = config.time_limits.body_timeout_s
+    app.config["RESPONSE_TIMEOUT"] = None  # bounded by the request's own deadline and by the drain
+    label_requests(app)
+    if config.network.api_key is not None:
+        require_api_key(app, config.network.api_key)
+    count_requests(app, app.service)
+    register_error_handlers(app)
+    app.register_blueprint(operations_routes(app.service))
+    app.register_blueprint(openai_routes(app.service))
+    return app

@@ -1,0 +1,126 @@
+"""The ``trio-pool-serve`` command."""
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import trio
+from cyclopts import App, CycloptsError, Parameter
+from cyclopts.config import Env, Toml
+from rich.console import Console
+from rich.logging import RichHandler
+
+import trio_pool_serve
+from trio_pool_serve.config import (
+    Config,
+    LoggingConfig,
+    LogLevel,
+    ModelConfig,
+    NetworkConfig,
+    SchedulingConfig,
+    ThreadsConfig,
+    TimeLimitsConfig,
+)
+from trio_pool_serve.errors import EngineDeadError, ModelLoadError
+
+ENVIRONMENT_PREFIX = "TRIO_POOL_SERVE_"
+
+DEFAULTS = Config(model="default")
+
+app = App(
+    name="trio-pool-serve",
+    help="A server for pooling models, built on structured concurrency.",
+    version=trio_pool_serve.__version__,
+)
+
+
+@app.command
+def serve(
+    model: Annotated[str, Parameter(help="A local folder, or the id of a model on the Hugging Face hub.")],
+    /,
+    *,
+    config: Annotated[
+        Path | None,
+        Parameter(help="TOML file with settings; its keys are the flags' names. Flags and variables win."),
+    ] = None,
+    loading: ModelConfig = DEFAULTS.loading,
+    network: NetworkConfig = DEFAULTS.network,
+    scheduling: SchedulingConfig = DEFAULTS.scheduling,
+    threads: ThreadsConfig = DEFAULTS.threads,
+    time_limits: TimeLimitsConfig = DEFAULTS.time_limits,
+    log: LoggingConfig = DEFAULTS.logging,
+) -> Config:
+    """Serve a model until SIGTERM or SIGINT."""
+    del config  # read before the other settings are
+    return Config(
+        model=model,
+        loading=loading,
+        network=network,
+        scheduling=scheduling,
+        threads=threads,
+        time_limits=time_limits,
+        logging=log,
+    )
+
+
+def read_config(arguments: Sequence[str]) -> Config:
+    """Return the settings for ``serve``: flags, else the environment, else the TOML file, else defaults.
+
+    Raises ``CycloptsError`` or ``ValueError`` with a message for people.
+    """
+    tokens = list(arguments)
+    sources: list[Env | Toml] = [Env(ENVIRONMENT_PREFIX, command=False)]
+    toml = _toml_path(tokens)
+    if toml is not None:
+        sources.append(Toml(toml, must_exist=True, use_commands_as_keys=False))
+    app.config = sources
+    command, bound, _ = app.parse_args(["serve", *tokens], print_error=False, exit_on_error=False)
+    settings: Config = command(*bound.args, **bound.kwargs)
+    return settings
+
+
+def _toml_path(tokens: Sequence[str]) -> str | None:
+    for index, token in enumerate(tokens):
+        if token == "--config" and index + 1 < len(tokens):  # noqa: S105  (a flag)
+            return tokens[index + 1]
+        if token.startswith("--config="):
+            return token.removeprefix("--config=")
+    return os.environ.get(f"{ENVIRONMENT_PREFIX}CONFIG")
+
+
+def configure_logging(level: LogLevel) -> None:
+    """Log to standard error, in colour where that is a terminal."""
+    if sys.stderr.isatty():
+        handler = RichHandler(console=Console(stderr=True), show_path=False)
+        logging.basicConfig(level=level.upper(), format="%(message)s", datefmt="[%X]", handlers=[handler])
+    else:
+        logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for chatty in ("hypercorn.error", "httpx", "filelock", "huggingface_hub"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+def main() -> None:
+    """Run the command line; the exit status is 0 only after a drain that was asked for."""
+    arguments = sys.argv[1:]
+    if arguments[:1] != ["serve"] or {"--help", "-h"} & set(arguments):
+        app.config = [Env(ENVIRONMENT_PREFIX, command=False)]
+        app(arguments)
+        return
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    try:
+        config = read_config(arguments[1:])
+    except (CycloptsError, ValueError) as error:
+        console.print(f"trio-pool-serve: {error}", style="red", markup=False)
+        sys.exit(2)
+    configure_logging(config.logging.log_level)
+    # Imported after the settings are known to be good: it takes a while.
+    from trio_pool_serve.launcher import serve as serve_until_stopped
+
+    try:
+        trio.run(serve_until_stopped, config)
+    except (ModelLoadError, EngineDeadError, OSError) as error:
+        console.print(f"trio-pool-serve: {error}", style="red", markup=False)
+        sys.exit(1)

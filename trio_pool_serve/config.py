@@ -1,0 +1,150 @@
+"""Every setting, declared once.
+
+The command line, the environment (``TRIO_POOL_SERVE_*``) and a TOML file all fill these classes, and
+``--help`` is made from them: a field's docstring-like ``help`` is all there is to say about it.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+from attrs import Factory, field, frozen
+from attrs.validators import ge, gt, in_, min_len, optional
+from cyclopts import Group, Parameter
+
+Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+
+
+def _help(text: str) -> Parameter:
+    return Parameter(help=text)
+
+
+def _switch(text: str) -> Parameter:
+    return Parameter(help=text, negative=())
+
+
+@Parameter(name="*", group=Group("Model", sort_key=1))
+@frozen(kw_only=True)
+class ModelConfig:
+    """Which model, and how it is loaded."""
+
+    served_model_name: Annotated[
+        str | None, _help("Name that clients ask for and answers carry. [default: MODEL as given]")
+    ] = field(default=None, validator=optional(min_len(1)))
+    revision: Annotated[str | None, _help("Branch, tag or commit of a hub model. [default: main]")] = None
+    trust_remote_code: Annotated[bool, _switch("Run Python code that comes with the model.")] = False
+    dtype: Annotated[
+        Dtype,
+        _help(
+            "Type the model computes in. auto: bfloat16 where the processor or GPU computes it natively, else float32."
+        ),
+    ] = field(default="auto", validator=in_(("auto", "float32", "bfloat16", "float16")))
+    device: Annotated[
+        str,
+        _help("Device to compute on: auto, cpu, cuda or cuda:N. auto: the first GPU, else the processor."),
+    ] = "auto"
+    max_model_len: Annotated[
+        int | None,
+        _help("Longest input, tokens, special tokens included. [default: what the model's files say]"),
+    ] = field(default=None, validator=optional(gt(0)))
+
+
+@Parameter(name="*", group=Group("Network", sort_key=2))
+@frozen(kw_only=True)
+class NetworkConfig:
+    """Where the server listens, and what it accepts."""
+
+    host: Annotated[str, _help("Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, _help("TCP port to listen on; 0 picks a free one.")] = field(default=8000, validator=ge(0))
+    uds: Annotated[Path | None, _help("Unix socket to listen on instead of host and port.")] = None
+    api_key: Annotated[
+        str | None,
+        _help("Key that clients must send as `Authorization: Bearer KEY`. [default: none asked for]"),
+    ] = field(default=None, repr=False, validator=optional(min_len(1)))
+    max_body_bytes: Annotated[int, _help("Largest request body, bytes.")] = field(default=16 * 2**20, validator=gt(0))
+    strict_requests: Annotated[bool, _switch("Refuse request fields that nobody knows, instead of ignoring them.")] = (
+        False
+    )
+    max_inputs_per_request: Annotated[int, _help("Most inputs in one request.")] = field(default=8192, validator=gt(0))
+
+
+@Parameter(name="*", group=Group("Scheduling", sort_key=3))
+@frozen(kw_only=True)
+class SchedulingConfig:
+    """How work reaches the device."""
+
+    max_batch_tokens: Annotated[
+        int | None,
+        _help(
+            "Most tokens per batch, padding included; a longer single input rides alone. "
+            "[default: by device: 16384 on a GPU, 2048 on a processor]"
+        ),
+    ] = field(default=None, validator=optional(gt(0)))
+    max_in_flight: Annotated[
+        int, _help("Batches launched and not yet copied back. 1 makes the device loop serial.")
+    ] = field(default=2, validator=gt(0))
+    max_queue_tokens: Annotated[int, _help("Tokens of admitted requests past which further ones are answered 429.")] = (
+        field(default=1_000_000, validator=gt(0))
+    )
+    batch_timeout_s: Annotated[
+        float, _help("Seconds after which a batch that has not come back means that the device is wedged.")
+    ] = field(default=300.0, validator=gt(0))
+
+
+@Parameter(name="*", group=Group("Threads", sort_key=4))
+@frozen(kw_only=True)
+class ThreadsConfig:
+    """How much blocking work runs at once."""
+
+    renderer_num_workers: Annotated[int, _help("Prompts rendered at once; each has a tokenizer of its own.")] = field(
+        default=2, validator=gt(0)
+    )
+    postprocess_num_workers: Annotated[int, _help("Answers encoded at once.")] = field(default=1, validator=gt(0))
+    switch_interval_s: Annotated[
+        float, _help("Seconds a thread may keep the interpreter lock while the loop wants it.")
+    ] = field(default=0.0005, validator=gt(0))
+
+
+@Parameter(name="*", group=Group("Time limits", sort_key=5))
+@frozen(kw_only=True)
+class TimeLimitsConfig:
+    """How long things may take."""
+
+    request_timeout_s: Annotated[
+        float, _help("Seconds a request may take; a client's own X-Request-Timeout can only shorten it.")
+    ] = field(default=600.0, validator=gt(0))
+    body_timeout_s: Annotated[float, _help("Seconds a request's body may take to arrive.")] = field(
+        default=60.0, validator=gt(0)
+    )
+    drain_timeout_s: Annotated[
+        float, _help("Seconds given to running requests after SIGTERM before they are cut off.")
+    ] = field(default=30.0, validator=gt(0))
+
+
+@Parameter(name="*", group=Group("Logging", sort_key=6))
+@frozen(kw_only=True)
+class LoggingConfig:
+    """What is said on standard error."""
+
+    log_level: Annotated[LogLevel, _help("Least severity that is logged.")] = field(
+        default="info", validator=in_(("debug", "info", "warning", "error"))
+    )
+    access_log: Annotated[bool, _switch("Log every request; costs throughput.")] = False
+
+
+@frozen(kw_only=True)
+class Config:
+    """All settings of one server; ``model`` is a local folder or a hub id."""
+
+    model: str = field(validator=min_len(1))
+    loading: ModelConfig = Factory(ModelConfig)
+    network: NetworkConfig = Factory(NetworkConfig)
+    scheduling: SchedulingConfig = Factory(SchedulingConfig)
+    threads: ThreadsConfig = Factory(ThreadsConfig)
+    time_limits: TimeLimitsConfig = Factory(TimeLimitsConfig)
+    logging: LoggingConfig = Factory(LoggingConfig)
+
+    @property
+    def served_model_name(self) -> str:
+        """The name clients ask for."""
+        return self.loading.served_model_name or self.model

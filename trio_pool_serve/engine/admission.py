@@ -1,0 +1,53 @@
+"""Who is let in: requests are taken whole or refused whole."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from attrs import define, field
+
+from trio_pool_serve.errors import OverloadedError
+
+MAX_RETRY_AFTER_S = 30.0
+
+RATE_WEIGHT = 0.2
+"""Weight of the newest batch in the drain rate's exponential moving average."""
+
+
+@define(eq=False)
+class Admission:
+    """Counts the tokens of admitted requests, and how fast they drain.
+
+    A request that finds nobody else admitted is always let in, however long it is.
+    """
+
+    max_tokens: int
+    admitted_tokens: int = field(default=0, init=False)
+    tokens_per_s: float = field(default=0.0, init=False)
+
+    @contextmanager
+    def admit(self, tokens: int) -> Iterator[None]:
+        """Hold room for ``tokens`` tokens; raises ``OverloadedError`` when there is none."""
+        if self.admitted_tokens and self.admitted_tokens + tokens > self.max_tokens:
+            raise OverloadedError(
+                f"The queue is full: {self.admitted_tokens} tokens are admitted of at most {self.max_tokens}, "
+                f"and this request has about {tokens}.",
+                retry_after_s=self.retry_after_s(tokens),
+            )
+        self.admitted_tokens += tokens
+        try:
+            yield
+        finally:
+            self.admitted_tokens -= tokens
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Take note of a batch of ``tokens`` tokens that occupied the device for ``seconds``."""
+        rate = tokens / max(seconds, 1e-6)
+        self.tokens_per_s += (rate - self.tokens_per_s) * (RATE_WEIGHT if self.tokens_per_s else 1.0)
+
+    def retry_after_s(self, tokens: int) -> float:
+        """Return the whole seconds until ``tokens`` more would fit, at the measured drain rate."""
+        excess = self.admitted_tokens + tokens - self.max_tokens
+        if not self.tokens_per_s:
+            return 1.0
+        return float(min(MAX_RETRY_AFTER_S, max(1, math.ceil(excess / self.tokens_per_s))))

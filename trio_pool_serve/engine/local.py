@@ -1,0 +1,241 @@
+"""The engine that computes in this process."""
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import trio
+from attrs import define, field
+
+from trio_pool_serve.config import SchedulingConfig
+from trio_pool_serve.engine.admission import Admission
+from trio_pool_serve.engine.interface import Engine, EngineState, EngineStatistics
+from trio_pool_serve.engine.queue import QueueEntry, RequestQueue, batch_of
+from trio_pool_serve.errors import (
+    BatchFailedError,
+    EngineDeadError,
+    EngineLoadingError,
+    ModelLoadError,
+    RunnerDeadError,
+    innermost,
+)
+from trio_pool_serve.offload import Offload
+from trio_pool_serve.telemetry.metrics import Gauges, Metrics
+from trio_pool_serve.types import Batch, PooledBatch, PoolingOutput, PoolingRequest, Runner
+
+logger = logging.getLogger(__name__)
+
+DELIVERY_SLICE = 64
+"""Rows delivered between two checkpoints: waking this many waiters keeps the loop under a millisecond."""
+
+
+@define(eq=False)
+class LocalEngine(Engine):
+    """Queues rows and feeds them to one runner, a batch whenever it can take one.
+
+    ``load()`` returns the runner; it is called in a thread. Batches are formed when the runner is about
+    to be free, so they grow with the load and nobody sleeps to wait for company. Up to
+    ``max_in_flight`` batches are launched and not yet copied back.
+    """
+
+    load: Callable[[], Runner]
+    offload: Offload
+    metrics: Metrics
+    config: SchedulingConfig = field(factory=SchedulingConfig)
+    runner: Runner | None = field(default=None, init=False)
+    _state: EngineState = field(default="loading", init=False)
+    _settled: trio.Event = field(init=False, factory=trio.Event)
+    _queue: RequestQueue = field(init=False, factory=RequestQueue)
+    _admission: Admission = field(init=False)
+    _in_flight: dict[Batch, tuple[float, list[QueueEntry]]] = field(init=False, factory=dict)
+    _batches: int = field(default=0, init=False)
+    _failed_batches: int = field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._admission = Admission(self.config.max_queue_tokens)
+        self.metrics.add_gauges(self._gauges)
+
+    # -- for those who want something computed --------------------------------------------------------
+
+    async def submit(self, request: PoolingRequest) -> PoolingOutput:  # noqa: D102
+        self._require_ready()
+        entry = QueueEntry(request)
+        self._queue.put_nowait(entry)
+        try:
+            await entry.done.wait()
+        finally:
+            self._queue.withdraw(entry)
+        if entry.error is not None:
+            raise entry.error
+        assert entry.output is not None  # noqa: S101  (done is set by finish or fail alone)
+        return entry.output
+
+    def admit(self, tokens: int) -> AbstractContextManager[None]:  # noqa: D102
+        self._require_ready()
+        return self._admission.admit(tokens)
+
+    @property
+    def dimensions(self) -> int:  # noqa: D102
+        self._require_ready()
+        assert self.runner is not None  # noqa: S101  (ready means loaded)
+        return self.runner.dimensions
+
+    async def wait_ready(self) -> None:  # noqa: D102
+        await self._settled.wait()
+        self._require_ready()
+
+    def statistics(self) -> EngineStatistics:  # noqa: D102
+        now = time.perf_counter()
+        return EngineStatistics(
+            state=self._state,
+            queued_rows=len(self._queue),
+            queued_tokens=self._queue.tokens,
+            in_flight_batches=len(self._in_flight),
+            oldest_in_flight_s=max((now - launched for launched, _ in self._in_flight.values()), default=0.0),
+            admitted_tokens=self._admission.admitted_tokens,
+            tokens_per_s=self._admission.tokens_per_s,
+            batches=self._batches,
+            failed_batches=self._failed_batches,
+        )
+
+    # -- the loop that computes -----------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:  # noqa: D102
+        task_status.started()
+        try:
+            # Loading cannot be interrupted; a process that is told to leave meanwhile does not wait for it.
+            self.runner = await self.offload.run("launch", self.load, abandon_on_cancel=True)
+            self._state = "ready"
+            self._settled.set()
+            async with trio.open_nursery() as nursery:
+                await self._compute(self.runner, nursery)
+        except ModelLoadError:
+            raise
+        except Exception as error:
+            cause = innermost(error)
+            raise EngineDeadError(f"The engine stopped: {type(cause).__name__}: {cause}") from cause
+        finally:
+            self._die()
+
+    async def _compute(self, runner: Runner, nursery: trio.Nursery) -> None:
+        max_tokens = self.config.max_batch_tokens or runner.default_batch_tokens
+        slots = trio.Semaphore(self.config.max_in_flight)
+        while True:
+            await slots.acquire()
+            await self._queue.wait_not_empty()
+            entries = self._queue.take_batch(max_tokens)
+            batch = batch_of(entries)
+            launched = time.perf_counter()
+            self._in_flight[batch] = (launched, entries)
+            self._observe_batch(batch, entries, launched)
+            handle = await self._launch(runner, batch)
+            if handle is None:
+                slots.release()
+            else:
+                nursery.start_soon(self._deliver, batch, handle, slots)
+
+    async def _launch(self, runner: Runner, batch: Batch) -> PooledBatch | None:
+        try:
+            with trio.fail_after(self.config.batch_timeout_s):
+                return await self.offload.run(
+                    "launch", lambda: _launch_in_thread(runner, batch), abandon_on_cancel=True
+                )
+        except Exception as error:
+            self._fail_batch(batch, error)
+            return None
+
+    async def _deliver(self, batch: Batch, handle: PooledBatch, slots: trio.Semaphore) -> None:
+        launched, entries = self._in_flight[batch]
+        forward_s = time.perf_counter() - launched
+        try:
+            with trio.fail_after(self.config.batch_timeout_s):
+                vectors = await handle
+        except Exception as error:
+            self._fail_batch(batch, error)
+            return
+        finally:
+            slots.release()
+        took = time.perf_counter() - launched
+        del self._in_flight[batch]
+        self._batches += 1
+        self._admission.observe(batch.tokens, took)
+        self.metrics.forward.observe(forward_s)
+        self.metrics.copy_wait.observe(took - forward_s)
+        for row, (entry, vector) in enumerate(zip(entries, vectors, strict=True), start=1):
+            entry.finish(
+                PoolingOutput(
+                    vector=vector,
+                    queue_s=launched - entry.queued_at,
+                    forward_s=forward_s,
+                    copy_s=took - forward_s,
+                )
+            )
+            if row % DELIVERY_SLICE == 0:
+                await trio.lowlevel.checkpoint()
+
+    # -- failing --------------------------------------------------------------------------------------
+
+    def _fail_batch(self, batch: Batch, error: Exception) -> None:
+        """Fail the rows of one batch; raise if the device cannot be expected to compute another."""
+        if isinstance(error, trio.TooSlowError):
+            wedged = f"a batch has not come back for {self.config.batch_timeout_s:g} s: the device is wedged"
+            raise RunnerDeadError(wedged) from error
+        if isinstance(error, RunnerDeadError):
+            raise error
+        _, entries = self._in_flight.pop(batch)
+        self._failed_batches += 1
+        logger.error("a batch of %d rows failed; its requests get an error", len(entries), exc_info=error)
+        for entry in entries:
+            entry.fail(BatchFailedError("The forward pass failed for this input's batch."))
+
+    def _die(self) -> None:
+        self._state = "dead"
+        self._settled.set()
+        waiting = [*self._queue, *(entry for _, entries in self._in_flight.values() for entry in entries)]
+        self._in_flight.clear()
+        for entry in waiting:
+            self._queue.withdraw(entry)
+            if not entry.done.is_set():
+                entry.fail(EngineDeadError("The engine has stopped."))
+
+    def _require_ready(self) -> None:
+        if self._state == "loading":
+            raise EngineLoadingError("The model is being loaded.")
+        if self._state == "dead":
+            raise EngineDeadError("The engine has stopped.")
+
+    # -- telling --------------------------------------------------------------------------------------
+
+    def _observe_batch(self, batch: Batch, entries: list[QueueEntry], launched: float) -> None:
+        for entry in entries:
+            self.metrics.queue.observe(launched - entry.queued_at)
+        self.metrics.batch_rows.observe(len(entries))
+        self.metrics.batch_tokens.observe(batch.padded_tokens)
+        self.metrics.padding_waste.observe(1 - batch.tokens / batch.padded_tokens)
+
+    def _gauges(self) -> Gauges:
+        now = self.statistics()
+        return {
+            "engine": {
+                "ready": float(now.state == "ready"),
+                "queued_rows": now.queued_rows,
+                "queued_tokens": now.queued_tokens,
+                "in_flight_batches": now.in_flight_batches,
+                "oldest_in_flight_seconds": now.oldest_in_flight_s,
+                "admitted_tokens": now.admitted_tokens,
+            }
+        }
+
+    def __repr__(self) -> str:
+        return f"<LocalEngine {self._state}, {self._queue!r}, {len(self._in_flight)} batches in flight>"
+
+
+def _launch_in_thread(runner: Runner, batch: Batch) -> PooledBatch:
+    """Launch; what is not even an ``Exception`` (``SystemExit``, say) means that the runner is done for."""
+    try:
+        return runner.launch(batch)
+    except Exception:
+        raise
+    except BaseException as error:
+        raise RunnerDeadError(f"the runner raised {error!r}") from error

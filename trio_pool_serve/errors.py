@@ -1,0 +1,106 @@
+"""Every error the server raises on purpose.
+
+Each says when it is raised and what whoever meets it may do. How an error looks on the wire (status,
+body) is not known here: ``api.error_bodies`` holds the one table.
+"""
+
+
+class PoolServeError(Exception):
+    """The root of the hierarchy; never raised itself."""
+
+
+# -- the request is at fault: sending it again unchanged gives the same answer ------------------------
+
+
+class InvalidRequestError(PoolServeError):
+    """A field of the request has the wrong type or value.
+
+    ``param`` names the field, where one field is to blame.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ContextLengthError(InvalidRequestError):
+    """An input is longer than the model takes and no truncation was asked for."""
+
+
+class UnsupportedMediaTypeError(PoolServeError):
+    """The body is not JSON according to its own ``Content-Type``."""
+
+
+class PayloadTooLargeError(PoolServeError):
+    """The body is longer than ``--max-body-bytes``."""
+
+
+class BodyTimeoutError(PoolServeError):
+    """The body did not arrive within ``--body-timeout-s``."""
+
+
+class AuthenticationError(PoolServeError):
+    """The API key is missing or wrong."""
+
+
+class NotFoundError(PoolServeError):
+    """No such model or route."""
+
+
+class MethodNotAllowedError(PoolServeError):
+    """The route exists, but not for this HTTP method."""
+
+
+# -- the server is at fault, or busy: trying again later can succeed ---------------------------------
+
+
+class OverloadedError(PoolServeError):
+    """The queue is full. ``retry_after_s`` (seconds) estimates when there will be room."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceededError(PoolServeError):
+    """The request's deadline, its own or the server's, passed before the answer was ready."""
+
+
+class UnavailableError(PoolServeError):
+    """The server cannot take work now: it is loading, draining, or its engine is dead."""
+
+    retry_after_s = 5.0
+
+
+class EngineLoadingError(UnavailableError):
+    """The model is still being loaded; try again once ``/readyz`` answers 200."""
+
+
+class DrainingError(UnavailableError):
+    """The process is on its way out and takes no new work; another one may."""
+
+
+class EngineDeadError(UnavailableError):
+    """The engine has stopped for good; its process is about to leave."""
+
+
+class BatchFailedError(PoolServeError):
+    """The forward pass raised for the batch this row rode in; other batches are not affected."""
+
+
+# -- start-up and the device --------------------------------------------------------------------------
+
+
+class ModelLoadError(PoolServeError):
+    """The model cannot be served as asked; the message is meant for the person at the terminal."""
+
+
+class RunnerDeadError(PoolServeError):
+    """The device is beyond recovery (a sticky CUDA error, say): no later batch can succeed."""
+
+
+def innermost(error: BaseException) -> BaseException:
+    """Return the first plain exception inside a possibly nested group; a plain one is its own."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

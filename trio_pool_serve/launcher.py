@@ -1,0 +1,162 @@
+"""The process behind ``trio-pool-serve serve``: engine nursery outside, a restartable listener inside."""
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator
+
+import trio
+from hypercorn.config import Config as HypercornConfig
+from hypercorn.trio import serve as hypercorn_serve
+from rich.console import Console
+
+from trio_pool_serve.app import create_app
+from trio_pool_serve.config import Config, NetworkConfig
+from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
+from trio_pool_serve.service import Service
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 2048
+
+RESTART_BACKOFF_S = (0.0, 0.01, 0.05, 0.1, 0.25)
+"""Pause before the next restart of the listener; the last one repeats. Well under a second: the model is
+loaded and the socket is open, so clients only wait."""
+
+CALM_S = 10.0
+"""A listener that has lived this long is not in a row of crashes any more."""
+
+
+def open_listening_socket(network: NetworkConfig) -> socket.socket:
+    """Return a bound and listening socket; it outlives every listener that serves on it."""
+    if network.uds is not None:
+        network.uds.unlink(missing_ok=True)
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(str(network.uds))
+    else:
+        family = socket.AF_INET6 if ":" in network.host else socket.AF_INET
+        listening = socket.socket(family)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((network.host, network.port))
+    listening.listen(BACKLOG)
+    listening.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
+    return listening
+
+
+def url_of(listening: socket.socket) -> str:
+    """Return where clients find a socket."""
+    name = listening.getsockname()
+    if listening.family == socket.AF_UNIX:
+        return f"unix:{name}"
+    host = f"[{name[0]}]" if listening.family == socket.AF_INET6 else name[0]
+    return f"http://{host}:{name[1]}"
+
+
+def hypercorn_config(config: Config, fd: int) -> HypercornConfig:
+    """Return hypercorn's settings for one listener on ``fd``, which it will close."""
+    settings = HypercornConfig()
+    settings.bind = [f"fd://{fd}"]
+    settings.backlog = BACKLOG
+    settings.graceful_timeout = config.time_limits.drain_timeout_s
+    settings.keep_alive_timeout = 75
+    settings.keep_alive_max_requests = 1_000_000  # the default of 1000 closes busy connections
+    settings.include_server_header = False
+    settings.accesslog = "-" if config.logging.access_log else None
+    settings.errorlog = logging.getLogger("hypercorn.error")
+    return settings
+
+
+async def serve(config: Config, service: Service | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, then drain.
+
+    Raises ``ModelLoadError`` or ``EngineDeadError``. A second signal, and a drain that outlasts
+    ``--drain-timeout-s``, end the process on the spot. Cancellation: as the end of the drain.
+    """
+    service = service or Service(config)
+    stop = trio.Event()
+    with open_listening_socket(config.network) as listening, _unlinked(config.network):
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(_watch_signals, service, stop)
+                await nursery.start(service.run)
+                nursery.start_soon(_announce, service, url_of(listening))
+                await _serve_listeners(config, service, listening, stop)
+                nursery.cancel_scope.cancel(reason="drained")
+        except* (ModelLoadError, EngineDeadError) as group:
+            failure = innermost(group)
+        else:
+            return
+        raise failure
+
+
+async def _serve_listeners(config: Config, service: Service, listening: socket.socket, stop: trio.Event) -> None:
+    """Keep a listener on the socket until ``stop``, starting a new one whenever a connection kills it."""
+    crashes = 0
+    while not stop.is_set():
+        began = trio.current_time()
+        settings = hypercorn_config(config, os.dup(listening.fileno()))
+        try:
+            # A new app each time: quart's cannot start twice.
+            await hypercorn_serve(create_app(config, service), settings, shutdown_trigger=stop.wait)
+        except Exception as error:
+            crashes = 0 if trio.current_time() - began > CALM_S else crashes
+            service.metrics.listener_restarts.inc()
+            logger.warning("a connection killed the listener; it restarts", exc_info=error)
+            await trio.sleep(RESTART_BACKOFF_S[min(crashes, len(RESTART_BACKOFF_S) - 1)])
+            crashes += 1
+
+
+async def _watch_signals(
+    service: Service, stop: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Drain on the first signal; leave at once on the second, or when the drain takes too long."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
+        first = await anext(signals)
+        limit_s = service.config.time_limits.drain_timeout_s
+        logger.info("%s: draining, for at most %g s", signal.Signals(first).name, limit_s)
+        service.draining = True
+        stop.set()
+        second = None
+        with trio.move_on_after(limit_s):
+            second = await anext(signals)
+        # hypercorn shields its writes: a client that does not read would keep the process for ever.
+        logger.warning(
+            "leaving with %d rows unfinished: %s",
+            service.engine.statistics().queued_rows,
+            "a second signal" if second else "the drain took too long",
+        )
+        _leave(128 + second if second else 0)
+
+
+def _leave(status: int) -> None:
+    logging.shutdown()
+    os._exit(status)
+
+
+async def _announce(service: Service, url: str) -> None:
+    """Tell the person at the terminal what to type next."""
+    await service.engine.wait_ready()
+    name = service.config.served_model_name
+    path = "/v1/embeddings"
+    target = (
+        f"--unix-socket {url.removeprefix('unix:')} http://localhost{path}" if url.startswith("unix:") else url + path
+    )
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print(f"[bold green]ready[/] [bold]{name}[/] on [bold]{url}[/]  Try:", markup=True)
+    key = " -H 'Authorization: Bearer KEY'" if service.config.network.api_key else ""
+    console.print(
+        f"  curl {target} -H 'Content-Type: application/json'{key} -d '{{\"input\": \"Hello, world\"}}'",
+        markup=False,
+    )
+
+
+@contextlib.contextmanager
+def _unlinked(network: NetworkConfig) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if network.uds is not None:
+            network.uds.unlink(missing_ok=True)

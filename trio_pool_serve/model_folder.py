@@ -1,0 +1,180 @@
+"""What the files of a model declare, read without loading it.
+
+The sentence-transformers layout: ``modules.json`` lists the modules, each with a folder of its own; a
+folder without it is a bare transformer, which sentence-transformers pools by MEAN.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import Factory, frozen
+
+from trio_pool_serve.errors import ModelLoadError
+
+UNLIMITED = 10**6
+"""tokenizer_config.json writes "no limit" as numbers far above any real one."""
+
+TRANSFORMER_CONFIGS = (
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+)
+"""The names that sentence-transformers has given to the transformer module's own config."""
+
+POSITIONS_AFTER_PADDING = frozenset(
+    {
+        "roberta",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "camembert",
+        "mpnet",
+        "roberta-prelayernorm",
+        "longformer",
+        "ibert",
+        "mra",
+        "data2vec-text",
+        "xmod",
+        "esm",
+    }
+)
+"""Model types that number positions from ``pad_token_id + 1``, and so take that many tokens less."""
+
+
+@frozen(kw_only=True)
+class ModuleFiles:
+    """One entry of ``modules.json``: its class name, its folder and its config."""
+
+    name: str
+    path: Path
+    config: Mapping[str, Any]
+
+
+@frozen(kw_only=True)
+class ModelFolder:
+    """A local folder with a model, and what its files say about serving it."""
+
+    path: Path
+    transformer_path: Path
+    transformer_config: Mapping[str, Any]
+    """``config.json`` of the transformer; its text part, where it has several."""
+    heads: tuple[ModuleFiles, ...]
+    """The modules after the transformer, in order."""
+    max_model_len: int
+    """Longest input, tokens, special tokens included."""
+    lower_case: bool = False
+    prompts: Mapping[str, str] = Factory(dict)
+    default_prompt_name: str | None = None
+
+    @property
+    def model_type(self) -> str:
+        """The architecture family, as transformers names it."""
+        return str(self.transformer_config.get("model_type", "unknown"))
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the token embedding: an id past it cannot be computed."""
+        return int(self.transformer_config["vocab_size"])
+
+    @property
+    def pools_instruction(self) -> bool:
+        """Whether the pooler looks at the instruction's tokens too, as nearly every model's does."""
+        return all(head.config.get("include_prompt", True) for head in self.heads if head.name == "Pooling")
+
+
+def read_model_folder(path: Path, *, max_model_len: int | None = None) -> ModelFolder:
+    """Read a model's folder.
+
+    ``max_model_len`` overrides the length that the files declare. Raises ``ModelLoadError`` when the
+    folder holds no model, asks for something that is not supported, or cannot take that length.
+    """
+    if not path.is_dir():
+        raise ModelLoadError(f"{path} is not a folder.")
+    modules = _read_modules(path)
+    transformer_path = modules[0].path if modules else path
+    config = _read_json(transformer_path / "config.json")
+    if not config:
+        raise ModelLoadError(f"{transformer_path} holds no config.json: it is not a transformers model.")
+    config = config.get("text_config") or config
+    own = next(filter(None, (_read_json(transformer_path / name) for name in TRANSFORMER_CONFIGS)), {})
+    _refuse_unsupported(own)
+    texts = _read_json(path / "config_sentence_transformers.json")
+    default_heads = (ModuleFiles(name="Pooling", path=path, config={"pooling_mode": "mean"}),)
+    return ModelFolder(
+        path=path,
+        transformer_path=transformer_path,
+        transformer_config=config,
+        heads=modules[1:] if modules else default_heads,
+        max_model_len=_length_limit(transformer_path, config, own, max_model_len),
+        lower_case=bool(own.get("do_lower_case")),
+        prompts={name: text for name, text in (texts.get("prompts") or {}).items() if text is not None},
+        default_prompt_name=texts.get("default_prompt_name"),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+    if not isinstance(document, dict):
+        raise ModelLoadError(f"{path} does not hold a JSON object.")
+    return document
+
+
+def _read_modules(path: Path) -> tuple[ModuleFiles, ...]:
+    listing = path / "modules.json"
+    if not listing.is_file():
+        return ()
+    try:
+        entries = json.loads(listing.read_text(encoding="utf-8"))
+        modules = tuple(_module_files(path, entry["type"], entry["path"]) for entry in entries)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelLoadError(f"{listing} cannot be read: {error!r}") from error
+    if not modules or modules[0].name != "Transformer":
+        raise ModelLoadError(f"{listing} does not begin with a Transformer module.")
+    return modules
+
+
+def _module_files(root: Path, dotted: str, subfolder: str) -> ModuleFiles:
+    package, _, name = dotted.rpartition(".")
+    if package.partition(".")[0] != "sentence_transformers":
+        raise ModelLoadError(f"The module {dotted} is not one of sentence-transformers' own and cannot be loaded.")
+    path = (root / subfolder).resolve()
+    if not path.is_relative_to(root.resolve()):
+        raise ModelLoadError(f"modules.json points outside the model's folder: {subfolder}")
+    config = _read_json(path / "config.json") if name != "Transformer" else {}
+    return ModuleFiles(name=name, path=path, config=config)
+
+
+def _refuse_unsupported(own: Mapping[str, Any]) -> None:
+    task = own.get("transformer_task", "feature-extraction")
+    if task != "feature-extraction":
+        raise ModelLoadError(f"The transformer's task is {task!r}; only embedding models are supported.")
+    for name in ("query_length", "document_length", "query_expansion", "processing_kwargs"):
+        if own.get(name):
+            raise ModelLoadError(f"The transformer's config asks for {name}, which is not supported.")
+
+
+def _length_limit(path: Path, config: Mapping[str, Any], own: Mapping[str, Any], asked: int | None) -> int:
+    positions = config.get("max_position_embeddings") or config.get("n_positions") or UNLIMITED
+    if positions < 0:  # XLNet's way to say that there is no limit
+        positions = UNLIMITED
+    if config.get("model_type") in POSITIONS_AFTER_PADDING:
+        positions -= (config.get("pad_token_id") or 0) + 1
+    if asked is not None:
+        if asked > positions:
+            raise ModelLoadError(f"--max-model-len {asked} is more than the {positions} positions the model has.")
+        return asked
+    of_tokenizer = _read_json(path / "tokenizer_config.json").get("model_max_length") or UNLIMITED
+    limit = min(own.get("max_seq_length") or UNLIMITED, of_tokenizer, positions)
+    if limit >= UNLIMITED:
+        raise ModelLoadError("The model's files name no longest input; say one with --max-model-len.")
+    return int(limit)

@@ -1,0 +1,97 @@
+"""Blocking callables on named capacity limiters.
+
+Everything that would hold up the event loop goes through ``Offload.run``: one thread hop, about 75 µs,
+under a limiter of its own kind. Kinds never share a limiter, so a finished answer does not wait behind
+somebody else's tokenising.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Literal, TypeAlias, TypeVar, get_args
+
+import trio
+from attrs import define, field, frozen
+
+T = TypeVar("T")
+
+Kind: TypeAlias = Literal["render", "postprocess", "launch", "copy"]
+"""render: prompts to token ids, and decoding large bodies. postprocess: outputs to bytes.
+launch: model loading and forward passes. copy: waiting for copies from the device."""
+
+
+@frozen
+class LimiterStatistics:
+    """What one limiter is doing."""
+
+    capacity: int
+    borrowed: int
+    waiting: int
+
+
+def _ignore(kind: Kind, wait_s: float, run_s: float) -> None:
+    """Do not observe hops."""
+
+
+@define(eq=False)
+class Offload:
+    """Runs blocking callables in threads, under one ``trio.CapacityLimiter`` per kind.
+
+    ``observe(kind, wait_s, run_s)`` is called on the loop after each finished hop: seconds waited for a
+    thread, and seconds the callable ran. ``in_threads=False`` runs everything on the loop instead: the
+    benchmarks and the responsiveness test use it to show what the threads are for.
+    """
+
+    render: int = 1
+    postprocess: int = 1
+    launch: int = 1
+    copy: int = 2
+    observe: Callable[[Kind, float, float], None] = _ignore
+    in_threads: bool = True
+    _limiters: dict[Kind, trio.CapacityLimiter] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._limiters = {kind: trio.CapacityLimiter(getattr(self, kind)) for kind in get_args(Kind)}
+
+    async def run(self, kind: Kind, blocking: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
+        """Return what ``blocking()`` returns, run in a thread once the ``kind`` limiter has room.
+
+        Cancellation: while waiting for room, at once. While the thread runs, only after it has finished,
+        unless ``abandon_on_cancel`` — then at once, and the thread keeps its token until it ends. Long
+        callables call ``trio.from_thread.check_cancelled()`` between units of work.
+        """
+        asked = time.perf_counter()
+        started = finished = asked
+
+        def timed() -> T:
+            nonlocal started, finished
+            started = time.perf_counter()
+            try:
+                return blocking()
+            finally:
+                finished = time.perf_counter()
+
+        try:
+            if self.in_threads:
+                return await trio.to_thread.run_sync(
+                    timed, limiter=self._limiters[kind], abandon_on_cancel=abandon_on_cancel
+                )
+            await trio.lowlevel.checkpoint()
+            return timed()
+        finally:
+            if finished > asked:
+                self.observe(kind, started - asked, finished - started)
+
+    def statistics(self) -> dict[Kind, LimiterStatistics]:
+        """Return what each limiter is doing now."""
+        return {
+            kind: LimiterStatistics(
+                capacity=int(stats.total_tokens), borrowed=stats.borrowed_tokens, waiting=stats.tasks_waiting
+            )
+            for kind, stats in ((kind, limiter.statistics()) for kind, limiter in self._limiters.items())
+        }
+
+    def __repr__(self) -> str:
+        busy = ", ".join(
+            f"{kind} {stats.borrowed}/{stats.capacity}+{stats.waiting}" for kind, stats in self.statistics().items()
+        )
+        return f"<Offload {busy}>"

@@ -1,0 +1,1 @@
+"""Prompts to model inputs."""

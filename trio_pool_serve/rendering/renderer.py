@@ -1,0 +1,102 @@
+"""Prompts to token ids, off the loop."""
+
+import numpy as np
+import trio
+from attrs import define, field
+
+from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
+from trio_pool_serve.offload import Offload
+from trio_pool_serve.rendering.text_window import encode_window
+from trio_pool_serve.rendering.tokenizer import Tokenizer
+from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
+from trio_pool_serve.types import Prompt, RenderedPrompt, RenderingParams, TextPrompt, TokensPrompt
+
+
+@define(eq=False)
+class Renderer:
+    """Renders prompts for one model; texts in threads under the ``render`` limiter."""
+
+    tokenizers: TokenizerPool
+    offload: Offload
+    max_model_len: int
+    vocab_size: int
+    pools_instruction: bool = True
+    _instruction_tokens: dict[str, int] = field(init=False, factory=dict)
+
+    async def render(self, prompt: Prompt, params: RenderingParams) -> RenderedPrompt:
+        """Return what the model reads for one prompt.
+
+        Raises ``ContextLengthError`` or ``InvalidRequestError``. Cancellation: while waiting for a
+        thread, at once; while one tokenises, as soon as it is done with this one prompt.
+        """
+        if isinstance(prompt, TokensPrompt):
+            return self._render_tokens(prompt, params)
+        return await self.offload.run("render", lambda: self._render_text(prompt, params))
+
+    def _render_tokens(self, prompt: TokensPrompt, params: RenderingParams) -> RenderedPrompt:
+        ids, keep = prompt.token_ids, params.truncate_to
+        if keep is not None and len(ids) > keep:
+            ids = ids[:keep] if params.truncation_side == "right" else ids[len(ids) - keep :]
+        if len(ids) == 0:
+            raise InvalidRequestError("An input has no tokens.", param="input")
+        if len(ids) > self.max_model_len:
+            raise _too_long(f"{len(ids)}", self.max_model_len)
+        outside = ids[(ids < 0) | (ids >= self.vocab_size)]
+        if len(outside):
+            raise InvalidRequestError(
+                f"Token id {outside[0]} is outside this model's vocabulary of {self.vocab_size}. Were the ids made by "
+                "another model's tokenizer? With langchain-openai, set check_embedding_ctx_length=False to send texts.",
+                param="input",
+            )
+        return RenderedPrompt(ids.astype(np.int32))
+
+    def _render_text(self, prompt: TextPrompt, params: RenderingParams) -> RenderedPrompt:
+        if self.offload.in_threads:
+            trio.from_thread.check_cancelled()
+        with self.tokenizers.lend() as tokenizer:
+            special = tokenizer.special_tokens if params.add_special_tokens else 0
+            limit = self.max_model_len if params.truncate_to is None else params.truncate_to
+            keep = limit - special
+            if keep <= 0:
+                raise InvalidRequestError(
+                    f"Truncating to {limit} tokens leaves no room beside {special} special tokens.",
+                    param="truncate_prompt_tokens",
+                )
+            try:
+                window = encode_window(tokenizer, params.instruction + prompt.text, keep, params.truncation_side)
+            except UnicodeError as error:
+                raise InvalidRequestError("An input is not valid Unicode text.", param="input") from error
+            if params.truncate_to is None and window.tokens > keep:
+                length = f"{window.tokens + special}" if window.is_whole else f"more than {window.tokens + special}"
+                raise _too_long(length, self.max_model_len)
+            token_ids = tokenizer.finish(
+                window.encoded, keep, params.truncation_side, add_special_tokens=params.add_special_tokens
+            )
+            if len(token_ids) == 0:
+                raise InvalidRequestError("An input has no tokens.", param="input")
+            return RenderedPrompt(token_ids, self._count_instruction_tokens(tokenizer, params))
+
+    def _count_instruction_tokens(self, tokenizer: Tokenizer, params: RenderingParams) -> int:
+        """Count as sentence-transformers does: the instruction alone, less a trailing special token."""
+        if self.pools_instruction or not params.instruction:
+            return 0
+        known = self._instruction_tokens.get(params.instruction)
+        if known is None:
+            encoded = tokenizer.encode(params.instruction)
+            token_ids = tokenizer.finish(encoded, len(encoded), "right", add_special_tokens=params.add_special_tokens)
+            known = len(token_ids) - tokenizer.is_special(int(token_ids[-1]))
+            if len(self._instruction_tokens) < MAX_KNOWN_INSTRUCTIONS:
+                self._instruction_tokens[params.instruction] = known
+        return known
+
+
+MAX_KNOWN_INSTRUCTIONS = 1024
+"""Clients may send instructions of their own: the memory of their lengths must not grow for ever."""
+
+
+def _too_long(length: str, limit: int) -> ContextLengthError:
+    return ContextLengthError(
+        f"An input has {length} tokens, but this model takes at most {limit}. "
+        "Shorten it, or set truncate_prompt_tokens (-1 truncates to the model's maximum).",
+        param="input",
+    )

@@ -1,0 +1,135 @@
+"""One tokenizer, for one thread at a time.
+
+Both kinds split tokenising in two: ``encode`` without special tokens, then ``finish``, which cuts and
+adds them. Truncation is a slice of our own, so that a fast tokenizer's truncation state is never
+touched: changing it while another thread encodes is what raises "Already borrowed".
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import tokenizers
+from attrs import define, field
+from tokenizers.normalizers import Lowercase
+from tokenizers.normalizers import Sequence as NormalizerSequence
+
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.model_folder import ModelFolder
+from trio_pool_serve.types import TokenIds, TruncationSide
+
+Encoded: TypeAlias = Any
+"""What ``encode`` made for ``finish``: it has a length, in tokens."""
+
+
+class Tokenizer(Protocol):
+    """Texts to token ids."""
+
+    @property
+    def special_tokens(self) -> int:
+        """How many special tokens surround one text."""
+
+    def encode(self, text: str) -> Encoded:
+        """Tokenise without special tokens."""
+
+    def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
+        """Keep at most ``keep`` tokens, cutting at ``side``, and add the special tokens to them."""
+
+    def is_special(self, token_id: int) -> bool:
+        """Tell whether an id is one of the special tokens."""
+
+    def copy(self) -> "Tokenizer":
+        """Return one that shares no state with this."""
+
+
+@define(eq=False)
+class FastTokenizer:
+    """A tokenizer of the ``tokenizers`` library."""
+
+    _backend: tokenizers.Tokenizer
+    _special_ids: frozenset[int]
+    special_tokens: int = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        # tokenizer.json may carry truncation and padding settings of whoever saved it.
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.special_tokens = self._backend.num_special_tokens_to_add(is_pair=False)
+
+    def encode(self, text: str) -> Encoded:
+        """Tokenise without special tokens.
+
+        As a batch of one: ``encode_batch`` lets go of the interpreter lock, ``encode`` keeps it for as
+        long as the text is.
+        """
+        return self._backend.encode_batch([text], add_special_tokens=False)[0]
+
+    def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
+        """Cut and add special tokens."""
+        if len(encoded) > keep:
+            encoded.truncate(keep, direction=side)
+        if add_special_tokens:
+            encoded = self._backend.post_process(encoded)
+        return np.array(encoded.ids, dtype=np.int32)
+
+    def is_special(self, token_id: int) -> bool:
+        """Tell whether an id is one of the special tokens."""
+        return token_id in self._special_ids
+
+    def copy(self) -> "FastTokenizer":
+        """Return a deep copy."""
+        return FastTokenizer(copy.deepcopy(self._backend), self._special_ids)
+
+
+@define(eq=False)
+class SlowTokenizer:
+    """A tokenizer written in Python; its calls change its own state, so copies are deep."""
+
+    _tokenizer: Any
+    special_tokens: int = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.special_tokens = self._tokenizer.num_special_tokens_to_add(pair=False)
+
+    def encode(self, text: str) -> Encoded:
+        """Tokenise without special tokens."""
+        ids: Sequence[int] = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        return ids
+
+    def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
+        """Cut and add special tokens."""
+        ids = encoded[:keep] if side == "right" else encoded[max(0, len(encoded) - keep) :]
+        if add_special_tokens:
+            ids = self._tokenizer.build_inputs_with_special_tokens(ids)
+        return np.array(ids, dtype=np.int32)
+
+    def is_special(self, token_id: int) -> bool:
+        """Tell whether an id is one of the special tokens."""
+        return token_id in self._tokenizer.all_special_ids
+
+    def copy(self) -> "SlowTokenizer":
+        """Return a deep copy."""
+        return SlowTokenizer(copy.deepcopy(self._tokenizer))
+
+
+def load_tokenizer(folder: ModelFolder, *, trust_remote_code: bool = False) -> Tokenizer:
+    """Load the tokenizer of a model's folder. Blocks; raises ``ModelLoadError``."""
+    # Imported here: it takes seconds, and brings torch along.
+    from transformers import AutoTokenizer
+
+    try:
+        loaded: Any = AutoTokenizer.from_pretrained(
+            folder.transformer_path, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+    except Exception as error:
+        raise ModelLoadError(f"The tokenizer of {folder.transformer_path} cannot be loaded: {error}") from error
+    if not loaded.is_fast:
+        if folder.lower_case:
+            loaded.do_lower_case = True
+        return SlowTokenizer(loaded)
+    backend = copy.deepcopy(loaded.backend_tokenizer)
+    if folder.lower_case:
+        normalizers = [Lowercase(), *([backend.normalizer] if backend.normalizer else [])]
+        backend.normalizer = NormalizerSequence(normalizers)
+    return FastTokenizer(backend, frozenset(loaded.all_special_ids))

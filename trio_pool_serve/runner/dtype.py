@@ -1,0 +1,37 @@
+"""Which type the model computes in, and where."""
+
+import torch
+
+from trio_pool_serve.config import Dtype
+from trio_pool_serve.errors import ModelLoadError
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device for ``--device``; raises ``ModelLoadError`` if it is not there."""
+    if name == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ModelLoadError(f"--device {name}: no such kind of device.") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ModelLoadError(f"--device {name}: only cpu and cuda are supported.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ModelLoadError(f"--device {name}: {torch.cuda.device_count()} CUDA devices are usable here.")
+    return device
+
+
+def resolve_dtype(name: Dtype, device: torch.device) -> torch.dtype:
+    """Return the type for ``--dtype``; ``auto`` is bfloat16 where it is computed natively, else float32."""
+    if name != "auto":
+        dtype = getattr(torch, name)
+        assert isinstance(dtype, torch.dtype)  # noqa: S101  (the setting's validator knows the names)
+        return dtype
+    return torch.bfloat16 if has_native_bfloat16(device) else torch.float32
+
+
+def has_native_bfloat16(device: torch.device) -> bool:
+    """Tell whether bfloat16 products are computed in hardware: Ampere on, AVX512-BF16, AMX."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())  # noqa: SLF001

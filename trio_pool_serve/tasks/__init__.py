@@ -1,0 +1,1 @@
+"""What is asked: each task is a preprocessing and a postprocessing around the engine."""

@@ -1,0 +1,114 @@
+"""Texts to vectors."""
+
+from collections.abc import Mapping, Sequence
+
+from attrs import Factory, define, frozen
+
+from trio_pool_serve.engine.interface import Engine
+from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.rendering.renderer import Renderer
+from trio_pool_serve.tasks.fan_out import compute_rows
+from trio_pool_serve.telemetry.timings import RequestTimings
+from trio_pool_serve.types import PoolingParams, Prompt, RenderingParams, TruncationSide, Vectors
+
+
+@frozen(eq=False, kw_only=True)
+class EmbedJob:
+    """What a client asks of the embed task, in nobody's dialect.
+
+    ``truncate_to`` is in tokens; −1 stands for the model's maximum, ``None`` refuses longer inputs.
+    ``prompt_name`` chooses one of the model's own instructions, ``instruction`` is one of the client's.
+    """
+
+    prompts: Sequence[Prompt]
+    truncate_to: int | None = None
+    truncation_side: TruncationSide = "right"
+    add_special_tokens: bool = True
+    prompt_name: str | None = None
+    instruction: str | None = None
+    dimensions: int | None = None
+    normalize: bool | None = None
+    priority: int = 0
+
+    @property
+    def estimated_tokens(self) -> int:
+        """A cheap guess of all prompts' tokens, for admission."""
+        return sum(prompt.estimated_tokens for prompt in self.prompts)
+
+
+@frozen(eq=False)
+class Embeddings:
+    """The answer: one float32 vector per prompt, in order, and the tokens that were read."""
+
+    vectors: list[Vectors]
+    prompt_tokens: int
+
+
+@define(eq=False)
+class EmbedTask:
+    """Embeds prompts with one model.
+
+    ``instructions`` are the model's own, by name; ``default_instruction`` is put in front of texts when
+    a request names none.
+    """
+
+    renderer: Renderer
+    engine: Engine
+    instructions: Mapping[str, str] = Factory(dict)
+    default_instruction: str = ""
+
+    async def embed(self, job: EmbedJob, timings: RequestTimings) -> Embeddings:
+        """Return the vectors of a job's prompts.
+
+        Raises ``InvalidRequestError``, ``OverloadedError`` and what ``Engine.submit`` raises.
+        Cancellation: at once; nothing of the job stays in the queue.
+        """
+        rendering, pooling = self._rendering_params(job), self._pooling_params(job)
+        with self.engine.admit(min(job.estimated_tokens, len(job.prompts) * self.renderer.max_model_len)):
+            rendered, outputs = await compute_rows(
+                job.prompts,
+                renderer=self.renderer,
+                engine=self.engine,
+                rendering=rendering,
+                pooling=pooling,
+                priority=job.priority,
+                timings=timings,
+            )
+        return Embeddings([output.vector for output in outputs], sum(len(prompt.token_ids) for prompt in rendered))
+
+    def _rendering_params(self, job: EmbedJob) -> RenderingParams:
+        truncate_to, limit = job.truncate_to, self.renderer.max_model_len
+        if truncate_to == -1:
+            truncate_to = limit
+        if truncate_to is not None and not 1 <= truncate_to <= limit:
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens must be -1 or from 1 to {limit}, the model's maximum, not {truncate_to}.",
+                param="truncate_prompt_tokens",
+            )
+        return RenderingParams(
+            truncate_to=truncate_to,
+            truncation_side=job.truncation_side,
+            add_special_tokens=job.add_special_tokens,
+            instruction=self._instruction(job),
+        )
+
+    def _instruction(self, job: EmbedJob) -> str:
+        if job.instruction is not None:
+            return job.instruction
+        if job.prompt_name is None:
+            return self.default_instruction
+        if job.prompt_name not in self.instructions:
+            known = ", ".join(sorted(self.instructions)) or "none"
+            raise InvalidRequestError(
+                f"This model has no prompt named {job.prompt_name!r}; it has: {known}.", param="prompt_name"
+            )
+        return self.instructions[job.prompt_name]
+
+    def _pooling_params(self, job: EmbedJob) -> PoolingParams:
+        limit = self.engine.dimensions
+        if job.dimensions is not None and not 1 <= job.dimensions <= limit:
+            raise InvalidRequestError(
+                f"dimensions must be from 1 to {limit}, the model's own, not {job.dimensions}.",
+                param="dimensions",
+            )
+        return PoolingParams(dimensions=job.dimensions, normalize=job.normalize)

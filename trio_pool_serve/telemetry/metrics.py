@@ -1,0 +1,102 @@
+"""Prometheus metrics, one registry per server."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from attrs import define, field
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from trio_pool_serve.offload import Kind
+
+PREFIX = "trio_pool_serve_"
+
+SECONDS = (
+    0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+"""Bucket bounds: an embedding takes milliseconds, so they begin at a quarter of one."""
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+TOKENS = tuple(16 * 4**n for n in range(8))
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+Gauges = Mapping[str, Mapping[str, float]]
+"""Metric name → label value → value; the label is called ``of``."""
+
+
+class _LiveGauges(Collector):
+    """Gauges read from their owners' statistics when they are scraped, instead of kept in step."""
+
+    def __init__(self) -> None:
+        self.sources: list[Callable[[], Gauges]] = []
+
+    def collect(self) -> Iterable[Metric]:
+        for source in self.sources:
+            for name, values in source().items():
+                family = GaugeMetricFamily(PREFIX + name, name.replace("_", " ").capitalize(), labels=["of"])
+                for label, value in values.items():
+                    family.add_metric([label], value)
+                yield family
+
+
+@define(eq=False)
+class Metrics:
+    """All metrics of one server. Every series is present, at zero, before the first request."""
+
+    registry: CollectorRegistry = field(factory=CollectorRegistry)
+
+    render_wait: Histogram = field(init=False)
+    render: Histogram = field(init=False)
+    queue: Histogram = field(init=False)
+    forward: Histogram = field(init=False)
+    copy_wait: Histogram = field(init=False)
+    encode: Histogram = field(init=False)
+    total: Histogram = field(init=False)
+    batch_rows: Histogram = field(init=False)
+    batch_tokens: Histogram = field(init=False)
+    padding_waste: Histogram = field(init=False)
+    loop_lag: Histogram = field(init=False)
+    requests: Counter = field(init=False)
+    failures: Counter = field(init=False)
+    listener_restarts: Counter = field(init=False)
+    _live: _LiveGauges = field(init=False, factory=_LiveGauges)
+
+    def __attrs_post_init__(self) -> None:
+        def seconds(name: str, what: str) -> Histogram:
+            return Histogram(f"{PREFIX}{name}_seconds", what, buckets=SECONDS, registry=self.registry)
+
+        def sizes(name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(PREFIX + name, what, buckets=buckets, registry=self.registry)
+
+        def count(name: str, what: str) -> Counter:
+            return Counter(PREFIX + name, what, registry=self.registry)
+
+        self.render_wait = seconds("render_wait", "Wait of one prompt for a renderer thread")
+        self.render = seconds("render", "Rendering of one prompt")
+        self.queue = seconds("queue", "Wait of one row in the engine's queue")
+        self.forward = seconds("forward", "Launch of one batch; on a processor, its whole forward pass")
+        self.copy_wait = seconds("copy_wait", "Wait for one launched batch to be on the host")
+        self.encode = seconds("encode", "Encoding of one answer, the wait for a thread included")
+        self.total = seconds("request", "One request, from its first byte read to its answer's bytes")
+        self.batch_rows = sizes("batch_rows", "Rows per batch", ROWS)
+        self.batch_tokens = sizes("batch_tokens", "Tokens per batch, padding included", TOKENS)
+        self.padding_waste = sizes("padding_waste", "Share of a batch's tokens that are padding", SHARES)
+        self.loop_lag = seconds("loop_lag", "How late the event loop wakes a sleeping task")
+        self.requests = count("requests", "Requests answered by a task route")
+        self.failures = count("request_failures", "Requests answered by an error")
+        self.listener_restarts = count("listener_restarts", "Listener restarts after a connection killed it")
+        self.registry.register(self._live)
+
+    def add_gauges(self, source: Callable[[], Gauges]) -> None:
+        """Have ``source()`` asked at each scrape."""
+        self._live.sources.append(source)
+
+    def observe_hop(self, kind: Kind, wait_s: float, run_s: float) -> None:
+        """Take note of one thread hop; the shape that ``Offload.observe`` wants."""
+        if kind == "render":
+            self.render_wait.observe(wait_s)
+            self.render.observe(run_s)
+
+    def exposition(self) -> bytes:
+        """Return the metrics in the Prometheus text format."""
+        return generate_latest(self.registry)

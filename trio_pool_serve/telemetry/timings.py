@@ -1,0 +1,44 @@
+"""Where the time of one request went."""
+
+import time
+
+from attrs import define, field
+
+
+@define(eq=False)
+class RequestTimings:
+    """Seconds per stage of one request, for ``Server-Timing``.
+
+    A request of many inputs overlaps its stages: ``render`` spans from the first prompt's start to the
+    last one's end; ``queue``, ``forward`` and ``copy`` are those of the row that took longest in each.
+    """
+
+    started: float = field(factory=time.perf_counter)
+    render_s: float = 0.0
+    queue_s: float = 0.0
+    forward_s: float = 0.0
+    copy_s: float = 0.0
+    encode_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Seconds since the request began."""
+        return time.perf_counter() - self.started
+
+    def add_row(self, *, queue_s: float, forward_s: float, copy_s: float) -> None:
+        """Take note of one finished row."""
+        self.queue_s = max(self.queue_s, queue_s)
+        self.forward_s = max(self.forward_s, forward_s)
+        self.copy_s = max(self.copy_s, copy_s)
+
+    def server_timing(self) -> str:
+        """Return the value of the ``Server-Timing`` header: milliseconds, as its specification asks."""
+        stages = {
+            "render": self.render_s,
+            "queue": self.queue_s,
+            "forward": self.forward_s,
+            "copy": self.copy_s,
+            "encode": self.encode_s,
+            "total": self.total_s,
+        }
+        return ", ".join(f"{name};dur={seconds * 1e3:.3f}" for name, seconds in stages.items())
