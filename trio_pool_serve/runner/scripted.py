@@ -15,7 +15,7 @@ from trio_pool_serve.types import Batch, PooledBatch, TokenIds, Vectors
 
 
 def scripted_vector(token_ids: TokenIds, dimensions: int) -> Vectors:
-    """Return the answer for one row, shape (dimensions,): its length, its sum, its first id, its last, 0 …"""
+    """Return the answer for one row, shape (dimensions,): length, sum, first id, last id, zeros."""
     vector = np.zeros(max(dimensions, 4), dtype=np.float32)
     vector[:4] = len(token_ids), token_ids.sum(), token_ids[0], token_ids[-1]
     return vector[:dimensions]
