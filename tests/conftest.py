@@ -2,15 +2,25 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 import trio
+from hypercorn.config import Config as HypercornConfig
+from hypercorn.trio import serve
+from hypothesis import settings
 
 from tests.model_folders import write_scripted_folder
+from trio_pool_serve.app import create_app
 from trio_pool_serve.config import Config
 from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.service import Service
+
+# The suite asserts no times, and gives the same result each time it runs.
+settings.register_profile("suite", deadline=None, derandomize=True)
+settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session")
@@ -51,3 +61,40 @@ async def service(config: Config, scripted: ScriptedRunner) -> AsyncIterator[Ser
     """A ready service over a scripted runner."""
     async with running(Service(config, lambda *_: scripted)) as ready:
         yield ready
+
+
+@asynccontextmanager
+async def listening(service: Service) -> AsyncIterator[str]:
+    """Serve a running service on a real socket; gives its URL."""
+    hypercorn = HypercornConfig()
+    hypercorn.bind = ["127.0.0.1:0"]
+    hypercorn.graceful_timeout = 5
+    stop = trio.Event()
+    async with trio.open_nursery() as nursery:
+        app = create_app(service.config, service)
+        (url,) = await nursery.start(partial(serve, app, hypercorn, shutdown_trigger=stop.wait))
+        try:
+            yield url
+        finally:
+            stop.set()
+
+
+@pytest.fixture
+async def url(service: Service) -> AsyncIterator[str]:
+    """The URL of a live server over a scripted runner."""
+    async with listening(service) as where:
+        yield where
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        yield http
+
+
+def assert_idle(service: Service) -> None:
+    """Nothing is queued, in flight or admitted, and every permit is free."""
+    engine = service.engine.statistics()
+    assert (engine.queued_rows, engine.queued_tokens, engine.in_flight_batches, engine.admitted_tokens) == (0, 0, 0, 0)
+    for kind, limiter in service.offload.statistics().items():
+        assert (limiter.borrowed, limiter.waiting) == (0, 0), kind

@@ -32,10 +32,14 @@ def load_runner(folder: ModelFolder, config: ModelConfig, offload: Offload) -> T
         model,
         pooler,
         device,
-        pad_token_id=folder.transformer_config.get("pad_token_id") or 0,
+        # Any id will do behind the mask; some configs have none, or −1.
+        pad_token_id=max(0, folder.transformer_config.get("pad_token_id") or 0),
         copier=OutputCopier(CudaCopyBackend(device), offload) if device.type == "cuda" else None,
     )
-    runner.warm_up()
+    try:
+        runner.warm_up()
+    except Exception as error:
+        raise ModelLoadError(f"The model is loaded, but cannot compute its first batch: {error}") from error
     parameters = sum(parameter.numel() for parameter in model.parameters())
     runner.description = (
         f"{folder.model_type}, {parameters / 1e6:.1f} M parameters, {str(dtype).removeprefix('torch.')} on {device}, "
@@ -45,7 +49,7 @@ def load_runner(folder: ModelFolder, config: ModelConfig, offload: Offload) -> T
 
 
 def _load_model(folder: ModelFolder, dtype: torch.dtype, *, trust_remote_code: bool) -> nn.Module:
-    if not any(folder.transformer_path.glob(pattern) for pattern in ("*.safetensors", "*.bin")):
+    if not any(path.suffix in (".safetensors", ".bin") for path in folder.transformer_path.iterdir()):
         raise ModelLoadError(f"{folder.transformer_path} holds no weights.")
     loader: Any = getattr(transformers, ENCODERS_OF.get(folder.model_type, "AutoModel"))
     options: dict[str, Any] = {"trust_remote_code": True} if trust_remote_code else {}

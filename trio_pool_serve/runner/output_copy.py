@@ -18,6 +18,7 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
+from trio_pool_serve.errors import RunnerDeadError
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.types import PooledBatch, Vectors
 
@@ -103,7 +104,7 @@ class OutputCopier:
 class CopyingBatch:
     """Rows on their way to the host. Can be awaited once.
 
-    Cancellation: the waiter leaves at once; its thread stays until the event has fired and keeps the
+    Raises ``RunnerDeadError`` if the device has failed by then. Cancellation: the waiter leaves at once; its thread stays until the event has fired and keeps the
     device's rows and the host buffer until then.
     """
 
@@ -123,6 +124,8 @@ class CopyingBatch:
         def wait_for_copy(held: list[Tensor | None]) -> None:
             try:
                 event.synchronize()
+            except torch.AcceleratorError as error:  # kernels fail after they have been launched
+                raise RunnerDeadError(f"the device failed: {error}") from error
             finally:
                 held.clear()  # the device and the copy are done with them
 

@@ -134,7 +134,9 @@ class Pooler(nn.Module):
             raise ModelLoadError(f"modules.json asks for {', '.join(unknown)}, which cannot be loaded.")
         try:
             heads = [HEADS[files.name](files) for files in modules[1:]]
-        except (KeyError, RuntimeError, OSError) as error:
+        except ModelLoadError:
+            raise
+        except Exception as error:
             raise ModelLoadError(f"A head cannot be loaded: {error}") from error
         self.normalizes = bool(heads) and isinstance(heads[-1], Normalize)
         if self.normalizes:

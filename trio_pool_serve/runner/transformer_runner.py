@@ -47,7 +47,8 @@ class TransformerRunner:
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Compute one short batch and learn the vectors' length from it."""
-        token_ids = np.full(8, self.pad_token_id + 1, dtype=np.int32)
+        no_padding = int(self.pad_token_id == 0)  # the padding token may be the vocabulary's last
+        token_ids = np.full(8, no_padding, dtype=np.int32)
         self.dimensions = self._forward(Batch((PoolingRequest(RenderedPrompt(token_ids)),))).shape[-1]
 
     def describe(self) -> str:

@@ -1,0 +1,226 @@
+"""Every row of the error table, over a real socket; nothing crashes, and the next request is answered."""
+
+import attrs
+import httpx
+import pytest
+import trio
+
+from tests.conftest import assert_idle, listening, running
+from trio_pool_serve.service import Service
+
+BAD_BODIES = {
+    "malformed JSON": (b'{"input": "hello"', None),
+    "not UTF-8": (b'{"input": "\xff\xfe"}', None),
+    "nested past reason": (b'{"input":' + b"[" * 100_000, "input"),
+    "no body": (b"", None),
+    "not an object": (b"[1, 2]", None),
+    "no input": (b"{}", "input"),
+    "a lone surrogate": (b'{"input": "\\ud800"}', None),
+    "input null": (b'{"input": null}', "input"),
+    "input a number": (b'{"input": 5}', "input"),
+    "input an object": (b'{"input": {}}', "input"),
+    "input of floats": (b'{"input": [1.5]}', "input"),
+    "input of booleans": (b'{"input": [true]}', "input"),
+    "no inputs": (b'{"input": []}', "input"),
+    "an empty list of ids": (b'{"input": [[]]}', "input"),
+    "texts and ids": (b'{"input": ["hello", 5]}', "input"),
+    "ids and lists": (b'{"input": [5, [5]]}', "input"),
+    "lists of lists": (b'{"input": [[[5]]]}', "input"),
+    "a negative id": (b'{"input": [5, -1]}', "input"),
+    "an id out of the vocabulary": (b'{"input": [[5], [100000]]}', "input"),
+    "an id past 64 bits": (b'{"input": [123456789012345678901234567890]}', "input"),
+    "an empty text without special tokens": (b'{"input": "", "add_special_tokens": false}', "input"),
+    "dimensions 0": (b'{"input": "hello", "dimensions": 0}', "dimensions"),
+    "dimensions negative": (b'{"input": "hello", "dimensions": -1}', "dimensions"),
+    "dimensions too large": (b'{"input": "hello", "dimensions": 9}', "dimensions"),
+    "dimensions a text": (b'{"input": "hello", "dimensions": "3"}', "dimensions"),
+    "an unknown encoding": (b'{"input": "hello", "encoding_format": "hex"}', "encoding_format"),
+    "an unknown type": (b'{"input": "hello", "embed_dtype": "int4"}', "embed_dtype"),
+    "bits of 3 dimensions": (b'{"input": "hello", "embed_dtype": "binary", "dimensions": 3}', "embed_dtype"),
+    "truncation to 0": (b'{"input": "hello", "truncate_prompt_tokens": 0}', "truncate_prompt_tokens"),
+    "truncation to -2": (b'{"input": "hello", "truncate_prompt_tokens": -2}', "truncate_prompt_tokens"),
+    "truncation past the model": (b'{"input": "hello", "truncate_prompt_tokens": 65}', "truncate_prompt_tokens"),
+    "truncation to special tokens": (b'{"input": "hello", "truncate_prompt_tokens": 2}', "truncate_prompt_tokens"),
+    "truncation of neither side": (b'{"input": "hello", "truncation_side": "top"}', "truncation_side"),
+    "an unknown prompt": (b'{"input": "hello", "prompt_name": "poem"}', "prompt_name"),
+    "priority a text": (b'{"input": "hello", "priority": "high"}', "priority"),
+}
+
+JSON = {"Content-Type": "application/json"}
+
+
+async def assert_still_serving(client: httpx.AsyncClient, service: Service) -> None:
+    assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
+    assert_idle(service)
+
+
+@pytest.mark.parametrize(("body", "param"), BAD_BODIES.values(), ids=BAD_BODIES)
+async def test_bad_input_is_400_in_the_dialect_s_shape(client, service, body, param):
+    answer = await client.post("/v1/embeddings", content=body, headers=JSON)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["type"] == "BadRequestError"
+    assert error["code"] == 400
+    assert error["message"]
+    assert error["param"] == param
+    assert answer.headers["x-request-id"]
+    await assert_still_serving(client, service)
+
+
+async def test_one_bad_input_among_good_ones_fails_the_request_whole(client, service):
+    answer = await client.post("/v1/embeddings", json={"input": [[5]] * 300 + [[100_000]] + [[5]] * 300})
+    assert answer.status_code == 400
+    await assert_still_serving(client, service)
+
+
+async def test_an_over_long_input_is_refused_with_both_lengths(client, service):
+    for given, length in (([7] * 65, "65"), ("hello " * 63, "65"), ("hello " * 100_000, "more than")):
+        answer = await client.post("/v1/embeddings", json={"input": given})
+        assert answer.status_code == 400
+        message = answer.json()["error"]["message"]
+        assert length in message
+        assert "at most 64" in message
+    assert (await client.post("/v1/embeddings", json={"input": "hello " * 62})).status_code == 200
+    await assert_still_serving(client, service)
+
+
+async def test_ids_of_another_vocabulary_name_the_setting_that_sends_them(client):
+    answer = await client.post("/v1/embeddings", json={"input": [[100_257]]})
+    assert "check_embedding_ctx_length=False" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+async def test_a_body_that_is_not_json_is_415(client, service, kind):
+    answer = await client.post("/v1/embeddings", content=b'{"input": "hello"}', headers={"Content-Type": kind})
+    assert answer.status_code == 415
+    assert answer.json()["error"]["type"] == "UnsupportedMediaType"
+    await assert_still_serving(client, service)
+
+
+async def test_an_unknown_model_is_404(client, service):
+    answer = await client.post("/v1/embeddings", json={"input": "hello", "model": "text-embedding-3-small"})
+    assert answer.status_code == 404
+    assert "text-embedding-3-small" in answer.json()["error"]["message"]
+    assert (await client.get("/v1/models/none")).status_code == 404
+    await assert_still_serving(client, service)
+
+
+async def test_unknown_routes_and_methods_keep_the_shape(client):
+    answer = await client.get("/v1/nothing")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["type"] == "NotFoundError"
+    answer = await client.get("/v1/embeddings")
+    assert answer.status_code == 405
+    assert "POST" in answer.headers["allow"]
+    assert answer.json()["error"]["code"] == 405
+
+
+async def test_a_body_past_the_limit_is_413(client, service):
+    answer = await client.post("/v1/embeddings", content=b'"' + b"x" * 50_000_000, headers=JSON)
+    assert answer.status_code == 413
+    assert answer.json()["error"]["type"] == "PayloadTooLarge"
+    await assert_still_serving(client, service)
+
+
+async def test_a_body_past_the_limit_without_a_declared_length_is_413(client, service):
+    async def chunks():
+        for _ in range(40):
+            yield b"x" * 1_000_000
+
+    answer = await client.post("/v1/embeddings", content=chunks(), headers=JSON)
+    assert answer.status_code == 413
+    await assert_still_serving(client, service)
+
+
+async def test_too_many_inputs_are_400(client, service):
+    answer = await client.post("/v1/embeddings", json={"input": [[5]] * 8193})
+    assert answer.status_code == 400
+    assert "8192" in answer.json()["error"]["message"]
+    await assert_still_serving(client, service)
+
+
+@pytest.mark.parametrize("header", ["soon", "-1", "0", "nan"])
+async def test_a_deadline_that_is_no_number_of_seconds_is_400(client, header):
+    answer = await client.post("/v1/embeddings", json={"input": "hello"}, headers={"X-Request-Timeout": header})
+    assert answer.status_code == 400
+
+
+async def test_a_deadline_that_passes_is_504_and_leaves_nothing_behind(client, service, scripted):
+    scripted.gate.clear()
+    answer = await client.post("/v1/embeddings", json={"input": ["hello"] * 50}, headers={"X-Request-Timeout": "0.05"})
+    assert answer.status_code == 504
+    assert answer.json()["error"]["type"] == "DeadlineExceeded"
+    assert service.engine.statistics().queued_rows == 0
+    assert service.engine.statistics().admitted_tokens == 0
+    scripted.gate.set()
+    await assert_still_serving(client, service)
+
+
+async def test_a_batch_that_fails_is_500_without_internals(client, service, scripted, caplog):
+    def fail(batch):
+        raise ValueError("secret of the house")
+
+    scripted.on_launch = fail
+    answer = await client.post("/v1/embeddings", json={"input": "hello"}, headers={"X-Request-Id": "abc"})
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "InternalServerError"
+    assert "secret" not in answer.text
+    assert "secret" in caplog.text
+    scripted.on_launch = None
+    await assert_still_serving(client, service)
+
+
+async def test_what_nobody_foresaw_is_500_with_the_request_s_id(client, service, monkeypatch, caplog):
+    def broken(tokens):
+        raise KeyError("surprise")
+
+    monkeypatch.setattr(type(service.engine), "admit", broken)
+    answer = await client.post("/v1/embeddings", json={"input": "hello"}, headers={"X-Request-Id": "abc"})
+    assert answer.status_code == 500
+    assert "abc" in answer.json()["error"]["message"]
+    assert "surprise" not in answer.text
+    assert "Traceback" in caplog.text
+
+
+async def test_a_full_queue_is_429_with_the_time_to_come_back(config, scripted):
+    small = attrs.evolve(config, scheduling=attrs.evolve(config.scheduling, max_queue_tokens=30))
+    async with (
+        running(Service(small, lambda *_: scripted)) as service,
+        listening(service) as url,
+        httpx.AsyncClient(base_url=url) as client,
+    ):
+        scripted.gate.clear()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: client.post("/v1/embeddings", json={"input": [7] * 20}))
+            await trio.to_thread.run_sync(scripted.launching.wait, limiter=trio.CapacityLimiter(1))
+            answer = await client.post("/v1/embeddings", json={"input": [7] * 20})
+            assert answer.status_code == 429
+            assert answer.json()["error"]["type"] == "RateLimitError"
+            assert 1 <= int(answer.headers["retry-after"]) <= 30
+            assert int(answer.headers["retry-after-ms"]) >= 1000
+            scripted.gate.set()
+        await assert_still_serving(client, service)
+
+
+async def test_without_the_key_only_probes_are_answered(config, scripted):
+    locked = attrs.evolve(config, network=attrs.evolve(config.network, api_key="s3cret"))
+    async with (
+        running(Service(locked, lambda *_: scripted)) as service,
+        listening(service) as url,
+        httpx.AsyncClient(base_url=url) as client,
+    ):
+        for path in ("/livez", "/health", "/ping", "/readyz"):
+            assert (await client.get(path)).status_code == 200, path
+        for path in ("/v1/models", "/metrics", "/load", "/version", "/nothing"):
+            answer = await client.get(path)
+            assert answer.status_code == 401, path
+            assert answer.json()["error"]["type"] == "AuthenticationError"
+            assert answer.headers["www-authenticate"] == "Bearer"
+        for wrong in ("Bearer nope", "nope", "Bearer", "Bearer s3cret2", "Bearer \xe4"):
+            headers = {"Authorization": wrong.encode("latin-1")}
+            answer = await client.post("/v1/embeddings", json={"input": "hello"}, headers=headers)
+            assert answer.status_code == 401, wrong
+        for right in ("Bearer s3cret", "s3cret"):
+            headers = {"Authorization": right}
+            answer = await client.post("/v1/embeddings", json={"input": "hello"}, headers=headers)
+            assert answer.status_code == 200, right

@@ -1,0 +1,205 @@
+"""The OpenAI routes over real sockets; the runner is scripted, so every answer is known."""
+
+import base64
+import json
+
+import attrs
+import httpx
+import numpy as np
+import pytest
+
+from tests.conftest import assert_idle, listening, running
+from tests.model_folders import VOCABULARY
+from trio_pool_serve.runner.scripted import scripted_vector
+from trio_pool_serve.service import Service
+
+
+def ids_of(text: str) -> list[int]:
+    return [VOCABULARY["[CLS]"], *(VOCABULARY[word] for word in text.split()), VOCABULARY["[SEP]"]]
+
+
+def vector_of(ids: list[int], dimensions: int = 8) -> list[float]:
+    return scripted_vector(np.array(ids, dtype=np.int32), dimensions).tolist()
+
+
+async def embed(client: httpx.AsyncClient, **body) -> httpx.Response:
+    answer = await client.post("/v1/embeddings", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+async def vectors(client: httpx.AsyncClient, **body) -> list[list[float]]:
+    return [item["embedding"] for item in (await embed(client, **body)).json()["data"]]
+
+
+async def test_an_answer_has_the_shape_openai_clients_read(client, config):
+    answer = (await embed(client, input="hello world")).json()
+    assert answer["object"] == "list"
+    assert answer["model"] == config.model
+    assert answer["id"].startswith("embd-")
+    assert answer["created"] > 1_700_000_000
+    assert answer["data"] == [{"index": 0, "object": "embedding", "embedding": vector_of(ids_of("hello world"))}]
+    assert answer["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("hello", [ids_of("hello")]),
+        (["hello", "world world"], [ids_of("hello"), ids_of("world world")]),
+        ([7, 8, 9], [[7, 8, 9]]),
+        ([[7, 8], [9]], [[7, 8], [9]]),
+    ],
+    ids=["text", "texts", "ids", "lists of ids"],
+)
+async def test_all_four_forms_of_input_are_taken(client, given, expected):
+    assert await vectors(client, input=given) == [vector_of(ids) for ids in expected]
+
+
+async def test_both_paths_lead_to_it(client):
+    answer = await client.post("/embeddings", json={"input": "hello"})
+    assert answer.status_code == 200
+
+
+async def test_answers_keep_the_order_of_a_large_request(client):
+    words = [f"w{n % 200}" for n in range(700)]
+    assert [vector[2:4] for vector in await vectors(client, input=[[VOCABULARY[word]] for word in words])] == [
+        [VOCABULARY[word]] * 2 for word in words
+    ]
+
+
+async def test_null_stands_for_not_given(client):
+    fields = ["model", "encoding_format", "embed_dtype", "endianness", "dimensions", "truncate_prompt_tokens"]
+    fields += ["truncation_side", "add_special_tokens", "prompt_name", "prompt", "normalize", "user", "priority"]
+    assert await vectors(client, input="hello", **dict.fromkeys(fields)) == [vector_of(ids_of("hello"))]
+
+
+async def test_base64_is_little_endian_float32(client):
+    (encoded,) = await vectors(client, input="hello", encoding_format="base64")
+    assert np.frombuffer(base64.b64decode(encoded), "<f4").tolist() == vector_of(ids_of("hello"))
+
+
+async def test_base64_in_another_type_and_byte_order(client):
+    (encoded,) = await vectors(client, input="hello", encoding_format="base64", embed_dtype="float16", endianness="big")
+    expected = np.array(vector_of(ids_of("hello")), dtype=">f2")
+    assert base64.b64decode(encoded) == expected.tobytes()
+
+
+async def test_bytes_come_with_the_place_of_each_vector(client):
+    answer = await embed(client, input=["hello", "world world"], encoding_format="bytes", endianness="little")
+    assert answer.headers["content-type"] == "application/octet-stream"
+    metadata = json.loads(answer.headers["metadata"])
+    assert metadata["usage"]["prompt_tokens"] == 7
+    found = [np.frombuffer(answer.content[item["start"] : item["end"]], "<f4").tolist() for item in metadata["data"]]
+    assert found == [vector_of(ids_of("hello")), vector_of(ids_of("world world"))]
+    assert [item["index"] for item in metadata["data"]] == [0, 1]
+
+
+async def test_bytes_are_refused_once_their_metadata_outgrows_a_header(client):
+    answer = await client.post("/v1/embeddings", json={"input": [[7]] * 100, "encoding_format": "bytes"})
+    assert answer.status_code == 400
+    assert "bytes_only" in answer.json()["error"]["message"]
+
+
+async def test_bytes_only_are_the_vectors_alone(client):
+    answer = await embed(client, input=[[7]] * 100, encoding_format="bytes_only")
+    assert "metadata" not in answer.headers
+    assert np.frombuffer(answer.content, "=f4").reshape(100, 8)[41].tolist() == vector_of([7])
+
+
+async def test_integer_types_reach_json_as_integers(client):
+    (bits,) = await vectors(client, input=[7, 8], embed_dtype="ubinary")
+    assert bits == [0b1111_1111]
+    (small,) = await vectors(client, input=[7, 8], embed_dtype="int8")
+    assert max(small) == 127
+
+
+async def test_dimensions_cut_the_vector(client):
+    assert await vectors(client, input="hello", dimensions=3) == [vector_of(ids_of("hello"), 3)]
+
+
+async def test_truncation_keeps_the_side_that_was_asked_for(client):
+    ids = list(range(10, 20))
+    assert await vectors(client, input=ids, truncate_prompt_tokens=3) == [vector_of(ids[:3])]
+    assert await vectors(client, input=ids, truncate_prompt_tokens=3, truncation_side="left") == [vector_of(ids[-3:])]
+    text = " ".join(f"w{n}" for n in range(100))
+    (longest,) = await vectors(client, input=text, truncate_prompt_tokens=-1)
+    assert longest[0] == 64
+
+
+async def test_special_tokens_can_be_left_out(client):
+    assert await vectors(client, input="hello", add_special_tokens=False) == [vector_of([VOCABULARY["hello"]])]
+
+
+async def test_prompts_go_in_front_of_texts(client):
+    expected = [vector_of(ids_of("query : hello"))]
+    assert await vectors(client, input="hello", prompt_name="query") == expected
+    assert await vectors(client, input="hello", prompt="query : ") == expected
+
+
+async def test_ids_are_echoed_as_labels(client):
+    answer = await client.post("/v1/embeddings", json={"input": "hello"}, headers={"X-Request-Id": "mine"})
+    assert answer.headers["x-request-id"] == "mine"
+    assert answer.json()["id"] == "embd-mine"
+    answer = await client.post("/v1/embeddings", json={"input": "hello", "request_id": "theirs"})
+    assert answer.json()["id"] == "embd-theirs"
+    assert len(answer.headers["x-request-id"]) == 32
+
+
+async def test_two_requests_with_one_id_get_their_own_answers(client):
+    import trio
+
+    found: dict[int, list[float]] = {}
+
+    async def one(token: int) -> None:
+        answer = await client.post("/v1/embeddings", json={"input": [token]}, headers={"X-Request-Id": "same"})
+        found[token] = answer.json()["data"][0]["embedding"]
+
+    async with trio.open_nursery() as nursery:
+        for token in range(7, 47):
+            nursery.start_soon(one, token)
+    assert found == {token: vector_of([token]) for token in range(7, 47)}
+
+
+async def test_server_timing_names_every_stage(client):
+    answer = await embed(client, input=["hello"] * 5)
+    stages = dict(part.split(";dur=") for part in answer.headers["server-timing"].split(", "))
+    assert list(stages) == ["render", "queue", "forward", "copy", "encode", "total"]
+    assert float(stages["total"]) >= float(stages["render"]) > 0
+    assert all(float(value) >= 0 for value in stages.values())
+
+
+async def test_unknown_fields_are_ignored_unless_requests_are_strict(client, config, scripted):
+    body = {"input": "hello", "no_such_field": 1}
+    assert (await client.post("/v1/embeddings", json=body)).status_code == 200
+    strict = attrs.evolve(config, network=attrs.evolve(config.network, strict_requests=True))
+    async with (
+        running(Service(strict, lambda *_: scripted)) as service,
+        listening(service) as url,
+        httpx.AsyncClient(base_url=url) as other,
+    ):
+        answer = await other.post("/v1/embeddings", json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "no_such_field"
+        assert (await other.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
+
+
+async def test_models_are_listed(client, config):
+    listed = (await client.get("/v1/models")).json()
+    assert listed["object"] == "list"
+    (card,) = listed["data"]
+    assert card["id"] == card["root"] == config.model
+    assert card["max_model_len"] == 64
+    assert card["task"] == "embed"
+
+
+async def test_the_model_is_known_by_its_served_name(config, scripted):
+    named = attrs.evolve(config, loading=attrs.evolve(config.loading, served_model_name="org/tiny"))
+    async with (
+        running(Service(named, lambda *_: scripted)) as service,
+        listening(service) as url,
+        httpx.AsyncClient(base_url=url) as other,
+    ):
+        assert (await other.get("/v1/models/org/tiny")).json()["id"] == "org/tiny"
+        assert (await embed(other, input="hello", model="org/tiny")).json()["model"] == "org/tiny"
+        assert_idle(service)

@@ -1,0 +1,126 @@
+import threading
+
+import httpx
+import pytest
+import trio
+
+import trio_pool_serve
+from tests.conftest import listening
+from trio_pool_serve.errors import EngineDeadError, RunnerDeadError
+from trio_pool_serve.service import Service
+
+
+@pytest.mark.parametrize("path", ["/livez", "/health", "/ping", "/readyz"])
+async def test_probes_answer_a_ready_server(client, path):
+    answer = await client.get(path)
+    assert answer.status_code == 200
+    assert answer.json()["status"] in {"alive", "ready"}
+
+
+async def test_while_the_model_loads_the_server_lives_and_is_not_ready(config, scripted):
+    loaded = threading.Event()
+
+    def load(*_):
+        loaded.wait()
+        return scripted
+
+    service = Service(config, load)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(service.run)
+        async with listening(service) as url, httpx.AsyncClient(base_url=url) as client:
+            assert (await client.get("/livez")).status_code == 200
+            assert (await client.get("/readyz")).status_code == 503
+            answer = await client.post("/v1/embeddings", json={"input": "hello"})
+            assert answer.status_code == 503
+            assert answer.json()["error"]["type"] == "ServiceUnavailableError"
+            assert int(answer.headers["retry-after"]) >= 1
+            assert (await client.get("/v1/models")).status_code == 503
+            loaded.set()
+            await service.engine.wait_ready()
+            assert (await client.get("/readyz")).json() == {"status": "ready"}
+        nursery.cancel_scope.cancel()
+
+
+async def test_liveness_does_not_wait_behind_compute(client, scripted, service):
+    scripted.gate.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: client.post("/v1/embeddings", json={"input": ["hello"] * 100}))
+        await trio.to_thread.run_sync(scripted.launching.wait, limiter=trio.CapacityLimiter(1))
+        for path in ("/livez", "/readyz", "/load", "/metrics"):
+            assert (await client.get(path)).status_code == 200
+        assert service.engine.statistics().in_flight_batches == 1
+        scripted.gate.set()
+
+
+async def test_a_dead_engine_shows_in_every_probe(config, scripted):
+    def die(batch):
+        raise RunnerDeadError("lost")
+
+    scripted.on_launch = die
+    service = Service(config, lambda *_: scripted)
+    with pytest.RaisesGroup(EngineDeadError, flatten_subgroups=True):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(service.run)
+            await service.engine.wait_ready()
+            with trio.CancelScope(shield=True):
+                async with listening(service) as url, httpx.AsyncClient(base_url=url) as client:
+                    answer = await client.post("/v1/embeddings", json={"input": "hello"})
+                    assert answer.status_code == 503
+                    assert "retry-after" in answer.headers
+                    for path in ("/livez", "/health", "/readyz"):
+                        assert (await client.get(path)).status_code == 503
+
+
+async def test_a_draining_server_takes_no_new_work(client, service):
+    service.draining = True
+    assert (await client.get("/readyz")).json() == {"status": "draining"}
+    assert (await client.get("/livez")).status_code == 200
+    answer = await client.post("/v1/embeddings", json={"input": "hello"})
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "5"
+
+
+STAGES = ("render_wait", "render", "queue", "forward", "copy_wait", "encode", "request", "loop_lag")
+SIZES = ("batch_rows", "batch_tokens", "padding_waste")
+
+
+def samples(text: str) -> dict[str, float]:
+    lines = [line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#"]
+    return {name: float(value) for name, value in lines}
+
+
+async def test_every_metric_is_there_before_the_first_request(client):
+    answer = await client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    found = samples(answer.text)
+    for stage in STAGES:
+        assert f'trio_pool_serve_{stage}_seconds_bucket{{le="0.00025"}}' in found, stage
+        if stage != "loop_lag":
+            assert found[f"trio_pool_serve_{stage}_seconds_count"] == 0, stage
+    for size in SIZES:
+        assert found[f"trio_pool_serve_{size}_count"] == 0, size
+    assert found["trio_pool_serve_requests_total"] == 0
+    for kind in ("render", "postprocess", "launch", "copy"):
+        assert found[f'trio_pool_serve_limiter_capacity{{of="{kind}"}}'] >= 1
+    assert found['trio_pool_serve_engine{of="ready"}'] == 1
+
+
+async def test_metrics_count_what_happened(client):
+    await client.post("/v1/embeddings", json={"input": ["hello world", "hello"]})
+    await client.post("/v1/embeddings", json={"input": []})
+    found = samples((await client.get("/metrics")).text)
+    for stage, count in {"render_wait": 2, "render": 2, "queue": 2, "encode": 1, "request": 1}.items():
+        assert found[f"trio_pool_serve_{stage}_seconds_count"] == count, stage
+    assert found["trio_pool_serve_batch_tokens_sum"] >= 7
+    assert found["trio_pool_serve_requests_total"] == 2
+    assert found["trio_pool_serve_request_failures_total"] == 1
+
+
+async def test_load_tells_engine_and_limiters(client):
+    load = (await client.get("/load")).json()
+    assert load["engine"]["state"] == "ready"
+    assert load["limiters"]["render"] == {"capacity": 2, "borrowed": 0, "waiting": 0}
+
+
+async def test_version_is_the_package_s(client):
+    assert (await client.get("/version")).json() == {"version": trio_pool_serve.__version__}

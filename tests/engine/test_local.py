@@ -1,0 +1,337 @@
+"""The engine over a scripted runner: the same loop, overlapped and serial."""
+
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from trio_pool_serve.config import SchedulingConfig
+from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.errors import (
+    BatchFailedError,
+    EngineDeadError,
+    EngineLoadingError,
+    ModelLoadError,
+    OverloadedError,
+    RunnerDeadError,
+)
+from trio_pool_serve.offload import Offload
+from trio_pool_serve.runner.scripted import ScriptedRunner, scripted_vector
+from trio_pool_serve.telemetry.metrics import Metrics
+from trio_pool_serve.types import Batch, PoolingOutput, PoolingParams, PoolingRequest, RenderedPrompt
+
+
+def request(*ids: int, **kwargs) -> PoolingRequest:
+    return PoolingRequest(RenderedPrompt(np.array(ids, dtype=np.int32)), **kwargs)
+
+
+def engine_over(load: Callable[[], ScriptedRunner], **settings) -> LocalEngine:
+    return LocalEngine(load, Offload(), Metrics(), SchedulingConfig(**settings))
+
+
+@asynccontextmanager
+async def running(engine: LocalEngine) -> AsyncIterator[LocalEngine]:
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine.run)
+        await engine.wait_ready()
+        yield engine
+        nursery.cancel_scope.cancel()
+
+
+@pytest.fixture(params=[1, 2], ids=["serial", "overlapped"])
+async def engine(request, scripted: ScriptedRunner) -> AsyncIterator[LocalEngine]:
+    async with running(engine_over(lambda: scripted, max_in_flight=request.param)) as ready:
+        yield ready
+
+
+async def in_thread(wait: Callable[[], object]) -> None:
+    await trio.to_thread.run_sync(wait, limiter=trio.CapacityLimiter(1))
+
+
+async def test_a_row_is_answered_with_its_own_vector_and_times(engine):
+    output = await engine.submit(request(5, 6, 7))
+    np.testing.assert_array_equal(output.vector, scripted_vector(np.array([5, 6, 7]), 8))
+    assert output.queue_s >= 0
+    assert output.forward_s > 0
+
+
+async def test_every_row_gets_its_own_answer_however_it_was_batched(engine, scripted):
+    outputs: dict[int, PoolingOutput] = {}
+
+    async def one(index: int) -> None:
+        outputs[index] = await engine.submit(request(*range(1, index % 9 + 2), index))
+
+    async with trio.open_nursery() as nursery:
+        for index in range(200):
+            nursery.start_soon(one, index)
+    for index in range(200):
+        assert outputs[index].vector[3] == index
+        assert outputs[index].vector[0] == index % 9 + 2
+    assert sum(scripted.rows) == 200
+    assert len(scripted.rows) < 200
+
+
+async def test_rows_that_arrive_while_the_runner_is_busy_ride_together(engine, scripted):
+    scripted.gate.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.submit, request(1))
+        await in_thread(scripted.launching.wait)
+        for _ in range(10):
+            nursery.start_soon(engine.submit, request(2, 2))
+        await wait_all_tasks_blocked()
+        assert engine.statistics().queued_rows == 10
+        scripted.gate.set()
+    assert scripted.rows == [1, 10]
+
+
+async def test_a_cancelled_row_that_was_not_launched_never_is(engine, scripted):
+    scripted.gate.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.submit, request(1))
+        await in_thread(scripted.launching.wait)
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as inner:
+                inner.start_soon(engine.submit, request(2))
+                inner.start_soon(engine.submit, request(3))
+                await wait_all_tasks_blocked()
+                assert engine.statistics().queued_tokens == 2
+                scope.cancel()
+        assert engine.statistics().queued_rows == 0
+        assert engine.statistics().queued_tokens == 0
+        scripted.gate.set()
+    await engine.submit(request(4))
+    assert [row.prompt.token_ids[0] for batch in scripted.batches for row in batch.requests] == [1, 4]
+
+
+async def test_a_launched_row_that_is_cancelled_is_dropped_and_the_engine_goes_on(engine, scripted):
+    scripted.gate.clear()
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.submit, request(1))
+            await in_thread(scripted.launching.wait)
+            scope.cancel()
+    scripted.gate.set()
+    assert (await engine.submit(request(9))).vector[2] == 9
+
+
+async def test_a_batch_that_raises_leaves_its_neighbours_whole(engine, scripted, caplog):
+    def fail_on_13(batch: Batch) -> None:
+        if any(13 in row.prompt.token_ids for row in batch.requests):
+            raise ValueError("unlucky")
+
+    scripted.on_launch = fail_on_13
+    results: dict[int, object] = {}
+
+    async def one(token: int) -> None:
+        try:
+            results[token] = (await engine.submit(request(token))).vector[2]
+        except BatchFailedError as error:
+            results[token] = error
+
+    for token in (12, 13, 14):
+        await one(token)
+    assert results[12] == 12
+    assert isinstance(results[13], BatchFailedError)
+    assert "unlucky" not in str(results[13])  # no internals
+    assert "unlucky" in caplog.text
+    assert results[14] == 14
+    assert engine.statistics().failed_batches == 1
+    assert engine.statistics().state == "ready"
+
+
+async def test_an_error_while_waiting_for_the_copy_fails_that_batch_only(engine, scripted, caplog):
+    class FailingHandle:
+        def __await__(self):
+            yield from trio.lowlevel.checkpoint().__await__()
+            raise OSError("copy failed")
+
+    scripted.on_launch = lambda batch: FailingHandle() if batch.requests[0].prompt.token_ids[0] == 13 else None
+    with pytest.raises(BatchFailedError):
+        await engine.submit(request(13))
+    assert (await engine.submit(request(14))).vector[2] == 14
+    assert engine.statistics().in_flight_batches == 0
+
+
+async def test_overlapping_launches_the_next_batch_before_the_last_one_is_copied(scripted):
+    copied = trio.Event()
+
+    class Copying:
+        def __init__(self, batch: Batch) -> None:
+            self.rows = [scripted_vector(row.prompt.token_ids, 8) for row in batch.requests]
+
+        def __await__(self):
+            yield from copied.wait().__await__()
+            return self.rows
+
+    scripted.on_launch = Copying
+    for in_flight, launched in ((1, 1), (2, 2)):
+        copied = trio.Event()
+        scripted.batches.clear()
+        async with (
+            running(engine_over(lambda: scripted, max_in_flight=in_flight)) as engine,
+            trio.open_nursery() as nursery,
+        ):
+            for token in range(1, 4):
+                nursery.start_soon(engine.submit, request(token))
+                await wait_all_tasks_blocked(0.05)
+            assert len(scripted.batches) == launched
+            assert engine.statistics().in_flight_batches == launched
+            copied.set()
+
+
+async def test_priority_decides_who_rides_next(engine, scripted):
+    scripted.default_batch_tokens = 1
+    scripted.gate.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.submit, request(1))
+        await in_thread(scripted.launching.wait)
+        nursery.start_soon(engine.submit, request(*[2] * 60, priority=1))
+        await wait_all_tasks_blocked()
+        nursery.start_soon(engine.submit, request(*[3] * 60, priority=0))
+        await wait_all_tasks_blocked()
+        scripted.gate.set()
+    assert [batch.requests[0].prompt.token_ids[0] for batch in scripted.batches] == [1, 3, 2]
+
+
+async def test_matryoshka_dimensions_reach_the_runner(engine):
+    output = await engine.submit(request(5, params=PoolingParams(dimensions=2)))
+    assert output.vector.tolist() == [1, 5]
+
+
+# -- states -------------------------------------------------------------------------------------------
+
+
+async def test_before_the_model_is_loaded_work_is_refused(scripted):
+    loading = threading.Event()
+
+    def load() -> ScriptedRunner:
+        loading.wait()
+        return scripted
+
+    engine = engine_over(load)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine.run)
+        assert engine.statistics().state == "loading"
+        with pytest.raises(EngineLoadingError):
+            await engine.submit(request(1))
+        with pytest.raises(EngineLoadingError):
+            engine.admit(1)
+        with pytest.raises(EngineLoadingError):
+            _ = engine.dimensions
+        loading.set()
+        await engine.wait_ready()
+        assert engine.statistics().state == "ready"
+        assert engine.dimensions == 8
+        nursery.cancel_scope.cancel()
+    assert engine.statistics().state == "dead"
+
+
+async def test_a_model_that_cannot_be_loaded_ends_the_engine_as_itself(scripted):
+    def load() -> ScriptedRunner:
+        raise ModelLoadError("no such model")
+
+    engine = engine_over(load)
+    with pytest.raises(ModelLoadError, match="no such model"):
+        await engine.run()
+    with pytest.raises(EngineDeadError):
+        await engine.wait_ready()
+
+
+async def test_loading_does_not_keep_a_process_that_is_told_to_leave(scripted):
+    release = threading.Event()
+
+    def load() -> ScriptedRunner:
+        release.wait()
+        return scripted
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine_over(load).run)
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    release.set()
+
+
+DEATHS = {
+    "the device is lost": RunnerDeadError("lost"),
+    "the runner exits": SystemExit(3),
+}
+
+
+@pytest.mark.parametrize("error", DEATHS.values(), ids=DEATHS)
+async def test_a_dead_engine_fails_every_waiter_and_refuses_new_work(scripted, error):
+    def die(batch: Batch) -> None:
+        raise error
+
+    scripted.on_launch = die
+    scripted.gate.clear()
+    engine = engine_over(lambda: scripted)
+    failed: list[int] = []
+
+    async def one(token: int) -> None:
+        with pytest.raises(EngineDeadError):
+            await engine.submit(request(token))
+        failed.append(token)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(engine.run)
+            await engine.wait_ready()
+            with trio.CancelScope(shield=True):
+                async with trio.open_nursery() as waiters:
+                    for token in range(20):
+                        waiters.start_soon(one, token)
+                    await in_thread(scripted.launching.wait)
+                    scripted.gate.set()
+    assert caught.group_contains(EngineDeadError)
+    assert sorted(failed) == list(range(20))
+    assert engine.statistics().state == "dead"
+    assert engine.statistics().queued_rows == 0
+    assert engine.statistics().in_flight_batches == 0
+    with pytest.raises(EngineDeadError):
+        await engine.submit(request(1))
+
+
+@pytest.mark.parametrize("wedged_in", ["launch", "copy"])
+async def test_a_batch_that_never_comes_back_means_that_the_device_is_wedged(scripted, wedged_in):
+    class NeverCopied:
+        def __await__(self):
+            yield from trio.sleep_forever().__await__()
+
+    if wedged_in == "launch":
+        scripted.gate.clear()
+    else:
+        scripted.on_launch = lambda batch: NeverCopied()
+    engine = engine_over(lambda: scripted, batch_timeout_s=0.05)
+    outcome: list[Exception] = []
+
+    async def one() -> None:
+        try:
+            await engine.submit(request(1))
+        except EngineDeadError as error:
+            outcome.append(error)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(engine.run)
+            await engine.wait_ready()
+            with trio.CancelScope(shield=True):
+                await one()
+    assert caught.group_contains(EngineDeadError, match="wedged")
+    assert len(outcome) == 1
+    scripted.gate.set()
+
+
+async def test_the_queue_is_bounded_by_tokens(scripted):
+    async with running(engine_over(lambda: scripted, max_queue_tokens=10)) as engine:
+        with engine.admit(8), pytest.raises(OverloadedError) as caught, engine.admit(8):
+            pytest.fail("admitted")
+        assert caught.value.retry_after_s >= 1
+        assert engine.statistics().admitted_tokens == 0
+
+
+async def test_its_repr_tells_its_state(engine):
+    assert repr(engine) == "<LocalEngine ready, <RequestQueue 0 rows, 0 tokens>, 0 batches in flight>"
