@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import trio
 from cyclopts import App, CycloptsError, Parameter
@@ -25,6 +25,9 @@ from trio_pool_serve.config import (
     TimeLimitsConfig,
 )
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError
+
+if TYPE_CHECKING:
+    from trio_pool_serve.service import Service
 
 ENVIRONMENT_PREFIX = "TRIO_POOL_SERVE_"
 
@@ -102,25 +105,35 @@ def configure_logging(level: LogLevel) -> None:
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
+def run(config: Config, service: "Service | None" = None) -> int:
+    """Serve until stopped; return the exit status: 0 only after a drain that was asked for."""
+    # Imported here, once the settings are known to be good: it takes a while.
+    from trio_pool_serve.launcher import serve as serve_until_stopped
+
+    configure_logging(config.logging.log_level)
+    try:
+        trio.run(serve_until_stopped, config, service)
+    except (ModelLoadError, EngineDeadError, OSError) as error:
+        _complain(error)
+        return 1
+    return 0
+
+
 def main() -> None:
-    """Run the command line; the exit status is 0 only after a drain that was asked for."""
+    """Run the command line."""
     arguments = sys.argv[1:]
     if arguments[:1] != ["serve"] or {"--help", "-h"} & set(arguments):
         app.config = [Env(ENVIRONMENT_PREFIX, command=False)]
         app(arguments)
         return
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
         config = read_config(arguments[1:])
     except (CycloptsError, ValueError) as error:
-        console.print(f"trio-pool-serve: {error}", style="red", markup=False)
+        _complain(error)
         sys.exit(2)
-    configure_logging(config.logging.log_level)
-    # Imported after the settings are known to be good: it takes a while.
-    from trio_pool_serve.launcher import serve as serve_until_stopped
+    sys.exit(run(config))
 
-    try:
-        trio.run(serve_until_stopped, config)
-    except (ModelLoadError, EngineDeadError, OSError) as error:
-        console.print(f"trio-pool-serve: {error}", style="red", markup=False)
-        sys.exit(1)
+
+def _complain(error: Exception) -> None:
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print(f"trio-pool-serve: {error}", style="red", markup=False)

@@ -4,6 +4,8 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
+from typing import TypeVar
 
 import trio
 from attrs import define, field
@@ -23,6 +25,8 @@ from trio_pool_serve.errors import (
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.telemetry.metrics import Gauges, Metrics
 from trio_pool_serve.types import Batch, PooledBatch, PoolingOutput, PoolingRequest, Runner
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +109,7 @@ class LocalEngine(Engine):
         task_status.started()
         try:
             # Loading cannot be interrupted; a process that is told to leave meanwhile does not wait for it.
-            self.runner = await self.offload.run("launch", self.load, abandon_on_cancel=True)
+            self.runner = await self.offload.run("launch", _survivable(self.load), abandon_on_cancel=True)
             self._state = "ready"
             self._settled.set()
             async with trio.open_nursery() as nursery:
@@ -138,9 +142,8 @@ class LocalEngine(Engine):
     async def _launch(self, runner: Runner, batch: Batch) -> PooledBatch | None:
         try:
             with trio.fail_after(self.config.batch_timeout_s):
-                return await self.offload.run(
-                    "launch", lambda: _launch_in_thread(runner, batch), abandon_on_cancel=True
-                )
+                launch = _survivable(partial(runner.launch, batch))
+                return await self.offload.run("launch", launch, abandon_on_cancel=True)
         except Exception as error:
             self._fail_batch(batch, error)
             return None
@@ -231,11 +234,15 @@ class LocalEngine(Engine):
         return f"<LocalEngine {self._state}, {self._queue!r}, {len(self._in_flight)} batches in flight>"
 
 
-def _launch_in_thread(runner: Runner, batch: Batch) -> PooledBatch:
-    """Launch; what is not even an ``Exception`` (``SystemExit``, say) means that the runner is done for."""
-    try:
-        return runner.launch(batch)
-    except Exception:
-        raise
-    except BaseException as error:
-        raise RunnerDeadError(f"the runner raised {error!r}") from error
+def _survivable(blocking: Callable[[], T]) -> Callable[[], T]:
+    """Wrap runner code: what is not even an ``Exception`` (``SystemExit``, say) means that the runner is dead."""
+
+    def run() -> T:
+        try:
+            return blocking()
+        except Exception:
+            raise
+        except BaseException as error:
+            raise RunnerDeadError(f"the runner raised {error!r}") from error
+
+    return run

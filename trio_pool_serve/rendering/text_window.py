@@ -2,9 +2,14 @@
 
 A text of which only the first N tokens are wanted is cut before it is tokenised. The cut must not show:
 the N tokens have to be those that the whole text would give. Tokenizers work word by word, so a cut
-disturbs only the tokens beside it; the cut text is good when it yields N tokens and a margin. If it does
-not (long runs of blanks, or words that collapse into one unknown token), the window grows.
+disturbs the tokens of the word it goes through and none beyond; inside a very long word (Chinese has no
+blanks) byte-pair merges and unigram paths fall into step again after a few characters that differ. So
+the cut text is good when it yields N tokens and a margin, and something at the cut brings the tokens
+into step. If not (long runs of blanks, one letter a thousand times over, words that collapse into one
+unknown token), the window grows, up to the whole text.
 """
+
+import re
 
 from attrs import frozen
 
@@ -14,10 +19,20 @@ from trio_pool_serve.types import TruncationSide
 CHARACTERS_PER_TOKEN = 8
 """First guess of the window; English has four, few scripts have more than this."""
 
-MARGIN_TOKENS = 32
-"""Tokens beside the cut that may differ from the whole text's."""
+MARGIN_TOKENS = 128
+"""Tokens beside the cut that may differ from the whole text's. WordPiece has one unknown token for a word
+of more than 100 characters, but up to 100 tokens for what a cut leaves of it."""
 
 GROWTH = 4
+
+SETTLING_CHARACTERS = 32
+"""Characters beside the cut that are looked at: at four bytes each, no more tokens than the margin has."""
+
+SETTLING_ALPHABET = 11
+"""Different characters among them that bring tokens into step without a blank. One more than the digits,
+which some tokenizers group by threes, counted from the first of however many there are."""
+
+WORD_BOUNDARY = re.compile(r"\s\S")
 
 
 @frozen(eq=False)
@@ -37,8 +52,16 @@ def encode_window(tokenizer: Tokenizer, text: str, keep: int, side: TruncationSi
     """Tokenise enough of ``text`` to know its ``keep`` tokens opposite of ``side``, where it is cut."""
     characters = (keep + MARGIN_TOKENS) * CHARACTERS_PER_TOKEN
     while characters < len(text):
-        encoded = tokenizer.encode(text[:characters] if side == "right" else text[-characters:])
-        if len(encoded) >= keep + MARGIN_TOKENS:
-            return WindowedText(encoded, is_whole=False)
+        window = text[:characters] if side == "right" else text[-characters:]
+        beside_cut = window[-SETTLING_CHARACTERS:] if side == "right" else window[:SETTLING_CHARACTERS]
+        if _settles(beside_cut):
+            encoded = tokenizer.encode(window)
+            if len(encoded) >= keep + MARGIN_TOKENS:
+                return WindowedText(encoded, is_whole=False)
         characters *= GROWTH
     return WindowedText(tokenizer.encode(text), is_whole=True)
+
+
+def _settles(characters: str) -> bool:
+    """Tell whether tokens do not depend on what is on the other side of these characters."""
+    return bool(WORD_BOUNDARY.search(characters)) or len(set(characters)) >= SETTLING_ALPHABET

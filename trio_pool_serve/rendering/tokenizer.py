@@ -61,9 +61,12 @@ class FastTokenizer:
         """Tokenise without special tokens.
 
         As a batch of one: ``encode_batch`` lets go of the interpreter lock, ``encode`` keeps it for as
-        long as the text is.
+        long as the text is. Raises ``UnicodeError`` for half of a surrogate pair, which JSON can carry.
         """
-        return self._backend.encode_batch([text], add_special_tokens=False)[0]
+        try:
+            return self._backend.encode_batch([text], add_special_tokens=False)[0]
+        except TypeError as error:  # the only thing that can be wrong with a str, as the library puts it
+            raise UnicodeError("the text holds a lone surrogate") from error
 
     def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
         """Cut and add special tokens."""
@@ -87,6 +90,7 @@ class SlowTokenizer:
     """A tokenizer written in Python; its calls change its own state, so copies are deep."""
 
     _tokenizer: Any
+    _lower_case: bool = False
     special_tokens: int = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -94,6 +98,8 @@ class SlowTokenizer:
 
     def encode(self, text: str) -> Encoded:
         """Tokenise without special tokens."""
+        if self._lower_case:
+            text = text.lower()
         ids: Sequence[int] = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
         return ids
 
@@ -110,7 +116,7 @@ class SlowTokenizer:
 
     def copy(self) -> "SlowTokenizer":
         """Return a deep copy."""
-        return SlowTokenizer(copy.deepcopy(self._tokenizer))
+        return SlowTokenizer(copy.deepcopy(self._tokenizer), self._lower_case)
 
 
 def load_tokenizer(folder: ModelFolder, *, trust_remote_code: bool = False) -> Tokenizer:
@@ -125,9 +131,7 @@ def load_tokenizer(folder: ModelFolder, *, trust_remote_code: bool = False) -> T
     except Exception as error:
         raise ModelLoadError(f"The tokenizer of {folder.transformer_path} cannot be loaded: {error}") from error
     if not loaded.is_fast:
-        if folder.lower_case:
-            loaded.do_lower_case = True
-        return SlowTokenizer(loaded)
+        return SlowTokenizer(loaded, folder.lower_case)
     backend = copy.deepcopy(loaded.backend_tokenizer)
     if folder.lower_case:
         normalizers = [Lowercase(), *([backend.normalizer] if backend.normalizer else [])]

@@ -104,8 +104,8 @@ class OutputCopier:
 class CopyingBatch:
     """Rows on their way to the host. Can be awaited once.
 
-    Raises ``RunnerDeadError`` if the device has failed by then. Cancellation: the waiter leaves at once; its thread stays until the event has fired and keeps the
-    device's rows and the host buffer until then.
+    Raises ``RunnerDeadError`` if the device has failed by then. Cancellation: the waiter leaves at once;
+    its thread stays until the event has fired and keeps the device's rows and the host buffer until then.
     """
 
     _device_rows: Tensor | None

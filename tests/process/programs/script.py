@@ -1,0 +1,34 @@
+"""What the scripted servers do, by the first token id of a batch.
+
+Waiting goes through named pipes, so that a test knows what a process is doing without looking at a clock.
+"""
+
+import os
+import threading
+from pathlib import Path
+
+from trio_pool_serve.errors import RunnerDeadError
+from trio_pool_serve.runner.scripted import ScriptedRunner
+from trio_pool_serve.types import Batch
+
+LOSES_THE_DEVICE, EXITS, HANGS, WAITS, RAISES = 13, 14, 15, 16, 17
+
+
+def follow_script(batch: Batch) -> None:
+    match batch.requests[0].prompt.token_ids[0]:
+        case 13:
+            raise RunnerDeadError("lost")
+        case 14:
+            raise SystemExit(3)
+        case 15:
+            threading.Event().wait()
+        case 16:
+            pipes = Path(os.environ["SCRIPT_PIPES"])
+            (pipes / "launched").write_text("launched")
+            (pipes / "go").read_text()
+        case 17:
+            raise ValueError("unlucky")
+
+
+def load_scripted(*_) -> ScriptedRunner:
+    return ScriptedRunner(on_launch=follow_script)

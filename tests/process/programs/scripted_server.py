@@ -1,0 +1,10 @@
+"""``trio-pool-serve serve`` over a scripted runner."""
+
+import sys
+
+from tests.process.programs.script import load_scripted
+from trio_pool_serve.cli import read_config, run
+from trio_pool_serve.service import Service
+
+config = read_config(sys.argv[1:])
+sys.exit(run(config, Service(config, load_scripted)))

@@ -1,0 +1,289 @@
+"""What trio, quart-trio and hypercorn do at their worst, and what the server makes of it."""
+
+import importlib.metadata
+import os
+import socket
+from pathlib import Path
+
+import h2.config
+import h2.connection
+import httpx
+import pytest
+import trio
+from packaging.requirements import Requirement
+
+from tests.process.programs import script
+from tests.process.server_process import ROOT, SCRIPTED, ServerProcess, hypercorned, launched
+from trio_pool_serve.app import create_app
+
+ASGI = "tests.process.programs.scripted_asgi:app"
+
+
+@pytest.fixture
+def pipes(tmp_path: Path) -> Path:
+    for name in ("launched", "go"):
+        os.mkfifo(tmp_path / name)
+    return tmp_path
+
+
+def scripted(tmp_path: Path, folder: Path, *arguments: str, **options):
+    env = {"SCRIPT_PIPES": str(tmp_path)}
+    return launched(tmp_path, str(folder), *arguments, command=SCRIPTED, env=env, **options)
+
+
+async def ask(server: ServerProcess, token: int = 7, **options) -> httpx.Response:
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        return await client.post("/v1/embeddings", json={"input": [token]}, **options)
+
+
+async def read(path: Path) -> str:
+    return await trio.to_thread.run_sync(path.read_text, abandon_on_cancel=True)
+
+
+async def write(path: Path, text: str) -> None:
+    await trio.to_thread.run_sync(path.write_text, text, abandon_on_cancel=True)
+
+
+# -- H1: one bad connection kills hypercorn's worker --------------------------------------------------
+
+
+async def send_data_after_the_answer(server: ServerProcess) -> None:
+    """HTTP/2 with prior knowledge: the answer comes before the body ends, then one more DATA frame."""
+    peer = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+    peer.initiate_connection()
+    headers = {":method": "POST", ":path": "/nothing", ":scheme": "http", ":authority": "x"}
+    peer.send_headers(1, list(headers.items()))
+    async with await trio.open_tcp_stream("127.0.0.1", server.port) as stream:
+        await stream.send_all(peer.data_to_send())
+        ended = False
+        while not ended:
+            events = peer.receive_data(await stream.receive_some())
+            ended = any(type(event).__name__ == "StreamEnded" for event in events)
+        # The library knows that the stream is over for us too; a hostile client does not care.
+        await stream.send_all(b"\x00\x00\x01\x00\x00\x00\x00\x00\x01x")
+        await until_closed(stream)
+
+
+async def upgrade_with_trailing_bytes(server: ServerProcess) -> None:
+    """A websocket handshake with bytes that belong to no frame behind it."""
+    handshake = (
+        b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\ntrailing"
+    )
+    async with await trio.open_tcp_stream("127.0.0.1", server.port) as stream:
+        await stream.send_all(handshake)
+        await until_closed(stream)
+
+
+async def until_closed(stream: trio.SocketStream) -> None:
+    try:
+        while await stream.receive_some():
+            continue
+    except trio.BrokenResourceError:
+        return
+
+
+async def metric(server: ServerProcess, name: str) -> float:
+    async with httpx.AsyncClient(base_url=server.url, timeout=10) as client:
+        lines = (await client.get("/metrics")).text.splitlines()
+    (value,) = (line.split()[1] for line in lines if line.startswith(name + " "))
+    return float(value)
+
+
+@pytest.mark.parametrize("kill", [send_data_after_the_answer, upgrade_with_trailing_bytes])
+async def test_a_killing_connection_costs_the_listener_and_not_the_model(tmp_path, scripted_folder, kill):
+    async with scripted(tmp_path, scripted_folder) as server:
+        await ask(server)
+        for round_number in (1, 2, 3):
+            await kill(server)
+            with trio.fail_after(1):
+                assert (await ask(server)).status_code == 200
+            assert await metric(server, "trio_pool_serve_listener_restarts_total") == round_number
+        assert server.log.count("loaded in") == 1
+        assert await metric(server, "trio_pool_serve_queue_seconds_count") == 4
+        server.signal()
+        assert await server.wait_exit() == 0
+
+
+# -- H2, H4: a crash ends the process, and the status says so -----------------------------------------
+
+
+@pytest.mark.parametrize("token", [script.LOSES_THE_DEVICE, script.EXITS])
+async def test_a_crashed_engine_ends_the_server_with_a_status(tmp_path, scripted_folder, token):
+    async with scripted(tmp_path, scripted_folder) as server:
+        await crash(server, token)
+        status, log = await server.wait_exit_and_log()
+        assert status == 1
+        assert "The engine stopped" in log
+
+
+@pytest.mark.parametrize("token", [script.LOSES_THE_DEVICE, script.EXITS])
+async def test_a_crashed_engine_ends_the_worker_under_plain_hypercorn(tmp_path, scripted_folder, token):
+    env = {"TRIO_POOL_SERVE_MODEL": str(scripted_folder)}
+    async with hypercorned(tmp_path, ASGI, env=env) as server:
+        assert (await ask(server)).status_code == 200
+        await crash(server, token)
+        _, log = await server.wait_exit_and_log()  # hypercorn's master says 0 whatever happened
+        assert "The engine stopped" in log
+
+
+async def crash(server: ServerProcess, token: int) -> None:
+    """The one who asked hears 503, or that the server is gone, whichever comes first."""
+    try:
+        assert (await ask(server, token)).status_code == 503
+    except httpx.TransportError:
+        return
+
+
+async def test_a_batch_that_raises_ends_nothing(tmp_path, scripted_folder):
+    async with scripted(tmp_path, scripted_folder) as server:
+        assert (await ask(server, script.RAISES)).status_code == 500
+        assert (await ask(server)).status_code == 200
+
+
+# -- H3: nurseries and generators ---------------------------------------------------------------------
+
+
+async def test_a_crash_under_the_lifespan_comes_out_as_itself(config):
+    """Had the service run in ``app.nursery`` or a ``while_serving`` generator, this would hang or corrupt trio."""
+    app = create_app(config)
+
+    def fail(*_):
+        raise SystemExit(3)
+
+    app.service.load_runner = fail
+    to_app, from_server = trio.open_memory_channel[dict](10)
+    sent: list[dict] = []
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+        if message["type"].endswith("failed"):
+            raise RuntimeError(message["message"])
+
+    await to_app.send({"type": "lifespan.startup"})
+    with pytest.raises(RuntimeError, match="The engine stopped"):
+        await app({"type": "lifespan", "asgi": {}, "state": {}}, from_server.receive, send)
+    assert sent[-1]["type"] == "lifespan.shutdown.failed"
+
+
+# -- H5, H7, H8: shutting down -----------------------------------------------------------------------
+
+
+async def test_sigterm_lets_running_requests_finish(pipes, scripted_folder):
+    async with scripted(pipes, scripted_folder) as server:
+        answers: list[httpx.Response] = []
+
+        async def slow() -> None:
+            answers.append(await ask(server, script.WAITS))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(slow)
+            await read(pipes / "launched")
+            server.signal()
+            await write(pipes / "go", "go")
+        assert answers[0].status_code == 200
+        status, log = await server.wait_exit_and_log()
+        assert status == 0
+        assert "draining" in log
+
+
+async def test_a_second_signal_ends_the_drain_at_once(pipes, scripted_folder):
+    async with scripted(pipes, scripted_folder) as server:
+
+        async def cut_off() -> None:
+            with pytest.raises(httpx.TransportError):
+                await ask(server, script.WAITS)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cut_off)
+            await read(pipes / "launched")
+            server.signal()
+            await server.wait_logged("draining")
+            server.signal()
+        assert await server.wait_exit() == 128 + 15
+
+
+async def test_a_client_that_stops_reading_does_not_keep_the_process(tmp_path, scripted_folder):
+    """hypercorn shields its writes and gives them no time limit."""
+    async with scripted(tmp_path, scripted_folder, "--drain-timeout-s", "1") as server:
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.connect(("127.0.0.1", server.port))
+            request = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+            deaf.sendall(request * 2000)  # answers of 25 KB each, which nobody reads
+            await server.wait_until("/readyz")
+            server.signal()
+            status, log = await server.wait_exit_and_log()
+        assert status == 0
+        assert "took too long" in log
+
+
+async def test_quart_s_own_teardown_keeps_its_limit(config):
+    """Without one, a background task would keep the app from ever shutting down."""
+    assert create_app(config).config["BACKGROUND_TASK_SHUTDOWN_TIMEOUT"] is not None
+
+
+async def test_a_signal_while_the_model_loads_ends_the_process(tmp_path):
+    fifo = tmp_path / "slow" / "config.json"
+    fifo.parent.mkdir()
+    os.mkfifo(fifo)  # reading the model's config waits for ever
+    async with launched(tmp_path, str(fifo.parent), wait_ready=False) as server:
+        await server.wait_until("/livez")
+        server.signal()
+        assert await server.wait_exit() == 0
+
+
+# -- H9: the port answers before the model is there ---------------------------------------------------
+
+
+async def test_the_port_answers_while_the_model_loads(tmp_path, scripted_folder):
+    fifo = tmp_path / "slow" / "config.json"
+    fifo.parent.mkdir()
+    os.mkfifo(fifo)
+    env = {"TRIO_POOL_SERVE_MODEL": str(fifo.parent)}
+    async with hypercorned(tmp_path, "trio_pool_serve.asgi:app", env=env, wait_ready=False) as server:
+        await server.wait_until("/livez")
+        await server.wait_until("/readyz", 503)
+
+
+async def test_the_shipped_hypercorn_toml_works(tmp_path, scripted_folder):
+    env = {"TRIO_POOL_SERVE_MODEL": str(scripted_folder)}
+    toml = ROOT / "docs" / "hypercorn.toml"
+    async with hypercorned(tmp_path, ASGI, "--config", str(toml), env=env) as server:
+        assert (await ask(server)).status_code == 200
+
+
+async def test_a_model_that_cannot_be_loaded_ends_the_start_at_once(tmp_path):
+    async with launched(tmp_path, str(tmp_path / "nothing"), wait_ready=False) as server:
+        status, log = await server.wait_exit_and_log()
+    assert status == 1
+    assert "Traceback" not in log
+    assert log.splitlines()[-1].startswith("trio-pool-serve: ")
+
+
+async def test_a_model_that_cannot_be_loaded_ends_plain_hypercorn(tmp_path):
+    env = {"TRIO_POOL_SERVE_MODEL": str(tmp_path / "nothing")}
+    async with hypercorned(tmp_path, "trio_pool_serve.asgi:app", env=env, wait_ready=False) as server:
+        _, log = await server.wait_exit_and_log()
+    assert "is neither a folder nor" in log
+
+
+# -- H10: quart-trio stands on quart's internals ------------------------------------------------------
+
+
+def test_quart_is_held_at_the_minor_release_that_was_tested():
+    pins = [Requirement(text) for text in importlib.metadata.requires("trio-pool-serve")]
+    (quart,) = (pin for pin in pins if pin.name == "quart")
+    assert importlib.metadata.version("quart") in quart.specifier
+    assert "0.23.0" not in quart.specifier
+
+
+# -- H12: a device that never answers ----------------------------------------------------------------
+
+
+async def test_a_wedged_device_fails_its_waiters_and_ends_the_process(tmp_path, scripted_folder):
+    async with scripted(tmp_path, scripted_folder, "--batch-timeout-s", "0.5") as server:
+        await crash(server, script.HANGS)
+        status, log = await server.wait_exit_and_log()
+        assert status == 1
+        assert "wedged" in log
