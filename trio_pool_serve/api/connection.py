@@ -10,6 +10,10 @@ SILENCE_S = 1.0
 """A client that has sent nothing for this long is waiting for an answer, not sending a body."""
 
 
+CLOSING_S = 5.0
+"""Bound of the shield under which an answer is sent to a client that has not finished its body."""
+
+
 class BodyDrainingConnection(TrioASGIHTTPConnection):
     """Lets a client finish sending before it is answered.
 
@@ -38,7 +42,13 @@ class BodyDrainingConnection(TrioASGIHTTPConnection):
     async def _send_response(self, send: Any, response: Any) -> None:
         with trio.move_on_after(self.app.config["BODY_TIMEOUT"]):
             await self._wait_for_body_end()
-        await super()._send_response(send, response)
+        if self._body_ended:
+            await super()._send_response(send, response)
+            return
+        # hypercorn closes a connection whose body has not ended, inside this very call, and announces it to
+        # ``handle_messages``, which cancels us: without the shield the closing would stop half way.
+        with trio.move_on_after(CLOSING_S, shield=True):
+            await super()._send_response(send, response)
 
     async def _wait_for_body_end(self) -> None:
         while not self._body_ended:

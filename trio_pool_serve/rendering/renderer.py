@@ -21,7 +21,7 @@ class Renderer:
     max_model_len: int
     vocab_size: int
     pools_instruction: bool = True
-    _instruction_tokens: dict[str, int] = field(init=False, factory=dict)
+    _instruction_tokens: dict[tuple[str, bool], int] = field(init=False, factory=dict)
 
     async def render(self, prompt: Prompt, params: RenderingParams) -> RenderedPrompt:
         """Return what the model reads for one prompt.
@@ -80,13 +80,18 @@ class Renderer:
         """Count as sentence-transformers does: the instruction alone, less a trailing special token."""
         if self.pools_instruction or not params.instruction:
             return 0
-        known = self._instruction_tokens.get(params.instruction)
+        asked = params.instruction, params.add_special_tokens
+        known = self._instruction_tokens.get(asked)
         if known is None:
-            encoded = tokenizer.encode(params.instruction)
-            token_ids = tokenizer.finish(encoded, len(encoded), "right", add_special_tokens=params.add_special_tokens)
-            known = len(token_ids) - tokenizer.is_special(int(token_ids[-1]))
+            window = encode_window(tokenizer, params.instruction, self.max_model_len, "right")
+            token_ids = tokenizer.finish(
+                window.encoded, self.max_model_len, "right", add_special_tokens=params.add_special_tokens
+            )
+            known = len(token_ids)
+            if known and tokenizer.is_special(int(token_ids[-1])):
+                known -= 1
             if len(self._instruction_tokens) < MAX_KNOWN_INSTRUCTIONS:
-                self._instruction_tokens[params.instruction] = known
+                self._instruction_tokens[asked] = known
         return known
 
 

@@ -1,0 +1,182 @@
+"""Clients that leave, stall, pipeline or never stop sending, on real sockets."""
+
+import contextlib
+import math
+
+import attrs
+import httpx
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.conftest import assert_idle, listening, running
+from trio_pool_serve.runner.scripted import ScriptedRunner
+from trio_pool_serve.service import Service
+
+HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+def post(body: bytes, *, length: int | None = None) -> bytes:
+    return HEAD + f"Content-Length: {length or len(body)}\r\n\r\n".encode() + body
+
+
+async def connect(url: str) -> trio.SocketStream:
+    return await trio.open_tcp_stream("127.0.0.1", int(url.rsplit(":", 1)[1]))
+
+
+async def until_launching(scripted: ScriptedRunner) -> None:
+    await trio.to_thread.run_sync(scripted.launching.wait, limiter=trio.CapacityLimiter(1))
+
+
+async def until(condition) -> None:
+    """Wait for what other tasks of this loop will do; they need turns, not time."""
+    with trio.fail_after(10):
+        while not condition():  # noqa: ASYNC110
+            await trio.sleep(0.001)
+
+
+def queued(service: Service) -> int:
+    return service.engine.statistics().queued_rows
+
+
+HUNDRED_ROWS = b'{"input": [' + b",".join([b"[7]"] * 100) + b"]}"
+
+
+async def test_a_client_that_leaves_empties_the_queue_and_returns_every_permit(url, service, scripted):
+    scripted.gate.clear()
+    stream = await connect(url)
+    await stream.send_all(post(HUNDRED_ROWS))
+    await until_launching(scripted)
+    await until(lambda: queued(service) + sum(scripted.rows) == 100)
+    await stream.aclose()
+    await until(lambda: queued(service) == service.engine.statistics().admitted_tokens == 0)
+    scripted.gate.set()
+    await until(lambda: service.engine.statistics().in_flight_batches == 0)
+    assert_idle(service)
+    assert len(scripted.batches) == 1  # what had been launched; the other rows never were
+    assert sum(scripted.rows) < 100
+
+
+async def test_a_client_that_leaves_while_its_texts_are_rendered_stops_the_rendering(url, service, scripted):
+    stream = await connect(url)
+    rendered_before = service.metrics.render._sum.get()
+    await stream.send_all(post(b'{"input": [' + b",".join([b'"%s"' % (b"hello " * 60)] * 4000) + b"]}"))
+    await until_launching(scripted)
+    await stream.aclose()
+    await until(lambda: queued(service) == service.engine.statistics().admitted_tokens == 0)
+    await until(lambda: service.engine.statistics().in_flight_batches == 0)
+    assert service.metrics.render._sum.get() > rendered_before
+    assert sum(scripted.rows) < 4000
+    assert_idle(service)
+
+
+async def test_a_half_closed_connection_counts_as_a_client_that_left(url, service, scripted):
+    scripted.gate.clear()
+    async with await connect(url) as stream:
+        await stream.send_all(post(HUNDRED_ROWS))
+        await until_launching(scripted)
+        await stream.send_eof()
+        await until(lambda: queued(service) == 0)
+        scripted.gate.set()
+        assert b"200" not in await stream.receive_some(100)
+
+
+async def test_a_pipelined_request_hides_that_the_client_left(url, service, scripted):
+    """hypercorn reads no further than the second request until the first is answered."""
+    scripted.gate.clear()
+    stream = await connect(url)
+    await stream.send_all(post(HUNDRED_ROWS) + post(b'{"input": [7]}'))
+    await until_launching(scripted)
+    await stream.aclose()
+    await until(lambda: queued(service) + sum(scripted.rows) == 100)
+    scripted.gate.set()
+    await until(
+        lambda: (
+            sum(scripted.rows) >= 100 and queued(service) == 0 and service.engine.statistics().in_flight_batches == 0
+        )
+    )
+    assert_idle(service)
+
+
+async def test_a_pipelined_request_is_answered_in_its_turn(url):
+    async with await connect(url) as stream:
+        await stream.send_all(post(b'{"input": [7]}') + post(b'{"input": [8]}'))
+        received = b""
+        while received.count(b'"usage"') < 2:
+            received += await stream.receive_some()
+        assert received.index(b"1.0,7.0,7.0,7.0") < received.index(b"1.0,8.0,8.0,8.0")
+
+
+async def test_a_body_that_stops_half_way_is_408(config, scripted):
+    hurried = attrs.evolve(config, time_limits=attrs.evolve(config.time_limits, body_timeout_s=0.2))
+    async with running(Service(hurried, lambda *_: scripted)) as service, listening(service) as url:
+        async with await connect(url) as stream:
+            await stream.send_all(post(b'{"input": ', length=1000))
+            answer = await stream.receive_some()
+            assert answer.startswith(b"HTTP/1.1 408")
+        assert_idle(service)
+
+
+async def test_a_client_that_leaves_half_way_through_its_body_leaves_nothing(url, service):
+    stream = await connect(url)
+    await stream.send_all(post(b'{"input": ', length=1000))
+    await stream.aclose()
+    async with httpx.AsyncClient(base_url=url) as client:
+        assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
+    assert_idle(service)
+
+
+async def test_an_early_answer_reaches_a_client_that_waits_for_it_before_it_sends(url):
+    async with await connect(url) as stream:
+        await stream.send_all(post(b"", length=100_000_000))
+        assert (await stream.receive_some()).startswith(b"HTTP/1.1 413")
+
+
+async def test_a_body_without_end_is_cut_off_and_leaves_no_task(config, scripted):
+    hurried = attrs.evolve(config, time_limits=attrs.evolve(config.time_limits, body_timeout_s=0.5))
+    async with running(Service(hurried, lambda *_: scripted)) as service, listening(service) as url:
+        await wait_all_tasks_blocked()
+        before = trio.lowlevel.current_statistics().tasks_living
+        stream = await connect(url)
+        with trio.fail_after(20), pytest.raises((trio.BrokenResourceError, trio.ClosedResourceError)):
+            await stream.send_all(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+            chunk = b"100000\r\n" + b"x" * 0x100000 + b"\r\n"
+            while True:
+                await stream.send_all(chunk)
+        await stream.aclose()
+        await until(lambda: trio.lowlevel.current_statistics().tasks_living == before)
+        assert_idle(service)
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\x00\x01\x02\xff\xfe", b"GET / HTTP/9.9\r\n\r\n", b"\r\n" * 1000, b"A" * 200_000]
+)
+async def test_garbage_is_refused_and_the_next_client_served(url, service, garbage):
+    async with await connect(url) as stream:
+        await stream.send_all(garbage)
+        await stream.send_eof()
+        with contextlib.suppress(trio.BrokenResourceError):
+            while await stream.receive_some():
+                continue
+    async with httpx.AsyncClient(base_url=url) as client:
+        assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
+    assert_idle(service)
+
+
+async def test_many_clients_leaving_at_random_moments_leave_nothing(url, service, scripted):
+    async def leave_after(moment: int) -> None:
+        with trio.move_on_after(math.inf) as scope:
+            async with httpx.AsyncClient(base_url=url) as client, trio.open_nursery() as nursery:
+                nursery.start_soon(lambda: client.post("/v1/embeddings", json={"input": ["hello"] * 50}))
+                for _ in range(moment):
+                    await trio.lowlevel.checkpoint()
+                scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for moment in range(0, 600, 10):
+            nursery.start_soon(leave_after, moment)
+    await until(lambda: queued(service) == service.engine.statistics().in_flight_batches == 0)
+    await until(lambda: service.engine.statistics().admitted_tokens == 0)
+    async with httpx.AsyncClient(base_url=url) as client:
+        assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
+    assert_idle(service)
