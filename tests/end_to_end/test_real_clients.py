@@ -1,0 +1,124 @@
+"""The real model in real server processes, asked by real clients."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import trio
+from sentence_transformers import SentenceTransformer
+
+from tests.end_to_end.texts import varied_texts
+from tests.process.server_process import ServerProcess, hypercorned, launched
+
+TEXTS = varied_texts()
+TRUNCATE = {"truncate_prompt_tokens": -1}
+WORST = {"float32": 0.999999, "bfloat16": 0.999}
+
+
+@pytest.fixture(scope="session")
+def oracle(minilm: Path) -> np.ndarray:
+    model = SentenceTransformer(str(minilm), device="cpu")
+    return model.encode(TEXTS, convert_to_numpy=True)
+
+
+def cosines(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    norms = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    return (found * expected).sum(axis=1) / norms
+
+
+async def ask_openai(server: ServerProcess) -> np.ndarray:
+    """openai-python; it asks for base64 when nobody says otherwise."""
+
+    def ask() -> np.ndarray:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", timeout=120) as client:
+            answer = client.embeddings.create(model="all-MiniLM-L6-v2", input=TEXTS, extra_body=TRUNCATE)
+            return np.array([item.embedding for item in answer.data], dtype=np.float32)
+
+    return await trio.to_thread.run_sync(ask)
+
+
+async def ask_httpx(server: ServerProcess) -> np.ndarray:
+    """One request per text, sixteen at a time: every text rides in batches with others."""
+    vectors: dict[int, list[float]] = {}
+    limiter = trio.CapacityLimiter(16)
+
+    async with httpx.AsyncClient(base_url=server.url, timeout=120) as client, trio.open_nursery() as nursery:
+
+        async def one(index: int) -> None:
+            async with limiter:
+                answer = await client.post("/v1/embeddings", json={"input": TEXTS[index], **TRUNCATE})
+            vectors[index] = answer.json()["data"][0]["embedding"]
+
+        for index in range(len(TEXTS)):
+            nursery.start_soon(one, index)
+    return np.array([vectors[index] for index in range(len(TEXTS))], dtype=np.float32)
+
+
+async def ask_curl(server: ServerProcess) -> np.ndarray:
+    command = ["curl", "-sS", "--fail-with-body", f"{server.url}/v1/embeddings", "-H", "Content-Type: application/json"]
+    body = json.dumps({"input": TEXTS, **TRUNCATE}).encode()
+    done = await trio.run_process([*command, "--data-binary", "@-"], stdin=body, capture_stdout=True)
+    return np.array([item["embedding"] for item in json.loads(done.stdout)["data"]], dtype=np.float32)
+
+
+CLIENTS = (ask_openai, ask_httpx, ask_curl)
+
+
+@pytest.mark.parametrize("dtype", WORST)
+async def test_the_launcher_gives_every_client_the_vectors_of_sentence_transformers(tmp_path, minilm, oracle, dtype):
+    flags = ("--dtype", dtype, "--served-model-name", "all-MiniLM-L6-v2")
+    async with launched(tmp_path, str(minilm), *flags) as server:
+        for ask in CLIENTS:
+            assert cosines(await ask(server), oracle).min() >= WORST[dtype], ask.__name__
+
+
+async def test_plain_hypercorn_gives_every_client_the_vectors_of_sentence_transformers(tmp_path, minilm, oracle):
+    env = {
+        "TRIO_POOL_SERVE_MODEL": str(minilm),
+        "TRIO_POOL_SERVE_DTYPE": "float32",
+        "TRIO_POOL_SERVE_SERVED_MODEL_NAME": "all-MiniLM-L6-v2",
+    }
+    async with hypercorned(tmp_path, "trio_pool_serve.asgi:app", env=env) as server:
+        for ask in CLIENTS:
+            assert cosines(await ask(server), oracle).min() >= WORST["float32"], ask.__name__
+
+
+async def test_openai_s_errors_are_raised_as_their_own_types(tmp_path, minilm):
+    def ask(server: ServerProcess) -> None:
+        stranger = openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0)
+        with stranger, pytest.raises(openai.AuthenticationError):
+            stranger.embeddings.create(model="m", input="hello")
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="right", max_retries=0) as client:
+            with pytest.raises(openai.NotFoundError):
+                client.embeddings.create(model="another", input="hello")
+            with pytest.raises(openai.BadRequestError, match="at most 256"):
+                client.embeddings.create(model="m", input="hello " * 1000)
+            assert len(client.embeddings.create(model="m", input="hello", dimensions=64).data[0].embedding) == 64
+            assert [model.id for model in client.models.list()] == ["m"]
+
+    async with launched(tmp_path, str(minilm), "--api-key", "right", "--served-model-name", "m") as server:
+        await trio.to_thread.run_sync(ask, server)
+
+
+async def test_a_unix_socket_serves_too(tmp_path, minilm):
+    socket = tmp_path / "server.sock"
+    async with launched(tmp_path, str(minilm), "--uds", str(socket), wait_ready=False) as server:
+        await server.wait_logged("curl --unix-socket")
+        transport = httpx.AsyncHTTPTransport(uds=str(socket))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
+            assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
+        server.signal()
+        assert await server.wait_exit() == 0
+    assert not socket.exists()
+
+
+async def test_the_curl_line_that_is_printed_works(tmp_path, minilm):
+    async with launched(tmp_path, str(minilm)) as server:
+        await server.wait_logged("curl http")
+        (line,) = (line.strip() for line in server.log.splitlines() if line.strip().startswith("curl "))
+        done = await trio.run_process(["bash", "-c", line], capture_stdout=True, stderr=subprocess.DEVNULL)
+        assert len(json.loads(done.stdout)["data"][0]["embedding"]) == 384

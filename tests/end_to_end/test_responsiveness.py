@@ -1,0 +1,52 @@
+"""The loop stays free while large requests are processed."""
+
+import json
+from pathlib import Path
+
+import httpx
+import trio
+
+from tests.conftest import listening, running
+from trio_pool_serve.config import Config
+from trio_pool_serve.offload import Offload
+from trio_pool_serve.service import Service
+
+TEXTS = {"input": [f"sentence number {n} about nothing in particular" for n in range(512)]}
+TWO_MEGABYTES = json.dumps({"input": "w" + "ords " * 400_000, "truncate_prompt_tokens": -1}).encode()
+
+
+async def longest_pause(config: Config, *, in_threads: bool) -> float:
+    """Return the longest time (seconds) for which a heartbeat on the loop did not beat."""
+    pauses: list[float] = []
+    async with (
+        running(Service(config, offload=Offload(render=2, in_threads=in_threads))) as service,
+        listening(service) as url,
+        httpx.AsyncClient(base_url=url, timeout=600) as client,
+    ):
+
+        async def beat(*, task_status: trio.TaskStatus = trio.TASK_STATUS_IGNORED) -> None:
+            task_status.started()
+            while True:
+                before = trio.current_time()
+                await trio.sleep(0.001)
+                pauses.append(trio.current_time() - before)
+
+        async def post(content: bytes) -> None:
+            answer = await client.post("/v1/embeddings", content=content, headers={"Content-Type": "application/json"})
+            assert answer.status_code == 200
+
+        await post(b'{"input": "warm"}')
+        async with trio.open_nursery() as nursery:
+            await nursery.start(beat)
+            async with trio.open_nursery() as requests:
+                requests.start_soon(post, json.dumps(TEXTS).encode())
+                requests.start_soon(post, TWO_MEGABYTES)
+            nursery.cancel_scope.cancel()
+    return max(pauses)
+
+
+async def test_offloading_keeps_the_loop_free(minilm: Path):
+    config = Config(model=str(minilm))
+    with_threads = await longest_pause(config, in_threads=True)
+    without = await longest_pause(config, in_threads=False)
+    assert without >= 5 * with_threads, f"{without * 1e3:.1f} ms without threads, {with_threads * 1e3:.1f} ms with"

@@ -1,0 +1,132 @@
+"""The real device: it computes what the processor computes, and its copies overlap with its launches."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trio
+
+from tests.runner.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
+from trio_pool_serve.offload import Offload
+from trio_pool_serve.runner.output_copy import CudaCopyBackend, OutputCopier
+from trio_pool_serve.types import Batch, PooledBatch, PoolingParams, Vectors
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+]
+
+TOLERANCE = 1e-4
+"""Two devices add in different orders."""
+
+LONG_COPY_CYCLES = 2_000_000_000
+"""About a second: any launch is over sooner."""
+
+
+class SlowCopyBackend(CudaCopyBackend):
+    """The real one, whose copies can be held up on their stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.slow = False
+        self.events: list[torch.cuda.Event] = []
+
+    def wait_for_compute(self, stream: torch.cuda.Stream) -> None:
+        super().wait_for_compute(stream)
+        if self.slow:
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(LONG_COPY_CYCLES)
+
+    def blocking_event(self) -> Any:
+        self.events.append(super().blocking_event())
+        return self.events[-1]
+
+
+async def awaited(handles: list[PooledBatch]) -> list[list[Vectors]]:
+    """Copied, so that the pinned buffers are free for the next launches: allocating waits for the device."""
+    return [[row.copy() for row in await handle] for handle in handles]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_family(tmp_path_factory.mktemp("family") / request.param, request.param)
+
+
+@pytest.fixture(scope="module")
+def on_cuda(minilm: Path) -> ServedModel:
+    return ServedModel(minilm, device="cuda")
+
+
+@pytest.fixture
+def slow_copies(on_cuda: ServedModel) -> SlowCopyBackend:
+    """Make the copies of ``on_cuda`` slow on request."""
+    backend = SlowCopyBackend(on_cuda.runner.device)
+    on_cuda.runner.copier = OutputCopier(backend, Offload())
+    return backend
+
+
+async def test_every_family_agrees_with_the_processor(path: Path):
+    expected = await ServedModel(path).embed(TEXTS)
+    assert largest_difference(await ServedModel(path, device="cuda").embed(TEXTS), expected) < TOLERANCE
+
+
+async def test_minilm_agrees_with_the_processor(on_cuda: ServedModel, minilm: Path):
+    expected = await ServedModel(minilm).embed(TEXTS)
+    assert largest_difference(await on_cuda.embed(TEXTS), expected) < TOLERANCE
+
+
+async def test_mixed_dimensions_and_normalization_agree_with_the_processor(on_cuda: ServedModel, minilm: Path):
+    texts, params = TEXTS[:3], [PoolingParams(dimensions=7), PoolingParams(normalize=False), PoolingParams()]
+    expected = await ServedModel(minilm).embed(texts, params)
+    assert largest_difference(await on_cuda.embed(texts, params), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+async def test_half_precision_points_where_float32_does(on_cuda: ServedModel, minilm: Path, dtype: Any):
+    rows, exact = await ServedModel(minilm, device="cuda", dtype=dtype).embed(TEXTS), await on_cuda.embed(TEXTS)
+    assert min(float(a @ b) for a, b in zip(rows, exact, strict=True)) >= 0.999
+
+
+async def test_the_next_launch_returns_before_the_copy_before_it_has_ended(
+    on_cuda: ServedModel, slow_copies: SlowCopyBackend
+):
+    batch = Batch(tuple(await on_cuda.requests(TEXTS)))
+    expected = (await awaited([on_cuda.runner.launch(batch) for _ in range(3)]))[0]
+    slow_copies.events.clear()
+    slow_copies.slow = True
+    first = on_cuda.runner.launch(batch)
+    slow_copies.slow = False
+    second = on_cuda.runner.launch(batch)
+    assert not slow_copies.events[0].query()
+    for rows in await awaited([first, second]):
+        assert largest_difference(rows, expected) < TOLERANCE
+
+
+async def test_rows_survive_batches_that_are_computed_while_they_are_copied(
+    on_cuda: ServedModel, slow_copies: SlowCopyBackend
+):
+    """The allocator would hand their memory to the next batch, were they freed too early."""
+    batches = [Batch(tuple(await on_cuda.requests([text] * 4))) for text in TEXTS]
+    expected = await awaited([on_cuda.runner.launch(batch) for batch in batches])
+    slow_copies.slow = True
+    first = on_cuda.runner.launch(batches[0])
+    slow_copies.slow = False
+    handles = [first, *(on_cuda.runner.launch(batch) for batch in batches[1:])]
+    for rows, rows_expected in zip(await awaited(handles), expected, strict=True):
+        assert largest_difference(rows, rows_expected) < TOLERANCE
+
+
+async def test_a_cancelled_waiter_leaves_while_the_copy_runs(on_cuda: ServedModel, slow_copies: SlowCopyBackend):
+    batch = Batch(tuple(await on_cuda.requests(TEXTS)))
+    expected = (await awaited([on_cuda.runner.launch(batch) for _ in range(3)]))[0]
+    slow_copies.events.clear()
+    slow_copies.slow = True
+    handle = on_cuda.runner.launch(batch)
+    slow_copies.slow = False
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await handle
+    assert scope.cancelled_caught
+    assert not slow_copies.events[0].query()
+    assert largest_difference(await on_cuda.runner.launch(batch), expected) < TOLERANCE

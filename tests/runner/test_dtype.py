@@ -1,0 +1,80 @@
+"""Which type the model computes in, and that rows are float32 all the same."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.runner.model_families import TEXTS, ServedModel, load
+from trio_pool_serve.config import Dtype
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.runner.dtype import has_native_bfloat16, resolve_device, resolve_dtype
+
+CPU = torch.device("cpu")
+DTYPES: list[Dtype] = ["float32", "bfloat16", "float16"]
+
+
+@pytest.fixture(scope="module", params=DTYPES)
+def served(request: pytest.FixtureRequest, minilm: Path) -> ServedModel:
+    return ServedModel(minilm, dtype=request.param)
+
+
+def test_the_model_is_loaded_in_the_type_asked_for(served: ServedModel):
+    assert {parameter.dtype for parameter in served.runner.model.parameters()} == {getattr(torch, served.dtype)}
+
+
+def test_the_description_names_the_type(served: ServedModel):
+    assert f"{served.dtype} on cpu" in served.runner.describe()
+
+
+async def test_rows_are_float32(served: ServedModel):
+    assert {row.dtype for row in await served.embed(TEXTS)} == {np.dtype(np.float32)}
+
+
+async def test_rows_are_of_unit_length_in_float32(served: ServedModel):
+    """They are normalised after they have left the model's type."""
+    assert np.linalg.norm(await served.embed(TEXTS), axis=1) == pytest.approx(1, abs=1e-6)
+
+
+async def test_every_type_points_where_float32_does(served: ServedModel, minilm: Path):
+    rows, exact = await served.embed(TEXTS), await ServedModel(minilm).embed(TEXTS)
+    cosines = [float(a @ b) for a, b in zip(rows, exact, strict=True)]
+    assert min(cosines) >= 0.999
+
+
+def test_auto_is_what_the_processor_is_good_at(minilm: Path):
+    expected = torch.bfloat16 if has_native_bfloat16(CPU) else torch.float32
+    assert {parameter.dtype for parameter in load(minilm, dtype="auto").model.parameters()} == {expected}
+
+
+@pytest.mark.parametrize(("native", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_auto_is_bfloat16_only_where_it_is_native(
+    monkeypatch: pytest.MonkeyPatch, *, native: bool, expected: torch.dtype
+):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: native)
+    assert resolve_dtype("auto", CPU) == expected
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_a_named_type_is_taken_at_its_word(name: Dtype):
+    assert resolve_dtype(name, CPU) == getattr(torch, name)
+
+
+def test_a_device_can_be_named():
+    assert resolve_device("cpu") == CPU
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_auto_is_the_processor():
+    assert resolve_device("auto") == CPU
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("toaster", "no such kind of device"), ("meta", "only cpu and cuda"), ("cuda:99", "CUDA devices are usable")],
+)
+def test_a_device_that_is_not_there_is_an_error(name: str, said: str):
+    with pytest.raises(ModelLoadError, match=said):
+        resolve_device(name)

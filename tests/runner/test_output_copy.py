@@ -1,0 +1,483 @@
+"""The event bridge, on a processor: a device whose copies end when the test says so."""
+
+import gc
+import threading
+import weakref
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import trio
+from attrs import define, field
+from torch import Tensor
+from trio.testing import wait_all_tasks_blocked
+
+from trio_pool_serve.config import SchedulingConfig
+from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.errors import BatchFailedError, EngineDeadError, RunnerDeadError
+from trio_pool_serve.offload import Offload
+from trio_pool_serve.runner.copied_batch import CopiedBatch
+from trio_pool_serve.runner.output_copy import OutputCopier
+from trio_pool_serve.telemetry.metrics import Metrics
+from trio_pool_serve.types import Batch, PooledBatch, PoolingRequest, RenderedPrompt, Vectors
+
+PATIENCE_S = 60
+"""After which a test that would hang fails instead."""
+
+
+@define(eq=False)
+class FakeEvent:
+    """Fires when ``fire`` is called; the copy it marks ends then, with ``error`` if there is one."""
+
+    name: str
+    trace: list[str]
+    error: Exception | None = None
+    awaited: threading.Event = field(factory=threading.Event, init=False)
+    """Set once a thread waits for the copy."""
+    _fired: threading.Event = field(factory=threading.Event, init=False)
+
+    def record(self, stream: Any) -> None:
+        self.trace.append(f"record {self.name} on {stream}")
+
+    def synchronize(self) -> None:
+        self.awaited.set()
+        assert self._fired.wait(PATIENCE_S)
+        if self.error is not None:
+            raise self.error
+
+    def fire(self) -> None:
+        self.trace.append(f"{self.name} fires")
+        self._fired.set()
+
+
+@define(eq=False)
+class FakeCopyBackend:
+    """Traces what is asked of it. The copies are done at once, as if the device were very quick."""
+
+    trace: list[str] = field(factory=list)
+    events: list[FakeEvent] = field(factory=list)
+
+    def open_stream(self) -> str:
+        self.trace.append("open stream")
+        return "side stream"
+
+    def wait_for_compute(self, stream: str) -> None:
+        self.trace.append(f"{stream} waits for compute")
+
+    @contextmanager
+    def on_stream(self, stream: str) -> Iterator[None]:
+        self.trace.append(f"enter {stream}")
+        yield
+        self.trace.append(f"leave {stream}")
+
+    def host_buffer(self, like: Tensor) -> Tensor:
+        self.trace.append("host buffer")
+        return torch.full_like(like, torch.nan)
+
+    def blocking_event(self) -> FakeEvent:
+        self.events.append(FakeEvent(f"event {len(self.events)}", self.trace))
+        return self.events[-1]
+
+
+@define(eq=False)
+class CopyingRunner:
+    """Answers each row with its length and its first id, through a copier."""
+
+    copier: OutputCopier
+    trace: list[str]
+    launched: list[threading.Event] = field(factory=lambda: [threading.Event() for _ in range(4)])
+    """One for each of the first launches, set when it has returned."""
+    rows: list["weakref.ref[Tensor]"] = field(factory=list)
+    dimensions: int = 2
+    default_batch_tokens: int = 64
+
+    def launch(self, batch: Batch) -> PooledBatch:
+        index = len(self.rows)
+        self.trace.append(f"launch {index}")
+        rows = torch.tensor([[request.tokens, request.prompt.token_ids[0]] for request in batch.requests]).float()
+        self.rows.append(weakref.ref(rows))
+        handle = self.copier.start(rows, [2] * len(rows))
+        self.launched[index].set()
+        return handle
+
+    def describe(self) -> str:
+        return "copies through a fake device"
+
+
+@pytest.fixture
+def backend() -> FakeCopyBackend:
+    return FakeCopyBackend()
+
+
+@pytest.fixture
+def offload() -> Offload:
+    """One copy thread, so that running something else there tells that it is free."""
+    return Offload(copy=1)
+
+
+@pytest.fixture
+def copier(backend: FakeCopyBackend, offload: Offload) -> OutputCopier:
+    return OutputCopier(backend, offload)
+
+
+async def happens(event: threading.Event) -> None:
+    assert await trio.to_thread.run_sync(event.wait, PATIENCE_S)
+
+
+async def copy_thread_is_free(offload: Offload) -> None:
+    await offload.run("copy", lambda: None)
+
+
+async def wait_for(handle: PooledBatch) -> None:
+    await handle
+
+
+def started(copier: OutputCopier, shape: tuple[int, int] = (2, 3)) -> tuple[PooledBatch, "weakref.ref[Tensor]"]:
+    """Start a copy of rows that nobody but the copy keeps alive."""
+    rows = torch.arange(float(shape[0] * shape[1])).reshape(shape)
+    return copier.start(rows, [shape[1]] * shape[0]), weakref.ref(rows)
+
+
+def is_alive(ref: "weakref.ref[Tensor]") -> bool:
+    gc.collect()
+    return ref() is not None
+
+
+# -- order --------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_opened_before_the_first_copy(copier: OutputCopier, backend: FakeCopyBackend):
+    assert backend.trace == []
+
+
+def test_a_copy_waits_for_compute_and_is_marked_on_its_own_stream(copier: OutputCopier, backend: FakeCopyBackend):
+    started(copier)
+    assert backend.trace == [
+        "open stream",
+        "side stream waits for compute",
+        "host buffer",
+        "enter side stream",
+        "record event 0 on side stream",
+        "leave side stream",
+    ]
+
+
+def test_all_copies_share_one_stream_and_have_events_of_their_own(copier: OutputCopier, backend: FakeCopyBackend):
+    for _ in range(3):
+        started(copier)
+    assert backend.trace.count("open stream") == 1
+    assert [line for line in backend.trace if line.startswith("record")] == [
+        f"record event {index} on side stream" for index in range(3)
+    ]
+
+
+def test_every_copy_waits_for_the_compute_before_it(copier: OutputCopier, backend: FakeCopyBackend):
+    for _ in range(2):
+        started(copier)
+    assert backend.trace.count("side stream waits for compute") == 2
+
+
+def test_starting_a_copy_does_not_wait_for_it(copier: OutputCopier, backend: FakeCopyBackend):
+    started(copier)
+    assert not backend.events[0].awaited.is_set()
+
+
+# -- rows ---------------------------------------------------------------------------------------------------
+
+
+async def test_awaiting_gives_the_rows_each_cut_to_its_dimensions(copier: OutputCopier, backend: FakeCopyBackend):
+    handle = copier.start(torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), [2, 3])
+    backend.events[0].fire()
+    first, second = await handle
+    assert (first.tolist(), second.tolist()) == ([1, 2], [4, 5, 6])
+    assert first.dtype == np.float32
+
+
+async def test_awaiting_does_not_return_before_the_event_has_fired(copier: OutputCopier, backend: FakeCopyBackend):
+    async def wait(handle: PooledBatch) -> None:
+        await handle
+        backend.trace.append("awaited")
+
+    handle, _ = started(copier)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait, handle)
+        await happens(backend.events[0].awaited)
+        assert "awaited" not in backend.trace
+        backend.events[0].fire()
+    assert backend.trace[-2:] == ["event 0 fires", "awaited"]
+
+
+async def test_a_batch_that_is_on_the_host_is_awaited_without_waiting():
+    rows: list[Vectors] = [np.ones(2, dtype=np.float32)]
+    assert await CopiedBatch(rows) is rows
+
+
+# -- the lifetime of the device's rows ------------------------------------------------------------------------
+
+
+async def test_device_rows_live_until_the_event_has_fired_and_no_longer(copier: OutputCopier, backend: FakeCopyBackend):
+    handle, rows = started(copier)
+    async with trio.open_nursery() as nursery:
+        assert is_alive(rows)
+        nursery.start_soon(wait_for, handle)
+        await happens(backend.events[0].awaited)
+        assert is_alive(rows)
+        backend.events[0].fire()
+    assert not is_alive(rows)
+
+
+async def test_a_handle_nobody_awaits_keeps_the_rows_as_long_as_itself(copier: OutputCopier):
+    handle, rows = started(copier)
+    assert is_alive(rows)
+    del handle
+    assert not is_alive(rows)
+
+
+async def test_device_rows_outlive_a_cancelled_waiter(copier: OutputCopier, backend: FakeCopyBackend, offload: Offload):
+    handle, rows = started(copier)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait_for, handle)
+        await happens(backend.events[0].awaited)
+        nursery.cancel_scope.cancel()
+    del handle
+    assert is_alive(rows)
+    backend.events[0].fire()
+    await copy_thread_is_free(offload)
+    assert not is_alive(rows)
+
+
+async def test_device_rows_are_freed_when_the_event_raises(copier: OutputCopier, backend: FakeCopyBackend):
+    handle, rows = started(copier)
+    backend.events[0].error = RuntimeError("the copy failed")
+    backend.events[0].fire()
+    with pytest.raises(RuntimeError, match="the copy failed"):
+        await handle
+    assert not is_alive(rows)
+
+
+# -- cancellation -------------------------------------------------------------------------------------------
+
+
+async def test_a_cancelled_waiter_leaves_before_the_event_has_fired(copier: OutputCopier, backend: FakeCopyBackend):
+    handle, _ = started(copier)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait_for, handle)
+        await happens(backend.events[0].awaited)
+        nursery.cancel_scope.cancel()
+    assert "event 0 fires" not in backend.trace
+    backend.events[0].fire()
+
+
+async def test_a_cancelled_waiters_thread_keeps_its_token_until_the_event_has_fired(
+    copier: OutputCopier, backend: FakeCopyBackend, offload: Offload
+):
+    handle, _ = started(copier)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait_for, handle)
+        await happens(backend.events[0].awaited)
+        nursery.cancel_scope.cancel()
+    assert offload.statistics()["copy"].borrowed == 1
+    backend.events[0].fire()
+    await copy_thread_is_free(offload)
+    assert offload.statistics()["copy"].borrowed == 0
+
+
+async def test_a_waiter_cancelled_while_it_waits_for_a_thread_leaves_at_once(
+    copier: OutputCopier, backend: FakeCopyBackend, offload: Offload
+):
+    first, _ = started(copier)
+    second, _ = started(copier)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait_for, first)
+        await happens(backend.events[0].awaited)
+        async with trio.open_nursery() as inner:
+            inner.start_soon(wait_for, second)
+            await wait_all_tasks_blocked()
+            assert offload.statistics()["copy"].waiting == 1
+            inner.cancel_scope.cancel()
+        assert offload.statistics()["copy"].waiting == 0
+        assert not backend.events[1].awaited.is_set()
+        backend.events[0].fire()
+
+
+# -- under an engine ----------------------------------------------------------------------------------------
+
+
+@define(eq=False)
+class Stage:
+    """An engine over a ``CopyingRunner``, and who waits for what."""
+
+    engine: LocalEngine
+    runner: CopyingRunner
+    backend: FakeCopyBackend
+    offload: Offload
+    nursery: trio.Nursery
+    answers: dict[str, list[float]] = field(factory=dict)
+    errors: dict[str, Exception] = field(factory=dict)
+    settled: dict[str, trio.Event] = field(factory=dict)
+    """Set for each name once it is in ``answers`` or ``errors``."""
+
+    def submit(self, name: str, tokens: int) -> None:
+        """Have a child ask for one row of ``tokens`` tokens, all of them 7."""
+        self.settled[name] = trio.Event()
+        self.nursery.start_soon(self._submit, name, tokens)
+
+    async def _submit(self, name: str, tokens: int) -> None:
+        try:
+            output = await self.engine.submit(PoolingRequest(RenderedPrompt(np.full(tokens, 7, dtype=np.int32))))
+        except Exception as error:
+            self.errors[name] = error
+        else:
+            self.answers[name] = output.vector.tolist()
+        self.settled[name].set()
+
+    async def copying(self, index: int) -> None:
+        """Wait until a thread waits for the copy of launch ``index``."""
+        await happens(self.runner.launched[index])
+        await happens(self.backend.events[index].awaited)
+
+
+@asynccontextmanager
+async def staged(max_in_flight: int) -> AsyncIterator[Stage]:
+    """Run an engine while the block runs, then until all its children have answers."""
+    backend, offload = FakeCopyBackend(), Offload(copy=max_in_flight)
+    runner = CopyingRunner(OutputCopier(backend, offload), backend.trace)
+    engine = LocalEngine(lambda: runner, offload, Metrics(), SchedulingConfig(max_in_flight=max_in_flight))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine.run)
+        await engine.wait_ready()
+        async with trio.open_nursery() as waiters:
+            yield Stage(engine, runner, backend, offload, waiters)
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_next_batch_is_launched_while_the_copy_before_it_runs():
+    async with staged(max_in_flight=2) as stage:
+        stage.submit("a", 3)
+        await stage.copying(0)
+        stage.submit("b", 4)
+        await stage.copying(1)
+        for event in stage.backend.events:
+            event.fire()
+    trace = [line for line in stage.backend.trace if line.startswith("launch") or line.endswith("fires")]
+    assert trace == ["launch 0", "launch 1", "event 0 fires", "event 1 fires"]
+    assert stage.answers == {"a": [3, 7], "b": [4, 7]}
+
+
+async def test_copies_may_end_out_of_order():
+    async with staged(max_in_flight=2) as stage:
+        stage.submit("a", 3)
+        await stage.copying(0)
+        stage.submit("b", 4)
+        await stage.copying(1)
+        stage.backend.events[1].fire()
+        await stage.settled["b"].wait()
+        assert "a" not in stage.answers
+        stage.backend.events[0].fire()
+    assert stage.answers == {"a": [3, 7], "b": [4, 7]}
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+async def test_no_more_batches_are_in_flight_than_allowed(max_in_flight: int):
+    async with staged(max_in_flight) as stage:
+        for index in range(max_in_flight):
+            stage.submit(f"in flight {index}", 3)
+            await stage.copying(index)
+        stage.submit("waiting", 4)
+        await wait_all_tasks_blocked()
+        assert stage.engine.statistics().queued_rows == 1
+        assert stage.engine.statistics().in_flight_batches == max_in_flight
+        assert stage.offload.statistics()["launch"].borrowed == 0
+        stage.backend.events[0].fire()
+        await stage.copying(max_in_flight)
+        for event in stage.backend.events[1:]:
+            event.fire()
+    trace = [line for line in stage.backend.trace if line.startswith("launch") or line.endswith("fires")]
+    assert trace.index("event 0 fires") + 1 == trace.index(f"launch {max_in_flight}")
+    assert stage.answers["waiting"] == [4, 7]
+
+
+async def test_rows_that_wait_for_a_slot_ride_in_one_batch():
+    async with staged(max_in_flight=1) as stage:
+        stage.submit("a", 3)
+        await stage.copying(0)
+        for name in "bcd":
+            stage.submit(name, 4)
+        await wait_all_tasks_blocked()
+        stage.backend.events[0].fire()
+        await stage.copying(1)
+        stage.backend.events[1].fire()
+    assert len(stage.runner.rows) == 2
+    assert set(stage.answers) == set("abcd")
+
+
+async def test_the_engine_keeps_no_device_rows_of_answered_batches():
+    async with staged(max_in_flight=2) as stage:
+        stage.submit("a", 3)
+        await stage.copying(0)
+        assert is_alive(stage.runner.rows[0])
+        stage.backend.events[0].fire()
+    assert not is_alive(stage.runner.rows[0])
+
+
+async def test_an_error_from_an_event_fails_its_own_batch_only(caplog: pytest.LogCaptureFixture):
+    async with staged(max_in_flight=2) as stage:
+        stage.submit("a", 3)
+        await stage.copying(0)
+        stage.submit("b", 4)
+        await stage.copying(1)
+        stage.backend.events[0].error = RuntimeError("the copy failed")
+        stage.backend.events[0].fire()
+        await stage.settled["a"].wait()
+        assert stage.engine.statistics().state == "ready"
+        stage.backend.events[1].fire()
+    assert isinstance(stage.errors["a"], BatchFailedError)
+    assert stage.answers == {"b": [4, 7]}
+    assert "the copy failed" in caplog.text
+
+
+async def test_the_engine_goes_on_after_an_error_from_an_event():
+    async with staged(max_in_flight=1) as stage:
+        stage.submit("a", 3)
+        await stage.copying(0)
+        stage.backend.events[0].error = RuntimeError("the copy failed")
+        stage.backend.events[0].fire()
+        stage.submit("b", 4)
+        await stage.copying(1)
+        stage.backend.events[1].fire()
+    assert set(stage.errors) == {"a"}
+    assert stage.answers == {"b": [4, 7]}
+
+
+@pytest.mark.parametrize("error", [RunnerDeadError("the device is gone"), torch.AcceleratorError("illegal address")])
+async def test_a_dead_device_found_by_an_event_kills_the_engine(error: Exception):
+    with pytest.RaisesGroup(pytest.RaisesExc(EngineDeadError, match=str(error))):
+        async with staged(max_in_flight=2) as stage:
+            stage.submit("copying", 3)
+            await stage.copying(0)
+            stage.submit("in flight", 4)
+            await stage.copying(1)
+            stage.submit("queued", 5)
+            await wait_all_tasks_blocked()
+            stage.backend.events[0].error = error
+            stage.backend.events[0].fire()
+    assert stage.engine.statistics().state == "dead"
+    assert {name: type(error) for name, error in stage.errors.items()} == dict.fromkeys(
+        ("copying", "in flight", "queued"), EngineDeadError
+    )
+    stage.backend.events[1].fire()
+
+
+async def test_a_stopped_engine_leaves_its_copies_to_their_threads():
+    async with staged(max_in_flight=1) as stage:
+        stage.submit("a", 3)
+        await stage.copying(0)
+        stage.nursery.cancel_scope.cancel()
+    assert is_alive(stage.runner.rows[0])
+    assert stage.offload.statistics()["copy"].borrowed == 1
+    stage.backend.events[0].fire()
+    await copy_thread_is_free(stage.offload)
+    assert not is_alive(stage.runner.rows[0])

@@ -1,0 +1,235 @@
+"""Pooling types, heads and matryoshka cuts, against sentence-transformers' modules of the same names."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import Tensor
+
+from tests.runner.model_families import (
+    HIDDEN,
+    IDENTITY,
+    LEGACY_DENSE,
+    NEW_NORMALIZE,
+    TEXTS,
+    Module,
+    ServedModel,
+    dense,
+    largest_difference,
+    legacy_pooling,
+    pooling,
+    reference,
+    write_family,
+)
+from trio_pool_serve.model_folder import ModuleFiles
+from trio_pool_serve.runner.pooler import Pooler, pooling_names
+from trio_pool_serve.types import Batch, PoolingParams, PoolingRequest, RenderedPrompt
+
+TOLERANCE = 1e-5
+MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+CONCATENATIONS = (("cls", "mean"), ("mean", "cls"), ("lasttoken", "max", "weightedmean"), MODES)
+LENGTHS = (1, 9, 4, 2, 9)
+
+
+@pytest.fixture(scope="module")
+def states() -> Tensor:
+    return torch.randn(len(LENGTHS), max(LENGTHS), HIDDEN, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(scope="module")
+def mask() -> Tensor:
+    """Right padding."""
+    return torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS).unsqueeze(1)
+
+
+def pooler(config: dict[str, Any]) -> Pooler:
+    return Pooler((ModuleFiles(name="Pooling", path=Path(), config=config),))
+
+
+def pooled_by_sentence_transformers(
+    modes: Sequence[str], states: Tensor, mask: Tensor, *, prompt_length: int = 0
+) -> Tensor:
+    module = Pooling(HIDDEN, pooling_mode=tuple(modes), include_prompt=prompt_length == 0)
+    features = {"token_embeddings": states, "attention_mask": mask.long(), "prompt_length": prompt_length}
+    return module(features)["sentence_embedding"]
+
+
+# -- pooling types --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_pooling_type_agrees(mode: str, states: Tensor, mask: Tensor):
+    expected = pooled_by_sentence_transformers([mode], states, mask)
+    torch.testing.assert_close(pooler({"pooling_mode": mode})(states, mask), expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("modes", CONCATENATIONS, ids="+".join)
+def test_concatenated_pooling_types_agree(modes: tuple[str, ...], states: Tensor, mask: Tensor):
+    expected = pooled_by_sentence_transformers(modes, states, mask)
+    torch.testing.assert_close(pooler({"pooling_mode": list(modes)})(states, mask), expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_pooling_type_leaves_an_instruction_out_as_sentence_transformers_does(mode: str, states: Tensor):
+    mask = torch.arange(max(LENGTHS)) < torch.tensor([4, 9, 5, 6, 9]).unsqueeze(1)
+    pooled_mask = mask & (torch.arange(max(LENGTHS)) >= 3)
+    expected = pooled_by_sentence_transformers([mode], states, mask, prompt_length=3)
+    torch.testing.assert_close(pooler({"pooling_mode": mode})(states, pooled_mask), expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_padding_is_never_looked_at(mode: str, states: Tensor, mask: Tensor):
+    spoilt = torch.where(mask.unsqueeze(-1), states, 1e4)
+    pool = pooler({"pooling_mode": mode})
+    assert torch.equal(pool(states, mask), pool(spoilt, mask))
+
+
+def test_half_precision_states_are_pooled_in_float32(states: Tensor, mask: Tensor):
+    halves = states.bfloat16()
+    pool = pooler({"pooling_mode": "mean"})
+    assert torch.equal(pool(halves, mask), pool(halves.float(), mask))
+
+
+def test_legacy_switches_are_concatenated_in_sentence_transformers_order():
+    switches = ["lasttoken", "mean_tokens", "cls_token", "max_tokens", "weightedmean_tokens", "mean_sqrt_len_tokens"]
+    assert pooling_names(legacy_pooling(*switches).config) == MODES
+
+
+def test_no_switch_at_all_is_mean():
+    assert pooling_names(legacy_pooling().config) == ("mean",)
+
+
+def test_the_new_spelling_keeps_its_own_order():
+    assert pooling_names({"pooling_mode": ["mean", "cls"]}) == ("mean", "cls")
+
+
+def test_the_new_spelling_wins_over_the_old():
+    assert pooling_names({"pooling_mode": "max", "pooling_mode_mean_tokens": True}) == ("max",)
+
+
+# -- whole models -----------------------------------------------------------------------------------------
+
+BuildModel = Callable[..., Path]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> BuildModel:
+    """Write a BERT with the modules given behind it."""
+    return lambda *modules: write_family(tmp_path / "model", "bert", modules=modules)
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        pytest.param([legacy_pooling("cls_token", "max_tokens", "mean_tokens")], id="three legacy switches"),
+        pytest.param([pooling(["lasttoken", "mean"]), Module(type=NEW_NORMALIZE)], id="concatenation and normalize"),
+        pytest.param([pooling("mean"), dense()], id="dense"),
+        pytest.param([pooling("mean"), dense(weights_file="pytorch_model.bin")], id="dense from a .bin"),
+        pytest.param([pooling("mean"), dense(bias=False, activation=IDENTITY)], id="dense without bias"),
+        pytest.param(
+            [pooling("mean"), dense(activation="torch.nn.modules.activation.GELU")], id="dense with another activation"
+        ),
+        pytest.param([pooling("mean"), dense(use_residual=True)], id="dense with a residual"),
+        pytest.param(
+            [pooling("mean"), dense(HIDDEN, 12, use_residual=True)], id="dense with a residual of another width"
+        ),
+        pytest.param([pooling("mean"), LEGACY_DENSE], id="dense of old"),
+        pytest.param(
+            [pooling(["cls", "mean"]), dense(2 * HIDDEN, 40), dense(40, 16), Module(type=NEW_NORMALIZE)],
+            id="two dense and normalize",
+        ),
+        pytest.param(
+            [pooling("mean"), Module(type=NEW_NORMALIZE), dense()], id="normalize in the middle",
+        ),
+    ],
+)  # fmt: skip
+async def test_heads_agree(model: BuildModel, modules: list[Module]):
+    path = model(*modules)
+    assert largest_difference(await ServedModel(path).embed(TEXTS), reference(path).encode(list(TEXTS))) < TOLERANCE
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_an_instruction_that_is_not_pooled_agrees(model: BuildModel, mode: str):
+    """As Instructor's: the model reads the instruction, the pooler does not."""
+    path = model(pooling(mode, include_prompt=False), Module(type=NEW_NORMALIZE))
+    texts = [text for text in TEXTS if text]
+    instruction = "Represent the sentence: "
+    rows = await ServedModel(path).embed(texts, instruction=instruction)
+    assert largest_difference(rows, reference(path).encode(texts, prompt=instruction)) < TOLERANCE
+
+
+async def test_an_instruction_that_is_not_pooled_is_still_read(model: BuildModel):
+    served = ServedModel(model(pooling("mean", include_prompt=False)))
+    with_one, with_other = [await served.embed(["w"], instruction=text) for text in ("a task: ", "an event: ")]
+    assert largest_difference(with_one, with_other) > 1e-3
+
+
+async def test_an_input_that_is_all_instruction_is_pooled_whole(model: BuildModel):
+    """sentence-transformers would pool nothing, and answer zeros or infinities."""
+    served = ServedModel(model(pooling("mean", include_prompt=False)))
+    ids = np.array([2, 7, 8, 3], dtype=np.int32)
+    prompts = RenderedPrompt(ids), RenderedPrompt(ids, instruction_tokens=4)
+    plain, filled = await served.runner.launch(Batch(tuple(map(PoolingRequest, prompts))))
+    assert np.array_equal(plain, filled)
+
+
+# -- matryoshka and normalisation ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def normalizing(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    return ServedModel(write_family(tmp_path_factory.mktemp("normalizing"), "bert"))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    return ServedModel(write_family(tmp_path_factory.mktemp("plain"), "roberta"))
+
+
+@pytest.mark.parametrize("dimensions", [1, 7, HIDDEN])
+async def test_cut_rows_of_a_normalizing_model_are_normalized_again(normalizing: ServedModel, dimensions: int):
+    rows = await normalizing.embed(TEXTS, PoolingParams(dimensions=dimensions))
+    oracle = reference(normalizing.path, truncate_dim=dimensions)
+    assert largest_difference(rows, oracle.encode(list(TEXTS), normalize_embeddings=True)) < TOLERANCE
+
+
+@pytest.mark.parametrize("dimensions", [1, 7, HIDDEN])
+async def test_cut_rows_of_other_models_are_only_cut(plain: ServedModel, dimensions: int):
+    rows = await plain.embed(TEXTS, PoolingParams(dimensions=dimensions))
+    assert largest_difference(rows, reference(plain.path, truncate_dim=dimensions).encode(list(TEXTS))) < TOLERANCE
+
+
+async def test_rows_of_one_batch_may_want_different_dimensions(normalizing: ServedModel):
+    wanted = [5, None, 1, HIDDEN, 16, None, 31]
+    rows = await normalizing.embed(TEXTS, [PoolingParams(dimensions=length) for length in wanted])
+    for row, text, length in zip(rows, TEXTS, wanted, strict=True):
+        assert row.shape == (length or HIDDEN,)
+        assert largest_difference([row], await normalizing.embed([text], PoolingParams(dimensions=length))) < TOLERANCE
+
+
+async def test_rows_of_one_batch_may_want_different_normalization(plain: ServedModel):
+    text = TEXTS[0]
+    wanted = [PoolingParams(normalize=True), PoolingParams(normalize=False), PoolingParams(normalize=None)]
+    unit, raw, own = await plain.embed([text] * 3, wanted)
+    oracle = reference(plain.path)
+    assert largest_difference([raw, own], oracle.encode([text] * 2)) < TOLERANCE
+    assert largest_difference([unit], oracle.encode([text], normalize_embeddings=True)) < TOLERANCE
+
+
+async def test_a_normalizing_model_can_be_asked_not_to(normalizing: ServedModel):
+    wanted = [PoolingParams(normalize=True), PoolingParams(normalize=False), PoolingParams(normalize=None)]
+    unit, raw, own = await normalizing.embed([TEXTS[0]] * 3, wanted)
+    assert np.linalg.norm(raw) != pytest.approx(1, abs=1e-2)
+    assert largest_difference([unit, own], [raw / np.linalg.norm(raw)] * 2) < TOLERANCE
+
+
+async def test_dimensions_and_normalization_mix_in_one_batch(plain: ServedModel):
+    wanted = [PoolingParams(dimensions=4, normalize=True), PoolingParams(dimensions=9), PoolingParams(normalize=True)]
+    cut_unit, cut, unit = await plain.embed([TEXTS[2]] * 3, wanted)
+    [whole] = await plain.embed([TEXTS[2]])
+    expected = [whole[:4] / np.linalg.norm(whole[:4]), whole[:9], whole / np.linalg.norm(whole)]
+    assert largest_difference([cut_unit, cut, unit], expected) < TOLERANCE

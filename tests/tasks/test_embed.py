@@ -1,0 +1,195 @@
+"""The embed task: what a job may ask, and what comes of it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+
+from tests.conftest import assert_idle, running
+from tests.model_folders import VOCABULARY, write_json, write_scripted_folder
+from trio_pool_serve.config import Config
+from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, OverloadedError
+from trio_pool_serve.runner.scripted import ScriptedRunner
+from trio_pool_serve.service import Service
+from trio_pool_serve.tasks.embed import Embeddings, EmbedJob
+from trio_pool_serve.telemetry.timings import RequestTimings
+from trio_pool_serve.types import TextPrompt, TokensPrompt
+
+CLS, SEP = VOCABULARY["[CLS]"], VOCABULARY["[SEP]"]
+
+
+async def embed(service: Service, *texts: str, **params) -> Embeddings:
+    return await service.embed_task.embed(EmbedJob(prompts=[TextPrompt(text) for text in texts], **params), timings())
+
+
+def timings() -> RequestTimings:
+    return RequestTimings()
+
+
+def words(count: int) -> str:
+    return " ".join(f"w{n}" for n in range(count))
+
+
+def ids_of(*names: str) -> list[int]:
+    return [VOCABULARY[name] for name in names]
+
+
+def last_row(runner: ScriptedRunner) -> list[int]:
+    return runner.batches[-1].requests[-1].prompt.token_ids.tolist()
+
+
+async def test_a_vector_for_each_prompt_and_the_tokens_that_were_read(service):
+    answer = await embed(service, "hello", "hello world", "")
+    assert [vector[0] for vector in answer.vectors] == [3, 4, 2]
+    assert all(vector.shape == (8,) and vector.dtype == np.float32 for vector in answer.vectors)
+    assert answer.prompt_tokens == 9
+    assert_idle(service)
+
+
+async def test_usage_counts_what_was_read_not_what_was_sent(service):
+    assert (await embed(service, words(50), "hello", truncate_to=5)).prompt_tokens == 5 + 3
+    assert (await embed(service, "hello", add_special_tokens=False)).prompt_tokens == 1
+    assert (await embed(service, "hello", prompt_name="query")).prompt_tokens == 5
+
+
+async def test_token_ids_are_embedded_as_they_are(service, scripted):
+    job = EmbedJob(prompts=[TokensPrompt(np.array([9, 8, 7]))], prompt_name="query")
+    answer = await service.embed_task.embed(job, timings())
+    assert last_row(scripted) == [9, 8, 7]
+    assert answer.prompt_tokens == 3
+
+
+# -- instructions -------------------------------------------------------------------------------------
+
+
+async def test_prompt_name_chooses_one_of_the_models_instructions(service, scripted):
+    await embed(service, "hello", prompt_name="query")
+    assert last_row(scripted) == [CLS, *ids_of("query", ":", "hello"), SEP]
+    await embed(service, "hello", prompt_name="passage")
+    assert last_row(scripted) == [CLS, *ids_of("passage", ":", "hello"), SEP]
+
+
+async def test_an_unknown_prompt_name_is_refused_with_those_there_are(service, scripted):
+    with pytest.raises(InvalidRequestError, match="no prompt named 'qury'; it has: passage, query") as caught:
+        await embed(service, "hello", prompt_name="qury")
+    assert caught.value.param == "prompt_name"
+    assert scripted.batches == []
+    assert_idle(service)
+
+
+async def test_a_model_without_instructions_says_so(tmp_path, scripted):
+    folder = write_scripted_folder(tmp_path / "model")
+    (folder / "config_sentence_transformers.json").unlink()
+    async with running(Service(Config(model=str(folder)), lambda *_: scripted)) as service:
+        with pytest.raises(InvalidRequestError, match="it has: none"):
+            await embed(service, "hello", prompt_name="query")
+        await embed(service, "hello")
+        assert last_row(scripted) == [CLS, *ids_of("hello"), SEP]
+
+
+async def test_a_clients_own_instruction_goes_in_front(service, scripted):
+    await embed(service, "hello", instruction="world : ")
+    assert last_row(scripted) == [CLS, *ids_of("world", ":", "hello"), SEP]
+
+
+@pytest.fixture
+def folder_with_default(tmp_path: Path) -> Path:
+    folder = write_scripted_folder(tmp_path / "model")
+    write_json(
+        folder / "config_sentence_transformers.json",
+        {"prompts": {"query": "query : ", "passage": "passage : ", "": ""}, "default_prompt_name": "passage"},
+    )
+    return folder
+
+
+async def test_the_default_prompt_name_holds_for_those_who_name_none(folder_with_default, scripted):
+    async with running(Service(Config(model=str(folder_with_default)), lambda *_: scripted)) as service:
+        await embed(service, "hello")
+        assert last_row(scripted) == [CLS, *ids_of("passage", ":", "hello"), SEP]
+        await embed(service, "hello", prompt_name="query")
+        assert last_row(scripted) == [CLS, *ids_of("query", ":", "hello"), SEP]
+        await embed(service, "hello", instruction="")
+        assert last_row(scripted) == [CLS, *ids_of("hello"), SEP]
+        await embed(service, "hello", prompt_name="")
+        assert last_row(scripted) == [CLS, *ids_of("hello"), SEP]
+
+
+# -- truncation ---------------------------------------------------------------------------------------
+
+
+async def test_minus_one_truncates_to_the_models_maximum(service, scripted):
+    with pytest.raises(ContextLengthError):
+        await embed(service, words(150))
+    assert (await embed(service, words(150), truncate_to=-1)).prompt_tokens == 64
+    assert last_row(scripted) == [CLS, *ids_of(*(f"w{n}" for n in range(62))), SEP]
+
+
+async def test_truncation_side_says_which_end_is_cut_off(service, scripted):
+    await embed(service, words(150), truncate_to=4, truncation_side="left")
+    assert last_row(scripted) == [CLS, *ids_of("w148", "w149"), SEP]
+
+
+@pytest.mark.parametrize("limit", [0, -2, 65, 10**9])
+async def test_truncation_to_what_the_model_cannot_take_is_refused(service, scripted, limit):
+    with pytest.raises(
+        InvalidRequestError, match=f"must be -1 or from 1 to 64, the model's maximum, not {limit}"
+    ) as caught:
+        await embed(service, "hello", truncate_to=limit)
+    assert caught.value.param == "truncate_prompt_tokens"
+    assert scripted.batches == []
+
+
+async def test_truncation_to_exactly_the_models_maximum_is_taken(service):
+    assert (await embed(service, words(150), truncate_to=64)).prompt_tokens == 64
+
+
+# -- dimensions ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dimensions", [1, 4, 8])
+async def test_dimensions_shorten_the_vectors(service, dimensions):
+    answer = await embed(service, "hello", "world", dimensions=dimensions)
+    assert [vector.shape for vector in answer.vectors] == [(dimensions,)] * 2
+
+
+@pytest.mark.parametrize("dimensions", [0, -1, 9])
+async def test_dimensions_that_the_model_does_not_have_are_refused(service, scripted, dimensions):
+    with pytest.raises(InvalidRequestError, match=f"must be from 1 to 8, the model's own, not {dimensions}") as caught:
+        await embed(service, "hello", dimensions=dimensions)
+    assert caught.value.param == "dimensions"
+    assert scripted.batches == []
+
+
+async def test_normalize_and_priority_reach_the_engine(service, scripted):
+    await embed(service, "hello", normalize=False, priority=7)
+    (request,) = scripted.batches[-1].requests
+    assert request.params.normalize is False
+    assert request.priority == 7
+
+
+# -- admission ----------------------------------------------------------------------------------------
+
+
+async def test_a_job_is_admitted_for_as_long_as_it_takes_and_for_no_more_than_it_can_cost(service, scripted):
+    scripted.gate.clear()
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def ask() -> None:
+            await embed(service, "x" * 1_000_000, truncate_to=-1)
+
+        await trio.to_thread.run_sync(scripted.launching.wait, limiter=trio.CapacityLimiter(1))
+        assert service.engine.statistics().admitted_tokens == service.embed_task.renderer.max_model_len
+        scripted.gate.set()
+    assert_idle(service)
+
+
+async def test_a_job_that_does_not_fit_is_refused_before_anything_is_rendered(service):
+    hops: list[str] = []
+    service.offload.observe = lambda kind, *_: hops.append(kind)
+    with service.engine.admit(service.config.scheduling.max_queue_tokens), pytest.raises(OverloadedError):
+        await embed(service, "hello")
+    assert hops == []
+    await embed(service, "hello")
+    assert "render" in hops

@@ -1,0 +1,349 @@
+"""One request is one nursery: its prompts render and compute as children of it."""
+
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+from attrs import define, field
+from trio.testing import wait_all_tasks_blocked
+
+from tests.model_folders import VOCABULARY
+from trio_pool_serve.config import SchedulingConfig
+from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.errors import (
+    BatchFailedError,
+    ContextLengthError,
+    EngineDeadError,
+    InvalidRequestError,
+    RunnerDeadError,
+)
+from trio_pool_serve.model_folder import read_model_folder
+from trio_pool_serve.offload import Offload
+from trio_pool_serve.rendering.renderer import Renderer
+from trio_pool_serve.rendering.tokenizer import Encoded, Tokenizer, load_tokenizer
+from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
+from trio_pool_serve.runner.scripted import ScriptedRunner
+from trio_pool_serve.tasks.fan_out import PROMPTS_AHEAD, compute_rows
+from trio_pool_serve.telemetry.metrics import Metrics
+from trio_pool_serve.telemetry.timings import RequestTimings
+from trio_pool_serve.types import (
+    Batch,
+    PooledBatch,
+    PoolingOutput,
+    PoolingParams,
+    Prompt,
+    RenderedPrompt,
+    RenderingParams,
+    TextPrompt,
+    TokenIds,
+    TokensPrompt,
+    TruncationSide,
+)
+
+
+@define(eq=False)
+class NotingTokenizer:
+    """Notes the texts in the order in which it gets them; waits with each until ``gate`` is set."""
+
+    inner: Tokenizer
+    texts: list[str] = field(factory=list, init=False)
+    entered: threading.Event = field(factory=threading.Event, init=False)
+    gate: threading.Event = field(factory=threading.Event, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.gate.set()
+
+    @property
+    def special_tokens(self) -> int:
+        return self.inner.special_tokens
+
+    def encode(self, text: str) -> Encoded:
+        self.texts.append(text)
+        self.entered.set()
+        assert self.gate.wait(60)
+        return self.inner.encode(text)
+
+    def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
+        return self.inner.finish(encoded, keep, side, add_special_tokens=add_special_tokens)
+
+    def is_special(self, token_id: int) -> bool:
+        return self.inner.is_special(token_id)
+
+    def copy(self) -> "NotingTokenizer":
+        raise NotImplementedError
+
+
+@define(eq=False)
+class Floor:
+    """A renderer of one thread and an engine of one batch in flight, introduced to each other."""
+
+    tokenizer: NotingTokenizer
+    runner: ScriptedRunner
+    offload: Offload
+    renderer: Renderer
+    engine: LocalEngine
+
+    async def compute(
+        self, *prompts: Prompt | str, timings: RequestTimings | None = None
+    ) -> tuple[list[RenderedPrompt], list[PoolingOutput]]:
+        return await compute_rows(
+            [TextPrompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts],
+            renderer=self.renderer,
+            engine=self.engine,
+            rendering=RenderingParams(),
+            pooling=PoolingParams(),
+            priority=0,
+            timings=timings or RequestTimings(),
+        )
+
+    def assert_idle(self) -> None:
+        engine = self.engine.statistics()
+        assert (engine.queued_rows, engine.queued_tokens, engine.in_flight_batches) == (0, 0, 0)
+        for kind, limiter in self.offload.statistics().items():
+            assert (limiter.borrowed, limiter.waiting) == (0, 0), kind
+        assert repr(self.renderer.tokenizers) == "<TokenizerPool 1 of 1 free>"
+
+
+def make_floor(scripted_folder: Path, runner: ScriptedRunner) -> Floor:
+    offload = Offload(render=1)
+    folder = read_model_folder(scripted_folder)
+    tokenizer = NotingTokenizer(load_tokenizer(folder))
+    renderer = Renderer(
+        TokenizerPool(tokenizer, 1), offload, max_model_len=folder.max_model_len, vocab_size=folder.vocab_size
+    )
+    engine = LocalEngine(lambda: runner, offload, Metrics(), SchedulingConfig(max_in_flight=1, max_batch_tokens=16))
+    return Floor(tokenizer, runner, offload, renderer, engine)
+
+
+@pytest.fixture
+async def floor(scripted_folder: Path, scripted: ScriptedRunner) -> AsyncIterator[Floor]:
+    floor = make_floor(scripted_folder, scripted)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(floor.engine.run)
+        await floor.engine.wait_ready()
+        yield floor
+        nursery.cancel_scope.cancel(reason="the test is over")
+
+
+async def in_thread(wait: Callable[[], object]) -> None:
+    await trio.to_thread.run_sync(wait, limiter=trio.CapacityLimiter(1))
+
+
+async def wait_until_queued(floor: Floor, rows: int) -> None:
+    """Wait until the engine has so many rows, those of the one launched batch included."""
+    await in_thread(floor.runner.launching.wait)
+    while floor.engine.statistics().queued_rows + floor.runner.rows[-1] < rows:
+        await trio.lowlevel.checkpoint()
+
+
+def words(count: int, first: int = 0) -> str:
+    return " ".join(f"w{first + n}" for n in range(count))
+
+
+TOO_LONG = words(63)
+OUTSIDE = TokensPrompt(np.array([10_000]))
+
+
+async def test_rows_come_back_in_the_prompts_order_however_they_were_batched(floor):
+    counts = [(7 * n) % 12 + 1 for n in range(60)]
+    rendered, outputs = await floor.compute(*(words(count, first=n) for n, count in enumerate(counts)))
+    for n, (count, prompt, output) in enumerate(zip(counts, rendered, outputs, strict=True)):
+        assert prompt.token_ids[1] == VOCABULARY[f"w{n}"]
+        assert output.vector[0] == len(prompt.token_ids) == count + 2
+        assert output.vector[1] == prompt.token_ids.sum()
+    assert 1 < len(floor.runner.batches) < 60
+    floor.assert_idle()
+
+
+async def test_texts_and_token_ids_may_be_mixed(floor):
+    rendered, outputs = await floor.compute("hello", TokensPrompt(np.array([5, 6, 7, 8])))
+    assert [len(prompt.token_ids) for prompt in rendered] == [3, 4]
+    assert [output.vector[0] for output in outputs] == [3, 4]
+
+
+async def test_no_prompts_are_no_rows(floor):
+    assert await floor.compute() == ([], [])
+
+
+async def test_timings_are_those_of_the_whole_request(floor):
+    timings = RequestTimings()
+    _, outputs = await floor.compute(*["hello"] * 9, timings=timings)
+    assert timings.render_s > 0
+    assert timings.queue_s == max(output.queue_s for output in outputs)
+    assert timings.forward_s == max(output.forward_s for output in outputs)
+
+
+# -- the first failure --------------------------------------------------------------------------------
+
+
+async def test_the_first_failure_stops_the_rest_from_being_rendered(floor):
+    with pytest.raises(ContextLengthError, match="65 tokens"):
+        await floor.compute(*["good"] * 10, TOO_LONG, *["never"] * 200)
+    assert floor.tokenizer.texts.count(TOO_LONG) == 1
+    # The thread may have taken up those that waited in line with the failed one.
+    assert floor.tokenizer.texts.count("never") < PROMPTS_AHEAD
+    assert await floor.compute("still there")
+    floor.assert_idle()
+
+
+async def test_what_was_rendered_before_a_failure_leaves_the_queue(floor):
+    floor.runner.gate.clear()
+    with pytest.raises(InvalidRequestError, match="Token id 10000"):
+        await floor.compute(*["good"] * 20, OUTSIDE, *["never"] * 200)
+    engine = floor.engine.statistics()
+    assert (engine.queued_rows, engine.queued_tokens) == (0, 0)
+    assert len(floor.runner.batches) <= 1
+    launched = len(floor.runner.batches)
+    floor.runner.gate.set()
+    await floor.compute("the next client's")
+    assert len(floor.runner.batches) == launched + 1, "nothing of the failed request was launched later"
+    floor.assert_idle()
+
+
+async def test_several_failures_are_one_error_not_a_group(floor):
+    def fail(_: Batch) -> PooledBatch:
+        raise ValueError("boom")
+
+    floor.runner.on_launch = fail
+    floor.runner.gate.clear()
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def ask() -> None:
+            with pytest.raises(BatchFailedError):
+                await floor.compute("first alone", *["together"] * 5)
+
+        await wait_until_queued(floor, 6)
+        floor.runner.gate.set()
+
+
+async def test_a_failed_batch_fails_the_request_and_its_siblings_are_not_computed(floor):
+    def fail_the_first(batch: Batch) -> PooledBatch | None:
+        if len(floor.runner.batches) == 1:
+            raise ValueError("boom")
+        return None
+
+    floor.runner.on_launch = fail_the_first
+    floor.runner.gate.clear()
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def ask() -> None:
+            with pytest.raises(BatchFailedError):
+                await floor.compute(*["good"] * 40)
+
+        await in_thread(floor.runner.launching.wait)
+        floor.runner.gate.set()
+    failed = len(floor.runner.batches)
+    assert failed <= 2, "the batch after the failed one may have been formed already"
+    await floor.compute("the next client's")
+    assert len(floor.runner.batches) == failed + 1
+    floor.assert_idle()
+
+
+async def test_errors_that_are_nobodys_on_purpose_keep_their_group(floor):
+    floor.renderer.vocab_size = None
+    with pytest.RaisesGroup(TypeError, flatten_subgroups=True):
+        await floor.compute(TokensPrompt(np.array([1])))
+
+
+async def test_an_engine_that_dies_is_told_as_itself(scripted_folder, scripted):
+    def die(_: Batch) -> PooledBatch:
+        raise RunnerDeadError("gone")
+
+    scripted.on_launch = die
+    floor = make_floor(scripted_folder, scripted)
+
+    async def run_engine() -> None:
+        with pytest.raises(EngineDeadError, match="gone"):
+            await floor.engine.run()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_engine)
+        await floor.engine.wait_ready()
+        with pytest.raises(EngineDeadError):
+            await floor.compute("one", "two", "three")
+    floor.assert_idle()
+
+
+# -- several clients ----------------------------------------------------------------------------------
+
+
+async def test_a_single_prompt_does_not_wait_behind_all_of_a_large_request(floor):
+    floor.tokenizer.gate.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(floor.compute, *["large"] * 300)
+        await in_thread(floor.tokenizer.entered.wait)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(floor.compute, "small")
+        await wait_all_tasks_blocked()
+        floor.tokenizer.gate.set()
+    assert floor.tokenizer.texts.index("small") <= PROMPTS_AHEAD
+    assert len(floor.tokenizer.texts) == 301
+
+
+async def test_no_more_prompts_of_one_request_wait_for_a_renderer_than_allowed(floor):
+    floor.tokenizer.gate.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(floor.compute, *["large"] * 300)
+        await in_thread(floor.tokenizer.entered.wait)
+        await wait_all_tasks_blocked()
+        render = floor.offload.statistics()["render"]
+        assert (render.borrowed, render.waiting) == (1, PROMPTS_AHEAD - 1)
+        floor.tokenizer.gate.set()
+
+
+async def test_one_clients_failure_is_nobody_elses(floor):
+    results: list[str] = []
+
+    async def client(*prompts: str) -> None:
+        try:
+            await floor.compute(*prompts)
+            results.append("good")
+        except ContextLengthError:
+            results.append("bad")
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(client, *["good"] * 20)
+            nursery.start_soon(client, *["good"] * 5, TOO_LONG)
+    assert sorted(results) == ["bad"] * 10 + ["good"] * 10
+    floor.assert_idle()
+
+
+# -- leaving ------------------------------------------------------------------------------------------
+
+
+async def test_leaving_while_rows_wait_empties_the_queue_and_returns_every_permit(floor):
+    floor.runner.gate.clear()
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(floor.compute, *["leaving"] * 30)
+            await wait_until_queued(floor, 30)
+            scope.cancel()
+    assert scope.cancelled_caught
+    engine = floor.engine.statistics()
+    assert (engine.queued_rows, engine.queued_tokens) == (0, 0)
+    assert floor.offload.statistics()["render"].borrowed == 0
+    floor.runner.gate.set()
+    await floor.compute("staying")
+    assert len(floor.runner.batches) == 2, "of the request that left, only what had been launched"
+    floor.assert_idle()
+
+
+async def test_leaving_while_a_prompt_is_tokenised_renders_no_other(floor):
+    floor.tokenizer.gate.clear()
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(floor.compute, *["leaving"] * 30)
+            await in_thread(floor.tokenizer.entered.wait)
+            await wait_all_tasks_blocked()
+            scope.cancel()
+            floor.tokenizer.gate.set()
+    assert scope.cancelled_caught
+    assert floor.tokenizer.texts == ["leaving"]
+    assert floor.runner.batches == []
+    floor.assert_idle()
