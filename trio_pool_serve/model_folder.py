@@ -46,6 +46,10 @@ POSITIONS_AFTER_PADDING = frozenset(
 """Model types that number positions from ``pad_token_id + 1``, and so take that many tokens less."""
 
 
+RELATIVE_POSITIONS = frozenset({"t5", "mt5", "umt5"})
+"""Model types whose ``n_positions`` is what they were trained on, not what they can take."""
+
+
 @frozen(kw_only=True)
 class ModuleFiles:
     """One entry of ``modules.json``: its class name, its folder and its config."""
@@ -165,7 +169,7 @@ def _refuse_unsupported(own: Mapping[str, Any]) -> None:
 
 def _length_limit(path: Path, config: Mapping[str, Any], own: Mapping[str, Any], asked: int | None) -> int:
     positions = config.get("max_position_embeddings") or config.get("n_positions") or UNLIMITED
-    if positions < 0:  # XLNet's way to say that there is no limit
+    if positions < 0 or config.get("model_type") in RELATIVE_POSITIONS:  # XLNet says "no limit" by −1
         positions = UNLIMITED
     if config.get("model_type") in POSITIONS_AFTER_PADDING:
         positions -= (config.get("pad_token_id") or 0) + 1

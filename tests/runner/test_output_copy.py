@@ -73,6 +73,9 @@ class FakeCopyBackend:
         yield
         self.trace.append(f"leave {stream}")
 
+    def protect(self, rows: Tensor, stream: str) -> None:
+        self.trace.append(f"{stream} shares the rows")
+
     def host_buffer(self, like: Tensor) -> Tensor:
         self.trace.append("host buffer")
         return torch.full_like(like, torch.nan)
@@ -162,6 +165,7 @@ def test_a_copy_waits_for_compute_and_is_marked_on_its_own_stream(copier: Output
         "enter side stream",
         "record event 0 on side stream",
         "leave side stream",
+        "side stream shares the rows",
     ]
 
 

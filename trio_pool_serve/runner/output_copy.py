@@ -7,7 +7,8 @@ limiter while the next batch is launched. Elsewhere the rows are on the host whe
 Two lifetimes matter. The rows are computed on one stream and read on another, so they must not be freed
 — and their memory handed to the next batch — before the copy has read them. And the pinned buffer must
 outlive the copy even if nobody waits for it any more. The handle keeps both, and so does the thread that
-waits, which goes on waiting if its waiter is cancelled.
+waits, which goes on waiting if its waiter is cancelled. A handle that is dropped before any thread waits
+relies on ``protect``, and on torch, which keeps a pinned buffer until the copies into it are done.
 """
 
 from collections.abc import Generator
@@ -45,6 +46,9 @@ class CopyBackend(Protocol):
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
         """Return a context in which copies go to ``stream``."""
 
+    def protect(self, rows: Tensor, stream: Any) -> None:
+        """Keep the memory of ``rows`` from being reused before ``stream`` has read it, though they be freed."""
+
     def host_buffer(self, like: Tensor) -> Tensor:
         """Return an uninitialised host tensor that the device can write to by itself."""
 
@@ -69,6 +73,10 @@ class CudaCopyBackend:
     def on_stream(self, stream: torch.cuda.Stream) -> AbstractContextManager[Any]:
         """Return a context in which copies go to ``stream``."""
         return torch.cuda.stream(stream)
+
+    def protect(self, rows: Tensor, stream: torch.cuda.Stream) -> None:
+        """Tell the allocator that ``stream`` uses the rows too."""
+        rows.record_stream(stream)
 
     def host_buffer(self, like: Tensor) -> Tensor:
         """Return a pinned tensor."""
@@ -97,6 +105,7 @@ class OutputCopier:
         with self.backend.on_stream(self._stream):
             host.copy_(rows, non_blocking=True)
             event.record(self._stream)
+        self.backend.protect(rows, self._stream)
         return CopyingBatch(rows, host, event, dimensions, self.offload)
 
 

@@ -1,0 +1,13 @@
+from trio_pool_serve.telemetry.timings import RequestTimings
+
+
+def test_rows_overlap_so_the_slowest_of_each_stage_counts():
+    timings = RequestTimings()
+    timings.add_row(queue_s=0.001, forward_s=0.004, copy_s=0.0)
+    timings.add_row(queue_s=0.003, forward_s=0.002, copy_s=0.0005)
+    timings.render_s, timings.encode_s = 0.0025, 0.0001
+    header = timings.server_timing()
+    assert header.startswith(
+        "render;dur=2.500, queue;dur=3.000, forward;dur=4.000, copy;dur=0.500, encode;dur=0.100, total;dur="
+    )
+    assert float(header.rsplit("=", 1)[1]) > 0

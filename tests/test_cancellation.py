@@ -1,0 +1,132 @@
+"""Cancels at every await: a request is followed through the loop and cut off at each of its steps.
+
+Whatever step it is, nothing stays queued, admitted, borrowed or in flight, and the next request is answered.
+"""
+
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+import trio
+
+from tests.conftest import assert_idle, is_idle
+from trio_pool_serve.app import create_app
+from trio_pool_serve.errors import EngineDeadError
+from trio_pool_serve.service import Service
+from trio_pool_serve.tasks.embed import EmbedJob
+from trio_pool_serve.telemetry.timings import RequestTimings
+from trio_pool_serve.types import PoolingRequest, RenderedPrompt, RenderingParams, TextPrompt
+
+TEXT = TextPrompt("hello world")
+ROW = PoolingRequest(RenderedPrompt(np.array([7], dtype=np.int32)))
+
+
+async def embed(service: Service) -> None:
+    await service.embed_task.embed(EmbedJob(prompts=[TEXT] * 5), RequestTimings())
+
+
+async def render(service: Service) -> None:
+    await service.embed_task.renderer.render(TEXT, RenderingParams())
+
+
+async def submit(service: Service) -> None:
+    await service.engine.submit(ROW)
+
+
+async def offload(service: Service) -> None:
+    await service.offload.run("render", lambda: None)
+
+
+async def wait_ready(service: Service) -> None:
+    await service.engine.wait_ready()
+
+
+async def asgi_request(service: Service) -> None:
+    """A request as an ASGI server hands it over; quart's own test client does not survive cancellation."""
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": "/v1/embeddings",
+        "raw_path": b"/v1/embeddings",
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"host", b"x"), (b"content-type", b"application/json")],
+        "extensions": {},
+    }
+    to_app, from_client = trio.open_memory_channel[dict](2)
+    sent: list[dict] = []
+
+    async def send(message: dict) -> None:
+        await trio.lowlevel.checkpoint()
+        sent.append(message)
+
+    body = b'{"input": ["hello", "world", "hello world", "w1", "w2"]}'
+    to_app.send_nowait({"type": "http.request", "body": body, "more_body": False})
+    await create_app(service.config, service)(scope, from_client.receive, send)
+    assert sent[0]["status"] == 200
+
+
+STEPS = 60
+
+
+@pytest.mark.parametrize("work", [embed, render, submit, offload, wait_ready, asgi_request])
+async def test_cancelling_at_any_step_leaves_nothing_behind(service: Service, work: Callable[..., Awaitable[None]]):
+    finished = 0
+    for step in range(STEPS):
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(work, service)
+                for _ in range(step):
+                    await trio.lowlevel.checkpoint()
+                scope.cancel(reason=f"step {step}")
+        finished += not scope.cancelled_caught
+        with trio.fail_after(10):
+            while not is_idle(service):  # noqa: ASYNC110  (threads that were running finish)
+                await trio.sleep(0.0005)
+    await work(service)
+    assert_idle(service)
+    assert finished < STEPS
+
+
+async def test_cancelling_before_the_first_step_runs_nothing(service: Service, scripted):
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await embed(service)
+    assert scope.cancelled_caught
+    assert scripted.batches == []
+    assert_idle(service)
+
+
+async def test_a_deadline_is_a_cancellation(service: Service, scripted):
+    scripted.gate.clear()
+    with trio.move_on_after(0.02) as scope:
+        await embed(service)
+    assert scope.cancelled_caught
+    assert service.engine.statistics().queued_rows == 0
+    assert service.engine.statistics().admitted_tokens == 0
+    scripted.gate.set()
+
+
+async def test_ending_the_service_fails_everyone_who_waits(config, scripted):
+    service = Service(config, lambda *_: scripted)
+    scripted.gate.clear()
+    failures: list[Exception] = []
+
+    async def one() -> None:
+        try:
+            await submit(service)
+        except EngineDeadError as error:
+            failures.append(error)
+
+    async with trio.open_nursery() as waiters, trio.open_nursery() as nursery:
+        await nursery.start(service.run)
+        await service.engine.wait_ready()
+        for _ in range(10):
+            waiters.start_soon(one)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert len(failures) == 10
+    scripted.gate.set()

@@ -1,0 +1,131 @@
+"""Settings are declared once and reach flags, environment and TOML from there."""
+
+from pathlib import Path
+
+import attrs
+import pytest
+from cyclopts import CycloptsError
+
+from trio_pool_serve.cli import ENVIRONMENT_PREFIX, app, read_config
+from trio_pool_serve.config import Config
+
+GROUPS = {field.name: field.type for field in attrs.fields(Config) if attrs.has(field.type)}
+SETTINGS = [(group, setting) for group, kind in GROUPS.items() for setting in attrs.fields(kind)]
+
+# One value, other than the default, for each setting; the two sides are what people write and what is meant.
+WRITTEN = {
+    "served_model_name": ("name", "name"),
+    "revision": ("v2", "v2"),
+    "trust_remote_code": ("true", True),
+    "dtype": ("float16", "float16"),
+    "device": ("cpu", "cpu"),
+    "max_model_len": ("99", 99),
+    "host": ("::1", "::1"),
+    "port": ("8123", 8123),
+    "uds": ("/run/x.sock", Path("/run/x.sock")),
+    "api_key": ("k", "k"),
+    "max_body_bytes": ("1024", 1024),
+    "strict_requests": ("true", True),
+    "max_inputs_per_request": ("7", 7),
+    "max_batch_tokens": ("512", 512),
+    "max_in_flight": ("3", 3),
+    "max_queue_tokens": ("1000", 1000),
+    "batch_timeout_s": ("2.5", 2.5),
+    "renderer_num_workers": ("5", 5),
+    "postprocess_num_workers": ("6", 6),
+    "switch_interval_s": ("0.001", 0.001),
+    "request_timeout_s": ("9", 9.0),
+    "body_timeout_s": ("8", 8.0),
+    "drain_timeout_s": ("7", 7.0),
+    "log_level": ("debug", "debug"),
+    "access_log": ("true", True),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch):
+    import os
+
+    for name in list(os.environ):
+        if name.startswith(ENVIRONMENT_PREFIX):
+            monkeypatch.delenv(name)
+
+
+def value_of(config: Config, group: str, name: str) -> object:
+    return getattr(getattr(config, group), name)
+
+
+def test_every_setting_is_tried_here():
+    assert {setting.name for _, setting in SETTINGS} == set(WRITTEN)
+
+
+@pytest.mark.parametrize(("group", "setting"), SETTINGS, ids=lambda x: getattr(x, "name", x))
+def test_a_setting_reaches_the_config_from_a_flag_the_environment_and_a_file(group, setting, monkeypatch, tmp_path):
+    text, meant = WRITTEN[setting.name]
+    assert value_of(Config(model="m"), group, setting.name) == setting.default != meant
+    flag = "--" + setting.name.replace("_", "-")
+    flags = [flag] if meant is True else [flag, text]
+    assert value_of(read_config(["m", *flags]), group, setting.name) == meant
+
+    quoted = f'"{text}"' if isinstance(meant, str | Path) else text
+    toml = tmp_path / "settings.toml"
+    toml.write_text(f"{flag[2:]} = {quoted}\n")
+    assert value_of(read_config(["m", "--config", str(toml)]), group, setting.name) == meant
+
+    monkeypatch.setenv(ENVIRONMENT_PREFIX + setting.name.upper(), text)
+    assert value_of(read_config(["m"]), group, setting.name) == meant
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(monkeypatch, tmp_path):
+    toml = tmp_path / "settings.toml"
+    toml.write_text("port = 1\nhost = 'file'\ndtype = 'float32'\n")
+    monkeypatch.setenv("TRIO_POOL_SERVE_CONFIG", str(toml))
+    monkeypatch.setenv("TRIO_POOL_SERVE_PORT", "2")
+    monkeypatch.setenv("TRIO_POOL_SERVE_HOST", "environment")
+    config = read_config(["m", "--port", "3"])
+    assert (config.network.port, config.network.host, config.loading.dtype) == (3, "environment", "float32")
+
+
+def test_the_model_can_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("TRIO_POOL_SERVE_MODEL", "org/model")
+    assert read_config([]).model == "org/model"
+
+
+WRONG = {
+    "no model": ([], "MODEL"),
+    "an unknown flag": (["m", "--no-such-flag"], "--no-such-flag"),
+    "a port that is no number": (["m", "--port", "http"], "--port"),
+    "a negative port": (["m", "--port", "-1"], "port"),
+    "no body at all": (["m", "--max-body-bytes", "0"], "max_body_bytes"),
+    "an unknown type": (["m", "--dtype", "int3"], "--dtype"),
+    "no time at all": (["m", "--request-timeout-s", "0"], "request_timeout_s"),
+    "an empty name": (["m", "--served-model-name", ""], "served_model_name"),
+    "a file that is not there": (["m", "--config", "/nowhere.toml"], "nowhere.toml"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "blamed"), WRONG.values(), ids=WRONG)
+def test_a_wrong_setting_is_blamed_by_name(arguments, blamed):
+    with pytest.raises((CycloptsError, ValueError, OSError), match=blamed):
+        read_config(arguments)
+
+
+def test_an_unknown_key_in_the_file_is_an_error(tmp_path):
+    toml = tmp_path / "settings.toml"
+    toml.write_text("prot = 8000\n")
+    with pytest.raises(CycloptsError, match="prot"):
+        read_config(["m", "--config", str(toml)])
+
+
+def test_help_groups_and_explains_every_setting(capsys):
+    app(["serve", "--help"], exit_on_error=False, result_action="return_value")
+    shown = " ".join(capsys.readouterr().out.split())
+    for group in ("Model", "Network", "Scheduling", "Threads", "Time limits", "Logging"):
+        assert f"─ {group} ─" in shown
+    for _, setting in SETTINGS:
+        assert "--" + setting.name.replace("_", "-") in shown
+        assert ENVIRONMENT_PREFIX + setting.name.upper() in shown.replace("│ │ ", "").replace(" ", "").replace("│", "")
+
+
+def test_the_api_key_is_not_shown_where_settings_are_printed():
+    assert "hunter2" not in repr(read_config(["m", "--api-key", "hunter2"]))
