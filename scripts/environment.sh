@@ -26,13 +26,14 @@ prepare() {
         "${PYTHON:-python3}" -m venv "$venv"
     fi
     echo "installing trio_pool_serve$extras; the first time this takes a minute or two" >&2
-    local pip=("$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar on -c "$constraints")
+    local pip=("$venv/bin/python" -m pip install --disable-pip-version-check -c "$constraints")
+    [ -t 2 ] || pip+=(--quiet)  # somebody who watches sees pip's progress bars
     # torch first and by itself: its version decides which of several builds is taken.
-    "${pip[@]}" --quiet torch >&2
-    "${pip[@]}" --quiet --editable "$root$extras" >&2
+    "${pip[@]}" torch >&2
+    "${pip[@]}" --editable "$root$extras" >&2
     local package
     for package in "$@"; do
-        "${pip[@]}" --quiet --no-deps "$package" >&2
+        "${pip[@]}" --no-deps "$package" >&2
     done
     printf '%s' "$wanted" > "$stamp"
 }

@@ -114,6 +114,14 @@ def test_a_word_that_is_one_unknown_token_makes_the_window_grow(kind):
     assert windowed(tokenizer, text, 3, "right") == whole(tokenizer, text, 3, "right")
 
 
+def test_what_a_cut_leaves_of_an_unknown_word_is_not_kept():
+    tokenizer = TOKENIZERS["word-piece"]
+    unknown = "zqxjvkwyp0123456789" * 10
+    for known in range(20, 320, 3):  # the cut goes through the unknown word for some of them
+        text = "information " * known + unknown + " and on" * 3000
+        assert windowed(tokenizer, text, known + 20, "right") == whole(tokenizer, text, known + 20, "right")
+
+
 @pytest.mark.parametrize("kind", FAST_KINDS)
 def test_a_short_text_is_tokenised_once_and_whole(kind):
     tokenizer = CountingTokenizer(TOKENIZERS[kind])

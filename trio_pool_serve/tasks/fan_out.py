@@ -51,6 +51,8 @@ async def compute_rows(
             rendered[index] = await renderer.render(prompt, rendering)
         finally:
             ahead.release_on_behalf_of(index)
+        # A thread that has come back is no checkpoint: who was cancelled meanwhile must not enter the queue.
+        await trio.lowlevel.checkpoint_if_cancelled()
         timings.render_s = time.perf_counter() - began
         output = await engine.submit(PoolingRequest(rendered[index], pooling, priority))
         timings.add_row(queue_s=output.queue_s, forward_s=output.forward_s, copy_s=output.copy_s)

@@ -1,0 +1,1 @@
+"""Measurements of trio_pool_serve; ``benchmarks/README.md`` says how to run them."""

@@ -1,0 +1,159 @@
+"""Clients in a process of their own: ``run_load`` starts it, ``python -m benchmarks.load`` is it.
+
+The job comes in on standard input and the result goes out on standard output, as JSON.
+"""
+
+import gc
+import itertools
+import math
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import trio
+from attrs import Factory, define, field, frozen
+
+from benchmarks.connection import Connection, request_bytes
+
+ROOT = Path(__file__).parent.parent
+
+
+@frozen(kw_only=True)
+class LoadJob:
+    """What to ask, and how often.
+
+    Each of ``clients`` sends its next request when it has its answer (closed loop). With ``every_s`` each
+    has a timetable instead, the clients' shifted evenly against one another (open loop). Latencies then
+    count from when a request was due, so that a long stall is as many slow requests as it would have met.
+    """
+
+    port: int
+    path: str = "/v1/embeddings"
+    bodies: list[str] = Factory(list)
+    clients: int = 1
+    seconds: float = 8.0
+    ramp_s: float = 0.5
+    every_s: float | None = None
+
+
+def health_probe(port: int, seconds: float) -> LoadJob:
+    """Return a job that asks ``/health`` every 10 ms, whether or not earlier answers are there.
+
+    One connection answers one request at a time, so there are many: a stall delays what is asked during
+    it, and not also what is asked later.
+    """
+    return LoadJob(port=port, path="/health", clients=64, every_s=0.64, seconds=seconds)
+
+
+@frozen(kw_only=True)
+class LoadResult:
+    """What the clients saw. ``client_cpu_ms`` is what the generator itself spent per request."""
+
+    requests: int
+    requests_per_s: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    max_ms: float
+    client_cpu_ms: float
+
+
+@define
+class Load:
+    """One job being run.
+
+    A request counts for the latencies if it begins before the end and ends after the ramp, however long it
+    takes; for the throughput if it ends between the two.
+    """
+
+    job: LoadJob
+    begin: float = field(init=False)
+    end: float = field(init=False)
+    latencies: list[float] = field(init=False, factory=list)
+    finished: int = field(init=False, default=0)
+    cpu_s: float = field(init=False, default=0.0)
+
+    async def run(self) -> LoadResult:
+        """Run the job. Raises ``UnexpectedAnswerError`` with the first failure: there must be none."""
+        requests = [request_bytes(self.job.path, body.encode()) for body in self.job.bodies]
+        turns = itertools.cycle(requests or [request_bytes(self.job.path)])
+        gc.freeze()
+        self.begin = trio.current_time() + self.job.ramp_s
+        self.end = self.begin + self.job.seconds
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_cpu)
+            for number in range(self.job.clients):
+                nursery.start_soon(self._client, turns, (self.job.every_s or 0.0) * number / self.job.clients)
+        return self._result()
+
+    async def _watch_cpu(self) -> None:
+        await trio.sleep_until(self.begin)
+        spent = time.process_time()
+        await trio.sleep_until(self.end)
+        self.cpu_s = time.process_time() - spent
+
+    async def _client(self, turns: Iterator[bytes], shift_s: float) -> None:
+        async with await Connection.open(self.job.port) as connection:
+            due = trio.current_time() + shift_s
+            await trio.sleep_until(due)
+            while due < self.end:
+                await connection.ask(next(turns))
+                now = trio.current_time()
+                self._count(due, now)
+                if self.job.every_s is None:
+                    due = now
+                else:
+                    due += self.job.every_s
+                    await trio.sleep_until(due)
+
+    def _count(self, due: float, now: float) -> None:
+        if now >= self.begin:
+            self.latencies.append(now - due)
+        if self.begin <= now < self.end:
+            self.finished += 1
+
+    def _result(self) -> LoadResult:
+        self.latencies.sort()
+        return LoadResult(
+            requests=len(self.latencies),
+            requests_per_s=self.finished / self.job.seconds,
+            p50_ms=self._latency_ms(0.5),
+            p95_ms=self._latency_ms(0.95),
+            p99_ms=self._latency_ms(0.99),
+            max_ms=self._latency_ms(1.0),
+            client_cpu_ms=1e3 * self.cpu_s / max(1, self.finished),
+        )
+
+    def _latency_ms(self, share: float) -> float:
+        """Return the smallest latency that ``share`` of the requests stayed within."""
+        return 1e3 * self.latencies[max(0, math.ceil(share * len(self.latencies)) - 1)]
+
+
+async def run_load(job: LoadJob) -> LoadResult:
+    """Run a job in a new process. Raises ``CalledProcessError`` if a request fails.
+
+    Cancellation: the process is terminated.
+    """
+    command = [sys.executable, "-m", "benchmarks.load"]
+    done = await trio.run_process(command, stdin=msgspec.json.encode(job), capture_stdout=True, cwd=ROOT)
+    return msgspec.json.decode(done.stdout, type=LoadResult)
+
+
+async def run_load_and_probe(job: LoadJob, probe: LoadJob) -> tuple[LoadResult, LoadResult]:
+    """Run two jobs side by side, each in its own process."""
+    results: dict[str, LoadResult] = {}
+
+    async def run(name: str, one: LoadJob) -> None:
+        results[name] = await run_load(one)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run, "load", job)
+        nursery.start_soon(run, "probe", probe)
+    return results["load"], results["probe"]
+
+
+if __name__ == "__main__":
+    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=LoadJob)
+    sys.stdout.buffer.write(msgspec.json.encode(trio.run(Load(asked).run)))

@@ -1,0 +1,48 @@
+"""What a result was measured on and with."""
+
+import datetime as dt
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+PACKAGES = (
+    "trio-pool-serve", "trio", "quart", "quart-trio", "hypercorn", "h11", "msgspec", "orjson", "pybase64", "numpy",
+    "torch", "transformers", "tokenizers",
+)  # fmt: skip
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return the machine, the versions and the moment, ready for JSON."""
+    return {
+        "measured": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+        "load_average_before": os.getloadavg()[0],
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "commit": _commit(),
+        "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def _commit() -> str:
+    """Return the commit, with ``-dirty`` if the tree has changes."""
+    asked = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return asked.stdout.strip() or "unknown"

@@ -1,0 +1,74 @@
+"""Results for machines and for people."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+
+console = Console()
+
+
+BUSY = 0.3
+"""Load average past which something else runs. Compute threads that spin lose most by it, and not all
+servers spin: comparisons are then wrong, and not just noisy."""
+
+
+def warn_if_busy(machine: dict[str, Any]) -> None:
+    """Tell people that a result will not be one; ``machine`` is what ``describe_machine`` returned."""
+    load = machine["load_average_before"]
+    if load > BUSY:
+        console.print(f"the load average is {load:.2f}: these numbers will mean little", style="yellow")
+
+
+def open_progress() -> Progress:
+    """Return a progress bar for steps that have names."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console)
+
+
+def write_json(folder: Path, name: str, document: dict[str, Any]) -> None:
+    """Write ``document`` to ``folder/name.json``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n")
+    console.print(f"written: {name}.json", highlight=False)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table twice: for the terminal, and in Markdown to copy."""
+    table = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    lines = [columns, ["---", *("---:" for _ in columns[1:])], *rows]
+    for line in lines:
+        print("| " + " | ".join(line) + " |")
+
+
+def open_figure(panels: int) -> tuple[Figure, Sequence[Axes]]:
+    """Return a figure with ``panels`` plots side by side."""
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, panels, figsize=(6 * panels, 4.5), squeeze=False, layout="constrained")
+    for axis in axes[0]:
+        axis.grid(visible=True, which="major", alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, list(axes[0])
+
+
+def write_figure(figure: Figure, folder: Path, name: str) -> None:
+    """Write ``figure`` to ``folder/name.png``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / f"{name}.png", dpi=130)
+    console.print(f"written: {name}.png", highlight=False)

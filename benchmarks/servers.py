@@ -1,0 +1,128 @@
+"""Real server processes, started and stopped."""
+
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import IO
+
+import httpx
+import trio
+from attrs import frozen
+
+from benchmarks.model import MODEL_NAME, MODEL_PATH
+
+ROOT = Path(__file__).parent.parent
+
+READY_TIMEOUT_S = 300.0
+
+STOP_TIMEOUT_S = 40.0
+"""More than the drain timeout of ``trio-pool-serve``."""
+
+
+class ServerFailedError(Exception):
+    """A server process has ended by itself; carries the end of its log."""
+
+
+@frozen
+class Server:
+    """A server process, and where it listens."""
+
+    name: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        return f"http://127.0.0.1:{self.port}"
+
+
+def free_port() -> int:
+    """Return a TCP port that nobody uses at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@asynccontextmanager
+async def open_process(name: str, command: Sequence[str], port: int, *, cwd: Path = ROOT) -> AsyncIterator[Server]:
+    """Run a server process for as long as the block, inside which it may not listen yet.
+
+    Leaving the block sends SIGTERM and waits. If the process ends before, ``ServerFailedError`` cancels the
+    block and is raised, within an ``ExceptionGroup``.
+    """
+    async with trio.open_nursery() as nursery:
+        await nursery.start(_run, name, command, cwd)
+        yield Server(name, port)
+        nursery.cancel_scope.cancel(reason="the block is left")
+
+
+async def _run(name: str, command: Sequence[str], cwd: Path, *, task_status: trio.TaskStatus[trio.Process]) -> None:
+    with tempfile.TemporaryFile() as log:
+        await trio.run_process(
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
+            check=False,
+            deliver_cancel=_terminate,
+            task_status=task_status,
+        )
+        raise ServerFailedError(f"{name} has ended; the end of its log:\n{_tail(log)}")
+
+
+async def _terminate(process: trio.Process) -> None:
+    process.send_signal(signal.SIGTERM)
+    await trio.sleep(STOP_TIMEOUT_S)
+    process.kill()
+
+
+def _tail(log: IO[bytes]) -> str:
+    log.seek(0)
+    return "\n".join(log.read().decode(errors="replace").splitlines()[-20:])
+
+
+async def wait_for_ok(url: str, *, every_s: float = 0.02) -> None:
+    """Wait until ``url`` answers 200. Cancellation: at once; there is no limit otherwise."""
+    async with httpx.AsyncClient(trust_env=False) as client:
+        while not await _is_ok(client, url):  # noqa: ASYNC110  (another process: there is no event)
+            await trio.sleep(every_s)
+
+
+async def _is_ok(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        answer = await client.get(url)
+    except httpx.TransportError:
+        return False  # nobody listens yet
+    return answer.status_code == httpx.codes.OK
+
+
+@asynccontextmanager
+async def open_server(name: str, module: Sequence[str], *, ready_path: str) -> AsyncIterator[Server]:
+    """Run ``python -m MODULE… --port N``; it is ready inside the block. Raises ``TooSlowError`` if it never is."""
+    port = free_port()
+    command = [sys.executable, "-m", *module, "--port", str(port)]
+    async with open_process(name, command, port) as server:
+        with trio.fail_after(READY_TIMEOUT_S):
+            await wait_for_ok(server.url + ready_path)
+        yield server
+
+
+def open_ours() -> AbstractAsyncContextManager[Server]:
+    """Run ``trio-pool-serve serve`` as it comes."""
+    serve = ["trio_pool_serve", "serve", MODEL_PATH, "--served-model-name", MODEL_NAME]
+    return open_server("ours", serve, ready_path="/readyz")
+
+
+def open_on_loop() -> AbstractAsyncContextManager[Server]:
+    """Run ours with everything on the event loop."""
+    return open_server("on the loop", ["benchmarks.on_loop"], ready_path="/readyz")
+
+
+def open_naive() -> AbstractAsyncContextManager[Server]:
+    """Run the server to compare with."""
+    return open_server("naive", ["benchmarks.naive", MODEL_PATH], ready_path="/health")
