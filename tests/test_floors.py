@@ -8,7 +8,7 @@ import trio_pool_serve
 PACKAGE = Path(trio_pool_serve.__file__).parent
 
 FLOORS = [
-    {"", "config", "errors", "types"},
+    {"", "config", "dedicated_thread", "errors", "types"},
     {"offload"},
     {"telemetry", "model_folder", "model_hub"},
     {"runner"},
@@ -88,8 +88,9 @@ def test_the_api_knows_nothing_of_models_and_the_tasks_nothing_of_http():
 
 def test_nothing_runs_outside_a_nursery_of_our_own():
     """Quart's background tasks, its nursery and its serving generators break structure when they fail."""
-    forbidden = {"while_serving", "before_serving", "add_background_task", "spawn_system_task", "Thread"}
+    forbidden = {"while_serving", "before_serving", "add_background_task", "spawn_system_task"}
     for path in SOURCES:
-        used = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
-        used |= {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
         assert not used & forbidden, path
+        assert ("Thread" in used) == (room_of(path) == "dedicated_thread"), path

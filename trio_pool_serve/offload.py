@@ -12,6 +12,8 @@ from typing import Literal, TypeAlias, TypeVar, get_args
 import trio
 from attrs import define, field, frozen
 
+from trio_pool_serve.dedicated_thread import DedicatedThread
+
 T = TypeVar("T")
 
 Kind: TypeAlias = Literal["render", "postprocess", "launch", "copy"]
@@ -48,6 +50,7 @@ class Offload:
     observe: Callable[[Kind, float, float], None] = _ignore
     in_threads: bool = True
     _limiters: dict[Kind, trio.CapacityLimiter] = field(init=False)
+    _launch_thread: DedicatedThread = field(init=False, factory=lambda: DedicatedThread("launch"))
 
     def __attrs_post_init__(self) -> None:
         self._limiters = {kind: trio.CapacityLimiter(getattr(self, kind)) for kind in get_args(Kind)}
@@ -55,9 +58,11 @@ class Offload:
     async def run(self, kind: Kind, blocking: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
         """Return what ``blocking()`` returns, run in a thread once the ``kind`` limiter has room.
 
+        ``launch`` is always the same thread, until ``close``.
+
         Cancellation: while waiting for room, at once. While the thread runs, only after it has finished,
-        unless ``abandon_on_cancel`` — then at once, and the thread keeps its token until it ends. Long
-        callables call ``trio.from_thread.check_cancelled()`` between units of work.
+        unless ``abandon_on_cancel`` — then at once, and the thread keeps its token until it ends; ``launch``
+        is always abandoned. Long callables call ``trio.from_thread.check_cancelled()`` between units of work.
         """
         asked = time.perf_counter()
         started = finished = asked
@@ -71,6 +76,8 @@ class Offload:
                 finished = time.perf_counter()
 
         try:
+            if self.in_threads and kind == "launch":
+                return await self._launch_thread.run(timed, limiter=self._limiters[kind])
             if self.in_threads:
                 return await trio.to_thread.run_sync(
                     timed, limiter=self._limiters[kind], abandon_on_cancel=abandon_on_cancel
@@ -80,6 +87,10 @@ class Offload:
         finally:
             if finished > asked:
                 self.observe(kind, started - asked, finished - started)
+
+    def close(self) -> None:
+        """Let the ``launch`` thread end; whoever launches again gets a new one."""
+        self._launch_thread.close()
 
     def statistics(self) -> dict[Kind, LimiterStatistics]:
         """Return what each limiter is doing now."""

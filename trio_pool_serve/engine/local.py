@@ -109,7 +109,7 @@ class LocalEngine(Engine):
         task_status.started()
         try:
             # Loading cannot be interrupted; a process that is told to leave meanwhile does not wait for it.
-            self.runner = await self.offload.run("launch", _survivable(self.load), abandon_on_cancel=True)
+            self.runner = await self.offload.run("launch", _survivable(self.load))
             self._state = "ready"
             self._settled.set()
             async with trio.open_nursery() as nursery:
@@ -121,6 +121,7 @@ class LocalEngine(Engine):
             raise EngineDeadError(f"The engine stopped: {type(cause).__name__}: {cause}") from cause
         finally:
             self._die()
+            self.offload.close()
 
     async def _compute(self, runner: Runner, nursery: trio.Nursery) -> None:
         max_tokens = self.config.max_batch_tokens or runner.default_batch_tokens
@@ -143,7 +144,7 @@ class LocalEngine(Engine):
         try:
             with trio.fail_after(self.config.batch_timeout_s):
                 launch = _survivable(partial(runner.launch, batch))
-                return await self.offload.run("launch", launch, abandon_on_cancel=True)
+                return await self.offload.run("launch", launch)
         except Exception as error:
             self._fail_batch(batch, error)
             return None
