@@ -1,0 +1,44 @@
+"""What the documents say is true: generated pages are up to date, examples run, links lead somewhere."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.process.server_process import ROOT, launched
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
+
+
+def test_the_page_of_settings_is_that_of_the_classes():
+    generator = runpy.run_path(str(ROOT / "docs" / "generate_settings.py"))
+    assert (ROOT / "docs" / "settings.md").read_text() == generator["settings_page"]()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_names_of_files_lead_somewhere(page: Path):
+    text = page.read_text()
+    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
+    named = re.findall(r"`((?:tests|docs|benchmarks|scripts|trio_pool_serve)/[\w/]+\.\w+)`", text)
+    missing = [link for link in links if not (page.parent / link).exists()]
+    missing += [name for name in named if not (ROOT / name).exists()]
+    assert not missing
+
+
+def test_the_table_of_errors_is_that_of_the_code():
+    from trio_pool_serve.api.error_bodies import TABLE
+
+    page = (ROOT / "docs" / "api.md").read_text()
+    for status, kind in TABLE.values():
+        assert re.search(rf"\| {status}[,\s|].*`{kind}`", page), kind
+
+
+async def test_the_python_example_of_the_readme_runs(tmp_path, minilm, monkeypatch, capsys):
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+    assert "http://127.0.0.1:8000" in example
+    async with launched(tmp_path, str(minilm), "--served-model-name", "all-MiniLM-L6-v2") as server:
+        here = example.replace("http://127.0.0.1:8000", server.url)
+        await trio.to_thread.run_sync(lambda: exec(compile(here, "README.md", "exec"), {}))
+    assert capsys.readouterr().out == "2 384\n"
