@@ -65,7 +65,7 @@ class NetworkConfig:
     strict_requests: Annotated[bool, _switch("Refuse request fields that nobody knows, instead of ignoring them.")] = (
         False
     )
-    max_inputs_per_request: Annotated[int, _help("Most inputs in one request.")] = field(default=8192, validator=gt(0))
+    max_inputs_per_request: Annotated[int, _help("Most inputs in one request.")] = field(default=2048, validator=gt(0))
 
 
 @Parameter(name="*", group=Group("Scheduling", sort_key=3))

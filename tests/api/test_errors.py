@@ -133,9 +133,9 @@ async def test_a_body_past_the_limit_without_a_declared_length_is_413(client, se
 
 
 async def test_too_many_inputs_are_400(client, service):
-    answer = await client.post("/v1/embeddings", json={"input": [[5]] * 8193})
+    answer = await client.post("/v1/embeddings", json={"input": [[5]] * 2049})
     assert answer.status_code == 400
-    assert "8192" in answer.json()["error"]["message"]
+    assert "2048" in answer.json()["error"]["message"]
     await assert_still_serving(client, service)
 
 
