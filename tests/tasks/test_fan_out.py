@@ -99,7 +99,11 @@ class Floor:
             timings=timings or RequestTimings(),
         )
 
-    def assert_idle(self) -> None:
+    async def assert_idle(self) -> None:
+        """Threads that were rendering for somebody who left may still have to finish."""
+        with trio.fail_after(10):
+            while self.offload.statistics()["render"].borrowed:  # noqa: ASYNC110
+                await trio.sleep(0.0005)
         engine = self.engine.statistics()
         assert (engine.queued_rows, engine.queued_tokens, engine.in_flight_batches) == (0, 0, 0)
         for kind, limiter in self.offload.statistics().items():
@@ -163,7 +167,7 @@ async def test_rows_come_back_in_the_prompts_order_however_they_were_batched(flo
         assert output.vector[0] == len(prompt.token_ids) == count + 2
         assert output.vector[1] == prompt.token_ids.sum()
     assert 1 < len(floor.runner.batches) < 60
-    floor.assert_idle()
+    await floor.assert_idle()
 
 
 async def test_texts_and_token_ids_may_be_mixed(floor):
@@ -192,9 +196,9 @@ async def test_the_first_failure_stops_the_rest_from_being_rendered(floor):
         await floor.compute(*["good"] * 10, TOO_LONG, *["never"] * 200)
     assert floor.tokenizer.texts.count(TOO_LONG) == 1
     # The thread may have taken up those that waited in line with the failed one.
-    assert floor.tokenizer.texts.count("never") < PROMPTS_AHEAD
+    assert floor.tokenizer.texts.count("never") <= PROMPTS_AHEAD
     assert await floor.compute("still there")
-    floor.assert_idle()
+    await floor.assert_idle()
 
 
 async def test_what_was_rendered_before_a_failure_leaves_the_queue(floor):
@@ -206,7 +210,7 @@ async def test_what_was_rendered_before_a_failure_leaves_the_queue(floor):
     floor.runner.gate.set()
     await floor.compute("the next client's")
     assert len(floor.runner.batches) <= 2, "of the failed request, at most what had been launched by then"
-    floor.assert_idle()
+    await floor.assert_idle()
 
 
 async def test_several_failures_are_one_error_not_a_group(floor):
@@ -235,7 +239,7 @@ async def test_a_failed_batch_fails_the_request_and_its_siblings_are_not_compute
             await floor.compute(*["good"] * 40)
     await floor.compute("the next client's")
     assert len(floor.runner.batches) <= 3, "only the batch after the failed one may have been formed already"
-    floor.assert_idle()
+    await floor.assert_idle()
 
 
 async def test_errors_that_are_nobodys_on_purpose_keep_their_group(floor):
@@ -260,7 +264,7 @@ async def test_an_engine_that_dies_is_told_as_itself(scripted_folder, scripted):
         await floor.engine.wait_ready()
         with pytest.raises(EngineDeadError):
             await floor.compute("one", "two", "three")
-    floor.assert_idle()
+    await floor.assert_idle()
 
 
 # -- several clients ----------------------------------------------------------------------------------
@@ -275,7 +279,7 @@ async def test_a_single_prompt_does_not_wait_behind_all_of_a_large_request(floor
         nursery.start_soon(floor.compute, "small")
         await wait_all_tasks_blocked()
         floor.tokenizer.gate.set()
-    assert floor.tokenizer.texts.index("small") <= PROMPTS_AHEAD
+    assert floor.tokenizer.texts.index("small") <= floor.renderer.workers + PROMPTS_AHEAD
     assert len(floor.tokenizer.texts) == 301
 
 
@@ -286,7 +290,7 @@ async def test_no_more_prompts_of_one_request_wait_for_a_renderer_than_allowed(f
         await in_thread(floor.tokenizer.entered.wait)
         await wait_all_tasks_blocked()
         render = floor.offload.statistics()["render"]
-        assert (render.borrowed, render.waiting) == (1, PROMPTS_AHEAD - 1)
+        assert (render.borrowed, render.waiting) == (floor.renderer.workers, PROMPTS_AHEAD)
         floor.tokenizer.gate.set()
 
 
@@ -305,7 +309,7 @@ async def test_one_clients_failure_is_nobody_elses(floor):
             nursery.start_soon(client, *["good"] * 20)
             nursery.start_soon(client, *["good"] * 5, TOO_LONG)
     assert sorted(results) == ["bad"] * 10 + ["good"] * 10
-    floor.assert_idle()
+    await floor.assert_idle()
 
 
 # -- leaving ------------------------------------------------------------------------------------------
@@ -325,7 +329,7 @@ async def test_leaving_while_rows_wait_empties_the_queue_and_returns_every_permi
     floor.runner.gate.set()
     await floor.compute("staying")
     assert len(floor.runner.batches) == 2, "of the request that left, only what had been launched"
-    floor.assert_idle()
+    await floor.assert_idle()
 
 
 async def test_leaving_while_a_prompt_is_tokenised_renders_no_other(floor):
@@ -340,4 +344,4 @@ async def test_leaving_while_a_prompt_is_tokenised_renders_no_other(floor):
     assert scope.cancelled_caught
     assert floor.tokenizer.texts == ["leaving"]
     assert floor.runner.batches == []
-    floor.assert_idle()
+    await floor.assert_idle()

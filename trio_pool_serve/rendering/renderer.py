@@ -1,7 +1,6 @@
 """Prompts to token ids, off the loop."""
 
 import numpy as np
-import trio
 from attrs import define, field
 
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
@@ -23,15 +22,20 @@ class Renderer:
     pools_instruction: bool = True
     _instruction_tokens: dict[tuple[str, bool], int] = field(init=False, factory=dict)
 
+    @property
+    def workers(self) -> int:
+        """How many texts are rendered at once."""
+        return self.tokenizers.size
+
     async def render(self, prompt: Prompt, params: RenderingParams) -> RenderedPrompt:
         """Return what the model reads for one prompt.
 
         Raises ``ContextLengthError`` or ``InvalidRequestError``. Cancellation: while waiting for a
-        thread, at once; while one tokenises, as soon as it is done with this one prompt.
+        thread and while one tokenises, at once; the thread keeps its token until it is done with this prompt.
         """
         if isinstance(prompt, TokensPrompt):
             return self._render_tokens(prompt, params)
-        return await self.offload.run("render", lambda: self._render_text(prompt, params))
+        return await self.offload.run("render", lambda: self._render_text(prompt, params), abandon_on_cancel=True)
 
     def _render_tokens(self, prompt: TokensPrompt, params: RenderingParams) -> RenderedPrompt:
         ids, keep = prompt.token_ids, params.truncate_to
@@ -51,8 +55,6 @@ class Renderer:
         return RenderedPrompt(ids.astype(np.int32))
 
     def _render_text(self, prompt: TextPrompt, params: RenderingParams) -> RenderedPrompt:
-        if self.offload.in_threads:
-            trio.from_thread.check_cancelled()
         with self.tokenizers.lend() as tokenizer:
             special = tokenizer.special_tokens if params.add_special_tokens else 0
             limit = self.max_model_len if params.truncate_to is None else params.truncate_to

@@ -18,8 +18,8 @@ from trio_pool_serve.types import (
     RenderingParams,
 )
 
-PROMPTS_AHEAD = 4
-"""Prompts of one request that wait for a renderer at a time.
+PROMPTS_AHEAD = 2
+"""Prompts of one request that wait for a renderer while others of it are rendered.
 
 The limiter's queue is first come, first served: were all prompts of a large request put in it at once,
 the single prompt of the next client would wait behind every one of them.
@@ -43,7 +43,7 @@ async def compute_rows(
     """
     rendered: dict[int, RenderedPrompt] = {}
     outputs: dict[int, PoolingOutput] = {}
-    ahead = trio.CapacityLimiter(PROMPTS_AHEAD)
+    ahead = trio.CapacityLimiter(renderer.workers + PROMPTS_AHEAD)
     began = time.perf_counter()
 
     async def one(index: int, prompt: Prompt) -> None:
