@@ -26,7 +26,8 @@ prepare() {
         "${PYTHON:-python3}" -m venv "$venv"
     fi
     echo "installing trio_pool_serve$extras; the first time this takes a minute or two" >&2
-    local pip=("$venv/bin/python" -m pip install --disable-pip-version-check -c "$constraints")
+    export PIP_CONSTRAINT=$constraints  # in the environment, it holds for the build backend too
+    local pip=("$venv/bin/python" -m pip install --disable-pip-version-check)
     [ -t 2 ] || pip+=(--quiet)  # somebody who watches sees pip's progress bars
     # torch first and by itself: its version decides which of several builds is taken.
     "${pip[@]}" torch >&2

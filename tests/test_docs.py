@@ -27,6 +27,11 @@ def test_links_and_names_of_files_lead_somewhere(page: Path):
     assert not missing
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_page_has_a_hole(page: Path):
+    assert not re.search(r"^(TODO|BENCHMARKS)|XXX", page.read_text(), flags=re.M)
+
+
 def test_the_table_of_errors_is_that_of_the_code():
     from trio_pool_serve.api.error_bodies import TABLE
 

@@ -12,7 +12,7 @@ from trio_pool_serve.api.connection import BodyDrainingConnection
 from trio_pool_serve.api.error_bodies import register_error_handlers
 from trio_pool_serve.api.openai import openai_routes
 from trio_pool_serve.api.operations import operations_routes
-from trio_pool_serve.api.requests import count_requests, label_requests
+from trio_pool_serve.api.requests import finish_requests, label_requests
 from trio_pool_serve.config import Config
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
 from trio_pool_serve.service import Service
@@ -63,11 +63,11 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
         app.asgi_lifespan_class = OwnedServiceLifespan
     app.config["MAX_CONTENT_LENGTH"] = config.network.max_body_bytes
     app.config["BODY_TIMEOUT"] = config.time_limits.body_timeout_s
-    app.config["RESPONSE_TIMEOUT"] = None  # bounded by the request's own deadline and by the drain
+    app.config["RESPONSE_TIMEOUT"] = None  # hypercorn's writes cannot be cancelled: --write-timeout-s ends them
     label_requests(app)
     if config.network.api_key is not None:
         require_api_key(app, config.network.api_key)
-    count_requests(app, app.service)
+    finish_requests(app, app.service)
     register_error_handlers(app)
     app.register_blueprint(operations_routes(app.service))
     app.register_blueprint(openai_routes(app.service))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
 from attrs import Factory, field, frozen
-from attrs.validators import ge, gt, in_, min_len, optional
+from attrs.validators import ge, gt, in_, le, min_len, optional
 from cyclopts import Group, Parameter
 
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
@@ -55,13 +55,18 @@ class NetworkConfig:
     """Where the server listens, and what it accepts."""
 
     host: Annotated[str, _help("Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, _help("TCP port to listen on; 0 picks a free one.")] = field(default=8000, validator=ge(0))
+    port: Annotated[int, _help("TCP port to listen on; 0 picks a free one.")] = field(
+        default=8000, validator=[ge(0), le(65535)]
+    )
     uds: Annotated[Path | None, _help("Unix socket to listen on instead of host and port.")] = None
     api_key: Annotated[
         str | None,
         _help("Key that clients must send as `Authorization: Bearer KEY`. [default: none asked for]"),
     ] = field(default=None, repr=False, validator=optional(min_len(1)))
     max_body_bytes: Annotated[int, _help("Largest request body, bytes.")] = field(default=16 * 2**20, validator=gt(0))
+    write_timeout_s: Annotated[
+        float, _help("Seconds after which a TCP client that reads nothing of its answer is disconnected.")
+    ] = field(default=60.0, validator=gt(0))
     strict_requests: Annotated[bool, _switch("Refuse request fields that nobody knows, instead of ignoring them.")] = (
         False
     )

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import trio
 from hypercorn.config import Config as HypercornConfig
@@ -32,17 +33,30 @@ CALM_S = 10.0
 def open_listening_socket(network: NetworkConfig) -> socket.socket:
     """Return a bound and listening socket; it outlives every listener that serves on it."""
     if network.uds is not None:
-        network.uds.unlink(missing_ok=True)
+        _remove_dead_socket(network.uds)
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(network.uds))
     else:
         family = socket.AF_INET6 if ":" in network.host else socket.AF_INET
         listening = socket.socket(family)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # hypercorn's writes have no time limit, but the kernel's have one, and connections inherit it.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(network.write_timeout_s * 1000))
         listening.bind((network.host, network.port))
     listening.listen(BACKLOG)
     listening.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
     return listening
+
+
+def _remove_dead_socket(path: Path) -> None:
+    """Remove what a killed server left; a socket that somebody serves, or another file, stays in the way."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
 
 
 def url_of(listening: socket.socket) -> str:
@@ -63,7 +77,7 @@ def hypercorn_config(config: Config, fd: int) -> HypercornConfig:
     settings.keep_alive_timeout = 75
     settings.keep_alive_max_requests = 1_000_000  # the default of 1000 closes busy connections
     settings.include_server_header = False
-    settings.accesslog = "-" if config.logging.access_log else None
+    settings.accesslog = logging.getLogger("hypercorn.access") if config.logging.access_log else None
     settings.errorlog = logging.getLogger("hypercorn.error")
     return settings
 

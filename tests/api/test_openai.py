@@ -101,6 +101,19 @@ async def test_bytes_are_refused_once_their_metadata_outgrows_a_header(client):
     assert "bytes_only" in answer.json()["error"]["message"]
 
 
+async def test_the_metadata_of_bytes_is_json_whatever_the_id(client):
+    answer = await embed(client, input="hello", encoding_format="bytes", request_id='😀 "quoted"\r\nX: y')
+    assert json.loads(answer.headers["metadata"])["id"] == 'embd-😀 "quoted"\r\nX: y'
+    assert "x" not in answer.headers
+
+
+async def test_what_cannot_be_encoded_is_refused_before_it_is_computed(client, scripted):
+    for wrong in ({"encoding_format": "bytes"}, {"embed_dtype": "binary", "dimensions": 3}):
+        answer = await client.post("/v1/embeddings", json={"input": [[7]] * 100, **wrong})
+        assert answer.status_code == 400
+    assert scripted.batches == []
+
+
 async def test_bytes_only_are_the_vectors_alone(client):
     answer = await embed(client, input=[[7]] * 100, encoding_format="bytes_only")
     assert "metadata" not in answer.headers

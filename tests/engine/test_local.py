@@ -335,3 +335,37 @@ async def test_the_queue_is_bounded_by_tokens(scripted):
 
 async def test_its_repr_tells_its_state(engine):
     assert repr(engine) == "<LocalEngine ready, <RequestQueue 0 rows, 0 tokens>, 0 batches in flight>"
+
+
+async def test_ending_the_engine_between_two_slices_of_a_delivery_fails_the_rest(scripted):
+    scripted.default_batch_tokens = 10_000
+    engine = engine_over(lambda: scripted)
+    answered: list[int] = []
+    failed: list[int] = []
+    first_answer = trio.Event()
+
+    async def one(token: int) -> None:
+        try:
+            await engine.submit(request(token))
+            answered.append(token)
+            first_answer.set()
+        except EngineDeadError:
+            failed.append(token)
+
+    scripted.gate.clear()
+    with trio.fail_after(10):
+        async with trio.open_nursery() as waiters, trio.open_nursery() as nursery:
+            await nursery.start(engine.run)
+            await engine.wait_ready()
+            waiters.start_soon(one, 1)
+            await in_thread(scripted.launching.wait)
+            for token in range(2, 1002):
+                waiters.start_soon(one, token)
+            await wait_all_tasks_blocked()
+            scripted.gate.set()
+            await first_answer.wait()
+            while len(answered) < 2:
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+    assert sorted(answered + failed) == list(range(1, 1002))
+    assert failed

@@ -2,19 +2,25 @@
 
 import importlib.metadata
 import os
+import signal
 import socket
 from pathlib import Path
 
 import h2.config
 import h2.connection
 import httpx
+import psutil
 import pytest
 import trio
 from packaging.requirements import Requirement
+from quart_trio.asgi import TrioASGIHTTPConnection
 
 from tests.process.programs import script
+from tests.process.programs.script import load_scripted
 from tests.process.server_process import ROOT, SCRIPTED, ServerProcess, hypercorned, launched
+from trio_pool_serve import app as app_module
 from trio_pool_serve.app import create_app
+from trio_pool_serve.service import Service
 
 ASGI = "tests.process.programs.scripted_asgi:app"
 
@@ -218,18 +224,46 @@ async def test_a_client_that_stops_reading_does_not_keep_the_process(tmp_path, s
         assert "took too long" in log
 
 
-async def test_quart_s_own_teardown_keeps_its_limit(config):
-    """Without one, a background task would keep the app from ever shutting down."""
-    assert create_app(config).config["BACKGROUND_TASK_SHUTDOWN_TIMEOUT"] is not None
+async def test_a_client_that_reads_nothing_is_disconnected_while_others_are_served(tmp_path, scripted_folder):
+    async with scripted(tmp_path, scripted_folder, "--write-timeout-s", "1") as server:
+        before = len(psutil.Process(server.process.pid).net_connections())
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.connect(("127.0.0.1", server.port))
+            deaf.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 2000)
+            with trio.fail_after(30):
+                while len(psutil.Process(server.process.pid).net_connections()) > before:
+                    assert (await ask(server)).status_code == 200
+                    await trio.sleep(0.05)
 
 
-async def test_a_signal_while_the_model_loads_ends_the_process(tmp_path):
+async def test_a_background_task_of_quart_s_does_not_keep_the_app_from_shutting_down(config, autojump_clock):
+    """It would, with ``BACKGROUND_TASK_SHUTDOWN_TIMEOUT`` set to ``None``."""
+    app = create_app(config, Service(config, load_scripted))
+    to_app, from_server = trio.open_memory_channel[dict](10)
+    sent: list[str] = []
+
+    async def send(message: dict) -> None:
+        sent.append(message["type"])
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(app, {"type": "lifespan", "asgi": {}, "state": {}}, from_server.receive, send)
+        await to_app.send({"type": "lifespan.startup"})
+        await trio.testing.wait_all_tasks_blocked()
+        app.add_background_task(trio.sleep_forever)
+        await to_app.send({"type": "lifespan.shutdown"})
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_while_the_model_loads_ends_the_process(tmp_path, number):
     fifo = tmp_path / "slow" / "config.json"
     fifo.parent.mkdir()
     os.mkfifo(fifo)  # reading the model's config waits for ever
     async with launched(tmp_path, str(fifo.parent), wait_ready=False) as server:
         await server.wait_until("/livez")
-        server.signal()
+        await server.wait_until("/readyz", 503)
+        server.signal(number)
         assert await server.wait_exit() == 0
 
 
@@ -276,6 +310,43 @@ def test_quart_is_held_at_the_minor_release_that_was_tested():
     (quart,) = (pin for pin in pins if pin.name == "quart")
     assert importlib.metadata.version("quart") in quart.specifier
     assert "0.23.0" not in quart.specifier
+
+
+def test_what_is_overridden_of_quart_trio_is_still_there():
+    for name in ("handle_messages", "handle_request", "_send_response"):
+        assert callable(getattr(TrioASGIHTTPConnection, name))
+    assert app_module.PoolServeApp.asgi_http_class is not TrioASGIHTTPConnection
+
+
+async def test_an_address_that_is_taken_is_said_in_one_line(tmp_path, scripted_folder):
+    async with scripted(tmp_path, scripted_folder) as server:
+        (tmp_path / "second").mkdir()
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            command = [*SCRIPTED, str(scripted_folder), "--port", str(taken.getsockname()[1])]
+            second = await trio.run_process(command, check=False, capture_stderr=True, cwd=ROOT)
+        assert second.returncode == 1
+        assert b"Traceback" not in second.stderr
+        assert b"in use" in second.stderr.splitlines()[-1]
+        assert (await ask(server)).status_code == 200
+
+
+async def test_a_unix_socket_that_is_served_and_a_file_stay_in_the_way(tmp_path, scripted_folder):
+    kept = tmp_path / "kept.txt"
+    kept.write_text("precious")
+    path = tmp_path / "server.sock"
+    stale = socket.socket(socket.AF_UNIX)
+    stale.bind(str(path))
+    stale.close()  # what a killed server leaves behind
+    async with scripted(tmp_path, scripted_folder, "--uds", str(path), wait_ready=False) as server:
+        await server.wait_logged("ready")
+        for taken in (path, kept):
+            command = [*SCRIPTED, str(scripted_folder), "--uds", str(taken)]
+            second = await trio.run_process(command, check=False, capture_stderr=True, cwd=ROOT)
+            assert second.returncode == 1
+            assert b"in use" in second.stderr.splitlines()[-1]
+    assert kept.read_text() == "precious"
 
 
 # -- H12: a device that never answers ----------------------------------------------------------------

@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.rendering.test_tokenizer import FAST_KINDS, fast_tokenizer
-from trio_pool_serve.rendering.text_window import MARGIN_TOKENS, encode_window
+from trio_pool_serve.rendering.text_window import MARGIN_TOKENS, MAX_CHARACTERS_PER_TOKEN, encode_window
 from trio_pool_serve.rendering.tokenizer import Encoded, FastTokenizer
 from trio_pool_serve.types import TokenIds, TruncationSide
 
@@ -31,6 +31,10 @@ LONG_WORDS = st.randoms(use_true_random=False).map(
     lambda random: "".join(random.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=random.randrange(50, 3000)))
 )
 TEXTS = st.lists(st.one_of(RUNS, RUNS, st.just(PROSE), st.just(CHINESE), LONG_WORDS), max_size=30).map("".join)
+
+
+def whole_bare(tokenizer: FastTokenizer, text: str) -> list[int]:
+    return tokenizer.finish(tokenizer.encode(text), len(text), "right", add_special_tokens=False).tolist()
 
 
 def whole(tokenizer: FastTokenizer, text: str, keep: int, side: TruncationSide) -> list[int]:
@@ -98,14 +102,28 @@ def test_of_10_megabytes_only_what_is_kept_is_tokenised(kind, side, sample):
 
 
 @pytest.mark.parametrize(("kind", "side"), [("word-piece", "right"), ("unigram", "left")])
-def test_10_megabytes_of_blanks_have_the_tokens_around_them(kind, side):
-    text = "first" + " " * MEGABYTES_10 + "last"
+def test_100_kilobytes_of_blanks_have_the_tokens_around_them(kind, side):
+    text = "first" + " " * 100_000 + "last"
     tokenizer = CountingTokenizer(TOKENIZERS[kind])
     window = encode_window(tokenizer, text, 30, side)
     assert window.is_whole
     assert tokenizer.characters == len(text), "what cannot be enough is not tried"
     ids = tokenizer.finish(window.encoded, 30, side, add_special_tokens=True).tolist()
     assert ids == whole(tokenizer.inner, "first last", 30, side)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("filler", ["a", " ", "\n", "😀", "ab"])
+@pytest.mark.parametrize("kind", FAST_KINDS)
+def test_of_10_megabytes_of_one_thing_a_bounded_part_is_tokenised(kind, filler, side):
+    text = "first " + filler * (MEGABYTES_10 // len(filler)) + " last"
+    tokenizer = CountingTokenizer(TOKENIZERS[kind])
+    window = encode_window(tokenizer, text, 30, side)
+    assert not window.is_whole
+    assert tokenizer.characters <= (30 + MARGIN_TOKENS) * MAX_CHARACTERS_PER_TOKEN * 4 / 3
+    kept = tokenizer.finish(window.encoded, 2, side, add_special_tokens=False).tolist()
+    end = "first " + filler * 300 if side == "right" else filler * 300 + " last"
+    assert kept[0 if side == "right" else -1] == whole_bare(tokenizer.inner, end)[0 if side == "right" else -1]
 
 
 @pytest.mark.parametrize("kind", FAST_KINDS)

@@ -46,9 +46,12 @@ async def answer_error(error: errors.PoolServeError) -> Response:
     """Return the response for one of our own errors. Cancellation: does not wait for anything."""
     status, kind = next(TABLE[base] for base in type(error).__mro__ if base in TABLE)
     g.failed = True
+    message = str(error)
+    if status == 500:
+        message += f" The request's id is {g.get('request_id', 'unknown')}."
     body = {
         "error": {
-            "message": str(error),
+            "message": message,
             "type": kind,
             "param": getattr(error, "param", None),
             "code": status,
@@ -77,6 +80,5 @@ async def _answer_http_exception(error: HTTPException) -> Response:
 
 async def _answer_unexpected(error: Exception) -> Response:
     """Answer what nobody foresaw: the log gets everything, the client an id to ask about."""
-    request_id = g.get("request_id", "unknown")
-    logger.error("request %s failed", request_id, exc_info=error)
-    return await answer_error(errors.PoolServeError(f"Internal error; the request's id is {request_id}."))
+    logger.error("request %s failed", g.get("request_id", "unknown"), exc_info=error)
+    return await answer_error(errors.PoolServeError("Internal error."))

@@ -1,5 +1,6 @@
 """The OpenAI dialect: ``/v1/embeddings`` and ``/v1/models``."""
 
+import json
 import time
 from functools import partial
 from typing import Literal, TypeAlias
@@ -21,6 +22,12 @@ EncodingFormat: TypeAlias = Literal["float", "base64", "bytes", "bytes_only"]
 
 MAX_METADATA_BYTES = 4096
 """Past this a ``metadata`` header would be refused by proxies and clients."""
+
+MAX_METADATA_ROWS = 64
+"""Each vector takes more than 64 bytes there."""
+
+LOOP_ROWS = 64
+"""Answers of more vectors are encoded in a thread however short those are: each costs a few microseconds."""
 
 
 @frozen(kw_only=True)
@@ -140,6 +147,18 @@ def _tokens_prompt(ids: list[int]) -> TokensPrompt:
         raise InvalidRequestError("A token id is too large to be one.", param="input") from error
 
 
+def refuse_unencodable(wire: EmbeddingsRequest, *, rows: int, dimensions: int) -> None:
+    """Raise ``InvalidRequestError`` for an answer that cannot be written as asked, before it is computed."""
+    if wire.embed_dtype in ("binary", "ubinary") and dimensions % 8:
+        raise InvalidRequestError(
+            f"{wire.embed_dtype} needs a multiple of 8 dimensions, not {dimensions}.", param="embed_dtype"
+        )
+    if wire.encoding_format == "bytes" and rows > MAX_METADATA_ROWS:
+        raise InvalidRequestError(
+            f"The metadata of {rows} vectors does not fit into a header; ask for bytes_only.", param="encoding_format"
+        )
+
+
 def encode_embeddings(
     answer: Embeddings, wire: EmbeddingsRequest, *, answer_id: str, model: str
 ) -> tuple[bytes, str, dict[str, str]]:
@@ -203,7 +222,7 @@ def _bytes_metadata(
         )
         start += len(row)
     described = {"id": answer_id, "created": created, "model": model, "data": data, "usage": usage}
-    metadata = msgspec.json.encode(described).decode().encode("ascii", "backslashreplace").decode()
+    metadata = json.dumps(msgspec.to_builtins(described), ensure_ascii=True, separators=(",", ":"))
     if len(metadata) > MAX_METADATA_BYTES:
         raise InvalidRequestError(
             f"The metadata of {len(rows)} vectors does not fit into a header; ask for bytes_only.",
@@ -228,13 +247,18 @@ def openai_routes(service: Service) -> Blueprint:
     async def embeddings() -> Response:
         wire, job = await read_body(parse, service.offload)
         service.require_model(wire.model)
-        label = wire.request_id or g.request_id
-        answer = await service.embed_task.embed(job, g.timings)
+        task = service.embed_task
+        refuse_unencodable(wire, rows=len(job.prompts), dimensions=job.dimensions or service.engine.dimensions)
+        answer = await task.embed(job, g.timings)
         encode = partial(
-            encode_embeddings, answer, wire, answer_id=f"embd-{label}", model=service.config.served_model_name
+            encode_embeddings,
+            answer,
+            wire,
+            answer_id=f"embd-{wire.request_id or g.request_id}",
+            model=service.config.served_model_name,
         )
         began = time.perf_counter()
-        if sum(vector.nbytes for vector in answer.vectors) <= LOOP_BYTES:
+        if len(answer.vectors) <= LOOP_ROWS and sum(vector.nbytes for vector in answer.vectors) <= LOOP_BYTES:
             body, content_type, headers = encode()
         else:
             body, content_type, headers = await service.offload.run("postprocess", encode)

@@ -9,6 +9,7 @@ import trio_pool_serve
 from trio_pool_serve.service import Service
 
 LIVENESS_PATHS = ("/livez", "/health", "/ping")
+READINESS_PATH = "/readyz"
 
 
 def operations_routes(service: Service) -> Blueprint:
@@ -23,13 +24,14 @@ def operations_routes(service: Service) -> Blueprint:
     for path in LIVENESS_PATHS:
         routes.add_url_rule(path, endpoint=f"live_{path[1:]}", view_func=live)
 
-    @routes.get("/readyz")
+    @routes.get(READINESS_PATH)
     async def ready() -> Response:
         state = service.state
         return _status(state, ok=state == "ready")
 
     @routes.get("/metrics")
     async def metrics() -> Response:
+        service.metrics.take_gauges()
         text = await service.offload.run("postprocess", service.metrics.exposition)
         return Response(text, content_type=CONTENT_TYPE_LATEST)
 

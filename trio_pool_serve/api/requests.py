@@ -38,7 +38,7 @@ def measured(
     """Wrap the handler of a task route.
 
     It runs under a deadline, the server's or the client's ``X-Request-Timeout`` (seconds) if that is
-    sooner; past it ``DeadlineExceededError`` is raised. Its answer carries ``Server-Timing``.
+    sooner; past it ``DeadlineExceededError`` is raised.
     """
 
     def wrap(handler: Callable[[], Awaitable[Response]]) -> Callable[[], Awaitable[Response]]:
@@ -52,7 +52,6 @@ def measured(
                     response = await handler()
             except trio.TooSlowError:
                 raise DeadlineExceededError(f"The deadline of {timeout_s:g} s has passed.") from None
-            response.headers["Server-Timing"] = g.timings.server_timing()
             service.metrics.total.observe(g.timings.total_s)
             return response
 
@@ -61,12 +60,13 @@ def measured(
     return wrap
 
 
-def count_requests(app: Quart, service: Service) -> None:
-    """Count answers, and the errors among them."""
+def finish_requests(app: Quart, service: Service) -> None:
+    """Count answers of task routes and errors of all, and say where the time went."""
 
     @app.after_request
-    async def count(response: Response) -> Response:
+    async def finish(response: Response) -> Response:
         if "timings" in g:
+            response.headers["Server-Timing"] = g.timings.server_timing()
             service.metrics.requests.inc()
         if "failed" in g:
             service.metrics.failures.inc()

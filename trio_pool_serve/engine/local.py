@@ -161,7 +161,6 @@ class LocalEngine(Engine):
         finally:
             slots.release()
         took = time.perf_counter() - launched
-        del self._in_flight[batch]
         self._batches += 1
         self._admission.observe(batch.tokens, took)
         self.metrics.forward.observe(forward_s)
@@ -177,6 +176,8 @@ class LocalEngine(Engine):
             )
             if row % DELIVERY_SLICE == 0:
                 await trio.lowlevel.checkpoint()
+        # Not before: whoever is cancelled between two slices leaves the rest to ``_die``.
+        del self._in_flight[batch]
 
     # -- failing --------------------------------------------------------------------------------------
 

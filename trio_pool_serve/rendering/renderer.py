@@ -68,7 +68,7 @@ class Renderer:
                 window = encode_window(tokenizer, params.instruction + prompt.text, keep, params.truncation_side)
             except UnicodeError as error:
                 raise InvalidRequestError("An input is not valid Unicode text.", param="input") from error
-            if params.truncate_to is None and window.tokens > keep:
+            if params.truncate_to is None and not (window.is_whole and window.tokens <= keep):
                 length = f"{window.tokens + special}" if window.is_whole else f"more than {window.tokens + special}"
                 raise _too_long(length, self.max_model_len)
             token_ids = tokenizer.finish(

@@ -6,7 +6,10 @@ disturbs the tokens of the word it goes through and none beyond; inside a very l
 blanks) byte-pair merges and unigram paths fall into step again after a few characters that differ. So
 the cut text is good when it yields N tokens and a margin, and something at the cut brings the tokens
 into step. If not (long runs of blanks, one letter a thousand times over, words that collapse into one
-unknown token), the window grows, up to the whole text.
+unknown token), the window grows.
+
+It does not grow for ever, or ten megabytes of one letter would hold a thread for seconds: past a thousand
+characters for each token that is kept, the window is taken as it is.
 """
 
 import re
@@ -23,6 +26,9 @@ MARGIN_TOKENS = 128
 """Tokens beside the cut that may differ from the whole text's. WordPiece has one unknown token for a word
 of more than 100 characters, but up to 100 tokens for what a cut leaves of it."""
 
+MAX_CHARACTERS_PER_TOKEN = 1024
+"""Where the window stops to grow. Beyond it, only what a tokenizer makes next to nothing of is left out."""
+
 GROWTH = 4
 
 SETTLING_CHARACTERS = 32
@@ -37,21 +43,22 @@ WORD_BOUNDARY = re.compile(r"\s\S")
 
 @frozen(eq=False)
 class WindowedText:
-    """The tokens of a text, or of as much of it as was needed; no special tokens."""
+    """The tokens of a text, or of as much of it as was looked at; no special tokens."""
 
     encoded: Encoded
     is_whole: bool
 
     @property
     def tokens(self) -> int:
-        """How many tokens are there; the whole text has more if ``is_whole`` is false."""
+        """How many tokens are there; if ``is_whole`` is false, the whole text has at least as many."""
         return len(self.encoded)
 
 
 def encode_window(tokenizer: Tokenizer, text: str, keep: int, side: TruncationSide) -> WindowedText:
     """Tokenise enough of ``text`` to know its ``keep`` tokens opposite of ``side``, where it is cut."""
     characters = (keep + MARGIN_TOKENS) * CHARACTERS_PER_TOKEN
-    while characters < len(text):
+    most = (keep + MARGIN_TOKENS) * MAX_CHARACTERS_PER_TOKEN
+    while characters < min(len(text), most):
         window = text[:characters] if side == "right" else text[-characters:]
         beside_cut = window[-SETTLING_CHARACTERS:] if side == "right" else window[:SETTLING_CHARACTERS]
         if _settles(beside_cut):
@@ -59,6 +66,8 @@ def encode_window(tokenizer: Tokenizer, text: str, keep: int, side: TruncationSi
             if len(encoded) >= keep + MARGIN_TOKENS:
                 return WindowedText(encoded, is_whole=False)
         characters *= GROWTH
+    if len(text) > most:
+        return WindowedText(tokenizer.encode(text[:most] if side == "right" else text[-most:]), is_whole=False)
     return WindowedText(tokenizer.encode(text), is_whole=True)
 
 

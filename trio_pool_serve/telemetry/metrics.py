@@ -25,14 +25,15 @@ Gauges = Mapping[str, Mapping[str, float]]
 
 
 class _LiveGauges(Collector):
-    """Gauges read from their owners' statistics when they are scraped, instead of kept in step."""
+    """Gauges taken from their owners' statistics for each scrape, instead of kept in step."""
 
     def __init__(self) -> None:
         self.sources: list[Callable[[], Gauges]] = []
+        self.taken: list[Gauges] = []
 
     def collect(self) -> Iterable[Metric]:
-        for source in self.sources:
-            for name, values in source().items():
+        for gauges in self.taken:
+            for name, values in gauges.items():
                 family = GaugeMetricFamily(PREFIX + name, name.replace("_", " ").capitalize(), labels=["of"])
                 for label, value in values.items():
                     family.add_metric([label], value)
@@ -83,12 +84,12 @@ class Metrics:
         self.padding_waste = sizes("padding_waste", "Share of a batch's tokens that are padding", SHARES)
         self.loop_lag = seconds("loop_lag", "How late the event loop wakes a sleeping task")
         self.requests = count("requests", "Requests answered by a task route")
-        self.failures = count("request_failures", "Requests answered by an error")
+        self.failures = count("request_failures", "Requests of any route answered by an error")
         self.listener_restarts = count("listener_restarts", "Listener restarts after a connection killed it")
         self.registry.register(self._live)
 
     def add_gauges(self, source: Callable[[], Gauges]) -> None:
-        """Have ``source()`` asked at each scrape."""
+        """Have ``source()`` asked by ``take_gauges``."""
         self._live.sources.append(source)
 
     def observe_hop(self, kind: Kind, wait_s: float, run_s: float) -> None:
@@ -97,6 +98,10 @@ class Metrics:
             self.render_wait.observe(wait_s)
             self.render.observe(run_s)
 
+    def take_gauges(self) -> None:
+        """Ask every source of gauges; on the loop, which owns what they look at."""
+        self._live.taken = [source() for source in self._live.sources]
+
     def exposition(self) -> bytes:
-        """Return the metrics in the Prometheus text format."""
+        """Return the metrics in the Prometheus text format, with the gauges last taken; in any thread."""
         return generate_latest(self.registry)
