@@ -48,10 +48,10 @@ class ServerProcess:
         with trio.fail_after(limit_s):
             return await trio.to_thread.run_sync(self.process.wait, abandon_on_cancel=True)
 
-    async def wait_until(self, path: str, status: int = 200) -> None:
+    async def wait_until(self, path: str, status: int = 200, *, limit_s: float = START_LIMIT_S) -> None:
         """Ask until the answer has that status; the process may not be listening yet."""
         async with httpx.AsyncClient(base_url=self.url, timeout=10) as client:
-            with trio.fail_after(START_LIMIT_S):
+            with trio.fail_after(limit_s):
                 while True:
                     with contextlib.suppress(httpx.TransportError):
                         if (await client.get(path)).status_code == status:
@@ -69,7 +69,8 @@ class ServerProcess:
 
 
 @contextmanager
-def _process(command: Sequence[str], port: int, log_path: Path, env: dict[str, str]) -> Iterator[ServerProcess]:
+def started(command: Sequence[str], port: int, log_path: Path, env: dict[str, str]) -> Iterator[ServerProcess]:
+    """Start a command with its output in a file; kill whatever is left of it in the end."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRIO_POOL_SERVE_")}
     with log_path.open("wb") as log:
         process = subprocess.Popen(
@@ -97,7 +98,7 @@ async def launched(
     """Start ``trio-pool-serve serve``, or what behaves like it."""
     port = free_port()
     full = [*command, *arguments, "--port", str(port)]
-    with _process(full, port, tmp_path / "server.log", env or {}) as server:
+    with started(full, port, tmp_path / "server.log", env or {}) as server:
         if wait_ready:
             await server.wait_until("/readyz")
         yield server
@@ -110,7 +111,7 @@ async def hypercorned(
     """Start plain hypercorn."""
     port = free_port()
     hypercorn = [sys.executable, "-m", "hypercorn", "--worker-class", "trio", "--bind", f"127.0.0.1:{port}"]
-    with _process([*hypercorn, *arguments, app], port, tmp_path / "server.log", env) as server:
+    with started([*hypercorn, *arguments, app], port, tmp_path / "server.log", env) as server:
         if wait_ready:
             await server.wait_until("/readyz")
         yield server
