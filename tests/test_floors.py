@@ -10,7 +10,7 @@ PACKAGE = Path(trio_pool_serve.__file__).parent
 FLOORS = [
     {"", "config", "dedicated_thread", "errors", "types"},
     {"offload"},
-    {"telemetry", "model_folder", "model_hub"},
+    {"telemetry", "model_folder", "model_hub", "containment"},
     {"runner"},
     {"rendering", "engine"},
     {"tasks"},

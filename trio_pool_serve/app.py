@@ -8,7 +8,7 @@ from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGILifespan
 
 from trio_pool_serve.api.auth import require_api_key
-from trio_pool_serve.api.connection import BodyDrainingConnection
+from trio_pool_serve.api.connection import PoolServeConnection
 from trio_pool_serve.api.error_bodies import register_error_handlers
 from trio_pool_serve.api.openai import openai_routes
 from trio_pool_serve.api.operations import operations_routes
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 class PoolServeApp(QuartTrio):
     """The routes over a service."""
 
-    asgi_http_class = BodyDrainingConnection
+    asgi_http_class = PoolServeConnection
     service: Service
 
 

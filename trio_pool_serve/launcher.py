@@ -15,6 +15,7 @@ from rich.console import Console
 
 from trio_pool_serve.app import create_app
 from trio_pool_serve.config import Config, NetworkConfig
+from trio_pool_serve.containment import contain_connections
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
 from trio_pool_serve.service import Service
 
@@ -88,12 +89,13 @@ async def serve(config: Config, service: Service | None = None) -> None:
     Raises ``ModelLoadError`` or ``EngineDeadError``. A second signal, and a drain that outlasts
     ``--drain-timeout-s``, end the process on the spot. Cancellation: as the end of the drain.
     """
+    contain_connections()
     service = service or Service(config)
     stop = trio.Event()
     with open_listening_socket(config.network) as listening, _unlinked(config.network):
         try:
             async with trio.open_nursery() as nursery:
-                await nursery.start(_watch_signals, service, stop)
+                await nursery.start(_watch_signals, service, listening, stop)
                 await nursery.start(service.run)
                 nursery.start_soon(_announce, service, url_of(listening))
                 await _serve_listeners(config, service, listening, stop)
@@ -106,7 +108,7 @@ async def serve(config: Config, service: Service | None = None) -> None:
 
 
 async def _serve_listeners(config: Config, service: Service, listening: socket.socket, stop: trio.Event) -> None:
-    """Keep a listener on the socket until ``stop``, starting a new one whenever a connection kills it."""
+    """Keep a listener on the socket until ``stop``, starting a new one should it ever crash."""
     crashes = 0
     while not stop.is_set():
         began = trio.current_time()
@@ -117,13 +119,17 @@ async def _serve_listeners(config: Config, service: Service, listening: socket.s
         except Exception as error:
             crashes = 0 if trio.current_time() - began > CALM_S else crashes
             service.metrics.listener_restarts.inc()
-            logger.warning("a connection killed the listener; it restarts", exc_info=error)
+            logger.warning("the listener crashed; it restarts", exc_info=error)
             await trio.sleep(RESTART_BACKOFF_S[min(crashes, len(RESTART_BACKOFF_S) - 1)])
             crashes += 1
 
 
 async def _watch_signals(
-    service: Service, stop: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    service: Service,
+    listening: socket.socket,
+    stop: trio.Event,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Drain on the first signal; leave at once on the second, or when the drain takes too long."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -133,6 +139,7 @@ async def _watch_signals(
         logger.info("%s: draining, for at most %g s", signal.Signals(first).name, limit_s)
         service.draining = True
         stop.set()
+        listening.close()  # or newcomers would wait in its backlog for an answer that never comes
         second = None
         with trio.move_on_after(limit_s):
             second = await anext(signals)

@@ -173,3 +173,23 @@ async def test_many_clients_leaving_at_random_moments_leave_nothing(url, service
     async with httpx.AsyncClient(base_url=url) as client:
         assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
     await until(lambda: is_idle(service))
+
+
+async def test_connections_that_pipeline_and_leave_are_closed(url, service):
+    await wait_all_tasks_blocked()
+    before = trio.lowlevel.current_statistics().tasks_living
+    for body in (post(b'{"input": [7]}') * 2, b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n" * 2):
+        for _ in range(20):
+            stream = await connect(url)
+            await stream.send_all(body)
+            await stream.aclose()
+    await until(lambda: trio.lowlevel.current_statistics().tasks_living == before)
+    await until(lambda: is_idle(service))
+
+
+@pytest.mark.parametrize("target", [b"?", b"*", b"http://[::1/livez", b"http://x/livez", b"livez", b"/%ff%00"])
+async def test_odd_request_targets_are_answered(url, target):
+    async with await connect(url) as stream:
+        await stream.send_all(b"GET " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+        status = (await stream.receive_some()).split(b" ", 2)[1]
+        assert status == (b"200" if target == b"http://x/livez" else b"404")

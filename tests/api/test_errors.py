@@ -132,6 +132,14 @@ async def test_a_body_past_the_limit_without_a_declared_length_is_413(client, se
     await assert_still_serving(client, service)
 
 
+async def test_megabytes_are_not_sent_back(client, service):
+    for field in ("model", "prompt_name", "encoding_format", "prompt"):
+        answer = await client.post("/v1/embeddings", json={"input": "hello", field: "x" * 2_000_000})
+        assert answer.status_code in (400, 404)
+        assert len(answer.content) < 2000
+    await assert_still_serving(client, service)
+
+
 async def test_too_many_inputs_are_400(client, service):
     answer = await client.post("/v1/embeddings", json={"input": [[5]] * 2049})
     assert answer.status_code == 400

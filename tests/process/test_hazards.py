@@ -33,7 +33,7 @@ def pipes(tmp_path: Path) -> Path:
 
 
 def scripted(tmp_path: Path, folder: Path, *arguments: str, **options):
-    env = {"SCRIPT_PIPES": str(tmp_path)}
+    env = {"SCRIPT_PIPES": str(tmp_path), **options.pop("env", {})}
     return launched(tmp_path, str(folder), *arguments, command=SCRIPTED, env=env, **options)
 
 
@@ -96,9 +96,32 @@ async def metric(server: ServerProcess, name: str) -> float:
     return float(value)
 
 
-@pytest.mark.parametrize("kill", [send_data_after_the_answer, upgrade_with_trailing_bytes])
-async def test_a_killing_connection_costs_the_listener_and_not_the_model(tmp_path, scripted_folder, kill):
-    async with scripted(tmp_path, scripted_folder) as server:
+KILLERS = [send_data_after_the_answer, upgrade_with_trailing_bytes]
+
+
+@pytest.mark.parametrize("kill", KILLERS)
+async def test_a_killing_connection_fails_alone(pipes, scripted_folder, kill):
+    async with scripted(pipes, scripted_folder) as server:
+
+        async def slow() -> None:
+            assert (await ask(server, script.WAITS)).status_code == 200
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(slow)
+            await read(pipes / "launched")
+            for _ in range(3):
+                await kill(server)
+            assert await metric(server, "trio_pool_serve_listener_restarts_total") == 0
+            assert server.log.count("a connection failed") == 3
+            await write(pipes / "go", "go")
+        server.signal()
+        assert await server.wait_exit() == 0
+
+
+@pytest.mark.parametrize("kill", KILLERS)
+async def test_a_crashed_listener_comes_back_and_the_model_stays(tmp_path, scripted_folder, kill):
+    """Without containment, these connections kill hypercorn's listener."""
+    async with scripted(tmp_path, scripted_folder, env={"SCRIPT_UNCONTAINED": "1"}) as server:
         await ask(server)
         for round_number in (1, 2, 3):
             await kill(server)
@@ -109,6 +132,15 @@ async def test_a_killing_connection_costs_the_listener_and_not_the_model(tmp_pat
         assert await metric(server, "trio_pool_serve_queue_seconds_count") == 4
         server.signal()
         assert await server.wait_exit() == 0
+
+
+@pytest.mark.parametrize("kill", KILLERS)
+async def test_a_killing_connection_fails_alone_under_plain_hypercorn(tmp_path, scripted_folder, kill):
+    env = {"TRIO_POOL_SERVE_MODEL": str(scripted_folder)}
+    async with hypercorned(tmp_path, ASGI, env=env) as server:
+        await kill(server)
+        assert (await ask(server)).status_code == 200
+        assert "a connection failed" in server.log
 
 
 # -- H2, H4: a crash ends the process, and the status says so -----------------------------------------
@@ -191,6 +223,31 @@ async def test_sigterm_lets_running_requests_finish(pipes, scripted_folder):
         status, log = await server.wait_exit_and_log()
         assert status == 0
         assert "draining" in log
+
+
+async def test_idle_connections_do_not_hold_up_the_drain(tmp_path, scripted_folder):
+    async with scripted(tmp_path, scripted_folder) as server, httpx.AsyncClient(base_url=server.url) as client:
+        assert (await client.get("/livez")).status_code == 200
+        assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
+        server.signal()
+        status, log = await server.wait_exit_and_log()
+        assert status == 0
+        assert "took too long" not in log
+
+
+async def test_newcomers_are_refused_during_the_drain(pipes, scripted_folder):
+    async with scripted(pipes, scripted_folder) as server, trio.open_nursery() as nursery:
+        nursery.start_soon(ask, server, script.WAITS)
+        await read(pipes / "launched")
+        server.signal()
+        await server.wait_logged("draining")
+        with trio.fail_after(10):
+            while True:
+                try:
+                    await (await trio.open_tcp_stream("127.0.0.1", server.port)).aclose()
+                except OSError:
+                    break
+        await write(pipes / "go", "go")
 
 
 async def test_a_second_signal_ends_the_drain_at_once(pipes, scripted_folder):

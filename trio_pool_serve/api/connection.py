@@ -1,8 +1,10 @@
-"""Answers to requests whose body is still on its way."""
+"""One HTTP request on its connection: the seams between quart-trio and hypercorn."""
 
 from typing import Any
+from urllib.parse import urlparse
 
 import trio
+from quart.asgi import ASGIHTTPConnection
 from quart.wrappers import Request
 from quart_trio.asgi import TrioASGIHTTPConnection
 
@@ -10,22 +12,27 @@ SILENCE_S = 1.0
 """A client that has sent nothing for this long is waiting for an answer, not sending a body."""
 
 
-CLOSING_S = 5.0
-"""Bound of the shield under which an answer is sent to a client that has not finished its body."""
+class PoolServeConnection(TrioASGIHTTPConnection):
+    """Mends three things that happen between a request's end and its answer's.
 
+    A client may finish sending before it is answered. Many answers are known before the body has arrived:
+    401, 404, 413. Most clients send their whole body before they look for an answer; if nobody reads it, both
+    sides wait for each other. So the rest of the body is received and thrown away, for as long as it keeps
+    coming and at most for quart's ``BODY_TIMEOUT``.
 
-class BodyDrainingConnection(TrioASGIHTTPConnection):
-    """Lets a client finish sending before it is answered.
+    An answer that is being sent is not cancelled. hypercorn announces ``http.disconnect`` as soon as the
+    answer is out, and then, still inside the call that sent it, readies the connection for the next request.
+    quart-trio takes the announcement for a client that left and cancels that call: the connection would never
+    be closed when idle, nor read again. A client that really leaves makes the sending fail by itself.
 
-    Many answers are known before the body has arrived: 401, 404, 413. Most clients send their whole body
-    before they look for an answer; if nobody reads it, both sides wait for each other. So the rest of
-    the body is received and thrown away, for as long as it keeps coming and at most for quart's
-    ``BODY_TIMEOUT``.
+    A request target without a path is a path that no route has.
     """
 
     def __init__(self, app: Any, scope: Any) -> None:
+        scope["path"] = _path(scope["path"])
         super().__init__(app, scope)
         self._body_ended = False
+        self._answering = False
         self._arrived = trio.Event()
 
     async def handle_messages(self, nursery: trio.Nursery, request: Request, receive: Any) -> None:  # type: ignore[override]
@@ -37,18 +44,15 @@ class BodyDrainingConnection(TrioASGIHTTPConnection):
             self._arrived.set()
             return message
 
-        await super().handle_messages(nursery, request, noting)
+        await ASGIHTTPConnection.handle_messages(self, request, noting)
+        if not self._answering:
+            nursery.cancel_scope.cancel(reason="the client has left")
 
     async def _send_response(self, send: Any, response: Any) -> None:
         with trio.move_on_after(self.app.config["BODY_TIMEOUT"]):
             await self._wait_for_body_end()
-        if self._body_ended:
-            await super()._send_response(send, response)
-            return
-        # hypercorn closes a connection whose body has not ended, inside this very call, and announces it to
-        # ``handle_messages``, which cancels us: without the shield the closing would stop half way.
-        with trio.move_on_after(CLOSING_S, shield=True):
-            await super()._send_response(send, response)
+        self._answering = True
+        await super()._send_response(send, response)
 
     async def _wait_for_body_end(self) -> None:
         while not self._body_ended:
@@ -57,3 +61,14 @@ class BodyDrainingConnection(TrioASGIHTTPConnection):
                 await self._arrived.wait()
             if silence.cancelled_caught:
                 return
+
+
+def _path(target: str) -> str:
+    """Return the path of a request target in origin or absolute form, ``/`` if it has none."""
+    if target.startswith("/"):
+        return target
+    try:
+        path = urlparse(target).path
+    except ValueError:
+        return "/"
+    return path if path.startswith("/") else "/"

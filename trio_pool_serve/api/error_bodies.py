@@ -26,6 +26,9 @@ TABLE: dict[type[errors.PoolServeError], tuple[int, str]] = {
 }
 """Status and ``type``; a subclass of a listed error shares its row."""
 
+MAX_MESSAGE = 1000
+"""Characters; messages quote what clients sent, which may be megabytes."""
+
 OF_HTTP_STATUS: dict[int, type[errors.PoolServeError]] = {
     404: errors.NotFoundError,
     405: errors.MethodNotAllowedError,
@@ -47,6 +50,8 @@ async def answer_error(error: errors.PoolServeError) -> Response:
     status, kind = next(TABLE[base] for base in type(error).__mro__ if base in TABLE)
     g.failed = True
     message = str(error)
+    if len(message) > MAX_MESSAGE:
+        message = f"{message[:MAX_MESSAGE]}…"
     if status == 500:
         message += f" The request's id is {g.get('request_id', 'unknown')}."
     body = {

@@ -9,7 +9,10 @@ from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.tasks.fan_out import compute_rows
 from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import PoolingParams, Prompt, RenderingParams, TruncationSide, Vectors
+from trio_pool_serve.types import PoolingParams, Prompt, RenderingParams, TextPrompt, TruncationSide, Vectors
+
+INSTRUCTION_CHARACTERS_PER_TOKEN = 8
+"""Bounds a client's own instruction by the model's length: no script has many tokens longer than this."""
 
 
 @frozen(eq=False, kw_only=True)
@@ -33,7 +36,8 @@ class EmbedJob:
     @property
     def estimated_tokens(self) -> int:
         """A cheap guess of all prompts' tokens, for admission."""
-        return sum(prompt.estimated_tokens for prompt in self.prompts)
+        instruction = TextPrompt(self.instruction or "").estimated_tokens
+        return sum(prompt.estimated_tokens for prompt in self.prompts) + instruction * len(self.prompts)
 
 
 @frozen(eq=False)
@@ -94,7 +98,7 @@ class EmbedTask:
 
     def _instruction(self, job: EmbedJob) -> str:
         if job.instruction is not None:
-            return job.instruction
+            return self._checked(job.instruction)
         if job.prompt_name is None:
             return self.default_instruction
         if job.prompt_name not in self.instructions:
@@ -103,6 +107,15 @@ class EmbedTask:
                 f"This model has no prompt named {job.prompt_name!r}; it has: {known}.", param="prompt_name"
             )
         return self.instructions[job.prompt_name]
+
+    def _checked(self, instruction: str) -> str:
+        """Refuse what would be copied to every prompt and leave no room for any."""
+        limit = self.renderer.max_model_len * INSTRUCTION_CHARACTERS_PER_TOKEN
+        if len(instruction) > limit:
+            raise InvalidRequestError(
+                f"The prompt has {len(instruction)} characters; at most {limit} are taken.", param="prompt"
+            )
+        return instruction
 
     def _pooling_params(self, job: EmbedJob) -> PoolingParams:
         limit = self.engine.dimensions

@@ -85,7 +85,7 @@ class Metrics:
         self.loop_lag = seconds("loop_lag", "How late the event loop wakes a sleeping task")
         self.requests = count("requests", "Requests answered by a task route")
         self.failures = count("request_failures", "Requests of any route answered by an error")
-        self.listener_restarts = count("listener_restarts", "Listener restarts after a connection killed it")
+        self.listener_restarts = count("listener_restarts", "Restarts of a crashed listener")
         self.registry.register(self._live)
 
     def add_gauges(self, source: Callable[[], Gauges]) -> None:
