@@ -158,8 +158,11 @@ def _leave(status: int) -> None:
 
 
 async def _announce(service: Service, url: str) -> None:
-    """Tell the person at the terminal what to type next."""
-    await service.engine.wait_ready()
+    """Tell the person at the terminal what to type next. Cancellation: at once; nothing is said."""
+    try:
+        await service.engine.wait_ready()
+    except EngineDeadError:
+        return  # whoever runs the service says why
     name = service.config.served_model_name
     path = "/v1/embeddings"
     target = (

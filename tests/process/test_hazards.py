@@ -235,6 +235,17 @@ async def test_idle_connections_do_not_hold_up_the_drain(tmp_path, scripted_fold
         assert "took too long" not in log
 
 
+async def test_plain_hypercorn_leaves_on_a_signal_with_idle_connections(tmp_path, scripted_folder):
+    env = {"TRIO_POOL_SERVE_MODEL": str(scripted_folder)}
+    toml = ROOT / "docs" / "hypercorn.toml"
+    async with hypercorned(tmp_path, ASGI, "--config", str(toml), env=env) as server:
+        async with httpx.AsyncClient(base_url=server.url) as client:
+            assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
+            server.signal()
+            assert await server.wait_exit(20) == 0
+        assert "Traceback" not in server.log
+
+
 async def test_newcomers_are_refused_during_the_drain(pipes, scripted_folder):
     async with scripted(pipes, scripted_folder) as server, trio.open_nursery() as nursery:
         nursery.start_soon(ask, server, script.WAITS)
@@ -349,7 +360,9 @@ async def test_a_model_that_cannot_be_loaded_ends_the_start_at_once(tmp_path):
         status, log = await server.wait_exit_and_log()
     assert status == 1
     assert "Traceback" not in log
-    assert log.splitlines()[-1].startswith("trio-pool-serve: ")
+    last = log.splitlines()[-1]
+    assert last.startswith("trio-pool-serve: ")
+    assert "is neither a folder nor" in last
 
 
 async def test_a_model_that_cannot_be_loaded_ends_plain_hypercorn(tmp_path):
