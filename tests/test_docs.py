@@ -45,5 +45,7 @@ async def test_the_python_example_of_the_readme_runs(tmp_path, minilm, monkeypat
     assert "http://127.0.0.1:8000" in example
     async with launched(tmp_path, str(minilm), "--served-model-name", "all-MiniLM-L6-v2") as server:
         here = example.replace("http://127.0.0.1:8000", server.url)
-        await trio.to_thread.run_sync(lambda: exec(compile(here, "README.md", "exec"), {}))
+        names: dict = {}
+        await trio.to_thread.run_sync(lambda: exec(compile(here, "README.md", "exec"), names))
+        names["client"].close()
     assert capsys.readouterr().out == "2 384\n"
