@@ -15,8 +15,11 @@ from hypothesis import settings
 from tests.model_folders import write_scripted_folder
 from trio_pool_serve.app import create_app
 from trio_pool_serve.config import Config
+from trio_pool_serve.containment import contain_connections
 from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.service import Service
+
+contain_connections()  # as both ways to start a server do
 
 # The suite asserts no times, and gives the same result each time it runs.
 settings.register_profile("suite", deadline=None, derandomize=True)

@@ -175,6 +175,24 @@ async def test_many_clients_leaving_at_random_moments_leave_nothing(url, service
     await until(lambda: is_idle(service))
 
 
+async def test_connections_are_closed_with_their_clients(url, service):
+    await wait_all_tasks_blocked()
+    before = trio.lowlevel.current_statistics().tasks_living
+
+    async def come_and_go() -> None:
+        for _ in range(100):
+            async with await connect(url) as stream:
+                await stream.send_all(post(b'{"input": [7]}'))
+                while b"usage" not in await stream.receive_some():
+                    continue
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(6):
+            nursery.start_soon(come_and_go)
+    await until(lambda: trio.lowlevel.current_statistics().tasks_living == before)
+    await until(lambda: is_idle(service))
+
+
 async def test_connections_that_pipeline_and_leave_are_closed(url, service):
     await wait_all_tasks_blocked()
     before = trio.lowlevel.current_statistics().tasks_living
