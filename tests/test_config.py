@@ -6,7 +6,7 @@ import attrs
 import pytest
 from cyclopts import CycloptsError
 
-from trio_pool_serve.cli import ENVIRONMENT_PREFIX, app, read_config
+from trio_pool_serve.cli import ENVIRONMENT_PREFIX, app, main, read_config
 from trio_pool_serve.config import Config
 
 GROUPS = {field.name: field.type for field in attrs.fields(Config) if attrs.has(field.type)}
@@ -110,6 +110,17 @@ WRONG = {
 def test_a_wrong_setting_is_blamed_by_name(arguments, blamed):
     with pytest.raises((CycloptsError, ValueError, OSError), match=blamed):
         read_config(arguments)
+
+
+def test_the_command_says_in_one_line_what_is_wrong_with_its_settings(capfd, monkeypatch):
+    for arguments, blamed in WRONG.values():
+        monkeypatch.setattr("sys.argv", ["trio-pool-serve", "serve", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        assert caught.value.code == 2
+        said = capfd.readouterr().err
+        assert blamed in said
+        assert "Traceback" not in said
 
 
 def test_an_unknown_key_in_the_file_is_an_error(tmp_path):

@@ -72,7 +72,7 @@ def serve(
 def read_config(arguments: Sequence[str]) -> Config:
     """Return the settings for ``serve``: flags, else the environment, else the TOML file, else defaults.
 
-    Raises ``CycloptsError`` or ``ValueError`` with a message for people.
+    Raises ``CycloptsError``, ``ValueError`` or ``OSError`` (the file) with a message for people.
     """
     tokens = list(arguments)
     sources: list[Env | Toml] = [Env(ENVIRONMENT_PREFIX, command=False)]
@@ -128,7 +128,7 @@ def main() -> None:
         return
     try:
         config = read_config(arguments[1:])
-    except (CycloptsError, ValueError) as error:
+    except (CycloptsError, ValueError, OSError) as error:
         _complain(error)
         sys.exit(2)
     sys.exit(run(config))

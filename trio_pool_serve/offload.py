@@ -62,7 +62,7 @@ class Offload:
 
         Cancellation: while waiting for room, at once. While the thread runs, only after it has finished,
         unless ``abandon_on_cancel`` — then at once, and the thread keeps its token until it ends; ``launch``
-        is always abandoned. Long callables call ``trio.from_thread.check_cancelled()`` between units of work.
+        is always abandoned.
         """
         asked = time.perf_counter()
         started = finished = asked

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 import numpy as np
-from attrs import field, frozen
+from attrs import Factory, field, frozen
 from quart import Blueprint, Response, g
 
 from trio_pool_serve.api.bodies import LOOP_BYTES, decode_json, read_body
@@ -82,10 +82,7 @@ class Usage:
     """Tokens read; embeddings produce none, so both counts are the same."""
 
     prompt_tokens: int
-    total_tokens: int = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        object.__setattr__(self, "total_tokens", self.prompt_tokens)
+    total_tokens: int = field(init=False, default=Factory(lambda self: self.prompt_tokens, takes_self=True))
 
 
 @frozen(kw_only=True)
