@@ -7,7 +7,7 @@ import pytest
 
 from tests.model_folders import write_json
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.model_folder import read_model_folder
+from trio_pool_serve.model_folder.folder import read_model_folder
 from trio_pool_serve.model_hub import locate_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

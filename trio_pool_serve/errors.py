@@ -27,6 +27,14 @@ class ContextLengthError(InvalidRequestError):
     """An input is longer than the model takes and no truncation was asked for."""
 
 
+class EmptyInputError(InvalidRequestError):
+    """There is nothing in an input, or no input at all."""
+
+
+class TaskNotSupportedError(InvalidRequestError):
+    """The model cannot do what the route is for; the message names what it can."""
+
+
 class UnsupportedMediaTypeError(PoolServeError):
     """The body is not JSON according to its own ``Content-Type``."""
 
@@ -86,6 +94,10 @@ class EngineDeadError(UnavailableError):
 
 class BatchFailedError(PoolServeError):
     """The forward pass raised for the batch this row rode in; other batches are not affected."""
+
+
+class QueryGoneError(PoolServeError):
+    """Stage two of late interaction was asked for a query that is not held: its request has ended."""
 
 
 # -- start-up and the device --------------------------------------------------------------------------

@@ -21,12 +21,11 @@ from trio_pool_serve.errors import (
     NotFoundError,
     innermost,
 )
-from trio_pool_serve.model_folder import ModelFolder, read_model_folder
+from trio_pool_serve.model_folder.folder import ModelFolder, read_model_folder
 from trio_pool_serve.model_hub import locate_model
 from trio_pool_serve.offload import Offload
-from trio_pool_serve.rendering.renderer import Renderer
+from trio_pool_serve.rendering.renderer import renderer_of
 from trio_pool_serve.rendering.tokenizer import load_tokenizer
-from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
 from trio_pool_serve.tasks.embed import EmbedTask
 from trio_pool_serve.telemetry.loop_lag import sample_loop_lag
 from trio_pool_serve.telemetry.metrics import Gauges, Metrics
@@ -104,13 +103,7 @@ class Service:
         folder = read_model_folder(path, max_model_len=config.loading.max_model_len)
         tokenizer = load_tokenizer(folder, trust_remote_code=config.loading.trust_remote_code)
         runner = self.load_runner(folder, config.loading, self.offload)
-        renderer = Renderer(
-            TokenizerPool(tokenizer, config.threads.renderer_num_workers),
-            self.offload,
-            max_model_len=folder.max_model_len,
-            vocab_size=folder.vocab_size,
-            pools_instruction=folder.pools_instruction,
-        )
+        renderer = renderer_of(folder, tokenizer, self.offload, workers=config.threads.renderer_num_workers)
         self._embed_task = EmbedTask(
             renderer,
             self.engine,

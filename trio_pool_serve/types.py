@@ -17,9 +17,18 @@ TokenIds: TypeAlias = npt.NDArray[np.int32]
 """Shape (tokens,)."""
 
 Vectors: TypeAlias = npt.NDArray[np.float32]
-"""Shape (rows, dimensions) for a batch, (dimensions,) for a row."""
+"""Shape (rows, dimensions) for a batch, (dimensions,) for a row, (tokens, dimensions) for a row's tokens."""
 
 TruncationSide: TypeAlias = Literal["left", "right"]
+
+PoolingTask: TypeAlias = Literal["embed", "token_embed", "sparse_embed", "classify", "token_classify", "score"]
+"""What a model can be asked for."""
+
+Role: TypeAlias = Literal["query", "document"]
+"""Which side of a search a text is on, for models that read the two differently."""
+
+
+# -- as asked --------------------------------------------------------------------------------------------
 
 
 @frozen
@@ -49,7 +58,25 @@ class TokensPrompt:
         return len(self.token_ids)
 
 
-Prompt: TypeAlias = TextPrompt | TokensPrompt
+@frozen
+class PairPrompt:
+    """Two texts that a model reads together: a query and a document, a premise and a hypothesis.
+
+    ``max_first_tokens`` and ``max_second_tokens`` cut each text before both are put together.
+    """
+
+    first: str
+    second: str
+    max_first_tokens: int | None = None
+    max_second_tokens: int | None = None
+
+    @property
+    def estimated_tokens(self) -> int:
+        """A cheap guess for admission, as for a text."""
+        return (len(self.first) + len(self.second)) // 4 + 1
+
+
+Prompt: TypeAlias = TextPrompt | TokensPrompt | PairPrompt
 
 
 @frozen
@@ -57,13 +84,18 @@ class RenderingParams:
     """How prompts become token ids.
 
     ``truncate_to`` is the most tokens kept, special tokens included; ``None`` refuses longer inputs.
-    ``instruction`` is put in front of every text.
+    ``instruction`` is put in front of every text; a model with a template of its own puts it where that
+    says. ``role`` is for models that read queries and documents differently.
     """
 
     truncate_to: int | None = None
     truncation_side: TruncationSide = "right"
     add_special_tokens: bool = True
     instruction: str = ""
+    role: Role | None = None
+
+
+# -- as the model reads it -------------------------------------------------------------------------------
 
 
 @frozen(eq=False)
@@ -71,16 +103,24 @@ class RenderedPrompt:
     """What the model reads.
 
     ``instruction_tokens`` counts the leading tokens that belong to the instruction, for models whose
-    pooling leaves them out.
+    pooling leaves them out. ``type_ids`` are the segments of a pair, ``None`` where all are 0. Of the tokens
+    only the first ``attended`` are attended to, ``None`` for all: the rest are a query's expansion.
+    ``kept`` (bool, one per token) chooses the tokens whose vectors leave the model, ``None`` for all.
     """
 
     token_ids: TokenIds
     instruction_tokens: int = 0
+    type_ids: TokenIds | None = None
+    attended: int | None = None
+    kept: npt.NDArray[np.bool_] | None = None
+
+
+# -- what is wanted of the model -------------------------------------------------------------------------
 
 
 @frozen
-class PoolingParams:
-    """What is wanted from the pooler for one row.
+class Embed:
+    """One vector: float32, shape (dimensions,).
 
     ``dimensions`` keeps the first components only (matryoshka); ``normalize`` scales the row to unit
     length, ``None`` leaves that to the model's own modules.
@@ -90,15 +130,101 @@ class PoolingParams:
     normalize: bool | None = None
 
 
+@frozen
+class TokenEmbed:
+    """One vector for each kept token: float32, shape (tokens, dimensions); the fields are those of ``Embed``."""
+
+    dimensions: int | None = None
+    normalize: bool | None = None
+
+
+@frozen
+class SparseEmbed:
+    """Weights over the vocabulary, by a forward pass: a ``SparseVector``."""
+
+
+@frozen
+class SparseLookup:
+    """Weights of the text's own tokens, looked up without a forward pass: a ``SparseVector``."""
+
+
+Activation: TypeAlias = Literal["probabilities", "score", "raw"]
+"""What becomes of a classifier's logits. probabilities: as the model was trained, softmax or sigmoid.
+score: as a cross-encoder's config says, by default a sigmoid. raw: nothing."""
+
+
+@frozen
+class Classify:
+    """One number per label: float32, shape (labels,)."""
+
+    activation: Activation = "probabilities"
+
+
+@frozen
+class TokenClassify:
+    """One number per label for each kept token: float32, shape (tokens, labels)."""
+
+    activation: Activation = "probabilities"
+
+
+class QueryScope(Protocol):
+    """Queries' token vectors that stay on the device for as long as one request lives."""
+
+    def close(self) -> None:
+        """Free what is held, and whatever is yet to come; again does nothing."""
+
+
+@frozen(eq=False)
+class HeldQuery:
+    """The name of one query's vectors on the device. Made for one request, and equal to itself alone."""
+
+    scope: QueryScope
+
+
+@frozen
+class HoldQuery:
+    """Stage one of late interaction: keep the token vectors on the device; float32, shape (1,), how many."""
+
+    query: HeldQuery
+
+
+@frozen
+class MaxSim:
+    """Stage two: for each of the query's vectors its greatest dot product with this row's, summed.
+
+    float32, shape (1,). Khattab and Zaharia, https://arxiv.org/abs/2004.12832, eq. 3.
+    """
+
+    query: HeldQuery
+
+
+PoolingParams: TypeAlias = (
+    Embed | TokenEmbed | SparseEmbed | SparseLookup | Classify | TokenClassify | HoldQuery | MaxSim
+)
+
+
+@frozen(eq=False)
+class SparseVector:
+    """Weights above zero: int32 vocabulary ``indices``, ascending, and float32 ``values``, both shape (n,)."""
+
+    indices: npt.NDArray[np.int32]
+    values: npt.NDArray[np.float32]
+
+
+PooledValue: TypeAlias = Vectors | SparseVector
+"""What one of the ``PoolingParams`` gives for one row."""
+
+
 @frozen(eq=False)
 class PoolingRequest:
     """One row of work: the unit that the engine queues, batches and answers.
 
-    A smaller ``priority`` is served first.
+    ``params`` is what is wanted of one forward pass over the prompt: one thing or several. A smaller
+    ``priority`` is served first.
     """
 
     prompt: RenderedPrompt
-    params: PoolingParams = PoolingParams()
+    params: tuple[PoolingParams, ...] = (Embed(),)
     priority: int = 0
 
     @property
@@ -136,8 +262,8 @@ class PooledBatch(Protocol):
     buffers live until it is done.
     """
 
-    def __await__(self) -> Generator[Any, Any, list[Vectors]]:
-        """Wait for the rows to be on the host: one float32 array of shape (dimensions,) each."""
+    def __await__(self) -> Generator[Any, Any, list[tuple[PooledValue, ...]]]:
+        """Wait for the rows to be on the host: for each, what each of its ``params`` asked for."""
 
 
 class Runner(Protocol):
@@ -153,9 +279,16 @@ class Runner(Protocol):
     def describe(self) -> str:
         """One line for people: what is loaded, and how it computes."""
 
+    def open_scope(self) -> QueryScope:
+        """Return a new place for queries' vectors; whoever opens it closes it. From any thread."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the device that open scopes hold."""
+
     @property
     def dimensions(self) -> int:
-        """Length of the vectors when nothing is cut off."""
+        """Length of the vectors when nothing is cut off; 0 if the model makes none."""
 
     @property
     def default_batch_tokens(self) -> int:
@@ -164,9 +297,12 @@ class Runner(Protocol):
 
 @frozen(eq=False)
 class PoolingOutput:
-    """One row of a finished batch, with the times (seconds) that its batch took."""
+    """One row of a finished batch, with the times (seconds) that its batch took.
 
-    vector: Vectors
+    ``values`` are in the order of the request's ``params``.
+    """
+
+    values: tuple[PooledValue, ...]
     queue_s: float
     forward_s: float
     copy_s: float

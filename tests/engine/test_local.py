@@ -22,7 +22,7 @@ from trio_pool_serve.errors import (
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.runner.scripted import ScriptedRunner, scripted_vector
 from trio_pool_serve.telemetry.metrics import Metrics
-from trio_pool_serve.types import Batch, PoolingOutput, PoolingParams, PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import Batch, Embed, PoolingOutput, PoolingRequest, RenderedPrompt
 
 
 def request(*ids: int, **kwargs) -> PoolingRequest:
@@ -54,7 +54,7 @@ async def in_thread(wait: Callable[[], object]) -> None:
 
 async def test_a_row_is_answered_with_its_own_vector_and_times(engine):
     output = await engine.submit(request(5, 6, 7))
-    np.testing.assert_array_equal(output.vector, scripted_vector(np.array([5, 6, 7]), 8))
+    np.testing.assert_array_equal(output.values[0], scripted_vector(np.array([5, 6, 7]), 8))
     assert output.queue_s >= 0
     assert output.forward_s > 0
 
@@ -69,8 +69,8 @@ async def test_every_row_gets_its_own_answer_however_it_was_batched(engine, scri
         for index in range(200):
             nursery.start_soon(one, index)
     for index in range(200):
-        assert outputs[index].vector[3] == index
-        assert outputs[index].vector[0] == index % 9 + 2
+        assert outputs[index].values[0][3] == index
+        assert outputs[index].values[0][0] == index % 9 + 2
     assert sum(scripted.rows) == 200
     assert len(scripted.rows) < 200
 
@@ -115,7 +115,7 @@ async def test_a_launched_row_that_is_cancelled_is_dropped_and_the_engine_goes_o
             await in_thread(scripted.launching.wait)
             scope.cancel()
     scripted.gate.set()
-    assert (await engine.submit(request(9))).vector[2] == 9
+    assert (await engine.submit(request(9))).values[0][2] == 9
 
 
 async def test_a_batch_that_raises_leaves_its_neighbours_whole(engine, scripted, caplog):
@@ -128,7 +128,7 @@ async def test_a_batch_that_raises_leaves_its_neighbours_whole(engine, scripted,
 
     async def one(token: int) -> None:
         try:
-            results[token] = (await engine.submit(request(token))).vector[2]
+            results[token] = (await engine.submit(request(token))).values[0][2]
         except BatchFailedError as error:
             results[token] = error
 
@@ -152,7 +152,7 @@ async def test_an_error_while_waiting_for_the_copy_fails_that_batch_only(engine,
     scripted.on_launch = lambda batch: FailingHandle() if batch.requests[0].prompt.token_ids[0] == 13 else None
     with pytest.raises(BatchFailedError):
         await engine.submit(request(13))
-    assert (await engine.submit(request(14))).vector[2] == 14
+    assert (await engine.submit(request(14))).values[0][2] == 14
     assert engine.statistics().in_flight_batches == 0
 
 
@@ -198,8 +198,8 @@ async def test_priority_decides_who_rides_next(engine, scripted):
 
 
 async def test_matryoshka_dimensions_reach_the_runner(engine):
-    output = await engine.submit(request(5, params=PoolingParams(dimensions=2)))
-    assert output.vector.tolist() == [1, 5]
+    output = await engine.submit(request(5, params=(Embed(dimensions=2),)))
+    assert output.values[0].tolist() == [1, 5]
 
 
 # -- states -------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.model_folders import VOCABULARY
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
-from trio_pool_serve.model_folder import read_model_folder
+from trio_pool_serve.model_folder.folder import read_model_folder
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.renderer import MAX_KNOWN_INSTRUCTIONS, Renderer
 from trio_pool_serve.rendering.tokenizer import FastTokenizer, Tokenizer, load_tokenizer

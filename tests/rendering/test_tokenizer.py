@@ -10,7 +10,8 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, ByT5Tokenizer, CanineTokenizer, PreTrainedTokenizerFast
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.model_folder import ModelFolder, read_model_folder
+from trio_pool_serve.model_folder.architecture import Embedding
+from trio_pool_serve.model_folder.folder import ModelFolder, read_model_folder
 from trio_pool_serve.rendering.tokenizer import FastTokenizer, SlowTokenizer, load_tokenizer
 
 CORPUS = [
@@ -84,7 +85,12 @@ FAST_KINDS = ["word-piece", "byte-level", "unigram"]
 
 def model_folder(path: Path, *, lower_case: bool = False) -> ModelFolder:
     return ModelFolder(
-        path=path, transformer_path=path, transformer_config={}, heads=(), max_model_len=64, lower_case=lower_case
+        path=path,
+        transformer_path=path,
+        transformer_config={},
+        architecture=Embedding(modules=()),
+        max_model_len=64,
+        lower_case=lower_case,
     )
 
 

@@ -16,14 +16,13 @@ from torch import Tensor
 
 from tests.model_folders import write_json
 from trio_pool_serve.config import Dtype, ModelConfig
-from trio_pool_serve.model_folder import ModelFolder, read_model_folder
+from trio_pool_serve.model_folder.folder import ModelFolder, read_model_folder
 from trio_pool_serve.offload import Offload
-from trio_pool_serve.rendering.renderer import Renderer
+from trio_pool_serve.rendering.renderer import Renderer, renderer_of
 from trio_pool_serve.rendering.tokenizer import load_tokenizer
-from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
 from trio_pool_serve.runner.loading import load_runner
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
-from trio_pool_serve.types import Batch, PoolingParams, PoolingRequest, RenderingParams, TextPrompt, Vectors
+from trio_pool_serve.types import Batch, Embed, PoolingRequest, RenderingParams, TextPrompt, Vectors
 
 TEXTS = (
     "A nursery owns its tasks.",
@@ -38,7 +37,7 @@ TEXTS = (
 """One is longer than every family's limit, one has no words, several have letters that no corpus had."""
 
 MAX_LENGTH = 48
-AS_THE_MODEL_SAYS = PoolingParams()
+AS_THE_MODEL_SAYS = Embed()
 HIDDEN = 32
 
 POOLING = "sentence_transformers.models.Pooling"
@@ -426,36 +425,31 @@ class ServedModel:
     def __attrs_post_init__(self) -> None:
         self.folder = read_model_folder(self.path)
         self.runner = load_runner(self.folder, ModelConfig(dtype=self.dtype, device=self.device), self.offload)
-        self.renderer = Renderer(
-            TokenizerPool(load_tokenizer(self.folder), 1),
-            self.offload,
-            max_model_len=self.folder.max_model_len,
-            vocab_size=self.folder.vocab_size,
-            pools_instruction=self.folder.pools_instruction,
-        )
+        self.renderer = renderer_of(self.folder, load_tokenizer(self.folder), self.offload, workers=1)
 
     async def requests(
         self,
         texts: Sequence[str],
-        params: PoolingParams | Sequence[PoolingParams] = AS_THE_MODEL_SAYS,
+        params: Embed | Sequence[Embed] = AS_THE_MODEL_SAYS,
         instruction: str = "",
     ) -> list[PoolingRequest]:
         """Render texts, cut to the model's limit as sentence-transformers cuts them."""
         rendering = RenderingParams(truncate_to=self.folder.max_model_len, instruction=instruction)
-        each = [params] * len(texts) if isinstance(params, PoolingParams) else params
+        each = [params] * len(texts) if isinstance(params, Embed) else params
         return [
-            PoolingRequest(await self.renderer.render(TextPrompt(text), rendering), one)
+            PoolingRequest(await self.renderer.render(TextPrompt(text), rendering), (one,))
             for text, one in zip(texts, each, strict=True)
         ]
 
     async def embed(
         self,
         texts: Sequence[str],
-        params: PoolingParams | Sequence[PoolingParams] = AS_THE_MODEL_SAYS,
+        params: Embed | Sequence[Embed] = AS_THE_MODEL_SAYS,
         instruction: str = "",
     ) -> list[Vectors]:
         """Compute texts in one batch."""
-        return await self.runner.launch(Batch(tuple(await self.requests(texts, params, instruction))))
+        rows = await self.runner.launch(Batch(tuple(await self.requests(texts, params, instruction))))
+        return [vector for (vector,) in rows]
 
 
 def reference(path: Path, **options: Any) -> Any:

@@ -41,7 +41,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 async def test_a_text_alone_agrees(pair: Pair):
     requests = await pair.ours.requests(TEXTS)
-    rows = [(await pair.ours.runner.launch(Batch((request,))))[0] for request in requests]
+    rows = [(await pair.ours.runner.launch(Batch((request,))))[0][0] for request in requests]
     assert largest_difference(rows, pair.expected) < TOLERANCE
 
 

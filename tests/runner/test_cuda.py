@@ -10,7 +10,7 @@ import trio
 from tests.runner.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.runner.output_copy import CudaCopyBackend, OutputCopier
-from trio_pool_serve.types import Batch, PooledBatch, PoolingParams, Vectors
+from trio_pool_serve.types import Batch, Embed, PooledBatch, Vectors
 
 pytestmark = [
     pytest.mark.cuda,
@@ -45,7 +45,7 @@ class SlowCopyBackend(CudaCopyBackend):
 
 async def awaited(handles: list[PooledBatch]) -> list[list[Vectors]]:
     """Copied, so that the pinned buffers are free for the next launches: allocating waits for the device."""
-    return [[row.copy() for row in await handle] for handle in handles]
+    return [[vector.copy() for (vector,) in await handle] for handle in handles]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -77,7 +77,7 @@ async def test_minilm_agrees_with_the_processor(on_cuda: ServedModel, minilm: Pa
 
 
 async def test_mixed_dimensions_and_normalization_agree_with_the_processor(on_cuda: ServedModel, minilm: Path):
-    texts, params = TEXTS[:3], [PoolingParams(dimensions=7), PoolingParams(normalize=False), PoolingParams()]
+    texts, params = TEXTS[:3], [Embed(dimensions=7), Embed(normalize=False), Embed()]
     expected = await ServedModel(minilm).embed(texts, params)
     assert largest_difference(await on_cuda.embed(texts, params), expected) < TOLERANCE
 
@@ -129,4 +129,4 @@ async def test_a_cancelled_waiter_leaves_while_the_copy_runs(on_cuda: ServedMode
         await handle
     assert scope.cancelled_caught
     assert not slow_copies.events[0].query()
-    assert largest_difference(await on_cuda.runner.launch(batch), expected) < TOLERANCE
+    assert largest_difference((await awaited([on_cuda.runner.launch(batch)]))[0], expected) < TOLERANCE

@@ -21,7 +21,9 @@ def served(request: pytest.FixtureRequest, minilm: Path) -> ServedModel:
 
 
 def test_the_model_is_loaded_in_the_type_asked_for(served: ServedModel):
-    assert {parameter.dtype for parameter in served.runner.model.parameters()} == {getattr(torch, served.dtype)}
+    assert {parameter.dtype for parameter in served.runner.backbone.model.parameters()} == {
+        getattr(torch, served.dtype)
+    }
 
 
 def test_the_description_names_the_type(served: ServedModel):

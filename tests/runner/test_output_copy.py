@@ -3,7 +3,7 @@
 import gc
 import threading
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -22,7 +22,15 @@ from trio_pool_serve.offload import Offload
 from trio_pool_serve.runner.copied_batch import CopiedBatch
 from trio_pool_serve.runner.output_copy import OutputCopier
 from trio_pool_serve.telemetry.metrics import Metrics
-from trio_pool_serve.types import Batch, PooledBatch, PoolingRequest, RenderedPrompt, Vectors
+from trio_pool_serve.types import (
+    Batch,
+    PooledBatch,
+    PooledValue,
+    PoolingRequest,
+    QueryScope,
+    RenderedPrompt,
+    Vectors,
+)
 
 PATIENCE_S = 60
 """After which a test that would hang fails instead."""
@@ -85,6 +93,12 @@ class FakeCopyBackend:
         return self.events[-1]
 
 
+def split_rows(arrays: Sequence[Vectors]) -> list[tuple[PooledValue, ...]]:
+    """Each row of the one array that was copied."""
+    (array,) = arrays
+    return [(row,) for row in array]
+
+
 @define(eq=False)
 class CopyingRunner:
     """Answers each row with its length and its first id, through a copier."""
@@ -96,13 +110,17 @@ class CopyingRunner:
     rows: list["weakref.ref[Tensor]"] = field(factory=list)
     dimensions: int = 2
     default_batch_tokens: int = 64
+    held_bytes: int = 0
+
+    def open_scope(self) -> QueryScope:
+        raise NotImplementedError
 
     def launch(self, batch: Batch) -> PooledBatch:
         index = len(self.rows)
         self.trace.append(f"launch {index}")
         rows = torch.tensor([[request.tokens, request.prompt.token_ids[0]] for request in batch.requests]).float()
         self.rows.append(weakref.ref(rows))
-        handle = self.copier.start(rows, [2] * len(rows))
+        handle = self.copier.start([rows], split_rows)
         self.launched[index].set()
         return handle
 
@@ -141,7 +159,7 @@ async def wait_for(handle: PooledBatch) -> None:
 def started(copier: OutputCopier, shape: tuple[int, int] = (2, 3)) -> tuple[PooledBatch, "weakref.ref[Tensor]"]:
     """Start a copy of rows that nobody but the copy keeps alive."""
     rows = torch.arange(float(shape[0] * shape[1])).reshape(shape)
-    return copier.start(rows, [shape[1]] * shape[0]), weakref.ref(rows)
+    return copier.start([rows], split_rows), weakref.ref(rows)
 
 
 def is_alive(ref: "weakref.ref[Tensor]") -> bool:
@@ -192,12 +210,26 @@ def test_starting_a_copy_does_not_wait_for_it(copier: OutputCopier, backend: Fak
 # -- rows ---------------------------------------------------------------------------------------------------
 
 
-async def test_awaiting_gives_the_rows_each_cut_to_its_dimensions(copier: OutputCopier, backend: FakeCopyBackend):
-    handle = copier.start(torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), [2, 3])
+async def test_awaiting_gives_what_is_made_of_all_tensors(copier: OutputCopier, backend: FakeCopyBackend):
+    def split(arrays: Sequence[Vectors]) -> list[tuple[Vectors, ...]]:
+        return [tuple(rows) for rows in zip(*arrays, strict=True)]
+
+    handle = copier.start([torch.tensor([[1.0, 2.0], [4.0, 5.0]]), torch.tensor([[7.0], [8.0]])], split)
     backend.events[0].fire()
-    first, second = await handle
-    assert (first.tolist(), second.tolist()) == ([1, 2], [4, 5, 6])
-    assert first.dtype == np.float32
+    assert [[value.tolist() for value in row] for row in await handle] == [[[1, 2], [7]], [[4, 5], [8]]]
+
+
+async def test_taking_rows_apart_is_not_done_on_the_loop(copier: OutputCopier, backend: FakeCopyBackend):
+    threads = []
+
+    def split(arrays: Sequence[Vectors]) -> list[tuple[Vectors, ...]]:
+        threads.append(threading.get_ident())
+        return split_rows(arrays)
+
+    handle = copier.start([torch.ones(1, 2)], split)
+    backend.events[0].fire()
+    await handle
+    assert threads != [threading.get_ident()]
 
 
 async def test_awaiting_does_not_return_before_the_event_has_fired(copier: OutputCopier, backend: FakeCopyBackend):
@@ -215,7 +247,7 @@ async def test_awaiting_does_not_return_before_the_event_has_fired(copier: Outpu
 
 
 async def test_a_batch_that_is_on_the_host_is_awaited_without_waiting():
-    rows: list[Vectors] = [np.ones(2, dtype=np.float32)]
+    rows: list[tuple[PooledValue, ...]] = [(np.ones(2, dtype=np.float32),)]
     assert await CopiedBatch(rows) is rows
 
 
@@ -335,7 +367,7 @@ class Stage:
         except Exception as error:
             self.errors[name] = error
         else:
-            self.answers[name] = output.vector.tolist()
+            self.answers[name] = output.values[0].tolist()
         self.settled[name].set()
 
     async def copying(self, index: int) -> None:

@@ -14,7 +14,7 @@ from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.embed import Embeddings, EmbedJob
 from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import TextPrompt, TokensPrompt
+from trio_pool_serve.types import Embed, TextPrompt, TokensPrompt
 
 CLS, SEP = VOCABULARY["[CLS]"], VOCABULARY["[SEP]"]
 
@@ -164,7 +164,7 @@ async def test_dimensions_that_the_model_does_not_have_are_refused(service, scri
 async def test_normalize_and_priority_reach_the_engine(service, scripted):
     await embed(service, "hello", normalize=False, priority=7)
     (request,) = scripted.batches[-1].requests
-    assert request.params.normalize is False
+    assert request.params == (Embed(normalize=False),)
     assert request.priority == 7
 
 

@@ -20,22 +20,20 @@ from trio_pool_serve.errors import (
     InvalidRequestError,
     RunnerDeadError,
 )
-from trio_pool_serve.model_folder import read_model_folder
+from trio_pool_serve.model_folder.folder import read_model_folder
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.tokenizer import Encoded, Tokenizer, load_tokenizer
 from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
 from trio_pool_serve.runner.scripted import ScriptedRunner
-from trio_pool_serve.tasks.fan_out import PROMPTS_AHEAD, compute_rows
+from trio_pool_serve.tasks.fan_out import PROMPTS_AHEAD, AskedRow, ComputedRow, compute_rows
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import (
     Batch,
+    Embed,
     PooledBatch,
-    PoolingOutput,
-    PoolingParams,
     Prompt,
-    RenderedPrompt,
     RenderingParams,
     TextPrompt,
     TokenIds,
@@ -86,16 +84,12 @@ class Floor:
     renderer: Renderer
     engine: LocalEngine
 
-    async def compute(
-        self, *prompts: Prompt | str, timings: RequestTimings | None = None
-    ) -> tuple[list[RenderedPrompt], list[PoolingOutput]]:
+    async def compute(self, *prompts: Prompt | str, timings: RequestTimings | None = None) -> list[ComputedRow]:
+        asked = [TextPrompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
         return await compute_rows(
-            [TextPrompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts],
+            [AskedRow(prompt, RenderingParams(), (Embed(),)) for prompt in asked],
             renderer=self.renderer,
             engine=self.engine,
-            rendering=RenderingParams(),
-            pooling=PoolingParams(),
-            priority=0,
             timings=timings or RequestTimings(),
         )
 
@@ -161,31 +155,31 @@ async def test_rows_come_back_in_the_prompts_order_however_they_were_batched(flo
     floor.runner.gate.clear()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(open_gate_when_queued, floor, len(counts))
-        rendered, outputs = await floor.compute(*(words(count, first=n) for n, count in enumerate(counts)))
-    for n, (count, prompt, output) in enumerate(zip(counts, rendered, outputs, strict=True)):
-        assert prompt.token_ids[1] == VOCABULARY[f"w{n}"]
-        assert output.vector[0] == len(prompt.token_ids) == count + 2
-        assert output.vector[1] == prompt.token_ids.sum()
+        rows = await floor.compute(*(words(count, first=n) for n, count in enumerate(counts)))
+    for n, (count, row) in enumerate(zip(counts, rows, strict=True)):
+        assert row.prompt.token_ids[1] == VOCABULARY[f"w{n}"]
+        assert row.values[0][0] == row.tokens == count + 2
+        assert row.values[0][1] == row.prompt.token_ids.sum()
     assert 1 < len(floor.runner.batches) < 60
     await floor.assert_idle()
 
 
 async def test_texts_and_token_ids_may_be_mixed(floor):
-    rendered, outputs = await floor.compute("hello", TokensPrompt(np.array([5, 6, 7, 8])))
-    assert [len(prompt.token_ids) for prompt in rendered] == [3, 4]
-    assert [output.vector[0] for output in outputs] == [3, 4]
+    rows = await floor.compute("hello", TokensPrompt(np.array([5, 6, 7, 8])))
+    assert [row.tokens for row in rows] == [3, 4]
+    assert [row.values[0][0] for row in rows] == [3, 4]
 
 
 async def test_no_prompts_are_no_rows(floor):
-    assert await floor.compute() == ([], [])
+    assert await floor.compute() == []
 
 
 async def test_timings_are_those_of_the_whole_request(floor):
     timings = RequestTimings()
-    _, outputs = await floor.compute(*["hello"] * 9, timings=timings)
+    rows = await floor.compute(*["hello"] * 9, timings=timings)
     assert timings.render_s > 0
-    assert timings.queue_s == max(output.queue_s for output in outputs)
-    assert timings.forward_s == max(output.forward_s for output in outputs)
+    assert timings.queue_s == max(row.output.queue_s for row in rows)
+    assert timings.forward_s == max(row.output.forward_s for row in rows)
 
 
 # -- the first failure --------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 import trio
 from attrs import frozen
 
-from trio_pool_serve.types import PoolingOutput, PoolingRequest
+from trio_pool_serve.types import PoolingOutput, PoolingRequest, QueryScope
 
 EngineState: TypeAlias = Literal["loading", "ready", "dead"]
 
@@ -28,6 +28,8 @@ class EngineStatistics:
     """Rate at which rows have lately been finished; 0 before the first batch."""
     batches: int
     failed_batches: int
+    held_bytes: int
+    """Bytes of the device that queries of late interaction hold for the requests they belong to."""
 
 
 class Engine(ABC):
@@ -55,6 +57,13 @@ class Engine(ABC):
         """Hold room for a request of about ``tokens`` tokens while its work is done.
 
         Raises ``OverloadedError`` when the queue is full, and what ``submit`` raises when not ready.
+        """
+
+    @abstractmethod
+    def open_scope(self) -> AbstractContextManager[QueryScope]:
+        """Hold a place on the device for one request's queries; all that it holds is freed on leaving.
+
+        Raises what ``submit`` raises when not ready.
         """
 
     @property

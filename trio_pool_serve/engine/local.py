@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from functools import partial
 from typing import TypeVar
 
@@ -24,7 +24,7 @@ from trio_pool_serve.errors import (
 )
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.telemetry.metrics import Gauges, Metrics
-from trio_pool_serve.types import Batch, PooledBatch, PoolingOutput, PoolingRequest, Runner
+from trio_pool_serve.types import Batch, PooledBatch, PoolingOutput, PoolingRequest, QueryScope, Runner
 
 T = TypeVar("T")
 
@@ -79,6 +79,11 @@ class LocalEngine(Engine):
         self._require_ready()
         return self._admission.admit(tokens)
 
+    def open_scope(self) -> AbstractContextManager[QueryScope]:  # noqa: D102
+        self._require_ready()
+        assert self.runner is not None  # noqa: S101  (ready means loaded)
+        return closing(self.runner.open_scope())
+
     @property
     def dimensions(self) -> int:  # noqa: D102
         self._require_ready()
@@ -101,6 +106,7 @@ class LocalEngine(Engine):
             tokens_per_s=self._admission.tokens_per_s,
             batches=self._batches,
             failed_batches=self._failed_batches,
+            held_bytes=self.runner.held_bytes if self.runner else 0,
         )
 
     # -- the loop that computes -----------------------------------------------------------------------
@@ -154,7 +160,7 @@ class LocalEngine(Engine):
         forward_s = time.perf_counter() - launched
         try:
             with trio.fail_after(self.config.batch_timeout_s):
-                vectors = await handle
+                rows = await handle
         except Exception as error:
             self._fail_batch(batch, error)
             return
@@ -165,10 +171,10 @@ class LocalEngine(Engine):
         self._admission.observe(batch.tokens, took)
         self.metrics.forward.observe(forward_s)
         self.metrics.copy_wait.observe(took - forward_s)
-        for row, (entry, vector) in enumerate(zip(entries, vectors, strict=True), start=1):
+        for row, (entry, values) in enumerate(zip(entries, rows, strict=True), start=1):
             entry.finish(
                 PoolingOutput(
-                    vector=vector,
+                    values=values,
                     queue_s=launched - entry.queued_at,
                     forward_s=forward_s,
                     copy_s=took - forward_s,
@@ -229,6 +235,7 @@ class LocalEngine(Engine):
                 "in_flight_batches": now.in_flight_batches,
                 "oldest_in_flight_seconds": now.oldest_in_flight_s,
                 "admitted_tokens": now.admitted_tokens,
+                "held_bytes": now.held_bytes,
             }
         }
 

@@ -4,11 +4,20 @@ import numpy as np
 from attrs import define, field
 
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
+from trio_pool_serve.model_folder.architecture import Embedding
+from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.text_window import encode_window
 from trio_pool_serve.rendering.tokenizer import Tokenizer
 from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
-from trio_pool_serve.types import Prompt, RenderedPrompt, RenderingParams, TextPrompt, TokensPrompt
+from trio_pool_serve.types import (
+    PairPrompt,
+    Prompt,
+    RenderedPrompt,
+    RenderingParams,
+    TextPrompt,
+    TokensPrompt,
+)
 
 
 @define(eq=False)
@@ -35,6 +44,8 @@ class Renderer:
         """
         if isinstance(prompt, TokensPrompt):
             return self._render_tokens(prompt, params)
+        if isinstance(prompt, PairPrompt):
+            raise NotImplementedError
         return await self.offload.run("render", lambda: self._render_text(prompt, params), abandon_on_cancel=True)
 
     def _render_tokens(self, prompt: TokensPrompt, params: RenderingParams) -> RenderedPrompt:
@@ -95,6 +106,18 @@ class Renderer:
             if len(self._instruction_tokens) < MAX_KNOWN_INSTRUCTIONS:
                 self._instruction_tokens[asked] = known
         return known
+
+
+def renderer_of(folder: ModelFolder, tokenizer: Tokenizer, offload: Offload, *, workers: int) -> Renderer:
+    """Return the renderer for a model, with ``workers`` copies of its tokenizer."""
+    architecture = folder.architecture
+    return Renderer(
+        TokenizerPool(tokenizer, workers),
+        offload,
+        max_model_len=folder.max_model_len,
+        vocab_size=folder.vocab_size,
+        pools_instruction=not isinstance(architecture, Embedding) or architecture.pools_instruction,
+    )
 
 
 MAX_KNOWN_INSTRUCTIONS = 1024

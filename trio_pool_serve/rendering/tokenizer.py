@@ -16,7 +16,7 @@ from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.model_folder import ModelFolder
+from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.types import TokenIds, TruncationSide
 
 Encoded: TypeAlias = Any

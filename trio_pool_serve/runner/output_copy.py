@@ -1,6 +1,6 @@
-"""Pooled rows from the device to the host, without stopping the device.
+"""What heads computed from the device to the host, without stopping the device.
 
-On CUDA the rows go to pinned memory on a side stream, and a blocking event marks the end of the copy.
+On CUDA the tensors go to pinned memory on a side stream, and a blocking event marks the end of the copy.
 Whoever wants the rows awaits the handle: a thread sleeps in ``event.synchronize()`` under the ``copy``
 limiter while the next batch is launched. Elsewhere the rows are on the host when ``launch`` returns.
 
@@ -11,17 +11,19 @@ waits, which goes on waiting if its waiter is cancelled. A handle that is droppe
 relies on ``protect``, and on torch, which keeps a pinned buffer until the copies into it are done.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from attrs import define, field
 from torch import Tensor
 
 from trio_pool_serve.errors import RunnerDeadError
 from trio_pool_serve.offload import Offload
-from trio_pool_serve.types import PooledBatch, Vectors
+from trio_pool_serve.types import PooledBatch, PooledValue
 
 
 class Event(Protocol):
@@ -46,8 +48,8 @@ class CopyBackend(Protocol):
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
         """Return a context in which copies go to ``stream``."""
 
-    def protect(self, rows: Tensor, stream: Any) -> None:
-        """Keep the memory of ``rows`` from being reused before ``stream`` has read it, though they be freed."""
+    def protect(self, tensor: Tensor, stream: Any) -> None:
+        """Keep the memory of ``tensor`` from being reused before ``stream`` has read it, though it be freed."""
 
     def host_buffer(self, like: Tensor) -> Tensor:
         """Return an uninitialised host tensor that the device can write to by itself."""
@@ -74,9 +76,9 @@ class CudaCopyBackend:
         """Return a context in which copies go to ``stream``."""
         return torch.cuda.stream(stream)
 
-    def protect(self, rows: Tensor, stream: torch.cuda.Stream) -> None:
-        """Tell the allocator that ``stream`` uses the rows too."""
-        rows.record_stream(stream)
+    def protect(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
+        """Tell the allocator that ``stream`` uses the tensor too."""
+        tensor.record_stream(stream)
 
     def host_buffer(self, like: Tensor) -> Tensor:
         """Return a pinned tensor."""
@@ -87,6 +89,10 @@ class CudaCopyBackend:
         return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
 
+Split: TypeAlias = Callable[[Sequence[npt.NDArray[np.float32]]], list[tuple[PooledValue, ...]]]
+"""From arrays, one per copied tensor, to the rows of the batch."""
+
+
 @define(eq=False)
 class OutputCopier:
     """Starts copies on one side stream, made on first use."""
@@ -95,18 +101,23 @@ class OutputCopier:
     offload: Offload
     _stream: Any = field(default=None, init=False)
 
-    def start(self, rows: Tensor, dimensions: list[int]) -> PooledBatch:
-        """Enqueue the copy of ``rows`` [rows, d] and return its handle at once."""
+    def start(self, tensors: Sequence[Tensor], split: Split) -> PooledBatch:
+        """Enqueue the copies of ``tensors`` (float32, any shape) and return their handle at once.
+
+        ``split`` is called with them, as arrays, in the thread that waits for them.
+        """
         if self._stream is None:
             self._stream = self.backend.open_stream()
         self.backend.wait_for_compute(self._stream)
-        host = self.backend.host_buffer(rows)
+        host = [self.backend.host_buffer(tensor) for tensor in tensors]
         event = self.backend.blocking_event()
         with self.backend.on_stream(self._stream):
-            host.copy_(rows, non_blocking=True)
+            for buffer, tensor in zip(host, tensors, strict=True):
+                buffer.copy_(tensor, non_blocking=True)
             event.record(self._stream)
-        self.backend.protect(rows, self._stream)
-        return CopyingBatch(rows, host, event, dimensions, self.offload)
+        for tensor in tensors:
+            self.backend.protect(tensor, self._stream)
+        return CopyingBatch(list(tensors), host, event, split, self.offload)
 
 
 @define(eq=False)
@@ -114,37 +125,29 @@ class CopyingBatch:
     """Rows on their way to the host. Can be awaited once.
 
     Raises ``RunnerDeadError`` if the device has failed by then. Cancellation: the waiter leaves at once;
-    its thread stays until the event has fired and keeps the device's rows and the host buffer until then.
+    its thread stays until the event has fired and keeps the device's tensors and the host buffers until then.
     """
 
-    _device_rows: Tensor | None
-    _host_rows: Tensor
+    _device: list[Tensor]
+    _host: list[Tensor]
     _event: Event
-    _dimensions: list[int]
+    _split: Split
     _offload: Offload
 
-    def __await__(self) -> Generator[Any, Any, list[Vectors]]:
+    def __await__(self) -> Generator[Any, Any, list[tuple[PooledValue, ...]]]:
         return self._wait().__await__()
 
-    async def _wait(self) -> list[Vectors]:
-        device_rows, self._device_rows = self._device_rows, None
-        event, host_rows = self._event, self._host_rows
+    async def _wait(self) -> list[tuple[PooledValue, ...]]:
+        device, self._device = self._device, []
+        event, host, split = self._event, self._host, self._split
 
-        def wait_for_copy(held: list[Tensor | None]) -> None:
+        def wait_for_copy() -> list[tuple[PooledValue, ...]]:
             try:
                 event.synchronize()
             except torch.AcceleratorError as error:  # kernels fail after they have been launched
                 raise RunnerDeadError(f"the device failed: {error}") from error
             finally:
-                held.clear()  # the device and the copy are done with them
+                device.clear()  # the device and the copies are done with them
+            return split([buffer.numpy() for buffer in host])
 
-        held = [device_rows, host_rows]
-        del device_rows
-        await self._offload.run("copy", lambda: wait_for_copy(held), abandon_on_cancel=True)
-        return split_rows(host_rows, self._dimensions)
-
-
-def split_rows(rows: Tensor, dimensions: list[int]) -> list[Vectors]:
-    """Return the rows of a host tensor [rows, d] one by one, each cut to its own dimensions."""
-    array = rows.numpy()
-    return [row[:length] for row, length in zip(array, dimensions, strict=True)]
+        return await self._offload.run("copy", wait_for_copy, abandon_on_cancel=True)

@@ -1,6 +1,6 @@
 """A runner without a model, for testing what stands above runners.
 
-It computes a checkable answer from the token ids, and does on request what real devices do at the worst
+It computes checkable answers from the token ids, and does on request what real devices do at the worst
 moment: wait, raise, die.
 """
 
@@ -10,8 +10,27 @@ from collections.abc import Callable
 import numpy as np
 from attrs import define, field
 
+from trio_pool_serve.errors import QueryGoneError
 from trio_pool_serve.runner.copied_batch import CopiedBatch
-from trio_pool_serve.types import Batch, PooledBatch, TokenIds, Vectors
+from trio_pool_serve.types import (
+    Batch,
+    Classify,
+    Embed,
+    HeldQuery,
+    HoldQuery,
+    MaxSim,
+    PooledBatch,
+    PooledValue,
+    PoolingParams,
+    RenderedPrompt,
+    SparseEmbed,
+    SparseLookup,
+    SparseVector,
+    TokenClassify,
+    TokenEmbed,
+    TokenIds,
+    Vectors,
+)
 
 
 def scripted_vector(token_ids: TokenIds, dimensions: int) -> Vectors:
@@ -22,16 +41,31 @@ def scripted_vector(token_ids: TokenIds, dimensions: int) -> Vectors:
 
 
 @define(eq=False)
+class ScriptedScope:
+    """Queries' token ids, in place of vectors."""
+
+    held: dict[HeldQuery, TokenIds] = field(factory=dict, init=False)
+    closed: bool = field(default=False, init=False)
+
+    def close(self) -> None:
+        """Let go of everything, and of whatever is yet to come."""
+        self.closed = True
+        self.held.clear()
+
+
+@define(eq=False)
 class ScriptedRunner:
-    """Answers with ``scripted_vector``; ``on_launch`` may block, raise, or return a handle of its own.
+    """Answers with ``scripted_vector`` and the like; ``on_launch`` may block, raise, or return a handle of its own.
 
     ``batches`` keeps what has been launched, in order. Clear ``gate`` to make launches wait.
     """
 
     dimensions: int = 8
+    labels: int = 2
     default_batch_tokens: int = 64
     on_launch: Callable[[Batch], PooledBatch | None] | None = None
     batches: list[Batch] = field(factory=list, init=False)
+    scopes: list[ScriptedScope] = field(factory=list, init=False)
     launching: threading.Event = field(factory=threading.Event, init=False)
     """Set as soon as any launch has begun."""
     gate: threading.Event = field(factory=threading.Event, init=False)
@@ -47,11 +81,50 @@ class ScriptedRunner:
         self.gate.wait()
         handle = self.on_launch(batch) if self.on_launch else None
         return handle or CopiedBatch(
-            [
-                scripted_vector(request.prompt.token_ids, request.params.dimensions or self.dimensions)
-                for request in batch.requests
-            ]
+            [tuple(self._value(request.prompt, param) for param in request.params) for request in batch.requests]
         )
+
+    def _value(self, prompt: RenderedPrompt, param: PoolingParams) -> PooledValue:
+        ids = prompt.token_ids
+        kept = ids if prompt.kept is None else ids[prompt.kept]
+        match param:
+            case Embed(dimensions=cut):
+                return scripted_vector(ids, cut or self.dimensions)
+            case TokenEmbed(dimensions=cut):
+                return np.stack([scripted_vector(kept[i : i + 1], cut or self.dimensions) for i in range(len(kept))])
+            case SparseEmbed():
+                indices, counts = np.unique(ids, return_counts=True)
+                return SparseVector(indices.astype(np.int32), counts.astype(np.float32))
+            case SparseLookup():
+                indices = np.unique(ids)
+                return SparseVector(indices.astype(np.int32), np.ones(len(indices), dtype=np.float32))
+            case Classify():
+                return scripted_vector(ids, self.labels)
+            case TokenClassify():
+                return np.stack([scripted_vector(kept[i : i + 1], self.labels) for i in range(len(kept))])
+            case HoldQuery(query=query):
+                scope = self._scope_of(query)
+                if not scope.closed:
+                    scope.held[query] = kept
+                return np.array([len(kept)], dtype=np.float32)
+            case MaxSim(query=query):
+                held = self._scope_of(query).held.get(query)
+                if held is None:
+                    raise QueryGoneError("The query is not held.")
+                return np.array([np.isin(held, kept).sum()], dtype=np.float32)
+
+    def _scope_of(self, query: HeldQuery) -> ScriptedScope:
+        return next(scope for scope in self.scopes if scope is query.scope)
+
+    def open_scope(self) -> ScriptedScope:
+        """Return a new place for queries."""
+        self.scopes.append(ScriptedScope())
+        return self.scopes[-1]
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the token ids that are held."""
+        return sum(ids.nbytes for scope in self.scopes for ids in scope.held.values())
 
     def describe(self) -> str:
         """One line for people."""

@@ -1,32 +1,65 @@
 """The runner for transformers models."""
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import torch
-from attrs import define, field
-from torch import Tensor, nn
+from attrs import define, field, frozen
 
 from trio_pool_serve.errors import RunnerDeadError
+from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.copied_batch import CopiedBatch
-from trio_pool_serve.runner.output_copy import OutputCopier, split_rows
-from trio_pool_serve.runner.pooler import Pooler
-from trio_pool_serve.types import Batch, PooledBatch, PoolingRequest, RenderedPrompt
+from trio_pool_serve.runner.forward_pass import ForwardPass, assemble
+from trio_pool_serve.runner.heads.interface import Head, HeadRows
+from trio_pool_serve.runner.heads.late_interaction import HeldMemory, QueryVectors
+from trio_pool_serve.runner.output_copy import OutputCopier
+from trio_pool_serve.types import (
+    Batch,
+    Classify,
+    Embed,
+    PooledBatch,
+    PooledValue,
+    PoolingParams,
+    PoolingRequest,
+    QueryScope,
+    RenderedPrompt,
+    SparseEmbed,
+    TokenClassify,
+    TokenEmbed,
+)
+
+Heads = Mapping[type[Any], Head]
+"""What a model can be asked for, by the class of the ``PoolingParams``."""
+
+
+@frozen(eq=False)
+class HeadOutput:
+    """What one head made of some rows: ``places`` are (row of the batch, index in that row's params)."""
+
+    rows: HeadRows
+    places: Sequence[tuple[int, int]]
 
 
 @define(eq=False)
 class TransformerRunner:
-    """A model, its pooler, and one device.
+    """A model, its heads, and one device.
 
-    ``copier`` is ``None`` where the device computes synchronously.
+    ``copier`` is ``None`` where the device computes synchronously. ``batch_tokens`` is what suits a model
+    of this size on this device.
     """
 
-    model: nn.Module
-    pooler: Pooler
+    backbone: Backbone
+    heads: Heads
     device: torch.device
     pad_token_id: int
+    default_batch_tokens: int
     copier: OutputCopier | None = None
     dimensions: int = field(default=0, init=False)
-    """Length of the vectors; known after ``warm_up``."""
+    """Length of the vectors; known after ``warm_up``, 0 for a model that makes none."""
     description: str = field(default="", init=False)
+    _memory: HeldMemory = field(init=False, factory=HeldMemory)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PooledBatch:
@@ -35,10 +68,12 @@ class TransformerRunner:
         Raises ``RunnerDeadError`` once the CUDA context is lost.
         """
         try:
-            rows, dimensions = self._cut_and_normalize(self._forward(batch), batch)
+            outputs = self._compute(batch)
+            tensors = [output.rows.tensor.float() for output in outputs]
+            split = _splitter(batch, outputs)
             if self.copier is None:
-                return CopiedBatch(split_rows(rows, dimensions))
-            return self.copier.start(rows, dimensions)
+                return CopiedBatch(split([tensor.numpy() for tensor in tensors]))
+            return self.copier.start(tensors, split)
         except torch.OutOfMemoryError:
             raise
         except torch.AcceleratorError as error:
@@ -46,59 +81,74 @@ class TransformerRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Compute one short batch and learn the vectors' length from it."""
+        """Compute one short batch with everything the model can be asked for, and learn the vectors' length."""
         no_padding = int(self.pad_token_id == 0)  # the padding token may be the vocabulary's last
-        token_ids = np.full(8, no_padding, dtype=np.int32)
-        self.dimensions = self._forward(Batch((PoolingRequest(RenderedPrompt(token_ids)),))).shape[-1]
+        prompt = RenderedPrompt(np.full(8, no_padding, dtype=np.int32))
+        widths = {}
+        for kind in (Embed, TokenEmbed, SparseEmbed, Classify, TokenClassify):
+            if kind in self.heads:
+                (output,) = self._compute(Batch((PoolingRequest(prompt, (kind(),)),)))
+                widths[kind] = output.rows.tensor.shape[-1]
+        self.dimensions = widths.get(Embed) or widths.get(TokenEmbed) or 0
 
     def describe(self) -> str:
         """One line for people."""
         return self.description
 
+    def open_scope(self) -> QueryScope:
+        """Return a new place for queries' vectors."""
+        return QueryVectors(self._memory)
+
     @property
-    def default_batch_tokens(self) -> int:
-        """Enough to fill a GPU; on a processor, about what it computes while a short query may wait."""
-        return 2048 if self.device.type == "cpu" else 16384
+    def held_bytes(self) -> int:
+        """Bytes of the device that open scopes hold."""
+        return self._memory.bytes
 
-    def _forward(self, batch: Batch) -> Tensor:
-        """Return pooled rows [rows, d], float32, on the device."""
-        input_ids, attention_mask, pooled_mask = self._assemble(batch)
-        states = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        rows: Tensor = self.pooler(states, pooled_mask)
-        return rows
-
-    def _assemble(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ids, attention mask (int64) and pooled positions (bool), each [rows, longest]."""
-        shape = (len(batch.requests), batch.longest)
-        ids = np.full(shape, self.pad_token_id, dtype=np.int64)
-        mask = np.zeros(shape, dtype=np.int64)
-        pooled = np.zeros(shape, dtype=np.bool_)
+    def _compute(self, batch: Batch) -> list[HeadOutput]:
+        """Return what was asked for, on the device. Rows that no head needs states of are not forwarded."""
+        reading: list[int] = []
+        lookups: list[int] = []
         for row, request in enumerate(batch.requests):
-            prompt = request.prompt
-            ids[row, : request.tokens] = prompt.token_ids
-            mask[row, : request.tokens] = 1
-            # An instruction that fills the whole input leaves nothing else to pool.
-            skipped = prompt.instruction_tokens if prompt.instruction_tokens < request.tokens else 0
-            pooled[row, skipped : request.tokens] = True
-        return self._to_device(ids), self._to_device(mask), self._to_device(pooled)
+            reads = any(self.heads[type(param)].reads_states for param in request.params)
+            (reading if reads else lookups).append(row)
+        outputs: list[HeadOutput] = []
+        if reading:
+            forward = self._assemble(batch, reading)
+            outputs += self._apply_heads(forward.with_states(self.backbone(forward)), reading)
+        if lookups:
+            outputs += self._apply_heads(self._assemble(batch, lookups), lookups)
+        return outputs
 
-    def _to_device(self, array: "np.ndarray[tuple[int, int], np.dtype[np.generic]]") -> Tensor:
-        tensor = torch.from_numpy(array)
-        if self.device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self.device, non_blocking=True)
+    def _assemble(self, batch: Batch, rows: Sequence[int]) -> ForwardPass:
+        requests = [batch.requests[row] for row in rows]
+        return assemble(requests, pad_token_id=self.pad_token_id, device=self.device)
 
-    def _cut_and_normalize(self, rows: Tensor, batch: Batch) -> tuple[Tensor, list[int]]:
-        """Return rows [rows, d], zero past each row's own dimensions and normalised where wanted."""
-        params = [request.params for request in batch.requests]
-        dimensions = [param.dimensions or self.dimensions for param in params]
-        if any(length < self.dimensions for length in dimensions):
-            kept = torch.tensor(dimensions).unsqueeze(1).to(self.device, non_blocking=True)
-            rows = rows * (torch.arange(self.dimensions, device=self.device) < kept)
-        wanted = [self.pooler.normalizes if param.normalize is None else param.normalize for param in params]
-        if all(wanted):
-            rows = nn.functional.normalize(rows, dim=-1)
-        elif any(wanted):
-            chosen = torch.tensor(wanted).unsqueeze(1).to(self.device, non_blocking=True)
-            rows = torch.where(chosen, nn.functional.normalize(rows, dim=-1), rows)
-        return rows, dimensions
+    def _apply_heads(self, forward: ForwardPass, rows: Sequence[int]) -> list[HeadOutput]:
+        """Give each head the rows that ask for it; ``rows`` are where those of ``forward`` are in the batch."""
+        asked: dict[type[Any], list[tuple[int, int, PoolingParams]]] = {}
+        for position, request in enumerate(forward.requests):
+            for index, param in enumerate(request.params):
+                asked.setdefault(type(param), []).append((position, index, param))
+        return [
+            HeadOutput(
+                self.heads[kind](forward.select([position for position, _, _ in asks]), [param for *_, param in asks]),
+                [(rows[position], index) for position, index, _ in asks],
+            )
+            for kind, asks in asked.items()
+        ]
+
+
+def _splitter(
+    batch: Batch, outputs: Sequence[HeadOutput]
+) -> Callable[[Sequence[npt.NDArray[np.float32]]], list[tuple[PooledValue, ...]]]:
+    """Return what takes the heads' arrays, on the host, apart into the batch's rows; it holds no tensors."""
+    parts = [(output.rows.split, output.places) for output in outputs]
+
+    def split(arrays: Sequence[npt.NDArray[np.float32]]) -> list[tuple[PooledValue, ...]]:
+        values: list[dict[int, PooledValue]] = [{} for _ in batch.requests]
+        for (values_of, places), array in zip(parts, arrays, strict=True):
+            for (row, index), value in zip(places, values_of(array), strict=True):
+                values[row][index] = value
+        return [tuple(of_row[index] for index in sorted(of_row)) for of_row in values]
+
+    return split

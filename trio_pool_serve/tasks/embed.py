@@ -7,9 +7,9 @@ from attrs import Factory, define, frozen
 from trio_pool_serve.engine.interface import Engine
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.rendering.renderer import Renderer
-from trio_pool_serve.tasks.fan_out import compute_rows
+from trio_pool_serve.tasks.fan_out import AskedRow, compute_rows, vector_of
 from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import PoolingParams, Prompt, RenderingParams, TextPrompt, TruncationSide, Vectors
+from trio_pool_serve.types import Embed, Prompt, RenderingParams, TextPrompt, TruncationSide, Vectors
 
 INSTRUCTION_CHARACTERS_PER_TOKEN = 8
 """Bounds a client's own instruction by the model's length: no script has many tokens longer than this."""
@@ -69,16 +69,14 @@ class EmbedTask:
         """
         rendering, pooling = self._rendering_params(job), self._pooling_params(job)
         with self.engine.admit(min(job.estimated_tokens, len(job.prompts) * self.renderer.max_model_len)):
-            rendered, outputs = await compute_rows(
-                job.prompts,
+            rows = await compute_rows(
+                [AskedRow(prompt, rendering, (pooling,)) for prompt in job.prompts],
                 renderer=self.renderer,
                 engine=self.engine,
-                rendering=rendering,
-                pooling=pooling,
-                priority=job.priority,
                 timings=timings,
+                priority=job.priority,
             )
-        return Embeddings([output.vector for output in outputs], sum(len(prompt.token_ids) for prompt in rendered))
+        return Embeddings([vector_of(row) for row in rows], sum(row.tokens for row in rows))
 
     def _rendering_params(self, job: EmbedJob) -> RenderingParams:
         truncate_to, limit = job.truncate_to, self.renderer.max_model_len
@@ -117,11 +115,11 @@ class EmbedTask:
             )
         return instruction
 
-    def _pooling_params(self, job: EmbedJob) -> PoolingParams:
+    def _pooling_params(self, job: EmbedJob) -> Embed:
         limit = self.engine.dimensions
         if job.dimensions is not None and not 1 <= job.dimensions <= limit:
             raise InvalidRequestError(
                 f"dimensions must be from 1 to {limit}, the model's own, not {job.dimensions}.",
                 param="dimensions",
             )
-        return PoolingParams(dimensions=job.dimensions, normalize=job.normalize)
+        return Embed(dimensions=job.dimensions, normalize=job.normalize)

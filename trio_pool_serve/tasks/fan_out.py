@@ -1,21 +1,25 @@
-"""From the prompts of one request to their rows: a nursery with a child per prompt."""
+"""From the rows that one request asks for to their answers: a nursery with a child per row."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import trio
+from attrs import frozen
 
 from trio_pool_serve.engine.interface import Engine
 from trio_pool_serve.errors import PoolServeError, innermost
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import (
+    PooledValue,
     PoolingOutput,
     PoolingParams,
     PoolingRequest,
     Prompt,
     RenderedPrompt,
     RenderingParams,
+    SparseVector,
+    Vectors,
 )
 
 PROMPTS_AHEAD = 2
@@ -26,46 +30,84 @@ the single prompt of the next client would wait behind every one of them.
 """
 
 
+@frozen(eq=False)
+class AskedRow:
+    """One row as a task asks for it: a prompt, how to render it, and what is wanted of it."""
+
+    prompt: Prompt
+    rendering: RenderingParams
+    params: tuple[PoolingParams, ...]
+
+
+@frozen(eq=False)
+class ComputedRow:
+    """One row's answer: what the model read, and what it made of it."""
+
+    prompt: RenderedPrompt
+    output: PoolingOutput
+
+    @property
+    def values(self) -> tuple[PooledValue, ...]:
+        """What each of the row's ``params`` gave."""
+        return self.output.values
+
+    @property
+    def tokens(self) -> int:
+        """Tokens the model read."""
+        return len(self.prompt.token_ids)
+
+
+def vector_of(row: ComputedRow) -> Vectors:
+    """Return the numbers that a row's only params gave."""
+    (value,) = row.values
+    assert not isinstance(value, SparseVector)  # noqa: S101  (whoever asks for those knows)
+    return value
+
+
+RowDone = Callable[[int, ComputedRow], None]
+"""Called on the loop with each row's index and answer, as soon as it is there; must not take long."""
+
+
 async def compute_rows(
-    prompts: Sequence[Prompt],
+    rows: Sequence[AskedRow],
     *,
     renderer: Renderer,
     engine: Engine,
-    rendering: RenderingParams,
-    pooling: PoolingParams,
-    priority: int,
     timings: RequestTimings,
-) -> tuple[list[RenderedPrompt], list[PoolingOutput]]:
-    """Render and compute every prompt, concurrently; return both in the prompts' order.
+    priority: int = 0,
+    row_done: RowDone | None = None,
+) -> list[ComputedRow]:
+    """Render and compute every row, concurrently; return the answers in the rows' order.
 
-    The first prompt that fails cancels its siblings, and what has not started never runs; its error is
+    The first row that fails cancels its siblings, and what has not started never runs; its error is
     raised as itself, not as a group. Cancellation: rows that have not been launched leave the queue.
     """
-    rendered: dict[int, RenderedPrompt] = {}
-    outputs: dict[int, PoolingOutput] = {}
+    computed: dict[int, ComputedRow] = {}
     ahead = trio.CapacityLimiter(renderer.workers + PROMPTS_AHEAD)
     began = time.perf_counter()
 
-    async def one(index: int, prompt: Prompt) -> None:
+    async def one(index: int, row: AskedRow) -> None:
         try:
-            rendered[index] = await renderer.render(prompt, rendering)
+            rendered = await renderer.render(row.prompt, row.rendering)
         finally:
             ahead.release_on_behalf_of(index)
         # A thread that has come back is no checkpoint: who was cancelled meanwhile must not enter the queue.
         await trio.lowlevel.checkpoint_if_cancelled()
         timings.render_s = time.perf_counter() - began
-        output = await engine.submit(PoolingRequest(rendered[index], pooling, priority))
+        output = await engine.submit(PoolingRequest(rendered, row.params, priority))
         timings.add_row(queue_s=output.queue_s, forward_s=output.forward_s, copy_s=output.copy_s)
-        outputs[index] = output
+        computed[index] = ComputedRow(rendered, output)
+        if row_done is not None:
+            row_done(index, computed[index])
 
     try:
         async with trio.open_nursery() as nursery:
-            for index, prompt in enumerate(prompts):
+            for index, row in enumerate(rows):
                 await ahead.acquire_on_behalf_of(index)
-                nursery.start_soon(one, index, prompt)
+                nursery.start_soon(one, index, row)
     except BaseExceptionGroup as group:
         expected, rest = group.split(PoolServeError)
         if expected is None or rest is not None:
             raise
         raise innermost(expected) from None
-    return [rendered[index] for index in range(len(prompts))], [outputs[index] for index in range(len(prompts))]
+    return [computed[index] for index in range(len(rows))]

@@ -1,17 +1,18 @@
-"""What the files of a model declare, read without loading it.
+"""A model's folder, as a whole.
 
 The sentence-transformers layout: ``modules.json`` lists the modules, each with a folder of its own; a
 folder without it is a bare transformer, which sentence-transformers pools by MEAN.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from attrs import Factory, frozen
 
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.model_folder.architecture import Architecture, Embedding, Similarity
+from trio_pool_serve.model_folder.files import ModuleFiles, read_json, read_modules
 
 UNLIMITED = 10**6
 """tokenizer_config.json writes "no limit" as numbers far above any real one."""
@@ -51,15 +52,6 @@ RELATIVE_POSITIONS = frozenset({"t5", "mt5", "umt5"})
 
 
 @frozen(kw_only=True)
-class ModuleFiles:
-    """One entry of ``modules.json``: its class name, its folder and its config."""
-
-    name: str
-    path: Path
-    config: Mapping[str, Any]
-
-
-@frozen(kw_only=True)
 class ModelFolder:
     """A local folder with a model, and what its files say about serving it."""
 
@@ -67,8 +59,7 @@ class ModelFolder:
     transformer_path: Path
     transformer_config: Mapping[str, Any]
     """``config.json`` of the transformer; its text part, where it has several."""
-    heads: tuple[ModuleFiles, ...]
-    """The modules after the transformer, in order."""
+    architecture: Architecture
     max_model_len: int
     """Longest input, tokens, special tokens included."""
     lower_case: bool = False
@@ -85,11 +76,6 @@ class ModelFolder:
         """Rows of the token embedding: an id past it cannot be computed."""
         return int(self.transformer_config["vocab_size"])
 
-    @property
-    def pools_instruction(self) -> bool:
-        """Whether the pooler looks at the instruction's tokens too, as nearly every model's does."""
-        return all(head.config.get("include_prompt", True) for head in self.heads if head.name == "Pooling")
-
 
 def read_model_folder(path: Path, *, max_model_len: int | None = None) -> ModelFolder:
     """Read a model's folder.
@@ -99,21 +85,21 @@ def read_model_folder(path: Path, *, max_model_len: int | None = None) -> ModelF
     """
     if not path.is_dir():
         raise ModelLoadError(f"{path} is not a folder.")
-    modules = _read_modules(path)
+    modules = read_modules(path)
     transformer_path = modules[0].path if modules else path
-    config = _read_json(transformer_path / "config.json")
+    config = read_json(transformer_path / "config.json")
     if not config:
         raise ModelLoadError(f"{transformer_path} holds no config.json: it is not a transformers model.")
     config = config.get("text_config") or config
-    own = next(filter(None, (_read_json(transformer_path / name) for name in TRANSFORMER_CONFIGS)), {})
+    own = next(filter(None, (read_json(transformer_path / name) for name in TRANSFORMER_CONFIGS)), {})
     _refuse_unsupported(own)
-    texts = _read_json(path / "config_sentence_transformers.json")
+    texts = read_json(path / "config_sentence_transformers.json")
     default_heads = (ModuleFiles(name="Pooling", path=path, config={"pooling_mode": "mean"}),)
     return ModelFolder(
         path=path,
         transformer_path=transformer_path,
         transformer_config=config,
-        heads=modules[1:] if modules else default_heads,
+        architecture=Embedding(modules=modules[1:] if modules else default_heads, vector_similarity=_similarity(texts)),
         max_model_len=_length_limit(transformer_path, config, own, max_model_len),
         lower_case=bool(own.get("do_lower_case")),
         prompts={name: text for name, text in (texts.get("prompts") or {}).items() if text is not None},
@@ -121,41 +107,12 @@ def read_model_folder(path: Path, *, max_model_len: int | None = None) -> ModelF
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}") from error
-    if not isinstance(document, dict):
-        raise ModelLoadError(f"{path} does not hold a JSON object.")
-    return document
-
-
-def _read_modules(path: Path) -> tuple[ModuleFiles, ...]:
-    listing = path / "modules.json"
-    if not listing.is_file():
-        return ()
-    try:
-        entries = json.loads(listing.read_text(encoding="utf-8"))
-        modules = tuple(_module_files(path, entry["type"], entry["path"]) for entry in entries)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelLoadError(f"{listing} cannot be read: {error!r}") from error
-    if not modules or modules[0].name != "Transformer":
-        raise ModelLoadError(f"{listing} does not begin with a Transformer module.")
-    return modules
-
-
-def _module_files(root: Path, dotted: str, subfolder: str) -> ModuleFiles:
-    package, _, name = dotted.rpartition(".")
-    if package.partition(".")[0] != "sentence_transformers":
-        raise ModelLoadError(f"The module {dotted} is not one of sentence-transformers' own and cannot be loaded.")
-    path = (root / subfolder).resolve()
-    if not path.is_relative_to(root.resolve()):
-        raise ModelLoadError(f"modules.json points outside the model's folder: {subfolder}")
-    config = _read_json(path / "config.json") if name != "Transformer" else {}
-    return ModuleFiles(name=name, path=path, config=config)
+def _similarity(texts: Mapping[str, Any]) -> Similarity:
+    asked = texts.get("similarity_fn_name") or "cosine"
+    known: Mapping[str, Similarity] = {name: name for name in get_args(Similarity)} | {"dot_product": "dot"}
+    if asked not in known:
+        raise ModelLoadError(f"similarity_fn_name is {asked!r}; known are {', '.join(known)}.")
+    return known[asked]
 
 
 def _refuse_unsupported(own: Mapping[str, Any]) -> None:
@@ -177,7 +134,7 @@ def _length_limit(path: Path, config: Mapping[str, Any], own: Mapping[str, Any],
         if asked > positions:
             raise ModelLoadError(f"--max-model-len {asked} is more than the {positions} positions the model has.")
         return asked
-    of_tokenizer = _read_json(path / "tokenizer_config.json").get("model_max_length") or UNLIMITED
+    of_tokenizer = read_json(path / "tokenizer_config.json").get("model_max_length") or UNLIMITED
     limit = min(own.get("max_seq_length") or UNLIMITED, of_tokenizer, positions)
     if limit >= UNLIMITED:
         raise ModelLoadError("The model's files name no longest input; say one with --max-model-len.")

@@ -25,9 +25,9 @@ from tests.runner.model_families import (
     reference,
     write_family,
 )
-from trio_pool_serve.model_folder import ModuleFiles
-from trio_pool_serve.runner.pooler import Pooler, pooling_names
-from trio_pool_serve.types import Batch, PoolingParams, PoolingRequest, RenderedPrompt
+from trio_pool_serve.model_folder.files import ModuleFiles
+from trio_pool_serve.runner.heads.pooling import Pooler, pooling_names
+from trio_pool_serve.types import Batch, Embed, PoolingRequest, RenderedPrompt
 
 TOLERANCE = 1e-5
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
@@ -173,7 +173,7 @@ async def test_an_input_that_is_all_instruction_is_pooled_whole(model: BuildMode
     served = ServedModel(model(pooling("mean", include_prompt=False)))
     ids = np.array([2, 7, 8, 3], dtype=np.int32)
     prompts = RenderedPrompt(ids), RenderedPrompt(ids, instruction_tokens=4)
-    plain, filled = await served.runner.launch(Batch(tuple(map(PoolingRequest, prompts))))
+    (plain,), (filled,) = await served.runner.launch(Batch(tuple(map(PoolingRequest, prompts))))
     assert np.array_equal(plain, filled)
 
 
@@ -192,28 +192,28 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 @pytest.mark.parametrize("dimensions", [1, 7, HIDDEN])
 async def test_cut_rows_of_a_normalizing_model_are_normalized_again(normalizing: ServedModel, dimensions: int):
-    rows = await normalizing.embed(TEXTS, PoolingParams(dimensions=dimensions))
+    rows = await normalizing.embed(TEXTS, Embed(dimensions=dimensions))
     oracle = reference(normalizing.path, truncate_dim=dimensions)
     assert largest_difference(rows, oracle.encode(list(TEXTS), normalize_embeddings=True)) < TOLERANCE
 
 
 @pytest.mark.parametrize("dimensions", [1, 7, HIDDEN])
 async def test_cut_rows_of_other_models_are_only_cut(plain: ServedModel, dimensions: int):
-    rows = await plain.embed(TEXTS, PoolingParams(dimensions=dimensions))
+    rows = await plain.embed(TEXTS, Embed(dimensions=dimensions))
     assert largest_difference(rows, reference(plain.path, truncate_dim=dimensions).encode(list(TEXTS))) < TOLERANCE
 
 
 async def test_rows_of_one_batch_may_want_different_dimensions(normalizing: ServedModel):
     wanted = [5, None, 1, HIDDEN, 16, None, 31]
-    rows = await normalizing.embed(TEXTS, [PoolingParams(dimensions=length) for length in wanted])
+    rows = await normalizing.embed(TEXTS, [Embed(dimensions=length) for length in wanted])
     for row, text, length in zip(rows, TEXTS, wanted, strict=True):
         assert row.shape == (length or HIDDEN,)
-        assert largest_difference([row], await normalizing.embed([text], PoolingParams(dimensions=length))) < TOLERANCE
+        assert largest_difference([row], await normalizing.embed([text], Embed(dimensions=length))) < TOLERANCE
 
 
 async def test_rows_of_one_batch_may_want_different_normalization(plain: ServedModel):
     text = TEXTS[0]
-    wanted = [PoolingParams(normalize=True), PoolingParams(normalize=False), PoolingParams(normalize=None)]
+    wanted = [Embed(normalize=True), Embed(normalize=False), Embed(normalize=None)]
     unit, raw, own = await plain.embed([text] * 3, wanted)
     oracle = reference(plain.path)
     assert largest_difference([raw, own], oracle.encode([text] * 2)) < TOLERANCE
@@ -221,14 +221,14 @@ async def test_rows_of_one_batch_may_want_different_normalization(plain: ServedM
 
 
 async def test_a_normalizing_model_can_be_asked_not_to(normalizing: ServedModel):
-    wanted = [PoolingParams(normalize=True), PoolingParams(normalize=False), PoolingParams(normalize=None)]
+    wanted = [Embed(normalize=True), Embed(normalize=False), Embed(normalize=None)]
     unit, raw, own = await normalizing.embed([TEXTS[0]] * 3, wanted)
     assert np.linalg.norm(raw) != pytest.approx(1, abs=1e-2)
     assert largest_difference([unit, own], [raw / np.linalg.norm(raw)] * 2) < TOLERANCE
 
 
 async def test_dimensions_and_normalization_mix_in_one_batch(plain: ServedModel):
-    wanted = [PoolingParams(dimensions=4, normalize=True), PoolingParams(dimensions=9), PoolingParams(normalize=True)]
+    wanted = [Embed(dimensions=4, normalize=True), Embed(dimensions=9), Embed(normalize=True)]
     cut_unit, cut, unit = await plain.embed([TEXTS[2]] * 3, wanted)
     [whole] = await plain.embed([TEXTS[2]])
     expected = [whole[:4] / np.linalg.norm(whole[:4]), whole[:9], whole / np.linalg.norm(whole)]

@@ -1,0 +1,1 @@
+"""What the files of a model declare, read without loading it."""

@@ -1,0 +1,80 @@
+"""A batch as tensors, and what the model made of it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+
+from trio_pool_serve.types import PoolingRequest
+
+
+@frozen(eq=False)
+class ForwardPass:
+    """Some requests on the device, each padded on the right to the longest.
+
+    All tensors are [rows, tokens]: ``input_ids``, ``attention_mask`` and ``type_ids`` (int64), ``pooled``
+    (bool: what one-vector poolers look at), ``kept`` (bool: the tokens whose own vectors are wanted).
+    ``states`` is the model's output, [rows, tokens, hidden] or whatever its own head makes of that; it is
+    absent where no forward pass was needed.
+    """
+
+    requests: Sequence[PoolingRequest]
+    input_ids: Tensor
+    attention_mask: Tensor
+    type_ids: Tensor
+    pooled: Tensor
+    kept: Tensor
+    states: Tensor | None = None
+
+    @property
+    def computed(self) -> Tensor:
+        """``states``, which are there for whoever said that they are read."""
+        assert self.states is not None  # noqa: S101
+        return self.states
+
+    def with_states(self, states: Tensor) -> "ForwardPass":
+        """Return the same requests with the model's output."""
+        return evolve(self, states=states)
+
+    def select(self, rows: Sequence[int]) -> "ForwardPass":
+        """Return some of the rows, or one several times; all of them are returned without copying anything."""
+        if list(rows) == list(range(len(self.requests))):
+            return self
+        index = torch.tensor(rows).to(self.input_ids.device, non_blocking=True)
+        return ForwardPass(
+            [self.requests[row] for row in rows],
+            self.input_ids[index],
+            self.attention_mask[index],
+            self.type_ids[index],
+            self.pooled[index],
+            self.kept[index],
+            None if self.states is None else self.states[index],
+        )
+
+
+def assemble(requests: Sequence[PoolingRequest], *, pad_token_id: int, device: torch.device) -> ForwardPass:
+    """Return requests as tensors on the device, not computed yet."""
+    shape = (len(requests), max(request.tokens for request in requests))
+    ids = np.full(shape, pad_token_id, dtype=np.int64)
+    attention = np.zeros(shape, dtype=np.int64)
+    types = np.zeros(shape, dtype=np.int64)
+    pooled = np.zeros(shape, dtype=np.bool_)
+    kept = np.zeros(shape, dtype=np.bool_)
+    for row, request in enumerate(requests):
+        prompt, tokens = request.prompt, request.tokens
+        ids[row, :tokens] = prompt.token_ids
+        attention[row, : tokens if prompt.attended is None else prompt.attended] = 1
+        if prompt.type_ids is not None:
+            types[row, :tokens] = prompt.type_ids
+        # An instruction that fills the whole input leaves nothing else to pool.
+        skipped = prompt.instruction_tokens if prompt.instruction_tokens < tokens else 0
+        pooled[row, skipped:tokens] = True
+        kept[row, :tokens] = True if prompt.kept is None else prompt.kept
+
+    def to_device(array: "np.ndarray[tuple[int, int], np.dtype[np.generic]]") -> Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+    return ForwardPass(requests, *map(to_device, (ids, attention, types, pooled, kept)))

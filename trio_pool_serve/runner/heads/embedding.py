@@ -1,0 +1,90 @@
+"""One vector per row, or one per token: cutting and normalising are the same for both."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+
+from trio_pool_serve.runner.forward_pass import ForwardPass
+from trio_pool_serve.runner.heads.interface import HeadRows
+from trio_pool_serve.runner.heads.pooling import Pooler
+from trio_pool_serve.types import Embed, PooledValue, TokenEmbed
+
+
+@frozen(eq=False)
+class EmbeddingHead:
+    """``Embed``: the pooler's vector, cut and normalised."""
+
+    pooler: Pooler
+    reads_states = True
+
+    def __call__(self, forward: ForwardPass, params: Sequence[Embed]) -> HeadRows:
+        """Return rows [rows, d]."""
+        rows = cut_and_normalize(
+            self.pooler(forward.computed, forward.pooled), params, normalizes=self.pooler.normalizes
+        )
+        kept = [param.dimensions or rows.shape[-1] for param in params]
+
+        def split(array: npt.NDArray[np.float32]) -> list[PooledValue]:
+            return [row[:length] for row, length in zip(array, kept, strict=True)]
+
+        return HeadRows(rows, split)
+
+
+@frozen(eq=False)
+class TokenEmbeddingHead:
+    """``TokenEmbed``: the vector of every kept token, behind a projection if the model has one.
+
+    ``project`` maps states [rows, tokens, hidden] float32 to [rows, tokens, d].
+    """
+
+    project: nn.Module
+    normalizes: bool
+    reads_states = True
+
+    def vectors(self, forward: ForwardPass, params: Sequence[TokenEmbed]) -> Tensor:
+        """Return the vectors of all tokens, [rows, tokens, d] float32."""
+        return cut_and_normalize(self.project(forward.computed.float()), params, normalizes=self.normalizes)
+
+    def __call__(self, forward: ForwardPass, params: Sequence[TokenEmbed]) -> HeadRows:
+        """Return rows [rows, tokens, d]."""
+        vectors = self.vectors(forward, params)
+        dimensions = [param.dimensions or vectors.shape[-1] for param in params]
+        return HeadRows(vectors, lambda array: _split_tokens(array, forward, dimensions))
+
+
+def _split_tokens(array: npt.NDArray[np.float32], forward: ForwardPass, dimensions: list[int]) -> list[PooledValue]:
+    return [
+        kept_tokens(row, request.tokens, request.prompt.kept)[:, :length]
+        for row, request, length in zip(array, forward.requests, dimensions, strict=True)
+    ]
+
+
+def kept_tokens(
+    row: npt.NDArray[np.float32], tokens: int, kept: npt.NDArray[np.bool_] | None
+) -> npt.NDArray[np.float32]:
+    """Return what belongs to the kept tokens of a padded row [longest, d]: shape (kept, d)."""
+    return row[:tokens] if kept is None else row[:tokens][kept]
+
+
+def cut_and_normalize(rows: Tensor, params: Sequence[Embed | TokenEmbed], *, normalizes: bool) -> Tensor:
+    """Return vectors [rows, …, d], zero past each row's own dimensions and normalised where wanted.
+
+    ``normalizes`` says whether the model itself wants unit length.
+    """
+    own = rows.shape[-1]
+    shape = (-1, *[1] * (rows.dim() - 1))
+    dimensions = [param.dimensions or own for param in params]
+    if any(length < own for length in dimensions):
+        kept = torch.tensor(dimensions).view(shape).to(rows.device, non_blocking=True)
+        rows = rows * (torch.arange(own, device=rows.device) < kept)
+    wanted = [normalizes if param.normalize is None else param.normalize for param in params]
+    if all(wanted):
+        return nn.functional.normalize(rows, dim=-1)
+    if any(wanted):
+        chosen = torch.tensor(wanted).view(shape).to(rows.device, non_blocking=True)
+        return torch.where(chosen, nn.functional.normalize(rows, dim=-1), rows)
+    return rows

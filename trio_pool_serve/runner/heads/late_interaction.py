@@ -1,0 +1,121 @@
+"""Late interaction in its two stages, and the place between them.
+
+Stage one (``HoldQuery``) leaves a query's token vectors on the device, in the ``QueryVectors`` of the request
+that it belongs to. Stage two (``MaxSim``) scores documents against them there: only scores are copied to the
+host. Everything is computed on one stream, so memory that is freed while a kernel still reads it is not
+overwritten before that kernel is done.
+"""
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+
+from trio_pool_serve.errors import QueryGoneError
+from trio_pool_serve.runner.forward_pass import ForwardPass
+from trio_pool_serve.runner.heads.embedding import TokenEmbeddingHead
+from trio_pool_serve.runner.heads.interface import HeadRows
+from trio_pool_serve.types import HeldQuery, HoldQuery, MaxSim, PooledValue, TokenEmbed
+
+SCORE_OF_NOTHING = -1e9
+"""Score of a document none of whose tokens count: below every real one, and as sentence-transformers has it."""
+
+
+@define(eq=False)
+class HeldMemory:
+    """Counts what the scopes of one runner hold on its device; used from several threads."""
+
+    bytes: int = field(default=0, init=False)
+    lock: threading.Lock = field(init=False, factory=threading.Lock, repr=False)
+
+
+@define(eq=False)
+class QueryVectors:
+    """The token vectors of one request's queries: float32, [tokens, d] each, on the device.
+
+    Filled by the thread that launches, closed by the loop: whatever arrives after that is let go at once.
+    """
+
+    _memory: HeldMemory
+    _vectors: dict[HeldQuery, Tensor] | None = field(init=False, factory=dict)
+
+    def hold(self, query: HeldQuery, vectors: Tensor) -> None:
+        """Keep a query's vectors until ``close``."""
+        with self._memory.lock:
+            if self._vectors is not None:
+                self._vectors[query] = vectors
+                self._memory.bytes += vectors.nbytes
+
+    def vectors_of(self, query: HeldQuery) -> Tensor:
+        """Return a query's vectors; raises ``QueryGoneError``."""
+        with self._memory.lock:
+            held = (self._vectors or {}).get(query)
+        if held is None:
+            raise QueryGoneError("The query's vectors are not on the device.")
+        return held
+
+    def close(self) -> None:
+        """Let go of everything, and of whatever is yet to come."""
+        with self._memory.lock:
+            if self._vectors is not None:
+                self._memory.bytes -= sum(vectors.nbytes for vectors in self._vectors.values())
+                self._vectors = None
+
+
+def _values(array: npt.NDArray[np.float32]) -> list[PooledValue]:
+    return [row.reshape(1) for row in array]
+
+
+@frozen(eq=False)
+class HoldQueryHead:
+    """``HoldQuery``: stage one."""
+
+    tokens: TokenEmbeddingHead
+    reads_states = True
+
+    def __call__(self, forward: ForwardPass, params: Sequence[HoldQuery]) -> HeadRows:
+        """Keep each row's vectors under its query; return how many each has, [rows]."""
+        vectors = self.tokens.vectors(forward, [TokenEmbed()] * len(params))
+        counts = []
+        for row, (request, param) in enumerate(zip(forward.requests, params, strict=True)):
+            kept = request.prompt.kept
+            own = vectors[row, : request.tokens]
+            if kept is not None:
+                own = own[torch.from_numpy(np.flatnonzero(kept)).to(own.device, non_blocking=True)]
+            scope = param.query.scope
+            assert isinstance(scope, QueryVectors)  # noqa: S101  (this runner opened it)
+            # A copy, or the whole batch would stay with it.
+            scope.hold(param.query, own.clone())
+            counts.append(float(len(own)))
+        return HeadRows(torch.tensor(counts).to(vectors.device, non_blocking=True), _values)
+
+
+@frozen(eq=False)
+class MaxSimHead:
+    """``MaxSim``: stage two."""
+
+    tokens: TokenEmbeddingHead
+    reads_states = True
+
+    def __call__(self, forward: ForwardPass, params: Sequence[MaxSim]) -> HeadRows:
+        """Return the rows' scores against their queries, [rows]."""
+        vectors = self.tokens.vectors(forward, [TokenEmbed()] * len(params))
+        scores = torch.empty(len(params), device=vectors.device)
+        for query in dict.fromkeys(param.query for param in params):
+            rows = [row for row, param in enumerate(params) if param.query is query]
+            scope = query.scope
+            assert isinstance(scope, QueryVectors)  # noqa: S101  (this runner opened it)
+            index = torch.tensor(rows).to(vectors.device, non_blocking=True)
+            scores[index] = max_sim(scope.vectors_of(query), vectors[index], forward.kept[index])
+        return HeadRows(scores, _values)
+
+
+def max_sim(query: Tensor, documents: Tensor, kept: Tensor) -> Tensor:
+    """Score documents [rows, tokens, d] with mask ``kept`` [rows, tokens] against one query [q, d]: [rows]."""
+    similarity = torch.einsum("qd,rtd->rqt", query, documents)
+    similarity.masked_fill_(~kept.unsqueeze(1), torch.finfo(similarity.dtype).min)
+    return similarity.amax(dim=2).sum(dim=1).masked_fill(~kept.any(dim=1), SCORE_OF_NOTHING)

@@ -1,0 +1,87 @@
+"""Weights over the vocabulary."""
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+
+from trio_pool_serve.runner.forward_pass import ForwardPass
+from trio_pool_serve.runner.heads.interface import HeadRows
+from trio_pool_serve.types import PooledValue, SparseEmbed, SparseLookup, SparseVector
+
+SpladePooling: TypeAlias = Literal["max", "sum"]
+
+
+def _nonzero(array: npt.NDArray[np.float32]) -> list[PooledValue]:
+    found: list[PooledValue] = []
+    for row in array:
+        (indices,) = np.nonzero(row)
+        found.append(SparseVector(indices.astype(np.int32), row[indices]))
+    return found
+
+
+@frozen(eq=False)
+class SpladeHead:
+    """``SparseEmbed`` of a masked language model: ``log(1 + relu(logit))``, pooled over the tokens.
+
+    Formal et al., https://arxiv.org/abs/2109.10086, eq. 1 and 3. ``log_twice`` takes the logarithm again, as
+    OpenSearch's third generation does.
+    """
+
+    pooling: SpladePooling = "max"
+    log_twice: bool = False
+    reads_states = True
+
+    def __call__(self, forward: ForwardPass, params: Sequence[SparseEmbed]) -> HeadRows:  # noqa: ARG002
+        """Return weights [rows, vocabulary]."""
+        logits, mask = forward.computed, forward.attention_mask.unsqueeze(-1)
+        if self.pooling == "max":
+            # The activation grows with the logit: of the greatest logit it is the greatest weight.
+            pooled = self._activate(logits.masked_fill(mask == 0, 0.0).amax(dim=1).float())
+        else:
+            pooled = (self._activate(logits.float()) * mask).sum(dim=1)
+        return HeadRows(pooled, _nonzero)
+
+    def _activate(self, logits: Tensor) -> Tensor:
+        weights = logits.relu().log1p()
+        return weights.log1p() if self.log_twice else weights
+
+
+@frozen(eq=False)
+class SparseLookupHead:
+    """``SparseLookup``: the fixed weight of every token that occurs; ``weights`` [vocabulary] float32."""
+
+    weights: Tensor
+    reads_states = False
+
+    def __call__(self, forward: ForwardPass, params: Sequence[SparseLookup]) -> HeadRows:
+        """Return weights [rows, vocabulary]."""
+        occurs = torch.zeros(len(params), len(self.weights), device=self.weights.device)
+        occurs.scatter_reduce_(1, forward.input_ids, forward.attention_mask.float(), "amax")
+        return HeadRows(occurs * self.weights, _nonzero)
+
+
+@frozen(eq=False)
+class LexicalHead:
+    """``SparseEmbed`` of BGE-M3: one weight per token, the greatest where a token occurs again.
+
+    ``relu(linear(state))``; Chen et al., https://arxiv.org/abs/2402.03216, section 3.1. Tokens in ``unused``
+    (the special ones) have no weight.
+    """
+
+    linear: nn.Linear
+    vocab_size: int
+    unused: Tensor
+    reads_states = True
+
+    def __call__(self, forward: ForwardPass, params: Sequence[SparseEmbed]) -> HeadRows:
+        """Return weights [rows, vocabulary]."""
+        of_tokens = self.linear(forward.computed.float()).squeeze(-1).relu() * forward.attention_mask
+        weights = torch.zeros(len(params), self.vocab_size, device=of_tokens.device)
+        weights.scatter_reduce_(1, forward.input_ids, of_tokens, "amax")
+        weights[:, self.unused] = 0.0
+        return HeadRows(weights, _nonzero)
