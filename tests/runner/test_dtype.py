@@ -47,7 +47,7 @@ async def test_every_type_points_where_float32_does(served: ServedModel, minilm:
 
 def test_auto_is_what_the_processor_is_good_at(minilm: Path):
     expected = torch.bfloat16 if has_native_bfloat16(CPU) else torch.float32
-    assert {parameter.dtype for parameter in load(minilm, dtype="auto").model.parameters()} == {expected}
+    assert {parameter.dtype for parameter in load(minilm, dtype="auto").backbone.model.parameters()} == {expected}
 
 
 @pytest.mark.parametrize(("native", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
