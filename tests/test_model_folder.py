@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.model_folders import write_json
+from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.model_folder.folder import read_model_folder
 
@@ -143,12 +144,12 @@ def test_families_that_number_positions_after_the_padding_take_less(folder: Path
 
 def test_a_length_can_be_asked_for(folder: Path):
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": 128})
-    assert read_model_folder(folder, max_model_len=512).max_model_len == 512
+    assert read_model_folder(folder, ModelConfig(max_model_len=512)).max_model_len == 512
 
 
 def test_a_length_beyond_the_positions_is_an_error(folder: Path):
     with pytest.raises(ModelLoadError, match="--max-model-len 513 is more than the 512 positions"):
-        read_model_folder(folder, max_model_len=513)
+        read_model_folder(folder, ModelConfig(max_model_len=513))
 
 
 @pytest.mark.parametrize("positions", [None, -1])
@@ -157,7 +158,7 @@ def test_without_any_limit_one_must_be_asked_for(folder: Path, positions: int | 
     write_json(folder / "tokenizer_config.json", {"model_max_length": NO_LIMIT})
     with pytest.raises(ModelLoadError, match="say one with --max-model-len"):
         read_model_folder(folder)
-    assert read_model_folder(folder, max_model_len=9000).max_model_len == 9000
+    assert read_model_folder(folder, ModelConfig(max_model_len=9000)).max_model_len == 9000
 
 
 # -- what is wrong ------------------------------------------------------------------------------------------
@@ -225,8 +226,8 @@ def test_a_link_out_of_the_folder_is_an_error(folder: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("own", "said"),
     [
-        ({"transformer_task": "fill-mask"}, "task is 'fill-mask'; only embedding models"),
-        ({"transformer_task": "sequence-classification"}, "only embedding models"),
+        ({"transformer_task": "fill-mask"}, "task is 'fill-mask', which its modules"),
+        ({"transformer_task": "sequence-classification"}, "which its modules give no use for"),
         ({"query_length": 32}, "asks for query_length"),
         ({"query_expansion": {"length": 32}}, "asks for query_expansion"),
         ({"processing_kwargs": {"text": {"padding": "max_length"}}}, "asks for processing_kwargs"),

@@ -100,7 +100,7 @@ class Service:
         config = self.config
         logger.info("loading %s", config.model)
         path = locate_model(config.model, revision=config.loading.revision)
-        folder = read_model_folder(path, max_model_len=config.loading.max_model_len)
+        folder = read_model_folder(path, config.loading)
         tokenizer = load_tokenizer(folder, trust_remote_code=config.loading.trust_remote_code)
         runner = self.load_runner(folder, config.loading, self.offload)
         renderer = renderer_of(folder, tokenizer, self.offload, workers=config.threads.renderer_num_workers)

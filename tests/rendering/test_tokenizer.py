@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, ByT5Tokenizer, CanineTokenizer, PreTrainedTokenizerFast
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.model_folder.architecture import Embedding
+from trio_pool_serve.model_folder.embedding import Embedding
 from trio_pool_serve.model_folder.folder import ModelFolder, read_model_folder
 from trio_pool_serve.rendering.tokenizer import FastTokenizer, SlowTokenizer, load_tokenizer
 

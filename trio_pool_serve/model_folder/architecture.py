@@ -4,11 +4,13 @@ Each record holds what its kind's files say, and tells what such a model can be 
 loading take from it what they need; tasks read ``tasks``, ``scoring``, ``labels`` and the like.
 """
 
+from collections.abc import Callable
 from typing import ClassVar, Literal, TypeAlias
 
 from attrs import frozen
 
-from trio_pool_serve.model_folder.files import ModuleFiles
+from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.model_folder.files import FolderFiles
 from trio_pool_serve.types import PoolingParams, PoolingTask, Role, SparseEmbed
 
 Scoring: TypeAlias = Literal["pairs", "vectors", "late_interaction"]
@@ -42,23 +44,8 @@ class Architecture:
         return SparseEmbed()
 
 
-@frozen(kw_only=True)
-class Embedding(Architecture):
-    """A transformer, a Pooling module, and the modules behind it."""
+ReadArchitecture: TypeAlias = Callable[[FolderFiles, ModelConfig], Architecture | None]
+"""Returns what a folder's files describe if it is of the reader's kind, else ``None``.
 
-    modules: tuple[ModuleFiles, ...]
-    """Those after the transformer, in order."""
-    vector_similarity: Similarity = "cosine"
-
-    tasks = frozenset({"embed", "token_embed", "score"})
-    scoring = "vectors"
-
-    @property
-    def similarity(self) -> Similarity:
-        """``similarity_fn_name`` of config_sentence_transformers.json."""
-        return self.vector_similarity
-
-    @property
-    def pools_instruction(self) -> bool:
-        """Whether the pooler looks at the instruction's tokens too, as nearly every model's does."""
-        return all(module.config.get("include_prompt", True) for module in self.modules if module.name == "Pooling")
+Raises ``ModelLoadError`` for a folder of its kind that asks for something that is not supported.
+"""

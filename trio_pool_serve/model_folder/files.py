@@ -19,6 +19,71 @@ class ModuleFiles:
     config: Mapping[str, Any]
 
 
+@frozen(kw_only=True)
+class FolderFiles:
+    """What the JSON files of a model's folder say, as they are."""
+
+    path: Path
+    transformer_path: Path
+    modules: tuple[ModuleFiles, ...]
+    """``modules.json``, the transformer included; empty for a bare transformer."""
+    config: Mapping[str, Any]
+    """``config.json`` of the transformer."""
+    module_config: Mapping[str, Any]
+    """``sentence_bert_config.json``, the transformer module's own."""
+    texts: Mapping[str, Any]
+    """``config_sentence_transformers.json``."""
+    tokenizer_config: Mapping[str, Any]
+
+    @property
+    def text_config(self) -> Mapping[str, Any]:
+        """``config``, or its text part where it has several."""
+        part: Mapping[str, Any] | None = self.config.get("text_config")
+        return part or self.config
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """The model's own instructions, by name."""
+        return {name: text for name, text in (self.texts.get("prompts") or {}).items() if text is not None}
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """The classes that the weights were saved from."""
+        return tuple(self.config.get("architectures") or ())
+
+
+TRANSFORMER_CONFIGS = (
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+)
+"""The names that sentence-transformers has given to the transformer module's own config."""
+
+
+def read_folder_files(path: Path) -> FolderFiles:
+    """Read a folder's files. Raises ``ModelLoadError`` when there is no model, or its files are no JSON."""
+    if not path.is_dir():
+        raise ModelLoadError(f"{path} is not a folder.")
+    modules = read_modules(path)
+    transformer_path = modules[0].path if modules else path
+    config = read_json(transformer_path / "config.json")
+    if not config:
+        raise ModelLoadError(f"{transformer_path} holds no config.json: it is not a transformers model.")
+    return FolderFiles(
+        path=path,
+        transformer_path=transformer_path,
+        modules=modules,
+        config=config,
+        module_config=next(filter(None, (read_json(transformer_path / name) for name in TRANSFORMER_CONFIGS)), {}),
+        texts=read_json(path / "config_sentence_transformers.json"),
+        tokenizer_config=read_json(transformer_path / "tokenizer_config.json"),
+    )
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object of a file, ``{}`` if there is no such file. Raises ``ModelLoadError``."""
     try:

@@ -1,32 +1,21 @@
-"""A model's folder, as a whole.
-
-The sentence-transformers layout: ``modules.json`` lists the modules, each with a folder of its own; a
-folder without it is a bare transformer, which sentence-transformers pools by MEAN.
-"""
+"""A model's folder, as a whole."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from attrs import Factory, frozen
 
+from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.model_folder.architecture import Architecture, Embedding, Similarity
-from trio_pool_serve.model_folder.files import ModuleFiles, read_json, read_modules
+from trio_pool_serve.model_folder.architecture import Architecture, ReadArchitecture
+from trio_pool_serve.model_folder.embedding import read_embedding
+from trio_pool_serve.model_folder.files import FolderFiles, read_folder_files
+
+AS_THE_FILES_SAY = ModelConfig()
 
 UNLIMITED = 10**6
 """tokenizer_config.json writes "no limit" as numbers far above any real one."""
-
-TRANSFORMER_CONFIGS = (
-    "sentence_bert_config.json",
-    "sentence_roberta_config.json",
-    "sentence_distilbert_config.json",
-    "sentence_camembert_config.json",
-    "sentence_albert_config.json",
-    "sentence_xlm-roberta_config.json",
-    "sentence_xlnet_config.json",
-)
-"""The names that sentence-transformers has given to the transformer module's own config."""
 
 POSITIONS_AFTER_PADDING = frozenset(
     {
@@ -77,54 +66,32 @@ class ModelFolder:
         return int(self.transformer_config["vocab_size"])
 
 
-def read_model_folder(path: Path, *, max_model_len: int | None = None) -> ModelFolder:
+READERS: tuple[ReadArchitecture, ...] = (read_embedding,)
+"""Each kind's reader, asked in this order; the last takes what nobody else has recognised."""
+
+
+def read_model_folder(path: Path, config: ModelConfig = AS_THE_FILES_SAY) -> ModelFolder:
     """Read a model's folder.
 
-    ``max_model_len`` overrides the length that the files declare. Raises ``ModelLoadError`` when the
-    folder holds no model, asks for something that is not supported, or cannot take that length.
+    Raises ``ModelLoadError`` when the folder holds no model, asks for something that is not supported, or
+    cannot be served as ``config`` asks.
     """
-    if not path.is_dir():
-        raise ModelLoadError(f"{path} is not a folder.")
-    modules = read_modules(path)
-    transformer_path = modules[0].path if modules else path
-    config = read_json(transformer_path / "config.json")
-    if not config:
-        raise ModelLoadError(f"{transformer_path} holds no config.json: it is not a transformers model.")
-    config = config.get("text_config") or config
-    own = next(filter(None, (read_json(transformer_path / name) for name in TRANSFORMER_CONFIGS)), {})
-    _refuse_unsupported(own)
-    texts = read_json(path / "config_sentence_transformers.json")
-    default_heads = (ModuleFiles(name="Pooling", path=path, config={"pooling_mode": "mean"}),)
+    files = read_folder_files(path)
+    architecture = next(filter(None, (read(files, config) for read in READERS)))
     return ModelFolder(
         path=path,
-        transformer_path=transformer_path,
-        transformer_config=config,
-        architecture=Embedding(modules=modules[1:] if modules else default_heads, vector_similarity=_similarity(texts)),
-        max_model_len=_length_limit(transformer_path, config, own, max_model_len),
-        lower_case=bool(own.get("do_lower_case")),
-        prompts={name: text for name, text in (texts.get("prompts") or {}).items() if text is not None},
-        default_prompt_name=texts.get("default_prompt_name"),
+        transformer_path=files.transformer_path,
+        transformer_config=files.text_config,
+        architecture=architecture,
+        max_model_len=_length_limit(files, config.max_model_len),
+        lower_case=bool(files.module_config.get("do_lower_case")),
+        prompts=files.prompts,
+        default_prompt_name=files.texts.get("default_prompt_name"),
     )
 
 
-def _similarity(texts: Mapping[str, Any]) -> Similarity:
-    asked = texts.get("similarity_fn_name") or "cosine"
-    known: Mapping[str, Similarity] = {name: name for name in get_args(Similarity)} | {"dot_product": "dot"}
-    if asked not in known:
-        raise ModelLoadError(f"similarity_fn_name is {asked!r}; known are {', '.join(known)}.")
-    return known[asked]
-
-
-def _refuse_unsupported(own: Mapping[str, Any]) -> None:
-    task = own.get("transformer_task", "feature-extraction")
-    if task != "feature-extraction":
-        raise ModelLoadError(f"The transformer's task is {task!r}; only embedding models are supported.")
-    for name in ("query_length", "document_length", "query_expansion", "processing_kwargs"):
-        if own.get(name):
-            raise ModelLoadError(f"The transformer's config asks for {name}, which is not supported.")
-
-
-def _length_limit(path: Path, config: Mapping[str, Any], own: Mapping[str, Any], asked: int | None) -> int:
+def _length_limit(files: FolderFiles, asked: int | None) -> int:
+    config = files.text_config
     positions = config.get("max_position_embeddings") or config.get("n_positions") or UNLIMITED
     if positions < 0 or config.get("model_type") in RELATIVE_POSITIONS:  # XLNet says "no limit" by −1
         positions = UNLIMITED
@@ -134,8 +101,8 @@ def _length_limit(path: Path, config: Mapping[str, Any], own: Mapping[str, Any],
         if asked > positions:
             raise ModelLoadError(f"--max-model-len {asked} is more than the {positions} positions the model has.")
         return asked
-    of_tokenizer = read_json(path / "tokenizer_config.json").get("model_max_length") or UNLIMITED
-    limit = min(own.get("max_seq_length") or UNLIMITED, of_tokenizer, positions)
+    of_tokenizer = files.tokenizer_config.get("model_max_length") or UNLIMITED
+    limit = min(files.module_config.get("max_seq_length") or UNLIMITED, of_tokenizer, positions)
     if limit >= UNLIMITED:
         raise ModelLoadError("The model's files name no longest input; say one with --max-model-len.")
     return int(limit)

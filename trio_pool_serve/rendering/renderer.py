@@ -4,7 +4,7 @@ import numpy as np
 from attrs import define, field
 
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
-from trio_pool_serve.model_folder.architecture import Embedding
+from trio_pool_serve.model_folder.embedding import Embedding
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.text_window import encode_window

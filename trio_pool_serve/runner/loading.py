@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.model_folder.architecture import Architecture, Embedding
+from trio_pool_serve.model_folder.architecture import Architecture
+from trio_pool_serve.model_folder.embedding import Embedding
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.runner.dtype import resolve_device, resolve_dtype

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from trio_pool_serve.model_folder.architecture import Embedding
+from trio_pool_serve.model_folder.embedding import Embedding
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.checkpoint import load_checkpoint
