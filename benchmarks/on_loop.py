@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     asked = parser.parse_args()
     config = Config(
-        model=MODEL_PATH,
+        models=(MODEL_PATH,),
         loading=ModelConfig(served_model_name=MODEL_NAME),
         network=NetworkConfig(port=asked.port),
     )

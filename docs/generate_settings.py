@@ -31,7 +31,11 @@ def settings_page() -> str:
         for setting in attrs.fields(group.type):
             (parameter,) = (extra for extra in get_args(hints[setting.name])[1:] if isinstance(extra, Parameter))
             meaning, _, default = parameter.help.removesuffix("]").partition(" [default: ")
-            shown = default or ("off" if setting.default is False else f"`{setting.default}`")
+            shown = default or (
+                {False: "off", True: "on"}[setting.default]
+                if isinstance(setting.default, bool)
+                else f"`{setting.default}`"
+            )
             parts.append(f"| `--{setting.name.replace('_', '-')}` | {shown} | {meaning} |\n")
     return "".join(parts)
 

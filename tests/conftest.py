@@ -46,7 +46,7 @@ def scripted() -> ScriptedRunner:
 
 @pytest.fixture
 def config(scripted_folder: Path) -> Config:
-    return Config(model=str(scripted_folder))
+    return Config(models=(str(scripted_folder),))
 
 
 @asynccontextmanager
@@ -54,7 +54,7 @@ async def running(service: Service) -> AsyncIterator[Service]:
     """Run a service until the block is left; it is ready inside."""
     async with trio.open_nursery() as nursery:
         await nursery.start(service.run)
-        await service.engine.wait_ready()
+        await service.default.engine.wait_ready()
         yield service
         nursery.cancel_scope.cancel(reason="the test is over")
 
@@ -97,7 +97,7 @@ async def client(url: str) -> AsyncIterator[httpx.AsyncClient]:
 
 def is_idle(service: Service) -> bool:
     """Nothing is queued, in flight or admitted, and every permit is free."""
-    engine = service.engine.statistics()
+    engine = service.default.engine.statistics()
     limiters = service.offload.statistics().values()
     return not (
         engine.queued_rows

@@ -13,7 +13,7 @@ from tests.conftest import assert_idle, is_idle
 from trio_pool_serve.app import create_app
 from trio_pool_serve.errors import EngineDeadError
 from trio_pool_serve.service import Service
-from trio_pool_serve.tasks.embed import EmbedJob
+from trio_pool_serve.tasks.pool import PoolJob, pool
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import PoolingRequest, RenderedPrompt, RenderingParams, TextPrompt
 
@@ -22,15 +22,15 @@ ROW = PoolingRequest(RenderedPrompt(np.array([7], dtype=np.int32)))
 
 
 async def embed(service: Service) -> None:
-    await service.embed_task.embed(EmbedJob(prompts=[TEXT] * 5), RequestTimings())
+    await pool(service.model(), PoolJob(prompts=[TEXT] * 5), RequestTimings())
 
 
 async def render(service: Service) -> None:
-    await service.embed_task.renderer.render(TEXT, RenderingParams())
+    await service.model().renderer.render(TEXT, RenderingParams())
 
 
 async def submit(service: Service) -> None:
-    await service.engine.submit(ROW)
+    await service.default.engine.submit(ROW)
 
 
 async def offload(service: Service) -> None:
@@ -38,7 +38,7 @@ async def offload(service: Service) -> None:
 
 
 async def wait_ready(service: Service) -> None:
-    await service.engine.wait_ready()
+    await service.default.engine.wait_ready()
 
 
 async def asgi_request(service: Service) -> None:
@@ -106,8 +106,8 @@ async def test_a_deadline_is_a_cancellation(service: Service, scripted):
     with trio.move_on_after(0.02) as scope:
         await embed(service)
     assert scope.cancelled_caught
-    assert service.engine.statistics().queued_rows == 0
-    assert service.engine.statistics().admitted_tokens == 0
+    assert service.default.engine.statistics().queued_rows == 0
+    assert service.default.engine.statistics().admitted_tokens == 0
     scripted.gate.set()
 
 
@@ -124,7 +124,7 @@ async def test_ending_the_service_fails_everyone_who_waits(config, scripted):
 
     async with trio.open_nursery() as waiters, trio.open_nursery() as nursery:
         await nursery.start(service.run)
-        await service.engine.wait_ready()
+        await service.default.engine.wait_ready()
         for _ in range(10):
             waiters.start_soon(one)
         await trio.testing.wait_all_tasks_blocked()

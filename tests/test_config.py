@@ -7,7 +7,7 @@ import pytest
 from cyclopts import CycloptsError
 
 from trio_pool_serve.cli import ENVIRONMENT_PREFIX, app, main, read_config
-from trio_pool_serve.config import Config
+from trio_pool_serve.config import Config, ModelSource
 
 GROUPS = {field.name: field.type for field in attrs.fields(Config) if attrs.has(field.type)}
 SETTINGS = [(group, setting) for group, kind in GROUPS.items() for setting in attrs.fields(kind)]
@@ -20,6 +20,7 @@ WRITTEN = {
     "dtype": ("float16", "float16"),
     "device": ("cpu", "cpu"),
     "max_model_len": ("99", 99),
+    "long_text": ("chunk", "chunk"),
     "host": ("::1", "::1"),
     "port": ("8123", 8123),
     "uds": ("/run/x.sock", Path("/run/x.sock")),
@@ -27,6 +28,7 @@ WRITTEN = {
     "max_body_bytes": ("1024", 1024),
     "write_timeout_s": ("6.5", 6.5),
     "strict_requests": ("true", True),
+    "auto_truncate": ("false", False),
     "max_inputs_per_request": ("7", 7),
     "max_batch_tokens": ("512", 512),
     "max_in_flight": ("3", 3),
@@ -63,7 +65,7 @@ def test_every_setting_is_tried_here():
 @pytest.mark.parametrize(("group", "setting"), SETTINGS, ids=lambda x: getattr(x, "name", x))
 def test_a_setting_reaches_the_config_from_a_flag_the_environment_and_a_file(group, setting, monkeypatch, tmp_path):
     text, meant = WRITTEN[setting.name]
-    assert value_of(Config(model="m"), group, setting.name) == setting.default != meant
+    assert value_of(Config(models=("m",)), group, setting.name) == setting.default != meant
     flag = "--" + setting.name.replace("_", "-")
     flags = [flag] if meant is True else [flag, text]
     assert value_of(read_config(["m", *flags]), group, setting.name) == meant
@@ -89,7 +91,33 @@ def test_flags_win_over_the_environment_and_that_over_the_file(monkeypatch, tmp_
 
 def test_the_model_can_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("TRIO_POOL_SERVE_MODEL", "org/model")
-    assert read_config([]).model == "org/model"
+    assert read_config([]).models == ("org/model",)
+
+
+def test_several_models_are_named_by_an_equals_sign():
+    assert read_config(["org/a", "b=org/other", "c=/models/x=y"]).sources == (
+        ModelSource("org/a", "org/a"),
+        ModelSource("b", "org/other"),
+        ModelSource("c", "/models/x=y"),
+    )
+
+
+def test_several_models_can_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("TRIO_POOL_SERVE_MODEL", "org/a b=org/other")
+    assert [source.name for source in read_config([]).sources] == ["org/a", "b"]
+
+
+def test_several_models_can_come_from_a_file(tmp_path):
+    (tmp_path / "settings.toml").write_text('model = ["org/a", "b=org/other"]')
+    assert [source.name for source in read_config(["--config", str(tmp_path / "settings.toml")]).sources] == [
+        "org/a",
+        "b",
+    ]
+
+
+def test_a_folder_whose_name_has_an_equals_sign_is_itself(tmp_path):
+    (tmp_path / "a=b").mkdir()
+    assert read_config([str(tmp_path / "a=b")]).sources[0].location == str(tmp_path / "a=b")
 
 
 WRONG = {
@@ -102,6 +130,8 @@ WRONG = {
     "an unknown type": (["m", "--dtype", "int3"], "--dtype"),
     "no time at all": (["m", "--request-timeout-s", "0"], "request_timeout_s"),
     "an empty name": (["m", "--served-model-name", ""], "served_model_name"),
+    "two models of one name": (["a=x", "a=y"], "same name"),
+    "one name for two models": (["a", "b", "--served-model-name", "n"], "NAME=PATH"),
     "a file that is not there": (["m", "--config", "/nowhere.toml"], "nowhere.toml"),
 }
 

@@ -9,8 +9,11 @@ from quart_trio.asgi import TrioASGILifespan
 
 from trio_pool_serve.api.auth import require_api_key
 from trio_pool_serve.api.connection import PoolServeConnection
+from trio_pool_serve.api.dialects import DIALECTS
+from trio_pool_serve.api.dispatch import candidates_by_path, dialect_routes
 from trio_pool_serve.api.error_bodies import register_error_handlers
-from trio_pool_serve.api.openai import openai_routes
+from trio_pool_serve.api.models import models_routes
+from trio_pool_serve.api.openai import OPENAI
 from trio_pool_serve.api.operations import operations_routes
 from trio_pool_serve.api.requests import finish_requests, label_requests
 from trio_pool_serve.config import Config
@@ -68,7 +71,9 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
     if config.network.api_key is not None:
         require_api_key(app, config.network.api_key)
     finish_requests(app, app.service)
-    register_error_handlers(app)
+    by_path = {path: candidates[-1].dialect for path, candidates in candidates_by_path(DIALECTS).items()}
+    register_error_handlers(app, default=OPENAI, by_path=by_path)
     app.register_blueprint(operations_routes(app.service))
-    app.register_blueprint(openai_routes(app.service))
+    app.register_blueprint(models_routes(app.service))
+    app.register_blueprint(dialect_routes(app.service, DIALECTS))
     return app

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENT_PREFIX = "TRIO_POOL_SERVE_"
 
-DEFAULTS = Config(model="default")
+DEFAULTS = Config(models=("default",))
 
 app = App(
     name="trio-pool-serve",
@@ -42,7 +42,13 @@ app = App(
 
 @app.command
 def serve(
-    model: Annotated[str, Parameter(help="A local folder, or the id of a model on the Hugging Face hub.")],
+    model: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="Local folder, or id of a model on the Hugging Face hub; NAME=MODEL gives it a name. Several share "
+            "one server; the first answers requests that name none."
+        ),
+    ],
     /,
     *,
     config: Annotated[
@@ -56,10 +62,10 @@ def serve(
     time_limits: TimeLimitsConfig = DEFAULTS.time_limits,
     log: LoggingConfig = DEFAULTS.logging,
 ) -> Config:
-    """Serve a model until SIGTERM or SIGINT."""
+    """Serve models until SIGTERM or SIGINT."""
     del config  # read before the other settings are
     return Config(
-        model=model,
+        models=model,
         loading=loading,
         network=network,
         scheduling=scheduling,

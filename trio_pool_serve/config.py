@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
 from attrs import Factory, field, frozen
-from attrs.validators import ge, gt, in_, le, min_len, optional
+from attrs.validators import deep_iterable, ge, gt, in_, le, min_len, optional
 from cyclopts import Group, Parameter
 
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
+LongText: TypeAlias = Literal["refuse", "chunk"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 
@@ -47,6 +48,13 @@ class ModelConfig:
         int | None,
         _help("Longest input, tokens, special tokens included. [default: what the model's files say]"),
     ] = field(default=None, validator=optional(gt(0)))
+    long_text: Annotated[
+        LongText,
+        _help(
+            "What to do with a text longer than that which is to be embedded, and not to be truncated. chunk: embed it "
+            "in windows; its vector is their mean, weighed by their tokens."
+        ),
+    ] = field(default="refuse", validator=in_(("refuse", "chunk")))
 
 
 @Parameter(name="*", group=Group("Network", sort_key=2))
@@ -70,6 +78,9 @@ class NetworkConfig:
     strict_requests: Annotated[bool, _switch("Refuse request fields that nobody knows, instead of ignoring them.")] = (
         False
     )
+    auto_truncate: Annotated[
+        bool, _help("Truncate inputs that are too long where a TEI client does not say whether to.")
+    ] = True
     max_inputs_per_request: Annotated[int, _help("Most inputs in one request.")] = field(default=2048, validator=gt(0))
 
 
@@ -137,11 +148,23 @@ class LoggingConfig:
     access_log: Annotated[bool, _switch("Log every request; costs throughput.")] = False
 
 
+@frozen
+class ModelSource:
+    """One model to serve: the name that clients ask for, and a local folder or a hub id."""
+
+    name: str
+    location: str
+
+
 @frozen(kw_only=True)
 class Config:
-    """All settings of one server; ``model`` is a local folder or a hub id."""
+    """All settings of one server.
 
-    model: str = field(validator=min_len(1))
+    ``models`` are local folders or hub ids, each perhaps behind a name: ``NAME=PATH``. The first answers those
+    who name none.
+    """
+
+    models: tuple[str, ...] = field(validator=[min_len(1), deep_iterable(min_len(1))])
     loading: ModelConfig = Factory(ModelConfig)
     network: NetworkConfig = Factory(NetworkConfig)
     scheduling: SchedulingConfig = Factory(SchedulingConfig)
@@ -149,7 +172,21 @@ class Config:
     time_limits: TimeLimitsConfig = Factory(TimeLimitsConfig)
     logging: LoggingConfig = Factory(LoggingConfig)
 
+    def __attrs_post_init__(self) -> None:
+        names = [source.name for source in self.sources]
+        if self.loading.served_model_name is not None and len(names) > 1:
+            raise ValueError("--served-model-name is for one model; of several, each is named by NAME=PATH.")
+        if len(set(names)) < len(names):
+            raise ValueError(f"Two models have the same name: {', '.join(names)}.")
+
     @property
-    def served_model_name(self) -> str:
-        """The name clients ask for."""
-        return self.loading.served_model_name or self.model
+    def sources(self) -> tuple[ModelSource, ...]:
+        """The models, with the names clients ask for."""
+        return tuple(_source(model, self.loading.served_model_name) for model in self.models)
+
+
+def _source(model: str, served_model_name: str | None) -> ModelSource:
+    name, equals, location = model.partition("=")
+    if not equals or Path(model).is_dir():
+        name, location = model, model
+    return ModelSource(served_model_name or name, location)

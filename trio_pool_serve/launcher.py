@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import trio
@@ -18,6 +18,7 @@ from trio_pool_serve.config import Config, NetworkConfig
 from trio_pool_serve.containment import contain_connections
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
 from trio_pool_serve.service import Service
+from trio_pool_serve.types import PoolingTask
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ async def _watch_signals(
         # hypercorn shields its writes: a client that does not read would keep the process for ever.
         logger.warning(
             "leaving with %d rows unfinished: %s",
-            service.engine.statistics().queued_rows,
+            sum(served.engine.statistics().queued_rows for served in service.served.values()),
             "a second signal" if second else "the drain took too long",
         )
         _leave(128 + second if second else 0)
@@ -157,22 +158,33 @@ def _leave(status: int) -> None:
     os._exit(status)
 
 
+EXAMPLES: Mapping[PoolingTask, tuple[str, str]] = {
+    "embed": ("/v1/embeddings", '{"input": "Hello, world"}'),
+    "score": ("/v1/rerank", '{"query": "Who owns a task?", "documents": ["A nursery.", "Nobody."]}'),
+    "classify": ("/v1/classify", '{"input": "Hello, world"}'),
+    "sparse_embed": ("/embed_sparse", '{"inputs": "Hello, world"}'),
+    "token_classify": ("/pooling", '{"input": "Hello, world", "task": "token_classify"}'),
+}
+"""A route and a body for somebody to try, by what the model can do; the first that it can."""
+
+
 async def _announce(service: Service, url: str) -> None:
     """Tell the person at the terminal what to type next. Cancellation: at once; nothing is said."""
     try:
-        await service.engine.wait_ready()
+        await service.wait_ready()
     except EngineDeadError:
         return  # whoever runs the service says why
-    name = service.config.served_model_name
-    path = "/v1/embeddings"
+    model = service.model()
+    task = next(task for task in EXAMPLES if task in model.folder.architecture.tasks)
+    path, body = EXAMPLES[task]
     target = (
         f"--unix-socket {url.removeprefix('unix:')} http://localhost{path}" if url.startswith("unix:") else url + path
     )
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    console.print(f"[bold green]ready[/] [bold]{name}[/] on [bold]{url}[/]  Try:", markup=True)
+    console.print(f"[bold green]ready[/] [bold]{', '.join(service.served)}[/] on [bold]{url}[/]  Try:", markup=True)
     key = " -H 'Authorization: Bearer KEY'" if service.config.network.api_key else ""
     console.print(
-        f"  curl {target} -H 'Content-Type: application/json'{key} -d '{{\"input\": \"Hello, world\"}}'",
+        f"  curl {target} -H 'Content-Type: application/json'{key} -d '{body}'",
         markup=False,
     )
 

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import trio
 from attrs import define, field
 
-from trio_pool_serve.config import Config, ModelConfig
+from trio_pool_serve.config import Config, ModelConfig, ModelSource
 from trio_pool_serve.engine.interface import Engine
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.errors import (
@@ -26,7 +26,7 @@ from trio_pool_serve.model_hub import locate_model
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.renderer import renderer_of
 from trio_pool_serve.rendering.tokenizer import load_tokenizer
-from trio_pool_serve.tasks.embed import EmbedTask
+from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.loop_lag import sample_loop_lag
 from trio_pool_serve.telemetry.metrics import Gauges, Metrics
 from trio_pool_serve.types import Runner
@@ -46,19 +46,30 @@ def load_transformer(folder: ModelFolder, config: ModelConfig, offload: Offload)
 
 
 @define(eq=False)
-class Service:
-    """One model, ready to be asked: renderer, engine and tasks, with their limiters and metrics.
+class ServedModel:
+    """One model of a service: its engine from the beginning, and what is loaded once it is."""
 
-    The listener may come and go around it; the model stays loaded for as long as ``run`` runs.
+    source: ModelSource
+    engine: Engine
+    loaded: Model | None = None
+
+
+@define(eq=False)
+class Service:
+    """Models, ready to be asked: a renderer and an engine for each, over limiters and metrics that they share.
+
+    The listener may come and go around it; the models stay loaded for as long as ``run`` runs.
     """
 
     config: Config
     load_runner: RunnerLoader = load_transformer
     offload: Offload = field(kw_only=True)
     metrics: Metrics = field(factory=Metrics, kw_only=True)
-    engine: Engine = field(init=False)
+    started: float = field(factory=time.time, init=False)
+    """Seconds since the epoch."""
+    served: dict[str, ServedModel] = field(init=False, factory=dict)
+    """By name, in the order of the settings: the first is the default."""
     draining: bool = field(default=False, init=False)
-    _embed_task: EmbedTask | None = field(default=None, init=False)
 
     @offload.default
     def _make_offload(self) -> Offload:
@@ -66,18 +77,25 @@ class Service:
         return Offload(
             render=threads.renderer_num_workers,
             postprocess=threads.postprocess_num_workers,
-            copy=self.config.scheduling.max_in_flight,
+            copy=self.config.scheduling.max_in_flight * len(self.config.models),
         )
 
     def __attrs_post_init__(self) -> None:
         self.offload.observe = self.metrics.observe_hop
         self.metrics.add_gauges(self._gauges)
-        self.engine = LocalEngine(self._load, self.offload, self.metrics, self.config.scheduling)
+        for source in self.config.sources:
+            engine = LocalEngine(
+                lambda source=source: self._load(source),  # type: ignore[misc]
+                self.offload,
+                self.metrics.of_engine(source.name),
+                self.config.scheduling,
+            )
+            self.served[source.name] = ServedModel(source, engine)
 
     # -- living ---------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Load the model and keep the engine going until cancelled; ``started`` before loading.
+        """Load the models and keep their engines going until cancelled; ``started`` before loading.
 
         Raises ``ModelLoadError`` or ``EngineDeadError``, as themselves. Cancellation: every request that
         waits is failed; nothing is waited for.
@@ -87,61 +105,78 @@ class Service:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(sample_loop_lag, self.metrics.loop_lag)
-                await self.engine.run()
+                for served in self.served.values():
+                    # In their order: each queues for the one thread that loads and computes.
+                    await nursery.start(served.engine.run)
         except* (ModelLoadError, EngineDeadError) as group:
             failure = innermost(group)
         else:
             return
         raise failure
 
-    def _load(self) -> Runner:
+    def _load(self, source: ModelSource) -> Runner:
         """Find the files, load the tokenizer, load the model. Runs in a thread."""
         began = time.perf_counter()
         config = self.config
-        logger.info("loading %s", config.model)
-        path = locate_model(config.model, revision=config.loading.revision)
+        logger.info("loading %s", source.location)
+        path = locate_model(source.location, revision=config.loading.revision)
         folder = read_model_folder(path, config.loading)
         tokenizer = load_tokenizer(folder, trust_remote_code=config.loading.trust_remote_code)
         runner = self.load_runner(folder, config.loading, self.offload)
-        renderer = renderer_of(folder, tokenizer, self.offload, workers=config.threads.renderer_num_workers)
-        self._embed_task = EmbedTask(
-            renderer,
-            self.engine,
-            instructions=folder.prompts,
-            default_instruction=folder.prompts.get(folder.default_prompt_name or "", ""),
+        served = self.served[source.name]
+        served.loaded = Model(
+            source.name,
+            folder,
+            renderer_of(folder, tokenizer, self.offload, workers=config.threads.renderer_num_workers),
+            served.engine,
+            splits_long_texts=config.loading.long_text == "chunk",
         )
         # What has been loaded stays: the collector need not look at it again.
         gc.collect()
         gc.freeze()
-        logger.info("loaded in %.1f s: %s", time.perf_counter() - began, runner.describe())
+        logger.info("loaded in %.1f s: %s: %s", time.perf_counter() - began, source.name, runner.describe())
         return runner
 
     # -- being asked ----------------------------------------------------------------------------------
 
     @property
-    def state(self) -> ServiceState:
-        """What ``/readyz`` says."""
-        state = self.engine.statistics().state
-        return "draining" if self.draining and state == "ready" else state
+    def default(self) -> ServedModel:
+        """The model of those who name none."""
+        return next(iter(self.served.values()))
 
     @property
-    def embed_task(self) -> EmbedTask:
-        """The embed task; raises ``EngineLoadingError`` until the model is loaded."""
-        if self._embed_task is None:
+    def state(self) -> ServiceState:
+        """What ``/readyz`` says: the worst of what the engines say."""
+        states = {served.engine.statistics().state for served in self.served.values()}
+        state = next(state for state in ("dead", "loading", "ready") if state in states)
+        return "draining" if self.draining and state == "ready" else state
+
+    def model(self, name: str | None = None) -> Model:
+        """Return a model by its name, by default the first.
+
+        Raises ``NotFoundError``, or ``EngineLoadingError`` until all models are loaded: while one is being
+        loaded, the others cannot compute.
+        """
+        served = self.default if name is None else self.served.get(name)
+        if served is None:
+            known = ", ".join(repr(known) for known in self.served)
+            raise NotFoundError(f"The model {name!r} does not exist; this server has {known}.")
+        if served.loaded is None or self.state == "loading":
             raise EngineLoadingError("The model is being loaded.")
-        return self._embed_task
+        return served.loaded
+
+    async def wait_ready(self) -> None:
+        """Wait until all models are loaded. Raises ``EngineDeadError`` if one never will be.
+
+        Cancellation: at once; nothing is held.
+        """
+        for served in self.served.values():
+            await served.engine.wait_ready()
 
     def require_open(self) -> None:
         """Raise ``DrainingError`` if no new work is taken."""
         if self.draining:
             raise DrainingError("The server is shutting down.")
-
-    def require_model(self, name: str | None) -> None:
-        """Raise ``NotFoundError`` unless ``name`` is this server's model, or not given."""
-        if name is not None and name != self.config.served_model_name:
-            raise NotFoundError(
-                f"The model {name!r} does not exist; this server has {self.config.served_model_name!r}."
-            )
 
     # -- telling --------------------------------------------------------------------------------------
 
@@ -154,4 +189,5 @@ class Service:
         }
 
     def __repr__(self) -> str:
-        return f"<Service {self.config.served_model_name} {self.state}, {self.engine!r}, {self.offload!r}>"
+        engines = ", ".join(f"{name}: {served.engine!r}" for name, served in self.served.items())
+        return f"<Service {self.state}, {engines}, {self.offload!r}>"

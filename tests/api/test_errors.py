@@ -158,8 +158,8 @@ async def test_a_deadline_that_passes_is_504_and_leaves_nothing_behind(client, s
     answer = await client.post("/v1/embeddings", json={"input": ["hello"] * 50}, headers={"X-Request-Timeout": "0.05"})
     assert answer.status_code == 504
     assert answer.json()["error"]["type"] == "DeadlineExceeded"
-    assert service.engine.statistics().queued_rows == 0
-    assert service.engine.statistics().admitted_tokens == 0
+    assert service.default.engine.statistics().queued_rows == 0
+    assert service.default.engine.statistics().admitted_tokens == 0
     scripted.gate.set()
     await assert_still_serving(client, service)
 
@@ -183,7 +183,7 @@ async def test_what_nobody_foresaw_is_500_with_the_request_s_id(client, service,
     def broken(tokens):
         raise KeyError("surprise")
 
-    monkeypatch.setattr(type(service.engine), "admit", broken)
+    monkeypatch.setattr(type(service.default.engine), "admit", broken)
     answer = await client.post("/v1/embeddings", json={"input": "hello"}, headers={"X-Request-Id": "abc"})
     assert answer.status_code == 500
     assert "abc" in answer.json()["error"]["message"]

@@ -36,7 +36,7 @@ async def test_while_the_model_loads_the_server_lives_and_is_not_ready(config, s
             assert int(answer.headers["retry-after"]) >= 1
             assert (await client.get("/v1/models")).status_code == 503
             loaded.set()
-            await service.engine.wait_ready()
+            await service.default.engine.wait_ready()
             assert (await client.get("/readyz")).json() == {"status": "ready"}
         nursery.cancel_scope.cancel()
 
@@ -48,7 +48,7 @@ async def test_liveness_does_not_wait_behind_compute(client, scripted, service):
         await trio.to_thread.run_sync(scripted.launching.wait, limiter=trio.CapacityLimiter(1))
         for path in ("/livez", "/readyz", "/load", "/metrics"):
             assert (await client.get(path)).status_code == 200
-        assert service.engine.statistics().in_flight_batches == 1
+        assert service.default.engine.statistics().in_flight_batches == 1
         scripted.gate.set()
 
 
@@ -61,7 +61,7 @@ async def test_a_dead_engine_shows_in_every_probe(config, scripted):
     with pytest.RaisesGroup(EngineDeadError, flatten_subgroups=True):
         async with trio.open_nursery() as nursery:
             await nursery.start(service.run)
-            await service.engine.wait_ready()
+            await service.default.engine.wait_ready()
             with trio.CancelScope(shield=True):
                 async with listening(service) as url, httpx.AsyncClient(base_url=url) as client:
                     answer = await client.post("/v1/embeddings", json={"input": "hello"})
@@ -80,7 +80,7 @@ async def test_a_draining_server_takes_no_new_work(client, service):
     assert answer.headers["retry-after"] == "5"
 
 
-STAGES = ("render_wait", "render", "queue", "forward", "copy_wait", "encode", "request", "loop_lag")
+STAGES = ("render_wait", "render", "encode", "request", "loop_lag")
 SIZES = ("batch_rows", "batch_tokens", "padding_waste")
 
 
@@ -89,7 +89,10 @@ def samples(text: str) -> dict[str, float]:
     return {name: float(value) for name, value in lines}
 
 
-async def test_every_metric_is_there_before_the_first_request(client):
+BY_MODEL = ("queue_seconds", "forward_seconds", "copy_wait_seconds", *SIZES)
+
+
+async def test_every_metric_is_there_before_the_first_request(client, config):
     answer = await client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
     found = samples(answer.text)
@@ -97,28 +100,29 @@ async def test_every_metric_is_there_before_the_first_request(client):
         assert f'trio_pool_serve_{stage}_seconds_bucket{{le="0.00025"}}' in found, stage
         if stage != "loop_lag":
             assert found[f"trio_pool_serve_{stage}_seconds_count"] == 0, stage
-    for size in SIZES:
-        assert found[f"trio_pool_serve_{size}_count"] == 0, size
+    for name in BY_MODEL:
+        assert found[f'trio_pool_serve_{name}_count{{model="{config.models[0]}"}}'] == 0, name
     assert found["trio_pool_serve_requests_total"] == 0
     for kind in ("render", "postprocess", "launch", "copy"):
         assert found[f'trio_pool_serve_limiter_capacity{{of="{kind}"}}'] >= 1
-    assert found['trio_pool_serve_engine{of="ready"}'] == 1
+    assert found[f'trio_pool_serve_engine{{model="{config.models[0]}",of="ready"}}'] == 1
 
 
-async def test_metrics_count_what_happened(client):
+async def test_metrics_count_what_happened(client, config):
     await client.post("/v1/embeddings", json={"input": ["hello world", "hello"]})
     await client.post("/v1/embeddings", json={"input": []})
     found = samples((await client.get("/metrics")).text)
-    for stage, count in {"render_wait": 2, "render": 2, "queue": 2, "encode": 1, "request": 1}.items():
+    for stage, count in {"render_wait": 2, "render": 2, "encode": 1, "request": 1}.items():
         assert found[f"trio_pool_serve_{stage}_seconds_count"] == count, stage
-    assert found["trio_pool_serve_batch_tokens_sum"] >= 7
+    assert found[f'trio_pool_serve_queue_seconds_count{{model="{config.models[0]}"}}'] == 2
+    assert found[f'trio_pool_serve_batch_tokens_sum{{model="{config.models[0]}"}}'] >= 7
     assert found["trio_pool_serve_requests_total"] == 2
     assert found["trio_pool_serve_request_failures_total"] == 1
 
 
-async def test_load_tells_engine_and_limiters(client):
+async def test_load_tells_engines_and_limiters(client, config):
     load = (await client.get("/load")).json()
-    assert load["engine"]["state"] == "ready"
+    assert load["models"][config.models[0]]["state"] == "ready"
     assert load["limiters"]["render"] == {"capacity": 2, "borrowed": 0, "waiting": 0}
 
 

@@ -30,7 +30,7 @@ def request(*ids: int, **kwargs) -> PoolingRequest:
 
 
 def engine_over(load: Callable[[], ScriptedRunner], **settings) -> LocalEngine:
-    return LocalEngine(load, Offload(), Metrics(), SchedulingConfig(**settings))
+    return LocalEngine(load, Offload(), Metrics().of_engine("m"), SchedulingConfig(**settings))
 
 
 @asynccontextmanager

@@ -92,7 +92,7 @@ async def until_closed(stream: trio.SocketStream) -> None:
 async def metric(server: ServerProcess, name: str) -> float:
     async with httpx.AsyncClient(base_url=server.url, timeout=10) as client:
         lines = (await client.get("/metrics")).text.splitlines()
-    (value,) = (line.split()[1] for line in lines if line.startswith(name + " "))
+    (value,) = (line.split()[1] for line in lines if line.startswith((name + " ", name + "{")))
     return float(value)
 
 

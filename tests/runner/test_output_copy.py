@@ -381,7 +381,9 @@ async def staged(max_in_flight: int) -> AsyncIterator[Stage]:
     """Run an engine while the block runs, then until all its children have answers."""
     backend, offload = FakeCopyBackend(), Offload(copy=max_in_flight)
     runner = CopyingRunner(OutputCopier(backend, offload), backend.trace)
-    engine = LocalEngine(lambda: runner, offload, Metrics(), SchedulingConfig(max_in_flight=max_in_flight))
+    engine = LocalEngine(
+        lambda: runner, offload, Metrics().of_engine("m"), SchedulingConfig(max_in_flight=max_in_flight)
+    )
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
         await engine.wait_ready()

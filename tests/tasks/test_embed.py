@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import attrs
 import numpy as np
 import pytest
 import trio
@@ -12,15 +13,21 @@ from trio_pool_serve.config import Config
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, OverloadedError
 from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.service import Service
-from trio_pool_serve.tasks.embed import Embeddings, EmbedJob
+from trio_pool_serve.tasks.pool import Pooled, PoolJob, pool
+from trio_pool_serve.tasks.reading import ReadingParams
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import Embed, TextPrompt, TokensPrompt
 
 CLS, SEP = VOCABULARY["[CLS]"], VOCABULARY["[SEP]"]
 
 
-async def embed(service: Service, *texts: str, **params) -> Embeddings:
-    return await service.embed_task.embed(EmbedJob(prompts=[TextPrompt(text) for text in texts], **params), timings())
+READING = {field.name for field in attrs.fields(ReadingParams)}
+
+
+async def embed(service: Service, *texts: str, **params) -> Pooled:
+    reading = ReadingParams(**{name: params.pop(name) for name in READING & set(params)})
+    job = PoolJob(prompts=[TextPrompt(text) for text in texts], reading=reading, **params)
+    return await pool(service.model(), job, timings())
 
 
 def timings() -> RequestTimings:
@@ -41,8 +48,8 @@ def last_row(runner: ScriptedRunner) -> list[int]:
 
 async def test_a_vector_for_each_prompt_and_the_tokens_that_were_read(service):
     answer = await embed(service, "hello", "hello world", "")
-    assert [vector[0] for vector in answer.vectors] == [3, 4, 2]
-    assert all(vector.shape == (8,) and vector.dtype == np.float32 for vector in answer.vectors)
+    assert [vector[0] for (vector,) in answer.rows] == [3, 4, 2]
+    assert all(vector.shape == (8,) and vector.dtype == np.float32 for (vector,) in answer.rows)
     assert answer.prompt_tokens == 9
     assert_idle(service)
 
@@ -54,8 +61,8 @@ async def test_usage_counts_what_was_read_not_what_was_sent(service):
 
 
 async def test_token_ids_are_embedded_as_they_are(service, scripted):
-    job = EmbedJob(prompts=[TokensPrompt(np.array([9, 8, 7]))], prompt_name="query")
-    answer = await service.embed_task.embed(job, timings())
+    job = PoolJob(prompts=[TokensPrompt(np.array([9, 8, 7]))], reading=ReadingParams(prompt_name="query"))
+    answer = await pool(service.model(), job, timings())
     assert last_row(scripted) == [9, 8, 7]
     assert answer.prompt_tokens == 3
 
@@ -81,7 +88,7 @@ async def test_an_unknown_prompt_name_is_refused_with_those_there_are(service, s
 async def test_a_model_without_instructions_says_so(tmp_path, scripted):
     folder = write_scripted_folder(tmp_path / "model")
     (folder / "config_sentence_transformers.json").unlink()
-    async with running(Service(Config(model=str(folder)), lambda *_: scripted)) as service:
+    async with running(Service(Config(models=(str(folder),)), lambda *_: scripted)) as service:
         with pytest.raises(InvalidRequestError, match="it has: none"):
             await embed(service, "hello", prompt_name="query")
         await embed(service, "hello")
@@ -104,7 +111,7 @@ def folder_with_default(tmp_path: Path) -> Path:
 
 
 async def test_the_default_prompt_name_holds_for_those_who_name_none(folder_with_default, scripted):
-    async with running(Service(Config(model=str(folder_with_default)), lambda *_: scripted)) as service:
+    async with running(Service(Config(models=(str(folder_with_default),)), lambda *_: scripted)) as service:
         await embed(service, "hello")
         assert last_row(scripted) == [CLS, *ids_of("passage", ":", "hello"), SEP]
         await embed(service, "hello", prompt_name="query")
@@ -150,7 +157,7 @@ async def test_truncation_to_exactly_the_models_maximum_is_taken(service):
 @pytest.mark.parametrize("dimensions", [1, 4, 8])
 async def test_dimensions_shorten_the_vectors(service, dimensions):
     answer = await embed(service, "hello", "world", dimensions=dimensions)
-    assert [vector.shape for vector in answer.vectors] == [(dimensions,)] * 2
+    assert [vector.shape for (vector,) in answer.rows] == [(dimensions,)] * 2
 
 
 @pytest.mark.parametrize("dimensions", [0, -1, 9])
@@ -180,7 +187,7 @@ async def test_a_job_is_admitted_for_as_long_as_it_takes_and_for_no_more_than_it
             await embed(service, "x" * 1_000_000, truncate_to=-1)
 
         await trio.to_thread.run_sync(scripted.launching.wait, limiter=trio.CapacityLimiter(1))
-        assert service.engine.statistics().admitted_tokens == service.embed_task.renderer.max_model_len
+        assert service.default.engine.statistics().admitted_tokens == service.model().renderer.max_model_len
         scripted.gate.set()
     assert_idle(service)
 
@@ -188,7 +195,7 @@ async def test_a_job_is_admitted_for_as_long_as_it_takes_and_for_no_more_than_it
 async def test_a_job_that_does_not_fit_is_refused_before_anything_is_rendered(service):
     hops: list[str] = []
     service.offload.observe = lambda kind, *_: hops.append(kind)
-    with service.engine.admit(service.config.scheduling.max_queue_tokens), pytest.raises(OverloadedError):
+    with service.default.engine.admit(service.config.scheduling.max_queue_tokens), pytest.raises(OverloadedError):
         await embed(service, "hello")
     assert hops == []
     await embed(service, "hello")

@@ -67,6 +67,11 @@ class NotingTokenizer:
     def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
         return self.inner.finish(encoded, keep, side, add_special_tokens=add_special_tokens)
 
+    def finish_windows(
+        self, encoded: Encoded, size: int, *, prefix: Encoded, add_special_tokens: bool
+    ) -> list[TokenIds]:
+        return self.inner.finish_windows(encoded, size, prefix=prefix, add_special_tokens=add_special_tokens)
+
     def is_special(self, token_id: int) -> bool:
         return self.inner.is_special(token_id)
 
@@ -112,7 +117,9 @@ def make_floor(scripted_folder: Path, runner: ScriptedRunner) -> Floor:
     renderer = Renderer(
         TokenizerPool(tokenizer, 1), offload, max_model_len=folder.max_model_len, vocab_size=folder.vocab_size
     )
-    engine = LocalEngine(lambda: runner, offload, Metrics(), SchedulingConfig(max_in_flight=1, max_batch_tokens=16))
+    engine = LocalEngine(
+        lambda: runner, offload, Metrics().of_engine("m"), SchedulingConfig(max_in_flight=1, max_batch_tokens=16)
+    )
     return Floor(tokenizer, runner, offload, renderer, engine)
 
 
@@ -157,9 +164,9 @@ async def test_rows_come_back_in_the_prompts_order_however_they_were_batched(flo
         nursery.start_soon(open_gate_when_queued, floor, len(counts))
         rows = await floor.compute(*(words(count, first=n) for n, count in enumerate(counts)))
     for n, (count, row) in enumerate(zip(counts, rows, strict=True)):
-        assert row.prompt.token_ids[1] == VOCABULARY[f"w{n}"]
+        assert row.windows[0].prompt.token_ids[1] == VOCABULARY[f"w{n}"]
         assert row.values[0][0] == row.tokens == count + 2
-        assert row.values[0][1] == row.prompt.token_ids.sum()
+        assert row.values[0][1] == row.windows[0].prompt.token_ids.sum()
     assert 1 < len(floor.runner.batches) < 60
     await floor.assert_idle()
 
@@ -178,8 +185,8 @@ async def test_timings_are_those_of_the_whole_request(floor):
     timings = RequestTimings()
     rows = await floor.compute(*["hello"] * 9, timings=timings)
     assert timings.render_s > 0
-    assert timings.queue_s == max(row.output.queue_s for row in rows)
-    assert timings.forward_s == max(row.output.forward_s for row in rows)
+    assert timings.queue_s == max(row.windows[0].output.queue_s for row in rows)
+    assert timings.forward_s == max(row.windows[0].output.forward_s for row in rows)
 
 
 # -- the first failure --------------------------------------------------------------------------------

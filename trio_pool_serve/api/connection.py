@@ -8,6 +8,8 @@ from quart.asgi import ASGIHTTPConnection
 from quart.wrappers import Request
 from quart_trio.asgi import TrioASGIHTTPConnection
 
+from trio_pool_serve.api.event_stream import EventStream
+
 SILENCE_S = 1.0
 """A client that has sent nothing for this long is waiting for an answer, not sending a body."""
 
@@ -23,7 +25,8 @@ class PoolServeConnection(TrioASGIHTTPConnection):
     An answer that is being sent is not cancelled. hypercorn announces ``http.disconnect`` as soon as the
     answer is out, and then, still inside the call that sent it, readies the connection for the next request.
     quart-trio takes the announcement for a client that left and cancels that call: the connection would never
-    be closed when idle, nor read again. A client that really leaves makes the sending fail by itself.
+    be closed when idle, nor read again. A client that really leaves makes the sending fail by itself. A stream
+    is cancelled all the same while more of it is to come: somebody still computes for it.
 
     A request target without a path is a path that no route has.
     """
@@ -49,10 +52,15 @@ class PoolServeConnection(TrioASGIHTTPConnection):
             nursery.cancel_scope.cancel(reason="the client has left")
 
     async def _send_response(self, send: Any, response: Any) -> None:
+        streaming = isinstance(getattr(response, "response", None), EventStream)
+
+        async def noting(message: Any) -> None:
+            self._answering = not streaming or message.get("more_body", True) is False
+            await send(message)
+
         with trio.move_on_after(self.app.config["BODY_TIMEOUT"]):
             await self._wait_for_body_end()
-        self._answering = True
-        await super()._send_response(send, response)
+        await super()._send_response(noting, response)
 
     async def _wait_for_body_end(self) -> None:
         while not self._body_ended:

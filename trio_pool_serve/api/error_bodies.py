@@ -1,13 +1,15 @@
-"""Errors on the wire: the one table from error to status, and the body of each dialect."""
+"""Errors on the wire: the one table from error to status, written by the dialect of the route."""
 
 import logging
 import math
+from collections.abc import Mapping
 
 import msgspec
-from quart import Quart, Response, g
+from quart import Quart, Response, g, has_request_context, request
 from werkzeug.exceptions import HTTPException
 
 from trio_pool_serve import errors
+from trio_pool_serve.api.endpoint import Dialect, WireError
 
 logger = logging.getLogger(__name__)
 
@@ -38,52 +40,54 @@ OF_HTTP_STATUS: dict[int, type[errors.PoolServeError]] = {
 """What the framework raises by itself, in our terms."""
 
 
-def register_error_handlers(app: Quart) -> None:
-    """Answer every exception with a body in the dialect's shape."""
-    app.register_error_handler(errors.PoolServeError, answer_error)
-    app.register_error_handler(HTTPException, _answer_http_exception)
-    app.register_error_handler(Exception, _answer_unexpected)
-
-
-async def answer_error(error: errors.PoolServeError) -> Response:
-    """Return the response for one of our own errors. Cancellation: does not wait for anything."""
+def describe(error: Exception, request_id: str) -> WireError:
+    """Return what clients are told about an error; the log gets the rest of what nobody foresaw."""
+    if not isinstance(error, errors.PoolServeError):
+        logger.error("request %s failed", request_id, exc_info=error)
+        error = errors.PoolServeError("Internal error.")
     status, kind = next(TABLE[base] for base in type(error).__mro__ if base in TABLE)
-    g.failed = True
     message = str(error)
     if len(message) > MAX_MESSAGE:
         message = f"{message[:MAX_MESSAGE]}…"
     if status == 500:
-        message += f" The request's id is {g.get('request_id', 'unknown')}."
-    body = {
-        "error": {
-            "message": message,
-            "type": kind,
-            "param": getattr(error, "param", None),
-            "code": status,
-        }
-    }
-    response = Response(msgspec.json.encode(body), status=status, content_type="application/json")
-    retry_after_s = getattr(error, "retry_after_s", None)
-    if retry_after_s is not None:
-        response.headers["Retry-After"] = str(math.ceil(retry_after_s))
-        response.headers["retry-after-ms"] = str(round(retry_after_s * 1000))
-    if status == 401:
-        response.headers["WWW-Authenticate"] = "Bearer"
-    return response
+        message += f" The request's id is {request_id}."
+    return WireError(
+        status,
+        kind,
+        message,
+        getattr(error, "param", None),
+        request_id,
+        is_empty_input=isinstance(error, errors.EmptyInputError),
+    )
 
 
-async def _answer_http_exception(error: HTTPException) -> Response:
-    ours = OF_HTTP_STATUS.get(error.code or 500)
-    if ours is None:
-        return await _answer_unexpected(error)
-    response = await answer_error(ours(error.description or str(error)))
-    for name, value in error.get_headers():
-        if name == "Allow":
-            response.headers[name] = value
-    return response
+def register_error_handlers(app: Quart, *, default: Dialect, by_path: Mapping[str, Dialect]) -> None:
+    """Answer every exception with a body in the dialect of the request, or of its path if that is all one knows."""
 
+    async def answer(error: Exception) -> Response:
+        """Return the response for an error. Cancellation: does not wait for anything."""
+        g.failed = True
+        path = request.path if has_request_context() else ""  # a websocket's handshake is refused here too
+        dialect: Dialect = g.get("dialect") or by_path.get(path, default)
+        status, body = dialect.error_body(describe(error, g.get("request_id", "unknown")))
+        response = Response(msgspec.json.encode(body), status=status, content_type="application/json")
+        retry_after_s = getattr(error, "retry_after_s", None)
+        if retry_after_s is not None:
+            response.headers["Retry-After"] = str(math.ceil(retry_after_s))
+            response.headers["retry-after-ms"] = str(round(retry_after_s * 1000))
+        if status == 401:
+            response.headers["WWW-Authenticate"] = "Bearer"
+        return response
 
-async def _answer_unexpected(error: Exception) -> Response:
-    """Answer what nobody foresaw: the log gets everything, the client an id to ask about."""
-    logger.error("request %s failed", g.get("request_id", "unknown"), exc_info=error)
-    return await answer_error(errors.PoolServeError("Internal error."))
+    async def answer_http_exception(error: HTTPException) -> Response:
+        ours = OF_HTTP_STATUS.get(error.code or 500)
+        if ours is None:
+            return await answer(error)
+        response = await answer(ours(error.description or str(error)))
+        for name, value in error.get_headers():
+            if name == "Allow":
+                response.headers[name] = value
+        return response
+
+    app.register_error_handler(HTTPException, answer_http_exception)
+    app.register_error_handler(Exception, answer)

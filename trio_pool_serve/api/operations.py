@@ -18,7 +18,7 @@ def operations_routes(service: Service) -> Blueprint:
 
     async def live() -> Response:
         """Tell whether the process is worth keeping; never waits behind compute."""
-        dead = service.engine.statistics().state == "dead"
+        dead = service.state == "dead"
         return _status("dead" if dead else "alive", ok=not dead)
 
     for path in LIVENESS_PATHS:
@@ -38,7 +38,8 @@ def operations_routes(service: Service) -> Blueprint:
     @routes.get("/load")
     async def load() -> Response:
         limiters = {kind: attrs.asdict(stats) for kind, stats in service.offload.statistics().items()}
-        return _json({"engine": attrs.asdict(service.engine.statistics()), "limiters": limiters})
+        models = {name: attrs.asdict(served.engine.statistics()) for name, served in service.served.items()}
+        return _json({"models": models, "limiters": limiters})
 
     @routes.get("/version")
     async def version() -> Response:

@@ -47,8 +47,9 @@ def measured(
             g.timings = RequestTimings()
             service.require_open()
             timeout_s = min(_client_timeout_s(), service.config.time_limits.request_timeout_s)
+            g.deadline = trio.current_time() + timeout_s
             try:
-                with trio.fail_after(timeout_s):
+                with trio.fail_at(g.deadline):
                     response = await handler()
             except trio.TooSlowError:
                 raise DeadlineExceededError(f"The deadline of {timeout_s:g} s has passed.") from None

@@ -23,7 +23,7 @@ from trio_pool_serve.errors import (
     innermost,
 )
 from trio_pool_serve.offload import Offload
-from trio_pool_serve.telemetry.metrics import Gauges, Metrics
+from trio_pool_serve.telemetry.metrics import EngineMetrics, Gauges
 from trio_pool_serve.types import Batch, PooledBatch, PoolingOutput, PoolingRequest, QueryScope, Runner
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class LocalEngine(Engine):
 
     load: Callable[[], Runner]
     offload: Offload
-    metrics: Metrics
+    metrics: EngineMetrics
     config: SchedulingConfig = field(factory=SchedulingConfig)
     runner: Runner | None = field(default=None, init=False)
     _state: EngineState = field(default="loading", init=False)

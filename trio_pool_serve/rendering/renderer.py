@@ -48,6 +48,32 @@ class Renderer:
             raise NotImplementedError
         return await self.offload.run("render", lambda: self._render_text(prompt, params), abandon_on_cancel=True)
 
+    async def render_windows(self, prompt: Prompt, params: RenderingParams) -> list[RenderedPrompt]:
+        """Return what the model reads for one text in as many passes as it takes; several only if it is too long.
+
+        Raises and is cancelled as ``render``.
+        """
+        if not isinstance(prompt, TextPrompt):
+            return [await self.render(prompt, params)]
+        return await self.offload.run("render", lambda: self._render_windows(prompt, params), abandon_on_cancel=True)
+
+    def _render_windows(self, prompt: TextPrompt, params: RenderingParams) -> list[RenderedPrompt]:
+        try:
+            return [self._render_text(prompt, params)]
+        except ContextLengthError:
+            pass
+        with self.tokenizers.lend() as tokenizer:
+            special = tokenizer.special_tokens if params.add_special_tokens else 0
+            prefix = tokenizer.encode(params.instruction)
+            size = self.max_model_len - special - len(prefix)
+            if size <= 0:
+                raise InvalidRequestError("The prompt leaves no room for any text.", param="prompt")
+            windows = tokenizer.finish_windows(
+                tokenizer.encode(prompt.text), size, prefix=prefix, add_special_tokens=params.add_special_tokens
+            )
+            instruction = self._count_instruction_tokens(tokenizer, params)
+            return [RenderedPrompt(window, instruction) for window in windows]
+
     def _render_tokens(self, prompt: TokensPrompt, params: RenderingParams) -> RenderedPrompt:
         ids, keep = prompt.token_ids, params.truncate_to
         if keep is not None and len(ids) > keep:

@@ -36,6 +36,11 @@ class Tokenizer(Protocol):
     def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
         """Keep at most ``keep`` tokens, cutting at ``side``, and add the special tokens to them."""
 
+    def finish_windows(
+        self, encoded: Encoded, size: int, *, prefix: Encoded, add_special_tokens: bool
+    ) -> list[TokenIds]:
+        """Take ``encoded`` apart into windows of ``size`` tokens; put ``prefix`` and special tokens around each."""
+
     def is_special(self, token_id: int) -> bool:
         """Tell whether an id is one of the special tokens."""
 
@@ -76,6 +81,16 @@ class FastTokenizer:
             encoded = self._backend.post_process(encoded)
         return np.array(encoded.ids, dtype=np.int32)
 
+    def finish_windows(
+        self, encoded: Encoded, size: int, *, prefix: Encoded, add_special_tokens: bool
+    ) -> list[TokenIds]:
+        """Cut and add a prefix and special tokens."""
+        encoded.truncate(size, stride=0, direction="right")
+        windows = [tokenizers.Encoding.merge([prefix, window]) for window in (encoded, *encoded.overflowing)]
+        if add_special_tokens:
+            windows = [self._backend.post_process(window) for window in windows]
+        return [np.array(window.ids, dtype=np.int32) for window in windows]
+
     def is_special(self, token_id: int) -> bool:
         """Tell whether an id is one of the special tokens."""
         return token_id in self._special_ids
@@ -109,6 +124,13 @@ class SlowTokenizer:
         if add_special_tokens:
             ids = self._tokenizer.build_inputs_with_special_tokens(ids)
         return np.array(ids, dtype=np.int32)
+
+    def finish_windows(
+        self, encoded: Encoded, size: int, *, prefix: Encoded, add_special_tokens: bool
+    ) -> list[TokenIds]:
+        """Cut and add a prefix and special tokens."""
+        windows = [[*prefix, *encoded[start : start + size]] for start in range(0, len(encoded), size)]
+        return [self.finish(ids, len(ids), "right", add_special_tokens=add_special_tokens) for ids in windows]
 
     def is_special(self, token_id: int) -> bool:
         """Tell whether an id is one of the special tokens."""

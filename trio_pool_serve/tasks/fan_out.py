@@ -18,8 +18,6 @@ from trio_pool_serve.types import (
     Prompt,
     RenderedPrompt,
     RenderingParams,
-    SparseVector,
-    Vectors,
 )
 
 PROMPTS_AHEAD = 2
@@ -32,36 +30,40 @@ the single prompt of the next client would wait behind every one of them.
 
 @frozen(eq=False)
 class AskedRow:
-    """One row as a task asks for it: a prompt, how to render it, and what is wanted of it."""
+    """One row as a task asks for it: a prompt, how to render it, and what is wanted of it.
+
+    ``in_windows`` has a prompt that is too long read in several windows.
+    """
 
     prompt: Prompt
     rendering: RenderingParams
     params: tuple[PoolingParams, ...]
+    in_windows: bool = False
 
 
 @frozen(eq=False)
-class ComputedRow:
-    """One row's answer: what the model read, and what it made of it."""
+class ComputedWindow:
+    """What the model read in one pass, and what it made of it."""
 
     prompt: RenderedPrompt
     output: PoolingOutput
 
+
+@frozen(eq=False)
+class ComputedRow:
+    """One row's answer: a single window, unless it was asked for in several."""
+
+    windows: tuple[ComputedWindow, ...]
+
     @property
     def values(self) -> tuple[PooledValue, ...]:
-        """What each of the row's ``params`` gave."""
-        return self.output.values
+        """What each of the row's ``params`` gave for its first window."""
+        return self.windows[0].output.values
 
     @property
     def tokens(self) -> int:
         """Tokens the model read."""
-        return len(self.prompt.token_ids)
-
-
-def vector_of(row: ComputedRow) -> Vectors:
-    """Return the numbers that a row's only params gave."""
-    (value,) = row.values
-    assert not isinstance(value, SparseVector)  # noqa: S101  (whoever asks for those knows)
-    return value
+        return sum(len(window.prompt.token_ids) for window in self.windows)
 
 
 RowDone = Callable[[int, ComputedRow], None]
@@ -88,15 +90,18 @@ async def compute_rows(
 
     async def one(index: int, row: AskedRow) -> None:
         try:
-            rendered = await renderer.render(row.prompt, row.rendering)
+            render = renderer.render_windows if row.in_windows else renderer.render
+            rendered = await render(row.prompt, row.rendering)
         finally:
             ahead.release_on_behalf_of(index)
         # A thread that has come back is no checkpoint: who was cancelled meanwhile must not enter the queue.
         await trio.lowlevel.checkpoint_if_cancelled()
         timings.render_s = time.perf_counter() - began
-        output = await engine.submit(PoolingRequest(rendered, row.params, priority))
-        timings.add_row(queue_s=output.queue_s, forward_s=output.forward_s, copy_s=output.copy_s)
-        computed[index] = ComputedRow(rendered, output)
+        prompts = rendered if isinstance(rendered, list) else [rendered]
+        outputs = await _submit_all(engine, [PoolingRequest(prompt, row.params, priority) for prompt in prompts])
+        for output in outputs:
+            timings.add_row(queue_s=output.queue_s, forward_s=output.forward_s, copy_s=output.copy_s)
+        computed[index] = ComputedRow(tuple(map(ComputedWindow, prompts, outputs)))
         if row_done is not None:
             row_done(index, computed[index])
 
@@ -111,3 +116,17 @@ async def compute_rows(
             raise
         raise innermost(expected) from None
     return [computed[index] for index in range(len(rows))]
+
+
+async def _submit_all(engine: Engine, requests: Sequence[PoolingRequest]) -> list[PoolingOutput]:
+    if len(requests) == 1:
+        return [await engine.submit(requests[0])]
+    outputs: dict[int, PoolingOutput] = {}
+
+    async def one(index: int, request: PoolingRequest) -> None:
+        outputs[index] = await engine.submit(request)
+
+    async with trio.open_nursery() as nursery:
+        for index, request in enumerate(requests):
+            nursery.start_soon(one, index, request)
+    return [outputs[index] for index in range(len(requests))]

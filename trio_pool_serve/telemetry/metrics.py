@@ -24,20 +24,38 @@ Gauges = Mapping[str, Mapping[str, float]]
 """Metric name → label value → value; the label is called ``of``."""
 
 
+@define(eq=False)
+class EngineMetrics:
+    """The metrics of one model's engine: the children of a server's metrics that carry its name."""
+
+    queue: Histogram
+    forward: Histogram
+    copy_wait: Histogram
+    batch_rows: Histogram
+    batch_tokens: Histogram
+    padding_waste: Histogram
+    add_gauges: Callable[[Callable[[], Gauges]], None]
+    """Has its argument asked for gauges before each scrape."""
+
+
 class _LiveGauges(Collector):
     """Gauges taken from their owners' statistics for each scrape, instead of kept in step."""
 
     def __init__(self) -> None:
-        self.sources: list[Callable[[], Gauges]] = []
-        self.taken: list[Gauges] = []
+        self.sources: list[tuple[str | None, Callable[[], Gauges]]] = []
+        self.taken: list[tuple[str | None, Gauges]] = []
 
     def collect(self) -> Iterable[Metric]:
-        for gauges in self.taken:
+        families: dict[str, GaugeMetricFamily] = {}
+        for model, gauges in self.taken:
+            labels = ["of"] if model is None else ["model", "of"]
             for name, values in gauges.items():
-                family = GaugeMetricFamily(PREFIX + name, name.replace("_", " ").capitalize(), labels=["of"])
+                if name not in families:
+                    said = name.replace("_", " ").capitalize()
+                    families[name] = GaugeMetricFamily(PREFIX + name, said, labels=labels)
                 for label, value in values.items():
-                    family.add_metric([label], value)
-                yield family
+                    families[name].add_metric([label] if model is None else [model, label], value)
+        return families.values()
 
 
 @define(eq=False)
@@ -66,31 +84,43 @@ class Metrics:
         def seconds(name: str, what: str) -> Histogram:
             return Histogram(f"{PREFIX}{name}_seconds", what, buckets=SECONDS, registry=self.registry)
 
-        def sizes(name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(PREFIX + name, what, buckets=buckets, registry=self.registry)
+        def by_model(name: str, what: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
+            return Histogram(PREFIX + name, what, labelnames=["model"], buckets=buckets, registry=self.registry)
 
         def count(name: str, what: str) -> Counter:
             return Counter(PREFIX + name, what, registry=self.registry)
 
         self.render_wait = seconds("render_wait", "Wait of one prompt for a renderer thread")
         self.render = seconds("render", "Rendering of one prompt")
-        self.queue = seconds("queue", "Wait of one row in the engine's queue")
-        self.forward = seconds("forward", "Launch of one batch; on a processor, its whole forward pass")
-        self.copy_wait = seconds("copy_wait", "Wait for one launched batch to be on the host")
+        self.queue = by_model("queue_seconds", "Wait of one row in the engine's queue")
+        self.forward = by_model("forward_seconds", "Launch of one batch; on a processor, its whole forward pass")
+        self.copy_wait = by_model("copy_wait_seconds", "Wait for one launched batch to be on the host")
         self.encode = seconds("encode", "Encoding of one answer, the wait for a thread included")
         self.total = seconds("request", "One request, from its first byte read to its answer's bytes")
-        self.batch_rows = sizes("batch_rows", "Rows per batch", ROWS)
-        self.batch_tokens = sizes("batch_tokens", "Tokens per batch, padding included", TOKENS)
-        self.padding_waste = sizes("padding_waste", "Share of a batch's tokens that are padding", SHARES)
+        self.batch_rows = by_model("batch_rows", "Rows per batch", ROWS)
+        self.batch_tokens = by_model("batch_tokens", "Tokens per batch, padding included", TOKENS)
+        self.padding_waste = by_model("padding_waste", "Share of a batch's tokens that are padding", SHARES)
         self.loop_lag = seconds("loop_lag", "How late the event loop wakes a sleeping task")
         self.requests = count("requests", "Requests answered by a task route")
         self.failures = count("request_failures", "Requests of any route answered by an error")
         self.listener_restarts = count("listener_restarts", "Restarts of a crashed listener")
         self.registry.register(self._live)
 
+    def of_engine(self, model: str) -> EngineMetrics:
+        """Return the metrics of the engine for ``model``, at zero."""
+        return EngineMetrics(
+            queue=self.queue.labels(model),
+            forward=self.forward.labels(model),
+            copy_wait=self.copy_wait.labels(model),
+            batch_rows=self.batch_rows.labels(model),
+            batch_tokens=self.batch_tokens.labels(model),
+            padding_waste=self.padding_waste.labels(model),
+            add_gauges=lambda source: self._live.sources.append((model, source)),
+        )
+
     def add_gauges(self, source: Callable[[], Gauges]) -> None:
         """Have ``source()`` asked by ``take_gauges``."""
-        self._live.sources.append(source)
+        self._live.sources.append((None, source))
 
     def observe_hop(self, kind: Kind, wait_s: float, run_s: float) -> None:
         """Take note of one thread hop; the shape that ``Offload.observe`` wants."""
@@ -100,7 +130,7 @@ class Metrics:
 
     def take_gauges(self) -> None:
         """Ask every source of gauges; on the loop, which owns what they look at."""
-        self._live.taken = [source() for source in self._live.sources]
+        self._live.taken = [(model, source()) for model, source in self._live.sources]
 
     def exposition(self) -> bytes:
         """Return the metrics in the Prometheus text format, with the gauges last taken; in any thread."""

@@ -1,0 +1,7 @@
+"""The dialects this server speaks, one line each."""
+
+from trio_pool_serve.api.endpoint import Dialect
+from trio_pool_serve.api.openai import OPENAI
+
+DIALECTS: tuple[Dialect, ...] = (OPENAI,)
+"""Where two claim a request by their marks, the earlier one gets it."""

@@ -1,0 +1,99 @@
+"""From a path and a body's fields to the endpoint that answers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from attrs import frozen
+from quart import Blueprint, Response, g
+
+from trio_pool_serve.api.bodies import decode_json, read_body
+from trio_pool_serve.api.endpoint import Call, Dialect, Endpoint
+from trio_pool_serve.api.requests import measured
+from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.errors import InvalidRequestError, PoolServeError
+from trio_pool_serve.service import Service
+
+
+@frozen(eq=False)
+class Candidate:
+    """An endpoint, and whose it is."""
+
+    dialect: Dialect
+    endpoint: Endpoint[Any, Any]
+
+
+@frozen(eq=False)
+class ReadRequest:
+    """A body that has been read: which endpoint it is for, and what it asks; or what is wrong with it."""
+
+    candidate: Candidate
+    wire: Any = None
+    job: Any = None
+    error: PoolServeError | None = None
+
+
+def candidates_by_path(dialects: Sequence[Dialect]) -> dict[str, list[Candidate]]:
+    """Return for each path the endpoints that share it, those with marks first."""
+    found: dict[str, list[Candidate]] = {}
+    for dialect in dialects:
+        for endpoint in dialect.endpoints:
+            for path in endpoint.paths:
+                found.setdefault(path, []).append(Candidate(dialect, endpoint))
+    for path, candidates in found.items():
+        candidates.sort(key=lambda candidate: not candidate.endpoint.marks)
+        unmarked = [candidate.dialect.name for candidate in candidates if not candidate.endpoint.marks]
+        if len(unmarked) > 1:
+            raise ValueError(f"{path} is claimed by {' and '.join(unmarked)} without marks.")
+    return found
+
+
+def dialect_routes(service: Service, dialects: Sequence[Dialect]) -> Blueprint:
+    """Return the routes of all dialects over a service."""
+    routes = Blueprint("dialects", __name__)
+    for path, candidates in candidates_by_path(dialects).items():
+        routes.add_url_rule(
+            path, endpoint=path.replace("/", "_"), view_func=_handler(service, candidates), methods=["POST"]
+        )
+    return routes
+
+
+def _handler(service: Service, candidates: Sequence[Candidate]) -> Any:
+    @measured(service)
+    async def handle() -> Response:
+        g.dialect = candidates[-1].dialect
+        asked = await read_body(lambda body: read_request(body, candidates, service.config.network), service.offload)
+        g.dialect = asked.candidate.dialect
+        if asked.error is not None:
+            raise asked.error
+        call = Call(
+            wire=asked.wire,
+            job=asked.job,
+            model=service.model(getattr(asked.wire, "model", None)),
+            service=service,
+            timings=g.timings,
+            request_id=g.request_id,
+        )
+        return await asked.candidate.endpoint.answer(call)
+
+    return handle
+
+
+def read_request(body: bytes, candidates: Sequence[Candidate], network: NetworkConfig) -> ReadRequest:
+    """Find the endpoint and make its job of a body; an error is returned, with whose it is."""
+    candidate = candidates[-1]
+    try:
+        if len(candidates) > 1:
+            candidate = _claimant(decode_json(body, dict[str, msgspec.Raw]), candidates)
+        wire = decode_json(body, candidate.endpoint.wire, strict=network.strict_requests)
+        return ReadRequest(candidate, wire, candidate.endpoint.read(wire, network))
+    except PoolServeError as error:
+        return ReadRequest(candidate, error=error)
+
+
+def _claimant(fields: dict[str, msgspec.Raw], candidates: Sequence[Candidate]) -> Candidate:
+    for candidate in candidates:
+        if not candidate.endpoint.marks or not candidate.endpoint.marks.isdisjoint(fields):
+            return candidate
+    needed = " or ".join(sorted(set().union(*(candidate.endpoint.marks for candidate in candidates))))
+    raise InvalidRequestError(f"The body needs one of these fields: {needed}.")

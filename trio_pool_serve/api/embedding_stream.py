@@ -1,0 +1,50 @@
+"""Vectors as they are finished: ``stream: true`` on ``/v1/embeddings``."""
+
+import logging
+from typing import Any
+
+import trio
+from quart import Response, g
+
+from trio_pool_serve.api.embedding_answers import EmbeddingItem, Usage, VectorEncoding
+from trio_pool_serve.api.endpoint import Call
+from trio_pool_serve.api.error_bodies import describe
+from trio_pool_serve.api.event_stream import Emit, event_response
+from trio_pool_serve.errors import DeadlineExceededError, InvalidRequestError
+from trio_pool_serve.tasks.pool import PooledRow, PoolJob, pool
+
+logger = logging.getLogger(__name__)
+
+
+def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Response:
+    """Return a stream with one event for each finished vector, then the usage.
+
+    What is wrong with the request as a whole, or with the server, is raised here; what goes wrong later is the
+    stream's last event, in the shape of an error body.
+    """
+    if encoding.format in ("bytes", "bytes_only"):
+        raise InvalidRequestError("A stream is of JSON: ask for float or base64.", param="encoding_format")
+    with call.model.engine.admit(call.job.estimated_tokens):
+        deadline, dialect = g.deadline, g.dialect
+
+    async def produce(emit: Emit) -> None:
+        def row_done(index: int, row: PooledRow, tokens: int) -> None:
+            del tokens  # told once, for all rows
+            (vector,) = row
+            emit(EmbeddingItem(index=index, embedding=encoding.json(vector)))  # type: ignore[arg-type]
+
+        try:
+            with trio.fail_at(deadline):
+                answer = await pool(call.model, call.job, call.timings, row_done)
+        except trio.TooSlowError:
+            error: Exception = DeadlineExceededError("The deadline has passed.")
+        except Exception as raised:
+            error = raised
+        else:
+            emit({"object": "usage", "model": call.model.name, "usage": Usage(prompt_tokens=answer.prompt_tokens)})
+            return
+        call.service.metrics.failures.inc()
+        _, body = dialect.error_body(describe(error, call.request_id))
+        emit(body)
+
+    return event_response(produce)

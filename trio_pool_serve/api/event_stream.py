@@ -1,0 +1,66 @@
+"""Answers that go out piece by piece, as server-sent events."""
+
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import trio
+from quart import Response
+from quart.wrappers.response import ResponseBody
+
+Emit = Callable[[object], None]
+"""Sends an object, as JSON, as soon as the client reads; never waits."""
+
+DONE = b"data: [DONE]\n\n"
+"""What OpenAI's streams end with."""
+
+
+class EventStream(ResponseBody):
+    """A body whose events a child task makes while earlier ones are sent.
+
+    ``produce(emit)`` runs in a nursery that lives as long as the body is being sent: a client that leaves
+    cancels it. It deals with its own errors. What it emits is kept until it is sent, so it bounds that itself.
+    """
+
+    def __init__(self, produce: Callable[[Emit], Awaitable[None]]) -> None:
+        self._produce = produce
+        self._events, self._sent = trio.open_memory_channel[bytes](math.inf)
+        self._nursery: AbstractAsyncContextManager[trio.Nursery] = trio.open_nursery()
+        self._scope = trio.CancelScope()
+
+    async def __aenter__(self) -> Self:
+        nursery = await self._nursery.__aenter__()
+        self._scope = nursery.cancel_scope
+        nursery.start_soon(self._run)
+        return self
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._sent.__aiter__()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self._scope.cancel(reason="the stream has ended")
+        await self._nursery.__aexit__(exc_type, exc_value, tb)
+
+    async def _run(self) -> None:
+        def emit(event: object) -> None:
+            self._events.send_nowait(b"data: " + msgspec.json.encode(event) + b"\n\n")
+
+        with self._events:
+            await self._produce(emit)
+            self._events.send_nowait(DONE)
+
+
+def event_response(produce: Callable[[Emit], Awaitable[None]]) -> Response:
+    """Return the response whose events ``produce(emit)`` makes, once it is being sent."""
+    response = Response(b"", content_type="text/event-stream", headers={"Cache-Control": "no-store"})
+    response.response = EventStream(produce)
+    response.headers.pop("Content-Length", None)
+    return response

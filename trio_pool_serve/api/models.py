@@ -1,0 +1,76 @@
+"""``/v1/models``: what is served, for OpenAI's and Cohere's clients."""
+
+import msgspec
+from attrs import field, frozen
+from quart import Blueprint, Response
+
+from trio_pool_serve.errors import NotFoundError
+from trio_pool_serve.service import ServedModel, Service
+from trio_pool_serve.types import PoolingTask
+
+
+@frozen(kw_only=True)
+class ModelCard:
+    """One entry of ``/v1/models``; ``tasks`` are ours, ``name`` is what Cohere calls the id."""
+
+    id: str
+    created: int
+    root: str
+    max_model_len: int
+    task: str
+    tasks: list[PoolingTask]
+    name: str = field(init=False)
+    owned_by: str = "trio_pool_serve"
+    object: str = "model"
+
+    @name.default
+    def _name(self) -> str:
+        return self.id
+
+
+@frozen(kw_only=True)
+class ModelList:
+    """The answer of ``/v1/models``: OpenAI's clients read ``data``, Cohere's read ``models``."""
+
+    data: list[ModelCard]
+    models: list[ModelCard]
+    object: str = "list"
+
+
+PREFERENCE = ("embed", "score", "classify", "token_embed", "sparse_embed", "token_classify")
+"""Which of a model's tasks stands for all in the field that has room for one."""
+
+
+def models_routes(service: Service) -> Blueprint:
+    """Return the routes over a service."""
+    routes = Blueprint("models", __name__)
+
+    def card(served: ServedModel) -> ModelCard:
+        model = service.model(served.source.name)
+        tasks = [task for task in PREFERENCE if task in model.folder.architecture.tasks]
+        return ModelCard(
+            id=model.name,
+            created=int(service.started),
+            root=served.source.location,
+            max_model_len=model.renderer.max_model_len,
+            task=tasks[0],
+            tasks=tasks,
+        )
+
+    @routes.get("/v1/models")
+    async def models() -> Response:
+        cards = [card(served) for served in service.served.values()]
+        return _json(ModelList(data=cards, models=cards))
+
+    @routes.get("/v1/models/<path:name>")
+    async def model(name: str) -> Response:
+        served = service.served.get(name)
+        if served is None:
+            raise NotFoundError(f"The model {name!r} does not exist.")
+        return _json(card(served))
+
+    return routes
+
+
+def _json(answer: object) -> Response:
+    return Response(msgspec.json.encode(answer), content_type="application/json")

@@ -1,0 +1,81 @@
+"""Late interaction in two stages: queries are encoded once, then documents are scored against them.
+
+Stage one's answer is ``EncodedQueries``, which is what stage two takes, and stage two's answer is neither's
+question: no stage can be run in another's place. What stage one leaves on the device belongs to a scope that the
+caller opens and that ends with the request, and is found there by an object that nobody else has, never by a name.
+"""
+
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from trio_pool_serve.tasks.fan_out import AskedRow, ComputedRow, compute_rows
+from trio_pool_serve.tasks.model import Model
+from trio_pool_serve.telemetry.timings import RequestTimings
+from trio_pool_serve.types import HeldQuery, HoldQuery, MaxSim, QueryScope, RenderingParams, TextPrompt
+
+
+@frozen(eq=False)
+class EncodedQueries:
+    """Queries whose token vectors are on the device, in the order they were asked in, and the tokens read."""
+
+    held: Sequence[HeldQuery]
+    tokens: int
+
+
+@frozen(eq=False)
+class Document:
+    """A text, and which of the queries it is scored against."""
+
+    text: str
+    query: int
+
+
+async def encode_queries(
+    model: Model,
+    queries: Sequence[str],
+    scope: QueryScope,
+    *,
+    rendering: RenderingParams,
+    priority: int,
+    timings: RequestTimings,
+) -> EncodedQueries:
+    """Encode queries, and leave their vectors in ``scope``.
+
+    Raises what ``compute_rows`` raises. Cancellation: at once; what the device still makes of the queries is
+    freed with the scope, or as soon as it comes if that is closed by then.
+    """
+    held = [HeldQuery(scope) for _ in queries]
+    rows = await compute_rows(
+        [AskedRow(TextPrompt(text), rendering, (HoldQuery(query),)) for text, query in zip(queries, held, strict=True)],
+        renderer=model.renderer,
+        engine=model.engine,
+        timings=timings,
+        priority=priority,
+    )
+    return EncodedQueries(held, sum(row.tokens for row in rows))
+
+
+async def score_documents(
+    model: Model,
+    documents: Sequence[Document],
+    queries: EncodedQueries,
+    *,
+    rendering: RenderingParams,
+    priority: int,
+    timings: RequestTimings,
+) -> list[ComputedRow]:
+    """Return a row for each document, whose one value is its score, shape (1,).
+
+    Raises what ``compute_rows`` raises. Cancellation: at once; nothing of the documents stays in the queue.
+    """
+    return await compute_rows(
+        [
+            AskedRow(TextPrompt(document.text), rendering, (MaxSim(queries.held[document.query]),))
+            for document in documents
+        ],
+        renderer=model.renderer,
+        engine=model.engine,
+        timings=timings,
+        priority=priority,
+    )

@@ -1,0 +1,29 @@
+"""A model as the tasks see it."""
+
+from attrs import frozen
+
+from trio_pool_serve.engine.interface import Engine
+from trio_pool_serve.errors import TaskNotSupportedError
+from trio_pool_serve.model_folder.folder import ModelFolder
+from trio_pool_serve.rendering.renderer import Renderer
+from trio_pool_serve.types import PoolingTask
+
+
+@frozen(eq=False)
+class Model:
+    """One model, ready to be asked: what its files say, who renders for it, who computes it.
+
+    ``splits_long_texts`` has texts that are too long embedded in windows, instead of refusing them.
+    """
+
+    name: str
+    folder: ModelFolder
+    renderer: Renderer
+    engine: Engine
+    splits_long_texts: bool = False
+
+    def require(self, task: PoolingTask) -> None:
+        """Raise ``TaskNotSupportedError`` unless the model can do a task."""
+        able = self.folder.architecture.tasks
+        if task not in able:
+            raise TaskNotSupportedError(f"The model {self.name!r} cannot {task}; it can: {', '.join(sorted(able))}.")

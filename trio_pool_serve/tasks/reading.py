@@ -1,0 +1,81 @@
+"""How a job's texts are read: from what a client asks to what a renderer takes."""
+
+from attrs import frozen
+
+from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.tasks.model import Model
+from trio_pool_serve.types import RenderingParams, Role, TextPrompt, TruncationSide
+
+INSTRUCTION_CHARACTERS_PER_TOKEN = 8
+"""Bounds a client's own instruction by the model's length: no script has many tokens longer than this."""
+
+
+@frozen(kw_only=True)
+class ReadingParams:
+    """What a client may say about how its texts are read, in nobody's dialect.
+
+    ``truncate_to`` is in tokens; −1 stands for the model's maximum, ``None`` refuses longer inputs.
+    ``prompt_name`` chooses one of the model's own instructions, ``instruction`` is one of the client's. A
+    ``role`` chooses the model's own for queries or documents, if nothing else is said.
+    """
+
+    truncate_to: int | None = None
+    truncation_side: TruncationSide = "right"
+    add_special_tokens: bool = True
+    prompt_name: str | None = None
+    instruction: str | None = None
+    role: Role | None = None
+
+    def estimated_tokens(self, texts: int) -> int:
+        """Guess cheaply, for admission, what a client's instruction adds to so many texts."""
+        return TextPrompt(self.instruction).estimated_tokens * texts if self.instruction else 0
+
+
+def rendering_params(model: Model, reading: ReadingParams) -> RenderingParams:
+    """Return how to render for a model. Raises ``InvalidRequestError``."""
+    return RenderingParams(
+        truncate_to=_truncate_to(model, reading.truncate_to),
+        truncation_side=reading.truncation_side,
+        add_special_tokens=reading.add_special_tokens,
+        instruction=_instruction(model, reading),
+        role=reading.role,
+    )
+
+
+def _truncate_to(model: Model, asked: int | None) -> int | None:
+    limit = model.renderer.max_model_len
+    if asked == -1:
+        return limit
+    if asked is not None and not 1 <= asked <= limit:
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens must be -1 or from 1 to {limit}, the model's maximum, not {asked}.",
+            param="truncate_prompt_tokens",
+        )
+    return asked
+
+
+def _instruction(model: Model, reading: ReadingParams) -> str:
+    prompts = model.folder.prompts
+    if reading.instruction is not None:
+        return _checked(model, reading.instruction)
+    if reading.prompt_name is not None:
+        if reading.prompt_name not in prompts:
+            known = ", ".join(sorted(prompts)) or "none"
+            raise InvalidRequestError(
+                f"This model has no prompt named {reading.prompt_name!r}; it has: {known}.", param="prompt_name"
+            )
+        return prompts[reading.prompt_name]
+    if reading.role is not None:
+        # As sentence-transformers' encode_query and encode_document: the default prompt is not for them.
+        return prompts.get(reading.role, "")
+    return prompts.get(model.folder.default_prompt_name or "", "")
+
+
+def _checked(model: Model, instruction: str) -> str:
+    """Refuse what would be copied to every prompt and leave no room for any."""
+    limit = model.renderer.max_model_len * INSTRUCTION_CHARACTERS_PER_TOKEN
+    if len(instruction) > limit:
+        raise InvalidRequestError(
+            f"The prompt has {len(instruction)} characters; at most {limit} are taken.", param="prompt"
+        )
+    return instruction

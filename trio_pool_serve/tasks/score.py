@@ -1,0 +1,205 @@
+"""How well documents fit queries, by whichever way the model compares two texts."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from attrs import Factory, evolve, frozen
+
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
+from trio_pool_serve.model_folder.architecture import Scoring, Similarity
+from trio_pool_serve.tasks.embed import vector_of
+from trio_pool_serve.tasks.fan_out import AskedRow, ComputedRow, compute_rows
+from trio_pool_serve.tasks.late_interaction import Document, encode_queries, score_documents
+from trio_pool_serve.tasks.model import Model
+from trio_pool_serve.tasks.reading import ReadingParams, rendering_params
+from trio_pool_serve.telemetry.timings import RequestTimings
+from trio_pool_serve.types import (
+    Activation,
+    Classify,
+    Embed,
+    PairPrompt,
+    RenderingParams,
+    Role,
+    TextPrompt,
+    Vectors,
+)
+
+
+@frozen(eq=False, kw_only=True)
+class ScoreJob:
+    """What a client asks, in nobody's dialect: one query for all documents, or one for each.
+
+    ``max_query_tokens`` and ``max_document_tokens`` cut each text to so many tokens. ``activation`` is for models
+    that read both texts together. ``truncate_to`` of ``reading`` holds for what the model reads at once: for
+    such models, that is the pair.
+    """
+
+    queries: Sequence[str]
+    documents: Sequence[str]
+    reading: ReadingParams = Factory(ReadingParams)
+    max_query_tokens: int | None = None
+    max_document_tokens: int | None = None
+    activation: Activation = "score"
+    priority: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        if not self.queries or not self.documents:
+            raise EmptyInputError("There is nothing to score.", param="queries" if not self.queries else "documents")
+        if len(self.queries) not in (1, len(self.documents)):
+            raise InvalidRequestError(
+                f"{len(self.queries)} queries and {len(self.documents)} documents: there must be one query, "
+                "or as many as documents.",
+                param="queries",
+            )
+        for name, limit in (("query", self.max_query_tokens), ("doc", self.max_document_tokens)):
+            if limit is not None and limit < 1:
+                raise InvalidRequestError(
+                    f"max_tokens_per_{name} must be at least 1, not {limit}.", param=f"max_tokens_per_{name}"
+                )
+
+    def query_of(self, document: int) -> int:
+        """Return which query a document is scored against."""
+        return document if len(self.queries) > 1 else 0
+
+    @property
+    def estimated_tokens(self) -> int:
+        """A cheap guess of all texts' tokens, for admission."""
+        texts = [*self.queries, *self.documents]
+        return sum(TextPrompt(text).estimated_tokens for text in texts) + self.reading.estimated_tokens(len(texts))
+
+
+@frozen(eq=False)
+class Scores:
+    """The answer: a score per document, float32, shape (documents,), in order, and the tokens that were read."""
+
+    values: npt.NDArray[np.float32]
+    prompt_tokens: int
+
+
+async def score(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
+    """Return how well each document fits its query; greater is better.
+
+    Raises ``InvalidRequestError``, ``OverloadedError`` and what ``Engine.submit`` raises. Cancellation: at
+    once; nothing of the job stays in the queue or on the device.
+    """
+    model.require("score")
+    scoring = model.folder.architecture.scoring
+    assert scoring is not None  # noqa: S101  (whoever can score says how)
+    estimate = min(job.estimated_tokens, (len(job.queries) + len(job.documents)) * model.renderer.max_model_len)
+    with model.engine.admit(estimate):
+        return await SCORERS[scoring](model, job, timings)
+
+
+async def _score_pairs(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
+    """Have the model read each query and document together."""
+    rendering = rendering_params(model, job.reading)
+    prompts = [
+        PairPrompt(job.queries[job.query_of(index)], document, job.max_query_tokens, job.max_document_tokens)
+        for index, document in enumerate(job.documents)
+    ]
+    rows = await compute_rows(
+        [AskedRow(prompt, rendering, (Classify(job.activation),)) for prompt in prompts],
+        renderer=model.renderer,
+        engine=model.engine,
+        timings=timings,
+        priority=job.priority,
+    )
+    return _scores_of(rows)
+
+
+async def _score_vectors(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
+    """Embed every text once, and compare the vectors."""
+    texts = [
+        *((text, _rendering(model, job, "query")) for text in job.queries),
+        *((text, _rendering(model, job, "document")) for text in job.documents),
+    ]
+    rows = await compute_rows(
+        [AskedRow(TextPrompt(text), rendering, (Embed(),)) for text, rendering in texts],
+        renderer=model.renderer,
+        engine=model.engine,
+        timings=timings,
+        priority=job.priority,
+    )
+    vectors = np.stack([vector_of(row) for row in rows])
+    queries, documents = vectors[: len(job.queries)], vectors[len(job.queries) :]
+    # One query is compared with every document, several each with its own.
+    values = SIMILARITIES[model.folder.architecture.similarity](queries, documents)
+    return Scores(values.astype(np.float32), sum(row.tokens for row in rows))
+
+
+async def _score_late_interaction(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
+    """Encode the queries, then have the documents scored against them where they are."""
+    documents = [Document(text, job.query_of(index)) for index, text in enumerate(job.documents)]
+    with model.engine.open_scope() as scope:
+        queries = await encode_queries(
+            model,
+            job.queries,
+            scope,
+            rendering=_rendering(model, job, "query"),
+            priority=job.priority,
+            timings=timings,
+        )
+        rows = await score_documents(
+            model,
+            documents,
+            queries,
+            rendering=_rendering(model, job, "document"),
+            priority=job.priority,
+            timings=timings,
+        )
+    scores = _scores_of(rows)
+    return Scores(scores.values, scores.prompt_tokens + queries.tokens)
+
+
+SCORERS: Mapping[Scoring, Callable[[Model, ScoreJob, RequestTimings], Awaitable[Scores]]] = {
+    "pairs": _score_pairs,
+    "vectors": _score_vectors,
+    "late_interaction": _score_late_interaction,
+}
+
+
+def _cosine(queries: Vectors, documents: Vectors) -> Vectors:
+    lengths = np.linalg.norm(queries, axis=1) * np.linalg.norm(documents, axis=1)
+    cosines: Vectors = _dot(queries, documents) / np.maximum(lengths, 1e-12)
+    return cosines
+
+
+def _dot(queries: Vectors, documents: Vectors) -> Vectors:
+    products: Vectors = (queries * documents).sum(axis=1)
+    return products
+
+
+def _euclidean(queries: Vectors, documents: Vectors) -> Vectors:
+    distances: Vectors = np.linalg.norm(queries - documents, axis=1)
+    return -distances
+
+
+def _manhattan(queries: Vectors, documents: Vectors) -> Vectors:
+    distances: Vectors = np.abs(queries - documents).sum(axis=1)
+    return -distances
+
+
+SIMILARITIES: Mapping[Similarity, Callable[[Vectors, Vectors], Vectors]] = {
+    "cosine": _cosine,
+    "dot": _dot,
+    "euclidean": _euclidean,
+    "manhattan": _manhattan,
+}
+"""Of two arrays of vectors, [1 or rows, d] and [rows, d], row by row."""
+
+
+def _rendering(model: Model, job: ScoreJob, role: Role) -> RenderingParams:
+    """Return how to render the texts of one side."""
+    # A client's own instruction is about what is searched for: documents are read as ever.
+    instruction = job.reading.instruction if role == "query" else None
+    rendering = rendering_params(model, evolve(job.reading, role=role, instruction=instruction))
+    most = job.max_query_tokens if role == "query" else job.max_document_tokens
+    if most is None:
+        return rendering
+    return evolve(rendering, truncate_to=min(most, rendering.truncate_to or model.renderer.max_model_len))
+
+
+def _scores_of(rows: Sequence[ComputedRow]) -> Scores:
+    values = np.concatenate([vector_of(row) for row in rows])
+    return Scores(values, sum(row.tokens for row in rows))
