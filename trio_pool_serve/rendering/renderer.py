@@ -1,6 +1,7 @@
 """Prompts to token ids, off the loop."""
 
 import numpy as np
+import numpy.typing as npt
 from attrs import define, field
 
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
@@ -8,6 +9,7 @@ from trio_pool_serve.model_folder.embedding import Embedding
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.text_window import encode_window
+from trio_pool_serve.rendering.token import Token
 from trio_pool_serve.rendering.tokenizer import Tokenizer
 from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
 from trio_pool_serve.types import (
@@ -73,6 +75,27 @@ class Renderer:
             )
             instruction = self._count_instruction_tokens(tokenizer, params)
             return [RenderedPrompt(window, instruction) for window in windows]
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[Token]:
+        """Return a text's tokens, none cut off. Raises and is cancelled as ``render``."""
+
+        def run() -> list[Token]:
+            with self.tokenizers.lend() as tokenizer:
+                try:
+                    return tokenizer.tokens(text, add_special_tokens=add_special_tokens)
+                except UnicodeError as error:
+                    raise InvalidRequestError("An input is not valid Unicode text.", param="input") from error
+
+        return await self.offload.run("render", run, abandon_on_cancel=True)
+
+    async def detokenize(self, token_ids: npt.NDArray[np.int64], *, skip_special_tokens: bool) -> str:
+        """Return the text of token ids, which must be in the vocabulary. Is cancelled as ``render``."""
+
+        def run() -> str:
+            with self.tokenizers.lend() as tokenizer:
+                return tokenizer.decode(token_ids.tolist(), skip_special_tokens=skip_special_tokens)
+
+        return await self.offload.run("render", run, abandon_on_cancel=True)
 
     def _render_tokens(self, prompt: TokensPrompt, params: RenderingParams) -> RenderedPrompt:
         ids, keep = prompt.token_ids, params.truncate_to

@@ -17,6 +17,7 @@ from tokenizers.normalizers import Sequence as NormalizerSequence
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.model_folder.folder import ModelFolder
+from trio_pool_serve.rendering.token import Token
 from trio_pool_serve.types import TokenIds, TruncationSide
 
 Encoded: TypeAlias = Any
@@ -40,6 +41,12 @@ class Tokenizer(Protocol):
         self, encoded: Encoded, size: int, *, prefix: Encoded, add_special_tokens: bool
     ) -> list[TokenIds]:
         """Take ``encoded`` apart into windows of ``size`` tokens; put ``prefix`` and special tokens around each."""
+
+    def tokens(self, text: str, *, add_special_tokens: bool) -> list[Token]:
+        """Return a text's tokens, for people to look at."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of token ids."""
 
     def is_special(self, token_id: int) -> bool:
         """Tell whether an id is one of the special tokens."""
@@ -91,6 +98,23 @@ class FastTokenizer:
             windows = [self._backend.post_process(window) for window in windows]
         return [np.array(window.ids, dtype=np.int32) for window in windows]
 
+    def tokens(self, text: str, *, add_special_tokens: bool) -> list[Token]:
+        """Return a text's tokens."""
+        encoded = self.encode(text)
+        if add_special_tokens:
+            encoded = self._backend.post_process(encoded)
+        rows = zip(encoded.ids, encoded.tokens, encoded.special_tokens_mask, encoded.offsets, strict=True)
+        return [
+            Token(id_, piece, True, None, None, piece)  # noqa: FBT003  (a record of six)
+            if special
+            else Token(id_, text[start:stop], False, start, stop, piece)  # noqa: FBT003
+            for id_, piece, special, (start, stop) in rows
+        ]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of token ids."""
+        return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
     def is_special(self, token_id: int) -> bool:
         """Tell whether an id is one of the special tokens."""
         return token_id in self._special_ids
@@ -131,6 +155,20 @@ class SlowTokenizer:
         """Cut and add a prefix and special tokens."""
         windows = [[*prefix, *encoded[start : start + size]] for start in range(0, len(encoded), size)]
         return [self.finish(ids, len(ids), "right", add_special_tokens=add_special_tokens) for ids in windows]
+
+    def tokens(self, text: str, *, add_special_tokens: bool) -> list[Token]:
+        """Return a text's tokens; where they come from is not known."""
+        encoded = self.encode(text)
+        ids = self.finish(encoded, len(encoded), "right", add_special_tokens=add_special_tokens).tolist()
+        pieces = self._tokenizer.convert_ids_to_tokens(ids)
+        return [
+            Token(id_, piece, self.is_special(id_), None, None, piece) for id_, piece in zip(ids, pieces, strict=True)
+        ]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of token ids."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
 
     def is_special(self, token_id: int) -> bool:
         """Tell whether an id is one of the special tokens."""
