@@ -189,4 +189,5 @@ class YesNoLogits:
     def __call__(self, forward: ForwardPass) -> Tensor:
         """Return one logit per row, [rows, 1]."""
         logits = self.words(last_token(forward.computed, forward.attention_mask).float())
-        return logits[:, :1] if logits.shape[1] == 1 else logits[:, :1] - logits[:, 1:]
+        judgement: Tensor = logits[:, :1] - logits[:, 1:] if logits.shape[1] == 2 else logits
+        return judgement
