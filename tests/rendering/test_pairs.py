@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import transformers
 
 from tests.model_folders import VOCABULARY
@@ -16,7 +17,6 @@ from trio_pool_serve.model_folder.chat_format import ChatFormat
 from trio_pool_serve.model_folder.folder import read_model_folder
 from trio_pool_serve.model_folder.reranking import JudgeFormat
 from trio_pool_serve.offload import Offload
-from trio_pool_serve.rendering.pairs import longest_first
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.templates import ChatPair, JudgePair
 from trio_pool_serve.rendering.tokenizer import FastTokenizer, SlowTokenizer, Tokenizer, load_tokenizer
@@ -62,12 +62,20 @@ def renderer(bert: Any) -> Renderer:
     return make_renderer(fast(bert))
 
 
+@pytest.fixture
+def slow(tmp_path: Path) -> Any:
+    """One token per letter, and no special tokens."""
+    vocab = tmp_path / "vocab.json"
+    vocab.write_text('{"<pad>": 0, "<unk>": 1, "a": 2, "b": 3, "|": 4, "<s>": 5, "</s>": 6}')
+    return transformers.Wav2Vec2CTCTokenizer(str(vocab), truncation_side="right")
+
+
 # -- lengths ------------------------------------------------------------------------------------------
 
 
 def test_longest_first_cuts_as_the_tokenizers_library(scripted_folder: Path):
-    backend = load_tokenizer(read_model_folder(scripted_folder))._backend  # type: ignore[attr-defined]
-    theirs = backend.from_str(backend.to_str())
+    ours = load_tokenizer(read_model_folder(scripted_folder))
+    theirs = tokenizers.Tokenizer.from_file(str(scripted_folder / "tokenizer.json"))
     chosen = random.Random(5)
     first_id = VOCABULARY["w0"]
     for _ in range(4000):
@@ -75,7 +83,19 @@ def test_longest_first_cuts_as_the_tokenizers_library(scripted_folder: Path):
         keep = chosen.randrange(1, 80)
         theirs.enable_truncation(keep, strategy="longest_first")
         ids = theirs.encode(" ".join(["w0"] * first), " ".join(["w1"] * second)).ids
-        assert (ids.count(first_id), ids.count(first_id + 1)) == longest_first(first, second, keep)
+        assert (ids.count(first_id), ids.count(first_id + 1)) == ours.longest_first(first, second, keep)
+
+
+def test_longest_first_cuts_as_a_tokenizer_written_in_python(slow: Any):
+    ours = SlowTokenizer(slow)
+    chosen = random.Random(6)
+    for _ in range(1000):
+        first, second = chosen.randrange(1, 60), chosen.randrange(1, 60)
+        keep = chosen.randrange(2, 80)
+        ids = slow.prepare_for_model([2] * first, [3] * second, truncation="longest_first", max_length=keep)[
+            "input_ids"
+        ]
+        assert (ids.count(2), ids.count(3)) == ours.longest_first(first, second, keep)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -86,7 +106,7 @@ async def test_every_family_joins_and_cuts_as_transformers(name: str, side: Any)
     renderer = make_renderer(fast(theirs))
     chosen = random.Random(name)
     letters = "a nursery owns its tasks, größer 東京 and Yes every wait can be cancelled"
-    for _ in range(150):
+    for _ in range(40):
         first, second = ("".join(chosen.choices(letters, k=chosen.randrange(1, 120))) for _ in range(2))
         limit = chosen.randrange(6, 70)
         expected = theirs(first, second, truncation="longest_first", max_length=limit)
@@ -103,7 +123,7 @@ async def test_every_family_joins_and_cuts_as_transformers(name: str, side: Any)
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("limit", [20, 21, 63])
-@pytest.mark.parametrize("lengths", [(3000, 3), (3, 3000), (3000, 3001), (3001, 3000), (3000, 3000), (12, 3000)])
+@pytest.mark.parametrize("lengths", [(900, 3), (3, 900), (900, 901), (901, 900), (900, 900), (12, 900)])
 async def test_windows_do_not_show(bert: Any, renderer: Renderer, lengths: tuple[int, int], limit: int, side: Any):
     bert.truncation_side = side
     pair = PairPrompt(*map(words, lengths))
@@ -145,7 +165,7 @@ async def test_each_text_is_cut_to_its_own_limit_first(word_renderer: Renderer, 
     assert len(await ids(4, 60)) == 64
     with pytest.raises(ContextLengthError, match="has 65 tokens"):
         await ids(5, 60)
-    with pytest.raises(ContextLengthError, match="has 154 tokens|has more than"):
+    with pytest.raises(ContextLengthError, match="has 154 tokens"):
         await ids(4, 150)
     cut = await ids(5, 60, truncate_to=10)
     assert len(cut) == 10
@@ -172,7 +192,6 @@ async def test_two_texts_without_any_token_are_refused(word_renderer: Renderer):
 
 
 async def test_segments_are_left_out_for_models_without_them(bert: Any):
-    bert = transformers.AutoTokenizer.from_pretrained if False else bert
     with_segments = make_renderer(fast(bert))
     without = make_renderer(FastTokenizer(fast(bert)._backend, frozenset(), has_segments=False))
     pair = PairPrompt("yes", "no")
@@ -198,16 +217,13 @@ async def test_a_pair_is_rendered_in_a_thread(renderer: Renderer):
 # -- slow tokenizers ------------------------------------------------------------------------------------
 
 
-async def test_a_tokenizer_written_in_python_joins_pairs_by_its_own_methods(tmp_path: Path):
-    vocab = tmp_path / "vocab.json"
-    vocab.write_text('{"<pad>": 0, "<unk>": 1, "a": 2, "b": 3, "|": 4, "<s>": 5, "</s>": 6}')
-    theirs = transformers.Wav2Vec2CTCTokenizer(str(vocab), do_lower_case=False)
-    theirs.truncation_side = "right"
-    renderer = make_renderer(SlowTokenizer(theirs))
-    for first, second in (("ab", "b"), ("a" * 40, "b" * 41), ("ab" * 20, "b" * 3)):
-        expected = theirs.build_inputs_with_special_tokens(*(theirs(text)["input_ids"] for text in (first, second)))
-        ours = await render(renderer, PairPrompt(first, second), truncate_to=200)
-        assert ours.token_ids.tolist() == expected
+async def test_a_tokenizer_written_in_python_joins_pairs_by_its_own_methods(slow: Any):
+    renderer = make_renderer(SlowTokenizer(slow))
+    for first, second in (("ab", "b"), ("ab" * 40, "ba" * 40), ("ab" * 20, "ba" * 3)):
+        for limit in (9, 10, 200):
+            expected = slow(first, second, truncation="longest_first", max_length=limit)
+            ours = await render(renderer, PairPrompt(first, second), truncate_to=limit)
+            assert ours.token_ids.tolist() == expected["input_ids"]
     short = await render(renderer, PairPrompt("ab" * 20, "b" * 40, 3, 2))
     assert short.token_ids.tolist() == [2, 3, 2, 3, 3]
 
@@ -264,16 +280,14 @@ async def test_what_a_chat_template_ends_with_is_kept(chat: ChatFormat):
 
 
 async def test_texts_are_cut_to_their_own_limits_before_a_template_holds_them(chat: ChatFormat):
-    renderer, theirs = chat_renderer(chat)
+    renderer, theirs = chat_renderer(chat, max_model_len=200)
     pair = PairPrompt("größer yes no", words(3000), max_first_tokens=2, max_second_tokens=1)
     ids = (await render(renderer, pair, instruction="say")).token_ids.tolist()
     text = theirs.decode(ids)
-    assert text.startswith("<|im_start|>system: say<|im_start|>query: ")
-    assert len(text) < 100
-    assert text.endswith("<|im_start|>document: w<|im_end|>end")
+    assert text == "<|im_start|>system: say<|im_start|>query: gr<|im_start|>document: w<|im_end|>end"
 
 
 async def test_what_a_template_refuses_is_the_clients_fault(chat: ChatFormat):
     renderer, _ = chat_renderer(chat)
-    with pytest.raises(InvalidRequestError, match="refuses it: no such word, please"):
+    with pytest.raises(InvalidRequestError, match="refuses this input: no such word, please"):
         await render(renderer, PairPrompt("forbidden", "b"))

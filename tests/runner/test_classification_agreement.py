@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from attrs import frozen
+from attrs import evolve, frozen
 
 from tests.runner.classifier_families import (
     DECODERS,
@@ -20,7 +20,15 @@ from tests.runner.classifier_families import (
     write_classifier,
 )
 from tests.runner.model_families import TEXTS, ServedModel, edit_json, largest_difference
-from trio_pool_serve.types import Classify, PairPrompt, RenderingParams, TextPrompt, TokenClassify
+from trio_pool_serve.types import (
+    Batch,
+    Classify,
+    PairPrompt,
+    PoolingRequest,
+    RenderingParams,
+    TextPrompt,
+    TokenClassify,
+)
 
 TOLERANCE = 1e-4
 TEXT_PROMPTS = [TextPrompt(text) for text in TEXTS]
@@ -191,3 +199,34 @@ async def test_tokens_agree(name: str, tmp_path: Path):
                 expected = logits.softmax(-1) if activation == "probabilities" else logits
                 assert row.shape == expected.shape
                 assert np.abs(row - expected.numpy()).max() < TOLERANCE
+
+
+async def test_only_kept_tokens_are_judged(tmp_path: Path):
+    ours = ServedModel(write_classifier(tmp_path / "bert", "bert", "TokenClassification"))
+    prompt = await ours.renderer.render(TextPrompt(TEXTS[0]), RenderingParams())
+    kept = np.arange(len(prompt.token_ids)) % 3 == 1
+    requests = [PoolingRequest(one, (TokenClassify(),)) for one in (prompt, evolve(prompt, kept=kept))]
+    (every,), (some,) = await ours.runner.launch(Batch(tuple(requests)))
+    assert np.array_equal(some, every[kept])
+
+
+async def test_each_row_of_a_batch_has_its_own_activation(tmp_path: Path):
+    ours = ServedModel(write_classifier(tmp_path / "bert", "bert", num_labels=3))
+    prompt = await ours.renderer.render(PROMPTS[0], RenderingParams())
+    asked = (Classify("raw"), Classify("probabilities"), Classify("score"))
+    ((raw,), (probabilities,), (score,)) = await ours.runner.launch(
+        Batch(tuple(PoolingRequest(prompt, (one,)) for one in asked))
+    )
+    assert np.allclose(torch.tensor(raw).softmax(-1), probabilities, atol=1e-6)
+    assert np.array_equal(raw, score)
+
+
+@pytest.mark.parametrize("lower_case", [False, True])
+async def test_lower_casing_agrees(tmp_path: Path, *, lower_case: bool):
+    path = write_classifier(tmp_path / "cased", "roberta", num_labels=1)
+    cross_encoder(path).save_pretrained(str(path))
+    edit_json(path / "sentence_bert_config.json", lambda config: config.update(do_lower_case=lower_case))
+    pairs = [("A Nursery OWNS", "Its Tasks."), ("a nursery owns", "its tasks.")]
+    scores = await ServedModel(path).compute([PairPrompt(*pair) for pair in pairs], SCORE)
+    assert largest_difference(scores, rows(cross_encoder(path).predict(pairs))) < TOLERANCE
+    assert np.array_equal(scores[0], scores[1]) == lower_case

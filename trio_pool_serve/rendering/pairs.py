@@ -48,29 +48,13 @@ class JoinedPair:
             # Which is the longer still matters, by one token: their letters tell.
             longer = len(prompt.first) > len(prompt.second)
             lengths = keep + longer, keep + (not longer)
-        for_first, for_second = longest_first(*lengths, keep)
+        for_first, for_second = tokenizer.longest_first(*lengths, keep)
         token_ids, type_ids = tokenizer.join(
             tokenizer.truncate(first.encoded, for_first, side),
             tokenizer.truncate(second.encoded, for_second, side),
             add_special_tokens=params.add_special_tokens,
         )
         return RenderedPrompt(token_ids, type_ids=type_ids)
-
-
-def longest_first(first: int, second: int, keep: int) -> tuple[int, int]:
-    """Return how many tokens of each text are kept when both may have ``keep`` together.
-
-    The shorter one stays whole if it fills less than half; else each gets half, and of an odd number the longer
-    one gets more, the second where they are equally long. That is what the ``tokenizers`` library does.
-    """
-    if first + second <= keep:
-        return first, second
-    if first > second:
-        kept_second, kept_first = longest_first(second, first, keep)
-        return kept_first, kept_second
-    if 2 * first <= keep:
-        return first, keep - first
-    return keep // 2, keep - keep // 2
 
 
 def shorten(tokenizer: Tokenizer, text: str, tokens: int | None) -> str:

@@ -51,6 +51,12 @@ class Tokenizer(Protocol):
     def truncate(self, encoded: Encoded, keep: int, side: TruncationSide) -> Encoded:
         """Keep at most ``keep`` tokens, cutting at ``side``; ``encoded`` is used up."""
 
+    def longest_first(self, first: int, second: int, keep: int) -> tuple[int, int]:
+        """Return how many tokens of each text are kept when both may have ``keep`` together.
+
+        A text that fills less than half stays whole, else each gets half. The odd token is the tokenizer's choice.
+        """
+
     def join(self, first: Encoded, second: Encoded, *, add_special_tokens: bool) -> tuple[TokenIds, TokenIds | None]:
         """Join two texts; the second value is their segments, ``None`` where all are 0."""
 
@@ -106,6 +112,10 @@ class FastTokenizer:
             encoded.truncate(keep, direction=side)
         return encoded
 
+    def longest_first(self, first: int, second: int, keep: int) -> tuple[int, int]:
+        """Give the odd token to the longer text, to the second if both are equally long."""
+        return _shares(first, second, keep, odd_to_first=first > second)
+
     def join(self, first: Encoded, second: Encoded, *, add_special_tokens: bool) -> tuple[TokenIds, TokenIds | None]:
         """Join two texts as the library's post-processor does."""
         joined = self._backend.post_process(first, second, add_special_tokens=add_special_tokens)
@@ -157,6 +167,10 @@ class SlowTokenizer:
         """Cut."""
         return encoded[:keep] if side == "right" else encoded[max(0, len(encoded) - keep) :]
 
+    def longest_first(self, first: int, second: int, keep: int) -> tuple[int, int]:
+        """Give the odd token to the first text."""
+        return _shares(first, second, keep, odd_to_first=True)
+
     def join(self, first: Encoded, second: Encoded, *, add_special_tokens: bool) -> tuple[TokenIds, TokenIds | None]:
         """Join two texts as the tokenizer's own methods do."""
         if add_special_tokens:
@@ -179,6 +193,15 @@ class SlowTokenizer:
     def copy(self) -> "SlowTokenizer":
         """Return a deep copy."""
         return SlowTokenizer(copy.deepcopy(self._tokenizer), self._lower_case, self._has_segments, self.render_chat)
+
+
+def _shares(first: int, second: int, keep: int, *, odd_to_first: bool) -> tuple[int, int]:
+    if first + second <= keep:
+        return first, second
+    if 2 * min(first, second) <= keep:
+        return (first, keep - first) if first <= second else (keep - second, second)
+    of_first = (keep + odd_to_first) // 2
+    return of_first, keep - of_first
 
 
 def _segments(type_ids: Sequence[int]) -> TokenIds | None:
