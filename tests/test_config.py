@@ -20,6 +20,7 @@ WRITTEN = {
     "dtype": ("float16", "float16"),
     "device": ("cpu", "cpu"),
     "max_model_len": ("99", 99),
+    "task": ("sparse_embed", "sparse_embed"),
     "host": ("::1", "::1"),
     "port": ("8123", 8123),
     "uds": ("/run/x.sock", Path("/run/x.sock")),

@@ -13,6 +13,7 @@ from cyclopts import Group, Parameter
 
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+Task: TypeAlias = Literal["embed", "token_embed", "sparse_embed", "classify", "token_classify", "score"]
 
 
 def _help(text: str) -> Parameter:
@@ -47,6 +48,10 @@ class ModelConfig:
         int | None,
         _help("Longest input, tokens, special tokens included. [default: what the model's files say]"),
     ] = field(default=None, validator=optional(gt(0)))
+    task: Annotated[
+        Task | None,
+        _help("Task to serve, where the model's files leave it open. [default: what the files say]"),
+    ] = None
 
 
 @Parameter(name="*", group=Group("Network", sort_key=2))

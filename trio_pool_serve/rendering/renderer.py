@@ -7,6 +7,7 @@ from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.model_folder.embedding import Embedding
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.offload import Offload
+from trio_pool_serve.rendering.text_format import TextFormat, text_format_of
 from trio_pool_serve.rendering.text_window import encode_window
 from trio_pool_serve.rendering.tokenizer import Tokenizer
 from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
@@ -29,6 +30,7 @@ class Renderer:
     max_model_len: int
     vocab_size: int
     pools_instruction: bool = True
+    text_format: TextFormat = field(factory=TextFormat)
     _instruction_tokens: dict[tuple[str, bool], int] = field(init=False, factory=dict)
 
     @property
@@ -54,8 +56,11 @@ class Renderer:
             ids = ids[:keep] if params.truncation_side == "right" else ids[len(ids) - keep :]
         if len(ids) == 0:
             raise InvalidRequestError("An input has no tokens.", param="input")
-        if len(ids) > self.max_model_len:
-            raise _too_long(f"{len(ids)}", self.max_model_len)
+        most = self.text_format.most_tokens(params.role, self.max_model_len)
+        if len(ids) > most and keep is not None:
+            ids = ids[:most] if params.truncation_side == "right" else ids[-most:]
+        if len(ids) > most:
+            raise _too_long(f"{len(ids)}", most)
         outside = ids[(ids < 0) | (ids >= self.vocab_size)]
         if len(outside):
             raise InvalidRequestError(
@@ -63,12 +68,14 @@ class Renderer:
                 "another model's tokenizer? With langchain-openai, set check_embedding_ctx_length=False to send texts.",
                 param="input",
             )
-        return RenderedPrompt(ids.astype(np.int32))
+        return self.text_format.finish(ids.astype(np.int32), params.role)
 
     def _render_text(self, prompt: TextPrompt, params: RenderingParams) -> RenderedPrompt:
         with self.tokenizers.lend() as tokenizer:
-            special = tokenizer.special_tokens if params.add_special_tokens else 0
-            limit = self.max_model_len if params.truncate_to is None else params.truncate_to
+            adds_special_tokens = params.add_special_tokens and self.text_format.adds_special_tokens(params.role)
+            special = tokenizer.special_tokens if adds_special_tokens else 0
+            most = self.text_format.most_tokens(params.role, self.max_model_len)
+            limit = most if params.truncate_to is None else min(most, params.truncate_to)
             keep = limit - special
             if keep <= 0:
                 raise InvalidRequestError(
@@ -81,13 +88,15 @@ class Renderer:
                 raise InvalidRequestError("An input is not valid Unicode text.", param="input") from error
             if params.truncate_to is None and not (window.is_whole and window.tokens <= keep):
                 length = f"{window.tokens + special}" if window.is_whole else f"more than {window.tokens + special}"
-                raise _too_long(length, self.max_model_len)
+                raise _too_long(length, most)
             token_ids = tokenizer.finish(
-                window.encoded, keep, params.truncation_side, add_special_tokens=params.add_special_tokens
+                window.encoded, keep, params.truncation_side, add_special_tokens=adds_special_tokens
             )
             if len(token_ids) == 0:
                 raise InvalidRequestError("An input has no tokens.", param="input")
-            return RenderedPrompt(token_ids, self._count_instruction_tokens(tokenizer, params))
+            return self.text_format.finish(
+                token_ids, params.role, instruction_tokens=self._count_instruction_tokens(tokenizer, params)
+            )
 
     def _count_instruction_tokens(self, tokenizer: Tokenizer, params: RenderingParams) -> int:
         """Count as sentence-transformers does: the instruction alone, less a trailing special token."""
@@ -117,6 +126,7 @@ def renderer_of(folder: ModelFolder, tokenizer: Tokenizer, offload: Offload, *, 
         max_model_len=folder.max_model_len,
         vocab_size=folder.vocab_size,
         pools_instruction=not isinstance(architecture, Embedding) or architecture.pools_instruction,
+        text_format=text_format_of(folder, tokenizer),
     )
 
 

@@ -1,7 +1,6 @@
 """Weights over the vocabulary."""
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -9,11 +8,10 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
+from trio_pool_serve.model_folder.sparse import SpladePooling
 from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.heads.interface import HeadRows
 from trio_pool_serve.types import PooledValue, SparseEmbed, SparseLookup, SparseVector
-
-SpladePooling: TypeAlias = Literal["max", "sum"]
 
 
 def _nonzero(array: npt.NDArray[np.float32]) -> list[PooledValue]:
@@ -24,30 +22,42 @@ def _nonzero(array: npt.NDArray[np.float32]) -> list[PooledValue]:
     return found
 
 
+def _greatest(weights: Tensor, most: int | None) -> Tensor:
+    """Return weights [rows, vocabulary] of which all but the greatest ``most`` of a row are zero."""
+    if most is None or most >= weights.shape[1]:
+        return weights
+    indices = weights.abs().topk(most, dim=1).indices
+    return torch.zeros_like(weights).scatter_(1, indices, weights.gather(1, indices))
+
+
 @frozen(eq=False)
 class SpladeHead:
     """``SparseEmbed`` of a masked language model: ``log(1 + relu(logit))``, pooled over the tokens.
 
     Formal et al., https://arxiv.org/abs/2109.10086, eq. 1 and 3. ``log_twice`` takes the logarithm again, as
-    OpenSearch's third generation does.
+    OpenSearch's third generation does. ``most_weights`` keeps the greatest so many.
     """
 
     pooling: SpladePooling = "max"
     log_twice: bool = False
+    most_weights: int | None = None
     reads_states = True
 
     def __call__(self, forward: ForwardPass, params: Sequence[SparseEmbed]) -> HeadRows:  # noqa: ARG002
-        """Return weights [rows, vocabulary]."""
-        logits, mask = forward.computed, forward.attention_mask.unsqueeze(-1)
+        """Return weights [rows, vocabulary].
+
+        Row by row: a copy of the logits of a whole batch would take as much memory as they do.
+        """
+        of_rows = (row[: request.tokens] for row, request in zip(forward.computed, forward.requests, strict=True))
         if self.pooling == "max":
             # The activation grows with the logit: of the greatest logit it is the greatest weight.
-            pooled = self._activate(logits.masked_fill(mask == 0, 0.0).amax(dim=1).float())
+            weights = self._activate(torch.stack([logits.amax(dim=0) for logits in of_rows]))
         else:
-            pooled = (self._activate(logits.float()) * mask).sum(dim=1)
-        return HeadRows(pooled, _nonzero)
+            weights = torch.stack([self._activate(logits).sum(dim=0) for logits in of_rows])
+        return HeadRows(_greatest(weights, self.most_weights), _nonzero)
 
     def _activate(self, logits: Tensor) -> Tensor:
-        weights = logits.relu().log1p()
+        weights = logits.float().relu().log1p()
         return weights.log1p() if self.log_twice else weights
 
 
@@ -56,13 +66,14 @@ class SparseLookupHead:
     """``SparseLookup``: the fixed weight of every token that occurs; ``weights`` [vocabulary] float32."""
 
     weights: Tensor
+    most_weights: int | None = None
     reads_states = False
 
     def __call__(self, forward: ForwardPass, params: Sequence[SparseLookup]) -> HeadRows:
         """Return weights [rows, vocabulary]."""
         occurs = torch.zeros(len(params), len(self.weights), device=self.weights.device)
         occurs.scatter_reduce_(1, forward.input_ids, forward.attention_mask.float(), "amax")
-        return HeadRows(occurs * self.weights, _nonzero)
+        return HeadRows(_greatest(occurs * self.weights, self.most_weights), _nonzero)
 
 
 @frozen(eq=False)
