@@ -15,14 +15,24 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
 
 from tests.model_folders import write_json
-from trio_pool_serve.config import Dtype, ModelConfig
+from trio_pool_serve.config import Dtype, ModelConfig, Task
 from trio_pool_serve.model_folder.folder import ModelFolder, read_model_folder
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.renderer import Renderer, renderer_of
 from trio_pool_serve.rendering.tokenizer import load_tokenizer
 from trio_pool_serve.runner.loading import load_runner
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
-from trio_pool_serve.types import Batch, Embed, PoolingRequest, RenderingParams, TextPrompt, Vectors
+from trio_pool_serve.types import (
+    Batch,
+    Embed,
+    PooledValue,
+    PoolingParams,
+    PoolingRequest,
+    RenderingParams,
+    Role,
+    TextPrompt,
+    Vectors,
+)
 
 TEXTS = (
     "A nursery owns its tasks.",
@@ -417,14 +427,16 @@ class ServedModel:
     path: Path
     dtype: Dtype = "float32"
     device: str = "cpu"
+    task: Task | None = None
     offload: Offload = field(factory=Offload)
     folder: ModelFolder = field(init=False)
     renderer: Renderer = field(init=False)
     runner: TransformerRunner = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.folder = read_model_folder(self.path)
-        self.runner = load_runner(self.folder, ModelConfig(dtype=self.dtype, device=self.device), self.offload)
+        config = ModelConfig(dtype=self.dtype, device=self.device, task=self.task)
+        self.folder = read_model_folder(self.path, config)
+        self.runner = load_runner(self.folder, config, self.offload)
         self.renderer = renderer_of(self.folder, load_tokenizer(self.folder), self.offload, workers=1)
 
     async def requests(
@@ -450,6 +462,23 @@ class ServedModel:
         """Compute texts in one batch."""
         rows = await self.runner.launch(Batch(tuple(await self.requests(texts, params, instruction))))
         return [vector for (vector,) in rows]
+
+    async def ask(
+        self, texts: Sequence[str], params: Sequence[tuple[PoolingParams, ...]], role: Role | None = None
+    ) -> list[PoolingRequest]:
+        """Render texts in a role, with that role's prompt; ``params`` is what is wanted of each."""
+        instruction = self.folder.prompts.get(role or self.folder.default_prompt_name or "", "")
+        rendering = RenderingParams(truncate_to=self.folder.max_model_len, instruction=instruction, role=role)
+        return [
+            PoolingRequest(await self.renderer.render(TextPrompt(text), rendering), wanted)
+            for text, wanted in zip(texts, params, strict=True)
+        ]
+
+    async def values(
+        self, texts: Sequence[str], *params: PoolingParams, role: Role | None = None
+    ) -> list[tuple[PooledValue, ...]]:
+        """Compute the same of all texts, in one batch."""
+        return await self.runner.launch(Batch(tuple(await self.ask(texts, [params] * len(texts), role))))
 
 
 def reference(path: Path, **options: Any) -> Any:

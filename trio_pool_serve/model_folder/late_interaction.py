@@ -80,6 +80,8 @@ class LateInteraction(Architecture):
     expansion: QueryExpansion | None = None
     query_length: int | None = None
     document_length: int | None = None
+    text_length: int | None = None
+    """Tokens of a text without a role, and of one in a role that has no length of its own."""
     markers: tuple[str, ...] = ()
     """Prompts that were tokens in training: each is to be one token again, if the tokenizer knows it."""
     marker_prompts: Mapping[str, str] = Factory(dict)
@@ -145,6 +147,7 @@ def _of_checkpoint(files: FolderFiles) -> LateInteraction:
             attends=bool(metadata.get("attend_to_mask_tokens")),
         ),
         document_length=metadata.get("doc_maxlen"),
+        text_length=files.tokenizer_config.get("model_max_length"),
         markers=tuple(markers.values()),
         marker_prompts=markers | dict(files.prompts),
     )
@@ -172,6 +175,7 @@ def _of_modules(files: FolderFiles) -> LateInteraction:
         expansion=_expansion(asked.get("query_expansion")),
         query_length=asked.get("query_length"),
         document_length=asked.get("document_length"),
+        text_length=asked.get("max_seq_length") or files.tokenizer_config.get("model_max_length"),
         markers=tuple(prefixes.values()),
         marker_prompts={
             role: prefix + files.prompts.get(role, "").removeprefix(prefix) for role, prefix in prefixes.items()

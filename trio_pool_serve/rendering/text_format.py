@@ -120,13 +120,12 @@ def text_format_of(folder: ModelFolder, tokenizer: Tokenizer) -> TextFormat:
 
 def _late_interaction_format(architecture: LateInteraction, tokenizer: Tokenizer) -> LateInteractionFormat:
     expansion, mask = architecture.expansion, architecture.mask
-    limits: dict[Role | None, int] = {}
-    if architecture.document_length is not None:
-        limits["document"] = architecture.document_length
-    if expansion is not None and expansion.strategy == "fixed":
-        limits["query"] = expansion.length
-    elif architecture.query_length is not None:
-        limits["query"] = architecture.query_length
+    of_query = expansion.length if expansion and expansion.strategy == "fixed" else architecture.query_length
+    lengths: dict[Role | None, int | None] = {
+        None: architecture.text_length,
+        "query": of_query or architecture.text_length,
+        "document": architecture.document_length or architecture.text_length,
+    }
     counting = None
     if mask is not None:
         known = (tokenizer.id_of(word) for word in mask.skipped_words)
@@ -136,7 +135,7 @@ def _late_interaction_format(architecture: LateInteraction, tokenizer: Tokenizer
             only=np.array(mask.only_token_ids, dtype=np.int32),
         )
     return LateInteractionFormat(
-        limits=limits,
+        limits={role: length for role, length in lengths.items() if length is not None},
         expansion=expansion,
         expansion_id=_expansion_id(expansion, tokenizer) if expansion else 0,
         counting=counting,
