@@ -1,15 +1,16 @@
 """Tiny late-interaction, sparse and BGE-M3 models with random weights, as their authors lay out the folders."""
 
+import itertools
 import string
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from attrs import evolve
 from safetensors.torch import load_file, save_file
-from tokenizers import AddedToken
 
 from tests.model_folders import write_json
 from tests.runner.model_families import (
@@ -30,6 +31,7 @@ from tests.runner.model_families import (
     write_modules,
     xlm_roberta_tokenizer,
 )
+from trio_pool_serve.types import Vectors
 
 QUERIES = (
     "What owns a task?",
@@ -59,8 +61,17 @@ WIDTH = 20
 PYLATE_DENSE = "pylate.models.Dense.Dense"
 
 
+def assert_same_ranking(ours: Vectors, theirs: Vectors) -> None:
+    """For each query the documents come in the same order, but for those whose scores are as good as equal."""
+    for own, wanted in zip(ours, theirs, strict=True):
+        ranked = np.argsort(-wanted, kind="stable")
+        for better, worse in itertools.pairwise(ranked):
+            if wanted[better] - wanted[worse] > 1e-4:
+                assert own[better] > own[worse]
+
+
 def add_to(tokenizer: Any, *tokens: str) -> Any:
-    """Put words into a tokenizer's vocabulary, as the first of them that nothing special is known of."""
+    """Give a tokenizer more tokens, as PyLate does with markers: ordinary ones, that text is normalised before."""
     tokenizer.add_tokens(list(tokens))
     return tokenizer
 

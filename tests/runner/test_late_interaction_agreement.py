@@ -1,7 +1,6 @@
 """Token vectors and MaxSim scores are those of sentence-transformers, whatever layout the folder has."""
 
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,8 +8,8 @@ import pytest
 import torch
 from attrs import frozen
 
-from tests.runner.model_families import ServedModel, largest_difference
-from tests.runner.retrieval_families import DOCUMENTS, LATE_INTERACTION, QUERIES
+from tests.runner.model_families import ServedModel
+from tests.runner.retrieval_families import DOCUMENTS, LATE_INTERACTION, QUERIES, assert_same_ranking
 from trio_pool_serve.types import Batch, HeldQuery, HoldQuery, MaxSim, Role, TokenEmbed, Vectors
 
 TOLERANCE = 1e-5
@@ -93,10 +92,7 @@ async def two_stages(served: ServedModel) -> Vectors:
 async def test_scores_and_their_ranking_agree(pair: Pair):
     scores = await two_stages(pair.ours)
     assert np.abs(scores - pair.scores).max() < SCORE_TOLERANCE
-    for ours, theirs in zip(scores, pair.scores, strict=True):
-        ranked = np.argsort(-theirs, kind="stable")
-        clear = np.abs(np.diff(theirs[ranked])) > SCORE_TOLERANCE  # ties may come in either order
-        assert all(ours[a] > ours[b] for a, b, told in zip(ranked, ranked[1:], clear, strict=False) if told)
+    assert_same_ranking(scores, pair.scores)
 
 
 async def test_nothing_is_held_once_a_request_is_over(pair: Pair):

@@ -92,11 +92,11 @@ class Renderer:
             token_ids = tokenizer.finish(
                 window.encoded, keep, params.truncation_side, add_special_tokens=adds_special_tokens
             )
-            if len(token_ids) == 0:
+            instruction_tokens = self._count_instruction_tokens(tokenizer, params)
+            rendered = self.text_format.finish(token_ids, params.role, instruction_tokens=instruction_tokens)
+            if len(rendered.token_ids) == 0:
                 raise InvalidRequestError("An input has no tokens.", param="input")
-            return self.text_format.finish(
-                token_ids, params.role, instruction_tokens=self._count_instruction_tokens(tokenizer, params)
-            )
+            return rendered
 
     def _count_instruction_tokens(self, tokenizer: Tokenizer, params: RenderingParams) -> int:
         """Count as sentence-transformers does: the instruction alone, less a trailing special token."""

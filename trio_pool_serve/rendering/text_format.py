@@ -83,9 +83,15 @@ class LateInteractionFormat(TextFormat):
 
 @frozen(kw_only=True)
 class LookupFormat(TextFormat):
-    """Texts in ``lookup_roles`` have no special tokens."""
+    """Texts in ``lookup_roles`` have no special tokens, and so may have none at all."""
 
     lookup_roles: frozenset[Role | None]
+
+    def finish(self, token_ids: TokenIds, role: Role | None, *, instruction_tokens: int = 0) -> RenderedPrompt:
+        """Put a token that does not count in the place of none: a row of a batch has at least one."""
+        if role in self.lookup_roles and len(token_ids) == 0:
+            return RenderedPrompt(np.zeros(1, dtype=np.int32), attended=0)
+        return RenderedPrompt(token_ids, instruction_tokens)
 
     def adds_special_tokens(self, role: Role | None) -> bool:
         """Tell whether the text is read by the transformer."""
