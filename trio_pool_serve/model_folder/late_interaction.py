@@ -21,6 +21,7 @@ ExpansionStrategy: TypeAlias = Literal["fixed", "min"]
 """fixed: every query has exactly so many tokens. min: at least so many."""
 
 STANFORD = "HF_ColBERT"
+METADATA = "artifact.metadata"
 
 PYLATE_MARKS = (
     "query_prefix",
@@ -122,7 +123,8 @@ def read_late_interaction(files: FolderFiles, config: ModelConfig) -> LateIntera
 def _is_late_interaction(files: FolderFiles) -> bool:
     return (
         files.texts.get("model_type") in ("MultiVectorEncoder", "ColBERT")
-        or STANFORD in files.architectures
+        or any("colbert" in name.lower() for name in files.architectures)
+        or (files.path / METADATA).is_file()
         or "query_prefix" in files.texts
         or "document_prefix" in files.texts
         or any(module.name == "MultiVectorMask" for module in files.modules)
@@ -133,7 +135,7 @@ def _of_checkpoint(files: FolderFiles) -> LateInteraction:
     """Read an ``HF_ColBERT`` folder: its ``artifact.metadata``, which may be missing or leave things out."""
     if STANFORD not in files.architectures:
         raise ModelLoadError("A late-interaction model without modules.json has no projection to compute.")
-    metadata = read_json(files.path / "artifact.metadata")
+    metadata = read_json(files.path / METADATA)
     markers = {
         "query": (metadata.get("query_token_id") or "[unused0]") + " ",
         "document": (metadata.get("doc_token_id") or "[unused1]") + " ",

@@ -26,7 +26,7 @@ def load_bge_m3(folder: ModelFolder, params: LoadingParams) -> LoadedModel:
         backbone=backbone,
         heads={
             Embed: EmbeddingHead(pooler),
-            SparseEmbed: LexicalHead(_linear(folder, params, SPARSE_LAYER), folder.vocab_size, without_weight),
+            SparseEmbed: LexicalHead(_linear(folder, params, SPARSE_LAYER), without_weight),
             TokenEmbed: TokenEmbeddingHead(_linear(folder, params, MULTI_VECTOR_LAYER), normalizes=True),
         },
         about=f"{'+'.join(pooler.pooling)} pooling, lexical weights, token vectors",

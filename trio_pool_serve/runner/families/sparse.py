@@ -28,10 +28,13 @@ def load_sparse(folder: ModelFolder, params: LoadingParams) -> LoadedModel:
     }
     about = f"SPLADE by {architecture.pooling}"
     if architecture.table is not None:
-        table = _read_table(architecture.table).float().to(params.device)
+        table = _read_table(architecture.table)
         if len(table) > folder.vocab_size:
             raise ModelLoadError(f"The table has {len(table)} weights for a vocabulary of {folder.vocab_size}.")
-        heads[SparseLookup] = SparseLookupHead(table, architecture.most_weights)
+        # Clients may send ids up to the end of the vocabulary, which is often rounded up.
+        weights = torch.zeros(folder.vocab_size)
+        weights[: len(table)] = table
+        heads[SparseLookup] = SparseLookupHead(weights.to(params.device), architecture.most_weights)
         about += f", {' and '.join(sorted(filter(None, architecture.lookup_roles)))} weights looked up"
     return LoadedModel(
         backbone=Backbone(model, output="logits"), heads=heads, about=about, output_width=folder.vocab_size

@@ -47,8 +47,9 @@ class QueryVectors:
         """Keep a query's vectors until ``close``."""
         with self._memory.lock:
             if self._vectors is not None:
+                known = self._vectors.get(query)  # a batch that failed may be computed again
+                self._memory.bytes += vectors.nbytes - (0 if known is None else known.nbytes)
                 self._vectors[query] = vectors
-                self._memory.bytes += vectors.nbytes
 
     def vectors_of(self, query: HeldQuery) -> Tensor | None:
         """Return a query's vectors, ``None`` once this is closed; raises ``QueryGoneError`` if none ever came."""

@@ -1,6 +1,7 @@
 """Weights over the vocabulary."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from trio_pool_serve.model_folder.sparse import SpladePooling
 from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.heads.interface import HeadRows
-from trio_pool_serve.types import PooledValue, SparseEmbed, SparseLookup, SparseVector
+from trio_pool_serve.types import PooledValue, PoolingRequest, SparseEmbed, SparseLookup, SparseVector
 
 
 def _nonzero(array: npt.NDArray[np.float32]) -> list[PooledValue]:
@@ -69,11 +70,10 @@ class SparseLookupHead:
     most_weights: int | None = None
     reads_states = False
 
-    def __call__(self, forward: ForwardPass, params: Sequence[SparseLookup]) -> HeadRows:
-        """Return weights [rows, vocabulary]."""
-        occurs = torch.zeros(len(params), len(self.weights), device=self.weights.device)
-        occurs.scatter_reduce_(1, forward.input_ids, forward.attention_mask.float(), "amax")
-        return HeadRows(_greatest(occurs * self.weights, self.most_weights), _nonzero)
+    def __call__(self, forward: ForwardPass, params: Sequence[SparseLookup]) -> HeadRows:  # noqa: ARG002
+        """Return the tokens' weights [rows, tokens]."""
+        of_tokens = self.weights[forward.input_ids] * forward.attention_mask
+        return HeadRows(of_tokens, partial(_by_token, requests=forward.requests, most=self.most_weights))
 
 
 @frozen(eq=False)
@@ -85,14 +85,28 @@ class LexicalHead:
     """
 
     linear: nn.Linear
-    vocab_size: int
     unused: Tensor
     reads_states = True
 
-    def __call__(self, forward: ForwardPass, params: Sequence[SparseEmbed]) -> HeadRows:
-        """Return weights [rows, vocabulary]."""
-        of_tokens = self.linear(forward.computed.float()).squeeze(-1).relu() * forward.attention_mask
-        weights = torch.zeros(len(params), self.vocab_size, device=of_tokens.device)
-        weights.scatter_reduce_(1, forward.input_ids, of_tokens, "amax")
-        weights[:, self.unused] = 0.0
-        return HeadRows(weights, _nonzero)
+    def __call__(self, forward: ForwardPass, params: Sequence[SparseEmbed]) -> HeadRows:  # noqa: ARG002
+        """Return the tokens' weights [rows, tokens]: over the vocabulary they would be ten thousand times more."""
+        of_tokens = self.linear(forward.computed.float()).squeeze(-1).relu()
+        of_tokens = of_tokens.masked_fill(torch.isin(forward.input_ids, self.unused), 0.0)
+        return HeadRows(of_tokens, partial(_by_token, requests=forward.requests))
+
+
+def _by_token(
+    array: npt.NDArray[np.float32], requests: Sequence[PoolingRequest], most: int | None = None
+) -> list[PooledValue]:
+    """Return the greatest weight of each token that occurs, and of these the greatest ``most``."""
+    found: list[PooledValue] = []
+    for row, request in zip(array, requests, strict=True):
+        of_tokens = row[: request.tokens]
+        indices, first, places = np.unique(request.prompt.token_ids, return_index=True, return_inverse=True)
+        weights = of_tokens[first]
+        np.maximum.at(weights, places, of_tokens)
+        (counting,) = np.nonzero(weights)
+        if most is not None and len(counting) > most:
+            counting = np.sort(counting[np.argsort(-np.abs(weights[counting]), kind="stable")[:most]])
+        found.append(SparseVector(indices[counting], weights[counting]))
+    return found
