@@ -41,7 +41,7 @@ def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Res
         except Exception as raised:
             error = raised
         else:
-            emit({"object": "usage", "model": call.model.name, "usage": Usage(prompt_tokens=answer.prompt_tokens)})
+            emit({"object": "usage", "model": call.model.name, "usage": Usage.of(answer.prompt_tokens)})
             return
         call.service.metrics.failures.inc()
         _, body = dialect.error_body(describe(error, call.request_id))
