@@ -14,6 +14,7 @@ from trio_pool_serve.api.prompts import require_few
 from trio_pool_serve.api.purposes import for_purpose
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import ContextLengthError, EmptyInputError, InvalidRequestError
+from trio_pool_serve.tasks.embed import check_dimensions
 from trio_pool_serve.tasks.pool import Pooled, PooledRow, PoolJob, pool
 from trio_pool_serve.types import TextPrompt, Vectors
 
@@ -132,15 +133,11 @@ async def _answer(
     write: Callable[[Call[EmbedRequest, PoolJob], list[Vectors], Meta], bytes],
 ) -> Response:
     call.model.require("embed")
-    own = call.model.engine.dimensions
-    asked = call.wire.output_dimension
-    if asked is not None and not 1 <= asked <= own:
-        raise InvalidRequestError(
-            f"output_dimension must be from 1 to {own}, the model's own, not {asked}.", param="output_dimension"
-        )
+    check_dimensions(call.model, call.wire.output_dimension, param="output_dimension")
+    dimensions = call.wire.output_dimension or call.model.engine.dimensions
     types = _types(call)
     for name in types:
-        ENCODINGS[name].refuse_unencodable(rows=len(call.job.prompts), dimensions=asked or own)
+        ENCODINGS[name].refuse_unencodable(rows=len(call.job.prompts), dimensions=dimensions)
     pooled = await _pool(call)
     vectors: list[Vectors] = [vector for (vector,) in pooled.rows]  # type: ignore[misc]
     meta = meta_of(version, input_tokens=pooled.prompt_tokens)

@@ -16,6 +16,7 @@ from trio_pool_serve.api.prompts import require_few
 from trio_pool_serve.api.purposes import for_purpose
 from trio_pool_serve.api.ranking import ranked, require_top
 from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.tasks.embed import check_dimensions
 from trio_pool_serve.tasks.pool import PoolJob
 from trio_pool_serve.tasks.reading import ReadingParams
 from trio_pool_serve.tasks.score import ScoreJob, Scores, score
@@ -62,6 +63,8 @@ class VoyageEmbeddingsRequest(JinaEmbeddingsRequest):
 
 async def answer_embeddings(call: Call[VoyageEmbeddingsRequest, PoolJob]) -> Response:
     """Embed. Raises what ``pool`` raises. Cancellation: at once."""
+    call.model.require("embed")
+    check_dimensions(call.model, call.wire.output_dimension, param="output_dimension")
     return await openai.answer_embeddings(evolve(call, job=for_purpose(call.job, call.wire.purpose, call.model)))
 
 
