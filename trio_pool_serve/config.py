@@ -5,11 +5,13 @@ The command line, the environment (``TRIO_POOL_SERVE_*``) and a TOML file all fi
 """
 
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, get_args
 
 from attrs import Factory, field, frozen
 from attrs.validators import deep_iterable, ge, gt, in_, le, min_len, optional
 from cyclopts import Group, Parameter
+
+from trio_pool_serve.types import PoolingTask
 
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 LongText: TypeAlias = Literal["refuse", "chunk"]
@@ -55,6 +57,25 @@ class ModelConfig:
             "in windows; its vector is their mean, weighed by their tokens."
         ),
     ] = field(default="refuse", validator=in_(("refuse", "chunk")))
+    task: Annotated[
+        PoolingTask | None,
+        _help(
+            "What the model is served for: another than its files say is refused. score: a causal language model whose "
+            "files say nothing is asked for yes or no, as Qwen3-Reranker is. [default: what the model's files say]"
+        ),
+    ] = field(default=None, validator=optional(in_(get_args(PoolingTask))))
+    step_tag_id: Annotated[
+        int | None,
+        _help("Token that ends a step, for process reward models. [default: what the model's files say]"),
+    ] = field(default=None, validator=optional(ge(0)))
+    returned_token_ids: Annotated[
+        tuple[int, ...],
+        Parameter(
+            help="Tokens that a language model judges steps by, as JSON: `[648,387]`. Needs `--step-tag-id`. "
+            "[default: none]",
+            negative=(),
+        ),
+    ] = field(default=(), validator=deep_iterable(ge(0)))
 
 
 @Parameter(name="*", group=Group("Network", sort_key=2))

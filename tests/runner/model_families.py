@@ -22,7 +22,16 @@ from trio_pool_serve.rendering.renderer import Renderer, renderer_of
 from trio_pool_serve.rendering.tokenizer import load_tokenizer
 from trio_pool_serve.runner.loading import load_runner
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
-from trio_pool_serve.types import Batch, Embed, PoolingRequest, RenderingParams, TextPrompt, Vectors
+from trio_pool_serve.types import (
+    Batch,
+    Embed,
+    PoolingParams,
+    PoolingRequest,
+    Prompt,
+    RenderingParams,
+    TextPrompt,
+    Vectors,
+)
 
 TEXTS = (
     "A nursery owns its tasks.",
@@ -417,14 +426,16 @@ class ServedModel:
     path: Path
     dtype: Dtype = "float32"
     device: str = "cpu"
+    settings: Mapping[str, Any] = Factory(dict)
     offload: Offload = field(factory=Offload)
     folder: ModelFolder = field(init=False)
     renderer: Renderer = field(init=False)
     runner: TransformerRunner = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.folder = read_model_folder(self.path)
-        self.runner = load_runner(self.folder, ModelConfig(dtype=self.dtype, device=self.device), self.offload)
+        config = ModelConfig(dtype=self.dtype, device=self.device, **self.settings)
+        self.folder = read_model_folder(self.path, config)
+        self.runner = load_runner(self.folder, config, self.offload)
         self.renderer = renderer_of(self.folder, load_tokenizer(self.folder), self.offload, workers=1)
 
     async def requests(
@@ -440,6 +451,15 @@ class ServedModel:
             PoolingRequest(await self.renderer.render(TextPrompt(text), rendering), (one,))
             for text, one in zip(texts, each, strict=True)
         ]
+
+    async def compute(
+        self, prompts: Sequence[Prompt], params: PoolingParams, *, together: bool = True, **rendering: Any
+    ) -> list[Any]:
+        """Compute prompts, cut to the model's limit, in one batch or each alone."""
+        how = RenderingParams(truncate_to=self.folder.max_model_len, **rendering)
+        requests = [PoolingRequest(await self.renderer.render(prompt, how), (params,)) for prompt in prompts]
+        batches = [Batch(tuple(requests))] if together else [Batch((request,)) for request in requests]
+        return [value for batch in batches for (value,) in await self.runner.launch(batch)]
 
     async def embed(
         self,

@@ -1,7 +1,7 @@
 """One request is one nursery: its prompts render and compute as children of it."""
 
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from trio_pool_serve.errors import (
 from trio_pool_serve.model_folder.folder import read_model_folder
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.renderer import Renderer
+from trio_pool_serve.rendering.token import Token
 from trio_pool_serve.rendering.tokenizer import Encoded, Tokenizer, load_tokenizer
 from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
 from trio_pool_serve.runner.scripted import ScriptedRunner
@@ -71,6 +72,12 @@ class NotingTokenizer:
         self, encoded: Encoded, size: int, *, prefix: Encoded, add_special_tokens: bool
     ) -> list[TokenIds]:
         return self.inner.finish_windows(encoded, size, prefix=prefix, add_special_tokens=add_special_tokens)
+
+    def tokens(self, text: str, *, add_special_tokens: bool) -> list[Token]:
+        return self.inner.tokens(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return self.inner.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def is_special(self, token_id: int) -> bool:
         return self.inner.is_special(token_id)

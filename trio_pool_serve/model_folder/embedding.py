@@ -4,6 +4,7 @@ The sentence-transformers layout: ``modules.json`` lists the modules, each with 
 folder without it is a bare transformer, which sentence-transformers pools by MEAN.
 """
 
+import re
 from collections.abc import Mapping
 from typing import get_args
 
@@ -54,7 +55,20 @@ def similarity_of(files: FolderFiles) -> Similarity:
     return known[asked]
 
 
+HEADS_LEFT_ASIDE = (
+    "ForMaskedLM",
+    "ForPreTraining",
+    "ForCausalLM",
+    "ForConditionalGeneration",
+    "ForTextEncoding",
+)
+"""What a bare transformer may have been saved from: sentence-transformers pools the states below these."""
+
+
 def _refuse_unsupported(files: FolderFiles) -> None:
+    for name in () if files.modules else files.architectures:
+        if re.search(r"For[A-Z]\w*$", name) and not name.endswith(HEADS_LEFT_ASIDE):
+            raise ModelLoadError(f"{name} is not an embedding model, and what it does is not supported.")
     task = files.module_config.get("transformer_task", "feature-extraction")
     if task != "feature-extraction":
         raise ModelLoadError(f"The transformer's task is {task!r}, which its modules give no use for.")

@@ -9,8 +9,11 @@ from attrs import Factory, frozen
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.model_folder.architecture import Architecture, ReadArchitecture
+from trio_pool_serve.model_folder.classification import read_classifier
 from trio_pool_serve.model_folder.embedding import read_embedding
 from trio_pool_serve.model_folder.files import FolderFiles, read_folder_files
+from trio_pool_serve.model_folder.process_reward import read_process_reward
+from trio_pool_serve.model_folder.reranking import read_generative_reranker
 
 AS_THE_FILES_SAY = ModelConfig()
 
@@ -66,7 +69,12 @@ class ModelFolder:
         return int(self.transformer_config["vocab_size"])
 
 
-READERS: tuple[ReadArchitecture, ...] = (read_embedding,)
+READERS: tuple[ReadArchitecture, ...] = (
+    read_process_reward,
+    read_classifier,
+    read_generative_reranker,
+    read_embedding,
+)
 """Each kind's reader, asked in this order; the last takes what nobody else has recognised."""
 
 
@@ -78,6 +86,9 @@ def read_model_folder(path: Path, config: ModelConfig = AS_THE_FILES_SAY) -> Mod
     """
     files = read_folder_files(path)
     architecture = next(filter(None, (read(files, config) for read in READERS)))
+    if config.task is not None and config.task not in architecture.tasks:
+        can = ", ".join(sorted(architecture.tasks))
+        raise ModelLoadError(f"--task {config.task}: by its files this model can be served for {can} only.")
     return ModelFolder(
         path=path,
         transformer_path=files.transformer_path,

@@ -1,13 +1,18 @@
 """Prompts to token ids, off the loop."""
 
 import numpy as np
+import numpy.typing as npt
 from attrs import define, field
 
-from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
+from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.model_folder.embedding import Embedding
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.offload import Offload
+from trio_pool_serve.rendering.length_limit import room_for_tokens, too_long
+from trio_pool_serve.rendering.pairs import JoinedPair, PairFormat
+from trio_pool_serve.rendering.templates import template_of
 from trio_pool_serve.rendering.text_window import encode_window
+from trio_pool_serve.rendering.token import Token
 from trio_pool_serve.rendering.tokenizer import Tokenizer
 from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
 from trio_pool_serve.types import (
@@ -29,6 +34,7 @@ class Renderer:
     max_model_len: int
     vocab_size: int
     pools_instruction: bool = True
+    pair_format: PairFormat = field(factory=JoinedPair)
     _instruction_tokens: dict[tuple[str, bool], int] = field(init=False, factory=dict)
 
     @property
@@ -45,7 +51,7 @@ class Renderer:
         if isinstance(prompt, TokensPrompt):
             return self._render_tokens(prompt, params)
         if isinstance(prompt, PairPrompt):
-            raise NotImplementedError
+            return await self.offload.run("render", lambda: self._render_pair(prompt, params), abandon_on_cancel=True)
         return await self.offload.run("render", lambda: self._render_text(prompt, params), abandon_on_cancel=True)
 
     async def render_windows(self, prompt: Prompt, params: RenderingParams) -> list[RenderedPrompt]:
@@ -74,6 +80,27 @@ class Renderer:
             instruction = self._count_instruction_tokens(tokenizer, params)
             return [RenderedPrompt(window, instruction) for window in windows]
 
+    async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[Token]:
+        """Return a text's tokens, none cut off. Raises and is cancelled as ``render``."""
+
+        def run() -> list[Token]:
+            with self.tokenizers.lend() as tokenizer:
+                try:
+                    return tokenizer.tokens(text, add_special_tokens=add_special_tokens)
+                except UnicodeError as error:
+                    raise InvalidRequestError("An input is not valid Unicode text.", param="input") from error
+
+        return await self.offload.run("render", run, abandon_on_cancel=True)
+
+    async def detokenize(self, token_ids: npt.NDArray[np.int64], *, skip_special_tokens: bool) -> str:
+        """Return the text of token ids, which must be in the vocabulary. Is cancelled as ``render``."""
+
+        def run() -> str:
+            with self.tokenizers.lend() as tokenizer:
+                return tokenizer.decode(token_ids.tolist(), skip_special_tokens=skip_special_tokens)
+
+        return await self.offload.run("render", run, abandon_on_cancel=True)
+
     def _render_tokens(self, prompt: TokensPrompt, params: RenderingParams) -> RenderedPrompt:
         ids, keep = prompt.token_ids, params.truncate_to
         if keep is not None and len(ids) > keep:
@@ -81,7 +108,7 @@ class Renderer:
         if len(ids) == 0:
             raise InvalidRequestError("An input has no tokens.", param="input")
         if len(ids) > self.max_model_len:
-            raise _too_long(f"{len(ids)}", self.max_model_len)
+            raise too_long(f"{len(ids)}", self.max_model_len)
         outside = ids[(ids < 0) | (ids >= self.vocab_size)]
         if len(outside):
             raise InvalidRequestError(
@@ -94,26 +121,30 @@ class Renderer:
     def _render_text(self, prompt: TextPrompt, params: RenderingParams) -> RenderedPrompt:
         with self.tokenizers.lend() as tokenizer:
             special = tokenizer.special_tokens if params.add_special_tokens else 0
-            limit = self.max_model_len if params.truncate_to is None else params.truncate_to
-            keep = limit - special
-            if keep <= 0:
-                raise InvalidRequestError(
-                    f"Truncating to {limit} tokens leaves no room beside {special} special tokens.",
-                    param="truncate_prompt_tokens",
-                )
+            keep = room_for_tokens(params, self.max_model_len, special)
             try:
                 window = encode_window(tokenizer, params.instruction + prompt.text, keep, params.truncation_side)
             except UnicodeError as error:
                 raise InvalidRequestError("An input is not valid Unicode text.", param="input") from error
             if params.truncate_to is None and not (window.is_whole and window.tokens <= keep):
                 length = f"{window.tokens + special}" if window.is_whole else f"more than {window.tokens + special}"
-                raise _too_long(length, self.max_model_len)
+                raise too_long(length, self.max_model_len)
             token_ids = tokenizer.finish(
                 window.encoded, keep, params.truncation_side, add_special_tokens=params.add_special_tokens
             )
             if len(token_ids) == 0:
                 raise InvalidRequestError("An input has no tokens.", param="input")
             return RenderedPrompt(token_ids, self._count_instruction_tokens(tokenizer, params))
+
+    def _render_pair(self, prompt: PairPrompt, params: RenderingParams) -> RenderedPrompt:
+        with self.tokenizers.lend() as tokenizer:
+            try:
+                rendered = self.pair_format.render(tokenizer, prompt, params, self.max_model_len)
+            except UnicodeError as error:
+                raise InvalidRequestError("An input is not valid Unicode text.", param="input") from error
+        if len(rendered.token_ids) == 0:
+            raise InvalidRequestError("An input has no tokens.", param="input")
+        return rendered
 
     def _count_instruction_tokens(self, tokenizer: Tokenizer, params: RenderingParams) -> int:
         """Count as sentence-transformers does: the instruction alone, less a trailing special token."""
@@ -135,7 +166,7 @@ class Renderer:
 
 
 def renderer_of(folder: ModelFolder, tokenizer: Tokenizer, offload: Offload, *, workers: int) -> Renderer:
-    """Return the renderer for a model, with ``workers`` copies of its tokenizer."""
+    """Return the renderer for a model, with ``workers`` copies of its tokenizer. Raises ``ModelLoadError``."""
     architecture = folder.architecture
     return Renderer(
         TokenizerPool(tokenizer, workers),
@@ -143,16 +174,9 @@ def renderer_of(folder: ModelFolder, tokenizer: Tokenizer, offload: Offload, *, 
         max_model_len=folder.max_model_len,
         vocab_size=folder.vocab_size,
         pools_instruction=not isinstance(architecture, Embedding) or architecture.pools_instruction,
+        pair_format=template_of(architecture, tokenizer) or JoinedPair(),
     )
 
 
 MAX_KNOWN_INSTRUCTIONS = 1024
 """Clients may send instructions of their own: the memory of their lengths must not grow for ever."""
-
-
-def _too_long(length: str, limit: int) -> ContextLengthError:
-    return ContextLengthError(
-        f"An input has {length} tokens, but this model takes at most {limit}. "
-        "Shorten it, or set truncate_prompt_tokens (-1 truncates to the model's maximum).",
-        param="input",
-    )

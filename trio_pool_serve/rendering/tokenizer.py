@@ -6,7 +6,7 @@ touched: changing it while another thread encodes is what raises "Already borrow
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -17,10 +17,15 @@ from tokenizers.normalizers import Sequence as NormalizerSequence
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.model_folder.folder import ModelFolder
+from trio_pool_serve.rendering.token import Token
 from trio_pool_serve.types import TokenIds, TruncationSide
 
 Encoded: TypeAlias = Any
 """What ``encode`` made for ``finish``: it has a length, in tokens."""
+
+
+RenderChat: TypeAlias = Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], str]
+"""(messages, options) → the text that the chat template makes of them; raises whatever the template does."""
 
 
 class Tokenizer(Protocol):
@@ -29,6 +34,14 @@ class Tokenizer(Protocol):
     @property
     def special_tokens(self) -> int:
         """How many special tokens surround one text."""
+
+    @property
+    def pair_special_tokens(self) -> int:
+        """How many special tokens surround two texts."""
+
+    @property
+    def render_chat(self) -> RenderChat | None:
+        """The chat template, ``None`` if there is none."""
 
     def encode(self, text: str) -> Encoded:
         """Tokenise without special tokens."""
@@ -40,6 +53,27 @@ class Tokenizer(Protocol):
         self, encoded: Encoded, size: int, *, prefix: Encoded, add_special_tokens: bool
     ) -> list[TokenIds]:
         """Take ``encoded`` apart into windows of ``size`` tokens; put ``prefix`` and special tokens around each."""
+
+    def tokens(self, text: str, *, add_special_tokens: bool) -> list[Token]:
+        """Return a text's tokens, for people to look at."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of token ids."""
+
+    def truncate(self, encoded: Encoded, keep: int, side: TruncationSide) -> Encoded:
+        """Keep at most ``keep`` tokens, cutting at ``side``; ``encoded`` is used up."""
+
+    def longest_first(self, first: int, second: int, keep: int) -> tuple[int, int]:
+        """Return how many tokens of each text are kept when both may have ``keep`` together.
+
+        A text that fills less than half stays whole, else each gets half. The odd token is the tokenizer's choice.
+        """
+
+    def join(self, first: Encoded, second: Encoded, *, add_special_tokens: bool) -> tuple[TokenIds, TokenIds | None]:
+        """Join two texts; the second value is their segments, ``None`` where all are 0."""
+
+    def beginning(self, text: str, encoded: Encoded, tokens: int) -> str:
+        """Return the part of ``text`` that its first tokens come from; it has more than that many."""
 
     def is_special(self, token_id: int) -> bool:
         """Tell whether an id is one of the special tokens."""
@@ -54,13 +88,17 @@ class FastTokenizer:
 
     _backend: tokenizers.Tokenizer
     _special_ids: frozenset[int]
+    _has_segments: bool = True
+    render_chat: RenderChat | None = None
     special_tokens: int = field(init=False)
+    pair_special_tokens: int = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         # tokenizer.json may carry truncation and padding settings of whoever saved it.
         self._backend.no_truncation()
         self._backend.no_padding()
         self.special_tokens = self._backend.num_special_tokens_to_add(is_pair=False)
+        self.pair_special_tokens = self._backend.num_special_tokens_to_add(is_pair=True)
 
     def encode(self, text: str) -> Encoded:
         """Tokenise without special tokens.
@@ -75,8 +113,7 @@ class FastTokenizer:
 
     def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
         """Cut and add special tokens."""
-        if len(encoded) > keep:
-            encoded.truncate(keep, direction=side)
+        encoded = self.truncate(encoded, keep, side)
         if add_special_tokens:
             encoded = self._backend.post_process(encoded)
         return np.array(encoded.ids, dtype=np.int32)
@@ -91,13 +128,49 @@ class FastTokenizer:
             windows = [self._backend.post_process(window) for window in windows]
         return [np.array(window.ids, dtype=np.int32) for window in windows]
 
+    def tokens(self, text: str, *, add_special_tokens: bool) -> list[Token]:
+        """Return a text's tokens."""
+        encoded = self.encode(text)
+        if add_special_tokens:
+            encoded = self._backend.post_process(encoded)
+        rows = zip(encoded.ids, encoded.tokens, encoded.special_tokens_mask, encoded.offsets, strict=True)
+        return [
+            Token(id_, piece, True, None, None, piece)  # noqa: FBT003  (a record of six)
+            if special
+            else Token(id_, text[start:stop], False, start, stop, piece)  # noqa: FBT003
+            for id_, piece, special, (start, stop) in rows
+        ]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of token ids."""
+        return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def truncate(self, encoded: Encoded, keep: int, side: TruncationSide) -> Encoded:
+        """Cut in place."""
+        if len(encoded) > keep:
+            encoded.truncate(keep, direction=side)
+        return encoded
+
+    def longest_first(self, first: int, second: int, keep: int) -> tuple[int, int]:
+        """Give the odd token to the longer text, to the second if both are equally long."""
+        return _shares(first, second, keep, odd_to_first=first > second)
+
+    def join(self, first: Encoded, second: Encoded, *, add_special_tokens: bool) -> tuple[TokenIds, TokenIds | None]:
+        """Join two texts as the library's post-processor does."""
+        joined = self._backend.post_process(first, second, add_special_tokens=add_special_tokens)
+        return np.array(joined.ids, dtype=np.int32), _segments(joined.type_ids) if self._has_segments else None
+
+    def beginning(self, text: str, encoded: Encoded, tokens: int) -> str:
+        """Cut behind the last character that the last of the tokens came from."""
+        return text[: encoded.offsets[tokens - 1][1]]
+
     def is_special(self, token_id: int) -> bool:
         """Tell whether an id is one of the special tokens."""
         return token_id in self._special_ids
 
     def copy(self) -> "FastTokenizer":
         """Return a deep copy."""
-        return FastTokenizer(copy.deepcopy(self._backend), self._special_ids)
+        return FastTokenizer(copy.deepcopy(self._backend), self._special_ids, self._has_segments, self.render_chat)
 
 
 @define(eq=False)
@@ -106,10 +179,14 @@ class SlowTokenizer:
 
     _tokenizer: Any
     _lower_case: bool = False
+    _has_segments: bool = True
+    render_chat: RenderChat | None = None
     special_tokens: int = field(init=False)
+    pair_special_tokens: int = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.special_tokens = self._tokenizer.num_special_tokens_to_add(pair=False)
+        self.pair_special_tokens = self._tokenizer.num_special_tokens_to_add(pair=True)
 
     def encode(self, text: str) -> Encoded:
         """Tokenise without special tokens."""
@@ -120,7 +197,7 @@ class SlowTokenizer:
 
     def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
         """Cut and add special tokens."""
-        ids = encoded[:keep] if side == "right" else encoded[max(0, len(encoded) - keep) :]
+        ids = self.truncate(encoded, keep, side)
         if add_special_tokens:
             ids = self._tokenizer.build_inputs_with_special_tokens(ids)
         return np.array(ids, dtype=np.int32)
@@ -132,13 +209,74 @@ class SlowTokenizer:
         windows = [[*prefix, *encoded[start : start + size]] for start in range(0, len(encoded), size)]
         return [self.finish(ids, len(ids), "right", add_special_tokens=add_special_tokens) for ids in windows]
 
+    def tokens(self, text: str, *, add_special_tokens: bool) -> list[Token]:
+        """Return a text's tokens; where they come from is not known."""
+        encoded = self.encode(text)
+        ids = self.finish(encoded, len(encoded), "right", add_special_tokens=add_special_tokens).tolist()
+        pieces = self._tokenizer.convert_ids_to_tokens(ids)
+        return [
+            Token(id_, piece, self.is_special(id_), None, None, piece) for id_, piece in zip(ids, pieces, strict=True)
+        ]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of token ids."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def truncate(self, encoded: Encoded, keep: int, side: TruncationSide) -> Encoded:
+        """Cut."""
+        return encoded[:keep] if side == "right" else encoded[max(0, len(encoded) - keep) :]
+
+    def longest_first(self, first: int, second: int, keep: int) -> tuple[int, int]:
+        """Give the odd token to the first text."""
+        return _shares(first, second, keep, odd_to_first=True)
+
+    def join(self, first: Encoded, second: Encoded, *, add_special_tokens: bool) -> tuple[TokenIds, TokenIds | None]:
+        """Join two texts as the tokenizer's own methods do."""
+        if add_special_tokens:
+            ids = self._tokenizer.build_inputs_with_special_tokens(first, second)
+            types = self._tokenizer.create_token_type_ids_from_sequences(first, second)
+        else:
+            ids, types = first + second, [0] * len(first) + [1] * len(second)
+        return np.array(ids, dtype=np.int32), _segments(types) if self._has_segments else None
+
+    def beginning(self, text: str, encoded: Encoded, tokens: int) -> str:
+        """Put the tokens together again: these tokenizers do not say where in the text theirs were."""
+        del text
+        beginning: str = self._tokenizer.decode(encoded[:tokens])
+        return beginning
+
     def is_special(self, token_id: int) -> bool:
         """Tell whether an id is one of the special tokens."""
         return token_id in self._tokenizer.all_special_ids
 
     def copy(self) -> "SlowTokenizer":
         """Return a deep copy."""
-        return SlowTokenizer(copy.deepcopy(self._tokenizer), self._lower_case)
+        return SlowTokenizer(copy.deepcopy(self._tokenizer), self._lower_case, self._has_segments, self.render_chat)
+
+
+def _shares(first: int, second: int, keep: int, *, odd_to_first: bool) -> tuple[int, int]:
+    if first + second <= keep:
+        return first, second
+    if 2 * min(first, second) <= keep:
+        return (first, keep - first) if first <= second else (keep - second, second)
+    of_first = (keep + odd_to_first) // 2
+    return of_first, keep - of_first
+
+
+def _segments(type_ids: Sequence[int]) -> TokenIds | None:
+    return np.array(type_ids, dtype=np.int32) if any(type_ids) else None
+
+
+def _chat_renderer(loaded: Any) -> RenderChat | None:
+    if not loaded.chat_template:
+        return None
+
+    def render(messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
+        rendered: str = loaded.apply_chat_template(messages, tokenize=False, **options)
+        return rendered
+
+    return render
 
 
 def load_tokenizer(folder: ModelFolder, *, trust_remote_code: bool = False) -> Tokenizer:
@@ -152,10 +290,11 @@ def load_tokenizer(folder: ModelFolder, *, trust_remote_code: bool = False) -> T
         )
     except Exception as error:
         raise ModelLoadError(f"The tokenizer of {folder.transformer_path} cannot be loaded: {error}") from error
+    has_segments, chat = "token_type_ids" in loaded.model_input_names, _chat_renderer(loaded)
     if not loaded.is_fast:
-        return SlowTokenizer(loaded, folder.lower_case)
+        return SlowTokenizer(loaded, folder.lower_case, has_segments, chat)
     backend = copy.deepcopy(loaded.backend_tokenizer)
     if folder.lower_case:
         normalizers = [Lowercase(), *([backend.normalizer] if backend.normalizer else [])]
         backend.normalizer = NormalizerSequence(normalizers)
-    return FastTokenizer(backend, frozenset(loaded.all_special_ids))
+    return FastTokenizer(backend, frozenset(loaded.all_special_ids), has_segments, chat)

@@ -5,16 +5,29 @@ from collections.abc import Mapping
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.model_folder.architecture import Architecture
+from trio_pool_serve.model_folder.classification import CrossEncoder, SequenceClassifier, TokenClassifier
 from trio_pool_serve.model_folder.embedding import Embedding
 from trio_pool_serve.model_folder.folder import ModelFolder
+from trio_pool_serve.model_folder.process_reward import ProcessReward
+from trio_pool_serve.model_folder.reranking import GenerativeReranker
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.runner.dtype import resolve_device, resolve_dtype
+from trio_pool_serve.runner.families.classification import load_sequence_classifier, load_token_classifier
 from trio_pool_serve.runner.families.embedding import load_embedding
 from trio_pool_serve.runner.families.interface import LoadedModel, Loader, LoadingParams
+from trio_pool_serve.runner.families.process_reward import load_process_reward
+from trio_pool_serve.runner.families.reranking import load_generative_reranker
 from trio_pool_serve.runner.output_copy import CudaCopyBackend, OutputCopier
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
 
-LOADERS: Mapping[type[Architecture], Loader] = {Embedding: load_embedding}
+LOADERS: Mapping[type[Architecture], Loader] = {
+    Embedding: load_embedding,
+    SequenceClassifier: load_sequence_classifier,
+    CrossEncoder: load_sequence_classifier,
+    TokenClassifier: load_token_classifier,
+    GenerativeReranker: load_generative_reranker,
+    ProcessReward: load_process_reward,
+}
 """How each kind of model is loaded."""
 
 OUTPUT_BYTES = 2**30

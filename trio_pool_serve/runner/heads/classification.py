@@ -1,6 +1,7 @@
 """Numbers per label, for a row or for each of its tokens."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -8,13 +9,27 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
+from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.heads.embedding import kept_tokens
 from trio_pool_serve.runner.heads.interface import HeadRows
 from trio_pool_serve.types import Activation, Classify, PooledValue, TokenClassify
 
-ActivationFunctions = Mapping[Activation, Callable[[Tensor], Tensor]]
+ActivationFunction: TypeAlias = Callable[[Tensor], Tensor]
+
+ActivationFunctions = Mapping[Activation, ActivationFunction]
 """What each ``Activation`` means for one model: logits [rows, …, labels] → the same shape."""
+
+
+def activation_functions(*, labels: int, problem_type: str | None, score_activation: str) -> ActivationFunctions:
+    """Return a classifier's: ``probabilities`` as transformers' pipelines do, ``score`` by its dotted name."""
+    if problem_type == "regression":
+        probabilities: ActivationFunction = raw
+    elif problem_type == "multi_label_classification" or labels == 1:
+        probabilities = torch.sigmoid
+    else:
+        probabilities = softmax
+    return {"probabilities": probabilities, "score": _activation_named(score_activation), "raw": raw}
 
 
 def softmax(logits: Tensor) -> Tensor:
@@ -25,6 +40,23 @@ def softmax(logits: Tensor) -> Tensor:
 def raw(logits: Tensor) -> Tensor:
     """Nothing."""
     return logits
+
+
+def _activation_named(dotted: str) -> ActivationFunction:
+    """Return one of torch.nn's activations. Raises ``ModelLoadError`` for anything else."""
+    if not dotted.startswith("torch.nn."):
+        raise ModelLoadError(f"The activation function {dotted} is not one of torch.nn's.")
+    name = dotted.rpartition(".")[2]
+    if name == "Softmax":
+        return softmax
+    kind = getattr(nn, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise ModelLoadError(f"The activation function {dotted} is not one of torch.nn's.")
+    try:
+        activation = kind()
+    except TypeError as error:
+        raise ModelLoadError(f"{dotted} is not an activation function: {error}") from error
+    return activation
 
 
 def _activate(logits: Tensor, activations: Sequence[Activation], functions: ActivationFunctions) -> Tensor:
@@ -99,47 +131,63 @@ def last_token(states: Tensor, attention_mask: Tensor) -> Tensor:
 
 @frozen(eq=False)
 class LastTokenLogits:
-    """A decoder's classifier: a linear layer on the last token's state."""
+    """A decoder's classifier: ``score``, a linear layer in float32, on the last token's state."""
 
     score: nn.Module
 
     def __call__(self, forward: ForwardPass) -> Tensor:
         """Return logits [rows, labels]."""
-        rows: Tensor = self.score(last_token(forward.computed, forward.attention_mask))
+        rows: Tensor = self.score(last_token(forward.computed, forward.attention_mask).float())
         return rows
+
+
+@frozen(eq=False)
+class TokenLogits:
+    """A head that gives each token a row of labels: ``score`` in float32."""
+
+    score: nn.Module
+
+    def __call__(self, forward: ForwardPass) -> Tensor:
+        """Return logits [rows, tokens, labels]."""
+        rows: Tensor = self.score(forward.computed.float())
+        return rows
+
+
+class WordScores(nn.Module):
+    """Logits of a few words: those rows of a language model's head, in float32.
+
+    ``softcap`` c bounds them as the model does, ``c · tanh(logit / c)``.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, language_head: nn.Linear, words: Sequence[int], softcap: float | None) -> None:
+        super().__init__()
+        rows = list(words)
+        bias = language_head.bias
+        self.register_buffer("weight", language_head.weight[rows].detach().float().clone())
+        self.register_buffer("bias", None if bias is None else bias[rows].detach().float().clone())
+        self.softcap = softcap
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Map states [rows, …, hidden] float32 to logits [rows, …, words]."""
+        logits = nn.functional.linear(states, self.weight, self.bias)
+        return logits if self.softcap is None else (logits / self.softcap).tanh() * self.softcap
 
 
 @frozen(eq=False)
 class YesNoLogits:
     """A generative reranker's judgement: by how much it would rather say yes than no.
 
-    ``logit(yes) − logit(no)`` at the last position, which is the log-odds once only those two words count. Without
-    ``no`` it is the logit of yes alone. ``language_head`` maps [rows, hidden] to [rows, vocabulary].
+    ``logit(yes) − logit(no)`` after the last token, which is the log-odds once only those two words count.
+    ``words`` gives both logits, or that of yes alone, which then is the judgement.
     """
 
-    language_head: nn.Linear
-    yes: int
-    no: int | None
-    softcap: float | None = None
+    words: WordScores
 
     def __call__(self, forward: ForwardPass) -> Tensor:
         """Return one logit per row, [rows, 1]."""
-        words = [self.yes] if self.no is None else [self.yes, self.no]
-        states = last_token(forward.computed, forward.attention_mask)
-        bias = None if self.language_head.bias is None else self.language_head.bias[words]
-        logits = nn.functional.linear(states, self.language_head.weight[words], bias).float()
-        if self.softcap is not None:
-            logits = (logits / self.softcap).tanh() * self.softcap
-        return logits[:, :1] if self.no is None else logits[:, :1] - logits[:, 1:]
-
-
-@frozen(eq=False)
-class WordLogits:
-    """A process reward model made of a language model: the logits of a few words at every position."""
-
-    language_head: nn.Linear
-    words: Sequence[int]
-
-    def __call__(self, forward: ForwardPass) -> Tensor:
-        """Return logits [rows, tokens, words]."""
-        return nn.functional.linear(forward.computed, self.language_head.weight[list(self.words)])
+        logits = self.words(last_token(forward.computed, forward.attention_mask).float())
+        judgement: Tensor = logits[:, :1] - logits[:, 1:] if logits.shape[1] == 2 else logits
+        return judgement

@@ -1,0 +1,52 @@
+"""Tokens for people to look at."""
+
+import numpy as np
+import pytest
+
+from tests.conftest import assert_idle
+from tests.model_folders import VOCABULARY
+from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.rendering.token import Token
+from trio_pool_serve.tasks.tokenize import detokenize, tokenize
+
+CLS, SEP = VOCABULARY["[CLS]"], VOCABULARY["[SEP]"]
+
+
+async def test_tokens_say_where_they_come_from(service):
+    (tokens,) = await tokenize(service.model(), ["Hello  world"], add_special_tokens=True)
+    assert tokens == [
+        Token(CLS, "[CLS]", True, None, None, "[CLS]"),
+        Token(VOCABULARY["hello"], "Hello", False, 0, 5, "hello"),
+        Token(VOCABULARY["world"], "world", False, 7, 12, "world"),
+        Token(SEP, "[SEP]", True, None, None, "[SEP]"),
+    ]
+    assert_idle(service)
+
+
+async def test_special_tokens_may_be_left_out_and_instructions_put_in_front(service):
+    (tokens,) = await tokenize(service.model(), ["hello"], add_special_tokens=False, instruction="query : ")
+    assert [token.piece for token in tokens] == ["query", ":", "hello"]
+
+
+async def test_no_token_is_cut_off(service):
+    (tokens,) = await tokenize(service.model(), ["hello " * 1000], add_special_tokens=True)
+    assert len(tokens) == 1002
+
+
+async def test_a_lone_surrogate_is_refused(service):
+    with pytest.raises(InvalidRequestError, match="Unicode"):
+        await tokenize(service.model(), ["\ud800"], add_special_tokens=True)
+    assert_idle(service)
+
+
+async def test_ids_become_text_again(service):
+    ids = np.array([CLS, VOCABULARY["hello"], VOCABULARY["world"], SEP])
+    assert await detokenize(service.model(), [ids], skip_special_tokens=True) == ["hello world"]
+    assert await detokenize(service.model(), [ids], skip_special_tokens=False) == ["[CLS] hello world [SEP]"]
+
+
+@pytest.mark.parametrize("wrong", [-1, len(VOCABULARY), 2**40])
+async def test_an_id_outside_the_vocabulary_is_refused(service, wrong):
+    with pytest.raises(InvalidRequestError, match=f"{wrong} is outside"):
+        await detokenize(service.model(), [np.array([5]), np.array([wrong])], skip_special_tokens=True)
+    assert_idle(service)

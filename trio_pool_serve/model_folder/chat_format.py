@@ -1,0 +1,82 @@
+"""How a model reads two texts through its tokenizer's chat template.
+
+sentence-transformers' form for rerankers: a message of role ``query``, one of role ``document``, and the
+instruction as a system message before them.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import evolve, frozen
+
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.model_folder.files import FolderFiles
+
+STRUCTURED_BY_SIGHT = ("content[0]", ".type", "'type'", '"type"', "item.type", "message.content[")
+"""What sentence-transformers takes for a template that wants a message's content in parts."""
+
+FLAT_MODEL_TYPES = frozenset({"apertus", "deepseek_v3", "gpt_oss", "seed_oss"})
+
+OWN_OPTIONS = frozenset({"padding", "truncation", "max_length", "return_tensors", "restore_suffix"})
+"""Options of the tokenizer and of sentence-transformers that no template sees."""
+
+
+@frozen(kw_only=True)
+class ChatFormat:
+    """How messages are handed to the template.
+
+    ``structured`` makes a message's content a list of parts. ``options`` are what the template is rendered
+    with. ``required`` says that the files name this format; where they do not, it is used if the template has
+    a place for both texts.
+    """
+
+    structured: bool
+    options: Mapping[str, Any]
+    required: bool = True
+
+    def messages(self, first: str, second: str, instruction: str) -> list[dict[str, Any]]:
+        """Return the conversation that two texts make."""
+        said = [("query", first), ("document", second)]
+        if instruction:
+            said.insert(0, ("system", instruction))
+        return [{"role": role, "content": self._content(text)} for role, text in said]
+
+    def _content(self, text: str) -> str | list[dict[str, str]]:
+        return [{"type": "text", "text": text}] if self.structured else text
+
+
+def read_chat_format(files: FolderFiles) -> ChatFormat | None:
+    """Return the format if pairs may go through the chat template. Raises ``ModelLoadError``."""
+    options = _template_options(files)
+    template = chat_template(files)
+    sighted = ChatFormat(
+        structured=files.text_config.get("model_type") not in FLAT_MODEL_TYPES
+        and any(pattern in (template or ".type") for pattern in STRUCTURED_BY_SIGHT),
+        options=options,
+    )
+    if not files.modules:
+        return evolve(sighted, required=False) if template is not None else None
+    message = (files.module_config.get("modality_config") or {}).get("message")
+    if message is None:
+        return None
+    form = message.get("format", "auto")
+    return sighted if form == "auto" else evolve(sighted, structured=form == "structured")
+
+
+def chat_template(files: FolderFiles) -> str | None:
+    """Return the tokenizer's template, ``""`` for several with names, ``None`` for none."""
+    try:
+        return (files.transformer_path / "chat_template.jinja").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        template = files.tokenizer_config.get("chat_template")
+        return template if isinstance(template, str | None) else ""
+
+
+def _template_options(files: FolderFiles) -> Mapping[str, Any]:
+    asked: Mapping[str, Mapping[str, Any]] = files.module_config.get("processing_kwargs") or {}
+    unsupported = [name for name, options in asked.items() if options and name != "chat_template"]
+    options = asked.get("chat_template") or {}
+    unsupported += sorted(OWN_OPTIONS & options.keys())
+    if unsupported:
+        raise ModelLoadError(f"processing_kwargs asks for {', '.join(unsupported)}, which is not supported.")
+    return options

@@ -1,0 +1,24 @@
+"""How long an input may be, and what is said when it is longer."""
+
+from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
+from trio_pool_serve.types import RenderingParams
+
+
+def room_for_tokens(params: RenderingParams, max_model_len: int, taken: int, beside: str = "special") -> int:
+    """Return how many tokens of an input fit beside the ``taken`` ones. Raises ``InvalidRequestError``."""
+    limit = max_model_len if params.truncate_to is None else params.truncate_to
+    if limit <= taken:
+        raise InvalidRequestError(
+            f"Truncating to {limit} tokens leaves no room beside {taken} {beside} tokens.",
+            param="truncate_prompt_tokens",
+        )
+    return limit - taken
+
+
+def too_long(length: str, limit: int) -> ContextLengthError:
+    """Return the error for an input of ``length`` tokens."""
+    return ContextLengthError(
+        f"An input has {length} tokens, but this model takes at most {limit}. "
+        "Shorten it, or set truncate_prompt_tokens (-1 truncates to the model's maximum).",
+        param="input",
+    )

@@ -1,0 +1,33 @@
+"""Texts to their tokens, and back: what the model would read, without having it read."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.rendering.token import Token
+from trio_pool_serve.tasks.model import Model
+
+
+async def tokenize(
+    model: Model, texts: Sequence[str], *, add_special_tokens: bool, instruction: str = ""
+) -> list[list[Token]]:
+    """Return the tokens of each text, none cut off; ``instruction`` is put in front of every text.
+
+    Raises ``InvalidRequestError``. Cancellation: at once; a thread that tokenises finishes one text.
+    """
+    return [await model.renderer.tokenize(instruction + text, add_special_tokens=add_special_tokens) for text in texts]
+
+
+async def detokenize(model: Model, ids: Sequence[npt.NDArray[np.int64]], *, skip_special_tokens: bool) -> list[str]:
+    """Return the text of each list of token ids.
+
+    Raises ``InvalidRequestError`` for ids outside the vocabulary. Cancellation: as ``tokenize``.
+    """
+    size = model.renderer.vocab_size
+    for row in ids:
+        outside = row[(row < 0) | (row >= size)]
+        if len(outside):
+            raise InvalidRequestError(f"Token id {outside[0]} is outside the vocabulary of {size}.", param="tokens")
+    return [await model.renderer.detokenize(row, skip_special_tokens=skip_special_tokens) for row in ids]
