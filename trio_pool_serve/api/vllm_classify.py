@@ -96,7 +96,7 @@ async def answer_classify(call: Call[ClassifyRequest, PoolJob]) -> Response:
             created=int(time.time()),
             model=call.model.name,
             data=[item(index, row) for index, row in enumerate(rows)],
-            usage=Usage(prompt_tokens=pooled.prompt_tokens),
+            usage=Usage.of(pooled.prompt_tokens),
         )
         return EncodedAnswer(msgspec.json.encode(answer))
 

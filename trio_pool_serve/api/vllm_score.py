@@ -142,7 +142,7 @@ async def answer_score(call: Call[ScoreRequest, ScoreJob]) -> Response:
             created=int(time.time()),
             model=call.model.name,
             data=[ScoreItem(index=index, score=value) for index, value in enumerate(scores.values.tolist())],
-            usage=Usage(prompt_tokens=scores.prompt_tokens),
+            usage=Usage.of(scores.prompt_tokens),
         )
         return EncodedAnswer(msgspec.json.encode(answer))
 
