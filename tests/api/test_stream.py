@@ -29,7 +29,7 @@ async def stream(client: httpx.AsyncClient, **body) -> list:
 
 async def until_idle(service) -> None:
     with trio.fail_after(10):
-        while not is_idle(service):
+        while not is_idle(service):  # noqa: ASYNC110
             await trio.sleep(0.001)
 
 
@@ -81,7 +81,7 @@ async def test_a_client_that_leaves_takes_its_rows_along(service, scripted, clie
         assert answer.status_code == 200
         await trio.to_thread.run_sync(scripted.launching.wait)
     with trio.fail_after(10):
-        while service.default.engine.statistics().queued_rows:
+        while service.default.engine.statistics().queued_rows:  # noqa: ASYNC110
             await trio.sleep(0.001)
     scripted.gate.set()
     await until_idle(service)
