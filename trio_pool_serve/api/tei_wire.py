@@ -100,7 +100,10 @@ class PredictRequest(Reading):
 
     def job(self, network: NetworkConfig) -> PredictJob:
         """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
-        is_batch = not isinstance(self.inputs, str) and any(isinstance(item, list) for item in self.inputs)
+        kinds = set() if isinstance(self.inputs, str) else set(map(type, self.inputs))
+        if len(kinds) > 1:
+            raise InvalidRequestError("inputs mixes texts and lists.", param="inputs")
+        is_batch = kinds == {list}
         sequences: Sequence[object] = self.inputs if is_batch else [self.inputs]
         require_few(sequences, network, param="inputs")
         pooling = PoolJob(
