@@ -70,7 +70,7 @@ def test_a_setting_reaches_the_config_from_a_flag_the_environment_and_a_file(gro
     text, meant = WRITTEN[setting.name]
     assert value_of(Config(models=("m",)), group, setting.name) == setting.default != meant
     flag = "--" + setting.name.replace("_", "-")
-    flags = [flag] if meant is True else [flag, text]
+    flags = {True: [flag], False: [f"--no-{flag[2:]}"]}[meant] if isinstance(meant, bool) else [flag, text]
     assert value_of(read_config(["m", *flags]), group, setting.name) == meant
 
     quoted = f'"{text}"' if isinstance(meant, str | Path) else text
@@ -124,7 +124,7 @@ def test_a_folder_whose_name_has_an_equals_sign_is_itself(tmp_path):
 
 
 WRONG = {
-    "no model": ([], "MODEL"),
+    "no model": ([], "--model"),
     "an unknown flag": (["m", "--no-such-flag"], "--no-such-flag"),
     "a port that is no number": (["m", "--port", "http"], "--port"),
     "a negative port": (["m", "--port", "-1"], "port"),

@@ -8,7 +8,8 @@ import trio_pool_serve
 PACKAGE = Path(trio_pool_serve.__file__).parent
 
 FLOORS = [
-    {"", "config", "dedicated_thread", "errors", "types"},
+    {"", "dedicated_thread", "errors", "types"},
+    {"config"},
     {"offload"},
     {"telemetry", "model_folder", "model_hub", "containment"},
     {"runner"},

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.model_folders import write_json
-from trio_pool_serve.config import ModelConfig, Task
+from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.model_folder.chat_format import ChatFormat
 from trio_pool_serve.model_folder.classification import CrossEncoder, SequenceClassifier, TokenClassifier
@@ -15,7 +15,6 @@ from trio_pool_serve.model_folder.embedding import Embedding
 from trio_pool_serve.model_folder.folder import read_model_folder
 from trio_pool_serve.model_folder.process_reward import ProcessReward
 from trio_pool_serve.model_folder.reranking import GenerativeReranker, JudgeFormat
-from trio_pool_serve.types import PoolingTask
 
 TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}
 LOGIT_SCORE = "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"
@@ -138,10 +137,6 @@ def test_a_task_that_the_files_do_not_allow_is_refused(tmp_path: Path):
     assert "embed" in architecture_of(tmp_path, task="embed").tasks
     with pytest.raises(ModelLoadError, match=r"--task classify: by its files .* embed, score, token_embed only"):
         architecture_of(tmp_path, task="classify")
-
-
-def test_a_task_is_one_of_those_that_models_have():
-    assert Task == PoolingTask
 
 
 # -- language models that judge -----------------------------------------------------------------------

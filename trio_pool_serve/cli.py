@@ -49,7 +49,6 @@ def serve(
             "one server; the first answers requests that name none."
         ),
     ],
-    /,
     *,
     config: Annotated[
         Path | None,

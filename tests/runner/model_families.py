@@ -25,10 +25,12 @@ from trio_pool_serve.runner.transformer_runner import TransformerRunner
 from trio_pool_serve.types import (
     Batch,
     Embed,
+    PooledValue,
     PoolingParams,
     PoolingRequest,
     Prompt,
     RenderingParams,
+    Role,
     TextPrompt,
     Vectors,
 )
@@ -470,6 +472,23 @@ class ServedModel:
         """Compute texts in one batch."""
         rows = await self.runner.launch(Batch(tuple(await self.requests(texts, params, instruction))))
         return [vector for (vector,) in rows]
+
+    async def ask(
+        self, texts: Sequence[str], params: Sequence[tuple[PoolingParams, ...]], role: Role | None = None
+    ) -> list[PoolingRequest]:
+        """Render texts in a role, with that role's prompt; ``params`` is what is wanted of each."""
+        instruction = self.folder.prompts.get(role or self.folder.default_prompt_name or "", "")
+        rendering = RenderingParams(truncate_to=self.folder.max_model_len, instruction=instruction, role=role)
+        return [
+            PoolingRequest(await self.renderer.render(TextPrompt(text), rendering), wanted)
+            for text, wanted in zip(texts, params, strict=True)
+        ]
+
+    async def values(
+        self, texts: Sequence[str], *params: PoolingParams, role: Role | None = None
+    ) -> list[tuple[PooledValue, ...]]:
+        """Compute the same of all texts, in one batch."""
+        return await self.runner.launch(Batch(tuple(await self.ask(texts, [params] * len(texts), role))))
 
 
 def reference(path: Path, **options: Any) -> Any:

@@ -212,7 +212,7 @@ async def test_only_kept_tokens_are_judged(tmp_path: Path):
 
 async def test_each_row_of_a_batch_has_its_own_activation(tmp_path: Path):
     ours = ServedModel(write_classifier(tmp_path / "bert", "bert", num_labels=3))
-    prompt = await ours.renderer.render(PROMPTS[0], RenderingParams())
+    prompt = await ours.renderer.render(PairPrompt("Yes", "A nursery"), RenderingParams())
     asked = (Classify("raw"), Classify("probabilities"), Classify("score"))
     ((raw,), (probabilities,), (score,)) = await ours.runner.launch(
         Batch(tuple(PoolingRequest(prompt, (one,)) for one in asked))

@@ -4,7 +4,7 @@ Each record holds what its kind's files say, and tells what such a model can be 
 loading take from it what they need; tasks read ``tasks``, ``scoring``, ``labels`` and the like.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal, TypeAlias
 
 from attrs import frozen
@@ -37,6 +37,16 @@ class Architecture:
     def labels(self) -> tuple[str, ...]:
         """Names of the numbers that ``Classify`` and ``TokenClassify`` give, in order."""
         return ()
+
+    @property
+    def own_prompts(self) -> Mapping[str, str]:
+        """Instructions, by name, that its files hold elsewhere than other models' do."""
+        return {}
+
+    @property
+    def longest_input(self) -> int:
+        """Tokens that it takes in some role, though its tokenizer's limit may be less."""
+        return 0
 
     def sparse_params(self, role: Role | None) -> PoolingParams:
         """Return what to ask for the sparse vector of a text in this role."""

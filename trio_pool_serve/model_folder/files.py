@@ -20,6 +20,14 @@ class ModuleFiles:
 
 
 @frozen(kw_only=True)
+class RouterFiles:
+    """A Router module: the modules of each route, and the route of a text without a role."""
+
+    routes: Mapping[str, tuple[ModuleFiles, ...]]
+    default_route: str | None
+
+
+@frozen(kw_only=True)
 class FolderFiles:
     """What the JSON files of a model's folder say, as they are."""
 
@@ -34,6 +42,8 @@ class FolderFiles:
     texts: Mapping[str, Any]
     """``config_sentence_transformers.json``."""
     tokenizer_config: Mapping[str, Any]
+    router: RouterFiles | None = None
+    """The first module, where that is a Router; the transformer is inside one of its routes."""
 
     @property
     def text_config(self) -> Mapping[str, Any]:
@@ -64,12 +74,20 @@ TRANSFORMER_CONFIGS = (
 """The names that sentence-transformers has given to the transformer module's own config."""
 
 
+TRANSFORMERS = ("Transformer", "MLMTransformer")
+"""Modules that are a transformer; their config.json is that of transformers."""
+
+PACKAGES = ("sentence_transformers", "pylate")
+"""Whose modules are known: PyLate's are sentence-transformers' under another name."""
+
+
 def read_folder_files(path: Path) -> FolderFiles:
     """Read a folder's files. Raises ``ModelLoadError`` when there is no model, or its files are no JSON."""
     if not path.is_dir():
         raise ModelLoadError(f"{path} is not a folder.")
     modules = read_modules(path)
-    transformer_path = modules[0].path if modules else path
+    router = read_router(modules[0].path) if modules and modules[0].name == "Router" else None
+    transformer_path = _transformer_path(modules, router) if modules else path
     config = read_json(transformer_path / "config.json")
     if not config:
         raise ModelLoadError(f"{transformer_path} holds no config.json: it is not a transformers model.")
@@ -81,6 +99,7 @@ def read_folder_files(path: Path) -> FolderFiles:
         module_config=next(filter(None, (read_json(transformer_path / name) for name in TRANSFORMER_CONFIGS)), {}),
         texts=read_json(path / "config_sentence_transformers.json"),
         tokenizer_config=read_json(transformer_path / "tokenizer_config.json"),
+        router=router,
     )
 
 
@@ -107,17 +126,40 @@ def read_modules(path: Path) -> tuple[ModuleFiles, ...]:
         modules = tuple(_module_files(path, entry["type"], entry["path"]) for entry in entries)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelLoadError(f"{listing} cannot be read: {error!r}") from error
-    if not modules or modules[0].name != "Transformer":
+    if not modules or modules[0].name not in (*TRANSFORMERS, "Router"):
         raise ModelLoadError(f"{listing} does not begin with a Transformer module.")
     return modules
 
 
+def read_router(path: Path) -> RouterFiles:
+    """Return what a Router's ``router_config.json`` says."""
+    config = read_json(path / "router_config.json") or read_json(path / "config.json")
+    try:
+        modules = {name: _module_files(path, dotted, name) for name, dotted in config["types"].items()}
+        routes = {route: tuple(modules[name] for name in names) for route, names in config["structure"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ModelLoadError(f"The Router of {path} cannot be read: {error!r}") from error
+    parameters = config.get("parameters") or {}
+    if parameters.get("route_mappings"):
+        raise ModelLoadError("The Router has route_mappings, which are not supported.")
+    first = next(iter(routes), None) if parameters.get("allow_empty_key", True) else None
+    return RouterFiles(routes=routes, default_route=parameters.get("default_route") or first)
+
+
+def _transformer_path(modules: tuple[ModuleFiles, ...], router: RouterFiles | None) -> Path:
+    inside = [module for route in router.routes.values() for module in route] if router else modules
+    paths = {module.path for module in inside if module.name in TRANSFORMERS}
+    if len(paths) != 1:
+        raise ModelLoadError(f"The model has {len(paths)} transformers; one can be served.")
+    return paths.pop()
+
+
 def _module_files(root: Path, dotted: str, subfolder: str) -> ModuleFiles:
     package, _, name = dotted.rpartition(".")
-    if package.partition(".")[0] != "sentence_transformers":
+    if package.partition(".")[0] not in PACKAGES:
         raise ModelLoadError(f"The module {dotted} is not one of sentence-transformers' own and cannot be loaded.")
     path = (root / subfolder).resolve()
     if not path.is_relative_to(root.resolve()):
         raise ModelLoadError(f"modules.json points outside the model's folder: {subfolder}")
-    config = read_json(path / "config.json") if name != "Transformer" else {}
+    config = read_json(path / "config.json") if name not in (*TRANSFORMERS, "Router") else {}
     return ModuleFiles(name=name, path=path, config=config)

@@ -9,11 +9,14 @@ from attrs import Factory, frozen
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.model_folder.architecture import Architecture, ReadArchitecture
+from trio_pool_serve.model_folder.bge_m3 import read_bge_m3
 from trio_pool_serve.model_folder.classification import read_classifier
 from trio_pool_serve.model_folder.embedding import read_embedding
 from trio_pool_serve.model_folder.files import FolderFiles, read_folder_files
+from trio_pool_serve.model_folder.late_interaction import read_late_interaction
 from trio_pool_serve.model_folder.process_reward import read_process_reward
 from trio_pool_serve.model_folder.reranking import read_generative_reranker
+from trio_pool_serve.model_folder.sparse import read_sparse
 
 AS_THE_FILES_SAY = ModelConfig()
 
@@ -73,6 +76,9 @@ READERS: tuple[ReadArchitecture, ...] = (
     read_process_reward,
     read_classifier,
     read_generative_reranker,
+    read_bge_m3,
+    read_late_interaction,
+    read_sparse,
     read_embedding,
 )
 """Each kind's reader, asked in this order; the last takes what nobody else has recognised."""
@@ -94,14 +100,14 @@ def read_model_folder(path: Path, config: ModelConfig = AS_THE_FILES_SAY) -> Mod
         transformer_path=files.transformer_path,
         transformer_config=files.text_config,
         architecture=architecture,
-        max_model_len=_length_limit(files, config.max_model_len),
+        max_model_len=_length_limit(files, config.max_model_len, architecture.longest_input),
         lower_case=bool(files.module_config.get("do_lower_case")),
-        prompts=files.prompts,
+        prompts={**files.prompts, **architecture.own_prompts},
         default_prompt_name=files.texts.get("default_prompt_name"),
     )
 
 
-def _length_limit(files: FolderFiles, asked: int | None) -> int:
+def _length_limit(files: FolderFiles, asked: int | None, longest_input: int) -> int:
     config = files.text_config
     positions = config.get("max_position_embeddings") or config.get("n_positions") or UNLIMITED
     if positions < 0 or config.get("model_type") in RELATIVE_POSITIONS:  # XLNet says "no limit" by −1
@@ -113,7 +119,8 @@ def _length_limit(files: FolderFiles, asked: int | None) -> int:
             raise ModelLoadError(f"--max-model-len {asked} is more than the {positions} positions the model has.")
         return asked
     of_tokenizer = files.tokenizer_config.get("model_max_length") or UNLIMITED
-    limit = min(files.module_config.get("max_seq_length") or UNLIMITED, of_tokenizer, positions)
+    of_text = min(files.module_config.get("max_seq_length") or UNLIMITED, of_tokenizer)
+    limit = min(max(of_text, longest_input), positions)
     if limit >= UNLIMITED:
         raise ModelLoadError("The model's files name no longest input; say one with --max-model-len.")
     return int(limit)

@@ -6,7 +6,7 @@ from trio_pool_serve.types import RenderingParams
 
 def room_for_tokens(params: RenderingParams, max_model_len: int, taken: int, beside: str = "special") -> int:
     """Return how many tokens of an input fit beside the ``taken`` ones. Raises ``InvalidRequestError``."""
-    limit = max_model_len if params.truncate_to is None else params.truncate_to
+    limit = min(max_model_len, params.truncate_to or max_model_len)
     if limit <= taken:
         raise InvalidRequestError(
             f"Truncating to {limit} tokens leaves no room beside {taken} {beside} tokens.",

@@ -4,13 +4,14 @@ import numpy as np
 import numpy.typing as npt
 from attrs import define, field
 
-from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.model_folder.embedding import Embedding
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.length_limit import room_for_tokens, too_long
 from trio_pool_serve.rendering.pairs import JoinedPair, PairFormat
 from trio_pool_serve.rendering.templates import template_of
+from trio_pool_serve.rendering.text_format import TextFormat, text_format_of
 from trio_pool_serve.rendering.text_window import encode_window
 from trio_pool_serve.rendering.token import Token
 from trio_pool_serve.rendering.tokenizer import Tokenizer
@@ -35,6 +36,7 @@ class Renderer:
     vocab_size: int
     pools_instruction: bool = True
     pair_format: PairFormat = field(factory=JoinedPair)
+    text_format: TextFormat = field(factory=TextFormat)
     _instruction_tokens: dict[tuple[str, bool], int] = field(init=False, factory=dict)
 
     @property
@@ -107,8 +109,11 @@ class Renderer:
             ids = ids[:keep] if params.truncation_side == "right" else ids[len(ids) - keep :]
         if len(ids) == 0:
             raise InvalidRequestError("An input has no tokens.", param="input")
-        if len(ids) > self.max_model_len:
-            raise too_long(f"{len(ids)}", self.max_model_len)
+        most = self.text_format.most_tokens(params.role, self.max_model_len)
+        if len(ids) > most and keep is not None:
+            ids = ids[:most] if params.truncation_side == "right" else ids[-most:]
+        if len(ids) > most:
+            raise too_long(f"{len(ids)}", most)
         outside = ids[(ids < 0) | (ids >= self.vocab_size)]
         if len(outside):
             raise InvalidRequestError(
@@ -116,25 +121,29 @@ class Renderer:
                 "another model's tokenizer? With langchain-openai, set check_embedding_ctx_length=False to send texts.",
                 param="input",
             )
-        return RenderedPrompt(ids.astype(np.int32))
+        return self.text_format.finish(ids.astype(np.int32), params.role)
 
     def _render_text(self, prompt: TextPrompt, params: RenderingParams) -> RenderedPrompt:
         with self.tokenizers.lend() as tokenizer:
-            special = tokenizer.special_tokens if params.add_special_tokens else 0
-            keep = room_for_tokens(params, self.max_model_len, special)
+            adds_special_tokens = params.add_special_tokens and self.text_format.adds_special_tokens(params.role)
+            special = tokenizer.special_tokens if adds_special_tokens else 0
+            most = self.text_format.most_tokens(params.role, self.max_model_len)
+            keep = room_for_tokens(params, most, special)
             try:
                 window = encode_window(tokenizer, params.instruction + prompt.text, keep, params.truncation_side)
             except UnicodeError as error:
                 raise InvalidRequestError("An input is not valid Unicode text.", param="input") from error
             if params.truncate_to is None and not (window.is_whole and window.tokens <= keep):
                 length = f"{window.tokens + special}" if window.is_whole else f"more than {window.tokens + special}"
-                raise too_long(length, self.max_model_len)
+                raise too_long(length, most)
             token_ids = tokenizer.finish(
-                window.encoded, keep, params.truncation_side, add_special_tokens=params.add_special_tokens
+                window.encoded, keep, params.truncation_side, add_special_tokens=adds_special_tokens
             )
-            if len(token_ids) == 0:
+            instruction_tokens = self._count_instruction_tokens(tokenizer, params)
+            rendered = self.text_format.finish(token_ids, params.role, instruction_tokens=instruction_tokens)
+            if len(rendered.token_ids) == 0:
                 raise InvalidRequestError("An input has no tokens.", param="input")
-            return RenderedPrompt(token_ids, self._count_instruction_tokens(tokenizer, params))
+            return rendered
 
     def _render_pair(self, prompt: PairPrompt, params: RenderingParams) -> RenderedPrompt:
         with self.tokenizers.lend() as tokenizer:
@@ -175,6 +184,7 @@ def renderer_of(folder: ModelFolder, tokenizer: Tokenizer, offload: Offload, *, 
         vocab_size=folder.vocab_size,
         pools_instruction=not isinstance(architecture, Embedding) or architecture.pools_instruction,
         pair_format=template_of(architecture, tokenizer) or JoinedPair(),
+        text_format=text_format_of(folder, tokenizer),
     )
 
 

@@ -6,17 +6,18 @@ touched: changing it while another thread encodes is what raises "Already borrow
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import tokenizers
-from attrs import define, field
+from attrs import Factory, define, field
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.model_folder.folder import ModelFolder
+from trio_pool_serve.model_folder.late_interaction import LateInteraction
 from trio_pool_serve.rendering.token import Token
 from trio_pool_serve.types import TokenIds, TruncationSide
 
@@ -78,6 +79,12 @@ class Tokenizer(Protocol):
     def is_special(self, token_id: int) -> bool:
         """Tell whether an id is one of the special tokens."""
 
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token, ``None`` if there is no such token."""
+
+    def id_named(self, name: str) -> int | None:
+        """Return the id of the special token of a name, such as ``mask_token``; ``None`` if there is none."""
+
     def copy(self) -> "Tokenizer":
         """Return one that shares no state with this."""
 
@@ -88,6 +95,7 @@ class FastTokenizer:
 
     _backend: tokenizers.Tokenizer
     _special_ids: frozenset[int]
+    _named_ids: Mapping[str, int] = Factory(dict)
     _has_segments: bool = True
     render_chat: RenderChat | None = None
     special_tokens: int = field(init=False)
@@ -168,9 +176,19 @@ class FastTokenizer:
         """Tell whether an id is one of the special tokens."""
         return token_id in self._special_ids
 
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token."""
+        return self._backend.token_to_id(token)
+
+    def id_named(self, name: str) -> int | None:
+        """Return the id of the special token of a name."""
+        return self._named_ids.get(name)
+
     def copy(self) -> "FastTokenizer":
         """Return a deep copy."""
-        return FastTokenizer(copy.deepcopy(self._backend), self._special_ids, self._has_segments, self.render_chat)
+        return FastTokenizer(
+            copy.deepcopy(self._backend), self._special_ids, self._named_ids, self._has_segments, self.render_chat
+        )
 
 
 @define(eq=False)
@@ -250,6 +268,16 @@ class SlowTokenizer:
         """Tell whether an id is one of the special tokens."""
         return token_id in self._tokenizer.all_special_ids
 
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token."""
+        found: int | None = self._tokenizer.convert_tokens_to_ids(token)
+        is_unknown = found == self._tokenizer.unk_token_id and token != self._tokenizer.unk_token
+        return None if is_unknown else found
+
+    def id_named(self, name: str) -> int | None:
+        """Return the id of the special token of a name."""
+        return _named_ids(self._tokenizer).get(name)
+
     def copy(self) -> "SlowTokenizer":
         """Return a deep copy."""
         return SlowTokenizer(copy.deepcopy(self._tokenizer), self._lower_case, self._has_segments, self.render_chat)
@@ -290,11 +318,31 @@ def load_tokenizer(folder: ModelFolder, *, trust_remote_code: bool = False) -> T
         )
     except Exception as error:
         raise ModelLoadError(f"The tokenizer of {folder.transformer_path} cannot be loaded: {error}") from error
+    if loaded.is_fast and folder.lower_case:
+        normalizer = loaded.backend_tokenizer.normalizer
+        loaded.backend_tokenizer.normalizer = NormalizerSequence([Lowercase(), *([normalizer] if normalizer else [])])
+    if isinstance(folder.architecture, LateInteraction):
+        _keep_whole(loaded, folder.architecture.markers)
     has_segments, chat = "token_type_ids" in loaded.model_input_names, _chat_renderer(loaded)
     if not loaded.is_fast:
         return SlowTokenizer(loaded, folder.lower_case, has_segments, chat)
     backend = copy.deepcopy(loaded.backend_tokenizer)
-    if folder.lower_case:
-        normalizers = [Lowercase(), *([backend.normalizer] if backend.normalizer else [])]
-        backend.normalizer = NormalizerSequence(normalizers)
-    return FastTokenizer(backend, frozenset(loaded.all_special_ids), has_segments, chat)
+    return FastTokenizer(backend, frozenset(loaded.all_special_ids), _named_ids(loaded), has_segments, chat)
+
+
+def _named_ids(tokenizer: Any) -> dict[str, int]:
+    return {name: tokenizer.convert_tokens_to_ids(str(token)) for name, token in tokenizer.special_tokens_map.items()}
+
+
+def _keep_whole(tokenizer: Any, markers: Iterable[str]) -> None:
+    """Make one token of each marker, or of its first word, if there is such a token; others stay ordinary text.
+
+    ``[unused0]`` is in BERT's vocabulary, but as text it falls into ``[``, ``unused`` and so on.
+    """
+    vocabulary = tokenizer.get_vocab()
+    split = []
+    for marker in filter(str.strip, markers):
+        known = next((text for text in (marker, marker.split()[0]) if text in vocabulary), None)
+        if known is not None and tokenizer.tokenize(known) != [known]:
+            split.append(tokenizers.AddedToken(known, normalized=False, special=True))
+    tokenizer.add_tokens(split, special_tokens=True)

@@ -1,6 +1,7 @@
 """One vector per row, or one per token: cutting and normalising are the same for both."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.heads.interface import HeadRows
 from trio_pool_serve.runner.heads.pooling import Pooler
-from trio_pool_serve.types import Embed, PooledValue, TokenEmbed
+from trio_pool_serve.types import Embed, PooledValue, PoolingRequest, TokenEmbed
 
 
 @frozen(eq=False)
@@ -53,13 +54,15 @@ class TokenEmbeddingHead:
         """Return rows [rows, tokens, d]."""
         vectors = self.vectors(forward, params)
         dimensions = [param.dimensions or vectors.shape[-1] for param in params]
-        return HeadRows(vectors, lambda array: _split_tokens(array, forward, dimensions))
+        return HeadRows(vectors, partial(_split_tokens, requests=forward.requests, dimensions=dimensions))
 
 
-def _split_tokens(array: npt.NDArray[np.float32], forward: ForwardPass, dimensions: list[int]) -> list[PooledValue]:
+def _split_tokens(
+    array: npt.NDArray[np.float32], requests: Sequence[PoolingRequest], dimensions: Sequence[int]
+) -> list[PooledValue]:
     return [
         kept_tokens(row, request.tokens, request.prompt.kept)[:, :length]
-        for row, request, length in zip(array, forward.requests, dimensions, strict=True)
+        for row, request, length in zip(array, requests, dimensions, strict=True)
     ]
 
 

@@ -47,13 +47,16 @@ class QueryVectors:
         """Keep a query's vectors until ``close``."""
         with self._memory.lock:
             if self._vectors is not None:
+                known = self._vectors.get(query)  # a batch that failed may be computed again
+                self._memory.bytes += vectors.nbytes - (0 if known is None else known.nbytes)
                 self._vectors[query] = vectors
-                self._memory.bytes += vectors.nbytes
 
-    def vectors_of(self, query: HeldQuery) -> Tensor:
-        """Return a query's vectors; raises ``QueryGoneError``."""
+    def vectors_of(self, query: HeldQuery) -> Tensor | None:
+        """Return a query's vectors, ``None`` once this is closed; raises ``QueryGoneError`` if none ever came."""
         with self._memory.lock:
-            held = (self._vectors or {}).get(query)
+            if self._vectors is None:
+                return None
+            held = self._vectors.get(query)
         if held is None:
             raise QueryGoneError("The query's vectors are not on the device.")
         return held
@@ -99,18 +102,28 @@ class MaxSimHead:
     """``MaxSim``: stage two."""
 
     tokens: TokenEmbeddingHead
+    averages: bool = False
+    """Whether a score is divided by how many vectors the query has."""
     reads_states = True
 
     def __call__(self, forward: ForwardPass, params: Sequence[MaxSim]) -> HeadRows:
-        """Return the rows' scores against their queries, [rows]."""
+        """Return the rows' scores against their queries, [rows].
+
+        NaN for a query whose request has ended meanwhile: nobody waits for it, and the batch's other rows are
+        not to suffer.
+        """
         vectors = self.tokens.vectors(forward, [TokenEmbed()] * len(params))
-        scores = torch.empty(len(params), device=vectors.device)
+        scores = torch.full((len(params),), float("nan"), device=vectors.device)
         for query in dict.fromkeys(param.query for param in params):
             rows = [row for row, param in enumerate(params) if param.query is query]
             scope = query.scope
             assert isinstance(scope, QueryVectors)  # noqa: S101  (this runner opened it)
+            held = scope.vectors_of(query)
+            if held is None:
+                continue
             index = torch.tensor(rows).to(vectors.device, non_blocking=True)
-            scores[index] = max_sim(scope.vectors_of(query), vectors[index], forward.kept[index])
+            of_query = max_sim(held, vectors[index], forward.kept[index])
+            scores[index] = of_query / max(1, len(held)) if self.averages else of_query
         return HeadRows(scores, _values)
 
 
