@@ -15,7 +15,8 @@ from tests.conftest import assert_idle, is_idle
 from trio_pool_serve.app import create_app
 from trio_pool_serve.errors import EngineDeadError
 from trio_pool_serve.service import Service
-from trio_pool_serve.tasks.pool import PoolJob, pool
+from trio_pool_serve.tasks.job import PoolJob
+from trio_pool_serve.tasks.pool import pool
 from trio_pool_serve.tasks.score import ScoreJob, score
 from trio_pool_serve.tasks.tokenize import detokenize, tokenize
 from trio_pool_serve.telemetry.timings import RequestTimings
