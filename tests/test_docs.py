@@ -13,6 +13,7 @@ from tests.api.scripted_models import Judge, Labeller, serve_as
 from tests.conftest import listening
 from tests.process.server_process import ROOT, launched
 from trio_pool_serve.api.dialects import DIALECTS
+from trio_pool_serve.api.dispatch import candidates_by_path
 from trio_pool_serve.runner.copied_batch import CopiedBatch
 from trio_pool_serve.tasks.pool import TASKS
 
@@ -22,6 +23,11 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROO
 def test_the_page_of_settings_is_that_of_the_classes():
     generator = runpy.run_path(str(ROOT / "docs" / "generate_settings.py"))
     assert (ROOT / "docs" / "settings.md").read_text() == generator["settings_page"]()
+
+
+def test_the_page_of_agreement_is_that_of_the_record():
+    generator = runpy.run_path(str(ROOT / "docs" / "generate_agreement.py"))
+    assert (ROOT / "docs" / "agreement.md").read_text() == generator["agreement_page"]()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -56,6 +62,12 @@ def examples_of(page: str) -> list[dict]:
         exec(compile(block, page, "exec"), names)
         defined.append(names)
     return defined
+
+
+def test_every_route_is_in_the_table_of_routes():
+    page = (ROOT / "docs" / "api.md").read_text()
+    for path in candidates_by_path(DIALECTS):
+        assert f"`{path}`" in page or f"`POST {path}`" in page, path
 
 
 async def test_the_dialect_that_is_added_answers(service, monkeypatch):

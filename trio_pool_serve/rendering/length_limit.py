@@ -19,6 +19,6 @@ def too_long(length: str, limit: int) -> ContextLengthError:
     """Return the error for an input of ``length`` tokens."""
     return ContextLengthError(
         f"An input has {length} tokens, but this model takes at most {limit}. "
-        "Shorten it, or set truncate_prompt_tokens (-1 truncates to the model's maximum).",
+        "Shorten it, or have it truncated (truncate_prompt_tokens, truncate or truncation, as the route has it).",
         param="input",
     )
