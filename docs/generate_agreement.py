@@ -12,9 +12,9 @@ HEAD = """# What has been compared, and which clients have been run
 Made by `docs/generate_agreement.py` from what passing tests recorded: `scripts/test --write-agreement`.
 
 ## Families
-Each family is a tiny model with random weights in the layout that its authors publish, computed in float32 on a processor
-and asked through the HTTP route. *Difference* is the largest absolute one of any number, over texts of mixed lengths,
-alone and in batches together.
+Each family is a tiny model with random weights in the layout that its authors publish, computed in float32 on a
+processor and asked through the HTTP route. *Difference* is the largest absolute one of any number, over texts of mixed
+lengths, alone and in batches together.
 
 | family | task | oracle | difference |
 | --- | --- | --- | ---: |

@@ -17,8 +17,8 @@ from trio_pool_serve.api.openai import OPENAI
 from trio_pool_serve.api.openapi import openapi_routes
 from trio_pool_serve.api.operations import operations_routes
 from trio_pool_serve.api.requests import finish_requests, label_requests
-from trio_pool_serve.api.tei import TEI
-from trio_pool_serve.api.tei_info import INFO_PATH, tei_routes
+from trio_pool_serve.api.tei.dialect import TEI
+from trio_pool_serve.api.tei.info import INFO_PATH, tei_routes
 from trio_pool_serve.config import Config
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
 from trio_pool_serve.service import Service

@@ -11,7 +11,7 @@ import trio
 from tests.api.able_service import Everything, Nothing, become
 from tests.conftest import assert_idle, listening, running
 from tests.model_folders import VOCABULARY
-from trio_pool_serve.api.cohere import COHERE
+from trio_pool_serve.api.cohere.dialect import COHERE
 from trio_pool_serve.api.encodings import as_dtype
 from trio_pool_serve.model_folder.classification import SequenceClassifier
 from trio_pool_serve.runner.scripted import scripted_vector

@@ -5,7 +5,7 @@ import pytest
 
 from tests.api.tei_models import Classifying, Late, Served, Sparse, ids_of, serving, vector_of
 from tests.model_folders import VOCABULARY
-from trio_pool_serve.api.tei import TEI
+from trio_pool_serve.api.tei.dialect import TEI
 from trio_pool_serve.types import Embed, TokenEmbed
 
 LONG = " ".join(f"w{n}" for n in range(100))

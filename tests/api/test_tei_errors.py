@@ -5,7 +5,7 @@ import pytest
 import trio
 
 from tests.api.tei_models import Classifying, Late, Served, Sparse, assert_error_body, serving, wait_idle
-from trio_pool_serve.api.tei import TEI
+from trio_pool_serve.api.tei.dialect import TEI
 
 JSON = {"Content-Type": "application/json"}
 

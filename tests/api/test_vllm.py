@@ -8,7 +8,7 @@ import trio
 from tests.api.scripted_models import Everything, serve_as
 from tests.conftest import assert_idle, listening, running, wait_idle
 from tests.model_folders import VOCABULARY
-from trio_pool_serve.api.vllm import VLLM
+from trio_pool_serve.api.vllm.dialect import VLLM
 from trio_pool_serve.service import Service
 
 LONG = "hello " * 20

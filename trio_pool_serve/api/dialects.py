@@ -1,11 +1,11 @@
 """The dialects this server speaks, one line each."""
 
-from trio_pool_serve.api.cohere import COHERE
+from trio_pool_serve.api.cohere.dialect import COHERE
 from trio_pool_serve.api.endpoint import Dialect
 from trio_pool_serve.api.jina import JINA
 from trio_pool_serve.api.openai import OPENAI
-from trio_pool_serve.api.tei import TEI
-from trio_pool_serve.api.vllm import VLLM
+from trio_pool_serve.api.tei.dialect import TEI
+from trio_pool_serve.api.vllm.dialect import VLLM
 from trio_pool_serve.api.voyage import VOYAGE
 
 DIALECTS: tuple[Dialect, ...] = (

@@ -8,7 +8,7 @@ import numpy as np
 from attrs import frozen
 from quart import Response
 
-from trio_pool_serve.api.cohere_wire import Meta, Truncate, meta_of, reading_of
+from trio_pool_serve.api.cohere.wire import Meta, Truncate, meta_of, reading_of
 from trio_pool_serve.api.encodings import row_json
 from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
 from trio_pool_serve.api.prompts import require_few

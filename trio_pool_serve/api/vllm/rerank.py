@@ -13,7 +13,7 @@ from trio_pool_serve.api.embedding_answers import Usage
 from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
 from trio_pool_serve.api.prompts import require_few
 from trio_pool_serve.api.ranking import ranked, require_top
-from trio_pool_serve.api.vllm_score import score_job
+from trio_pool_serve.api.vllm.score import score_job
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError
 from trio_pool_serve.tasks.reading import ReadingParams

@@ -9,7 +9,7 @@ from quart import Response
 from trio_pool_serve.api.endpoint import Call, Endpoint
 from trio_pool_serve.api.models import PREFERENCE
 from trio_pool_serve.api.openai import EmbeddingsRequest
-from trio_pool_serve.api.pooling_answers import PoolingResponse, encode_pooled, nbytes_of
+from trio_pool_serve.api.vllm.pooling_answers import PoolingResponse, encode_pooled, nbytes_of
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, TaskNotSupportedError
 from trio_pool_serve.tasks.job import PoolJob

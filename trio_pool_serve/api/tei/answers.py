@@ -10,7 +10,7 @@ from quart import Response
 from trio_pool_serve.api.encodings import row_json
 from trio_pool_serve.api.endpoint import Call, EncodedAnswer
 from trio_pool_serve.api.ranking import ranked
-from trio_pool_serve.api.tei_wire import DecodeJob, PredictJob, TokenizeJob
+from trio_pool_serve.api.tei.wire import DecodeJob, PredictJob, TokenizeJob
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.pool import PooledRow, pool

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from trio_pool_serve.api.cohere_classify import CLASSIFY_ENDPOINT
-from trio_pool_serve.api.cohere_embed import EMBED_ENDPOINTS
-from trio_pool_serve.api.cohere_rerank import RERANK_ENDPOINT
-from trio_pool_serve.api.cohere_tokens import TOKEN_ENDPOINTS
+from trio_pool_serve.api.cohere.classify import CLASSIFY_ENDPOINT
+from trio_pool_serve.api.cohere.embed import EMBED_ENDPOINTS
+from trio_pool_serve.api.cohere.rerank import RERANK_ENDPOINT
+from trio_pool_serve.api.cohere.tokens import TOKEN_ENDPOINTS
 from trio_pool_serve.api.endpoint import Dialect, WireError
 
 

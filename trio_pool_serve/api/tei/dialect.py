@@ -3,7 +3,7 @@
 from typing import Any
 
 from trio_pool_serve.api.endpoint import Dialect, Endpoint, WireError
-from trio_pool_serve.api.tei_answers import (
+from trio_pool_serve.api.tei.answers import (
     answer_decode,
     answer_predict,
     answer_rerank,
@@ -11,8 +11,8 @@ from trio_pool_serve.api.tei_answers import (
     answer_tokenize,
     answer_vectors,
 )
-from trio_pool_serve.api.tei_root import RootRequest, answer_root
-from trio_pool_serve.api.tei_wire import (
+from trio_pool_serve.api.tei.root import RootRequest, answer_root
+from trio_pool_serve.api.tei.wire import (
     DecodeRequest,
     EmbedRequest,
     PredictRequest,

@@ -9,8 +9,8 @@ from attrs import frozen
 from quart import Blueprint, Response, g
 
 import trio_pool_serve
-from trio_pool_serve.api.tei import TEI
-from trio_pool_serve.api.tei_answers import label_names
+from trio_pool_serve.api.tei.answers import label_names
+from trio_pool_serve.api.tei.dialect import TEI
 from trio_pool_serve.model_folder.architecture import Architecture
 from trio_pool_serve.model_folder.embedding import Embedding
 from trio_pool_serve.service import Service

@@ -6,7 +6,7 @@ import msgspec
 from attrs import frozen
 from quart import Response
 
-from trio_pool_serve.api.cohere_wire import Meta, meta_of
+from trio_pool_serve.api.cohere.wire import Meta, meta_of
 from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
 from trio_pool_serve.api.prompts import require_few
 from trio_pool_serve.api.ranking import ranked, require_top

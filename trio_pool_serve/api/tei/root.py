@@ -9,8 +9,8 @@ from attrs import evolve, fields, frozen
 from quart import Response
 
 from trio_pool_serve.api.endpoint import Call
-from trio_pool_serve.api.tei_answers import answer_predict, answer_rerank, answer_similarity, answer_vectors
-from trio_pool_serve.api.tei_wire import (
+from trio_pool_serve.api.tei.answers import answer_predict, answer_rerank, answer_similarity, answer_vectors
+from trio_pool_serve.api.tei.wire import (
     EmbedRequest,
     PredictJob,
     PredictRequest,

@@ -7,7 +7,7 @@ import msgspec
 from attrs import evolve, frozen
 from quart import Response
 
-from trio_pool_serve.api.cohere_wire import Meta, Truncate, meta_of, reading_of
+from trio_pool_serve.api.cohere.wire import Meta, Truncate, meta_of, reading_of
 from trio_pool_serve.api.embedding_answers import VectorEncoding
 from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
 from trio_pool_serve.api.prompts import require_few

@@ -1,0 +1,1 @@
+"""What clients of Cohere speak, version 1 and 2."""

@@ -1,0 +1,1 @@
+"""What clients of text-embeddings-inference speak, the Hugging Face hub's among them."""
