@@ -25,7 +25,7 @@ from trio_pool_serve.model_folder.folder import ModelFolder, read_model_folder
 from trio_pool_serve.model_hub import locate_model
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.renderer import renderer_of
-from trio_pool_serve.rendering.tokenizer import load_tokenizer
+from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.loop_lag import sample_loop_lag
 from trio_pool_serve.telemetry.metrics import Gauges, Metrics

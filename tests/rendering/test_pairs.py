@@ -17,9 +17,12 @@ from trio_pool_serve.model_folder.chat_format import ChatFormat
 from trio_pool_serve.model_folder.folder import read_model_folder
 from trio_pool_serve.model_folder.reranking import JudgeFormat
 from trio_pool_serve.offload import Offload
+from trio_pool_serve.rendering.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.renderer import Renderer
+from trio_pool_serve.rendering.slow_tokenizer import SlowTokenizer
 from trio_pool_serve.rendering.templates import ChatPair, JudgePair
-from trio_pool_serve.rendering.tokenizer import FastTokenizer, SlowTokenizer, Tokenizer, load_tokenizer
+from trio_pool_serve.rendering.tokenizer import Tokenizer
+from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
 from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
 from trio_pool_serve.types import PairPrompt, RenderedPrompt, RenderingParams
 

@@ -11,7 +11,7 @@ from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, Mode
 from trio_pool_serve.model_folder.folder import read_model_folder
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.renderer import Renderer, renderer_of
-from trio_pool_serve.rendering.tokenizer import load_tokenizer
+from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
 from trio_pool_serve.types import RenderedPrompt, RenderingParams, TextPrompt, TokensPrompt
 
 CLS, SEP, MASK, COLON = (VOCABULARY[token] for token in ("[CLS]", "[SEP]", "[MASK]", ":"))

@@ -12,7 +12,9 @@ from transformers import AutoTokenizer, ByT5Tokenizer, CanineTokenizer, PreTrain
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.model_folder.embedding import Embedding
 from trio_pool_serve.model_folder.folder import ModelFolder, read_model_folder
-from trio_pool_serve.rendering.tokenizer import FastTokenizer, SlowTokenizer, load_tokenizer
+from trio_pool_serve.rendering.fast_tokenizer import FastTokenizer
+from trio_pool_serve.rendering.slow_tokenizer import SlowTokenizer
+from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
 
 CORPUS = [
     "the quick brown fox jumps over the lazy dog, and the dog doesn't mind at all.",

@@ -19,7 +19,7 @@ from trio_pool_serve.config import Dtype, ModelConfig
 from trio_pool_serve.model_folder.folder import ModelFolder, read_model_folder
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.renderer import Renderer, renderer_of
-from trio_pool_serve.rendering.tokenizer import load_tokenizer
+from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
 from trio_pool_serve.runner.loading import load_runner
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
 from trio_pool_serve.types import (

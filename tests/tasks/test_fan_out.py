@@ -24,7 +24,8 @@ from trio_pool_serve.model_folder.folder import read_model_folder
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.token import Token
-from trio_pool_serve.rendering.tokenizer import Encoded, Tokenizer, load_tokenizer
+from trio_pool_serve.rendering.tokenizer import Encoded, Tokenizer
+from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
 from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
 from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.tasks.fan_out import PROMPTS_AHEAD, AskedRow, ComputedRow, compute_rows
