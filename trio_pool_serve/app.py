@@ -16,6 +16,7 @@ from trio_pool_serve.api.models import models_routes
 from trio_pool_serve.api.openai import OPENAI
 from trio_pool_serve.api.operations import operations_routes
 from trio_pool_serve.api.requests import finish_requests, label_requests
+from trio_pool_serve.api.tei_info import tei_routes
 from trio_pool_serve.config import Config
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
 from trio_pool_serve.service import Service
@@ -75,5 +76,6 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
     register_error_handlers(app, default=OPENAI, by_path=by_path)
     app.register_blueprint(operations_routes(app.service))
     app.register_blueprint(models_routes(app.service))
+    app.register_blueprint(tei_routes(app.service))
     app.register_blueprint(dialect_routes(app.service, DIALECTS))
     return app

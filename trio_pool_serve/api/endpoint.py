@@ -69,6 +69,7 @@ class WireError:
     param: str | None
     request_id: str
     is_empty_input: bool = False
+    is_unsupported_task: bool = False
 
 
 ErrorBody: TypeAlias = Callable[[WireError], tuple[int, Any]]

@@ -58,6 +58,7 @@ def describe(error: Exception, request_id: str) -> WireError:
         getattr(error, "param", None),
         request_id,
         is_empty_input=isinstance(error, errors.EmptyInputError),
+        is_unsupported_task=isinstance(error, errors.TaskNotSupportedError),
     )
 
 

@@ -32,7 +32,8 @@ class ScoreJob:
 
     ``max_query_tokens`` and ``max_document_tokens`` cut each text to so many tokens. ``activation`` is for models
     that read both texts together. ``truncate_to`` of ``reading`` holds for what the model reads at once: for
-    such models, that is the pair.
+    such models, that is the pair. ``symmetric`` has vectors made of both sides alike, as of texts that are neither
+    query nor document.
     """
 
     queries: Sequence[str]
@@ -41,6 +42,7 @@ class ScoreJob:
     max_query_tokens: int | None = None
     max_document_tokens: int | None = None
     activation: Activation = "score"
+    symmetric: bool = False
     priority: int = 0
 
     def __attrs_post_init__(self) -> None:
@@ -111,8 +113,8 @@ async def _score_pairs(model: Model, job: ScoreJob, timings: RequestTimings) -> 
 async def _score_vectors(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
     """Embed every text once, and compare the vectors."""
     texts = [
-        *((text, _rendering(model, job, "query")) for text in job.queries),
-        *((text, _rendering(model, job, "document")) for text in job.documents),
+        *((text, _rendering(model, job, None if job.symmetric else "query")) for text in job.queries),
+        *((text, _rendering(model, job, None if job.symmetric else "document")) for text in job.documents),
     ]
     rows = await compute_rows(
         [AskedRow(TextPrompt(text), rendering, (Embed(),)) for text, rendering in texts],
@@ -189,10 +191,10 @@ SIMILARITIES: Mapping[Similarity, Callable[[Vectors, Vectors], Vectors]] = {
 """Of two arrays of vectors, [1 or rows, d] and [rows, d], row by row."""
 
 
-def _rendering(model: Model, job: ScoreJob, role: Role) -> RenderingParams:
+def _rendering(model: Model, job: ScoreJob, role: Role | None) -> RenderingParams:
     """Return how to render the texts of one side."""
     # A client's own instruction is about what is searched for: documents are read as ever.
-    instruction = job.reading.instruction if role == "query" else None
+    instruction = None if role == "document" else job.reading.instruction
     rendering = rendering_params(model, evolve(job.reading, role=role, instruction=instruction))
     most = job.max_query_tokens if role == "query" else job.max_document_tokens
     if most is None:

@@ -1,0 +1,261 @@
+"""What text-embeddings-inference's clients read: bare lists, and where the time went in headers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from attrs import frozen
+from quart import Response
+
+from trio_pool_serve.api.encodings import row_json
+from trio_pool_serve.api.endpoint import Call, EncodedAnswer
+from trio_pool_serve.api.ranking import ranked, require_finite
+from trio_pool_serve.api.tei_wire import DecodeJob, PredictJob, TokenizeJob
+from trio_pool_serve.tasks.model import Model
+from trio_pool_serve.tasks.pool import PooledRow, PoolJob, pool
+from trio_pool_serve.tasks.reading import rendering_params
+from trio_pool_serve.tasks.score import ScoreJob, score
+from trio_pool_serve.tasks.tokenize import detokenize, tokenize
+from trio_pool_serve.telemetry.timings import RequestTimings
+from trio_pool_serve.types import PairPrompt, PooledValue, PoolingTask, Prompt, SparseVector, TextPrompt, Vectors
+
+
+@frozen
+class Prediction:
+    """One label of an answer of ``/predict``."""
+
+    score: msgspec.Raw
+    label: str
+
+
+@frozen
+class Rank:
+    """One text of an answer of ``/rerank``."""
+
+    index: int
+    score: msgspec.Raw
+    text: str | msgspec.UnsetType = msgspec.UNSET
+
+
+@frozen
+class SimpleToken:
+    """One token of an answer of ``/tokenize``; ``start`` and ``stop`` count characters."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+# -- values to JSON --------------------------------------------------------------------------------------
+
+
+def _array(items: Sequence[bytes]) -> bytes:
+    return b"[" + b",".join(items) + b"]"
+
+
+def _numbers(values: Vectors) -> list[bytes]:
+    """Return each number of a vector as JSON."""
+    return row_json(values, "float32")[1:-1].split(b",") if len(values) else []
+
+
+def _dense(value: PooledValue) -> bytes:
+    assert not isinstance(value, SparseVector)  # noqa: S101  (nobody asks for that here)
+    return row_json(value, "float32")
+
+
+def _tokens(value: PooledValue) -> bytes:
+    assert not isinstance(value, SparseVector)  # noqa: S101
+    return _array([row_json(vector, "float32") for vector in value])
+
+
+def _sparse(value: PooledValue) -> bytes:
+    assert isinstance(value, SparseVector)  # noqa: S101
+    numbers = zip(value.indices.tolist(), _numbers(value.values), strict=True)
+    return _array([b'{"index":%d,"value":%b}' % number for number in numbers])
+
+
+VALUE_JSON: Mapping[PoolingTask, Callable[[PooledValue], bytes]] = {
+    "embed": _dense,
+    "token_embed": _tokens,
+    "sparse_embed": _sparse,
+}
+
+
+def _predictions(value: PooledValue, model: Model) -> bytes:
+    """Return the labels, best first."""
+    assert not isinstance(value, SparseVector)  # noqa: S101
+    labels = label_names(model, len(value))
+    numbers = _numbers(value)
+    return msgspec.json.encode([Prediction(msgspec.Raw(numbers[at]), labels[at]) for at, _ in ranked(value)])
+
+
+def label_names(model: Model, labels: int) -> list[str]:
+    """Return so many labels; transformers' own names where the model has none."""
+    known = model.folder.architecture.labels
+    return [known[index] if index < len(known) else f"LABEL_{index}" for index in range(labels)]
+
+
+# -- answers ---------------------------------------------------------------------------------------------
+
+
+async def answer_vectors(call: Call[Any, PoolJob]) -> Response:
+    """Answer ``/embed``, ``/embed_all`` and ``/embed_sparse``: what the job's one task gives for each input.
+
+    Raises what ``pool`` raises. Cancellation: at once.
+    """
+    (task,) = call.job.tasks
+    pooled = await pool(call.model, call.job, call.timings)
+    value_json = VALUE_JSON[task]
+    response = await call.encode(
+        lambda: EncodedAnswer(_array([value_json(value) for (value,) in pooled.rows])),
+        rows=sum(map(_written_rows, pooled.rows)),
+        nbytes=sum(map(_nbytes, pooled.rows)),
+    )
+    return _timed(response, call.timings, pooled.prompt_tokens, _characters(call.job.prompts))
+
+
+async def answer_predict(call: Call[Any, PredictJob]) -> Response:
+    """Answer ``/predict``: the labels of each input, best first.
+
+    Raises what ``pool`` raises. Cancellation: at once.
+    """
+    job = call.job.pooling
+    pooled = await pool(call.model, job, call.timings)
+
+    def encode() -> EncodedAnswer:
+        rows = [_predictions(value, call.model) for (value,) in pooled.rows]
+        return EncodedAnswer(_array(rows) if call.job.is_batch else rows[0])
+
+    response = await call.encode(encode, rows=len(pooled.rows), nbytes=sum(map(_nbytes, pooled.rows)))
+    return _timed(response, call.timings, pooled.prompt_tokens, _characters(job.prompts))
+
+
+async def answer_rerank(call: Call[Any, ScoreJob]) -> Response:
+    """Answer ``/rerank``: the texts' indices and scores, best first.
+
+    Raises what ``score`` raises. Cancellation: at once.
+    """
+    scores = await score(call.model, call.job, call.timings)
+
+    def encode() -> EncodedAnswer:
+        numbers = _numbers(scores.values)
+        texts = call.job.documents if call.wire.return_text else None
+        return EncodedAnswer(
+            msgspec.json.encode(
+                [
+                    Rank(index, msgspec.Raw(numbers[index]), texts[index] if texts else msgspec.UNSET)
+                    for index, _ in ranked(scores.values)
+                ]
+            )
+        )
+
+    nbytes = sum(map(len, call.job.documents)) if call.wire.return_text else scores.values.nbytes
+    response = await call.encode(encode, rows=len(scores.values), nbytes=nbytes)
+    return _timed(response, call.timings, scores.prompt_tokens, _job_characters(call.job))
+
+
+async def answer_similarity(call: Call[Any, ScoreJob]) -> Response:
+    """Answer ``/similarity``: a number per sentence, in order.
+
+    Raises what ``score`` raises. Cancellation: at once.
+    """
+    scores = await score(call.model, call.job, call.timings)
+    require_finite(scores.values)
+    response = await call.encode(
+        lambda: EncodedAnswer(row_json(scores.values, "float32")), rows=1, nbytes=scores.values.nbytes
+    )
+    return _timed(response, call.timings, scores.prompt_tokens, _job_characters(call.job))
+
+
+async def answer_tokenize(call: Call[Any, TokenizeJob]) -> Response:
+    """Answer ``/tokenize``: the tokens of each text.
+
+    Raises what ``tokenize`` raises. Cancellation: as ``tokenize``.
+    """
+    reading = call.job.reading
+    texts = await tokenize(
+        call.model,
+        call.job.texts,
+        add_special_tokens=reading.add_special_tokens,
+        instruction=rendering_params(call.model, reading).instruction,
+    )
+
+    def encode() -> EncodedAnswer:
+        return EncodedAnswer(
+            _array(
+                [
+                    msgspec.json.encode(
+                        [SimpleToken(token.id, token.text, token.special, token.start, token.stop) for token in text]
+                    )
+                    for text in texts
+                ]
+            )
+        )
+
+    tokens = sum(map(len, texts))
+    response = await call.encode(encode, rows=tokens, nbytes=0)
+    return _timed(response, call.timings, tokens, sum(map(len, call.job.texts)))
+
+
+async def answer_decode(call: Call[Any, DecodeJob]) -> Response:
+    """Answer ``/decode``: the text of each list of ids.
+
+    Raises what ``detokenize`` raises. Cancellation: as ``detokenize``.
+    """
+    texts = await detokenize(call.model, call.job.ids, skip_special_tokens=call.job.skip_special_tokens)
+    characters = sum(map(len, texts))
+    response = await call.encode(lambda: EncodedAnswer(msgspec.json.encode(texts)), rows=len(texts), nbytes=characters)
+    return _timed(response, call.timings, sum(map(len, call.job.ids)), None)
+
+
+# -- sizes and times -------------------------------------------------------------------------------------
+
+
+def _written_rows(row: PooledRow) -> int:
+    (value,) = row
+    if isinstance(value, SparseVector):
+        return 1
+    return len(value) if value.ndim > 1 else 1
+
+
+def _nbytes(row: PooledRow) -> int:
+    (value,) = row
+    if isinstance(value, SparseVector):
+        return value.indices.nbytes + value.values.nbytes
+    return value.nbytes
+
+
+def _characters(prompts: Sequence[Prompt]) -> int | None:
+    """Count the characters of texts; ``None`` where there are token ids."""
+    characters = 0
+    for prompt in prompts:
+        match prompt:
+            case TextPrompt(text):
+                characters += len(text)
+            case PairPrompt(first, second):
+                characters += len(first) + len(second)
+            case _:
+                return None
+    return characters
+
+
+def _job_characters(job: ScoreJob) -> int:
+    return sum(map(len, job.queries)) + sum(map(len, job.documents))
+
+
+def _timed(response: Response, timings: RequestTimings, tokens: int, characters: int | None) -> Response:
+    """Add TEI's headers: what was read, and whole milliseconds."""
+    milliseconds = {
+        "x-total-time": timings.total_s,
+        "x-tokenization-time": timings.render_s,
+        "x-queue-time": timings.queue_s,
+        "x-inference-time": timings.forward_s + timings.copy_s,
+    }
+    response.headers["x-compute-tokens"] = str(tokens)
+    if characters is not None:
+        response.headers["x-compute-characters"] = str(characters)
+    for name, seconds in milliseconds.items():
+        response.headers[name] = str(round(seconds * 1e3))
+    return response
