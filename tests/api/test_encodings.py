@@ -82,3 +82,15 @@ def test_a_row_that_is_part_of_a_matrix_is_encoded_like_any_other():
     matrix = np.arange(12, dtype=np.float32).reshape(3, 4)
     assert json.loads(row_json(matrix[:, 1], "float32")) == [1.0, 5.0, 9.0]
     assert row_bytes(matrix[1][:2], "float32", "little") == np.array([4, 5], "<f4").tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary"])
+def test_rows_of_a_matrix_are_encoded_each_by_itself(dtype):
+    matrix = np.random.default_rng(0).normal(size=(3, 16), scale=[[1], [100], [0]]).astype(np.float32)
+    assert json.loads(row_json(matrix, dtype)) == [json.loads(row_json(row, dtype)) for row in matrix]
+    assert row_bytes(matrix, dtype, "big") == b"".join(row_bytes(row, dtype, "big") for row in matrix)
+
+
+def test_bits_of_a_matrix_need_a_multiple_of_eight_dimensions():
+    with pytest.raises(InvalidRequestError, match="not 4"):
+        as_dtype(np.ones((8, 4), dtype=np.float32), "binary")

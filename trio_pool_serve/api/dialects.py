@@ -3,6 +3,7 @@
 from trio_pool_serve.api.endpoint import Dialect
 from trio_pool_serve.api.openai import OPENAI
 from trio_pool_serve.api.tei import TEI
+from trio_pool_serve.api.vllm import VLLM
 
-DIALECTS: tuple[Dialect, ...] = (OPENAI, TEI)
+DIALECTS: tuple[Dialect, ...] = (OPENAI, VLLM, TEI)
 """Where two claim a request by their marks, the earlier one gets it."""

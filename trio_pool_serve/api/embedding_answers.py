@@ -102,15 +102,31 @@ def encode_embeddings(
     """Return the answer: JSON, or the vectors' bytes one after the other."""
     usage = Usage(prompt_tokens=prompt_tokens)
     if encoding.format in ("bytes", "bytes_only"):
-        body = b"".join(encoding.bytes(vector) for vector in vectors)
-        headers = {}
-        if encoding.format == "bytes":
-            described = {"id": answer_id, "created": created, "model": model, "usage": msgspec.to_builtins(usage)}
-            headers["metadata"] = _metadata(vectors, encoding, described)
-        return EncodedAnswer(body, "application/octet-stream", headers)
+        return encode_bytes(vectors, encoding, usage=usage, answer_id=answer_id, model=model, created=created)
     items = [EmbeddingItem(index=index, embedding=encoding.json(vector)) for index, vector in enumerate(vectors)]
     response = EmbeddingsResponse(id=answer_id, created=created, model=model, data=items, usage=usage)
     return EncodedAnswer(msgspec.json.encode(response))
+
+
+def encode_bytes(
+    vectors: Sequence[Vectors],
+    encoding: VectorEncoding,
+    *,
+    usage: Usage,
+    answer_id: str,
+    model: str,
+    created: int,
+) -> EncodedAnswer:
+    """Return the vectors' bytes one after the other, and for ``bytes`` a header that says which are whose.
+
+    A row of several vectors, shape (tokens, dimensions), is written one vector after the other.
+    """
+    headers = {}
+    if encoding.format == "bytes":
+        described = {"id": answer_id, "created": created, "model": model, "usage": msgspec.to_builtins(usage)}
+        headers["metadata"] = _metadata(vectors, encoding, described)
+    body = b"".join(encoding.bytes(vector) for vector in vectors)
+    return EncodedAnswer(body, "application/octet-stream", headers)
 
 
 def _metadata(vectors: Sequence[Vectors], encoding: VectorEncoding, described: dict[str, object]) -> str:
@@ -126,7 +142,7 @@ def _metadata(vectors: Sequence[Vectors], encoding: VectorEncoding, described: d
                 "endianness": encoding.byte_order,
                 "start": start,
                 "end": end,
-                "shape": [len(vector)],
+                "shape": list(vector.shape),
             }
         )
         start = end

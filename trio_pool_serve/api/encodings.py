@@ -22,7 +22,7 @@ Row: TypeAlias = npt.NDArray[np.generic]
 
 
 def as_dtype(vector: Vectors, dtype: EmbedDtype) -> Row:
-    """Return a vector in the type that goes over the wire.
+    """Return a vector in the type that goes over the wire; of several, each by itself.
 
     int8 is ``round(x · 127 / max|x|)``, each vector by its own maximum: cosine similarity does not care
     about the scale, and none of the range is wasted. uint8 is the same plus 128. ubinary packs one bit
@@ -38,15 +38,15 @@ def as_dtype(vector: Vectors, dtype: EmbedDtype) -> Row:
             bits = vector.view(np.uint32)
             return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
         case "int8" | "uint8":
-            largest = np.abs(vector).max()
-            scaled = np.rint(vector * (127 / largest if largest else 0)).astype(np.int16)
+            largest = np.abs(vector).max(axis=-1, keepdims=True)
+            scaled = np.rint(vector / np.where(largest, largest, 1) * 127).astype(np.int16)
             return scaled.astype(np.int8) if dtype == "int8" else (scaled + 128).astype(np.uint8)
         case "binary" | "ubinary":
-            if len(vector) % 8:
+            if vector.shape[-1] % 8:
                 raise InvalidRequestError(
-                    f"{dtype} needs a multiple of 8 dimensions, not {len(vector)}.", param="embed_dtype"
+                    f"{dtype} needs a multiple of 8 dimensions, not {vector.shape[-1]}.", param="embed_dtype"
                 )
-            packed = np.packbits(vector >= 0)
+            packed = np.packbits(vector >= 0, axis=-1)
             return packed if dtype == "ubinary" else (packed.astype(np.int16) - 128).astype(np.int8)
 
 

@@ -1,0 +1,53 @@
+"""Kinds of model that a ``ScriptedRunner`` stands in for."""
+
+import attrs
+
+from trio_pool_serve.model_folder.architecture import Architecture
+from trio_pool_serve.service import Service
+
+
+class Everything(Architecture):
+    """Can do whatever can be asked for; two labels with names."""
+
+    tasks = frozenset({"embed", "token_embed", "sparse_embed", "classify", "token_classify", "score"})
+    scoring = "vectors"
+    labels = ("no", "yes")
+
+
+class Dots(Everything):
+    """Compares vectors by their products, which are easily reckoned."""
+
+    similarity = "dot"
+
+
+class Labeller(Architecture):
+    """Sorts into classes without names."""
+
+    tasks = frozenset({"classify"})
+
+
+class Judge(Architecture):
+    """Reads two texts together."""
+
+    tasks = frozenset({"score"})
+    scoring = "pairs"
+
+
+class LateInteraction(Architecture):
+    """Compares each token of one text with each of the other."""
+
+    tasks = frozenset({"token_embed", "score"})
+    scoring = "late_interaction"
+
+
+class SparseOnly(Architecture):
+    """Weights over the vocabulary."""
+
+    tasks = frozenset({"sparse_embed", "score"})
+    scoring = "vectors"
+
+
+def serve_as(service: Service, architecture: Architecture) -> None:
+    """Have a running service take its model for one of another kind."""
+    model = service.default.loaded
+    service.default.loaded = attrs.evolve(model, folder=attrs.evolve(model.folder, architecture=architecture))
