@@ -2,7 +2,7 @@
 
 import time
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from attrs import frozen
 from quart import Response
@@ -18,6 +18,7 @@ from trio_pool_serve.api.encodings import EmbedDtype, Endianness
 from trio_pool_serve.api.endpoint import Call, Dialect, Endpoint, WireError
 from trio_pool_serve.api.prompts import prompts_of
 from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.tasks.pool import PoolJob, pool
 from trio_pool_serve.tasks.reading import ReadingParams
 from trio_pool_serve.types import TruncationSide, Vectors
@@ -43,6 +44,8 @@ class EmbeddingsRequest:
     priority: int | None = None
     request_id: str | None = None
     stream: bool | None = None
+    modality: Literal["text", "image", "audio"] | None = None
+    """Of infinity's clients."""
 
     @property
     def encoding(self) -> VectorEncoding:
@@ -51,6 +54,8 @@ class EmbeddingsRequest:
 
     def job(self, network: NetworkConfig) -> PoolJob:
         """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        if self.modality not in (None, "text"):
+            raise InvalidRequestError(f"Only texts can be embedded here, not {self.modality}.", param="modality")
         return PoolJob(
             prompts=prompts_of(self.input, network),
             reading=ReadingParams(

@@ -14,13 +14,11 @@ def embed_params(model: Model, *, dimensions: int | None, normalize: bool | None
     return Embed(dimensions=dimensions, normalize=normalize)
 
 
-def check_dimensions(model: Model, dimensions: int | None) -> None:
-    """Raise ``InvalidRequestError`` unless the model's vectors can be cut to so many components."""
+def check_dimensions(model: Model, dimensions: int | None, *, param: str = "dimensions") -> None:
+    """Raise ``InvalidRequestError``, which blames ``param``, unless the model's vectors can be cut to that size."""
     limit = model.engine.dimensions
     if dimensions is not None and not 1 <= dimensions <= limit:
-        raise InvalidRequestError(
-            f"dimensions must be from 1 to {limit}, the model's own, not {dimensions}.", param="dimensions"
-        )
+        raise InvalidRequestError(f"{param} must be from 1 to {limit}, the model's own, not {dimensions}.", param=param)
 
 
 def vector_of(row: ComputedRow, index: int = 0) -> Vectors:

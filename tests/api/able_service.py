@@ -1,0 +1,34 @@
+"""A scripted service whose model can do everything that dialects ask for."""
+
+import attrs
+
+from trio_pool_serve.model_folder.architecture import Architecture
+from trio_pool_serve.service import Service
+
+PROMPTS = {"query": "query : ", "document": "passage : ", "classification": "hello ", "code.query": "world "}
+
+
+@attrs.frozen(kw_only=True)
+class Everything(Architecture):
+    """Scores by late interaction: scripted, a score is how many of the query's tokens a document has."""
+
+    tasks = frozenset({"embed", "score", "classify"})
+    scoring = "late_interaction"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return ("short", "long")
+
+
+@attrs.frozen(kw_only=True)
+class Nothing(Architecture):
+    """Can do nothing that these dialects ask for."""
+
+    tasks = frozenset({"token_embed"})
+
+
+def become(service: Service, architecture: Architecture) -> None:
+    """Have the service's model be of another architecture, with prompts for every purpose."""
+    model = service.default.loaded
+    folder = attrs.evolve(model.folder, architecture=architecture, prompts=PROMPTS)
+    service.default.loaded = attrs.evolve(model, folder=folder)

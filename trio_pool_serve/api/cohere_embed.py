@@ -1,0 +1,215 @@
+"""Cohere's ``/v2/embed`` and ``/v1/embed``."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from attrs import evolve, frozen
+from quart import Response
+
+from trio_pool_serve.api.cohere_wire import Meta, Truncate, meta_of, reading_of
+from trio_pool_serve.api.embedding_answers import VectorEncoding
+from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
+from trio_pool_serve.api.prompts import require_few
+from trio_pool_serve.api.purposes import for_purpose
+from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.errors import ContextLengthError, EmptyInputError, InvalidRequestError
+from trio_pool_serve.tasks.embed import check_dimensions
+from trio_pool_serve.tasks.pool import Pooled, PooledRow, PoolJob, pool
+from trio_pool_serve.types import TextPrompt, Vectors
+
+EmbeddingType: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
+
+ENCODINGS: Mapping[EmbeddingType, VectorEncoding] = {
+    "float": VectorEncoding(dtype_param="embedding_types"),
+    "int8": VectorEncoding(dtype="int8", dtype_param="embedding_types"),
+    "uint8": VectorEncoding(dtype="uint8", dtype_param="embedding_types"),
+    "binary": VectorEncoding(dtype="binary", dtype_param="embedding_types"),
+    "ubinary": VectorEncoding(dtype="ubinary", dtype_param="embedding_types"),
+    "base64": VectorEncoding("base64", dtype_param="embedding_types"),
+}
+
+
+@frozen(kw_only=True)
+class EmbedContent:
+    """A part of an input."""
+
+    type: str
+    text: str | None = None
+
+
+@frozen(kw_only=True)
+class EmbedInput:
+    """An input of several parts, which make one vector."""
+
+    content: list[EmbedContent]
+
+    def text(self) -> str:
+        """Return its texts, a line each. Raises ``InvalidRequestError`` if there is anything else, or nothing."""
+        for part in self.content:
+            if part.type != "text":
+                raise InvalidRequestError(f"Inputs can be text only, not {part.type!r}.", param="inputs")
+        texts = [part.text for part in self.content if part.text is not None]
+        if not texts:
+            raise EmptyInputError("An input has no text.", param="inputs")
+        return "\n".join(texts)
+
+
+@frozen(kw_only=True)
+class EmbedRequest:
+    """The body of ``/v2/embed``, and of ``/v1/embed``, whose clients know fewer fields of it."""
+
+    model: str | None = None
+    input_type: str | None = None
+    texts: list[str] | None = None
+    inputs: list[EmbedInput] | None = None
+    images: list[Any] | None = None
+    output_dimension: int | None = None
+    embedding_types: list[EmbeddingType] | None = None
+    truncate: Truncate | None = None
+    max_tokens: int | None = None
+    priority: int | None = None
+
+    def job(self, network: NetworkConfig) -> PoolJob:
+        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise InvalidRequestError(f"max_tokens must be at least 1, not {self.max_tokens}.", param="max_tokens")
+        return PoolJob(
+            prompts=[TextPrompt(text) for text in self._texts(network)],
+            reading=reading_of(self.truncate),
+            dimensions=self.output_dimension,
+            priority=self.priority or 0,
+        )
+
+    def _texts(self, network: NetworkConfig) -> list[str]:
+        if self.images or self.input_type == "image":
+            raise InvalidRequestError("Images cannot be embedded here; send texts.", param="images")
+        given: Mapping[str, Sequence[object] | None] = {"texts": self.texts, "inputs": self.inputs}
+        present = [name for name, inputs in given.items() if inputs]
+        if len(present) > 1:
+            raise InvalidRequestError("texts and inputs exclude each other.", param="inputs")
+        if not present:
+            param = "texts" if self.inputs is None else "inputs"
+            raise EmptyInputError(f"There is nothing to embed: {param} is empty.", param=param)
+        require_few(given[present[0]] or (), network, param=present[0])
+        return self.texts or [part.text() for part in self.inputs or ()]
+
+
+@frozen(kw_only=True)
+class EmbedByTypeResponse:
+    """The vectors in each of the types asked for."""
+
+    id: str
+    embeddings: dict[str, list[msgspec.Raw]]
+    texts: list[str]
+    meta: Meta
+    response_type: Literal["embeddings_by_type"] = "embeddings_by_type"
+
+
+@frozen(kw_only=True)
+class EmbedFloatsResponse:
+    """The answer of ``/v1/embed`` to who asks for no type."""
+
+    id: str
+    embeddings: list[msgspec.Raw]
+    texts: list[str]
+    meta: Meta
+    response_type: Literal["embeddings_floats"] = "embeddings_floats"
+
+
+async def answer_v2(call: Call[EmbedRequest, PoolJob]) -> Response:
+    """Embed. Raises what ``pool`` raises. Cancellation: at once."""
+    return await _answer(call, "2", _by_type)
+
+
+async def answer_v1(call: Call[EmbedRequest, PoolJob]) -> Response:
+    """Embed. Raises what ``pool`` raises. Cancellation: at once."""
+    return await _answer(call, "1", _by_type if call.wire.embedding_types else _floats)
+
+
+async def _answer(
+    call: Call[EmbedRequest, PoolJob],
+    version: str,
+    write: Callable[[Call[EmbedRequest, PoolJob], list[Vectors], Meta], bytes],
+) -> Response:
+    call.model.require("embed")
+    check_dimensions(call.model, call.wire.output_dimension, param="output_dimension")
+    dimensions = call.wire.output_dimension or call.model.engine.dimensions
+    types = _types(call)
+    for name in types:
+        ENCODINGS[name].refuse_unencodable(rows=len(call.job.prompts), dimensions=dimensions)
+    pooled = await _pool(call)
+    vectors: list[Vectors] = [vector for (vector,) in pooled.rows]  # type: ignore[misc]
+    meta = meta_of(version, input_tokens=pooled.prompt_tokens)
+    return await call.encode(
+        lambda: EncodedAnswer(write(call, vectors, meta)),
+        rows=len(vectors) * len(types),
+        nbytes=sum(vector.nbytes for vector in vectors) * len(types),
+    )
+
+
+async def _pool(call: Call[EmbedRequest, PoolJob]) -> Pooled:
+    """Embed at most ``max_tokens`` of each text; of texts that must not be cut, refuse those that are longer."""
+    job = for_purpose(call.job, call.wire.input_type, call.model)
+    limit = call.wire.max_tokens
+    if limit is None:
+        return await pool(call.model, job, call.timings)
+    if job.reading.truncate_to is not None:
+        keep = min(limit, call.model.renderer.max_model_len)
+        cut = evolve(job, reading=evolve(job.reading, truncate_to=keep))
+        return await pool(call.model, cut, call.timings)
+
+    def refuse_longer(index: int, row: PooledRow, tokens: int) -> None:
+        del row
+        if tokens > limit:
+            raise ContextLengthError(f"Text {index} has {tokens} tokens, more than max_tokens, {limit}.")
+
+    return await pool(call.model, job, call.timings, refuse_longer)
+
+
+def _types(call: Call[EmbedRequest, PoolJob]) -> Sequence[EmbeddingType]:
+    return list(dict.fromkeys(call.wire.embedding_types or ())) or ["float"]
+
+
+def _texts(call: Call[EmbedRequest, PoolJob]) -> list[str]:
+    return [prompt.text for prompt in call.job.prompts if isinstance(prompt, TextPrompt)]
+
+
+def _by_type(call: Call[EmbedRequest, PoolJob], vectors: list[Vectors], meta: Meta) -> bytes:
+    embeddings = {str(name): [ENCODINGS[name].json(vector) for vector in vectors] for name in _types(call)}
+    return msgspec.json.encode(
+        EmbedByTypeResponse(id=call.request_id, embeddings=embeddings, texts=_texts(call), meta=meta)
+    )
+
+
+def _floats(call: Call[EmbedRequest, PoolJob], vectors: list[Vectors], meta: Meta) -> bytes:
+    embeddings = [ENCODINGS["float"].json(vector) for vector in vectors]
+    return msgspec.json.encode(
+        EmbedFloatsResponse(id=call.request_id, embeddings=embeddings, texts=_texts(call), meta=meta)
+    )
+
+
+EMBED_ENDPOINTS = (
+    Endpoint(
+        paths=("/v2/embed",),
+        wire=EmbedRequest,
+        read=EmbedRequest.job,
+        answer=answer_v2,
+        response=EmbedByTypeResponse,
+        summary="Embed texts: one vector each, in every type asked for.",
+        example={
+            "texts": ["A nursery owns its tasks.", "Every task has a parent."],
+            "input_type": "search_document",
+            "embedding_types": ["float", "int8"],
+        },
+    ),
+    Endpoint(
+        paths=("/v1/embed",),
+        wire=EmbedRequest,
+        read=EmbedRequest.job,
+        answer=answer_v1,
+        response=EmbedFloatsResponse,
+        summary="Embed texts: one vector each.",
+        example={"texts": ["A nursery owns its tasks.", "Every task has a parent."]},
+    ),
+)
