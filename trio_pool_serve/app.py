@@ -14,6 +14,7 @@ from trio_pool_serve.api.dispatch import candidates_by_path, dialect_routes
 from trio_pool_serve.api.error_bodies import register_error_handlers
 from trio_pool_serve.api.models import models_routes
 from trio_pool_serve.api.openai import OPENAI
+from trio_pool_serve.api.openapi import openapi_routes
 from trio_pool_serve.api.operations import operations_routes
 from trio_pool_serve.api.requests import finish_requests, label_requests
 from trio_pool_serve.api.tei_info import tei_routes
@@ -77,5 +78,6 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
     app.register_blueprint(operations_routes(app.service))
     app.register_blueprint(models_routes(app.service))
     app.register_blueprint(tei_routes(app.service))
+    app.register_blueprint(openapi_routes(DIALECTS))
     app.register_blueprint(dialect_routes(app.service, DIALECTS))
     return app

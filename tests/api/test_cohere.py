@@ -13,6 +13,7 @@ from tests.conftest import assert_idle, listening, running
 from tests.model_folders import VOCABULARY
 from trio_pool_serve.api.cohere import COHERE
 from trio_pool_serve.api.encodings import as_dtype
+from trio_pool_serve.model_folder.classification import SequenceClassifier
 from trio_pool_serve.runner.scripted import scripted_vector
 from trio_pool_serve.service import Service
 
@@ -222,6 +223,19 @@ async def test_classifications_are_of_the_model_s_own_labels(client, service):
         "classification_type": "single-label",
     }
     assert_idle(service)
+
+
+async def test_labels_that_do_not_exclude_each_other_are_told_together(client, service, scripted):
+    names, several = ("length", "sum", "first", "last", "zero"), "multi_label_classification"
+    score_activation = "torch.nn.modules.activation.Sigmoid"
+    become(service, SequenceClassifier(label_names=names, problem_type=several, score_activation=score_activation))
+    scripted.labels = len(names)
+    (found,) = (await post(client, "/v1/classify", inputs=["hello"]))["classifications"]
+    assert found["classification_type"] == "multi-label"
+    assert found["predictions"] == ["length", "sum", "first", "last"]
+    assert found["confidences"] == vector_of("hello", 4).tolist()
+    assert found["prediction"] is found["confidence"] is None
+    assert found["labels"]["zero"] == {"confidence": 0.0}
 
 
 async def test_classify_cuts_long_texts_unless_told_not_to(client):

@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 from attrs import frozen
 from quart import Response
 
@@ -14,8 +15,11 @@ from trio_pool_serve.api.prompts import require_few
 from trio_pool_serve.api.ranking import require_finite
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
+from trio_pool_serve.model_folder.classification import Classifier
 from trio_pool_serve.tasks.pool import Pooled, PoolJob, pool
 from trio_pool_serve.types import TextPrompt, Vectors
+
+LIKELY = 0.5
 
 
 @frozen(kw_only=True)
@@ -56,16 +60,20 @@ class LabelConfidence:
 
 @frozen(kw_only=True)
 class Classification:
-    """What a text is. ``predictions`` and ``confidences`` are of the surest label alone, as ``prediction`` is."""
+    """What a text is.
+
+    ``predictions`` and ``confidences`` are of the surest label, as ``prediction`` and ``confidence`` are; where labels
+    do not exclude each other, of all that are likelier than not, and there is no single one.
+    """
 
     id: str
     input: str
-    prediction: str
+    prediction: str | None
     predictions: list[str]
-    confidence: msgspec.Raw
+    confidence: msgspec.Raw | None
     confidences: list[msgspec.Raw]
     labels: dict[str, LabelConfidence]
-    classification_type: Literal["single-label"] = "single-label"
+    classification_type: Literal["single-label", "multi-label"]
 
 
 @frozen(kw_only=True)
@@ -87,9 +95,10 @@ async def answer_classify(call: Call[ClassifyRequest, PoolJob]) -> Response:
 
 
 def _encode(call: Call[ClassifyRequest, PoolJob], pooled: Pooled) -> EncodedAnswer:
-    labels = call.model.folder.architecture.labels
+    architecture = call.model.folder.architecture
+    exclusive = not (isinstance(architecture, Classifier) and architecture.problem_type == "multi_label_classification")
     classifications = [
-        _classification(f"{call.request_id}-{index}", text, values, labels)  # type: ignore[arg-type]
+        _classification(f"{call.request_id}-{index}", text, values, architecture.labels, exclusive=exclusive)  # type: ignore[arg-type]
         for index, (text, (values,)) in enumerate(zip(call.wire.inputs, pooled.rows, strict=True))
     ]
     meta = meta_of("1", classifications=len(classifications))
@@ -98,20 +107,24 @@ def _encode(call: Call[ClassifyRequest, PoolJob], pooled: Pooled) -> EncodedAnsw
     )
 
 
-def _classification(item_id: str, text: str, values: Vectors, labels: tuple[str, ...]) -> Classification:
+def _classification(
+    item_id: str, text: str, values: Vectors, labels: tuple[str, ...], *, exclusive: bool
+) -> Classification:
     require_finite(values)
     confidences = [msgspec.Raw(number) for number in row_json(values, "float32")[1:-1].split(b",")]
     best = int(values.argmax())
+    told = [best] if exclusive else np.flatnonzero(values >= LIKELY).tolist()
     return Classification(
         id=item_id,
         input=text,
-        prediction=labels[best],
-        predictions=[labels[best]],
-        confidence=confidences[best],
-        confidences=[confidences[best]],
+        prediction=labels[best] if exclusive else None,
+        predictions=[labels[index] for index in told],
+        confidence=confidences[best] if exclusive else None,
+        confidences=[confidences[index] for index in told],
         labels={
             label: LabelConfidence(confidence=confidence) for label, confidence in zip(labels, confidences, strict=True)
         },
+        classification_type="single-label" if exclusive else "multi-label",
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
-from attrs import Factory, field, frozen
+from attrs import frozen
 
 from trio_pool_serve.api.encodings import EmbedDtype, Endianness, row_base64, row_bytes, row_json
 from trio_pool_serve.api.endpoint import EncodedAnswer
@@ -66,7 +66,12 @@ class Usage:
     """Tokens read; pooling produces none, so both counts are the same."""
 
     prompt_tokens: int
-    total_tokens: int = field(init=False, default=Factory(lambda self: self.prompt_tokens, takes_self=True))
+    total_tokens: int
+
+    @classmethod
+    def of(cls, tokens: int) -> "Usage":
+        """Return the usage of an answer for which so many tokens were read."""
+        return cls(prompt_tokens=tokens, total_tokens=tokens)
 
 
 @frozen(kw_only=True)
@@ -100,7 +105,7 @@ def encode_embeddings(
     created: int,
 ) -> EncodedAnswer:
     """Return the answer: JSON, or the vectors' bytes one after the other."""
-    usage = Usage(prompt_tokens=prompt_tokens)
+    usage = Usage.of(prompt_tokens)
     if encoding.format in ("bytes", "bytes_only"):
         return encode_bytes(vectors, encoding, usage=usage, answer_id=answer_id, model=model, created=created)
     items = [EmbeddingItem(index=index, embedding=encoding.json(vector)) for index, vector in enumerate(vectors)]

@@ -11,7 +11,7 @@ from trio_pool_serve.api.endpoint import Call
 from trio_pool_serve.api.error_bodies import describe
 from trio_pool_serve.api.event_stream import Emit, event_response
 from trio_pool_serve.errors import DeadlineExceededError, InvalidRequestError
-from trio_pool_serve.tasks.pool import PooledRow, PoolJob, pool
+from trio_pool_serve.tasks.pool import PooledRow, PoolJob, asked_rows, pool
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +24,7 @@ def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Res
     """
     if encoding.format in ("bytes", "bytes_only"):
         raise InvalidRequestError("A stream is of JSON: ask for float or base64.", param="encoding_format")
+    asked_rows(call.model, call.job)
     with call.model.engine.admit(call.job.estimated_tokens):
         deadline, dialect = g.deadline, g.dialect
 
@@ -41,7 +42,7 @@ def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Res
         except Exception as raised:
             error = raised
         else:
-            emit({"object": "usage", "model": call.model.name, "usage": Usage(prompt_tokens=answer.prompt_tokens)})
+            emit({"object": "usage", "model": call.model.name, "usage": Usage.of(answer.prompt_tokens)})
             return
         call.service.metrics.failures.inc()
         _, body = dialect.error_body(describe(error, call.request_id))

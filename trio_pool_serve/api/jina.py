@@ -91,7 +91,7 @@ JINA = Dialect(
     endpoints=(
         Endpoint(
             paths=("/v1/embeddings", "/embeddings"),
-            marks=frozenset({"task", "embedding_type", "normalized", "late_chunking"}),
+            marks=frozenset({"task", "embedding_type", "normalized", "truncate", "late_chunking"}),
             wire=JinaEmbeddingsRequest,
             read=JinaEmbeddingsRequest.job,
             answer=answer_embeddings,

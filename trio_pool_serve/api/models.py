@@ -1,7 +1,7 @@
 """``/v1/models``: what is served, for OpenAI's and Cohere's clients."""
 
 import msgspec
-from attrs import field, frozen
+from attrs import frozen
 from quart import Blueprint, Response
 
 from trio_pool_serve.errors import NotFoundError
@@ -19,13 +19,9 @@ class ModelCard:
     max_model_len: int
     task: str
     tasks: list[PoolingTask]
-    name: str = field(init=False)
+    name: str
     owned_by: str = "trio_pool_serve"
     object: str = "model"
-
-    @name.default
-    def _name(self) -> str:
-        return self.id
 
 
 @frozen(kw_only=True)
@@ -50,6 +46,7 @@ def models_routes(service: Service) -> Blueprint:
         tasks = [task for task in PREFERENCE if task in model.folder.architecture.tasks]
         return ModelCard(
             id=model.name,
+            name=model.name,
             created=int(service.started),
             root=served.source.location,
             max_model_len=model.renderer.max_model_len,

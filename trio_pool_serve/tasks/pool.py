@@ -67,6 +67,16 @@ TASKS: Mapping[PoolingTask, Callable[[Model, PoolJob], PoolingParams]] = {
 """What each task asks of the engine. ``score`` is about two texts: ``tasks.score``."""
 
 
+def asked_rows(model: Model, job: PoolJob) -> list[AskedRow]:
+    """Return what a job asks of the engine. Raises ``InvalidRequestError`` if the model cannot be asked that."""
+    for task in job.tasks:
+        model.require(task)
+    params = tuple(TASKS[task](model, job) for task in job.tasks)
+    rendering = rendering_params(model, job.reading)
+    in_windows = model.splits_long_texts and job.tasks == ("embed",) and rendering.truncate_to is None
+    return [AskedRow(prompt, rendering, params, in_windows) for prompt in job.prompts]
+
+
 async def pool(
     model: Model,
     job: PoolJob,
@@ -79,14 +89,10 @@ async def pool(
     ``InvalidRequestError``, ``OverloadedError`` and what ``Engine.submit`` raises. Cancellation: at once;
     nothing of the job stays in the queue.
     """
-    for task in job.tasks:
-        model.require(task)
-    params = tuple(TASKS[task](model, job) for task in job.tasks)
-    rendering = rendering_params(model, job.reading)
-    in_windows = model.splits_long_texts and job.tasks == ("embed",) and rendering.truncate_to is None
+    asked = asked_rows(model, job)
     estimate = job.estimated_tokens
-    if not in_windows:
-        estimate = min(estimate, len(job.prompts) * model.renderer.max_model_len)
+    if not any(row.in_windows for row in asked):
+        estimate = min(estimate, len(asked) * model.renderer.max_model_len)
 
     def values_of(row: ComputedRow) -> PooledRow:
         return (vector_of(row),) if len(row.windows) > 1 else row.values
@@ -97,7 +103,7 @@ async def pool(
 
     with model.engine.admit(estimate):
         rows = await compute_rows(
-            [AskedRow(prompt, rendering, params, in_windows) for prompt in job.prompts],
+            asked,
             renderer=model.renderer,
             engine=model.engine,
             timings=timings,

@@ -1,0 +1,150 @@
+"""``stream: true``: vectors as server-sent events, in the order in which they are finished."""
+
+import json
+import threading
+
+import httpx
+import pytest
+import trio
+
+from tests.conftest import assert_idle, is_idle
+from tests.model_folders import VOCABULARY
+from trio_pool_serve.runner.scripted import scripted_vector
+from trio_pool_serve.types import Batch
+
+
+def events_of(text: str) -> list:
+    """The objects of a stream; its end must be marked."""
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+async def stream(client: httpx.AsyncClient, **body) -> list:
+    answer = await client.post("/v1/embeddings", json={"stream": True, **body})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    return events_of(answer.text)
+
+
+async def until_idle(service) -> None:
+    with trio.fail_after(10):
+        while not is_idle(service):
+            await trio.sleep(0.001)
+
+
+async def test_each_vector_is_an_event_and_the_usage_comes_last(client, service):
+    *items, usage = await stream(client, input=["hello", "hello world", ""])
+    plain = (await client.post("/v1/embeddings", json={"input": ["hello", "hello world", ""]})).json()
+    assert sorted(items, key=lambda item: item["index"]) == plain["data"]
+    assert usage["usage"] == plain["usage"] == {"prompt_tokens": 9, "total_tokens": 9}
+    assert usage["model"] == plain["model"]
+    assert_idle(service)
+
+
+async def test_base64_is_streamed_too(client):
+    item, _ = await stream(client, input="hello", encoding_format="base64")
+    plain = (await client.post("/v1/embeddings", json={"input": "hello", "encoding_format": "base64"})).json()
+    assert item["embedding"] == plain["data"][0]["embedding"]
+
+
+async def test_a_vector_is_sent_while_others_are_still_computed(service, scripted, client):
+    """The first batch's event arrives while the second batch is held up."""
+    scripted.default_batch_tokens = 8
+    second_may_go = threading.Event()
+
+    def hold(batch: Batch) -> None:
+        if len(scripted.batches) > 1:
+            second_may_go.wait(60)
+
+    scripted.on_launch = hold
+    body = {"input": [[7] * 8, [9] * 8], "stream": True}
+    async with client.stream("POST", "/v1/embeddings", json=body) as answer:
+        chunks = answer.aiter_text()
+        first = json.loads((await anext(chunks)).removeprefix("data: ").strip())
+        assert first["embedding"] == scripted_vector_of(first["index"])
+        assert service.default.engine.statistics().in_flight_batches == 1
+        second_may_go.set()
+        rest = "".join([chunk async for chunk in chunks])
+    assert len(events_of(rest)) == 2
+    assert_idle(service)
+
+
+def scripted_vector_of(index: int) -> list[float]:
+    import numpy as np
+
+    return scripted_vector(np.full(8, [7, 9][index]), 8).tolist()
+
+
+async def test_a_client_that_leaves_takes_its_rows_along(service, scripted, client):
+    scripted.default_batch_tokens = 8
+    scripted.gate.clear()
+    async with client.stream("POST", "/v1/embeddings", json={"input": [[7] * 8] * 20, "stream": True}) as answer:
+        assert answer.status_code == 200
+        await trio.to_thread.run_sync(scripted.launching.wait)
+    with trio.fail_after(10):
+        while service.default.engine.statistics().queued_rows:
+            await trio.sleep(0.001)
+    scripted.gate.set()
+    await until_idle(service)
+    assert len(scripted.batches) < 20
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"input": []}, 400),
+        ({"input": "hello", "model": "unknown"}, 404),
+        ({"input": "hello", "dimensions": 99}, 400),
+        ({"input": "hello", "encoding_format": "bytes"}, 400),
+        ({"input": "hello", "encoding_format": "bytes_only"}, 400),
+    ],
+)
+async def test_what_is_known_to_be_wrong_is_answered_by_a_status(client, service, body, status):
+    answer = await client.post("/v1/embeddings", json={"stream": True, **body})
+    assert answer.status_code == status
+    assert answer.json()["error"]["code"] == status
+    assert_idle(service)
+
+
+async def test_a_full_queue_is_answered_by_a_status(client, service):
+    with service.default.engine.admit(service.config.scheduling.max_queue_tokens):
+        answer = await client.post("/v1/embeddings", json={"input": "hello", "stream": True})
+    assert answer.status_code == 429
+    assert answer.headers["retry-after"]
+    assert_idle(service)
+
+
+async def test_what_goes_wrong_later_is_the_last_event(client, service):
+    *_, error = await stream(client, input=["hello", "hello " * 100])
+    assert error["error"]["type"] == "BadRequestError"
+    assert "102 tokens" in error["error"]["message"]
+    assert_idle(service)
+
+
+async def test_a_batch_that_fails_is_the_last_event(client, service, scripted):
+    def fail(batch: Batch) -> None:
+        raise ValueError("secret")
+
+    scripted.on_launch = fail
+    (error,) = await stream(client, input="hello")
+    assert error["error"]["code"] == 500
+    assert "secret" not in json.dumps(error)
+    await until_idle(service)
+
+
+async def test_the_deadline_is_the_streams_too(client, service, scripted):
+    scripted.gate.clear()
+    answer = await client.post(
+        "/v1/embeddings", json={"input": "hello", "stream": True}, headers={"X-Request-Timeout": "0.05"}
+    )
+    scripted.gate.set()
+    (error,) = events_of(answer.text)
+    assert error["error"]["code"] == 504
+    await until_idle(service)
+
+
+async def test_the_connection_can_be_used_again_after_a_stream(client, service):
+    for _ in range(3):
+        await stream(client, input=[[VOCABULARY["hello"]]])
+    assert_idle(service)

@@ -1,0 +1,133 @@
+"""``/openapi.json`` describes every route; ``/docs`` shows it in a browser."""
+
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+from attrs import frozen
+from quart import Blueprint, Response
+
+import trio_pool_serve
+from trio_pool_serve.api.dispatch import Candidate, candidates_by_path
+from trio_pool_serve.api.endpoint import Dialect
+from trio_pool_serve.errors import NotFoundError
+
+SWAGGER_UI = files("swagger_ui") / "static"
+
+ASSETS: Mapping[str, str] = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
+"""What the page needs, all of it served from here."""
+
+PAGE = b"""<!doctype html>
+<html lang="en">
+<head><meta charset="utf-8"><title>trio_pool_serve</title><link rel="stylesheet" href="docs/swagger-ui.css"></head>
+<body>
+<div id="swagger-ui"></div>
+<script src="docs/swagger-ui-bundle.js"></script>
+<script>SwaggerUIBundle({url: "openapi.json", dom_id: "#swagger-ui", validatorUrl: null})</script>
+</body>
+</html>
+"""
+
+
+@frozen
+class Question:
+    """A route that is asked by GET: its answer as an example, and what it is for."""
+
+    summary: str
+    example: Any
+
+
+QUESTIONS: Mapping[str, Question] = {
+    "/v1/models": Question("The models that are served.", {"object": "list", "data": [{"id": "org/model"}]}),
+    "/v1/models/{name}": Question("One model.", {"id": "org/model", "object": "model", "task": "embed"}),
+    "/info": Question("The default model, as text-embeddings-inference describes its own.", {"model_id": "org/model"}),
+    "/livez": Question("Whether the process is worth keeping.", {"status": "alive"}),
+    "/health": Question("As /livez.", {"status": "alive"}),
+    "/ping": Question("As /livez.", {"status": "alive"}),
+    "/readyz": Question("Whether requests are answered now.", {"status": "ready"}),
+    "/metrics": Question("Metrics in the Prometheus text format.", "trio_pool_serve_requests_total 3.0"),
+    "/load": Question("What engines and threads are doing now.", {"models": {}, "limiters": {}}),
+    "/version": Question("The server's version.", {"version": trio_pool_serve.__version__}),
+    "/openapi.json": Question("This document.", {"openapi": "3.1.0"}),
+    "/docs": Question("This document, for people.", "<!doctype html>"),
+}
+
+
+def openapi_document(dialects: Sequence[Dialect]) -> dict[str, Any]:
+    """Return the OpenAPI 3.1 document of all routes."""
+    by_path = candidates_by_path(dialects)
+    endpoints = [candidate.endpoint for candidates in by_path.values() for candidate in candidates]
+    types = list(
+        dict.fromkeys(
+            [endpoint.wire for endpoint in endpoints]
+            + [endpoint.response for endpoint in endpoints if endpoint.response is not None]
+        )
+    )
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    schema_of = dict(zip(types, schemas, strict=True))
+    paths = {path: {"post": _task_route(candidates, schema_of)} for path, candidates in by_path.items()}
+    for path, question in QUESTIONS.items():
+        paths.setdefault(path, {})["get"] = _question_route(question)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "trio_pool_serve", "version": trio_pool_serve.__version__},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}, {}],
+    }
+
+
+def _task_route(candidates: Sequence[Candidate], schema_of: Mapping[type, Any]) -> dict[str, Any]:
+    endpoints = [candidate.endpoint for candidate in candidates]
+    bodies = [schema_of[endpoint.wire] for endpoint in endpoints]
+    examples = {
+        candidate.dialect.name: {"summary": candidate.endpoint.summary, "value": candidate.endpoint.example}
+        for candidate in candidates
+    }
+    answers = [schema_of[endpoint.response] for endpoint in endpoints if endpoint.response is not None]
+    answer = {"application/json": {"schema": {"anyOf": answers}}} if answers else {"application/json": {}}
+    return {
+        "tags": [candidates[-1].dialect.name],
+        "summary": " ".join(dict.fromkeys(endpoint.summary for endpoint in endpoints)),
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": {"anyOf": bodies}, "examples": examples}},
+        },
+        "responses": {
+            "200": {"description": "The answer.", "content": answer},
+            "default": {"description": "An error, as the dialect's clients read it."},
+        },
+    }
+
+
+def _question_route(question: Question) -> dict[str, Any]:
+    content_type = "application/json" if isinstance(question.example, dict) else "text/plain"
+    described = {"description": "The answer.", "content": {content_type: {"example": question.example}}}
+    return {"tags": ["operations"], "summary": question.summary, "responses": {"200": described}}
+
+
+def openapi_routes(dialects: Sequence[Dialect]) -> Blueprint:
+    """Return the routes of the document and of the page that shows it, which fetches nothing from outside."""
+    routes = Blueprint("openapi", __name__)
+    document = msgspec.json.encode(openapi_document(dialects))
+    assets = {name: (SWAGGER_UI / name).read_bytes() for name in ASSETS}
+
+    @routes.get("/openapi.json")
+    async def openapi() -> Response:
+        return Response(document, content_type="application/json")
+
+    @routes.get("/docs")
+    async def docs() -> Response:
+        return Response(PAGE, content_type="text/html; charset=utf-8")
+
+    @routes.get("/docs/<name>")
+    async def asset(name: str) -> Response:
+        if name not in assets:
+            raise NotFoundError("There is no such page.")
+        return Response(assets[name], content_type=ASSETS[name])
+
+    return routes
