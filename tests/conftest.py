@@ -111,3 +111,11 @@ def is_idle(service: Service) -> bool:
 
 def assert_idle(service: Service) -> None:
     assert is_idle(service), repr(service)
+
+
+async def wait_idle(service: Service) -> None:
+    """Wait for threads whose work nobody wants any more, then it must be idle."""
+    with trio.move_on_after(10):
+        while not is_idle(service):  # noqa: ASYNC110  (threads that were running finish)
+            await trio.sleep(0.001)
+    assert_idle(service)

@@ -96,6 +96,10 @@ class BatchFailedError(PoolServeError):
     """The forward pass raised for the batch this row rode in; other batches are not affected."""
 
 
+class NotFiniteError(PoolServeError):
+    """The model made infinities or NaN of an input: float16 overflows, say, or its weights are broken."""
+
+
 class QueryGoneError(PoolServeError):
     """Stage two of late interaction was asked for a query that is not held: its request has ended."""
 

@@ -29,7 +29,7 @@ async def stream(client: httpx.AsyncClient, **body) -> list:
 
 async def until_idle(service) -> None:
     with trio.fail_after(10):
-        while not is_idle(service):
+        while not is_idle(service):  # noqa: ASYNC110
             await trio.sleep(0.001)
 
 
@@ -50,7 +50,6 @@ async def test_base64_is_streamed_too(client):
 
 async def test_a_vector_is_sent_while_others_are_still_computed(service, scripted, client):
     """The first batch's event arrives while the second batch is held up."""
-    scripted.default_batch_tokens = 8
     second_may_go = threading.Event()
 
     def hold(batch: Batch) -> None:
@@ -58,7 +57,7 @@ async def test_a_vector_is_sent_while_others_are_still_computed(service, scripte
             second_may_go.wait(60)
 
     scripted.on_launch = hold
-    body = {"input": [[7] * 8, [9] * 8], "stream": True}
+    body = {"input": [[7] * 40, [9] * 40], "stream": True}
     async with client.stream("POST", "/v1/embeddings", json=body) as answer:
         chunks = answer.aiter_text()
         first = json.loads((await anext(chunks)).removeprefix("data: ").strip())
@@ -73,17 +72,16 @@ async def test_a_vector_is_sent_while_others_are_still_computed(service, scripte
 def scripted_vector_of(index: int) -> list[float]:
     import numpy as np
 
-    return scripted_vector(np.full(8, [7, 9][index]), 8).tolist()
+    return scripted_vector(np.full(40, [7, 9][index]), 8).tolist()
 
 
 async def test_a_client_that_leaves_takes_its_rows_along(service, scripted, client):
-    scripted.default_batch_tokens = 8
     scripted.gate.clear()
-    async with client.stream("POST", "/v1/embeddings", json={"input": [[7] * 8] * 20, "stream": True}) as answer:
+    async with client.stream("POST", "/v1/embeddings", json={"input": [[7] * 40] * 20, "stream": True}) as answer:
         assert answer.status_code == 200
         await trio.to_thread.run_sync(scripted.launching.wait)
     with trio.fail_after(10):
-        while service.default.engine.statistics().queued_rows:
+        while service.default.engine.statistics().queued_rows:  # noqa: ASYNC110
             await trio.sleep(0.001)
     scripted.gate.set()
     await until_idle(service)

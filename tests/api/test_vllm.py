@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from tests.api.scripted_models import Everything, serve_as
-from tests.conftest import assert_idle, listening, running
+from tests.conftest import assert_idle, listening, running, wait_idle
 from tests.model_folders import VOCABULARY
 from trio_pool_serve.api.vllm import VLLM
 from trio_pool_serve.service import Service
@@ -40,7 +40,7 @@ async def service(service):
 async def assert_still_serving(client: httpx.AsyncClient, service: Service, path: str) -> None:
     answer = await client.post(path, json=BODIES[path])
     assert answer.status_code == 200, answer.text
-    assert_idle(service)
+    await wait_idle(service)
 
 
 async def test_every_route_is_tested():
@@ -97,6 +97,7 @@ async def test_an_over_long_input_is_refused_unless_it_may_be_cut(client, servic
     assert answer.status_code == 400
     length = 102 if "input" in body else 104  # the model has a prompt of its own for queries
     assert f"{length} tokens" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] == ("input" if "input" in body else None)
     assert "at most 64" in answer.json()["error"]["message"]
     assert (await client.post(path, json={**body, "truncate_prompt_tokens": -1})).status_code == 200
     await assert_still_serving(client, service, path)

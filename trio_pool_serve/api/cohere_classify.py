@@ -12,7 +12,6 @@ from trio_pool_serve.api.cohere_wire import Meta, Truncate, meta_of, reading_of
 from trio_pool_serve.api.encodings import row_json
 from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
 from trio_pool_serve.api.prompts import require_few
-from trio_pool_serve.api.ranking import require_finite
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.model_folder.classification import Classifier
@@ -110,7 +109,6 @@ def _encode(call: Call[ClassifyRequest, PoolJob], pooled: Pooled) -> EncodedAnsw
 def _classification(
     item_id: str, text: str, values: Vectors, labels: tuple[str, ...], *, exclusive: bool
 ) -> Classification:
-    require_finite(values)
     confidences = [msgspec.Raw(number) for number in row_json(values, "float32")[1:-1].split(b",")]
     best = int(values.argmax())
     told = [best] if exclusive else np.flatnonzero(values >= LIKELY).tolist()

@@ -59,7 +59,7 @@ def encode_pooled(
 
     ``tasks`` are those of the rows, and ``by_task`` has the values named by them.
     """
-    usage = Usage(prompt_tokens=pooled.prompt_tokens)
+    usage = Usage.of(pooled.prompt_tokens)
     if encoding.format in ("bytes", "bytes_only"):
         arrays: list[Vectors] = [array for (array,) in pooled.rows]  # type: ignore[misc]
         return encode_bytes(arrays, encoding, usage=usage, answer_id=answer_id, model=model, created=created)

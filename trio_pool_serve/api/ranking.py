@@ -3,27 +3,16 @@
 import numpy as np
 import numpy.typing as npt
 
-from trio_pool_serve.errors import InvalidRequestError, PoolServeError
+from trio_pool_serve.errors import InvalidRequestError
 
 Ranking = list[tuple[int, float]]
 """Documents' indices and scores, best first."""
 
 
 def ranked(scores: npt.NDArray[np.float32], top_n: int | None = None) -> Ranking:
-    """Return the best ``top_n`` of scores, shape (documents,), best first; equal ones keep their order.
-
-    Raises ``PoolServeError`` for scores that are no numbers: those have no order, and no place in JSON.
-    """
-    require_finite(scores)
+    """Return the best ``top_n`` of scores, shape (documents,), best first; equal ones keep their order."""
     best = np.argsort(-scores, kind="stable")[:top_n]
     return list(zip(best.tolist(), scores[best].tolist(), strict=True))
-
-
-def require_finite(scores: npt.NDArray[np.float32]) -> None:
-    """Raise ``PoolServeError`` if the model made infinities or NaN of a text."""
-    wrong = np.flatnonzero(~np.isfinite(scores))
-    if len(wrong):
-        raise PoolServeError(f"The model's score {wrong[0]} is {scores[wrong[0]]}.")
 
 
 def require_top(top_n: int | None, *, param: str = "top_n") -> None:

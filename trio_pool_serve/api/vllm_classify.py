@@ -12,7 +12,6 @@ from trio_pool_serve.api.embedding_answers import Usage
 from trio_pool_serve.api.encodings import row_json
 from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
 from trio_pool_serve.api.prompts import prompts_of
-from trio_pool_serve.api.ranking import require_finite
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.tasks.pool import PoolJob, pool
 from trio_pool_serve.tasks.reading import ReadingParams
@@ -85,7 +84,6 @@ async def answer_classify(call: Call[ClassifyRequest, PoolJob]) -> Response:
     labels = call.model.folder.architecture.labels
 
     def item(index: int, row: Vectors) -> ClassifyItem:
-        require_finite(row)
         best = int(np.argmax(row))
         label = labels[best] if best < len(labels) else f"LABEL_{best}"
         return ClassifyItem(index=index, label=label, probs=msgspec.Raw(row_json(row, "float32")), num_classes=len(row))
@@ -96,7 +94,7 @@ async def answer_classify(call: Call[ClassifyRequest, PoolJob]) -> Response:
             created=int(time.time()),
             model=call.model.name,
             data=[item(index, row) for index, row in enumerate(rows)],
-            usage=Usage(prompt_tokens=pooled.prompt_tokens),
+            usage=Usage.of(pooled.prompt_tokens),
         )
         return EncodedAnswer(msgspec.json.encode(answer))
 

@@ -138,7 +138,7 @@ async def answer_rerank(call: Call[RerankRequest, ScoreJob]) -> Response:
         answer = RerankResponse(
             id=f"rerank-{call.wire.request_id or call.request_id}",
             model=call.model.name,
-            usage=Usage(prompt_tokens=scores.prompt_tokens),
+            usage=Usage.of(scores.prompt_tokens),
             results=results,
         )
         return EncodedAnswer(msgspec.json.encode(answer))

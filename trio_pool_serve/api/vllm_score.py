@@ -11,7 +11,6 @@ from quart import Response
 from trio_pool_serve.api.embedding_answers import Usage
 from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
 from trio_pool_serve.api.prompts import require_few
-from trio_pool_serve.api.ranking import require_finite
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.tasks.reading import ReadingParams
@@ -128,7 +127,6 @@ async def score_job(call: Call[Any, ScoreJob]) -> Scores:
     except InvalidRequestError as error:
         error.param = OUR_PARAMS.get(error.param, error.param)
         raise
-    require_finite(scores.values)
     return scores
 
 
@@ -142,7 +140,7 @@ async def answer_score(call: Call[ScoreRequest, ScoreJob]) -> Response:
             created=int(time.time()),
             model=call.model.name,
             data=[ScoreItem(index=index, score=value) for index, value in enumerate(scores.values.tolist())],
-            usage=Usage(prompt_tokens=scores.prompt_tokens),
+            usage=Usage.of(scores.prompt_tokens),
         )
         return EncodedAnswer(msgspec.json.encode(answer))
 

@@ -3,11 +3,12 @@
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import trio
 from attrs import frozen
 
 from trio_pool_serve.engine.interface import Engine
-from trio_pool_serve.errors import PoolServeError, innermost
+from trio_pool_serve.errors import NotFiniteError, PoolServeError, innermost
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import (
@@ -18,6 +19,7 @@ from trio_pool_serve.types import (
     Prompt,
     RenderedPrompt,
     RenderingParams,
+    SparseVector,
 )
 
 PROMPTS_AHEAD = 2
@@ -101,6 +103,7 @@ async def compute_rows(
         outputs = await _submit_all(engine, [PoolingRequest(prompt, row.params, priority) for prompt in prompts])
         for output in outputs:
             timings.add_row(queue_s=output.queue_s, forward_s=output.forward_s, copy_s=output.copy_s)
+            require_finite(output.values)
         computed[index] = ComputedRow(tuple(map(ComputedWindow, prompts, outputs)))
         if row_done is not None:
             row_done(index, computed[index])
@@ -116,6 +119,13 @@ async def compute_rows(
             raise
         raise innermost(expected) from None
     return [computed[index] for index in range(len(rows))]
+
+
+def require_finite(values: Sequence[PooledValue]) -> None:
+    """Raise ``NotFiniteError`` for what JSON could not say, and nobody could use."""
+    for value in values:
+        if not np.isfinite(value.values if isinstance(value, SparseVector) else value).all():
+            raise NotFiniteError("The model computed numbers for an input that are not finite.")
 
 
 async def _submit_all(engine: Engine, requests: Sequence[PoolingRequest]) -> list[PoolingOutput]:

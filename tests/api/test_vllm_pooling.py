@@ -1,0 +1,252 @@
+"""``/pooling`` over real sockets; the runner is scripted, so every answer is known."""
+
+import base64
+import json
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.api.scripted_models import Everything, Judge, Labeller, LateInteraction, SparseOnly, serve_as
+from tests.conftest import assert_idle
+from tests.model_folders import VOCABULARY
+from trio_pool_serve.runner.scripted import scripted_vector
+from trio_pool_serve.types import Classify, Embed, TokenClassify
+
+HELLO, WORLD, CLS, SEP = (VOCABULARY[word] for word in ("hello", "world", "[CLS]", "[SEP]"))
+
+
+@pytest.fixture
+async def service(service):
+    serve_as(service, Everything())
+    return service
+
+
+def vector(ids: list[int], dimensions: int = 8) -> list[float]:
+    return scripted_vector(np.array(ids, dtype=np.int32), dimensions).tolist()
+
+
+def matrix(ids: list[int], dimensions: int = 8) -> list[list[float]]:
+    return [vector([token], dimensions) for token in ids]
+
+
+def weights(ids: list[int]) -> list[dict]:
+    return [{"index": token, "value": float(ids.count(token))} for token in sorted(set(ids))]
+
+
+EXPECTED = {
+    "embed": vector,
+    "token_embed": matrix,
+    "sparse_embed": weights,
+    "classify": lambda ids: vector(ids, 2),
+    "token_classify": lambda ids: matrix(ids, 2),
+}
+
+
+async def pool(client: httpx.AsyncClient, **body) -> httpx.Response:
+    answer = await client.post("/pooling", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+async def pooled(client: httpx.AsyncClient, **body) -> list:
+    return [item["data"] for item in (await pool(client, **body)).json()["data"]]
+
+
+async def test_an_answer_has_the_shape_vllm_s_clients_read(client, config):
+    answer = (await pool(client, input="hello world", request_id="mine")).json()
+    assert answer.pop("created") > 1_700_000_000
+    assert answer == {
+        "id": "pooling-mine",
+        "object": "list",
+        "model": config.models[0],
+        "data": [{"index": 0, "object": "pooling", "data": vector([CLS, HELLO, WORLD, SEP])}],
+        "usage": {"prompt_tokens": 4, "total_tokens": 4},
+    }
+
+
+@pytest.mark.parametrize("task", EXPECTED)
+async def test_each_task_has_data_of_its_own_form(client, service, task):
+    rows = [[7, 8, 8], [9]]
+    assert await pooled(client, input=rows, task=task) == [EXPECTED[task](ids) for ids in rows]
+    assert_idle(service)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "task"),
+    [
+        (Everything, "embed"),
+        (Labeller, "classify"),
+        (LateInteraction, "token_embed"),
+        (SparseOnly, "sparse_embed"),
+    ],
+)
+async def test_a_model_is_asked_for_what_it_is_made_for(client, service, architecture, task):
+    serve_as(service, architecture())
+    for given in ({}, {"task": None, "tasks": None}):
+        assert await pooled(client, input=[7, 8], **given) == [EXPECTED[task]([7, 8])]
+
+
+async def test_a_model_that_only_scores_has_nothing_to_pool(client, service):
+    serve_as(service, Judge())
+    answer = await client.post("/pooling", json={"input": "hello"})
+    assert answer.status_code == 400
+    assert "it can: score" in answer.json()["error"]["message"]
+
+
+async def test_several_tasks_come_from_one_forward_pass(client, scripted):
+    found = await pooled(client, input=[[7, 8, 8]], tasks=[*EXPECTED, "embed"])
+    assert found == [{task: expected([7, 8, 8]) for task, expected in EXPECTED.items()}]
+    assert scripted.rows == [1]
+    assert len(scripted.batches[0].requests[0].params) == 5
+
+
+async def test_one_task_in_a_list_is_named_all_the_same(client):
+    assert await pooled(client, input=[7], tasks=["classify"]) == [{"classify": vector([7], 2)}]
+
+
+async def test_one_task_of_several_that_the_model_cannot_do_is_400(client, service, scripted):
+    serve_as(service, LateInteraction())
+    answer = await client.post("/pooling", json={"input": "hello", "tasks": ["token_embed", "embed"]})
+    assert answer.status_code == 400
+    assert "cannot embed; it can: score, token_embed" in answer.json()["error"]["message"]
+    assert scripted.batches == []
+
+
+async def test_null_stands_for_not_given(client):
+    fields = ["model", "encoding_format", "embed_dtype", "endianness", "dimensions", "truncate_prompt_tokens"]
+    fields += ["truncation_side", "add_special_tokens", "prompt_name", "prompt", "normalize", "user", "priority"]
+    fields += ["request_id", "stream", "task", "tasks", "use_activation", "activation"]
+    assert await pooled(client, input="hello", **dict.fromkeys(fields)) == [vector([CLS, HELLO, SEP])]
+
+
+@pytest.mark.parametrize(
+    ("given", "activation"),
+    [
+        ({}, "probabilities"),
+        ({"use_activation": True}, "probabilities"),
+        ({"use_activation": False}, "raw"),
+        ({"activation": False}, "raw"),
+    ],
+    ids=str,
+)
+async def test_labels_have_probabilities_unless_told_otherwise(client, scripted, given, activation):
+    await pool(client, input="hello", tasks=["classify", "token_classify"], **given)
+    assert scripted.batches[0].requests[0].params == (Classify(activation), TokenClassify(activation))
+
+
+async def test_vectors_are_made_as_asked(client, scripted):
+    await pool(client, input="hello", dimensions=3, normalize=False)
+    assert scripted.batches[0].requests[0].params == (Embed(dimensions=3, normalize=False),)
+    assert await pooled(client, input=[7, 8], task="token_embed", dimensions=2) == [matrix([7, 8], 2)]
+
+
+async def test_texts_are_read_as_asked(client):
+    assert await pooled(client, input="hello", add_special_tokens=False) == [vector([HELLO])]
+    assert await pooled(client, input=[7, 8, 9], truncate_prompt_tokens=2) == [vector([7, 8])]
+    assert await pooled(client, input=[7, 8, 9], truncate_prompt_tokens=2, truncation_side="left") == [vector([8, 9])]
+    for prompt in ({"prompt_name": "query"}, {"prompt": "query : "}):
+        (found,) = await pooled(client, input="hello", **prompt)
+        assert found[0] == 5
+
+
+# -- encodings -------------------------------------------------------------------------------------------
+
+
+async def test_base64_of_a_row_for_each_token_tells_its_shape(client):
+    (item,) = (await pool(client, input=[7, 8, 9], task="token_embed", encoding_format="base64")).json()["data"]
+    assert item["shape"] == [3, 8]
+    found = np.frombuffer(base64.b64decode(item["data"]), "<f4").reshape(item["shape"])
+    assert found.tolist() == matrix([7, 8, 9])
+
+
+async def test_base64_of_one_row_is_as_that_of_embeddings(client):
+    (item,) = (await pool(client, input=[7, 8], encoding_format="base64", embed_dtype="float16")).json()["data"]
+    assert set(item) == {"index", "object", "data"}
+    assert np.frombuffer(base64.b64decode(item["data"]), "<f2").tolist() == vector([7, 8])
+
+
+async def test_base64_is_for_arrays_and_weights_stay_json(client):
+    body = {"input": [7, 8], "tasks": ["token_embed", "sparse_embed"], "encoding_format": "base64"}
+    (item,) = (await pool(client, **body)).json()["data"]
+    assert item["data"]["sparse_embed"] == weights([7, 8])
+    assert item["shape"] == {"token_embed": [2, 8], "sparse_embed": [2]}
+    found = np.frombuffer(base64.b64decode(item["data"]["token_embed"]), "<f4")
+    assert found.reshape(2, 8).tolist() == matrix([7, 8])
+
+
+@pytest.mark.parametrize(("task", "shape"), [("embed", [8]), ("token_embed", [2, 8]), ("token_classify", [2, 2])])
+async def test_bytes_come_with_the_place_and_shape_of_each_row(client, task, shape):
+    body = {"input": [[7, 8], [9, 10]], "task": task, "encoding_format": "bytes", "endianness": "little"}
+    answer = await pool(client, **body)
+    assert answer.headers["content-type"] == "application/octet-stream"
+    metadata = json.loads(answer.headers["metadata"])
+    assert metadata["id"].startswith("pooling-")
+    assert metadata["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
+    assert [item["shape"] for item in metadata["data"]] == [shape, shape]
+    found = [
+        np.frombuffer(answer.content[item["start"] : item["end"]], "<f4").reshape(item["shape"]).tolist()
+        for item in metadata["data"]
+    ]
+    assert found == [EXPECTED[task]([7, 8]), EXPECTED[task]([9, 10])]
+
+
+async def test_bytes_only_are_the_rows_alone(client):
+    answer = await pool(client, input=[[7, 8, 9]] * 100, task="token_embed", encoding_format="bytes_only")
+    assert "metadata" not in answer.headers
+    assert np.frombuffer(answer.content, "=f4").reshape(100, 3, 8)[41].tolist() == matrix([7, 8, 9])
+
+
+async def test_each_token_s_row_is_quantised_by_itself(client):
+    (found,) = await pooled(client, input=[7, 100], task="token_embed", embed_dtype="int8")
+    assert [max(row) for row in found] == [127, 127]
+    (found,) = await pooled(client, input=[7, 100], task="token_embed", embed_dtype="ubinary")
+    assert found == [[255], [255]]
+
+
+async def test_a_large_answer_is_whole_and_in_order(client, service):
+    rows = [[n % 200] * (n % 5 + 1) for n in range(700)]
+    for task in ("token_embed", "sparse_embed"):
+        assert await pooled(client, input=rows, task=task) == [EXPECTED[task](ids) for ids in rows]
+    assert_idle(service)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"task": "score"}, "task"),
+        ({"task": "poem"}, "task"),
+        ({"task": 5}, "task"),
+        ({"tasks": "embed"}, "tasks"),
+        ({"tasks": []}, "tasks"),
+        ({"tasks": ["embed", "poem"]}, "tasks"),
+        ({"task": "embed", "tasks": ["embed"]}, "tasks"),
+        ({"stream": True}, "stream"),
+        ({"tasks": ["embed", "classify"], "encoding_format": "bytes"}, "encoding_format"),
+        ({"tasks": ["embed", "classify"], "encoding_format": "bytes_only"}, "encoding_format"),
+        ({"task": "sparse_embed", "encoding_format": "bytes"}, "encoding_format"),
+        ({"input": [[7]] * 100, "encoding_format": "bytes"}, "encoding_format"),
+        ({"encoding_format": "hex"}, "encoding_format"),
+        ({"embed_dtype": "int4"}, "embed_dtype"),
+        ({"embed_dtype": "binary", "dimensions": 3}, "embed_dtype"),
+        ({"embed_dtype": "binary", "task": "token_embed", "dimensions": 3}, "embed_dtype"),
+        ({"embed_dtype": "binary", "task": "classify"}, "embed_dtype"),
+        ({"dimensions": 9}, "dimensions"),
+        ({"dimensions": 0, "task": "token_embed"}, "dimensions"),
+        ({"activation": "sigmoid"}, "activation"),
+        ({"prompt_name": "poem"}, "prompt_name"),
+        ({"input": []}, "input"),
+        ({"input": [[]]}, "input"),
+        ({"input": None}, "input"),
+        ({"input": ["a", 5]}, "input"),
+        ({"input": [100_000]}, "input"),
+        ({"input": [[5]] * 2049}, "input"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+async def test_what_is_wrong_is_400_and_named_before_anything_is_computed(client, service, scripted, wrong, param):
+    answer = await client.post("/pooling", json={"input": "hello", **wrong})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+    assert scripted.batches == []
+    assert_idle(service)

@@ -1,0 +1,282 @@
+"""Scoring, in each of the three ways that models compare two texts."""
+
+import numpy as np
+import pytest
+import trio
+import trio.lowlevel
+
+from tests.api.scripted_models import Dots, Judge, LateInteraction, serve_as
+from tests.conftest import assert_idle, wait_idle
+from tests.model_folders import VOCABULARY
+from trio_pool_serve.errors import (
+    ContextLengthError,
+    EmptyInputError,
+    InvalidRequestError,
+    NotFiniteError,
+    OverloadedError,
+    TaskNotSupportedError,
+)
+from trio_pool_serve.model_folder.architecture import Architecture
+from trio_pool_serve.runner.copied_batch import CopiedBatch
+from trio_pool_serve.tasks.late_interaction import Document, encode_queries, score_documents
+from trio_pool_serve.tasks.reading import ReadingParams
+from trio_pool_serve.tasks.score import SIMILARITIES, ScoreJob, Scores, score
+from trio_pool_serve.telemetry.timings import RequestTimings
+from trio_pool_serve.types import Classify, HeldQuery, RenderingParams
+
+CLS, SEP = VOCABULARY["[CLS]"], VOCABULARY["[SEP]"]
+
+
+async def scores(service, queries, documents, **more) -> Scores:
+    return await score(service.model(), ScoreJob(queries=queries, documents=documents, **more), RequestTimings())
+
+
+def rows_of(scripted) -> list:
+    return [request for batch in scripted.batches for request in batch.requests]
+
+
+def ids_of(*words: str) -> list[int]:
+    return [CLS, *(VOCABULARY[word] for word in words), SEP]
+
+
+# -- what a job may be --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("queries", "documents"), [([], ["a"]), (["a"], [])])
+def test_there_must_be_something_to_score(queries, documents):
+    with pytest.raises(EmptyInputError):
+        ScoreJob(queries=queries, documents=documents)
+
+
+@pytest.mark.parametrize(("queries", "documents"), [(2, 1), (2, 3), (3, 2)])
+def test_there_is_one_query_or_one_for_each_document(queries, documents):
+    with pytest.raises(InvalidRequestError, match=f"{queries} queries and {documents} documents"):
+        ScoreJob(queries=["q"] * queries, documents=["d"] * documents)
+
+
+@pytest.mark.parametrize("param", ["max_query_tokens", "max_document_tokens"])
+def test_no_text_can_be_cut_to_nothing(param):
+    with pytest.raises(InvalidRequestError, match="at least 1, not 0"):
+        ScoreJob(queries=["q"], documents=["d"], **{param: 0})
+
+
+async def test_a_model_that_cannot_score_says_what_it_can(service, scripted):
+    class Labeller(Architecture):
+        tasks = frozenset({"classify", "token_classify"})
+
+    serve_as(service, Labeller())
+    with pytest.raises(TaskNotSupportedError, match="cannot score; it can: classify, token_classify"):
+        await scores(service, ["hello"], ["world"])
+    assert scripted.batches == []
+    assert_idle(service)
+
+
+# -- pairs --------------------------------------------------------------------------------------------
+
+
+async def test_pairs_are_read_together_and_scored_by_their_label(service, scripted):
+    scripted.labels = 1
+    serve_as(service, Judge())
+    found = await scores(service, ["hello"], ["world", "w1 w2"])
+    assert found.values.tolist() == [len(ids_of("hello", "world")), len(ids_of("hello", "w1", "w2"))]
+    assert found.values.dtype == np.float32
+    assert found.prompt_tokens == found.values.sum()
+    assert {row.params for row in rows_of(scripted)} == {(Classify("score"),)}
+    assert_idle(service)
+
+
+async def test_each_text_of_a_pair_is_cut_to_its_own_limit(service, scripted):
+    scripted.labels = 1
+    serve_as(service, Judge())
+    found = await scores(service, ["w1 w2 w3"], ["w4 w5 w6"], max_query_tokens=1, max_document_tokens=2)
+    (row,) = rows_of(scripted)
+    assert {VOCABULARY["w1"], VOCABULARY["w4"], VOCABULARY["w5"]} <= set(row.prompt.token_ids.tolist())
+    assert not {VOCABULARY["w2"], VOCABULARY["w6"]} & set(row.prompt.token_ids.tolist())
+    assert found.prompt_tokens == len(row.prompt.token_ids)
+
+
+async def test_a_pair_that_is_too_long_is_refused_unless_it_may_be_cut(service, scripted):
+    scripted.labels = 1
+    serve_as(service, Judge())
+    with pytest.raises(ContextLengthError):
+        await scores(service, ["hello"], ["short", "w1 " * 100])
+    await wait_idle(service)
+    cut = await scores(service, ["hello"], ["w1 " * 100], reading=ReadingParams(truncate_to=-1))
+    assert cut.values.tolist() == [service.model().renderer.max_model_len]
+
+
+async def test_raw_scores_are_asked_for_by_name(service, scripted):
+    scripted.labels = 1
+    serve_as(service, Judge())
+    await scores(service, ["hello"], ["world"], activation="raw")
+    assert rows_of(scripted)[0].params == (Classify("raw"),)
+
+
+# -- vectors ------------------------------------------------------------------------------------------
+
+
+async def test_one_query_is_embedded_once_for_all_documents(service, scripted):
+    serve_as(service, Dots())
+    found = await scores(service, ["hello"], ["world", "w1", "w2 w3"])
+    assert len(rows_of(scripted)) == 4
+    query, *documents = (np.array(ids_of(*words.split())) for words in ("hello", "world", "w1", "w2 w3"))
+
+    def vector(ids):
+        return np.array([len(ids), ids.sum(), ids[0], ids[-1]], dtype=np.float32)
+
+    assert found.values.tolist() == [float(vector(query) @ vector(ids)) for ids in documents]
+    assert found.prompt_tokens == sum(map(len, (query, *documents)))
+
+
+async def test_as_many_queries_as_documents_are_scored_one_by_one(service):
+    serve_as(service, Dots())
+    each = await scores(service, ["hello", "w1 w2"], ["world", "w3"])
+    alone = [await scores(service, [query], [text]) for query, text in (("hello", "world"), ("w1 w2", "w3"))]
+    assert each.values.tolist() == [found.values[0] for found in alone]
+
+
+async def test_queries_and_documents_get_the_instructions_of_their_side(service, scripted):
+    serve_as(service, Dots())
+    await scores(service, ["hello"], ["world"])
+    assert [row.prompt.token_ids.tolist() for row in rows_of(scripted)] == [
+        ids_of("query", ":", "hello"),
+        ids_of("world"),
+    ]
+
+
+async def test_a_clients_own_instruction_is_for_the_query_alone(service, scripted):
+    serve_as(service, Dots())
+    await scores(service, ["hello"], ["world"], reading=ReadingParams(instruction="w9 "))
+    assert [row.prompt.token_ids.tolist() for row in rows_of(scripted)] == [ids_of("w9", "hello"), ids_of("world")]
+
+
+async def test_each_side_is_cut_to_its_own_limit(service, scripted):
+    serve_as(service, Dots())
+    reading = ReadingParams(instruction="")
+    await scores(service, ["w1 " * 90], ["w2 " * 90], reading=reading, max_query_tokens=5, max_document_tokens=7)
+    assert [row.tokens for row in rows_of(scripted)] == [5, 7]
+
+
+A, B = np.array([[3.0, 4.0]], dtype=np.float32), np.array([[4.0, 3.0], [0.0, 0.0]], dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("cosine", [0.96, 0.0]), ("dot", [24, 0]), ("euclidean", [-(2**0.5), -5]), ("manhattan", [-2, -7])],
+)
+def test_vectors_are_compared_as_the_model_says(name, expected):
+    assert SIMILARITIES[name](A, B) == pytest.approx(expected)
+
+
+# -- late interaction ---------------------------------------------------------------------------------
+
+
+async def test_late_interaction_encodes_the_query_once_and_leaves_nothing_behind(service, scripted):
+    serve_as(service, LateInteraction())
+    found = await scores(service, ["w1 w2"], ["w1 w2", "w1", "w3"])
+    # Of the query's tokens, those that the document has too: both ends, and the words.
+    assert found.values.tolist() == [4, 3, 2]
+    assert [type(row.params[0]).__name__ for row in rows_of(scripted)].count("HoldQuery") == 1
+    assert found.prompt_tokens == 6 + 4 + 3 + 3  # the query's instruction has two tokens
+    assert scripted.held_bytes == 0
+    assert all(scope.closed for scope in scripted.scopes)
+    assert_idle(service)
+
+
+async def test_requests_at_once_with_one_id_get_their_own_scores(service, scripted, client):
+    """A client's id is a label: it never names what is on the device."""
+    serve_as(service, LateInteraction())
+    answers: dict[str, list[float]] = {}
+
+    async def ask(query: str) -> None:
+        body = {"queries": query, "documents": ["w1 w2 w3", "w4 w5 w6"], "request_id": "same"}
+        answer = await client.post("/score", json=body, headers={"X-Request-Id": "same"})
+        assert answer.headers["X-Request-Id"] == "same"
+        answers[query] = [item["score"] for item in answer.json()["data"]]
+
+    scripted.gate.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, "w1 w2 w3")
+        nursery.start_soon(ask, "w4 w5 w6")
+        await trio.to_thread.run_sync(scripted.launching.wait)
+        scripted.gate.set()
+    assert answers == {"w1 w2 w3": [5, 2], "w4 w5 w6": [2, 5]}
+    assert scripted.held_bytes == 0
+
+
+async def test_cancelling_between_the_stages_leaves_nothing_on_the_device(service, scripted):
+    serve_as(service, LateInteraction())
+    held = []
+
+    def hold_up_stage_two(batch):
+        if type(batch.requests[0].params[0]).__name__ == "MaxSim":
+            held.append(service.default.engine.statistics().held_bytes)
+            scripted.launching.set()
+            scripted.gate.wait(60)
+
+    scripted.on_launch = hold_up_stage_two
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scores, service, ["w1 w2"], ["w1"] * 9)
+        while not held:
+            await trio.lowlevel.checkpoint()
+        assert held[0] > 0
+        assert service.default.engine.statistics().held_bytes > 0
+        nursery.cancel_scope.cancel()
+    assert service.default.engine.statistics().held_bytes == 0
+    await wait_idle(service)
+
+
+async def test_cancelling_stage_one_leaves_nothing_on_the_device_however_late_it_ends(service, scripted):
+    serve_as(service, LateInteraction())
+    scripted.gate.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scores, service, ["w1 w2"], ["w1"])
+        await trio.to_thread.run_sync(scripted.launching.wait)
+        nursery.cancel_scope.cancel()
+    scripted.gate.set()
+    await wait_idle(service)
+    assert service.default.engine.statistics().held_bytes == 0
+
+
+async def test_a_failing_document_leaves_nothing_on_the_device(service, scripted):
+    serve_as(service, LateInteraction())
+    with pytest.raises(ContextLengthError):
+        await scores(service, ["w1"], ["w1", "w2 " * 100])
+    await wait_idle(service)
+    assert service.default.engine.statistics().held_bytes == 0
+
+
+async def test_the_stages_take_and_give_types_of_their_own(service):
+    """The end of one cannot be the beginning of the other: neither takes what it gives."""
+    model = service.model()
+    params = {"rendering": RenderingParams(), "priority": 0, "timings": RequestTimings()}
+    with model.engine.open_scope() as scope:
+        queries = await encode_queries(model, ["w1", "w2"], scope, **params)
+        assert all(isinstance(query, HeldQuery) for query in queries.held)
+        rows = await score_documents(model, [Document("w2", 1), Document("w2", 0)], queries, **params)
+        assert [row.values[0].tolist() for row in rows] == [[3], [2]]
+        with pytest.raises(TypeError):
+            await encode_queries(model, queries, scope, **params)
+        with pytest.raises(AttributeError):
+            await score_documents(model, [Document("w2", 0)], rows, **params)
+
+
+# -- failing ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", [Judge(), Dots(), LateInteraction()])
+async def test_a_full_queue_refuses_the_job_whole(service, scripted, architecture):
+    serve_as(service, architecture)
+    with service.default.engine.admit(service.config.scheduling.max_queue_tokens), pytest.raises(OverloadedError):
+        await scores(service, ["hello"], ["world"])
+    assert scripted.batches == []
+    assert_idle(service)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+async def test_what_is_no_number_is_an_error_and_no_score(service, scripted, wrong):
+    serve_as(service, Judge())
+    scripted.on_launch = lambda batch: CopiedBatch([(np.array([wrong], dtype=np.float32),)] * len(batch.requests))
+    with pytest.raises(NotFiniteError):
+        await scores(service, ["hello"], ["world"])
+    await wait_idle(service)
