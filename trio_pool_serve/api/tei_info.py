@@ -107,8 +107,6 @@ def pooling_of(architecture: Architecture) -> str:
     """Return how token vectors become the text's: ``none`` where each stays its own, ``splade`` for sparse ones."""
     if isinstance(architecture, Embedding):
         return _pooling_of_module(architecture.modules[0].config)
-    if "embed" in architecture.tasks:
-        return "cls"
     return "splade" if "sparse_embed" in architecture.tasks else "none"
 
 
