@@ -9,7 +9,7 @@ from quart import Response
 
 from trio_pool_serve.api.encodings import row_json
 from trio_pool_serve.api.endpoint import Call, EncodedAnswer
-from trio_pool_serve.api.ranking import ranked, require_finite
+from trio_pool_serve.api.ranking import ranked
 from trio_pool_serve.api.tei_wire import DecodeJob, PredictJob, TokenizeJob
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.pool import PooledRow, PoolJob, pool
@@ -162,7 +162,6 @@ async def answer_similarity(call: Call[Any, ScoreJob]) -> Response:
     Raises what ``score`` raises. Cancellation: at once.
     """
     scores = await score(call.model, call.job, call.timings)
-    require_finite(scores.values)
     response = await call.encode(
         lambda: EncodedAnswer(row_json(scores.values, "float32")), rows=1, nbytes=scores.values.nbytes
     )
