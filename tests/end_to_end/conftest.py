@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.texts import API_KEY
+from tests.end_to_end.texts import A_FEW, API_KEY, QUERY
 from tests.process.server_process import serving
 from tests.runner.classifier_families import cross_encoder, write_classifier
 from tests.runner.retrieval_families import pylate_bert, splade_max
@@ -66,26 +66,32 @@ def splade_url(folders: Mapping[str, Path], tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="session")
-def sentence_transformer(minilm: Path) -> Any:
+def vectors(minilm: Path) -> Any:
+    """MiniLM's vectors of A_FEW, as sentence-transformers computes them."""
     from sentence_transformers import SentenceTransformer
 
-    return SentenceTransformer(str(minilm), device="cpu")
+    return SentenceTransformer(str(minilm), device="cpu").encode(list(A_FEW))
 
 
 @pytest.fixture(scope="session")
-def reranking_oracle(folders: Mapping[str, Path]) -> Any:
-    return cross_encoder(folders["reranker"])
+def scores(folders: Mapping[str, Path]) -> Any:
+    """The reranker's scores of A_FEW for QUERY, as sentence-transformers computes them."""
+    return cross_encoder(folders["reranker"]).predict([(QUERY, text) for text in A_FEW])
 
 
 @pytest.fixture(scope="session")
-def classification_oracle(folders: Mapping[str, Path]) -> Any:
+def classes(folders: Mapping[str, Path]) -> list[list[dict[str, Any]]]:
+    """The classifier's labels of A_FEW, best first, as transformers computes them."""
     from transformers import pipeline
 
-    return pipeline("text-classification", model=str(folders["classifier"]), top_k=None, device="cpu")
+    classify = pipeline("text-classification", model=str(folders["classifier"]), top_k=None, device="cpu")
+    return classify(list(A_FEW))
 
 
 @pytest.fixture(scope="session")
-def sparse_oracle(folders: Mapping[str, Path]) -> Any:
+def sparse_vectors(folders: Mapping[str, Path]) -> Any:
+    """The SPLADE model's weights of A_FEW, [texts, vocabulary], as sentence-transformers computes them."""
     from sentence_transformers import SparseEncoder
 
-    return SparseEncoder(str(folders["splade"]), device="cpu")
+    encoder = SparseEncoder(str(folders["splade"]), device="cpu")
+    return encoder.encode(list(A_FEW), convert_to_sparse_tensor=False).numpy()

@@ -11,7 +11,7 @@ WORDS = SENTENCES.split()
 API_KEY = "right"
 """What the shared servers ask for."""
 
-A_FEW = ("A nursery owns its tasks.", "hello", "Bread needs flour, water, salt and a warm place to rise.", "東京 🚀")
+A_FEW = ("A nursery owns its tasks.", "hello", "Bread needs flour.", "東京 🚀")
 QUERY = "Who owns a task?"
 TOO_LONG = "the quick brown fox " * 500
 
