@@ -58,9 +58,7 @@ def test_an_error_is_no_embedding_and_no_ranking(server_url, reranker_url):
     stranger = TextEmbeddingsInference(model_name="minilm", base_url=server_url, auth_token="wrong")
     with pytest.raises(KeyError):
         stranger.get_text_embedding("hello")
-    uncut = TextEmbeddingsInference(
-        model_name="minilm", base_url=server_url, auth_token=API_KEY, truncate_text=False
-    )
+    uncut = TextEmbeddingsInference(model_name="minilm", base_url=server_url, auth_token=API_KEY, truncate_text=False)
     with pytest.raises(KeyError):
         uncut.get_text_embedding(TOO_LONG)
     with pytest.raises(AssertionError):

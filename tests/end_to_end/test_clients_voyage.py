@@ -1,5 +1,6 @@
 """voyageai-python."""
 
+import asyncio
 from collections.abc import Iterator
 
 import numpy as np
@@ -53,6 +54,20 @@ def test_documents_are_reranked(client, scores, record_client, top):
     assert_same_ranking([(result.index, result.relevance_score) for result in answer.results], scores, top)
     assert [result.document for result in answer.results] == [TEXTS[result.index] for result in answer.results]
     assert answer.total_tokens > len(TEXTS)
+
+
+def test_the_asynchronous_client_embeds_and_reranks(base_url, vectors, scores, record_client):
+    async def ask() -> tuple[list, list]:
+        client = voyageai.AsyncClient(api_key=API_KEY, base_url=base_url, max_retries=1)
+        embedded = await client.embed(TEXTS, model="minilm", input_type="document")
+        reranked = await client.rerank(QUERY, TEXTS, model="reranker")
+        return embedded.embeddings, [(result.index, result.relevance_score) for result in reranked.results]
+
+    record_client("Voyage", "POST /v1/embeddings", "voyageai (async)")
+    record_client("Voyage", "POST /v1/rerank", "voyageai (async)")
+    embeddings, ranking = asyncio.run(ask())
+    assert_same_directions(embeddings, vectors)
+    assert_same_ranking(ranking, scores)
 
 
 def test_what_is_wrong_is_raised_as_its_own_errors(client, base_url):
