@@ -5,15 +5,20 @@ Whatever step it is, nothing stays queued, admitted, borrowed or in flight, and 
 
 from collections.abc import Awaitable, Callable
 
+import attrs
 import numpy as np
 import pytest
 import trio
 
+from tests.api.scripted_models import LateInteraction
 from tests.conftest import assert_idle, is_idle
 from trio_pool_serve.app import create_app
 from trio_pool_serve.errors import EngineDeadError
 from trio_pool_serve.service import Service
-from trio_pool_serve.tasks.pool import PoolJob, pool
+from trio_pool_serve.tasks.job import PoolJob
+from trio_pool_serve.tasks.pool import pool
+from trio_pool_serve.tasks.score import ScoreJob, score
+from trio_pool_serve.tasks.tokenize import detokenize, tokenize
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import PoolingRequest, RenderedPrompt, RenderingParams, TextPrompt
 
@@ -23,6 +28,31 @@ ROW = PoolingRequest(RenderedPrompt(np.array([7], dtype=np.int32)))
 
 async def embed(service: Service) -> None:
     await pool(service.model(), PoolJob(prompts=[TEXT] * 5), RequestTimings())
+
+
+async def embed_in_windows(service: Service) -> None:
+    model = attrs.evolve(service.model(), splits_long_texts=True)
+    await pool(model, PoolJob(prompts=[TEXT, TextPrompt("hello " * 200)]), RequestTimings())
+
+
+async def score_vectors(service: Service) -> None:
+    job = ScoreJob(queries=["hello"], documents=["hello", "world", "w1 w2"])
+    await score(service.model(), job, RequestTimings())
+
+
+async def score_late_interaction(service: Service) -> None:
+    model = service.model()
+    folder = attrs.evolve(model.folder, architecture=LateInteraction())
+    job = ScoreJob(queries=["hello"], documents=["hello", "world", "w1 w2"])
+    await score(attrs.evolve(model, folder=folder), job, RequestTimings())
+
+
+async def take_apart(service: Service) -> None:
+    await tokenize(service.model(), ["hello", "world"], add_special_tokens=True)
+
+
+async def put_together(service: Service) -> None:
+    await detokenize(service.model(), [np.array([7, 8])] * 2, skip_special_tokens=True)
 
 
 async def render(service: Service) -> None:
@@ -41,7 +71,7 @@ async def wait_ready(service: Service) -> None:
     await service.default.engine.wait_ready()
 
 
-async def asgi_request(service: Service) -> None:
+async def asgi_request(service: Service, more: bytes = b"") -> None:
     """A request as an ASGI server hands it over; quart's own test client does not survive cancellation."""
     scope = {
         "type": "http",
@@ -63,17 +93,36 @@ async def asgi_request(service: Service) -> None:
         await trio.lowlevel.checkpoint()
         sent.append(message)
 
-    body = b'{"input": ["hello", "world", "hello world", "w1", "w2"]}'
+    body = b'{"input": ["hello", "world", "hello world", "w1", "w2"]' + more + b"}"
     to_app.send_nowait({"type": "http.request", "body": body, "more_body": False})
     await create_app(service.config, service)(scope, from_client.receive, send)
     assert sent[0]["status"] == 200
 
 
+async def asgi_stream(service: Service) -> None:
+    await asgi_request(service, b', "stream": true')
+
+
+WORK = [
+    embed,
+    embed_in_windows,
+    score_vectors,
+    score_late_interaction,
+    take_apart,
+    put_together,
+    render,
+    submit,
+    offload,
+    wait_ready,
+    asgi_request,
+    asgi_stream,
+]
+
 # Every step while the loop alone is at work; coarser ones while threads are, until the work is done.
 STEPS = [*range(60), *range(60, 1000, 20), *range(1000, 10_000, 500)]
 
 
-@pytest.mark.parametrize("work", [embed, render, submit, offload, wait_ready, asgi_request])
+@pytest.mark.parametrize("work", WORK)
 async def test_cancelling_at_any_step_leaves_nothing_behind(service: Service, work: Callable[..., Awaitable[None]]):
     finished = 0
     for step in STEPS:
@@ -87,6 +136,7 @@ async def test_cancelling_at_any_step_leaves_nothing_behind(service: Service, wo
         with trio.fail_after(10):
             while not is_idle(service):  # noqa: ASYNC110  (threads that were running finish)
                 await trio.sleep(0.0005)
+        assert service.default.engine.statistics().held_bytes == 0
     await work(service)
     assert_idle(service)
     assert 0 < finished < len(STEPS)

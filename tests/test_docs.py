@@ -4,10 +4,17 @@ import re
 import runpy
 from pathlib import Path
 
+import httpx
+import numpy as np
 import pytest
 import trio
 
+from tests.api.scripted_models import Judge, Labeller, serve_as
+from tests.conftest import listening
 from tests.process.server_process import ROOT, launched
+from trio_pool_serve.api.dialects import DIALECTS
+from trio_pool_serve.runner.copied_batch import CopiedBatch
+from trio_pool_serve.tasks.pool import TASKS
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
 
@@ -38,6 +45,42 @@ def test_the_table_of_errors_is_that_of_the_code():
     page = (ROOT / "docs" / "api.md").read_text()
     for status, kind in TABLE.values():
         assert re.search(rf"\| {status}[,\s|].*`{kind}`", page), kind
+
+
+def examples_of(page: str) -> list[dict]:
+    """What each Python example of a page defines."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), flags=re.S)
+    defined = []
+    for block in blocks:
+        names: dict = {"__name__": page}
+        exec(compile(block, page, "exec"), names)
+        defined.append(names)
+    return defined
+
+
+async def test_the_dialect_that_is_added_answers(service, monkeypatch):
+    dialect, _ = examples_of("extending.md")
+    monkeypatch.setattr("trio_pool_serve.app.DIALECTS", (*DIALECTS, dialect["PLAIN"]))
+    async with listening(service) as url, httpx.AsyncClient(base_url=url) as client:
+        answer = await client.post("/plain", json={"texts": ["hello", "hello world"]})
+        assert [vector[0] for vector in answer.json()["vectors"]] == [3, 4]
+        assert "render;dur" in answer.headers["Server-Timing"]
+        for wrong, status in (({"texts": []}, 400), ({"texts": 5}, 400), ({"texts": ["a"], "model": "b"}, 404)):
+            answer = await client.post("/plain", json=wrong)
+            assert (answer.status_code, list(answer.json())) == (status, ["sorry"])
+        assert "/plain" in (await client.get("/openapi.json")).json()["paths"]
+
+
+async def test_the_task_that_is_added_is_done(service, scripted, monkeypatch):
+    _, task = examples_of("extending.md")
+    monkeypatch.setattr("trio_pool_serve.tasks.pool.TASKS", {**TASKS, "uncertainty": task["UNCERTAINTY"]})
+    serve_as(service, Labeller())
+    scripted.on_launch = lambda batch: CopiedBatch([(np.array([0.5, 0.5], dtype=np.float32),)])
+    async with listening(service) as url, httpx.AsyncClient(base_url=url) as client:
+        answer = await client.post("/pooling", json={"input": "hello", "task": "uncertainty"})
+        assert answer.json()["data"][0]["data"] == pytest.approx([np.log(2)])
+        serve_as(service, Judge())
+        assert (await client.post("/pooling", json={"input": "hello", "task": "uncertainty"})).status_code == 400
 
 
 async def test_the_python_example_of_the_readme_runs(tmp_path, minilm, monkeypatch, capsys):

@@ -132,7 +132,7 @@ async def test_what_is_no_number_never_reaches_a_client(client, service, scripte
     answer = await client.post("/rerank", json={"query": "hello", "documents": DOCUMENTS})
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "InternalServerError"
-    assert_idle(service)
+    await wait_idle(service)
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,6 @@ async def test_decode_is_the_way_back(embedding: Served):
     [
         ("/tokenize", {"inputs": 5}),
         ("/tokenize", {"inputs": [5]}),
-        ("/tokenize", {}),
         ("/tokenize", {"inputs": "hello", "add_special_tokens": "yes"}),
         ("/tokenize", {"inputs": "hello", "prompt_name": "poem"}),
         ("/tokenize", {"inputs": ["hello"] * 2049}),

@@ -34,7 +34,7 @@ def make_renderer(tokenizer: Tokenizer, **settings: Any) -> Renderer:
 def fast(theirs: Any) -> FastTokenizer:
     has_segments = "token_type_ids" in theirs.model_input_names
     return FastTokenizer(
-        theirs.backend_tokenizer.from_str(theirs.backend_tokenizer.to_str()), frozenset(), has_segments
+        theirs.backend_tokenizer.from_str(theirs.backend_tokenizer.to_str()), frozenset(), has_segments=has_segments
     )
 
 
@@ -103,7 +103,7 @@ def test_longest_first_cuts_as_a_tokenizer_written_in_python(slow: Any):
 async def test_every_family_joins_and_cuts_as_transformers(name: str, side: Any):
     theirs = FAMILIES[name].tokenizer()
     theirs.truncation_side = side
-    renderer = make_renderer(fast(theirs))
+    renderer = make_renderer(fast(theirs), max_model_len=70)
     chosen = random.Random(name)
     letters = "a nursery owns its tasks, größer 東京 and Yes every wait can be cancelled"
     for _ in range(40):
@@ -218,7 +218,7 @@ async def test_a_pair_is_rendered_in_a_thread(renderer: Renderer):
 
 
 async def test_a_tokenizer_written_in_python_joins_pairs_by_its_own_methods(slow: Any):
-    renderer = make_renderer(SlowTokenizer(slow))
+    renderer = make_renderer(SlowTokenizer(slow), max_model_len=200)
     for first, second in (("ab", "b"), ("ab" * 40, "ba" * 40), ("ab" * 20, "ba" * 3)):
         for limit in (9, 10, 200):
             expected = slow(first, second, truncation="longest_first", max_length=limit)

@@ -13,7 +13,8 @@ from trio_pool_serve.config import Config
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, OverloadedError
 from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.service import Service
-from trio_pool_serve.tasks.pool import Pooled, PoolJob, pool
+from trio_pool_serve.tasks.job import PoolJob
+from trio_pool_serve.tasks.pool import Pooled, pool
 from trio_pool_serve.tasks.reading import ReadingParams
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import Embed, TextPrompt, TokensPrompt

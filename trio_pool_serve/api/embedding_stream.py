@@ -11,7 +11,8 @@ from trio_pool_serve.api.endpoint import Call
 from trio_pool_serve.api.error_bodies import describe
 from trio_pool_serve.api.event_stream import Emit, event_response
 from trio_pool_serve.errors import DeadlineExceededError, InvalidRequestError
-from trio_pool_serve.tasks.pool import PooledRow, PoolJob, asked_rows, pool
+from trio_pool_serve.tasks.job import PoolJob
+from trio_pool_serve.tasks.pool import PooledRow, asked_rows, pool
 
 logger = logging.getLogger(__name__)
 

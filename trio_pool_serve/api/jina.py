@@ -12,7 +12,7 @@ from trio_pool_serve.api.openai import EmbeddingsRequest
 from trio_pool_serve.api.purposes import for_purpose
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError
-from trio_pool_serve.tasks.pool import PoolJob
+from trio_pool_serve.tasks.job import PoolJob
 
 EmbeddingType: TypeAlias = Literal["float", "base64", "binary", "ubinary"]
 

@@ -11,11 +11,11 @@ from attrs import frozen
 from trio_pool_serve.api.embedding_answers import Usage, VectorEncoding, encode_bytes
 from trio_pool_serve.api.endpoint import EncodedAnswer
 from trio_pool_serve.tasks.pool import Pooled, PooledRow
-from trio_pool_serve.types import PooledValue, PoolingTask, SparseVector, Vectors
+from trio_pool_serve.types import PooledValue, SparseVector, Vectors
 
 T = TypeVar("T")
 
-PerTask: TypeAlias = T | Mapping[PoolingTask, T]
+PerTask: TypeAlias = T | Mapping[str, T]
 """The one task's own, or by task if the request named them in ``tasks``."""
 
 
@@ -47,7 +47,7 @@ class PoolingResponse:
 
 def encode_pooled(
     pooled: Pooled,
-    tasks: Sequence[PoolingTask],
+    tasks: Sequence[str],
     encoding: VectorEncoding,
     *,
     by_task: bool,

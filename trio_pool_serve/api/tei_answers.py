@@ -11,13 +11,14 @@ from trio_pool_serve.api.encodings import row_json
 from trio_pool_serve.api.endpoint import Call, EncodedAnswer
 from trio_pool_serve.api.ranking import ranked
 from trio_pool_serve.api.tei_wire import DecodeJob, PredictJob, TokenizeJob
+from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.tasks.pool import PooledRow, PoolJob, pool
+from trio_pool_serve.tasks.pool import PooledRow, pool
 from trio_pool_serve.tasks.reading import rendering_params
 from trio_pool_serve.tasks.score import ScoreJob, score
 from trio_pool_serve.tasks.tokenize import detokenize, tokenize
 from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import PairPrompt, PooledValue, PoolingTask, Prompt, SparseVector, TextPrompt, Vectors
+from trio_pool_serve.types import PairPrompt, PooledValue, Prompt, SparseVector, TextPrompt, Vectors
 
 
 @frozen
@@ -76,7 +77,7 @@ def _sparse(value: PooledValue) -> bytes:
     return _array([b'{"index":%d,"value":%b}' % number for number in numbers])
 
 
-VALUE_JSON: Mapping[PoolingTask, Callable[[PooledValue], bytes]] = {
+VALUE_JSON: Mapping[str, Callable[[PooledValue], bytes]] = {
     "embed": _dense,
     "token_embed": _tokens,
     "sparse_embed": _sparse,

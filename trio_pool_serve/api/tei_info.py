@@ -16,6 +16,8 @@ from trio_pool_serve.model_folder.embedding import Embedding
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.model import Model
 
+INFO_PATH = "/info"
+
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -60,7 +62,7 @@ def tei_routes(service: Service) -> Blueprint:
     """Return the route over a service."""
     routes = Blueprint("tei", __name__)
 
-    @routes.get("/info")
+    @routes.get(INFO_PATH)
     async def info() -> Response:
         """Describe the default model. Raises ``EngineLoadingError`` until it is there."""
         g.dialect = TEI

@@ -13,7 +13,8 @@ from trio_pool_serve.api.encodings import row_json
 from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
 from trio_pool_serve.api.prompts import prompts_of
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.tasks.pool import PoolJob, pool
+from trio_pool_serve.tasks.job import PoolJob
+from trio_pool_serve.tasks.pool import pool
 from trio_pool_serve.tasks.reading import ReadingParams
 from trio_pool_serve.types import TruncationSide, Vectors
 

@@ -2,7 +2,6 @@
 
 import time
 from functools import partial
-from typing import Literal
 
 from attrs import evolve, frozen
 from quart import Response
@@ -13,8 +12,9 @@ from trio_pool_serve.api.openai import EmbeddingsRequest
 from trio_pool_serve.api.pooling_answers import PoolingResponse, encode_pooled, nbytes_of
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, TaskNotSupportedError
+from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.tasks.pool import PoolJob, pool
+from trio_pool_serve.tasks.pool import pool, task_named
 from trio_pool_serve.types import PoolingTask
 
 
@@ -25,8 +25,8 @@ class PoolingRequest(EmbeddingsRequest):
     ``tasks`` instead of ``task`` asks for several at once. ``activation`` is an old name of ``use_activation``.
     """
 
-    task: Literal["embed", "token_embed", "sparse_embed", "classify", "token_classify"] | None = None
-    tasks: list[Literal["embed", "token_embed", "sparse_embed", "classify", "token_classify"]] | None = None
+    task: str | None = None
+    tasks: list[str] | None = None
     use_activation: bool | None = None
     activation: bool | None = None
 
@@ -37,7 +37,7 @@ class PoolingRequest(EmbeddingsRequest):
         raw = False in (self.use_activation, self.activation)
         return evolve(super().job(network), tasks=self._tasks(), activation="raw" if raw else "probabilities")
 
-    def _tasks(self) -> tuple[PoolingTask, ...]:
+    def _tasks(self) -> tuple[str, ...]:
         if self.tasks is None:
             return () if self.task is None else (self.task,)
         if self.task is not None:
@@ -54,9 +54,10 @@ async def answer_pooling(call: Call[PoolingRequest, PoolJob]) -> Response:
     """Pool. Raises what ``pool`` raises. Cancellation: at once."""
     model, encoding = call.model, call.wire.encoding
     job = evolve(call.job, tasks=call.job.tasks or (main_task(model),))
-    for task in job.tasks:
-        model.require(task)
-        _refuse_unencodable(call, job, task)
+    for name in job.tasks:
+        task = task_named(name, param="task" if call.wire.tasks is None else "tasks")
+        model.require(task.needs)
+        _refuse_unencodable(call, job, task.needs)
     pooled = await pool(model, job, call.timings)
     encode = partial(
         encode_pooled,

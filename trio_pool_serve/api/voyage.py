@@ -17,7 +17,7 @@ from trio_pool_serve.api.purposes import for_purpose
 from trio_pool_serve.api.ranking import ranked, require_top
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.tasks.embed import check_dimensions
-from trio_pool_serve.tasks.pool import PoolJob
+from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.reading import ReadingParams
 from trio_pool_serve.tasks.score import ScoreJob, Scores, score
 

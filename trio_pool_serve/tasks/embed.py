@@ -4,14 +4,9 @@ import numpy as np
 
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.tasks.fan_out import ComputedRow
+from trio_pool_serve.tasks.job import PoolJob, Task
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.types import Embed, SparseVector, Vectors
-
-
-def embed_params(model: Model, *, dimensions: int | None, normalize: bool | None) -> Embed:
-    """Return what to ask for. Raises ``InvalidRequestError`` for dimensions that the model does not have."""
-    check_dimensions(model, dimensions)
-    return Embed(dimensions=dimensions, normalize=normalize)
 
 
 def check_dimensions(model: Model, dimensions: int | None, *, param: str = "dimensions") -> None:
@@ -19,6 +14,14 @@ def check_dimensions(model: Model, dimensions: int | None, *, param: str = "dime
     limit = model.engine.dimensions
     if dimensions is not None and not 1 <= dimensions <= limit:
         raise InvalidRequestError(f"{param} must be from 1 to {limit}, the model's own, not {dimensions}.", param=param)
+
+
+def _params(model: Model, job: PoolJob) -> Embed:
+    check_dimensions(model, job.dimensions)
+    return Embed(dimensions=job.dimensions, normalize=job.normalize)
+
+
+EMBED = Task("embed", _params)
 
 
 def vector_of(row: ComputedRow, index: int = 0) -> Vectors:

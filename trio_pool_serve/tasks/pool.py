@@ -1,49 +1,20 @@
 """Prompts to whatever a model has to say about each of them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-from attrs import Factory, frozen
+from attrs import frozen
 
-from trio_pool_serve.tasks.embed import embed_params, vector_of
+from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.tasks.classify import CLASSIFY, TOKEN_CLASSIFY
+from trio_pool_serve.tasks.embed import EMBED, vector_of
 from trio_pool_serve.tasks.fan_out import AskedRow, ComputedRow, compute_rows
+from trio_pool_serve.tasks.job import PoolJob, Task
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.tasks.reading import ReadingParams, rendering_params
-from trio_pool_serve.tasks.token_embed import token_embed_params
+from trio_pool_serve.tasks.reading import rendering_params
+from trio_pool_serve.tasks.sparse_embed import SPARSE_EMBED
+from trio_pool_serve.tasks.token_embed import TOKEN_EMBED
 from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import (
-    Activation,
-    Classify,
-    PooledValue,
-    PoolingParams,
-    PoolingTask,
-    Prompt,
-    TokenClassify,
-)
-
-
-@frozen(eq=False, kw_only=True)
-class PoolJob:
-    """What a client asks about its prompts, in nobody's dialect.
-
-    ``tasks`` may be several: all of them are answered by one forward pass. ``dimensions`` and ``normalize`` are
-    for vectors, ``activation`` is for labels.
-    """
-
-    prompts: Sequence[Prompt]
-    tasks: tuple[PoolingTask, ...] = ("embed",)
-    reading: ReadingParams = Factory(ReadingParams)
-    dimensions: int | None = None
-    normalize: bool | None = None
-    activation: Activation = "probabilities"
-    priority: int = 0
-
-    @property
-    def estimated_tokens(self) -> int:
-        """A cheap guess of all prompts' tokens, for admission."""
-        return sum(prompt.estimated_tokens for prompt in self.prompts) + self.reading.estimated_tokens(
-            len(self.prompts)
-        )
-
+from trio_pool_serve.types import PooledValue
 
 PooledRow = tuple[PooledValue, ...]
 """One prompt's answers, in the order of the job's ``tasks``."""
@@ -57,21 +28,29 @@ class Pooled:
     prompt_tokens: int
 
 
-TASKS: Mapping[PoolingTask, Callable[[Model, PoolJob], PoolingParams]] = {
-    "embed": lambda model, job: embed_params(model, dimensions=job.dimensions, normalize=job.normalize),
-    "token_embed": lambda model, job: token_embed_params(model, dimensions=job.dimensions, normalize=job.normalize),
-    "sparse_embed": lambda model, job: model.folder.architecture.sparse_params(job.reading.role),
-    "classify": lambda _, job: Classify(job.activation),
-    "token_classify": lambda _, job: TokenClassify(job.activation),
+TASKS: Mapping[str, Task] = {
+    "embed": EMBED,
+    "token_embed": TOKEN_EMBED,
+    "sparse_embed": SPARSE_EMBED,
+    "classify": CLASSIFY,
+    "token_classify": TOKEN_CLASSIFY,
 }
-"""What each task asks of the engine. ``score`` is about two texts: ``tasks.score``."""
+"""What can be asked about one prompt, one line each. What is asked about two is in ``tasks.score``."""
+
+
+def task_named(name: str, *, param: str = "task") -> Task:
+    """Return a task. Raises ``InvalidRequestError``, which blames ``param``, if there is none of that name."""
+    if name not in TASKS:
+        raise InvalidRequestError(f"There is no task {name!r}; there are: {', '.join(TASKS)}.", param=param)
+    return TASKS[name]
 
 
 def asked_rows(model: Model, job: PoolJob) -> list[AskedRow]:
     """Return what a job asks of the engine. Raises ``InvalidRequestError`` if the model cannot be asked that."""
-    for task in job.tasks:
-        model.require(task)
-    params = tuple(TASKS[task](model, job) for task in job.tasks)
+    tasks = [task_named(name) for name in job.tasks]
+    for task in tasks:
+        model.require(task.needs)
+    params = tuple(task.params(model, job) for task in tasks)
     rendering = rendering_params(model, job.reading)
     in_windows = model.splits_long_texts and job.tasks == ("embed",) and rendering.truncate_to is None
     return [AskedRow(prompt, rendering, params, in_windows) for prompt in job.prompts]
@@ -94,8 +73,11 @@ async def pool(
     if not any(row.in_windows for row in asked):
         estimate = min(estimate, len(asked) * model.renderer.max_model_len)
 
+    finishes = [TASKS[name].finish for name in job.tasks]
+
     def values_of(row: ComputedRow) -> PooledRow:
-        return (vector_of(row),) if len(row.windows) > 1 else row.values
+        values = (vector_of(row),) if len(row.windows) > 1 else row.values
+        return tuple(finish(value) for finish, value in zip(finishes, values, strict=True))
 
     def done(index: int, row: ComputedRow) -> None:
         if row_done is not None:

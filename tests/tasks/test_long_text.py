@@ -1,0 +1,123 @@
+"""``--long-text chunk``: a text that is too long is embedded in windows."""
+
+from collections.abc import AsyncIterator
+
+import attrs
+import numpy as np
+import pytest
+
+from tests.conftest import assert_idle, running, wait_idle
+from tests.model_folders import VOCABULARY
+from trio_pool_serve.config import Config, ModelConfig
+from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
+from trio_pool_serve.runner.copied_batch import CopiedBatch
+from trio_pool_serve.runner.scripted import ScriptedRunner
+from trio_pool_serve.service import Service
+from trio_pool_serve.tasks.job import PoolJob
+from trio_pool_serve.tasks.pool import Pooled, pool
+from trio_pool_serve.tasks.reading import ReadingParams
+from trio_pool_serve.telemetry.timings import RequestTimings
+from trio_pool_serve.types import TextPrompt
+
+CLS, SEP = VOCABULARY["[CLS]"], VOCABULARY["[SEP]"]
+ROOM = 62
+"""The model takes 64 tokens, two of them special."""
+
+
+@pytest.fixture
+async def service(scripted_folder, scripted: ScriptedRunner) -> AsyncIterator[Service]:
+    config = Config(models=(str(scripted_folder),), loading=ModelConfig(long_text="chunk"))
+    async with running(Service(config, lambda *_: scripted)) as ready:
+        yield ready
+
+
+def words(count: int) -> str:
+    return " ".join(f"w{n % 200}" for n in range(count))
+
+
+def ids(first: int, last: int) -> list[int]:
+    return [CLS, *(VOCABULARY[f"w{n % 200}"] for n in range(first, last)), SEP]
+
+
+def windows_of(scripted: ScriptedRunner) -> list[list[int]]:
+    return [request.prompt.token_ids.tolist() for batch in scripted.batches for request in batch.requests]
+
+
+async def embed(service: Service, *texts: str, **reading) -> Pooled:
+    job = PoolJob(prompts=[TextPrompt(text) for text in texts], reading=ReadingParams(**reading))
+    return await pool(service.model(), job, RequestTimings())
+
+
+async def test_a_text_that_fits_is_one_window(service, scripted):
+    ((vector,),) = (await embed(service, words(ROOM))).rows
+    assert windows_of(scripted) == [ids(0, ROOM)]
+    assert vector[0] == ROOM + 2
+
+
+async def test_a_longer_one_is_read_whole_each_token_once(service, scripted):
+    answer = await embed(service, words(150))
+    assert sorted(windows_of(scripted)) == sorted([ids(0, 62), ids(62, 124), ids(124, 150)])
+    assert answer.prompt_tokens == 64 + 64 + 28
+    assert_idle(service)
+
+
+async def test_its_vector_is_the_mean_of_the_windows_weighed_by_their_tokens(service, scripted):
+    ((vector,),) = (await embed(service, words(100))).rows
+    first, second = np.array(ids(0, 62)), np.array(ids(62, 100))
+
+    def scripted_vector(window):
+        return np.array([len(window), window.sum(), window[0], window[-1], 0, 0, 0, 0])
+
+    expected = (scripted_vector(first) * 64 + scripted_vector(second) * 40) / 104
+    assert vector == pytest.approx(expected)
+    assert vector.dtype == np.float32
+
+
+async def test_unit_vectors_give_a_unit_vector(service, scripted):
+    def unit(batch):
+        angles = [float(request.prompt.token_ids[1]) for request in batch.requests]
+        return CopiedBatch([(np.array([np.cos(a), np.sin(a)], dtype=np.float32),) for a in angles])
+
+    scripted.on_launch = unit
+    ((vector,),) = (await embed(service, words(100))).rows
+    assert np.linalg.norm(vector) == pytest.approx(1)
+
+
+async def test_the_instruction_stands_before_every_window(service, scripted):
+    await embed(service, words(100), prompt_name="query")
+    query = [VOCABULARY["query"], VOCABULARY[":"]]
+    assert sorted(windows_of(scripted)) == sorted(
+        [
+            [CLS, *query, *ids(0, 60)[1:]],
+            [CLS, *query, *ids(60, 100)[1:]],
+        ]
+    )
+
+
+async def test_an_instruction_that_leaves_no_room_is_refused(service):
+    with pytest.raises(InvalidRequestError, match="no room"):
+        await embed(service, words(100), instruction="w1 " * 70)
+    await wait_idle(service)
+
+
+async def test_who_asks_for_truncation_gets_it(service, scripted):
+    await embed(service, words(100), truncate_to=-1)
+    assert windows_of(scripted) == [ids(0, ROOM)]
+
+
+async def test_many_long_texts_keep_their_order(service):
+    counts = [100, 5, 300, 62, 63]
+    answer = await embed(service, *(words(count) for count in counts))
+    alone = [(await embed(service, words(count))).rows[0][0] for count in counts]
+    assert [vector.tolist() for (vector,) in answer.rows] == [vector.tolist() for vector in alone]
+
+
+async def test_what_is_not_embedded_is_refused_as_ever(service):
+    model = service.model()
+    job = PoolJob(prompts=[TextPrompt(words(100))], tasks=("token_embed",))
+    with pytest.raises(ContextLengthError):
+        await pool(model, job, RequestTimings())
+    refusing = attrs.evolve(model, splits_long_texts=False)
+    with pytest.raises(ContextLengthError):
+        await pool(refusing, attrs.evolve(job, tasks=("embed",)), RequestTimings())
+    await wait_idle(service)
