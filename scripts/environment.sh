@@ -2,6 +2,8 @@
 #
 #   prepare NAME EXTRAS PACKAGE…   installs the project with EXTRAS ("" or "[a,b]"), then each PACKAGE
 #                                  with --no-deps, unless exactly that has been done before.
+#   prepare_apart NAME PACKAGE…    installs PACKAGEs into .venv-NAME, in the versions of constraints-NAME.txt:
+#                                  what needs other versions than the project does.
 #
 # PYTHON              interpreter to make .venv with (default: python3)
 # POOL_CONSTRAINTS    versions to install (default: constraints.txt); a GPU machine brings its own
@@ -10,6 +12,14 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
 constraints=${POOL_CONSTRAINTS:-$root/constraints.txt}
+
+make_environment() {
+    if [ ! -x "$1/bin/python" ]; then
+        echo "making $1" >&2
+        "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; set PYTHON")'
+        "${PYTHON:-python3}" -m venv "$1"
+    fi
+}
 
 prepare() {
     local name=$1 extras=$2
@@ -20,11 +30,7 @@ prepare() {
     if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
         return
     fi
-    if [ ! -x "$venv/bin/python" ]; then
-        echo "making $venv" >&2
-        "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; set PYTHON")'
-        "${PYTHON:-python3}" -m venv "$venv"
-    fi
+    make_environment "$venv"
     echo "installing trio_pool_serve$extras; the first time this takes a minute or two" >&2
     export PIP_CONSTRAINT=$constraints  # in the environment, it holds for the build backend too
     local pip=("$venv/bin/python" -m pip install --disable-pip-version-check)
@@ -36,5 +42,22 @@ prepare() {
     for package in "$@"; do
         "${pip[@]}" --no-deps "$package" >&2
     done
+    printf '%s' "$wanted" > "$stamp"
+}
+
+prepare_apart() {
+    local name=$1
+    shift
+    local apart=$root/.venv-$name
+    local stamp=$apart/.installed
+    local wanted
+    wanted=$(sha256sum < "$root/constraints-$name.txt"; echo "$root $*")
+    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
+        return
+    fi
+    make_environment "$apart"
+    echo "installing $*" >&2
+    PIP_CONSTRAINT=$root/constraints-$name.txt \
+        "$apart/bin/python" -m pip install --disable-pip-version-check --quiet "$@" >&2
     printf '%s' "$wanted" > "$stamp"
 }

@@ -74,8 +74,11 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
     if config.network.api_key is not None:
         require_api_key(app, config.network.api_key)
     finish_requests(app, app.service)
-    by_path = {path: candidates[-1].dialect for path, candidates in candidates_by_path(DIALECTS).items()}
-    by_path[INFO_PATH] = TEI
+    by_path = {
+        path: [candidate.dialect for candidate in candidates]
+        for path, candidates in candidates_by_path(DIALECTS).items()
+    }
+    by_path[INFO_PATH] = [TEI]
     register_error_handlers(app, default=OPENAI, by_path=by_path)
     app.register_blueprint(operations_routes(app.service))
     app.register_blueprint(models_routes(app.service))

@@ -229,6 +229,13 @@ async def test_without_the_key_only_probes_are_answered(config, scripted):
             headers = {"Authorization": wrong.encode("latin-1")}
             answer = await client.post("/v1/embeddings", json={"input": "hello"}, headers=headers)
             assert answer.status_code == 401, wrong
+        for path, fields in {
+            "/v1/embeddings": {"error", "detail"},
+            "/rerank": {"error", "detail", "error_type"},
+            "/v2/rerank": {"id", "message"},
+            "/predict": {"error", "error_type"},
+        }.items():  # whose client it is, only the body would tell where several share a path
+            assert (await client.post(path, json={})).json().keys() == fields, path
         for right in ("Bearer s3cret", "bearer s3cret", "s3cret"):
             headers = {"Authorization": right}
             answer = await client.post("/v1/embeddings", json={"input": "hello"}, headers=headers)

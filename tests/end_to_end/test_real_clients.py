@@ -11,6 +11,7 @@ import pytest
 import trio
 from sentence_transformers import SentenceTransformer
 
+from tests.end_to_end.comparison import cosines
 from tests.end_to_end.texts import varied_texts
 from tests.process.server_process import ServerProcess, hypercorned, launched
 
@@ -23,11 +24,6 @@ WORST = {"float32": 0.999999, "bfloat16": 0.999}
 def oracle(minilm: Path) -> np.ndarray:
     model = SentenceTransformer(str(minilm), device="cpu")
     return model.encode(TEXTS, convert_to_numpy=True)
-
-
-def cosines(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    norms = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
-    return (found * expected).sum(axis=1) / norms
 
 
 async def ask_openai(server: ServerProcess) -> np.ndarray:

@@ -1,0 +1,97 @@
+"""Real servers that the tests of client libraries share, and what their answers are compared with."""
+
+import os
+
+# Nobody is told that these tests run; the libraries read these when they are imported.
+os.environ.update(HF_HUB_DISABLE_TELEMETRY="1", HAYSTACK_TELEMETRY_ENABLED="False", LANGSMITH_TRACING="false")
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.texts import A_FEW, API_KEY, QUERY
+from tests.process.server_process import serving
+from tests.runner.classifier_families import cross_encoder, write_classifier
+from tests.runner.retrieval_families import pylate_bert, splade_max
+
+LABELS = {0: "calm", 1: "glad", 2: "cross"}
+
+
+@pytest.fixture(scope="session")
+def folders(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """A model of every kind."""
+    root = tmp_path_factory.mktemp("models")
+    return {
+        "minilm": minilm,
+        "reranker": write_classifier(root / "reranker", "bert", num_labels=1),
+        "classifier": write_classifier(root / "classifier", "roberta", id2label=LABELS),
+        "splade": splade_max(root / "splade"),
+        "colbert": pylate_bert(root / "colbert"),
+    }
+
+
+@pytest.fixture(scope="package")
+def server_url(folders: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a server of all models; who names none gets MiniLM."""
+    models = [f"{name}={path}" for name, path in folders.items()]
+    with serving(tmp_path_factory.mktemp("server"), *models, "--dtype", "float32", "--api-key", API_KEY) as server:
+        yield server.url
+
+
+def _serving_one(folders: Mapping[str, Path], name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    model = f"{name}={folders[name]}"
+    with serving(tmp_path_factory.mktemp(name), model, "--dtype", "float32", "--api-key", API_KEY) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="package")
+def reranker_url(folders: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a server of a reranker alone, for clients that cannot name a model; and so the next ones."""
+    yield from _serving_one(folders, "reranker", tmp_path_factory)
+
+
+@pytest.fixture(scope="package")
+def classifier_url(folders: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    yield from _serving_one(folders, "classifier", tmp_path_factory)
+
+
+@pytest.fixture(scope="package")
+def splade_url(folders: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    yield from _serving_one(folders, "splade", tmp_path_factory)
+
+
+# -- oracles --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def vectors(minilm: Path) -> Any:
+    """MiniLM's vectors of A_FEW, as sentence-transformers computes them."""
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(minilm), device="cpu").encode(list(A_FEW))
+
+
+@pytest.fixture(scope="session")
+def scores(folders: Mapping[str, Path]) -> Any:
+    """The reranker's scores of A_FEW for QUERY, as sentence-transformers computes them."""
+    return cross_encoder(folders["reranker"]).predict([(QUERY, text) for text in A_FEW])
+
+
+@pytest.fixture(scope="session")
+def classes(folders: Mapping[str, Path]) -> list[list[dict[str, Any]]]:
+    """The classifier's labels of A_FEW, best first, as transformers computes them."""
+    from transformers import pipeline
+
+    classify = pipeline("text-classification", model=str(folders["classifier"]), top_k=None, device="cpu")
+    return classify(list(A_FEW))
+
+
+@pytest.fixture(scope="session")
+def sparse_vectors(folders: Mapping[str, Path]) -> Any:
+    """The SPLADE model's weights of A_FEW, [texts, vocabulary], as sentence-transformers computes them."""
+    from sentence_transformers import SparseEncoder
+
+    encoder = SparseEncoder(str(folders["splade"]), device="cpu")
+    return encoder.encode(list(A_FEW), convert_to_sparse_tensor=False).numpy()

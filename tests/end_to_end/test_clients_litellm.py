@@ -1,0 +1,134 @@
+"""litellm, in each of the dialects it speaks to a server of one's own.
+
+It needs other versions than the rest of the tests do: a program asks in an environment that ``scripts/test`` makes.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import Factory, frozen
+
+from tests.end_to_end.comparison import assert_same_directions, assert_same_ranking
+from tests.end_to_end.texts import A_FEW, API_KEY, QUERY, TOO_LONG
+from tests.process.server_process import ROOT
+
+PYTHON = ROOT / ".venv-litellm" / "bin" / "python"
+PROGRAM = Path(__file__).parent / "programs" / "ask_litellm.py"
+TEXTS = list(A_FEW)
+
+pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="scripts/test makes litellm's environment")
+
+
+@frozen
+class Way:
+    """How one of litellm's providers is told where to ask, and what it asks then."""
+
+    model: str
+    base: str
+    dialect: str
+    route: str
+    more: Mapping[str, Any] = Factory(dict)
+
+
+EMBEDDING = {
+    "openai": Way("openai/minilm", "{server}/v1", "OpenAI", "POST /v1/embeddings"),
+    "hosted_vllm": Way("hosted_vllm/minilm", "{server}/v1", "OpenAI", "POST /v1/embeddings"),
+    "infinity": Way("infinity/minilm", "{server}", "OpenAI", "POST /embeddings"),
+    "jina_ai": Way("jina_ai/minilm", "{server}/v1", "OpenAI", "POST /v1/embeddings"),
+    "voyage": Way("voyage/minilm", "{server}/v1", "OpenAI", "POST /v1/embeddings"),
+    "cohere": Way("cohere/minilm", "{server}/v2/embed", "Cohere", "POST /v2/embed"),
+    # Without input_type it asks Hugging Face's own site what the model is for.
+    "huggingface": Way("huggingface/minilm", "{server}", "TEI", "POST /", {"input_type": "feature-extraction"}),
+}
+
+RERANKING = {
+    "hosted_vllm": Way("hosted_vllm/reranker", "{server}", "vLLM", "POST /rerank"),
+    "jina_ai": Way("jina_ai/reranker", "{server}", "Jina", "POST /v1/rerank"),
+    "cohere": Way("cohere/reranker", "{server}", "Cohere", "POST /v2/rerank"),
+    "cohere v1": Way("cohere/reranker", "{server}/v1/rerank", "Cohere", "POST /v1/rerank"),
+    "huggingface": Way("huggingface/reranker", "{reranker}", "TEI", "POST /rerank"),
+    # Infinity's documents are bare strings; everybody else's here are objects.
+    "infinity": Way("infinity/reranker", "{server}", "Jina", "POST /rerank", {"return_documents": False}),
+}
+
+VOYAGE_RERANKING = Way("voyage/reranker", "{server}/v1/rerank", "Voyage", "POST /v1/rerank", {"top_n": 2})
+"""It sends ``top_k``, by which Voyage's requests are told from others, only to who gives ``top_n``."""
+
+WRONG = {
+    "unknown model, embedding": ("embedding", {"model": "hosted_vllm/another", "input": TEXTS}, "NotFoundError"),
+    "unknown model, cohere": ("rerank", {"model": "cohere/another"}, "NotFoundError"),
+    "unknown model, infinity": ("rerank", {"model": "infinity/another"}, "NotFoundError"),
+    "too long": ("embedding", {"model": "hosted_vllm/minilm", "input": [TOO_LONG]}, "BadRequestError"),
+    "wrong key": (
+        "embedding",
+        {"model": "hosted_vllm/minilm", "input": TEXTS, "api_key": "wrong"},
+        "AuthenticationError",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(server_url: str, reranker_url: str) -> dict[tuple[str, str], Any]:
+    """What came of each call, by function and provider: the program is started once."""
+
+    def arguments(way: Way) -> dict[str, Any]:
+        base = way.base.format(server=server_url, reranker=reranker_url)
+        return {"model": way.model, "api_base": base, "api_key": API_KEY, **way.more}
+
+    def reranking(way: Way) -> dict[str, Any]:
+        return {"function": "rerank", "arguments": {**arguments(way), "query": QUERY, "documents": TEXTS}}
+
+    calls = {("embedding", name): {"function": "embedding", "arguments": {**arguments(way), "input": TEXTS}}
+             for name, way in EMBEDDING.items()}  # fmt: skip
+    calls |= {("rerank", name): reranking(way) for name, way in RERANKING.items()}
+    calls["rerank", "voyage"] = reranking(VOYAGE_RERANKING)
+    for name, (function, given, _) in WRONG.items():
+        defaults = {"api_base": server_url, "api_key": API_KEY}
+        defaults |= {"query": QUERY, "documents": TEXTS} if function == "rerank" else {"api_base": f"{server_url}/v1"}
+        calls["wrong", name] = {"function": function, "arguments": defaults | given}
+
+    done = subprocess.run(
+        [PYTHON, PROGRAM],
+        input=json.dumps(list(calls.values())),
+        stdout=subprocess.PIPE,
+        env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+        text=True,
+        check=True,
+    )
+    return dict(zip(calls, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize("provider", EMBEDDING)
+def test_texts_are_embedded(outcomes, vectors, record_client, provider):
+    record_client(EMBEDDING[provider].dialect, EMBEDDING[provider].route, f"litellm ({provider})")
+    outcome = outcomes["embedding", provider]
+    assert "rows" in outcome, outcome
+    assert_same_directions(outcome["rows"], vectors)
+
+
+@pytest.mark.parametrize("provider", RERANKING)
+def test_documents_are_reranked(outcomes, scores, record_client, provider):
+    record_client(RERANKING[provider].dialect, RERANKING[provider].route, f"litellm ({provider})")
+    outcome = outcomes["rerank", provider]
+    assert "rows" in outcome, outcome
+    assert_same_ranking([(index, score) for index, score, _ in outcome["rows"]], scores)
+    if provider not in ("infinity", "cohere"):  # version 2 of Cohere's API has no documents in its answers
+        assert [text for _, _, text in outcome["rows"]] == [TEXTS[index] for index, _, _ in outcome["rows"]]
+
+
+def test_the_best_documents_are_found_for_voyage(outcomes, scores, record_client):
+    record_client(VOYAGE_RERANKING.dialect, VOYAGE_RERANKING.route, "litellm (voyage, with top_n)")
+    outcome = outcomes["rerank", "voyage"]
+    assert "rows" in outcome, outcome
+    assert_same_ranking([(index, score) for index, score, _ in outcome["rows"]], scores, 2)
+    assert [text for _, _, text in outcome["rows"]] == [TEXTS[index] for index, _, _ in outcome["rows"]]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_raised_as_its_own_errors(outcomes, name):
+    assert outcomes["wrong", name]["error"] == WRONG[name][2], outcomes["wrong", name]
