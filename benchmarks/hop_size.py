@@ -25,8 +25,9 @@ from benchmarks.machine import describe_machine
 from benchmarks.model import Texts
 from benchmarks.report import RESULTS, open_figure, open_progress, print_table, warn_if_busy, write_figure, write_json
 from trio_pool_serve.api.bodies import LOOP_BYTES, decode_json
-from trio_pool_serve.api.openai import EmbeddingsRequest, encode_embeddings
-from trio_pool_serve.tasks.embed import Embeddings
+from trio_pool_serve.api.embedding_answers import VectorEncoding, encode_embeddings
+from trio_pool_serve.api.openai import EmbeddingsRequest
+from trio_pool_serve.config import NetworkConfig
 
 SIZES = tuple(2**power for power in range(10, 21))
 
@@ -86,7 +87,8 @@ def _fill(items: Iterator[Any], size: int) -> Iterator[Any]:
 
 def _decode(name: str, inputs: list[Any]) -> Work:
     body = json.dumps({"model": "all-MiniLM-L6-v2", "input": inputs}).encode()
-    return Work(name, len(body), lambda: decode_json(body, EmbeddingsRequest).job(max_inputs=1_000_000))
+    network = NetworkConfig(max_inputs_per_request=1_000_000)
+    return Work(name, len(body), lambda: decode_json(body, EmbeddingsRequest).job(network))
 
 
 def _encode(encoding: Any, _texts: list[str], size: int) -> Work:
@@ -94,8 +96,15 @@ def _encode(encoding: Any, _texts: list[str], size: int) -> Work:
     rows = max(1, size // (4 * DIMENSIONS))
     vectors = np.random.default_rng(0).standard_normal((rows, DIMENSIONS), dtype=np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    answer, wire = Embeddings(list(vectors), rows * TEXT_TOKENS), EmbeddingsRequest(input="", encoding_format=encoding)
-    encode = partial(encode_embeddings, answer, wire, answer_id="embd-0", model="all-MiniLM-L6-v2")
+    encode = partial(
+        encode_embeddings,
+        list(vectors),
+        VectorEncoding(encoding),
+        prompt_tokens=rows * TEXT_TOKENS,
+        answer_id="embd-0",
+        model="all-MiniLM-L6-v2",
+        created=0,
+    )
     return Work(f"encode {encoding}", vectors.nbytes, encode)
 
 
