@@ -19,6 +19,8 @@ from trio_pool_serve.containment import contain_connections
 from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.service import Service
 
+pytest_plugins = ["tests.agreement_record", "pytester"]
+
 contain_connections()  # as both ways to start a server do
 
 # The suite asserts no times, and gives the same result each time it runs.

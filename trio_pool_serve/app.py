@@ -17,8 +17,7 @@ from trio_pool_serve.api.openai import OPENAI
 from trio_pool_serve.api.openapi import openapi_routes
 from trio_pool_serve.api.operations import operations_routes
 from trio_pool_serve.api.requests import finish_requests, label_requests
-from trio_pool_serve.api.tei import TEI
-from trio_pool_serve.api.tei_info import INFO_PATH, tei_routes
+from trio_pool_serve.api.tei_info import tei_routes
 from trio_pool_serve.config import Config
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
 from trio_pool_serve.service import Service
@@ -74,12 +73,14 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
     if config.network.api_key is not None:
         require_api_key(app, config.network.api_key)
     finish_requests(app, app.service)
-    by_path = {path: candidates[-1].dialect for path, candidates in candidates_by_path(DIALECTS).items()}
-    by_path[INFO_PATH] = TEI
+    by_path = {
+        path: [candidate.dialect for candidate in candidates]
+        for path, candidates in candidates_by_path(DIALECTS).items()
+    }
     register_error_handlers(app, default=OPENAI, by_path=by_path)
     app.register_blueprint(operations_routes(app.service))
     app.register_blueprint(models_routes(app.service))
-    app.register_blueprint(openapi_routes(DIALECTS))
     app.register_blueprint(tei_routes(app.service))
+    app.register_blueprint(openapi_routes(DIALECTS))
     app.register_blueprint(dialect_routes(app.service, DIALECTS))
     return app

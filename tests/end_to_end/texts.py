@@ -1,4 +1,4 @@
-"""Two hundred texts of every kind that people send."""
+"""Texts of every kind that people send."""
 
 import random
 
@@ -7,6 +7,13 @@ SENTENCES = (
     "and engineers measure latency percentiles of distributed systems every single rainy morning"
 )
 WORDS = SENTENCES.split()
+
+API_KEY = "right"
+"""What the shared servers ask for."""
+
+A_FEW = ("A nursery owns its tasks.", "hello", "Bread needs flour, water, salt and a warm place to rise.", "東京 🚀")
+QUERY = "Who owns a task?"
+TOO_LONG = "the quick brown fox " * 500
 
 SPECIMENS = [
     "", " ", "\n", "\t \n", ".", "a", "Z", "7", "hello", "?", "-", "...",

@@ -104,6 +104,15 @@ async def launched(
         yield server
 
 
+@contextmanager
+def serving(tmp_path: Path, *arguments: str) -> Iterator[ServerProcess]:
+    """Start ``trio-pool-serve serve`` outside of an event loop, for fixtures that many tests share."""
+    port = free_port()
+    with started([*LAUNCHER, *arguments, "--port", str(port)], port, tmp_path / "server.log", {}) as server:
+        trio.run(server.wait_until, "/readyz")
+        yield server
+
+
 @asynccontextmanager
 async def hypercorned(
     tmp_path: Path, app: str, *arguments: str, env: dict[str, str], wait_ready: bool = True

@@ -8,12 +8,5 @@ from trio_pool_serve.api.tei import TEI
 from trio_pool_serve.api.vllm import VLLM
 from trio_pool_serve.api.voyage import VOYAGE
 
-DIALECTS: tuple[Dialect, ...] = (
-    OPENAI,
-    VLLM,
-    VOYAGE,
-    JINA,
-    COHERE,
-    TEI,
-)
+DIALECTS: tuple[Dialect, ...] = (OPENAI, VLLM, VOYAGE, JINA, COHERE, TEI)
 """Where two claim a request by their marks, the earlier one gets it."""

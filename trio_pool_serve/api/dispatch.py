@@ -61,7 +61,6 @@ def dialect_routes(service: Service, dialects: Sequence[Dialect]) -> Blueprint:
 def _handler(service: Service, candidates: Sequence[Candidate]) -> Any:
     @measured(service)
     async def handle() -> Response:
-        g.dialect = candidates[-1].dialect
         asked = await read_body(lambda body: read_request(body, candidates, service.config.network), service.offload)
         g.dialect = asked.candidate.dialect
         if asked.error is not None:

@@ -2,7 +2,8 @@
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 from quart import Quart, Response, g, has_request_context, request
@@ -62,15 +63,24 @@ def describe(error: Exception, request_id: str) -> WireError:
     )
 
 
-def register_error_handlers(app: Quart, *, default: Dialect, by_path: Mapping[str, Dialect]) -> None:
+def write_error(error: WireError, dialects: Sequence[Dialect]) -> tuple[int, Any]:
+    """Return status and body in a dialect; if any of several may be the client's, with the fields of all.
+
+    The last one's status counts, and its fields do where others have the same.
+    """
+    written = [dialect.error_body(error) for dialect in dialects]
+    return written[-1][0], {name: value for _, body in written for name, value in body.items()}
+
+
+def register_error_handlers(app: Quart, *, default: Dialect, by_path: Mapping[str, Sequence[Dialect]]) -> None:
     """Answer every exception with a body in the dialect of the request, or of its path if that is all one knows."""
 
     async def answer(error: Exception) -> Response:
         """Return the response for an error. Cancellation: does not wait for anything."""
         g.failed = True
         path = request.path if has_request_context() else ""  # a websocket's handshake is refused here too
-        dialect: Dialect = g.get("dialect") or by_path.get(path, default)
-        status, body = dialect.error_body(describe(error, g.get("request_id", "unknown")))
+        dialects = (g.dialect,) if "dialect" in g else by_path.get(path, (default,))
+        status, body = write_error(describe(error, g.get("request_id", "unknown")), dialects)
         response = Response(msgspec.json.encode(body), status=status, content_type="application/json")
         retry_after_s = getattr(error, "retry_after_s", None)
         if retry_after_s is not None:

@@ -1,0 +1,77 @@
+"""A record of what passing tests have shown: which clients work, and how near the oracles the answers are.
+
+``pytest --write-agreement`` writes it to docs/agreement.json; a run without that option writes nothing.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from attrs import Factory, define
+
+PATH = Path(__file__).parents[1] / "docs" / "agreement.json"
+CLIENT, AGREEMENT = "client", "agreement"
+
+
+@define(eq=False)
+class Record:
+    """What a run's passing tests have reported, without repetitions."""
+
+    clients: set[tuple[str, str, str]] = Factory(set)
+    """Dialect, route, client."""
+    agreements: dict[tuple[str, str, str], float] = Factory(dict)
+    """The largest difference by family, task and oracle."""
+
+    def add(self, kind: object, row: tuple) -> None:
+        if kind == CLIENT:
+            self.clients.add(row)
+        elif kind == AGREEMENT:
+            *key, difference = row
+            self.agreements[tuple(key)] = max(difference, self.agreements.get(tuple(key), 0.0))
+
+    def document(self) -> dict[str, list[dict[str, object]]]:
+        return {
+            "clients": [dict(zip(("dialect", "route", "client"), row, strict=True)) for row in sorted(self.clients)],
+            "agreement": [
+                {"family": family, "task": task, "oracle": oracle, "largest_difference": float(f"{difference:.2g}")}
+                for (family, task, oracle), difference in sorted(self.agreements.items())
+            ],
+        }
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            for kind, row in report.user_properties:
+                self.add(kind, row)
+
+    def pytest_sessionfinish(self) -> None:
+        PATH.write_text(json.dumps(self.document(), indent=2) + "\n")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-agreement", action="store_true", help="write docs/agreement.json from this run's tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--write-agreement"):
+        config.pluginmanager.register(Record(), "agreement-record")
+
+
+@pytest.fixture
+def record_client(request: pytest.FixtureRequest) -> Callable[[str, str, str], None]:
+    """Say that this test asks a dialect's route through a client; it counts if the test passes."""
+
+    def record(dialect: str, route: str, client: str) -> None:
+        request.node.user_properties.append((CLIENT, (dialect, route, client)))
+
+    return record
+
+
+@pytest.fixture
+def record_agreement(request: pytest.FixtureRequest) -> Callable[[str, str, str, float], None]:
+    """Say how far a family's results of a task are from an oracle's; it counts if the test passes."""
+
+    def record(family: str, task: str, oracle: str, difference: float) -> None:
+        request.node.user_properties.append((AGREEMENT, (family, task, oracle, float(difference))))
+
+    return record
