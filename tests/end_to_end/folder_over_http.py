@@ -84,7 +84,6 @@ async def serving_folder(path: Path, **loading: Any) -> AsyncIterator[AskedFolde
 def farthest(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
     """Return the largest difference of any number, row by row; the rows must have the same shapes."""
     pairs = [(np.asarray(a, dtype=np.float32), np.asarray(b)) for a, b in zip(ours, theirs, strict=True)]
-    # An input that has no tokens left is [] in JSON, whatever the width of the others.
-    assert [a.shape for a, b in pairs if b.size] == [b.shape for _, b in pairs if b.size]
-    assert all(a.size == 0 for a, b in pairs if not b.size)
-    return max(float(np.abs(a - b).max(initial=0)) for a, b in pairs)
+    # The vectors of no tokens are [] in JSON, however wide they would be.
+    assert [a.shape if a.size else 0 for a, _ in pairs] == [b.shape if b.size else 0 for _, b in pairs]
+    return max(float(np.abs(a - b).max()) for a, b in pairs if b.size)

@@ -57,9 +57,8 @@ async def test_vectors_agree(name: str, tmp_path: Path, record_agreement: Record
 
 def _without_unit_length(theirs: Any) -> Vectors:
     """What the modules in front of Normalize make of the texts."""
-    modules = list(theirs)
-    features = {key: value for key, value in theirs.preprocess(list(TEXTS)).items()}
-    for module in modules:
+    features = theirs.preprocess(list(TEXTS))
+    for module in theirs:
         if type(module).__name__ != "Normalize":
             features = module(features)
     return features["sentence_embedding"].detach().numpy()
@@ -107,65 +106,3 @@ async def scores_differ(path: Path) -> float:
 
 async def similarities(ours: AskedFolder, query: str) -> Any:
     return await ours.post("/similarity", inputs={"source_sentence": query, "sentences": DOCUMENTS})
-
-
-# -- texts in windows -----------------------------------------------------------------------------------
-
-WHOLE_WORDS = ("bert", "distilbert", "mpnet", "xlm-roberta")
-"""Families whose tokenizers have words that are one token wherever they are: windows of them are texts. Two have
-vectors of unit length, two have not."""
-
-
-def single_tokens(tokenizer: Any, words: list[str]) -> list[str]:
-    return [word for word in dict.fromkeys(words) if len(tokenizer.tokenize(word)) == 1]
-
-
-def mean_of_windows(theirs: Any, windows: list[str], *, is_unit: bool, **how: Any) -> Vectors:
-    """Weigh each window's vector by its tokens; as long as one where each of them is."""
-    vectors = theirs.encode(windows, **how)
-    prompt = PROMPTS["query"] if "prompt_name" in how else ""
-    weights = np.array([len(theirs.tokenizer(prompt + window)["input_ids"]) for window in windows], dtype=np.float64)
-    mean = (vectors * weights[:, None]).sum(axis=0) / weights.sum()
-    return mean / np.linalg.norm(mean) if is_unit else mean
-
-
-@pytest.mark.parametrize("name", WHOLE_WORDS)
-async def test_the_vector_of_a_long_text_is_the_mean_of_its_windows(
-    name: str, tmp_path: Path, record_agreement: Record
-):
-    path = write(tmp_path, name)
-    theirs = reference(path)
-    words = single_tokens(theirs.tokenizer, TEXTS[3].lower().replace(".", "").replace(",", "").replace(":", "").split())
-    assert len(words) > 5
-    special = len(theirs.tokenizer("")["input_ids"])
-    prompt = len(theirs.tokenizer(PROMPTS["query"])["input_ids"]) - special
-    long = [words[(index * index) % len(words)] for index in range(3 * MAX_LENGTH + 11)]
-    text, fits = " ".join(long), [TEXTS[0], " ".join(long[: MAX_LENGTH - special])]
-
-    def windows(size: int) -> list[str]:
-        return [" ".join(long[start : start + size]) for start in range(0, len(long), size)]
-
-    plain, prompted = windows(MAX_LENGTH - special), windows(MAX_LENGTH - special - prompt)
-    assert len(theirs.tokenizer(text, verbose=False)["input_ids"]) == len(long) + special
-    is_unit = any(type(module).__name__ == "Normalize" for module in theirs)
-    expected = mean_of_windows(theirs, plain, is_unit=is_unit)
-    of_unit = mean_of_windows(theirs, plain, is_unit=True, normalize_embeddings=True)
-    of_queries = mean_of_windows(theirs, prompted, is_unit=is_unit, prompt_name="query")
-    async with serving_folder(path, long_text="chunk") as ours:
-        together = await ours.embeddings([fits[0], text, fits[1]])
-        differences = [
-            farthest(together, [theirs.encode(fits[0]), expected, theirs.encode(fits[1])]),
-            farthest(await ours.embeddings([text]), [expected]),
-            farthest(await ours.embeddings([text], prompt_name="query"), [of_queries]),
-            farthest(await ours.post("/embed", inputs=text, truncate=False), [of_unit]),
-            farthest(await ours.embeddings([text], **WHOLE), theirs.encode([text])),
-        ]
-        usage = (await ours.post("/v1/embeddings", input=text))["usage"]
-    async with serving_folder(path) as unchunked:
-        assert np.array_equal(await unchunked.embeddings(fits[1:]), together[2:])
-        refused = await unchunked.client.post("/v1/embeddings", json={"input": text})
-    assert refused.status_code == 400
-    assert usage["prompt_tokens"] == len(long) + special * len(plain)
-    assert np.abs(expected - theirs.encode(text)).max() > 100 * TOLERANCE, "agreement would prove nothing"
-    assert max(differences) < TOLERANCE
-    record_agreement(name, "embed in windows", ORACLE, max(differences))
