@@ -270,3 +270,15 @@ async def test_one_that_tokenises_can_be_cancelled_at_once_and_its_thread_gives_
     await renderer.render(TextPrompt("world"), RenderingParams())  # has to wait for that thread
     assert repr(renderer.tokenizers) == "<TokenizerPool 1 of 1 free>"
     assert renderer.offload.statistics()["render"].borrowed == 0
+
+
+@pytest.mark.parametrize("instruction", ["w9 ", "w9"])
+async def test_every_window_is_behind_the_instruction(tokenizer: Tokenizer, instruction: str):
+    """Without the blank, the instruction and the text would become one word."""
+    renderer = make_renderer(tokenizer, max_model_len=5)
+    params = RenderingParams(instruction=instruction)
+    windows = await renderer.render_windows(TextPrompt("w1 w2 w3 w4 w5"), params)
+    expected = [["w1", "w2"], ["w3", "w4"], ["w5"]]
+    assert [window.token_ids.tolist() for window in windows] == [
+        [CLS, *ids_of("w9", *words), SEP] for words in expected
+    ]

@@ -1,5 +1,7 @@
 """Prompts to token ids, off the loop."""
 
+from itertools import takewhile
+
 import numpy as np
 import numpy.typing as npt
 from attrs import define, field
@@ -14,7 +16,7 @@ from trio_pool_serve.rendering.templates import template_of
 from trio_pool_serve.rendering.text_format import TextFormat, text_format_of
 from trio_pool_serve.rendering.text_window import encode_window
 from trio_pool_serve.rendering.token import Token
-from trio_pool_serve.rendering.tokenizer import Tokenizer
+from trio_pool_serve.rendering.tokenizer import Encoded, Tokenizer
 from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
 from trio_pool_serve.types import (
     PairPrompt,
@@ -22,6 +24,7 @@ from trio_pool_serve.types import (
     RenderedPrompt,
     RenderingParams,
     TextPrompt,
+    TokenIds,
     TokensPrompt,
 )
 
@@ -72,13 +75,11 @@ class Renderer:
             pass
         with self.tokenizers.lend() as tokenizer:
             special = tokenizer.special_tokens if params.add_special_tokens else 0
-            prefix = tokenizer.encode(params.instruction)
+            prefix, text = _split_instruction(tokenizer, params.instruction, prompt.text)
             size = self.max_model_len - special - len(prefix)
             if size <= 0:
                 raise InvalidRequestError("The prompt leaves no room for any text.", param="prompt")
-            windows = tokenizer.finish_windows(
-                tokenizer.encode(prompt.text), size, prefix=prefix, add_special_tokens=params.add_special_tokens
-            )
+            windows = tokenizer.finish_windows(text, size, prefix=prefix, add_special_tokens=params.add_special_tokens)
             instruction = self._count_instruction_tokens(tokenizer, params)
             return [RenderedPrompt(window, instruction) for window in windows]
 
@@ -172,6 +173,25 @@ class Renderer:
             if len(self._instruction_tokens) < MAX_KNOWN_INSTRUCTIONS:
                 self._instruction_tokens[asked] = known
         return known
+
+
+def _split_instruction(tokenizer: Tokenizer, instruction: str, text: str) -> tuple[Encoded, Encoded]:
+    """Return the tokens of an instruction and those of the text behind it, as they are when both are read at once.
+
+    A blank at the instruction's end is a token of its own only where nothing follows: many tokenizers make it part
+    of the next word. An instruction whose last letters would become part of that is kept as it is alone.
+    """
+    alone, both = tokenizer.encode(instruction), tokenizer.encode(instruction + text)
+    ids = _token_ids(tokenizer, alone)
+    pairs = zip(ids, _token_ids(tokenizer, both), strict=False)
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    if tokenizer.decode(ids[shared:].tolist(), skip_special_tokens=False).strip():
+        return alone, tokenizer.encode(text)
+    return tokenizer.truncate(alone, shared, "right"), tokenizer.truncate(both, len(both) - shared, "left")
+
+
+def _token_ids(tokenizer: Tokenizer, encoded: Encoded) -> TokenIds:
+    return tokenizer.finish(encoded, len(encoded), "right", add_special_tokens=False)
 
 
 def renderer_of(folder: ModelFolder, tokenizer: Tokenizer, offload: Offload, *, workers: int) -> Renderer:

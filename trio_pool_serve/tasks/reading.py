@@ -1,5 +1,8 @@
 """How a job's texts are read: from what a client asks to what a renderer takes."""
 
+from collections.abc import Mapping
+from typing import get_args
+
 from attrs import frozen
 
 from trio_pool_serve.errors import InvalidRequestError
@@ -26,6 +29,12 @@ class ReadingParams:
     instruction: str | None = None
     role: Role | None = None
 
+    @property
+    def side(self) -> Role | None:
+        """The side that texts are read as: by ``role``, or by a prompt of that side's name."""
+        by_name: Mapping[str | None, Role] = {"query": "query", "document": "document"}
+        return self.role or by_name.get(self.prompt_name)
+
     def estimated_tokens(self, texts: int) -> int:
         """Guess cheaply, for admission, what a client's instruction adds to so many texts."""
         return TextPrompt(self.instruction).estimated_tokens * texts if self.instruction else 0
@@ -38,7 +47,7 @@ def rendering_params(model: Model, reading: ReadingParams) -> RenderingParams:
         truncation_side=reading.truncation_side,
         add_special_tokens=reading.add_special_tokens,
         instruction=_instruction(model, reading),
-        role=reading.role,
+        role=reading.side,
     )
 
 
@@ -59,6 +68,8 @@ def _instruction(model: Model, reading: ReadingParams) -> str:
     if reading.instruction is not None:
         return _checked(model, reading.instruction)
     if reading.prompt_name is not None:
+        if reading.prompt_name in get_args(Role):  # every model can be asked for these, as in sentence-transformers
+            return prompts.get(reading.prompt_name, "")
         if reading.prompt_name not in prompts:
             known = ", ".join(sorted(prompts)) or "none"
             raise InvalidRequestError(

@@ -9,6 +9,7 @@ from quart import Response
 from trio_pool_serve.api.endpoint import Call, Endpoint
 from trio_pool_serve.api.models import PREFERENCE
 from trio_pool_serve.api.openai import EmbeddingsRequest
+from trio_pool_serve.api.purposes import for_purpose
 from trio_pool_serve.api.vllm.pooling_answers import PoolingResponse, encode_pooled, nbytes_of
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, TaskNotSupportedError
@@ -22,11 +23,13 @@ from trio_pool_serve.types import PoolingTask
 class PoolingRequest(EmbeddingsRequest):
     """The body of ``/pooling``. Every optional field may be null.
 
-    ``tasks`` instead of ``task`` asks for several at once. ``activation`` is an old name of ``use_activation``.
+    ``tasks`` instead of ``task`` asks for several at once. ``input_type`` says what the texts are for: a ``query``, a
+    ``document``. ``activation`` is an old name of ``use_activation``.
     """
 
     task: str | None = None
     tasks: list[str] | None = None
+    input_type: str | None = None
     use_activation: bool | None = None
     activation: bool | None = None
 
@@ -53,7 +56,8 @@ class PoolingRequest(EmbeddingsRequest):
 async def answer_pooling(call: Call[PoolingRequest, PoolJob]) -> Response:
     """Pool. Raises what ``pool`` raises. Cancellation: at once."""
     model, encoding = call.model, call.wire.encoding
-    job = evolve(call.job, tasks=call.job.tasks or (main_task(model),))
+    asked = for_purpose(call.job, call.wire.input_type, model)
+    job = evolve(asked, tasks=asked.tasks or (main_task(model),))
     for name in job.tasks:
         task = task_named(name, param="task" if call.wire.tasks is None else "tasks")
         model.require(task.needs)

@@ -1,0 +1,108 @@
+"""Each embedding family's answers are those of sentence-transformers, by every route that gives them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.end_to_end.folder_over_http import WHOLE, AskedFolder, farthest, serving_folder
+from tests.runner.model_families import FAMILIES, TEXTS, edit_json, reference, write_family
+from tests.runner.retrieval_families import DOCUMENTS, QUERIES, assert_same_ranking
+from trio_pool_serve.types import Vectors
+
+TOLERANCE = 1e-5
+SCORE_TOLERANCE = 1e-4
+ORACLE = "SentenceTransformer"
+PROMPTS = {"query": "query: ", "document": "passage: "}
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+
+Record = Callable[[str, str, str, float], None]
+
+
+def write(folder: Path, name: str, **settings: Any) -> Path:
+    """Write a family's model with a prompt for each side of a search."""
+    path = write_family(folder / name, name)
+    edit_json(path / "config_sentence_transformers.json", lambda config: config.update(prompts=PROMPTS, **settings))
+    return path
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_vectors_agree(name: str, tmp_path: Path, record_agreement: Record):
+    path = write(tmp_path, name)
+    theirs = reference(path)
+    expected = theirs.encode(list(TEXTS))
+    one_by_one = [theirs.encode(text, output_value="token_embeddings").numpy() for text in TEXTS]
+    async with serving_folder(path) as ours:
+        differences = [
+            farthest(await ours.embeddings(TEXTS, **WHOLE), expected),
+            farthest(await ours.embeddings(TEXTS[1:2], **WHOLE), expected[1:2]),
+            farthest(await ours.embeddings(TEXTS[3:4], **WHOLE), expected[3:4]),
+            farthest(await ours.embeddings(TEXTS, input_type="query"), theirs.encode_query(list(TEXTS))),
+            farthest(await ours.embeddings(TEXTS, input_type="document"), theirs.encode_document(list(TEXTS))),
+            farthest(await ours.pooled(TEXTS, task="embed"), expected),
+            farthest(await ours.post("/embed", inputs=TEXTS, normalize=False), _without_unit_length(theirs)),
+            farthest(await ours.post("/embed", inputs=TEXTS), theirs.encode(list(TEXTS), normalize_embeddings=True)),
+        ]
+        of_tokens = [
+            farthest(await ours.pooled(TEXTS, task="token_embed"), one_by_one),
+            farthest(await ours.post("/embed_all", inputs=TEXTS), one_by_one),
+        ]
+    assert max(differences) < TOLERANCE
+    assert max(of_tokens) < TOLERANCE
+    record_agreement(name, "embed", ORACLE, max(differences))
+    record_agreement(name, "token_embed", ORACLE, max(of_tokens))
+
+
+def _without_unit_length(theirs: Any) -> Vectors:
+    """What the modules in front of Normalize make of the texts."""
+    features = theirs.preprocess(list(TEXTS))
+    for module in theirs:
+        if type(module).__name__ != "Normalize":
+            features = module(features)
+    return features["sentence_embedding"].detach().numpy()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_scores_agree(name: str, tmp_path: Path, record_agreement: Record):
+    path = write(tmp_path, name)
+    difference = await scores_differ(path)
+    assert difference < SCORE_TOLERANCE
+    record_agreement(name, "score", ORACLE, difference)
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+async def test_scores_agree_in_every_similarity(similarity: str, tmp_path: Path, record_agreement: Record):
+    """The vectors of this family are not of unit length."""
+    path = write(tmp_path, "roberta", similarity_fn_name=similarity)
+    difference = await scores_differ(path)
+    assert difference < SCORE_TOLERANCE
+    record_agreement("roberta", f"score by {similarity}", ORACLE, difference)
+
+
+async def scores_differ(path: Path) -> float:
+    """Ask each query against all documents by every route that compares texts."""
+    theirs = reference(path)
+    queries, documents = theirs.encode_query(list(QUERIES)), theirs.encode_document(list(DOCUMENTS))
+    expected = theirs.similarity(queries, documents).numpy()
+    alike = theirs.similarity(theirs.encode(list(QUERIES)), theirs.encode(list(DOCUMENTS))).numpy()
+    async with serving_folder(path) as ours:
+        found = {
+            "/score": [await ours.scores(query, DOCUMENTS) for query in QUERIES],
+            "/rerank": [await ours.reranked(query, DOCUMENTS) for query in QUERIES],
+            "/rerank with texts": [await ours.reranked_as_tei(query, DOCUMENTS) for query in QUERIES],
+        }
+        paired = await ours.scores(QUERIES, DOCUMENTS[: len(QUERIES)])
+        symmetric = [await similarities(ours, query) for query in QUERIES]
+    for rows in found.values():
+        assert_same_ranking(np.stack(rows), expected)
+    return max(
+        *(farthest(rows, expected) for rows in found.values()),
+        farthest([paired], [np.diag(expected)]),
+        farthest(symmetric, alike),
+    )
+
+
+async def similarities(ours: AskedFolder, query: str) -> Any:
+    return await ours.post("/similarity", inputs={"source_sentence": query, "sentences": DOCUMENTS})
