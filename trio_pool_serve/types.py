@@ -84,6 +84,7 @@ class RenderingParams:
     """How prompts become token ids.
 
     ``truncate_to`` is the most tokens kept, special tokens included; ``None`` refuses longer inputs.
+    ``max_text_tokens`` cuts a text to so many tokens of its own before anything is added to it.
     ``instruction`` is put in front of every text; a model with a template of its own puts it where that
     says. ``role`` is for models that read queries and documents differently.
     """
@@ -93,6 +94,7 @@ class RenderingParams:
     add_special_tokens: bool = True
     instruction: str = ""
     role: Role | None = None
+    max_text_tokens: int | None = None
 
 
 # -- as the model reads it -------------------------------------------------------------------------------

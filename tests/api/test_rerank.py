@@ -98,7 +98,10 @@ async def test_a_judge_scores_unless_raw_numbers_are_asked_for(client, service, 
 async def test_each_side_can_be_cut(client, scripted):
     body = {"query": "w1 " * 50, "documents": ["w2 " * 200], "max_tokens_per_query": 10, "max_tokens_per_doc": 20}
     answer = await rerank(client, **body)
-    assert sorted(request.tokens for batch in scripted.batches for request in batch.requests) == [10, 20]
+    assert sorted(request.tokens for batch in scripted.batches for request in batch.requests) == [
+        len(["query", ":"]) + 10 + 2,
+        20 + 2,
+    ]  # the limits are of the texts alone
     assert answer["results"][0]["document"] == {"text": "w2 " * 200}
 
 

@@ -95,7 +95,10 @@ async def test_null_stands_for_not_given(client):
 
 async def test_each_side_can_be_cut(client, scripted):
     await score(client, text_1="w1 " * 50, text_2="w2 " * 200, max_tokens_per_query=10, max_tokens_per_doc=20)
-    assert sorted(request.tokens for batch in scripted.batches for request in batch.requests) == [10, 20]
+    assert sorted(request.tokens for batch in scripted.batches for request in batch.requests) == [
+        len(["query", ":"]) + 10 + 2,
+        20 + 2,
+    ]  # the limits are of the texts alone
 
 
 async def test_truncation_is_of_what_is_read_at_once(client, scripted):

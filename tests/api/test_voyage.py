@@ -113,10 +113,11 @@ async def test_a_prompt_that_the_client_has_chosen_itself_stays(client):
 async def test_long_texts_are_cut_unless_truncation_is_off(client, service):
     cut = [vector_of(" ".join(LONG.split()[:62])).tolist()]
     assert await vectors(client, input=LONG, truncation=True) == cut
-    assert await vectors(client, input=LONG, truncation=None) == cut
+    assert await vectors(client, input=LONG, truncation=None, input_type="clustering") == cut
     assert await vectors(client, input=LONG, output_dtype="float") == cut
-    error = await refused(client, input=LONG, truncation=False)
-    assert "at most 64" in error["message"]
+    for fields in ({"truncation": False}, {"truncation": None}, {"truncation": None, "input_type": None}):
+        error = await refused(client, input=LONG, **fields)
+        assert "at most 64" in error["message"]
     assert_idle(service)
 
 

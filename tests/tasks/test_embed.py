@@ -203,3 +203,13 @@ async def test_a_job_that_does_not_fit_is_refused_before_anything_is_rendered(se
     assert hops == []
     await embed(service, "hello")
     assert "render" in hops
+
+
+async def test_vectors_per_token_that_would_fill_the_memory_are_refused(service, scripted, monkeypatch):
+    monkeypatch.setattr("trio_pool_serve.tasks.pool.MAX_TOKEN_NUMBERS", 8 * 20)
+    job = PoolJob(prompts=[TokensPrompt(np.arange(5, 16))] * 2, tasks=("token_embed",))
+    with pytest.raises(InvalidRequestError, match="22 tokens with 8 numbers"):
+        await pool(service.model(), job, timings())
+    assert scripted.batches == []
+    assert len((await pool(service.model(), attrs.evolve(job, prompts=job.prompts[:1]), timings())).rows) == 1
+    assert_idle(service)

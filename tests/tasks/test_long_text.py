@@ -10,6 +10,7 @@ from tests.conftest import assert_idle, running, wait_idle
 from tests.model_folders import VOCABULARY
 from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
+from trio_pool_serve.rendering.renderer import MAX_WINDOWS
 from trio_pool_serve.runner.copied_batch import CopiedBatch
 from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.service import Service
@@ -120,4 +121,11 @@ async def test_what_is_not_embedded_is_refused_as_ever(service):
     refusing = attrs.evolve(model, splits_long_texts=False)
     with pytest.raises(ContextLengthError):
         await pool(refusing, attrs.evolve(job, tasks=("embed",)), RequestTimings())
+    await wait_idle(service)
+
+
+async def test_a_text_of_more_windows_than_can_be_read_is_refused(service, scripted):
+    with pytest.raises(ContextLengthError, match=f"at most {MAX_WINDOWS} are read"):
+        await embed(service, "w1 " * (ROOM * MAX_WINDOWS + 1))
+    assert scripted.batches == []
     await wait_idle(service)

@@ -117,6 +117,20 @@ async def test_raw_scores_are_asked_for_by_name(service, scripted):
     assert rows_of(scripted)[0].params == (Classify("raw"),)
 
 
+async def test_a_query_is_admitted_as_often_as_it_is_read(service, scripted):
+    serve_as(service, Judge())
+    job = ScoreJob(queries=["w1 " * 40], documents=["w2"] * 100)
+    assert job.estimated_tokens(in_pairs=True) > 100 * 30 > job.estimated_tokens(in_pairs=False)
+    scripted.gate.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(score, service.model(), job, RequestTimings())
+        await trio.to_thread.run_sync(scripted.launching.wait)
+        assert service.default.engine.statistics().admitted_tokens == job.estimated_tokens(in_pairs=True)
+        nursery.cancel_scope.cancel()
+    scripted.gate.set()
+    await wait_idle(service)
+
+
 # -- vectors ------------------------------------------------------------------------------------------
 
 
@@ -157,7 +171,7 @@ async def test_each_side_is_cut_to_its_own_limit(service, scripted):
     serve_as(service, Dots())
     reading = ReadingParams(instruction="")
     await scores(service, ["w1 " * 90], ["w2 " * 90], reading=reading, max_query_tokens=5, max_document_tokens=7)
-    assert sorted(row.tokens for row in rows_of(scripted)) == [5, 7]
+    assert sorted(row.tokens for row in rows_of(scripted)) == [5 + 2, 7 + 2]
 
 
 A, B = np.array([[3.0, 4.0]], dtype=np.float32), np.array([[4.0, 3.0], [0.0, 0.0]], dtype=np.float32)

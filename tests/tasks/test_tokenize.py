@@ -5,9 +5,9 @@ import pytest
 
 from tests.conftest import assert_idle
 from tests.model_folders import VOCABULARY
-from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.errors import InvalidRequestError, OverloadedError
 from trio_pool_serve.rendering.token import Token
-from trio_pool_serve.tasks.tokenize import detokenize, tokenize
+from trio_pool_serve.tasks.tokenize import MAX_CHARACTERS, detokenize, tokenize
 
 CLS, SEP = VOCABULARY["[CLS]"], VOCABULARY["[SEP]"]
 
@@ -49,4 +49,16 @@ async def test_ids_become_text_again(service):
 async def test_an_id_outside_the_vocabulary_is_refused(service, wrong):
     with pytest.raises(InvalidRequestError, match=f"{wrong} is outside"):
         await detokenize(service.model(), [np.array([5]), np.array([wrong])], skip_special_tokens=True)
+    assert_idle(service)
+
+
+async def test_more_characters_than_can_be_looked_at_are_refused(service):
+    with pytest.raises(InvalidRequestError, match=f"more than the {MAX_CHARACTERS}"):
+        await tokenize(service.model(), ["w1 " * MAX_CHARACTERS], add_special_tokens=True)
+    assert_idle(service)
+
+
+async def test_taking_apart_is_admitted_as_everything_is(service):
+    with service.default.engine.admit(service.config.scheduling.max_queue_tokens), pytest.raises(OverloadedError):
+        await tokenize(service.model(), ["hello"], add_special_tokens=True)
     assert_idle(service)

@@ -12,7 +12,7 @@ from trio_pool_serve.api.error_bodies import describe
 from trio_pool_serve.api.event_stream import Emit, event_response
 from trio_pool_serve.errors import DeadlineExceededError, InvalidRequestError
 from trio_pool_serve.tasks.job import PoolJob
-from trio_pool_serve.tasks.pool import PooledRow, asked_rows, pool
+from trio_pool_serve.tasks.pool import PooledRow, asked_rows, estimated_tokens, pool
 
 logger = logging.getLogger(__name__)
 
@@ -25,15 +25,14 @@ def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Res
     """
     if encoding.format in ("bytes", "bytes_only"):
         raise InvalidRequestError("A stream is of JSON: ask for float or base64.", param="encoding_format")
-    asked_rows(call.model, call.job)
-    with call.model.engine.admit(call.job.estimated_tokens):
+    with call.model.engine.admit(estimated_tokens(call.model, call.job, asked_rows(call.model, call.job))):
         deadline, dialect = g.deadline, g.dialect
 
     async def produce(emit: Emit) -> None:
         def row_done(index: int, row: PooledRow, tokens: int) -> None:
             del tokens  # told once, for all rows
             (vector,) = row
-            emit(EmbeddingItem(index=index, embedding=encoding.json(vector)))  # type: ignore[arg-type]
+            emit(lambda: EmbeddingItem(index=index, embedding=encoding.json(vector)))  # type: ignore[arg-type]
 
         try:
             with trio.fail_at(deadline):
@@ -43,10 +42,11 @@ def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Res
         except Exception as raised:
             error = raised
         else:
-            emit({"object": "usage", "model": call.model.name, "usage": Usage.of(answer.prompt_tokens)})
+            usage = {"object": "usage", "model": call.model.name, "usage": Usage.of(answer.prompt_tokens)}
+            emit(lambda: usage)
             return
         call.service.metrics.failures.inc()
         _, body = dialect.error_body(describe(error, call.request_id))
-        emit(body)
+        emit(lambda: body)
 
     return event_response(produce)

@@ -11,8 +11,9 @@ import trio
 from quart import Response
 from quart.wrappers.response import ResponseBody
 
-Emit = Callable[[object], None]
-"""Sends an object, as JSON, as soon as the client reads; never waits."""
+Emit = Callable[[Callable[[], object]], None]
+"""Sends what its argument returns, as JSON, as soon as the client reads; never waits. It is called only then, so
+that events that come all at once are not encoded all at once."""
 
 DONE = b"data: [DONE]\n\n"
 """What OpenAI's streams end with."""
@@ -27,9 +28,10 @@ class EventStream(ResponseBody):
 
     def __init__(self, produce: Callable[[Emit], Awaitable[None]]) -> None:
         self._produce = produce
-        self._events, self._sent = trio.open_memory_channel[bytes](math.inf)
+        self._events, self._sent = trio.open_memory_channel[Callable[[], object]](math.inf)
         self._nursery: AbstractAsyncContextManager[trio.Nursery] = trio.open_nursery()
         self._scope = trio.CancelScope()
+        self._ended = False
 
     async def __aenter__(self) -> Self:
         nursery = await self._nursery.__aenter__()
@@ -38,7 +40,17 @@ class EventStream(ResponseBody):
         return self
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        return self._sent.__aiter__()
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            event = await self._sent.receive()
+        except trio.EndOfChannel:
+            if self._ended:
+                raise StopAsyncIteration from None
+            self._ended = True
+            return DONE
+        return b"data: " + msgspec.json.encode(event()) + b"\n\n"
 
     async def __aexit__(
         self,
@@ -50,12 +62,8 @@ class EventStream(ResponseBody):
         await self._nursery.__aexit__(exc_type, exc_value, tb)
 
     async def _run(self) -> None:
-        def emit(event: object) -> None:
-            self._events.send_nowait(b"data: " + msgspec.json.encode(event) + b"\n\n")
-
         with self._events:
-            await self._produce(emit)
-            self._events.send_nowait(DONE)
+            await self._produce(self._events.send_nowait)
 
 
 def event_response(produce: Callable[[Emit], Awaitable[None]]) -> Response:

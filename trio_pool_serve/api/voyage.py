@@ -55,7 +55,10 @@ class VoyageEmbeddingsRequest(JinaEmbeddingsRequest):
         """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
         job = super().job(network)
         reading = job.reading
-        if reading.truncate_to is None and self.truncation is not False and self.truncate is not False:
+        # A null field says nothing: whoever sends nothing else of Voyage's is refused what is too long, as ever.
+        says = (self.input_type, self.output_dtype, self.output_dimension, self.truncation)
+        cuts = any(value is not None for value in says) and False not in (self.truncation, self.truncate)
+        if reading.truncate_to is None and cuts:
             reading = evolve(reading, truncate_to=-1)
         dimensions = self.dimensions if self.output_dimension is None else self.output_dimension
         return evolve(job, reading=reading, dimensions=dimensions)

@@ -4,14 +4,14 @@ from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
-from attrs import define, field
+from attrs import define, evolve, field
 
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.model_folder.embedding import Embedding
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.length_limit import room_for_tokens, too_long
-from trio_pool_serve.rendering.pairs import JoinedPair, PairFormat
+from trio_pool_serve.rendering.pairs import JoinedPair, PairFormat, shorten
 from trio_pool_serve.rendering.templates import template_of
 from trio_pool_serve.rendering.text_format import TextFormat, text_format_of
 from trio_pool_serve.rendering.text_window import encode_window
@@ -80,6 +80,11 @@ class Renderer:
             if size <= 0:
                 raise InvalidRequestError("The prompt leaves no room for any text.", param="prompt")
             windows = tokenizer.finish_windows(text, size, prefix=prefix, add_special_tokens=params.add_special_tokens)
+            if len(windows) > MAX_WINDOWS:
+                raise ContextLengthError(
+                    f"An input is {len(windows)} windows of {size} tokens long; at most {MAX_WINDOWS} are read.",
+                    param="input",
+                )
             instruction = self._count_instruction_tokens(tokenizer, params)
             return [RenderedPrompt(window, instruction) for window in windows]
 
@@ -105,12 +110,12 @@ class Renderer:
         return await self.offload.run("render", run, abandon_on_cancel=True)
 
     def _render_tokens(self, prompt: TokensPrompt, params: RenderingParams) -> RenderedPrompt:
+        params, most = self._within_format(params)
         ids, keep = prompt.token_ids, params.truncate_to
         if keep is not None and len(ids) > keep:
             ids = ids[:keep] if params.truncation_side == "right" else ids[len(ids) - keep :]
         if len(ids) == 0:
             raise InvalidRequestError("An input has no tokens.", param="input")
-        most = self.text_format.most_tokens(params.role, self.max_model_len)
         if len(ids) > most and keep is not None:
             ids = ids[:most] if params.truncation_side == "right" else ids[-most:]
         if len(ids) > most:
@@ -125,13 +130,14 @@ class Renderer:
         return self.text_format.finish(ids.astype(np.int32), params.role)
 
     def _render_text(self, prompt: TextPrompt, params: RenderingParams) -> RenderedPrompt:
+        params, most = self._within_format(params)
         with self.tokenizers.lend() as tokenizer:
             adds_special_tokens = params.add_special_tokens and self.text_format.adds_special_tokens(params.role)
             special = tokenizer.special_tokens if adds_special_tokens else 0
-            most = self.text_format.most_tokens(params.role, self.max_model_len)
             keep = room_for_tokens(params, most, special)
             try:
-                window = encode_window(tokenizer, params.instruction + prompt.text, keep, params.truncation_side)
+                text = shorten(tokenizer, prompt.text, params.max_text_tokens)
+                window = encode_window(tokenizer, params.instruction + text, keep, params.truncation_side)
             except UnicodeError as error:
                 raise InvalidRequestError("An input is not valid Unicode text.", param="input") from error
             if params.truncate_to is None and not (window.is_whole and window.tokens <= keep):
@@ -145,6 +151,16 @@ class Renderer:
             if len(rendered.token_ids) == 0:
                 raise InvalidRequestError("An input has no tokens.", param="input")
             return rendered
+
+    def _within_format(self, params: RenderingParams) -> tuple[RenderingParams, int]:
+        """Return the most tokens that a text in this role has, and how to cut it.
+
+        A length that the model gives one side of its texts is part of how they are read: it cuts.
+        """
+        most = self.text_format.most_tokens(params.role, self.max_model_len)
+        if params.truncate_to is None and most < self.max_model_len:
+            params = evolve(params, truncate_to=most)
+        return params, most
 
     def _render_pair(self, prompt: PairPrompt, params: RenderingParams) -> RenderedPrompt:
         with self.tokenizers.lend() as tokenizer:
@@ -207,6 +223,9 @@ def renderer_of(folder: ModelFolder, tokenizer: Tokenizer, offload: Offload, *, 
         text_format=text_format_of(folder, tokenizer),
     )
 
+
+MAX_WINDOWS = 512
+"""Of one text. Each is a row of its own in the queue, and their vectors are brought together on the loop."""
 
 MAX_KNOWN_INSTRUCTIONS = 1024
 """Clients may send instructions of their own: the memory of their lengths must not grow for ever."""

@@ -100,12 +100,17 @@ class LookupFormat(TextFormat):
 
 @frozen(kw_only=True)
 class FirstTokenLeftOut(TextFormat):
-    """The first token, whose vector is the whole text's, has none of its own."""
+    """A first token ``token_id``, whose vector is the whole text's, has none of its own."""
+
+    token_id: int | None
 
     def finish(self, token_ids: TokenIds, role: Role | None, *, instruction_tokens: int = 0) -> RenderedPrompt:
         """Leave out the first token."""
         del role
-        return RenderedPrompt(token_ids, instruction_tokens, kept=np.arange(len(token_ids)) > 0)
+        kept = None
+        if len(token_ids) and token_ids[0] == self.token_id:
+            kept = np.arange(len(token_ids)) > 0
+        return RenderedPrompt(token_ids, instruction_tokens, kept=kept)
 
 
 def text_format_of(folder: ModelFolder, tokenizer: Tokenizer) -> TextFormat:
@@ -120,7 +125,7 @@ def text_format_of(folder: ModelFolder, tokenizer: Tokenizer) -> TextFormat:
             lookup_roles=architecture.lookup_roles,
         )
     if isinstance(architecture, BgeM3):
-        return FirstTokenLeftOut()
+        return FirstTokenLeftOut(token_id=tokenizer.id_named("cls_token"))
     return TextFormat()
 
 

@@ -57,22 +57,28 @@ class ForwardPass:
 
 def assemble(requests: Sequence[PoolingRequest], *, pad_token_id: int, device: torch.device) -> ForwardPass:
     """Return requests as tensors on the device, not computed yet."""
-    shape = (len(requests), max(request.tokens for request in requests))
+    prompts = [request.prompt for request in requests]
+    tokens = np.array([len(prompt.token_ids) for prompt in prompts])
+    attended = np.array([len(prompt.token_ids) if prompt.attended is None else prompt.attended for prompt in prompts])
+    # An instruction that fills the whole input leaves nothing else to pool.
+    skipped = np.array([prompt.instruction_tokens for prompt in prompts])
+    skipped[skipped >= tokens] = 0
+    positions = np.arange(tokens.max())
     # Two arrays, so that there are two copies to the device and not five.
-    numbers = np.zeros((3, *shape), dtype=np.int64)
-    flags = np.zeros((2, *shape), dtype=np.bool_)
+    numbers = np.empty((3, len(prompts), len(positions)), dtype=np.int64)
+    flags = np.empty((2, len(prompts), len(positions)), dtype=np.bool_)
     (ids, attention, types), (pooled, kept) = numbers, flags
     ids[:] = pad_token_id
-    for row, request in enumerate(requests):
-        prompt, tokens = request.prompt, request.tokens
-        ids[row, :tokens] = prompt.token_ids
-        attention[row, : tokens if prompt.attended is None else prompt.attended] = 1
+    types[:] = 0
+    attention[:] = positions < attended[:, None]
+    kept[:] = positions < tokens[:, None]
+    pooled[:] = kept & (positions >= skipped[:, None])
+    for row, prompt in enumerate(prompts):
+        ids[row, : len(prompt.token_ids)] = prompt.token_ids
         if prompt.type_ids is not None:
-            types[row, :tokens] = prompt.type_ids
-        # An instruction that fills the whole input leaves nothing else to pool.
-        skipped = prompt.instruction_tokens if prompt.instruction_tokens < tokens else 0
-        pooled[row, skipped:tokens] = True
-        kept[row, :tokens] = True if prompt.kept is None else prompt.kept
+            types[row, : len(prompt.type_ids)] = prompt.type_ids
+        if prompt.kept is not None:
+            kept[row, : len(prompt.kept)] = prompt.kept
     return ForwardPass(requests, *_to_device(numbers, device), *_to_device(flags, device))
 
 

@@ -145,6 +145,8 @@ def _splitter(
     parts = [(output.rows.split, output.places) for output in outputs]
 
     def split(arrays: Sequence[npt.NDArray[np.float32]]) -> list[tuple[PooledValue, ...]]:
+        if len(parts) == 1 and all(len(request.params) == 1 for request in batch.requests):
+            return [(value,) for value in parts[0][0](arrays[0])]
         values: list[dict[int, PooledValue]] = [{} for _ in batch.requests]
         for (values_of, places), array in zip(parts, arrays, strict=True):
             for (row, index), value in zip(places, values_of(array), strict=True):

@@ -30,6 +30,10 @@ the single prompt of the next client would wait behind every one of them.
 """
 
 
+SUBMIT_SLICE = 64
+"""Windows of one text that enter the queue between two checkpoints."""
+
+
 @frozen(eq=False)
 class AskedRow:
     """One row as a task asks for it: a prompt, how to render it, and what is wanted of it.
@@ -139,4 +143,6 @@ async def _submit_all(engine: Engine, requests: Sequence[PoolingRequest]) -> lis
     async with trio.open_nursery() as nursery:
         for index, request in enumerate(requests):
             nursery.start_soon(one, index, request)
+            if index % SUBMIT_SLICE == 0:
+                await trio.lowlevel.checkpoint()
     return [outputs[index] for index in range(len(requests))]

@@ -1,6 +1,6 @@
 """Prompts to whatever a model has to say about each of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from attrs import frozen
 
@@ -15,6 +15,9 @@ from trio_pool_serve.tasks.sparse_embed import SPARSE_EMBED
 from trio_pool_serve.tasks.token_embed import TOKEN_EMBED
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import PooledValue
+
+MAX_TOKEN_NUMBERS = 32_000_000
+"""Numbers in one answer of vectors per token: 128 MB of them, and several times that as JSON."""
 
 PooledRow = tuple[PooledValue, ...]
 """One prompt's answers, in the order of the job's ``tasks``."""
@@ -56,6 +59,24 @@ def asked_rows(model: Model, job: PoolJob) -> list[AskedRow]:
     return [AskedRow(prompt, rendering, params, in_windows) for prompt in job.prompts]
 
 
+def estimated_tokens(model: Model, job: PoolJob, asked: Sequence[AskedRow]) -> int:
+    """Guess cheaply how many tokens are read, for admission.
+
+    Raises ``InvalidRequestError`` for an answer of vectors per token that would fill the memory.
+    """
+    estimate = job.estimated_tokens
+    if not any(row.in_windows for row in asked):
+        estimate = min(estimate, len(asked) * model.renderer.max_model_len)
+    numbers = estimate * model.engine.dimensions
+    if "token_embed" in job.tasks and numbers > MAX_TOKEN_NUMBERS:
+        raise InvalidRequestError(
+            f"About {estimate} tokens with {model.engine.dimensions} numbers each are more than the "
+            f"{MAX_TOKEN_NUMBERS} that one answer may have; ask in smaller parts.",
+            param="input",
+        )
+    return estimate
+
+
 async def pool(
     model: Model,
     job: PoolJob,
@@ -69,10 +90,6 @@ async def pool(
     nothing of the job stays in the queue.
     """
     asked = asked_rows(model, job)
-    estimate = job.estimated_tokens
-    if not any(row.in_windows for row in asked):
-        estimate = min(estimate, len(asked) * model.renderer.max_model_len)
-
     finishes = [TASKS[name].finish for name in job.tasks]
 
     def values_of(row: ComputedRow) -> PooledRow:
@@ -83,7 +100,7 @@ async def pool(
         if row_done is not None:
             row_done(index, values_of(row), row.tokens)
 
-    with model.engine.admit(estimate):
+    with model.engine.admit(estimated_tokens(model, job, asked)):
         rows = await compute_rows(
             asked,
             renderer=model.renderer,

@@ -6,6 +6,7 @@ from typing import get_args
 from attrs import frozen
 
 from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.model_folder.late_interaction import LateInteraction
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.types import RenderingParams, Role, TextPrompt, TruncationSide
 
@@ -66,7 +67,7 @@ def _truncate_to(model: Model, asked: int | None) -> int | None:
 def _instruction(model: Model, reading: ReadingParams) -> str:
     prompts = model.folder.prompts
     if reading.instruction is not None:
-        return _checked(model, reading.instruction)
+        return _marker(model, reading) + _checked(model, reading.instruction)
     if reading.prompt_name is not None:
         if reading.prompt_name in get_args(Role):  # every model can be asked for these, as in sentence-transformers
             return prompts.get(reading.prompt_name, "")
@@ -80,6 +81,13 @@ def _instruction(model: Model, reading: ReadingParams) -> str:
         # As sentence-transformers' encode_query and encode_document: the default prompt is not for them.
         return prompts.get(reading.role, "")
     return prompts.get(model.folder.default_prompt_name or "", "")
+
+
+def _marker(model: Model, reading: ReadingParams) -> str:
+    """Return what late interaction puts before the texts of a side; a client's instruction does not replace it."""
+    if not isinstance(model.folder.architecture, LateInteraction) or reading.side is None:
+        return ""
+    return model.folder.prompts.get(reading.side, "")
 
 
 def _checked(model: Model, instruction: str) -> str:

@@ -25,6 +25,9 @@ from trio_pool_serve.types import (
     Vectors,
 )
 
+LOOP_BYTES = 256 * 1024
+"""Vectors up to this size are compared on the loop: it takes about as long as a thread hop."""
+
 
 @frozen(eq=False, kw_only=True)
 class ScoreJob:
@@ -64,11 +67,13 @@ class ScoreJob:
         """Return which query a document is scored against."""
         return document if len(self.queries) > 1 else 0
 
-    @property
-    def estimated_tokens(self) -> int:
-        """A cheap guess of all texts' tokens, for admission."""
-        texts = [*self.queries, *self.documents]
-        return sum(TextPrompt(text).estimated_tokens for text in texts) + self.reading.estimated_tokens(len(texts))
+    def estimated_tokens(self, *, in_pairs: bool) -> int:
+        """Guess cheaply how many tokens are read, for admission; in pairs, a query is read with each document."""
+        queries = [TextPrompt(text).estimated_tokens for text in self.queries]
+        documents = sum(TextPrompt(text).estimated_tokens for text in self.documents)
+        reads = len(self.documents) if in_pairs else len(self.queries)
+        of_queries = queries[0] * reads if len(queries) == 1 else sum(queries)
+        return of_queries + documents + self.reading.estimated_tokens(reads)
 
 
 @frozen(eq=False)
@@ -88,7 +93,9 @@ async def score(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
     model.require("score")
     scoring = model.folder.architecture.scoring
     assert scoring is not None  # noqa: S101  (whoever can score says how)
-    estimate = min(job.estimated_tokens, (len(job.queries) + len(job.documents)) * model.renderer.max_model_len)
+    in_pairs = scoring == "pairs"
+    inputs = len(job.documents) + (0 if in_pairs else len(job.queries))
+    estimate = min(job.estimated_tokens(in_pairs=in_pairs), inputs * model.renderer.max_model_len)
     with model.engine.admit(estimate):
         return await SCORERS[scoring](model, job, timings)
 
@@ -123,11 +130,18 @@ async def _score_vectors(model: Model, job: ScoreJob, timings: RequestTimings) -
         timings=timings,
         priority=job.priority,
     )
-    vectors = np.stack([vector_of(row) for row in rows])
-    queries, documents = vectors[: len(job.queries)], vectors[len(job.queries) :]
-    # One query is compared with every document, several each with its own.
-    values = SIMILARITIES[model.folder.architecture.similarity](queries, documents)
-    return Scores(values.astype(np.float32), sum(row.tokens for row in rows))
+    vectors = [vector_of(row) for row in rows]
+
+    def compare() -> npt.NDArray[np.float32]:
+        queries, documents = np.stack(vectors[: len(job.queries)]), np.stack(vectors[len(job.queries) :])
+        # One query is compared with every document, several each with its own.
+        return SIMILARITIES[model.folder.architecture.similarity](queries, documents).astype(np.float32)
+
+    if sum(vector.nbytes for vector in vectors) <= LOOP_BYTES:
+        values = compare()
+    else:
+        values = await model.renderer.offload.run("postprocess", compare)
+    return Scores(values, sum(row.tokens for row in rows))
 
 
 async def _score_late_interaction(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
@@ -197,9 +211,7 @@ def _rendering(model: Model, job: ScoreJob, role: Role | None) -> RenderingParam
     instruction = None if role == "document" else job.reading.instruction
     rendering = rendering_params(model, evolve(job.reading, role=role, instruction=instruction))
     most = job.max_query_tokens if role == "query" else job.max_document_tokens
-    if most is None:
-        return rendering
-    return evolve(rendering, truncate_to=min(most, rendering.truncate_to or model.renderer.max_model_len))
+    return evolve(rendering, max_text_tokens=most)
 
 
 def _scores_of(rows: Sequence[ComputedRow]) -> Scores:

@@ -8,6 +8,10 @@ import numpy.typing as npt
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.rendering.token import Token
 from trio_pool_serve.tasks.model import Model
+from trio_pool_serve.types import TextPrompt
+
+MAX_CHARACTERS = 200_000
+"""Each token is an object of its own until the answer is written."""
 
 
 async def tokenize(
@@ -15,9 +19,18 @@ async def tokenize(
 ) -> list[list[Token]]:
     """Return the tokens of each text, none cut off; ``instruction`` is put in front of every text.
 
-    Raises ``InvalidRequestError``. Cancellation: at once; a thread that tokenises finishes one text.
+    Raises ``InvalidRequestError``, also for more than ``MAX_CHARACTERS`` together, and ``OverloadedError``.
+    Cancellation: at once; a thread that tokenises finishes one text.
     """
-    return [await model.renderer.tokenize(instruction + text, add_special_tokens=add_special_tokens) for text in texts]
+    characters = sum(map(len, texts)) + len(instruction) * len(texts)
+    if characters > MAX_CHARACTERS:
+        raise InvalidRequestError(
+            f"{characters} characters are more than the {MAX_CHARACTERS} that are taken apart at once.", param="input"
+        )
+    with model.engine.admit(sum(TextPrompt(text).estimated_tokens for text in texts)):
+        return [
+            await model.renderer.tokenize(instruction + text, add_special_tokens=add_special_tokens) for text in texts
+        ]
 
 
 async def detokenize(model: Model, ids: Sequence[npt.NDArray[np.int64]], *, skip_special_tokens: bool) -> list[str]:

@@ -129,7 +129,8 @@ async def answer_predict(call: Call[Any, PredictJob]) -> Response:
         rows = [_predictions(value, call.model) for (value,) in pooled.rows]
         return EncodedAnswer(_array(rows) if call.job.is_batch else rows[0])
 
-    response = await call.encode(encode, rows=len(pooled.rows), nbytes=sum(map(_nbytes, pooled.rows)))
+    nbytes = sum(map(_nbytes, pooled.rows))
+    response = await call.encode(encode, rows=nbytes // 4, nbytes=nbytes)  # each number is an object
     return _timed(response, call.timings, pooled.prompt_tokens, _characters(job.prompts))
 
 

@@ -100,11 +100,12 @@ class TokenClassificationHead:
     def __call__(self, forward: ForwardPass, params: Sequence[TokenClassify]) -> HeadRows:
         """Return rows [rows, tokens, labels]."""
         rows = _activate(self.logits(forward), [param.activation for param in params], self.functions)
+        requests = forward.requests  # and not the tensors beside them, which would live until the copy is done
 
         def split(array: npt.NDArray[np.float32]) -> list[PooledValue]:
             return [
                 kept_tokens(row, request.tokens, self._kept(request.prompt.token_ids, request.prompt.kept))
-                for row, request in zip(array, forward.requests, strict=True)
+                for row, request in zip(array, requests, strict=True)
             ]
 
         return HeadRows(rows, split)
