@@ -72,6 +72,18 @@ async def test_late_interaction_agrees(name: str, tmp_path: Path, record_agreeme
     record_agreement(name, "score", "MultiVectorEncoder", difference)
 
 
+async def test_an_instruction_stands_behind_the_marker_of_queries(tmp_path: Path):
+    from sentence_transformers import MultiVectorEncoder
+
+    path = LATE_INTERACTION["pylate_bert"](tmp_path / "model")
+    theirs = MultiVectorEncoder(str(path), device="cpu", local_files_only=True)
+    queries = theirs.encode_query([QUERIES[0]], prompt=theirs.prompts["query"] + "about tasks: ")
+    expected = theirs.similarity(queries, theirs.encode_document(list(DOCUMENTS))).numpy()
+    async with serving_folder(path) as ours:
+        found = await ours.scores(QUERIES[0], DOCUMENTS, instruction="about tasks: ")
+    assert farthest([found], expected) < SCORE_TOLERANCE
+
+
 # -- sparse ---------------------------------------------------------------------------------------------
 
 
