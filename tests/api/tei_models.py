@@ -6,9 +6,8 @@ from contextlib import asynccontextmanager
 import attrs
 import httpx
 import numpy as np
-import trio
 
-from tests.conftest import is_idle, listening, running
+from tests.conftest import listening, running, wait_idle
 from tests.model_folders import VOCABULARY
 from trio_pool_serve.config import Config
 from trio_pool_serve.model_folder.architecture import Architecture
@@ -85,13 +84,6 @@ def assert_error_body(answer: httpx.Response) -> None:
     assert list(body) == ["error", "error_type"], body
     assert body["error"]
     assert answer.headers["content-type"] == "application/json"
-
-
-async def wait_idle(service: Service) -> None:
-    """A row's failure is answered at once: the threads and batches of its siblings may still have to come back."""
-    with trio.fail_after(10):
-        while not is_idle(service):  # noqa: ASYNC110
-            await trio.sleep(0.0005)
 
 
 @asynccontextmanager

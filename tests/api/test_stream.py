@@ -7,7 +7,7 @@ import httpx
 import pytest
 import trio
 
-from tests.conftest import assert_idle, is_idle
+from tests.conftest import assert_idle, wait_idle
 from tests.model_folders import VOCABULARY
 from trio_pool_serve.runner.scripted import scripted_vector
 from trio_pool_serve.types import Batch
@@ -25,12 +25,6 @@ async def stream(client: httpx.AsyncClient, **body) -> list:
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
     return events_of(answer.text)
-
-
-async def until_idle(service) -> None:
-    with trio.fail_after(10):
-        while not is_idle(service):  # noqa: ASYNC110
-            await trio.sleep(0.001)
 
 
 async def test_each_vector_is_an_event_and_the_usage_comes_last(client, service):
@@ -84,7 +78,7 @@ async def test_a_client_that_leaves_takes_its_rows_along(service, scripted, clie
         while service.default.engine.statistics().queued_rows:  # noqa: ASYNC110
             await trio.sleep(0.001)
     scripted.gate.set()
-    await until_idle(service)
+    await wait_idle(service)
     assert len(scripted.batches) < 20
 
 
@@ -128,7 +122,7 @@ async def test_a_batch_that_fails_is_the_last_event(client, service, scripted):
     (error,) = await stream(client, input="hello")
     assert error["error"]["code"] == 500
     assert "secret" not in json.dumps(error)
-    await until_idle(service)
+    await wait_idle(service)
 
 
 async def test_the_deadline_is_the_streams_too(client, service, scripted):
@@ -139,7 +133,7 @@ async def test_the_deadline_is_the_streams_too(client, service, scripted):
     scripted.gate.set()
     (error,) = events_of(answer.text)
     assert error["error"]["code"] == 504
-    await until_idle(service)
+    await wait_idle(service)
 
 
 async def test_the_connection_can_be_used_again_after_a_stream(client, service):

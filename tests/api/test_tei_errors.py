@@ -4,7 +4,8 @@ import attrs
 import pytest
 import trio
 
-from tests.api.tei_models import Classifying, Late, Served, Sparse, assert_error_body, serving, wait_idle
+from tests.api.tei_models import Classifying, Late, Served, Sparse, assert_error_body, serving
+from tests.conftest import wait_idle
 from trio_pool_serve.api.tei.dialect import TEI
 
 JSON = {"Content-Type": "application/json"}

@@ -92,13 +92,13 @@ async def pool(
     asked = asked_rows(model, job)
     finishes = [TASKS[name].finish for name in job.tasks]
 
-    def values_of(row: ComputedRow) -> PooledRow:
-        values = (vector_of(row),) if len(row.windows) > 1 else row.values
-        return tuple(finish(value) for finish, value in zip(finishes, values, strict=True))
+    finished: dict[int, PooledRow] = {}
 
     def done(index: int, row: ComputedRow) -> None:
+        values = (vector_of(row),) if len(row.windows) > 1 else row.values
+        finished[index] = tuple(finish(value) for finish, value in zip(finishes, values, strict=True))
         if row_done is not None:
-            row_done(index, values_of(row), row.tokens)
+            row_done(index, finished[index], row.tokens)
 
     with model.engine.admit(estimated_tokens(model, job, asked)):
         rows = await compute_rows(
@@ -109,4 +109,4 @@ async def pool(
             priority=job.priority,
             row_done=done,
         )
-    return Pooled([values_of(row) for row in rows], sum(row.tokens for row in rows))
+    return Pooled([finished[index] for index in range(len(rows))], sum(row.tokens for row in rows))
