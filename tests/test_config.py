@@ -38,11 +38,24 @@ WRITTEN = {
     "max_queue_tokens": ("1000", 1000),
     "batch_timeout_s": ("2.5", 2.5),
     "renderer_num_workers": ("5", 5),
+    "media_num_workers": ("4", 4),
+    "renderer_backend": ("process", "process"),
     "postprocess_num_workers": ("6", 6),
     "switch_interval_s": ("0.001", 0.001),
     "request_timeout_s": ("9", 9.0),
     "body_timeout_s": ("8", 8.0),
+    "template_timeout_s": ("4.5", 4.5),
+    "media_timeout_s": ("3.5", 3.5),
     "drain_timeout_s": ("7", 7.0),
+    "trust_request_chat_template": ("true", True),
+    "enable_prompt_embeds": ("true", True),
+    "allowed_media_path": ("/srv/images", Path("/srv/images")),
+    "allowed_media_domains": ("a.org,b.org", "a.org,b.org"),
+    "allow_private_media": ("true", True),
+    "max_media_bytes": ("4096", 4096),
+    "max_image_pixels": ("5000", 5000),
+    "max_images_per_input": ("3", 3),
+    "media_cache_bytes": ("0", 0),
     "log_level": ("debug", "debug"),
     "access_log": ("true", True),
 }
@@ -163,10 +176,11 @@ def test_an_unknown_key_in_the_file_is_an_error(tmp_path):
         read_config(["m", "--config", str(toml)])
 
 
-def test_help_groups_and_explains_every_setting(capsys):
+def test_help_groups_and_explains_every_setting(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")  # room for the longest flag in one line
     app(["serve", "--help"], exit_on_error=False, result_action="return_value")
     shown = " ".join(capsys.readouterr().out.split())
-    for group in ("Model", "Network", "Scheduling", "Threads", "Time limits", "Logging"):
+    for group in ("Model", "Network", "Scheduling", "Threads", "Time limits", "Input", "Logging"):
         assert f"─ {group} ─" in shown
     for _, setting in SETTINGS:
         assert "--" + setting.name.replace("_", "-") in shown

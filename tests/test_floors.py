@@ -10,7 +10,7 @@ PACKAGE = Path(trio_pool_serve.__file__).parent
 FLOORS = [
     {"", "dedicated_thread", "errors", "types"},
     {"config"},
-    {"offload"},
+    {"offload", "worker_processes"},
     {"telemetry", "model_folder", "model_hub", "containment"},
     {"runner"},
     {"rendering", "engine"},

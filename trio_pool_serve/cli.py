@@ -16,6 +16,7 @@ from rich.logging import RichHandler
 import trio_pool_serve
 from trio_pool_serve.config import (
     Config,
+    InputConfig,
     LoggingConfig,
     LogLevel,
     ModelConfig,
@@ -59,6 +60,7 @@ def serve(
     scheduling: SchedulingConfig = DEFAULTS.scheduling,
     threads: ThreadsConfig = DEFAULTS.threads,
     time_limits: TimeLimitsConfig = DEFAULTS.time_limits,
+    inputs: InputConfig = DEFAULTS.input,
     log: LoggingConfig = DEFAULTS.logging,
 ) -> Config:
     """Serve models until SIGTERM or SIGINT."""
@@ -70,6 +72,7 @@ def serve(
         scheduling=scheduling,
         threads=threads,
         time_limits=time_limits,
+        input=inputs,
         logging=log,
     )
 

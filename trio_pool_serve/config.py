@@ -14,6 +14,7 @@ from cyclopts import Group, Parameter
 from trio_pool_serve.types import PoolingTask
 
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
+RendererBackend: TypeAlias = Literal["thread", "process"]
 LongText: TypeAlias = Literal["refuse", "chunk"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
@@ -136,6 +137,13 @@ class ThreadsConfig:
     renderer_num_workers: Annotated[int, _help("Prompts rendered at once; each has a tokenizer of its own.")] = field(
         default=2, validator=gt(0)
     )
+    media_num_workers: Annotated[int, _help("Images decoded and prepared at once.")] = field(default=2, validator=gt(0))
+    renderer_backend: Annotated[
+        RendererBackend,
+        _help(
+            "Where texts and images are prepared: in threads, or in processes with an interpreter lock of their own."
+        ),
+    ] = field(default="thread", validator=in_(("thread", "process")))
     postprocess_num_workers: Annotated[int, _help("Answers encoded at once.")] = field(default=1, validator=gt(0))
     switch_interval_s: Annotated[
         float, _help("Seconds a thread may keep the interpreter lock while the loop wants it.")
@@ -153,12 +161,50 @@ class TimeLimitsConfig:
     body_timeout_s: Annotated[float, _help("Seconds a request's body may take to arrive.")] = field(
         default=60.0, validator=gt(0)
     )
+    template_timeout_s: Annotated[
+        float, _help("Seconds that a chat template may take; the process that renders it is killed then.")
+    ] = field(default=5.0, validator=gt(0))
+    media_timeout_s: Annotated[float, _help("Seconds that fetching one image may take, redirects included.")] = field(
+        default=10.0, validator=gt(0)
+    )
     drain_timeout_s: Annotated[
         float, _help("Seconds given to running requests after SIGTERM before they are cut off.")
     ] = field(default=30.0, validator=gt(0))
 
 
-@Parameter(name="*", group=Group("Logging", sort_key=6))
+@Parameter(name="*", group=Group("Input", sort_key=6))
+@frozen(kw_only=True)
+class InputConfig:
+    """Which inputs beside texts are taken, and from where."""
+
+    trust_request_chat_template: Annotated[
+        bool, _switch("Render chat templates that come with a request; they run in a process that can be killed.")
+    ] = False
+    enable_prompt_embeds: Annotated[bool, _switch("Take token embeddings in place of texts, as `prompt_embeds`.")] = (
+        False
+    )
+    allowed_media_path: Annotated[
+        Path | None, _help("Folder whose images requests may name by `file:` URLs. [default: none]")
+    ] = None
+    allowed_media_domains: Annotated[
+        str, _help("Hosts that images are fetched from, separated by commas. [default: any]")
+    ] = ""
+    allow_private_media: Annotated[
+        bool, _switch("Fetch images from private, loopback and link-local addresses too.")
+    ] = False
+    max_media_bytes: Annotated[int, _help("Largest image, bytes, as it is stored or sent.")] = field(
+        default=20 * 2**20, validator=gt(0)
+    )
+    max_image_pixels: Annotated[int, _help("Largest image, pixels; more are refused before they are decoded.")] = field(
+        default=50_000_000, validator=gt(0)
+    )
+    max_images_per_input: Annotated[int, _help("Most images in one input.")] = field(default=16, validator=gt(0))
+    media_cache_bytes: Annotated[int, _help("Memory for prepared images that may be asked for again; 0: none.")] = (
+        field(default=256 * 2**20, validator=ge(0))
+    )
+
+
+@Parameter(name="*", group=Group("Logging", sort_key=7))
 @frozen(kw_only=True)
 class LoggingConfig:
     """What is said on standard error."""
@@ -191,6 +237,7 @@ class Config:
     scheduling: SchedulingConfig = Factory(SchedulingConfig)
     threads: ThreadsConfig = Factory(ThreadsConfig)
     time_limits: TimeLimitsConfig = Factory(TimeLimitsConfig)
+    input: InputConfig = Factory(InputConfig)
     logging: LoggingConfig = Factory(LoggingConfig)
 
     def __attrs_post_init__(self) -> None:

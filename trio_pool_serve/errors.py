@@ -35,6 +35,17 @@ class TaskNotSupportedError(InvalidRequestError):
     """The model cannot do what the route is for; the message names what it can."""
 
 
+class MediaError(PoolServeError):
+    """An image cannot be fetched, or is none, or is too large.
+
+    ``param`` names the field, where one field is to blame.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
 class UnsupportedMediaTypeError(PoolServeError):
     """The body is not JSON according to its own ``Content-Type``."""
 
@@ -102,6 +113,14 @@ class NotFiniteError(PoolServeError):
 
 class QueryGoneError(PoolServeError):
     """Stage two of late interaction was asked for a query that is not held: its request has ended."""
+
+
+class WorkerTooSlowError(PoolServeError):
+    """Work in a process of its own took longer than its time limit and was killed; whoever asked says what it was."""
+
+
+class WorkerDiedError(PoolServeError):
+    """The process that did some work has died of it, of too much memory say; whoever asked says what that was."""
 
 
 # -- start-up and the device --------------------------------------------------------------------------

@@ -16,8 +16,9 @@ from trio_pool_serve.dedicated_thread import DedicatedThread
 
 T = TypeVar("T")
 
-Kind: TypeAlias = Literal["render", "postprocess", "launch", "copy"]
-"""render: prompts to token ids, and decoding large bodies. postprocess: outputs to bytes.
+Kind: TypeAlias = Literal["render", "media", "postprocess", "launch", "copy"]
+"""render: prompts to token ids, and decoding large bodies. media: bytes to what an image processor makes of them.
+postprocess: outputs to bytes.
 launch: model loading and forward passes. copy: waiting for copies from the device."""
 
 
@@ -44,6 +45,7 @@ class Offload:
     """
 
     render: int = 1
+    media: int = 1
     postprocess: int = 1
     launch: int = 1
     copy: int = 2

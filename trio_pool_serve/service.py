@@ -76,6 +76,7 @@ class Service:
         threads = self.config.threads
         return Offload(
             render=threads.renderer_num_workers,
+            media=threads.media_num_workers,
             postprocess=threads.postprocess_num_workers,
             copy=self.config.scheduling.max_in_flight * len(self.config.models),
         )

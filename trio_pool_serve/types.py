@@ -6,12 +6,12 @@ They follow a request on its way: ``Prompt`` (as asked) → ``RenderedPrompt`` (
 of the stage before it and nothing else, so no stage can run in another's place.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from attrs import frozen
+from attrs import Factory, frozen
 
 TokenIds: TypeAlias = npt.NDArray[np.int32]
 """Shape (tokens,)."""
@@ -76,7 +76,87 @@ class PairPrompt:
         return (len(self.first) + len(self.second)) // 4 + 1
 
 
-Prompt: TypeAlias = TextPrompt | TokensPrompt | PairPrompt
+@frozen
+class TextPart:
+    """A text among the parts of an input."""
+
+    text: str
+
+
+@frozen
+class ImagePart:
+    """An image among the parts of an input: a ``data:``, ``http:``, ``https:`` or ``file:`` URL."""
+
+    url: str
+
+
+Part: TypeAlias = TextPart | ImagePart
+
+IMAGE_TOKENS = 256
+"""What admission takes an image for, until it has been looked at."""
+
+
+def _estimated(parts: Sequence[Part]) -> int:
+    return sum(IMAGE_TOKENS if isinstance(part, ImagePart) else len(part.text) // 4 + 1 for part in parts)
+
+
+@frozen
+class ContentPrompt:
+    """Texts and images that make one input together; at least one part."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def estimated_tokens(self) -> int:
+        """A cheap guess for admission."""
+        return _estimated(self.parts)
+
+
+@frozen
+class ChatMessage:
+    """What one side of a conversation says."""
+
+    role: str
+    parts: tuple[Part, ...]
+
+
+@frozen(kw_only=True)
+class ChatPrompt:
+    """A conversation, and how the chat template is to make a text of it.
+
+    ``chat_template`` is one of the client's own (Jinja), ``None`` for the model's. ``template_kwargs`` are handed to
+    it as JSON decodes them. ``add_generation_prompt`` ends the text with the beginning of an answer,
+    ``continue_final_message`` leaves the last message open; they exclude each other.
+    """
+
+    messages: tuple[ChatMessage, ...]
+    chat_template: str | None = None
+    template_kwargs: Mapping[str, Any] = Factory(dict)
+    add_generation_prompt: bool = False
+    continue_final_message: bool = False
+
+    @property
+    def estimated_tokens(self) -> int:
+        """A cheap guess for admission."""
+        return sum(_estimated(message.parts) for message in self.messages)
+
+
+@frozen(eq=False)
+class EmbedsPrompt:
+    """Token embeddings that the client made itself, in place of tokens.
+
+    ``payload`` is base64 of a serialised tensor, still to be decoded. Which form it has is seen from its first bytes.
+    """
+
+    payload: bytes | memoryview
+
+    @property
+    def estimated_tokens(self) -> int:
+        """A cheap guess for admission: nobody knows the width yet; 1024 numbers of two bytes are taken for a token."""
+        return len(self.payload) * 3 // 4 // 2048 + 1
+
+
+Prompt: TypeAlias = TextPrompt | TokensPrompt | PairPrompt | ContentPrompt | ChatPrompt | EmbedsPrompt
 
 
 @frozen
@@ -101,6 +181,24 @@ class RenderingParams:
 
 
 @frozen(eq=False)
+class ImageFeatures:
+    """What an image processor made of one image, or of several of the same input, in order.
+
+    ``arrays`` are keyword arguments of the model's forward pass, for one row: ``pixel_values`` float32, of the shape
+    that the model wants, and whatever it needs beside them. ``tokens`` is how many positions of the model's sequence
+    each image takes.
+    """
+
+    arrays: Mapping[str, npt.NDArray[Any]]
+    tokens: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+@frozen(eq=False)
 class RenderedPrompt:
     """What the model reads.
 
@@ -108,6 +206,9 @@ class RenderedPrompt:
     pooling leaves them out. ``type_ids`` are the segments of a pair, ``None`` where all are 0. Of the tokens
     only the first ``attended`` are attended to, ``None`` for all: the rest are a query's expansion.
     ``kept`` (bool, one per token) chooses the tokens whose vectors leave the model, ``None`` for all.
+
+    ``images`` are read beside the tokens, or by themselves: then the ids are zeros, one for each position that they
+    take. ``embeds`` (float32, shape (tokens, hidden)) are read in place of the ids, which are zeros as well.
     """
 
     token_ids: TokenIds
@@ -115,6 +216,8 @@ class RenderedPrompt:
     type_ids: TokenIds | None = None
     attended: int | None = None
     kept: npt.NDArray[np.bool_] | None = None
+    images: ImageFeatures | None = None
+    embeds: npt.NDArray[np.float32] | None = None
 
 
 # -- what is wanted of the model -------------------------------------------------------------------------

@@ -22,6 +22,7 @@ TABLE: dict[type[errors.PoolServeError], tuple[int, str]] = {
     errors.BodyTimeoutError: (408, "RequestTimeoutError"),
     errors.PayloadTooLargeError: (413, "PayloadTooLarge"),
     errors.UnsupportedMediaTypeError: (415, "UnsupportedMediaType"),
+    errors.MediaError: (422, "UnprocessableEntityError"),
     errors.OverloadedError: (429, "RateLimitError"),
     errors.UnavailableError: (503, "ServiceUnavailableError"),
     errors.DeadlineExceededError: (504, "DeadlineExceeded"),

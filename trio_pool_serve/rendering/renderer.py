@@ -57,7 +57,9 @@ class Renderer:
             return self._render_tokens(prompt, params)
         if isinstance(prompt, PairPrompt):
             return await self.offload.run("render", lambda: self._render_pair(prompt, params), abandon_on_cancel=True)
-        return await self.offload.run("render", lambda: self._render_text(prompt, params), abandon_on_cancel=True)
+        if isinstance(prompt, TextPrompt):
+            return await self.offload.run("render", lambda: self._render_text(prompt, params), abandon_on_cancel=True)
+        raise InvalidRequestError("This model reads texts only.", param="input")
 
     async def render_windows(self, prompt: Prompt, params: RenderingParams) -> list[RenderedPrompt]:
         """Return what the model reads for one text in as many passes as it takes; several only if it is too long.
