@@ -21,6 +21,7 @@ from trio_pool_serve.rendering.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.slow_tokenizer import SlowTokenizer
 from trio_pool_serve.rendering.templates import ChatPair, JudgePair
+from trio_pool_serve.rendering.text_renderer import TextRenderer
 from trio_pool_serve.rendering.tokenizer import Tokenizer
 from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
 from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
@@ -31,7 +32,7 @@ MAX_MODEL_LEN = 64
 
 def make_renderer(tokenizer: Tokenizer, **settings: Any) -> Renderer:
     settings = {"max_model_len": MAX_MODEL_LEN, "vocab_size": 1000} | settings
-    return Renderer(TokenizerPool(tokenizer, 1), Offload(), **settings)
+    return Renderer(TextRenderer(TokenizerPool(tokenizer, 1), **settings), Offload())
 
 
 def fast(theirs: Any) -> FastTokenizer:
@@ -212,7 +213,7 @@ async def test_a_pair_is_rendered_in_a_thread(renderer: Renderer):
             seen.append(threading.current_thread())
             return RenderedPrompt(np.ones(1, dtype=np.int32))
 
-    await render(make_renderer(renderer.tokenizers.first, pair_format=Watched()), PairPrompt("a", "b"))
+    await render(make_renderer(renderer.texts.tokenizers.first, pair_format=Watched()), PairPrompt("a", "b"))
     await wait_all_tasks_blocked()
     assert seen != [threading.main_thread()]
 

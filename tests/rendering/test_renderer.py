@@ -13,7 +13,8 @@ from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.model_folder.folder import read_model_folder
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.fast_tokenizer import FastTokenizer
-from trio_pool_serve.rendering.renderer import MAX_KNOWN_INSTRUCTIONS, Renderer
+from trio_pool_serve.rendering.renderer import Renderer
+from trio_pool_serve.rendering.text_renderer import MAX_KNOWN_INSTRUCTIONS, TextRenderer
 from trio_pool_serve.rendering.tokenizer import Tokenizer
 from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
 from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
@@ -34,9 +35,9 @@ def renderer(tokenizer: Tokenizer) -> Renderer:
     return make_renderer(tokenizer)
 
 
-def make_renderer(tokenizer: Tokenizer, **settings) -> Renderer:
-    settings = {"offload": Offload(), "max_model_len": MAX_MODEL_LEN, "vocab_size": len(VOCABULARY)} | settings
-    return Renderer(TokenizerPool(tokenizer, 1), **settings)
+def make_renderer(tokenizer: Tokenizer, offload: Offload | None = None, **settings) -> Renderer:
+    settings = {"max_model_len": MAX_MODEL_LEN, "vocab_size": len(VOCABULARY)} | settings
+    return Renderer(TextRenderer(TokenizerPool(tokenizer, 1), **settings), offload or Offload())
 
 
 def ids_of(*words: str) -> list[int]:
@@ -164,7 +165,7 @@ async def test_no_more_than_so_many_instructions_are_remembered(tokenizer):
     for n in range(MAX_KNOWN_INSTRUCTIONS + 20):
         rendered = await renderer.render(TextPrompt("hello"), RenderingParams(instruction=f"client {n} : "))
         assert rendered.instruction_tokens == 4
-    assert len(renderer._instruction_tokens) == MAX_KNOWN_INSTRUCTIONS
+    assert len(renderer.texts._instruction_tokens) == MAX_KNOWN_INSTRUCTIONS
 
 
 # -- token ids ----------------------------------------------------------------------------------------
@@ -237,7 +238,7 @@ async def test_who_waits_for_a_thread_leaves_at_once_and_holds_nothing(renderer)
         assert scope.cancelled_caught
         stats = renderer.offload.statistics()["render"]
         assert (stats.borrowed, stats.waiting) == (1, 0), "the thread is still occupied: nobody waited for it"
-        assert repr(renderer.tokenizers) == "<TokenizerPool 1 of 1 free>"
+        assert repr(renderer.texts.tokenizers) == "<TokenizerPool 1 of 1 free>"
         leave.set()
     assert renderer.offload.statistics()["render"].borrowed == 0
     assert await token_ids(renderer, "hello") == [CLS, *ids_of("hello"), SEP]
@@ -264,11 +265,11 @@ async def test_one_that_tokenises_can_be_cancelled_at_once_and_its_thread_gives_
             nursery.start_soon(renderer.render, TextPrompt("hello"), RenderingParams())
             await trio.to_thread.run_sync(held.entered.wait, limiter=trio.CapacityLimiter(1))
             scope.cancel()
-    assert repr(renderer.tokenizers) == "<TokenizerPool 0 of 1 free>"
+    assert repr(renderer.texts.tokenizers) == "<TokenizerPool 0 of 1 free>"
     assert renderer.offload.statistics()["render"].borrowed == 1
     held.let_go.set()
     await renderer.render(TextPrompt("world"), RenderingParams())  # has to wait for that thread
-    assert repr(renderer.tokenizers) == "<TokenizerPool 1 of 1 free>"
+    assert repr(renderer.texts.tokenizers) == "<TokenizerPool 1 of 1 free>"
     assert renderer.offload.statistics()["render"].borrowed == 0
 
 

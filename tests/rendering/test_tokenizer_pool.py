@@ -12,6 +12,7 @@ from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.slow_tokenizer import SlowTokenizer
+from trio_pool_serve.rendering.text_renderer import TextRenderer
 from trio_pool_serve.rendering.tokenizer import Encoded, Tokenizer
 from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
 from trio_pool_serve.types import Prompt, RenderingParams, TextPrompt, TokenIds, TruncationSide
@@ -32,9 +33,8 @@ PROMPTS = [
 
 
 def renderer_over(tokenizer: Tokenizer, *, workers: int = WORKERS, max_model_len: int = 100_000) -> Renderer:
-    return Renderer(
-        TokenizerPool(tokenizer, workers), Offload(render=workers), max_model_len=max_model_len, vocab_size=1000
-    )
+    texts = TextRenderer(TokenizerPool(tokenizer, workers), max_model_len=max_model_len, vocab_size=1000)
+    return Renderer(texts, Offload(render=workers))
 
 
 async def render_all(renderer: Renderer, asked: list[tuple[Prompt, RenderingParams]]) -> list[list[int]]:
@@ -64,7 +64,7 @@ async def test_concurrent_renders_with_mixed_truncation_give_what_one_alone_give
     expected = [token_ids_alone(tokenizer, *asked) for asked in PROMPTS]
     renderer = renderer_over(tokenizer)
     assert await render_all(renderer, PROMPTS) == expected
-    assert repr(renderer.tokenizers) == "<TokenizerPool 4 of 4 free>"
+    assert repr(renderer.texts.tokenizers) == "<TokenizerPool 4 of 4 free>"
 
 
 @define(eq=False)
@@ -118,7 +118,7 @@ async def test_every_tokenizer_comes_back_after_errors():
         params = RenderingParams(add_special_tokens=error is not None)
         with pytest.raises(error or InvalidRequestError):
             await renderer.render(TextPrompt(text), params)
-    assert repr(renderer.tokenizers) == "<TokenizerPool 2 of 2 free>"
+    assert repr(renderer.texts.tokenizers) == "<TokenizerPool 2 of 2 free>"
     assert renderer.offload.statistics()["render"].borrowed == 0
 
 

@@ -117,7 +117,7 @@ async def test_a_repeated_word_has_its_greatest_weight(model: Model):
     text = "task parent task nursery task"
     [expected] = by_formula(model.served.path, (text,))
     [(value,)] = await model.served.values([text], SparseEmbed())
-    assert len(model.served.renderer.tokenizers.first.encode(text)) > len(value.indices) > 0
+    assert len(model.served.renderer.texts.tokenizers.first.encode(text)) > len(value.indices) > 0
     assert_agree(value, SparseEmbed(), expected)
 
 

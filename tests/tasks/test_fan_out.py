@@ -23,6 +23,7 @@ from trio_pool_serve.errors import (
 from trio_pool_serve.model_folder.folder import read_model_folder
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.renderer import Renderer
+from trio_pool_serve.rendering.text_renderer import TextRenderer
 from trio_pool_serve.rendering.token import Token
 from trio_pool_serve.rendering.tokenizer import Encoded, Tokenizer
 from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
@@ -115,16 +116,15 @@ class Floor:
         assert (engine.queued_rows, engine.queued_tokens, engine.in_flight_batches) == (0, 0, 0)
         for kind, limiter in self.offload.statistics().items():
             assert (limiter.borrowed, limiter.waiting) == (0, 0), kind
-        assert repr(self.renderer.tokenizers) == "<TokenizerPool 1 of 1 free>"
+        assert repr(self.renderer.texts.tokenizers) == "<TokenizerPool 1 of 1 free>"
 
 
 def make_floor(scripted_folder: Path, runner: ScriptedRunner) -> Floor:
     offload = Offload(render=1)
     folder = read_model_folder(scripted_folder)
     tokenizer = NotingTokenizer(load_tokenizer(folder))
-    renderer = Renderer(
-        TokenizerPool(tokenizer, 1), offload, max_model_len=folder.max_model_len, vocab_size=folder.vocab_size
-    )
+    texts = TextRenderer(TokenizerPool(tokenizer, 1), max_model_len=folder.max_model_len, vocab_size=folder.vocab_size)
+    renderer = Renderer(texts, offload)
     engine = LocalEngine(
         lambda: runner, offload, Metrics().of_engine("m"), SchedulingConfig(max_in_flight=1, max_batch_tokens=16)
     )
@@ -252,7 +252,7 @@ async def test_a_failed_batch_fails_the_request_and_its_siblings_are_not_compute
 
 
 async def test_errors_that_are_nobodys_on_purpose_keep_their_group(floor):
-    floor.renderer.vocab_size = None
+    floor.renderer.texts.vocab_size = None
     with pytest.RaisesGroup(TypeError, flatten_subgroups=True):
         await floor.compute(TokensPrompt(np.array([1])))
 

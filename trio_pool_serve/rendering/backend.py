@@ -18,6 +18,10 @@ RenderKind: TypeAlias = Literal["render", "media"]
 class RenderBackend(Protocol):
     """Runs blocking rendering off the loop."""
 
+    @property
+    def workers(self) -> int:
+        """How many texts are rendered at once."""
+
     async def run(self, kind: RenderKind, function: Callable[[*Args], T], *args: *Args) -> T:
         """Return what ``function(*args)`` returns; function, arguments and result can be pickled.
 
@@ -30,6 +34,11 @@ class ThreadBackend:
     """Renders in threads, under the limiter of the kind."""
 
     offload: Offload
+
+    @property
+    def workers(self) -> int:
+        """As many as the ``render`` limiter has tokens."""
+        return self.offload.render
 
     async def run(self, kind: RenderKind, function: Callable[[*Args], T], *args: *Args) -> T:
         """Return what ``function(*args)`` returns. Cancellation: at once; the thread keeps its token until it ends."""

@@ -1,64 +1,58 @@
-"""Prompts to token ids, off the loop."""
+"""Prompts to what the model reads, off the loop."""
 
-from itertools import takewhile
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
-from attrs import define, evolve, field
+from attrs import define, field
 
-from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
-from trio_pool_serve.model_folder.embedding import Embedding
+from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.offload import Offload
-from trio_pool_serve.rendering.length_limit import room_for_tokens, too_long
-from trio_pool_serve.rendering.pairs import JoinedPair, PairFormat, shorten
-from trio_pool_serve.rendering.templates import template_of
-from trio_pool_serve.rendering.text_format import TextFormat, text_format_of
-from trio_pool_serve.rendering.text_window import encode_window
+from trio_pool_serve.rendering.backend import RenderBackend, ThreadBackend
+from trio_pool_serve.rendering.text_renderer import TextRenderer, text_renderer_of
 from trio_pool_serve.rendering.token import Token
-from trio_pool_serve.rendering.tokenizer import Encoded, Tokenizer
-from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
-from trio_pool_serve.types import (
-    PairPrompt,
-    Prompt,
-    RenderedPrompt,
-    RenderingParams,
-    TextPrompt,
-    TokenIds,
-    TokensPrompt,
-)
+from trio_pool_serve.rendering.tokenizer import Tokenizer
+from trio_pool_serve.types import PairPrompt, Prompt, RenderedPrompt, RenderingParams, TextPrompt, TokensPrompt
 
 
 @define(eq=False)
 class Renderer:
-    """Renders prompts for one model; texts in threads under the ``render`` limiter."""
+    """Renders prompts for one model: finds who does it for each type of prompt, and has it done by the backend."""
 
-    tokenizers: TokenizerPool
+    texts: TextRenderer
     offload: Offload
-    max_model_len: int
-    vocab_size: int
-    pools_instruction: bool = True
-    pair_format: PairFormat = field(factory=JoinedPair)
-    text_format: TextFormat = field(factory=TextFormat)
-    _instruction_tokens: dict[tuple[str, bool], int] = field(init=False, factory=dict)
+    backend: RenderBackend = field()
+
+    @backend.default
+    def _in_threads(self) -> RenderBackend:
+        return ThreadBackend(self.offload)
 
     @property
     def workers(self) -> int:
         """How many texts are rendered at once."""
-        return self.tokenizers.size
+        return self.backend.workers
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a prompt."""
+        return self.texts.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are less."""
+        return self.texts.vocab_size
 
     async def render(self, prompt: Prompt, params: RenderingParams) -> RenderedPrompt:
         """Return what the model reads for one prompt.
 
-        Raises ``ContextLengthError`` or ``InvalidRequestError``. Cancellation: while waiting for a
-        thread and while one tokenises, at once; the thread keeps its token until it is done with this prompt.
+        Raises ``ContextLengthError`` or ``InvalidRequestError``. Cancellation: while waiting for a worker of the
+        backend and while one tokenises, at once; the worker keeps its place until it is done with this prompt.
         """
         if isinstance(prompt, TokensPrompt):
-            return self._render_tokens(prompt, params)
-        if isinstance(prompt, PairPrompt):
-            return await self.offload.run("render", lambda: self._render_pair(prompt, params), abandon_on_cancel=True)
-        if isinstance(prompt, TextPrompt):
-            return await self.offload.run("render", lambda: self._render_text(prompt, params), abandon_on_cancel=True)
+            return self.texts.render_tokens(prompt, params)
+        if isinstance(prompt, TextPrompt | PairPrompt):
+            return await self.backend.run("render", self.texts.render, prompt, params)
         raise InvalidRequestError("This model reads texts only.", param="input")
 
     async def render_windows(self, prompt: Prompt, params: RenderingParams) -> list[RenderedPrompt]:
@@ -68,166 +62,19 @@ class Renderer:
         """
         if not isinstance(prompt, TextPrompt):
             return [await self.render(prompt, params)]
-        return await self.offload.run("render", lambda: self._render_windows(prompt, params), abandon_on_cancel=True)
-
-    def _render_windows(self, prompt: TextPrompt, params: RenderingParams) -> list[RenderedPrompt]:
-        try:
-            return [self._render_text(prompt, params)]
-        except ContextLengthError:
-            pass
-        with self.tokenizers.lend() as tokenizer:
-            special = tokenizer.special_tokens if params.add_special_tokens else 0
-            prefix, text = _split_instruction(tokenizer, params.instruction, prompt.text)
-            size = self.max_model_len - special - len(prefix)
-            if size <= 0:
-                raise InvalidRequestError("The prompt leaves no room for any text.", param="prompt")
-            windows = tokenizer.finish_windows(text, size, prefix=prefix, add_special_tokens=params.add_special_tokens)
-            if len(windows) > MAX_WINDOWS:
-                raise ContextLengthError(
-                    f"An input is {len(windows)} windows of {size} tokens long; at most {MAX_WINDOWS} are read.",
-                    param="input",
-                )
-            instruction = self._count_instruction_tokens(tokenizer, params)
-            return [RenderedPrompt(window, instruction) for window in windows]
+        return await self.backend.run("render", self.texts.render_windows, prompt, params)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[Token]:
         """Return a text's tokens, none cut off. Raises and is cancelled as ``render``."""
-
-        def run() -> list[Token]:
-            with self.tokenizers.lend() as tokenizer:
-                try:
-                    return tokenizer.tokens(text, add_special_tokens=add_special_tokens)
-                except UnicodeError as error:
-                    raise InvalidRequestError("An input is not valid Unicode text.", param="input") from error
-
-        return await self.offload.run("render", run, abandon_on_cancel=True)
+        tokenize = partial(self.texts.tokenize, add_special_tokens=add_special_tokens)
+        return await self.backend.run("render", tokenize, text)
 
     async def detokenize(self, token_ids: npt.NDArray[np.int64], *, skip_special_tokens: bool) -> str:
         """Return the text of token ids, which must be in the vocabulary. Is cancelled as ``render``."""
-
-        def run() -> str:
-            with self.tokenizers.lend() as tokenizer:
-                return tokenizer.decode(token_ids.tolist(), skip_special_tokens=skip_special_tokens)
-
-        return await self.offload.run("render", run, abandon_on_cancel=True)
-
-    def _render_tokens(self, prompt: TokensPrompt, params: RenderingParams) -> RenderedPrompt:
-        params, most = self._within_format(params)
-        ids, keep = prompt.token_ids, params.truncate_to
-        if keep is not None and len(ids) > keep:
-            ids = ids[:keep] if params.truncation_side == "right" else ids[len(ids) - keep :]
-        if len(ids) == 0:
-            raise InvalidRequestError("An input has no tokens.", param="input")
-        if len(ids) > most and keep is not None:
-            ids = ids[:most] if params.truncation_side == "right" else ids[-most:]
-        if len(ids) > most:
-            raise too_long(f"{len(ids)}", most)
-        outside = ids[(ids < 0) | (ids >= self.vocab_size)]
-        if len(outside):
-            raise InvalidRequestError(
-                f"Token id {outside[0]} is outside this model's vocabulary of {self.vocab_size}. Were the ids made by "
-                "another model's tokenizer? With langchain-openai, set check_embedding_ctx_length=False to send texts.",
-                param="input",
-            )
-        return self.text_format.finish(ids.astype(np.int32), params.role)
-
-    def _render_text(self, prompt: TextPrompt, params: RenderingParams) -> RenderedPrompt:
-        params, most = self._within_format(params)
-        with self.tokenizers.lend() as tokenizer:
-            adds_special_tokens = params.add_special_tokens and self.text_format.adds_special_tokens(params.role)
-            special = tokenizer.special_tokens if adds_special_tokens else 0
-            keep = room_for_tokens(params, most, special)
-            try:
-                text = shorten(tokenizer, prompt.text, params.max_text_tokens)
-                window = encode_window(tokenizer, params.instruction + text, keep, params.truncation_side)
-            except UnicodeError as error:
-                raise InvalidRequestError("An input is not valid Unicode text.", param="input") from error
-            if params.truncate_to is None and not (window.is_whole and window.tokens <= keep):
-                length = f"{window.tokens + special}" if window.is_whole else f"more than {window.tokens + special}"
-                raise too_long(length, most)
-            token_ids = tokenizer.finish(
-                window.encoded, keep, params.truncation_side, add_special_tokens=adds_special_tokens
-            )
-            instruction_tokens = self._count_instruction_tokens(tokenizer, params)
-            rendered = self.text_format.finish(token_ids, params.role, instruction_tokens=instruction_tokens)
-            if len(rendered.token_ids) == 0:
-                raise InvalidRequestError("An input has no tokens.", param="input")
-            return rendered
-
-    def _within_format(self, params: RenderingParams) -> tuple[RenderingParams, int]:
-        """Return the most tokens that a text in this role has, and how to cut it.
-
-        A length that the model gives one side of its texts is part of how they are read: it cuts.
-        """
-        most = self.text_format.most_tokens(params.role, self.max_model_len)
-        if params.truncate_to is None and most < self.max_model_len:
-            params = evolve(params, truncate_to=most)
-        return params, most
-
-    def _render_pair(self, prompt: PairPrompt, params: RenderingParams) -> RenderedPrompt:
-        with self.tokenizers.lend() as tokenizer:
-            try:
-                rendered = self.pair_format.render(tokenizer, prompt, params, self.max_model_len)
-            except UnicodeError as error:
-                raise InvalidRequestError("An input is not valid Unicode text.", param="input") from error
-        if len(rendered.token_ids) == 0:
-            raise InvalidRequestError("An input has no tokens.", param="input")
-        return rendered
-
-    def _count_instruction_tokens(self, tokenizer: Tokenizer, params: RenderingParams) -> int:
-        """Count as sentence-transformers does: the instruction alone, less a trailing special token."""
-        if self.pools_instruction or not params.instruction:
-            return 0
-        asked = params.instruction, params.add_special_tokens
-        known = self._instruction_tokens.get(asked)
-        if known is None:
-            window = encode_window(tokenizer, params.instruction, self.max_model_len, "right")
-            token_ids = tokenizer.finish(
-                window.encoded, self.max_model_len, "right", add_special_tokens=params.add_special_tokens
-            )
-            known = len(token_ids)
-            if known and tokenizer.is_special(int(token_ids[-1])):
-                known -= 1
-            if len(self._instruction_tokens) < MAX_KNOWN_INSTRUCTIONS:
-                self._instruction_tokens[asked] = known
-        return known
-
-
-def _split_instruction(tokenizer: Tokenizer, instruction: str, text: str) -> tuple[Encoded, Encoded]:
-    """Return the tokens of an instruction and those of the text behind it, as they are when both are read at once.
-
-    A blank at the instruction's end is a token of its own only where nothing follows: many tokenizers make it part
-    of the next word. An instruction whose last letters would become part of that is kept as it is alone.
-    """
-    alone, both = tokenizer.encode(instruction), tokenizer.encode(instruction + text)
-    ids = _token_ids(tokenizer, alone)
-    pairs = zip(ids, _token_ids(tokenizer, both), strict=False)
-    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    if tokenizer.decode(ids[shared:].tolist(), skip_special_tokens=False).strip():
-        return alone, tokenizer.encode(text)
-    return tokenizer.truncate(alone, shared, "right"), tokenizer.truncate(both, len(both) - shared, "left")
-
-
-def _token_ids(tokenizer: Tokenizer, encoded: Encoded) -> TokenIds:
-    return tokenizer.finish(encoded, len(encoded), "right", add_special_tokens=False)
+        detokenize = partial(self.texts.detokenize, skip_special_tokens=skip_special_tokens)
+        return await self.backend.run("render", detokenize, token_ids)
 
 
 def renderer_of(folder: ModelFolder, tokenizer: Tokenizer, offload: Offload, *, workers: int) -> Renderer:
     """Return the renderer for a model, with ``workers`` copies of its tokenizer. Raises ``ModelLoadError``."""
-    architecture = folder.architecture
-    return Renderer(
-        TokenizerPool(tokenizer, workers),
-        offload,
-        max_model_len=folder.max_model_len,
-        vocab_size=folder.vocab_size,
-        pools_instruction=not isinstance(architecture, Embedding) or architecture.pools_instruction,
-        pair_format=template_of(architecture, tokenizer) or JoinedPair(),
-        text_format=text_format_of(folder, tokenizer),
-    )
-
-
-MAX_WINDOWS = 512
-"""Of one text. Each is a row of its own in the queue, and their vectors are brought together on the loop."""
-
-MAX_KNOWN_INSTRUCTIONS = 1024
-"""Clients may send instructions of their own: the memory of their lengths must not grow for ever."""
+    return Renderer(text_renderer_of(folder, tokenizer, workers=workers), offload)
