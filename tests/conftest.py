@@ -56,7 +56,7 @@ async def running(service: Service) -> AsyncIterator[Service]:
     """Run a service until the block is left; it is ready inside."""
     async with trio.open_nursery() as nursery:
         await nursery.start(service.run)
-        await service.default.engine.wait_ready()
+        await service.wait_ready()
         yield service
         nursery.cancel_scope.cancel(reason="the test is over")
 
@@ -100,7 +100,10 @@ async def client(url: str) -> AsyncIterator[httpx.AsyncClient]:
 def is_idle(service: Service) -> bool:
     """Nothing is queued, in flight or admitted, and every permit is free."""
     engine = service.default.engine.statistics()
-    limiters = service.offload.statistics().values()
+    limiters = [
+        *service.offload.statistics().values(),
+        *(workers.statistics() for workers in service.processes.values()),
+    ]
     return not (
         engine.queued_rows
         or engine.in_flight_batches

@@ -5,6 +5,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, TypeAlias
 
 import trio
@@ -19,17 +20,22 @@ from trio_pool_serve.errors import (
     EngineLoadingError,
     ModelLoadError,
     NotFoundError,
+    WorkerDiedError,
     innermost,
 )
 from trio_pool_serve.model_folder.folder import ModelFolder, read_model_folder
 from trio_pool_serve.model_hub import locate_model
 from trio_pool_serve.offload import Offload
+from trio_pool_serve.rendering.backend import RenderBackend, ThreadBackend
+from trio_pool_serve.rendering.process_backend import ProcessBackend
 from trio_pool_serve.rendering.renderer import renderer_of
+from trio_pool_serve.rendering.text_loading import TextRecipe
 from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.loop_lag import sample_loop_lag
 from trio_pool_serve.telemetry.metrics import Gauges, Metrics
 from trio_pool_serve.types import Runner
+from trio_pool_serve.worker_processes import WorkerProcesses, prepare_worker
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +73,11 @@ class Service:
     metrics: Metrics = field(factory=Metrics, kw_only=True)
     started: float = field(factory=time.time, init=False)
     """Seconds since the epoch."""
+    processes: dict[str, WorkerProcesses] = field(init=False, factory=dict)
+    """Worker processes, by what they are for."""
+    render_backend: RenderBackend = field(init=False)
+    _is_prepared: trio.Event = field(init=False, factory=trio.Event)
+    """Whether requests find worker processes that wait for them."""
     served: dict[str, ServedModel] = field(init=False, factory=dict)
     """By name, in the order of the settings: the first is the default."""
     draining: bool = field(default=False, init=False)
@@ -83,6 +94,9 @@ class Service:
 
     def __attrs_post_init__(self) -> None:
         self.offload.observe = self.metrics.observe_hop
+        self.render_backend = self._make_render_backend()
+        if not isinstance(self.render_backend, ProcessBackend):
+            self._is_prepared.set()
         self.metrics.add_gauges(self._gauges)
         for source in self.config.sources:
             engine = LocalEngine(
@@ -92,6 +106,15 @@ class Service:
                 self.config.scheduling,
             )
             self.served[source.name] = ServedModel(source, engine)
+
+    def _make_render_backend(self) -> RenderBackend:
+        threads = self.config.threads
+        if threads.renderer_backend == "thread":
+            return ThreadBackend(self.offload)
+        render = WorkerProcesses(threads.renderer_num_workers, observe=partial(self.metrics.observe_hop, "render"))
+        media = WorkerProcesses(threads.media_num_workers)
+        self.processes |= {"render": render, "media": media}
+        return ProcessBackend(render, media)
 
     # -- living ---------------------------------------------------------------------------------------
 
@@ -109,11 +132,32 @@ class Service:
                 for served in self.served.values():
                     # In their order: each queues for the one thread that loads and computes.
                     await nursery.start(served.engine.run)
+                await self._prepare_processes(nursery)
         except* (ModelLoadError, EngineDeadError) as group:
             failure = innermost(group)
         else:
             return
         raise failure
+
+    async def _prepare_processes(self, nursery: trio.Nursery) -> None:
+        """Have the processes that render, once it is known what they will need. Raises ``ModelLoadError``."""
+        backend = self.render_backend
+        if not isinstance(backend, ProcessBackend):
+            return
+        try:
+            for served in self.served.values():
+                await served.engine.wait_ready()
+        except EngineDeadError:
+            return  # the engine itself says why
+        models = [served.loaded for served in self.served.values() if served.loaded is not None]
+        backend.render.prepare = partial(prepare_worker, *(model.renderer.texts for model in models))
+        await nursery.start(backend.render.run)
+        await nursery.start(backend.media.run)
+        try:
+            await backend.render.start()
+        except WorkerDiedError as error:
+            raise ModelLoadError("--renderer-backend process: a process ends while it loads the tokenizer.") from error
+        self._is_prepared.set()
 
     def _load(self, source: ModelSource) -> Runner:
         """Find the files, load the tokenizer, load the model. Runs in a thread."""
@@ -128,7 +172,14 @@ class Service:
         served.loaded = Model(
             source.name,
             folder,
-            renderer_of(folder, tokenizer, self.offload, workers=config.threads.renderer_num_workers),
+            renderer_of(
+                folder,
+                tokenizer,
+                self.offload,
+                workers=config.threads.renderer_num_workers,
+                backend=self.render_backend,
+                recipe=TextRecipe(path, config.loading),
+            ),
             served.engine,
             splits_long_texts=config.loading.long_text == "chunk",
         )
@@ -150,6 +201,8 @@ class Service:
         """What ``/readyz`` says: the worst of what the engines say."""
         states = {served.engine.statistics().state for served in self.served.values()}
         state = next(state for state in ("dead", "loading", "ready") if state in states)
+        if state == "ready" and not self._is_prepared.is_set():
+            return "loading"
         return "draining" if self.draining and state == "ready" else state
 
     def model(self, name: str | None = None) -> Model:
@@ -173,6 +226,7 @@ class Service:
         """
         for served in self.served.values():
             await served.engine.wait_ready()
+        await self._is_prepared.wait()
 
     def require_open(self) -> None:
         """Raise ``DrainingError`` if no new work is taken."""
@@ -183,12 +237,18 @@ class Service:
 
     def _gauges(self) -> Gauges:
         stats = self.offload.statistics()
+        workers = {name: processes.statistics() for name, processes in self.processes.items()}
         return {
             "limiter_capacity": {kind: limiter.capacity for kind, limiter in stats.items()},
             "limiter_borrowed": {kind: limiter.borrowed for kind, limiter in stats.items()},
             "limiter_waiting": {kind: limiter.waiting for kind, limiter in stats.items()},
+            "worker_capacity": {name: pool.capacity for name, pool in workers.items()},
+            "worker_borrowed": {name: pool.borrowed for name, pool in workers.items()},
+            "worker_waiting": {name: pool.waiting for name, pool in workers.items()},
+            "worker_killed": {name: pool.killed for name, pool in workers.items()},
         }
 
     def __repr__(self) -> str:
         engines = ", ".join(f"{name}: {served.engine!r}" for name, served in self.served.items())
-        return f"<Service {self.state}, {engines}, {self.offload!r}>"
+        processes = "".join(f", {name}: {workers!r}" for name, workers in self.processes.items())
+        return f"<Service {self.state}, {engines}, {self.offload!r}{processes}>"

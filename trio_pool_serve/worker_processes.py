@@ -2,7 +2,10 @@
 
 import logging
 import math
+import signal
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
 
 import outcome
@@ -10,7 +13,7 @@ import trio
 import trio_parallel
 from attrs import define, field, frozen
 
-from trio_pool_serve.errors import UnavailableError, WorkerDiedError, WorkerTooSlowError
+from trio_pool_serve.errors import PoolServeError, UnavailableError, WorkerDiedError, WorkerTooSlowError, innermost
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +35,26 @@ class WorkerStatistics:
     """Since the beginning, for being too slow."""
 
 
+def _ignore(wait_s: float, run_s: float) -> None:
+    """Do not observe calls."""
+
+
+def prepare_worker(*needed: object) -> None:
+    """Make a process ready for work that needs these objects: that they got here, by pickle, has loaded them.
+
+    From then on it leaves when its pipe closes, and not before: a signal for all processes of a group, as service
+    managers send it, must not end the work that a drain waits for.
+    """
+    del needed
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 @define(eq=False)
 class _Work:
-    """One call: the name its place is borrowed in, and what became of it."""
+    """One call: the name its place is borrowed in, when it was asked for and begun, and what became of it."""
+
+    asked: float = field(factory=time.perf_counter, init=False)
+    began: float = field(default=0.0, init=False)
 
     result: outcome.Outcome[Any] = field(
         factory=lambda: outcome.Error(UnavailableError("The server is shutting down.")), init=False
@@ -48,17 +68,22 @@ class WorkerProcesses:
 
     ``prepare()`` is called first in each, and its time is nobody's. Callables, arguments, results and exceptions
     travel by pickle, which is made and read on the loop: send bytes and other large flat things, no large trees.
-    ``in_processes=False`` runs everything on the loop instead, without time limits: the benchmarks use it to show
-    what the processes are for.
+    ``observe(wait_s, run_s)`` is called on the loop after each call that came to its end: seconds waited for a process,
+    and seconds it worked, the ways there and back included. ``in_processes=False`` runs everything on the loop instead,
+    without time limits: the benchmarks use it to show what the processes are for.
     """
 
     workers: int
-    prepare: Callable[[], object] = bool
+    prepare: Callable[[], object] = prepare_worker
+    observe: Callable[[float, float], None] = _ignore
     in_processes: bool = True
     _limiter: trio.CapacityLimiter = field(init=False)
     _context: trio_parallel.WorkerContext | None = field(init=False, default=None)
     _nursery: trio.Nursery | None = field(init=False, default=None)
     _killed: int = field(init=False, default=0)
+    _running: int = field(init=False, default=0)
+    """Calls of the context's ``run_sync``, some of which may still be on their way to a process."""
+    _is_kept_full: bool = field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
         self._limiter = trio.CapacityLimiter(self.workers)
@@ -76,11 +101,30 @@ class WorkerProcesses:
                 trio.open_nursery() as self._nursery,
             ):
                 task_status.started()
-                await trio.sleep_forever()
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    self._nursery = None  # it takes nobody any more: whoever gets a place now is turned away
         except trio_parallel.BrokenWorkerError as error:
             logger.warning("a worker process did not leave by itself: %s", error)
         finally:
             self._context = self._nursery = None
+
+    async def start(self) -> None:
+        """Start all processes, so that no call has to; from then on, one that is gone is replaced at once.
+
+        Raises as ``call``. Cancellation: at once; the processes start nevertheless.
+        """
+        self._is_kept_full = self.in_processes
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(self.workers):
+                    nursery.start_soon(partial(self.call, bool))
+        except* PoolServeError as group:
+            failure = innermost(group)
+        else:
+            return
+        raise failure
 
     async def call(self, function: Callable[[*Args], T], *args: *Args, timeout_s: float = math.inf) -> T:
         """Return what ``function(*args)`` returns in a process, or raise what it raises.
@@ -93,7 +137,7 @@ class WorkerProcesses:
         """
         if not self.in_processes:
             await trio.lowlevel.checkpoint()
-            return function(*args)
+            return self._on_loop(function, args)
         if self._nursery is None:
             raise UnavailableError("The worker processes are not running.")
         work = _Work()
@@ -111,26 +155,61 @@ class WorkerProcesses:
         stats = self._limiter.statistics()
         return WorkerStatistics(self.workers, stats.borrowed_tokens, stats.tasks_waiting, self._killed)
 
-    async def _work(self, work: _Work, function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> None:
-        context = self._context
-        assert context is not None  # noqa: S101  (it outlives the nursery)
-        unlimited = trio.CapacityLimiter(1)  # the place is borrowed already
+    def _on_loop(self, function: Callable[..., T], args: tuple[Any, ...]) -> T:
+        began = time.perf_counter()
         try:
-            if not context.statistics().idle_workers:
-                await context.run_sync(bool, kill_on_cancel=True, limiter=unlimited)
+            return function(*args)
+        finally:
+            self.observe(0.0, time.perf_counter() - began)
+
+    async def _work(self, work: _Work, function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> None:
+        is_gone = False
+        try:
+            while self._idle_processes() <= 0:
+                await self._run(bool)
+            work.began = time.perf_counter()
             with trio.move_on_after(timeout_s) as limit:
-                value = await context.run_sync(function, *args, kill_on_cancel=True, limiter=unlimited)
+                value = await self._run(function, *args)
                 work.result = outcome.Value(value)
             if limit.cancelled_caught:
+                is_gone = True
                 self._killed += 1
                 work.result = outcome.Error(WorkerTooSlowError(f"The work took longer than {timeout_s:g} s."))
         except trio_parallel.BrokenWorkerError:
+            is_gone = True
             work.result = outcome.Error(WorkerDiedError("The process that did the work has died."))
         except Exception as error:
             work.result = outcome.Error(error)
         finally:
-            self._limiter.release_on_behalf_of(work)
             work.done.set()
+            try:
+                if is_gone and self._is_kept_full:
+                    await self._replace()
+            finally:
+                self._limiter.release_on_behalf_of(work)
+                if work.began:
+                    self.observe(work.began - work.asked, time.perf_counter() - work.began)
+
+    async def _replace(self) -> None:
+        try:
+            await self._run(bool)
+        except trio_parallel.BrokenWorkerError as error:
+            logger.warning("a worker process could not be replaced: %s", error)
+
+    def _idle_processes(self) -> int:
+        """How many processes nobody works in or is on the way to."""
+        assert self._context is not None  # noqa: S101  (it outlives the nursery)
+        stats = self._context.statistics()
+        return int(stats.idle_workers - (self._running - stats.running_workers))
+
+    async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
+        assert self._context is not None  # noqa: S101  (it outlives the nursery)
+        self._running += 1
+        try:
+            # The place is borrowed already: the limiter limits nothing.
+            return await self._context.run_sync(function, *args, kill_on_cancel=True, limiter=trio.CapacityLimiter(1))
+        finally:
+            self._running -= 1
 
     def __repr__(self) -> str:
         stats = self.statistics()

@@ -10,7 +10,8 @@ from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.backend import RenderBackend, ThreadBackend
-from trio_pool_serve.rendering.text_renderer import TextRenderer, text_renderer_of
+from trio_pool_serve.rendering.text_loading import TextRecipe, text_renderer_of
+from trio_pool_serve.rendering.text_renderer import TextRenderer
 from trio_pool_serve.rendering.token import Token
 from trio_pool_serve.rendering.tokenizer import Tokenizer
 from trio_pool_serve.types import PairPrompt, Prompt, RenderedPrompt, RenderingParams, TextPrompt, TokensPrompt
@@ -67,7 +68,8 @@ class Renderer:
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[Token]:
         """Return a text's tokens, none cut off. Raises and is cancelled as ``render``."""
         tokenize = partial(self.texts.tokenize, add_special_tokens=add_special_tokens)
-        return await self.backend.run("render", tokenize, text)
+        # Always in a thread: from a process, so many objects would be put together on the loop.
+        return await ThreadBackend(self.offload).run("render", tokenize, text)
 
     async def detokenize(self, token_ids: npt.NDArray[np.int64], *, skip_special_tokens: bool) -> str:
         """Return the text of token ids, which must be in the vocabulary. Is cancelled as ``render``."""
@@ -75,6 +77,18 @@ class Renderer:
         return await self.backend.run("render", detokenize, token_ids)
 
 
-def renderer_of(folder: ModelFolder, tokenizer: Tokenizer, offload: Offload, *, workers: int) -> Renderer:
-    """Return the renderer for a model, with ``workers`` copies of its tokenizer. Raises ``ModelLoadError``."""
-    return Renderer(text_renderer_of(folder, tokenizer, workers=workers), offload)
+def renderer_of(
+    folder: ModelFolder,
+    tokenizer: Tokenizer,
+    offload: Offload,
+    *,
+    workers: int,
+    backend: RenderBackend | None = None,
+    recipe: TextRecipe | None = None,
+) -> Renderer:
+    """Return the renderer for a model, with ``workers`` copies of its tokenizer. Raises ``ModelLoadError``.
+
+    It renders in threads unless there is another ``backend``, which in its turn may need the ``recipe``.
+    """
+    texts = text_renderer_of(folder, tokenizer, workers=workers, recipe=recipe)
+    return Renderer(texts, offload, backend or ThreadBackend(offload))

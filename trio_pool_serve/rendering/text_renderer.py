@@ -1,5 +1,6 @@
 """Texts to token ids: everything that needs a tokenizer. Blocks."""
 
+from collections.abc import Callable
 from itertools import takewhile
 
 import numpy as np
@@ -7,12 +8,9 @@ import numpy.typing as npt
 from attrs import define, evolve, field
 
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
-from trio_pool_serve.model_folder.embedding import Embedding
-from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.rendering.length_limit import room_for_tokens, too_long
 from trio_pool_serve.rendering.pairs import JoinedPair, PairFormat, shorten
-from trio_pool_serve.rendering.templates import template_of
-from trio_pool_serve.rendering.text_format import TextFormat, text_format_of
+from trio_pool_serve.rendering.text_format import TextFormat
 from trio_pool_serve.rendering.text_window import encode_window
 from trio_pool_serve.rendering.token import Token
 from trio_pool_serve.rendering.tokenizer import Encoded, Tokenizer
@@ -29,7 +27,10 @@ from trio_pool_serve.types import (
 
 @define(eq=False)
 class TextRenderer:
-    """Renders texts for one model, in as many threads at once as there are tokenizers."""
+    """Renders texts for one model, in as many threads at once as there are tokenizers.
+
+    Pickled, it is its ``recipe``, which makes it anew: its bound methods can be called in other processes.
+    """
 
     tokenizers: TokenizerPool
     max_model_len: int = field(kw_only=True)
@@ -37,7 +38,13 @@ class TextRenderer:
     pools_instruction: bool = field(default=True, kw_only=True)
     pair_format: PairFormat = field(factory=JoinedPair, kw_only=True)
     text_format: TextFormat = field(factory=TextFormat, kw_only=True)
+    recipe: Callable[[], "TextRenderer"] | None = field(default=None, kw_only=True)
     _instruction_tokens: dict[tuple[str, bool], int] = field(init=False, factory=dict)
+
+    def __reduce__(self) -> tuple[Callable[[], "TextRenderer"], tuple[()]]:
+        if self.recipe is None:
+            raise TypeError("A text renderer without a recipe cannot be pickled.")
+        return self.recipe, ()
 
     def render(self, prompt: TextPrompt | PairPrompt, params: RenderingParams) -> RenderedPrompt:
         """Return what the model reads. Raises ``ContextLengthError`` or ``InvalidRequestError``."""
@@ -179,19 +186,6 @@ def _split_instruction(tokenizer: Tokenizer, instruction: str, text: str) -> tup
 
 def _token_ids(tokenizer: Tokenizer, encoded: Encoded) -> TokenIds:
     return tokenizer.finish(encoded, len(encoded), "right", add_special_tokens=False)
-
-
-def text_renderer_of(folder: ModelFolder, tokenizer: Tokenizer, *, workers: int) -> TextRenderer:
-    """Return the renderer of a model's texts, with ``workers`` copies of its tokenizer. Raises ``ModelLoadError``."""
-    architecture = folder.architecture
-    return TextRenderer(
-        TokenizerPool(tokenizer, workers),
-        max_model_len=folder.max_model_len,
-        vocab_size=folder.vocab_size,
-        pools_instruction=not isinstance(architecture, Embedding) or architecture.pools_instruction,
-        pair_format=template_of(architecture, tokenizer) or JoinedPair(),
-        text_format=text_format_of(folder, tokenizer),
-    )
 
 
 MAX_WINDOWS = 512
