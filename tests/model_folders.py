@@ -52,3 +52,44 @@ def write_scripted_folder(folder: Path, *, max_length: int = 64) -> Path:
         {"prompts": {"query": "query : ", "passage": "passage : "}, "default_prompt_name": None},
     )
     return folder
+
+
+def write_late_interaction_folder(
+    folder: Path, mask: object = None, *, max_length: int = 64, **settings: object
+) -> Path:
+    """The same as a late-interaction model, with settings of the transformer and of the mask."""
+    write_scripted_folder(folder, max_length=max_length)
+    write_json(folder / "sentence_bert_config.json", settings)
+    modules = "sentence_transformers.multi_vector_encoder.modules"
+    write_json(folder / "1_MultiVectorMask" / "config.json", {} if mask is None else mask)
+    write_json(
+        folder / "modules.json",
+        [
+            {"type": "sentence_transformers.models.Transformer", "path": ""},
+            {"type": f"{modules}.multi_vector_mask.MultiVectorMask", "path": "1_MultiVectorMask"},
+        ],
+    )
+    write_json(folder / "config_sentence_transformers.json", {"model_type": "MultiVectorEncoder"})
+    return folder
+
+
+def write_lookup_folder(folder: Path, *, max_length: int = 64, table_length: int) -> Path:
+    """The same as an inference-free SPLADE."""
+    write_scripted_folder(folder, max_length=max_length)
+    write_scripted_folder(folder / "table", max_length=table_length)
+    (folder / "table" / "config.json").unlink()
+    models = "sentence_transformers.sparse_encoder.models"
+    write_json(folder / "modules.json", [{"type": "sentence_transformers.models.Router", "path": ""}])
+    write_json(
+        folder / "router_config.json",
+        {
+            "types": {
+                "table": f"{models}.SparseStaticEmbedding",
+                "": f"{models}.MLMTransformer",
+                "1": f"{models}.SpladePooling",
+            },
+            "structure": {"query": ["table"], "document": ["", "1"]},
+            "parameters": {"default_route": "document"},
+        },
+    )
+    return folder

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.model_folders import VOCABULARY, write_json, write_scripted_folder
+from tests.model_folders import VOCABULARY, write_late_interaction_folder, write_lookup_folder
 from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
 from trio_pool_serve.model_folder.folder import read_model_folder
 from trio_pool_serve.offload import Offload
@@ -30,19 +30,7 @@ def colbert(tmp_path: Path) -> ColBERT:
     """Makes the renderer of a late-interaction model with settings of the transformer and of the mask."""
 
     def make(mask: object = None, **settings: object) -> Renderer:
-        folder = write_scripted_folder(tmp_path / "model", max_length=MOST)
-        write_json(folder / "sentence_bert_config.json", settings)
-        modules = "sentence_transformers.multi_vector_encoder.modules"
-        write_json(folder / "1_MultiVectorMask" / "config.json", {} if mask is None else mask)
-        write_json(
-            folder / "modules.json",
-            [
-                {"type": "sentence_transformers.models.Transformer", "path": ""},
-                {"type": f"{modules}.multi_vector_mask.MultiVectorMask", "path": "1_MultiVectorMask"},
-            ],
-        )
-        write_json(folder / "config_sentence_transformers.json", {"model_type": "MultiVectorEncoder"})
-        return renderer_for(folder)
+        return renderer_for(write_late_interaction_folder(tmp_path / "model", mask, max_length=MOST, **settings))
 
     return make
 
@@ -148,24 +136,7 @@ async def test_token_ids_of_a_client_are_treated_as_a_texts(colbert: ColBERT):
 @pytest.fixture
 def lookup(tmp_path: Path) -> Renderer:
     """The renderer of an inference-free SPLADE."""
-    folder = write_scripted_folder(tmp_path / "model", max_length=MOST)
-    write_scripted_folder(folder / "table", max_length=4)
-    (folder / "table" / "config.json").unlink()
-    models = "sentence_transformers.sparse_encoder.models"
-    write_json(folder / "modules.json", [{"type": "sentence_transformers.models.Router", "path": ""}])
-    write_json(
-        folder / "router_config.json",
-        {
-            "types": {
-                "table": f"{models}.SparseStaticEmbedding",
-                "": f"{models}.MLMTransformer",
-                "1": f"{models}.SpladePooling",
-            },
-            "structure": {"query": ["table"], "document": ["", "1"]},
-            "parameters": {"default_route": "document"},
-        },
-    )
-    return renderer_for(folder)
+    return renderer_for(write_lookup_folder(tmp_path / "model", max_length=MOST, table_length=4))
 
 
 async def test_a_text_whose_weights_are_looked_up_has_no_special_tokens(lookup: Renderer):
