@@ -1,4 +1,4 @@
-"""Our server with offloading off: ``python -m benchmarks.on_loop MODEL… [flags…]``, as ``trio-pool-serve serve`` takes."""
+"""Our server with offloading off: ``python -m benchmarks.on_loop MODEL… [flags…]``, those of our own command."""
 
 import sys
 
