@@ -6,7 +6,7 @@ is the server's own measurement: how late the loop wakes a task that sleeps.
     python -m benchmarks.responsiveness
 """
 
-import json
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -24,13 +24,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.load import LoadJob, LoadResult, health_probe, run_load, run_load_and_probe
 from benchmarks.machine import describe_machine
+from benchmarks.made_models import make_models
 from benchmarks.model import MODEL_NAME, Texts, check_vectors, oracle_vectors
 from benchmarks.report import RESULTS, open_figure, open_progress, print_table, warn_if_busy, write_figure, write_json
+from benchmarks.scenarios import FLAGS, TOKENS, Scenario, scenarios
 from benchmarks.servers import Server, open_on_loop, open_ours
-
-TOKENS = 34
-
-LARGE_BODY_BYTES = 2 * 10**6
 
 QUANTITIES = ("p50_ms", "p95_ms", "p99_ms", "max_ms")
 
@@ -48,31 +46,6 @@ class Settings:
     rounds: int = 5
     seconds: float = 6.0
     output_dir: Path = RESULTS
-
-
-@frozen
-class Scenario:
-    """What the server is busy with; nothing, if no client asks."""
-
-    name: str
-    bodies: list[str]
-    clients: int
-
-
-def scenarios() -> list[Scenario]:
-    """Return everything the loop is put through."""
-    texts = Texts().make(1024, TOKENS)
-    large = " ".join(texts * (1 + LARGE_BODY_BYTES // len(" ".join(texts))))[:LARGE_BODY_BYTES]
-    return [
-        Scenario("idle", [], 0),
-        Scenario("32 text clients", [_body(text) for text in texts], 32),
-        Scenario("one client, 1024 texts a request", [_body(texts)], 1),
-        Scenario("one client, a body of 2 MB", [_body(large, truncate_prompt_tokens=-1)], 1),
-    ]
-
-
-def _body(asked: str | list[str], **more: Any) -> str:
-    return json.dumps({"model": MODEL_NAME, "input": asked, "encoding_format": "base64", **more})
 
 
 @frozen
@@ -216,9 +189,11 @@ async def run(settings: Settings) -> None:
     warn_if_busy(machine)
     texts = Texts().make(32, TOKENS)
     oracle = oracle_vectors(texts)
-    async with open_ours() as ours, open_on_loop() as on_loop:
-        cosines = {server.name: await check(server, texts, oracle) for server in (ours, on_loop)}
-        measured = await measure([ours, on_loop], settings)
+    with tempfile.TemporaryDirectory() as folder:
+        made = [f"{name}={path}" for name, path in make_models(Path(folder)).items()]
+        async with open_ours(*made, *FLAGS) as ours, open_on_loop(*made, *FLAGS) as on_loop:
+            cosines = {server.name: await check(server, texts, oracle) for server in (ours, on_loop)}
+            measured = await measure([ours, on_loop], settings)
     show(measured)
     document = {
         "machine": machine,

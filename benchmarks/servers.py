@@ -112,15 +112,18 @@ async def open_server(name: str, module: Sequence[str], *, ready_path: str) -> A
         yield server
 
 
-def open_ours() -> AbstractAsyncContextManager[Server]:
-    """Run ``trio-pool-serve serve`` as it comes."""
-    serve = ["trio_pool_serve", "serve", MODEL_PATH, "--served-model-name", MODEL_NAME]
-    return open_server("ours", serve, ready_path="/readyz")
+def open_ours(*more: str) -> AbstractAsyncContextManager[Server]:
+    """Run ``trio-pool-serve serve`` as it comes, with ``more`` models and flags."""
+    return open_server("ours", ["trio_pool_serve", "serve", *_arguments(more)], ready_path="/readyz")
 
 
-def open_on_loop() -> AbstractAsyncContextManager[Server]:
-    """Run ours with everything on the event loop."""
-    return open_server("on the loop", ["benchmarks.on_loop"], ready_path="/readyz")
+def open_on_loop(*more: str) -> AbstractAsyncContextManager[Server]:
+    """Run ours with everything on the event loop, with ``more`` models and flags."""
+    return open_server("on the loop", ["benchmarks.on_loop", *_arguments(more)], ready_path="/readyz")
+
+
+def _arguments(more: Sequence[str]) -> list[str]:
+    return [f"{MODEL_NAME}={MODEL_PATH}", *more]
 
 
 def open_naive() -> AbstractAsyncContextManager[Server]:
