@@ -24,6 +24,7 @@ from trio_pool_serve.errors import (
 from trio_pool_serve.model_folder.folder import ModelFolder, read_model_folder
 from trio_pool_serve.model_hub import locate_model
 from trio_pool_serve.offload import Offload
+from trio_pool_serve.rendering.prompt_embeds import embeds_format_of
 from trio_pool_serve.rendering.renderer import renderer_of
 from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
 from trio_pool_serve.tasks.model import Model
@@ -128,7 +129,15 @@ class Service:
         served.loaded = Model(
             source.name,
             folder,
-            renderer_of(folder, tokenizer, self.offload, workers=config.threads.renderer_num_workers),
+            renderer_of(
+                folder,
+                tokenizer,
+                self.offload,
+                workers=config.threads.renderer_num_workers,
+                embeds_format=embeds_format_of(
+                    folder, runner.embeds_width, enabled=config.input.enable_prompt_embeds
+                ),
+            ),
             served.engine,
             splits_long_texts=config.loading.long_text == "chunk",
         )

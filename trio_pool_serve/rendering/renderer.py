@@ -11,6 +11,7 @@ from trio_pool_serve.model_folder.embedding import Embedding
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.length_limit import room_for_tokens, too_long
+from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
 from trio_pool_serve.rendering.pairs import JoinedPair, PairFormat, shorten
 from trio_pool_serve.rendering.templates import template_of
 from trio_pool_serve.rendering.text_format import TextFormat, text_format_of
@@ -19,6 +20,7 @@ from trio_pool_serve.rendering.token import Token
 from trio_pool_serve.rendering.tokenizer import Encoded, Tokenizer
 from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
 from trio_pool_serve.types import (
+    EmbedsPrompt,
     PairPrompt,
     Prompt,
     RenderedPrompt,
@@ -40,6 +42,8 @@ class Renderer:
     pools_instruction: bool = True
     pair_format: PairFormat = field(factory=JoinedPair)
     text_format: TextFormat = field(factory=TextFormat)
+    embeds_format: EmbedsFormat | str = "This model is read from texts."
+    """Which token embeddings are taken in place of texts, or why none are."""
     _instruction_tokens: dict[tuple[str, bool], int] = field(init=False, factory=dict)
 
     @property
@@ -59,7 +63,15 @@ class Renderer:
             return await self.offload.run("render", lambda: self._render_pair(prompt, params), abandon_on_cancel=True)
         if isinstance(prompt, TextPrompt):
             return await self.offload.run("render", lambda: self._render_text(prompt, params), abandon_on_cancel=True)
+        if isinstance(prompt, EmbedsPrompt):
+            return await self._render_embeds(prompt, params)
         raise InvalidRequestError("This model reads texts only.", param="input")
+
+    async def _render_embeds(self, prompt: EmbedsPrompt, params: RenderingParams) -> RenderedPrompt:
+        embeds_format = self.embeds_format
+        if isinstance(embeds_format, str):
+            raise InvalidRequestError(embeds_format, param="prompt_embeds")
+        return await self.offload.run("render", lambda: embeds_format.render(prompt, params), abandon_on_cancel=True)
 
     async def render_windows(self, prompt: Prompt, params: RenderingParams) -> list[RenderedPrompt]:
         """Return what the model reads for one text in as many passes as it takes; several only if it is too long.
@@ -212,7 +224,14 @@ def _token_ids(tokenizer: Tokenizer, encoded: Encoded) -> TokenIds:
     return tokenizer.finish(encoded, len(encoded), "right", add_special_tokens=False)
 
 
-def renderer_of(folder: ModelFolder, tokenizer: Tokenizer, offload: Offload, *, workers: int) -> Renderer:
+def renderer_of(
+    folder: ModelFolder,
+    tokenizer: Tokenizer,
+    offload: Offload,
+    *,
+    workers: int,
+    embeds_format: EmbedsFormat | str = "This model is read from texts.",
+) -> Renderer:
     """Return the renderer for a model, with ``workers`` copies of its tokenizer. Raises ``ModelLoadError``."""
     architecture = folder.architecture
     return Renderer(
@@ -223,6 +242,7 @@ def renderer_of(folder: ModelFolder, tokenizer: Tokenizer, offload: Offload, *, 
         pools_instruction=not isinstance(architecture, Embedding) or architecture.pools_instruction,
         pair_format=template_of(architecture, tokenizer) or JoinedPair(),
         text_format=text_format_of(folder, tokenizer),
+        embeds_format=embeds_format,
     )
 
 
