@@ -134,9 +134,7 @@ class Service:
                 tokenizer,
                 self.offload,
                 workers=config.threads.renderer_num_workers,
-                embeds_format=embeds_format_of(
-                    folder, runner.embeds_width, enabled=config.input.enable_prompt_embeds
-                ),
+                embeds_format=embeds_format_of(folder, runner.embeds_width, enabled=config.input.enable_prompt_embeds),
             ),
             served.engine,
             splits_long_texts=config.loading.long_text == "chunk",

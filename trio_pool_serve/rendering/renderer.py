@@ -11,8 +11,8 @@ from trio_pool_serve.model_folder.embedding import Embedding
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.length_limit import room_for_tokens, too_long
-from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
 from trio_pool_serve.rendering.pairs import JoinedPair, PairFormat, shorten
+from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
 from trio_pool_serve.rendering.templates import template_of
 from trio_pool_serve.rendering.text_format import TextFormat, text_format_of
 from trio_pool_serve.rendering.text_window import encode_window

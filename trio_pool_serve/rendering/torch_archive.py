@@ -37,8 +37,12 @@ STORAGES: Mapping[tuple[str, str], StoredDtype] = {
 }
 
 OPCODES = frozenset(
-    "PROTO FRAME GLOBAL STACK_GLOBAL BINUNICODE SHORT_BINUNICODE BININT BININT1 BININT2 LONG1 MARK TUPLE TUPLE1 TUPLE2 "
-    "TUPLE3 EMPTY_TUPLE BINPERSID BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET NEWTRUE NEWFALSE NONE REDUCE STOP".split()
+    {
+        *("PROTO", "FRAME", "STOP", "GLOBAL", "STACK_GLOBAL", "BINPERSID", "REDUCE"),
+        *("BINUNICODE", "SHORT_BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "NEWTRUE", "NEWFALSE", "NONE"),
+        *("MARK", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_TUPLE"),
+        *("BINPUT", "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET"),
+    }
 )
 """All that the pickle of a tensor consists of."""
 
@@ -113,11 +117,7 @@ def read_torch_archive(buffer: npt.NDArray[np.uint8]) -> StoredTensor:
 
 def _unpickle(pickled: bytes) -> _Described:
     try:
-        for opcode, argument, _ in pickletools.genops(pickled):
-            if opcode.name not in OPCODES:
-                raise pickle.UnpicklingError(f"its pickle has a {opcode.name}")
-            if opcode.name == "LONG_BINPUT" and argument > MAX_MEMO:
-                raise pickle.UnpicklingError("its pickle remembers too much")
+        _require_plain(pickled)
         described = _TensorUnpickler(io.BytesIO(pickled)).load()
     except pickle.UnpicklingError as error:
         raise _no_plain_tensor(str(error)) from error
@@ -126,6 +126,14 @@ def _unpickle(pickled: bytes) -> _Described:
     if not isinstance(described, _Described):
         raise _no_plain_tensor(f"it is a {type(described).__name__}")
     return described
+
+
+def _require_plain(pickled: bytes) -> None:
+    for opcode, argument, _ in pickletools.genops(pickled):
+        if opcode.name not in OPCODES:
+            raise pickle.UnpicklingError(f"its pickle has a {opcode.name}")
+        if opcode.name == "LONG_BINPUT" and int(argument or 0) > MAX_MEMO:
+            raise pickle.UnpicklingError("its pickle remembers too much")
 
 
 def _no_plain_tensor(reason: str) -> InvalidRequestError:
