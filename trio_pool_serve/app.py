@@ -16,6 +16,7 @@ from trio_pool_serve.api.models import models_routes
 from trio_pool_serve.api.openai import OPENAI
 from trio_pool_serve.api.openapi import openapi_routes
 from trio_pool_serve.api.operations import operations_routes
+from trio_pool_serve.api.received_body import BufferedRequest
 from trio_pool_serve.api.requests import finish_requests, label_requests
 from trio_pool_serve.api.tei.dialect import TEI
 from trio_pool_serve.api.tei.info import INFO_PATH, tei_routes
@@ -30,6 +31,7 @@ class PoolServeApp(QuartTrio):
     """The routes over a service."""
 
     asgi_http_class = PoolServeConnection
+    request_class = BufferedRequest
     service: Service
 
 

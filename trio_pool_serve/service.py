@@ -28,6 +28,7 @@ from trio_pool_serve.model_hub import locate_model
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.backend import RenderBackend, ThreadBackend
 from trio_pool_serve.rendering.process_backend import ProcessBackend
+from trio_pool_serve.rendering.prompt_embeds import embeds_format_of
 from trio_pool_serve.rendering.renderer import renderer_of
 from trio_pool_serve.rendering.text_loading import TextRecipe
 from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
@@ -179,6 +180,7 @@ class Service:
                 workers=config.threads.renderer_num_workers,
                 backend=self.render_backend,
                 recipe=TextRecipe(path, config.loading),
+                embeds_format=embeds_format_of(folder, runner.embeds_width, enabled=config.input.enable_prompt_embeds),
             ),
             served.engine,
             splits_long_texts=config.loading.long_text == "chunk",

@@ -396,6 +396,10 @@ class Runner(Protocol):
         """Length of the vectors when nothing is cut off; 0 if the model makes none."""
 
     @property
+    def embeds_width(self) -> int:
+        """Width of the token embeddings that rows may bring in place of ids; 0 if they may not."""
+
+    @property
     def default_batch_tokens(self) -> int:
         """Padded tokens per batch that suit this device when nobody asked for a number."""
 

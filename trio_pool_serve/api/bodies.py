@@ -1,12 +1,14 @@
 """Request bodies to wire types."""
 
 import re
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
 
 import msgspec
 from quart import request
 
+from trio_pool_serve.api.payloads import payload_decoder
+from trio_pool_serve.api.received_body import Buffer, BufferedRequest
 from trio_pool_serve.errors import InvalidRequestError, UnsupportedMediaTypeError
 from trio_pool_serve.offload import Offload
 
@@ -17,24 +19,29 @@ LOOP_BYTES = 16 * 1024
 than a thread hop then, token ids and decimal numbers about two (``benchmarks/hop_size.py``)."""
 
 
-async def read_body(parse: Callable[[bytes], T], offload: Offload) -> T:
+async def read_body(parse: Callable[[Buffer], T], offload: Offload) -> T:
     """Return what ``parse`` makes of the request's JSON body, on the loop only if it is small.
 
-    Raises ``UnsupportedMediaTypeError``, ``InvalidRequestError`` and what ``parse`` raises; quart raises
-    its own 413 and 408. Cancellation: at once while the body arrives; a parse that runs is finished.
+    Raises ``UnsupportedMediaTypeError``, ``BodyTimeoutError``, ``RequestEntityTooLarge`` and what ``parse`` raises.
+    Cancellation: at once while the body arrives; a parse that runs is finished.
     """
     if request.mimetype and request.mimetype != "application/json" and not request.mimetype.endswith("+json"):
         raise UnsupportedMediaTypeError(f"The body must be application/json, not {request.mimetype}.")
-    body = await request.get_data(cache=False, as_text=False, parse_form_data=False)
+    body = await cast("BufferedRequest", request).take_body()
     if len(body) <= LOOP_BYTES:
         return parse(body)
     return await offload.run("render", lambda: parse(body))
 
 
-def decode_json(body: bytes, wire_type: type[T], *, strict: bool = False) -> T:
-    """Decode a body; ``strict`` refuses fields that nobody knows. Raises ``InvalidRequestError``."""
+def decode_json(
+    body: Buffer | bytes, wire_type: type[T], *, strict: bool = False, cuts: Sequence[memoryview] = ()
+) -> T:
+    """Decode a body; ``strict`` refuses fields that nobody knows. Raises ``InvalidRequestError``.
+
+    ``cuts`` are the payloads that have been cut out of it.
+    """
     try:
-        decoded = msgspec.json.decode(body, type=wire_type)
+        decoded = msgspec.json.decode(body, type=wire_type, dec_hook=payload_decoder(cuts))
         if strict:
             _refuse_unknown(body, wire_type)
     except msgspec.ValidationError as error:
@@ -46,7 +53,7 @@ def decode_json(body: bytes, wire_type: type[T], *, strict: bool = False) -> T:
     return decoded
 
 
-def _refuse_unknown(body: bytes, wire_type: type) -> None:
+def _refuse_unknown(body: Buffer | bytes, wire_type: type) -> None:
     known = {field.name for field in wire_type.__attrs_attrs__}  # type: ignore[attr-defined]
     for name in msgspec.json.decode(body, type=dict[str, msgspec.Raw]):
         if name not in known:

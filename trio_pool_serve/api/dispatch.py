@@ -9,6 +9,8 @@ from quart import Blueprint, Response, g
 
 from trio_pool_serve.api.bodies import decode_json, read_body
 from trio_pool_serve.api.endpoint import Call, Dialect, Endpoint
+from trio_pool_serve.api.payloads import cut_payloads
+from trio_pool_serve.api.received_body import Buffer
 from trio_pool_serve.api.requests import measured
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError, PoolServeError
@@ -78,13 +80,14 @@ def _handler(service: Service, candidates: Sequence[Candidate]) -> Any:
     return handle
 
 
-def read_request(body: bytes, candidates: Sequence[Candidate], network: NetworkConfig) -> ReadRequest:
+def read_request(body: Buffer, candidates: Sequence[Candidate], network: NetworkConfig) -> ReadRequest:
     """Find the endpoint and make its job of a body; an error is returned, with whose it is."""
     candidate = candidates[-1]
+    rest, cuts = cut_payloads(body)
     try:
         if len(candidates) > 1:
-            candidate = _claimant(decode_json(body, dict[str, msgspec.Raw]), candidates)
-        wire = decode_json(body, candidate.endpoint.wire, strict=network.strict_requests)
+            candidate = _claimant(decode_json(rest, dict[str, msgspec.Raw]), candidates)
+        wire = decode_json(rest, candidate.endpoint.wire, strict=network.strict_requests, cuts=cuts)
         return ReadRequest(candidate, wire, candidate.endpoint.read(wire, network))
     except PoolServeError as error:
         return ReadRequest(candidate, error=error)

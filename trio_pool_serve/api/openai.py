@@ -16,7 +16,8 @@ from trio_pool_serve.api.embedding_answers import (
 from trio_pool_serve.api.embedding_stream import stream_embeddings
 from trio_pool_serve.api.encodings import EmbedDtype, Endianness
 from trio_pool_serve.api.endpoint import Call, Dialect, Endpoint, WireError
-from trio_pool_serve.api.prompts import prompts_of
+from trio_pool_serve.api.payloads import PromptEmbeds
+from trio_pool_serve.api.prompts import asked_prompts
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.tasks.job import PoolJob
@@ -29,7 +30,8 @@ from trio_pool_serve.types import TruncationSide, Vectors
 class EmbeddingsRequest:
     """The body of ``/v1/embeddings``. Every optional field may be null."""
 
-    input: str | list[str | int | list[int]]
+    input: str | list[str | int | list[int]] | None = None
+    prompt_embeds: PromptEmbeds | None = None
     model: str | None = None
     encoding_format: EncodingFormat | None = None
     embed_dtype: EmbedDtype | None = None
@@ -58,7 +60,7 @@ class EmbeddingsRequest:
         if self.modality not in (None, "text"):
             raise InvalidRequestError(f"Only texts can be embedded here, not {self.modality}.", param="modality")
         return PoolJob(
-            prompts=prompts_of(self.input, network),
+            prompts=asked_prompts(self.input, self.prompt_embeds, network),
             reading=ReadingParams(
                 truncate_to=self.truncate_prompt_tokens,
                 truncation_side=self.truncation_side or "right",

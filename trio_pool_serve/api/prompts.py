@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from trio_pool_serve.api.payloads import Payloads
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.types import Prompt, TextPrompt, TokensPrompt
@@ -28,6 +29,21 @@ def prompts_of(asked: Input, network: NetworkConfig, *, param: str = "input") ->
     if kind is str:
         return [TextPrompt(text) for text in asked]  # type: ignore[arg-type]
     return [_tokens_prompt(ids, param) for ids in asked]  # type: ignore[arg-type]
+
+
+def asked_prompts(asked: Input | None, prompt_embeds: Payloads | None, network: NetworkConfig) -> list[Prompt]:
+    """Return the prompts of a request that has texts or token ids, or embeddings in their place.
+
+    Raises ``InvalidRequestError`` unless it has exactly one of them.
+    """
+    if asked is not None and prompt_embeds is not None:
+        raise InvalidRequestError("Give input or prompt_embeds, not both.", param="prompt_embeds")
+    if prompt_embeds is None:
+        if asked is None:
+            raise InvalidRequestError("The body needs the field input.", param="input")
+        return prompts_of(asked, network)
+    require_few(prompt_embeds.items, network, param="prompt_embeds")
+    return [*prompt_embeds.prompts()]
 
 
 def require_few(inputs: Sequence[object], network: NetworkConfig, *, param: str) -> None:

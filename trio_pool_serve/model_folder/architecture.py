@@ -27,6 +27,8 @@ class Architecture:
 
     tasks: ClassVar[frozenset[PoolingTask]] = frozenset()
     scoring: ClassVar[Scoring | None] = None
+    takes_embeds: ClassVar[bool] = False
+    """Whether its heads look at states alone, and never at which tokens they are of."""
 
     @property
     def similarity(self) -> Similarity:

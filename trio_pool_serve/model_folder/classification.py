@@ -43,6 +43,7 @@ class SequenceClassifier(Classifier):
     """How pairs are read, where not as the tokenizer joins them."""
 
     tasks = frozenset({"classify"})
+    takes_embeds = True
 
 
 @frozen(kw_only=True)
@@ -58,6 +59,7 @@ class TokenClassifier(Classifier):
     """One number per label for each token."""
 
     tasks = frozenset({"token_classify"})
+    takes_embeds = True
 
 
 def read_classifier(files: FolderFiles, config: ModelConfig) -> Classifier | None:

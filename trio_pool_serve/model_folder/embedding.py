@@ -26,6 +26,7 @@ class Embedding(Architecture):
 
     tasks = frozenset({"embed", "token_embed", "score"})
     scoring = "vectors"
+    takes_embeds = True
 
     @property
     def similarity(self) -> Similarity:

@@ -10,11 +10,20 @@ from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.backend import RenderBackend, ThreadBackend
+from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
 from trio_pool_serve.rendering.text_loading import TextRecipe, text_renderer_of
 from trio_pool_serve.rendering.text_renderer import TextRenderer
 from trio_pool_serve.rendering.token import Token
 from trio_pool_serve.rendering.tokenizer import Tokenizer
-from trio_pool_serve.types import PairPrompt, Prompt, RenderedPrompt, RenderingParams, TextPrompt, TokensPrompt
+from trio_pool_serve.types import (
+    EmbedsPrompt,
+    PairPrompt,
+    Prompt,
+    RenderedPrompt,
+    RenderingParams,
+    TextPrompt,
+    TokensPrompt,
+)
 
 
 @define(eq=False)
@@ -24,6 +33,8 @@ class Renderer:
     texts: TextRenderer
     offload: Offload
     backend: RenderBackend = field()
+    embeds_format: EmbedsFormat | str = "This model is read from texts."
+    """Which token embeddings are taken in place of texts, or why none are."""
 
     @backend.default
     def _in_threads(self) -> RenderBackend:
@@ -54,7 +65,16 @@ class Renderer:
             return self.texts.render_tokens(prompt, params)
         if isinstance(prompt, TextPrompt | PairPrompt):
             return await self.backend.run("render", self.texts.render, prompt, params)
+        if isinstance(prompt, EmbedsPrompt):
+            return await self._render_embeds(prompt, params)
         raise InvalidRequestError("This model reads texts only.", param="input")
+
+    async def _render_embeds(self, prompt: EmbedsPrompt, params: RenderingParams) -> RenderedPrompt:
+        embeds_format = self.embeds_format
+        if isinstance(embeds_format, str):
+            raise InvalidRequestError(embeds_format, param="prompt_embeds")
+        # Always in a thread: megabytes of payload and of numbers would go through the pipes of a process.
+        return await ThreadBackend(self.offload).run("render", embeds_format.render, prompt, params)
 
     async def render_windows(self, prompt: Prompt, params: RenderingParams) -> list[RenderedPrompt]:
         """Return what the model reads for one text in as many passes as it takes; several only if it is too long.
@@ -85,10 +105,11 @@ def renderer_of(
     workers: int,
     backend: RenderBackend | None = None,
     recipe: TextRecipe | None = None,
+    embeds_format: EmbedsFormat | str = "This model is read from texts.",
 ) -> Renderer:
     """Return the renderer for a model, with ``workers`` copies of its tokenizer. Raises ``ModelLoadError``.
 
     It renders in threads unless there is another ``backend``, which in its turn may need the ``recipe``.
     """
     texts = text_renderer_of(folder, tokenizer, workers=workers, recipe=recipe)
-    return Renderer(texts, offload, backend or ThreadBackend(offload))
+    return Renderer(texts, offload, backend or ThreadBackend(offload), embeds_format)

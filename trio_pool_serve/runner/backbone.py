@@ -8,7 +8,7 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from trio_pool_serve.runner.forward_pass import ForwardPass
+from trio_pool_serve.runner.forward_pass import ForwardPass, overwrite_embeds
 
 Output: TypeAlias = Literal["last_hidden_state", "logits"]
 
@@ -22,17 +22,47 @@ class Backbone:
 
     def __call__(self, forward: ForwardPass) -> Tensor:
         """Return the output for each row: [rows, tokens, …] or, for a row's own logits, [rows, labels]."""
-        inputs: dict[str, Any] = {"input_ids": forward.input_ids, "attention_mask": forward.attention_mask}
+        inputs: dict[str, Any] = {"attention_mask": forward.attention_mask}
+        if any(request.prompt.embeds is not None for request in forward.requests):
+            inputs["inputs_embeds"] = overwrite_embeds(self.embed(forward.input_ids), forward.requests)
+        else:
+            inputs["input_ids"] = forward.input_ids
         if self._takes_type_ids and any(request.prompt.type_ids is not None for request in forward.requests):
             inputs["token_type_ids"] = forward.type_ids
         computed = getattr(self.model(**inputs), self.output)
         assert isinstance(computed, torch.Tensor)  # noqa: S101
         return computed
 
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Return the model's own embeddings of token ids: [rows, tokens] to [rows, tokens, ``embeds_width``]."""
+        assert self._embedding is not None  # noqa: S101
+        embedded = self._embedding(token_ids)
+        assert isinstance(embedded, torch.Tensor)  # noqa: S101
+        return embedded
+
+    @property
+    def embeds_width(self) -> int:
+        """Width of the embeddings that the forward pass takes in place of ids; 0 if it takes none."""
+        return 0 if self._embedding is None else self._embedding.embedding_dim
+
+    @cached_property
+    def _embedding(self) -> nn.Embedding | None:
+        if "inputs_embeds" not in self._arguments:
+            return None
+        try:
+            embedding = self.model.get_input_embeddings()  # type: ignore[operator]
+        except (AttributeError, NotImplementedError):
+            return None
+        return embedding if isinstance(embedding, nn.Embedding) else None
+
     @cached_property
     def _takes_type_ids(self) -> bool:
         """Many models have no segments, though their tokenizers number them."""
-        return "token_type_ids" in inspect.signature(self.model.forward).parameters
+        return "token_type_ids" in self._arguments
+
+    @cached_property
+    def _arguments(self) -> frozenset[str]:
+        return frozenset(inspect.signature(self.model.forward).parameters)
 
     @property
     def parameters(self) -> int:

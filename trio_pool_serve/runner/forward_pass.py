@@ -82,6 +82,15 @@ def assemble(requests: Sequence[PoolingRequest], *, pad_token_id: int, device: t
     return ForwardPass(requests, *_to_device(numbers, device), *_to_device(flags, device))
 
 
+def overwrite_embeds(inputs: Tensor, requests: Sequence[PoolingRequest]) -> Tensor:
+    """Put the embeddings that came with requests in place of those of their ids, in [rows, tokens, width]."""
+    for row, request in enumerate(requests):
+        embeds = request.prompt.embeds
+        if embeds is not None:
+            inputs[row, : len(embeds)] = _to_device(embeds, inputs.device)
+    return inputs
+
+
 def _to_device(arrays: npt.NDArray[np.generic], device: torch.device) -> Tensor:
     tensor = torch.from_numpy(arrays)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -63,6 +63,7 @@ class ScriptedRunner:
     dimensions: int = 8
     labels: int = 2
     default_batch_tokens: int = 64
+    embeds_width: int = 0
     on_launch: Callable[[Batch], PooledBatch | None] | None = None
     batches: list[Batch] = field(factory=list, init=False)
     scopes: list[ScriptedScope] = field(factory=list, init=False)

@@ -33,6 +33,11 @@ from trio_pool_serve.types import (
 Heads = Mapping[type[Any], Head]
 """What a model can be asked for, by the class of the ``PoolingParams``."""
 
+PROBE_TOKENS = 8
+
+PROBE_TOLERANCE = 1e-3
+"""Relative. Embeddings leave the device as float32, which holds them exactly, and come back."""
+
 
 @frozen(eq=False)
 class HeadOutput:
@@ -58,6 +63,8 @@ class TransformerRunner:
     copier: OutputCopier | None = None
     dimensions: int = field(default=0, init=False)
     """Length of the vectors; known after ``warm_up``, 0 for a model that makes none."""
+    embeds_width: int = field(default=0, init=False)
+    """Of the embeddings taken in place of token ids; known after ``warm_up``, 0 for a model that takes none."""
     description: str = field(default="", init=False)
     _memory: HeldMemory = field(init=False, factory=HeldMemory)
 
@@ -90,6 +97,33 @@ class TransformerRunner:
                 (output,) = self._compute(Batch((PoolingRequest(prompt, (kind(),)),)))
                 widths[kind] = output.rows.tensor.shape[-1]
         self.dimensions = widths.get(Embed) or widths.get(TokenEmbed) or 0
+        if self._reads_embeds_as_ids():
+            self.embeds_width = self.backbone.embeds_width
+
+    def _reads_embeds_as_ids(self) -> bool:
+        """Compare rows of ids with the same rows as embeddings: some models look at the ids for more than those."""
+        if not self.backbone.embeds_width:
+            return False
+        ids = np.arange(1, PROBE_TOKENS + 1, dtype=np.int32)
+        of_ids = [RenderedPrompt(ids), RenderedPrompt(ids[: PROBE_TOKENS // 2])]
+        embeds = self.backbone.embed(torch.from_numpy(ids.astype(np.int64)).to(self.device)).float().cpu().numpy()
+        of_embeds = [
+            RenderedPrompt(np.zeros_like(prompt.token_ids), embeds=embeds[: len(prompt.token_ids)]) for prompt in of_ids
+        ]
+        try:
+            expected, ours = (
+                self.backbone(
+                    assemble(
+                        [PoolingRequest(prompt) for prompt in prompts],
+                        pad_token_id=self.pad_token_id,
+                        device=self.device,
+                    )
+                ).float()
+                for prompts in (of_ids, of_embeds)
+            )
+        except (RuntimeError, ValueError, TypeError, AttributeError):
+            return False
+        return bool((ours - expected).norm() <= PROBE_TOLERANCE * expected.norm())
 
     def describe(self) -> str:
         """One line for people."""

@@ -11,7 +11,8 @@ from quart import Response
 from trio_pool_serve.api.embedding_answers import Usage
 from trio_pool_serve.api.encodings import row_json
 from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
-from trio_pool_serve.api.prompts import prompts_of
+from trio_pool_serve.api.payloads import PromptEmbeds
+from trio_pool_serve.api.prompts import asked_prompts
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import pool
@@ -26,7 +27,8 @@ class ClassifyRequest:
     ``activation`` is an old name of ``use_activation``.
     """
 
-    input: str | list[str | int | list[int]]
+    input: str | list[str | int | list[int]] | None = None
+    prompt_embeds: PromptEmbeds | None = None
     model: str | None = None
     use_activation: bool | None = None
     activation: bool | None = None
@@ -42,7 +44,7 @@ class ClassifyRequest:
         """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
         raw = False in (self.use_activation, self.activation)
         return PoolJob(
-            prompts=prompts_of(self.input, network),
+            prompts=asked_prompts(self.input, self.prompt_embeds, network),
             tasks=("classify",),
             reading=ReadingParams(
                 truncate_to=self.truncate_prompt_tokens,

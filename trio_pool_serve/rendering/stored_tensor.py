@@ -1,0 +1,147 @@
+"""Tensors as files hold them: where the numbers are, before any of them is touched.
+
+Nothing here allocates what a header asks for. A header is data that a client made up; a ``StoredTensor`` has been
+checked to lie within the bytes that were really sent.
+"""
+
+import io
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from attrs import frozen
+
+from trio_pool_serve.errors import InvalidRequestError
+
+StoredDtype: TypeAlias = Literal["float16", "bfloat16", "float32"]
+
+ITEM_BYTES: dict[StoredDtype, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
+
+FIELD = "prompt_embeds"
+
+MAX_HEADER = 64 * 1024
+"""Bytes. One tensor's header has a hundred or two."""
+
+MAX_DIMENSIONS = 64
+"""As numpy has; products of thousands of sizes take their time."""
+
+SAFETENSORS_DTYPES: dict[str, StoredDtype] = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
+
+
+def refused(message: str) -> InvalidRequestError:
+    """Return the error for a tensor that is not taken."""
+    return InvalidRequestError(message, param=FIELD)
+
+
+@frozen(eq=False)
+class StoredTensor:
+    """A dense tensor of little-endian numbers within ``buffer`` (uint8).
+
+    ``strides`` count numbers, and so does ``first`` from byte ``start``; ``numbers`` is how many there are from there.
+    Raises ``InvalidRequestError`` when made of numbers that do not fit together.
+    """
+
+    buffer: npt.NDArray[np.uint8]
+    dtype: StoredDtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    start: int
+    numbers: int
+    first: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        sizes = (*self.shape, *self.strides, self.start, self.numbers, self.first)
+        if any(size < 0 for size in sizes) or len(self.shape) != len(self.strides):
+            raise refused("The tensor's sizes make no sense.")
+        last = self.first + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        end = self.start + self.numbers * ITEM_BYTES[self.dtype]
+        if end > len(self.buffer) or (0 not in self.shape and last >= self.numbers):
+            raise refused("The tensor is truncated: its header tells of more numbers than there are.")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes once every number has a place of its own."""
+        size = ITEM_BYTES[self.dtype]
+        for length in self.shape:
+            size *= length
+        return size
+
+    def rows(self, first: int, last: int) -> npt.NDArray[np.generic]:
+        """Return some rows of a matrix without copying them; bfloat16 as the uint16 that hold it."""
+        kind = {"float16": "<f2", "bfloat16": "<u2", "float32": "<f4"}[self.dtype]
+        held = np.frombuffer(self.buffer, dtype=kind, count=self.numbers, offset=self.start)
+        # Of a dimension with one place, the stride is never used and may be anything.
+        strides = (stride if size > 1 else 0 for size, stride in zip(self.shape, self.strides, strict=True))
+        steps = tuple(stride * ITEM_BYTES[self.dtype] for stride in strides)
+        begin = held[self.first + first * self.strides[0] :]
+        return np.lib.stride_tricks.as_strided(begin, (last - first, self.shape[1]), steps, writeable=False)
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides, in numbers, of a tensor whose last dimension is the densest."""
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * size)
+    return tuple(reversed(strides[: len(shape)]))
+
+
+def count_of(shape: tuple[int, ...]) -> int:
+    """Return how many numbers a shape has. Raises ``InvalidRequestError`` for one of absurdly many dimensions."""
+    if len(shape) > MAX_DIMENSIONS:
+        raise refused(f"The tensor has {len(shape)} dimensions; it must have 2: tokens and hidden size.")
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def read_npy(buffer: npt.NDArray[np.uint8]) -> StoredTensor:
+    """Return the array of an ``.npy`` file. Raises ``InvalidRequestError``."""
+    stream = io.BytesIO(buffer[:MAX_HEADER].tobytes())
+    try:
+        version = np.lib.format.read_magic(stream)
+        read_header: Any = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }[version]
+        shape, in_columns, dtype = read_header(stream)
+    except KeyError as error:
+        raise refused("Of .npy files, versions 1.0 and 2.0 are read.") from error
+    except Exception as error:  # whatever numpy makes of a header that somebody made up
+        raise refused("The header of the .npy file cannot be read.") from error
+    if dtype.hasobject or dtype.newbyteorder("<") != dtype or dtype.name not in ("float16", "float32"):
+        raise refused(f"The .npy file holds {dtype.str}; it must be little-endian float16 or float32.")
+    numbers = count_of(shape)
+    strides = contiguous(shape[::-1])[::-1] if in_columns else contiguous(shape)
+    return StoredTensor(buffer, dtype.name, shape, strides, stream.tell(), numbers)
+
+
+@frozen(kw_only=True)
+class _SafetensorsEntry:
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def read_safetensors(buffer: npt.NDArray[np.uint8]) -> StoredTensor:
+    """Return the one tensor of a ``safetensors`` file. Raises ``InvalidRequestError``."""
+    length = int.from_bytes(buffer[:8].tobytes(), "little")
+    if not 2 <= length <= min(MAX_HEADER, len(buffer) - 8):
+        raise refused(f"The safetensors header claims {length} bytes; at most {MAX_HEADER} are read.")
+    try:
+        header = msgspec.json.decode(buffer[8 : 8 + length].tobytes(), type=dict[str, msgspec.Raw])
+        header.pop("__metadata__", None)
+        entries = [msgspec.json.decode(entry, type=_SafetensorsEntry) for entry in header.values()]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise refused("The safetensors header cannot be read.") from error
+    if len(entries) != 1:
+        raise refused(f"The safetensors file holds {len(entries)} tensors; it must hold exactly one.")
+    (entry,) = entries
+    if entry.dtype not in SAFETENSORS_DTYPES:
+        raise refused(f"The tensor's type is {entry.dtype}; it must be F16, BF16 or F32.")
+    dtype, (begin, end) = SAFETENSORS_DTYPES[entry.dtype], entry.data_offsets
+    numbers = count_of(entry.shape)
+    if any(size < 0 for size in entry.shape) or end - begin != numbers * ITEM_BYTES[dtype]:
+        raise refused("The safetensors header's shape and offsets contradict each other.")
+    return StoredTensor(buffer, dtype, entry.shape, contiguous(entry.shape), 8 + length + begin, numbers)
