@@ -23,13 +23,16 @@ from trio_pool_serve.errors import (
 )
 from trio_pool_serve.model_folder.folder import ModelFolder, read_model_folder
 from trio_pool_serve.model_hub import locate_model
-from trio_pool_serve.offload import Offload
+from trio_pool_serve.offload import LimiterStatistics, Offload
+from trio_pool_serve.rendering import template_process
+from trio_pool_serve.rendering.chat_templates import ChatTemplates
 from trio_pool_serve.rendering.renderer import renderer_of
 from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.loop_lag import sample_loop_lag
 from trio_pool_serve.telemetry.metrics import Gauges, Metrics
 from trio_pool_serve.types import Runner
+from trio_pool_serve.worker_processes import WorkerProcesses, WorkerStatistics
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +68,8 @@ class Service:
     load_runner: RunnerLoader = load_transformer
     offload: Offload = field(kw_only=True)
     metrics: Metrics = field(factory=Metrics, kw_only=True)
+    template_processes: WorkerProcesses = field(init=False)
+    """Where chat templates are rendered, for all models."""
     started: float = field(factory=time.time, init=False)
     """Seconds since the epoch."""
     served: dict[str, ServedModel] = field(init=False, factory=dict)
@@ -80,6 +85,11 @@ class Service:
             postprocess=threads.postprocess_num_workers,
             copy=self.config.scheduling.max_in_flight * len(self.config.models),
         )
+
+    @template_processes.default
+    def _make_template_processes(self) -> WorkerProcesses:
+        workers = self.config.threads.renderer_num_workers
+        return WorkerProcesses(workers, template_process.prepare, in_processes=self.offload.in_threads)
 
     def __attrs_post_init__(self) -> None:
         self.offload.observe = self.metrics.observe_hop
@@ -106,6 +116,7 @@ class Service:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(sample_loop_lag, self.metrics.loop_lag)
+                await nursery.start(self.template_processes.run)
                 for served in self.served.values():
                     # In their order: each queues for the one thread that loads and computes.
                     await nursery.start(served.engine.run)
@@ -128,7 +139,14 @@ class Service:
         served.loaded = Model(
             source.name,
             folder,
-            renderer_of(folder, tokenizer, self.offload, workers=config.threads.renderer_num_workers),
+            renderer_of(
+                folder,
+                tokenizer,
+                self.offload,
+                workers=config.threads.renderer_num_workers,
+                templates=ChatTemplates(self.template_processes, self.offload, config.time_limits.template_timeout_s),
+                settings=config.input,
+            ),
             served.engine,
             splits_long_texts=config.loading.long_text == "chunk",
         )
@@ -182,7 +200,8 @@ class Service:
     # -- telling --------------------------------------------------------------------------------------
 
     def _gauges(self) -> Gauges:
-        stats = self.offload.statistics()
+        stats: dict[str, LimiterStatistics | WorkerStatistics] = dict(self.offload.statistics().items())
+        stats["template"] = self.template_processes.statistics()
         return {
             "limiter_capacity": {kind: limiter.capacity for kind, limiter in stats.items()},
             "limiter_borrowed": {kind: limiter.borrowed for kind, limiter in stats.items()},
@@ -191,4 +210,4 @@ class Service:
 
     def __repr__(self) -> str:
         engines = ", ".join(f"{name}: {served.engine!r}" for name, served in self.served.items())
-        return f"<Service {self.state}, {engines}, {self.offload!r}>"
+        return f"<Service {self.state}, {engines}, {self.offload!r}, {self.template_processes!r}>"

@@ -39,7 +39,8 @@ def operations_routes(service: Service) -> Blueprint:
     async def load() -> Response:
         limiters = {kind: attrs.asdict(stats) for kind, stats in service.offload.statistics().items()}
         models = {name: attrs.asdict(served.engine.statistics()) for name, served in service.served.items()}
-        return _json({"models": models, "limiters": limiters})
+        processes = {"templates": attrs.asdict(service.template_processes.statistics())}
+        return _json({"models": models, "limiters": limiters, "processes": processes})
 
     @routes.get("/version")
     async def version() -> Response:

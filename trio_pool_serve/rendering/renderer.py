@@ -6,10 +6,14 @@ import numpy as np
 import numpy.typing as npt
 from attrs import define, evolve, field
 
+from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.model_folder.embedding import Embedding
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.offload import Offload
+from trio_pool_serve.rendering.chat_templates import ChatTemplates
+from trio_pool_serve.rendering.conversations import Conversations, ImageLoader
+from trio_pool_serve.rendering.image_format import ImageFormat
 from trio_pool_serve.rendering.length_limit import room_for_tokens, too_long
 from trio_pool_serve.rendering.pairs import JoinedPair, PairFormat, shorten
 from trio_pool_serve.rendering.templates import template_of
@@ -19,6 +23,8 @@ from trio_pool_serve.rendering.token import Token
 from trio_pool_serve.rendering.tokenizer import Encoded, Tokenizer
 from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
 from trio_pool_serve.types import (
+    ChatPrompt,
+    ContentPrompt,
     PairPrompt,
     Prompt,
     RenderedPrompt,
@@ -40,6 +46,8 @@ class Renderer:
     pools_instruction: bool = True
     pair_format: PairFormat = field(factory=JoinedPair)
     text_format: TextFormat = field(factory=TextFormat)
+    conversations: Conversations | None = None
+    """Reads whatever is not a text by itself; set once there is a renderer that it can read texts with."""
     _instruction_tokens: dict[tuple[str, bool], int] = field(init=False, factory=dict)
 
     @property
@@ -57,16 +65,38 @@ class Renderer:
             return self._render_tokens(prompt, params)
         if isinstance(prompt, PairPrompt):
             return await self.offload.run("render", lambda: self._render_pair(prompt, params), abandon_on_cancel=True)
-        if isinstance(prompt, TextPrompt):
-            return await self.offload.run("render", lambda: self._render_text(prompt, params), abandon_on_cancel=True)
+        if isinstance(prompt, TextPrompt) and not self._in_conversation:
+            return await self.render_text(prompt, params)
+        if isinstance(prompt, TextPrompt | ContentPrompt | ChatPrompt) and self.conversations is not None:
+            return await self.conversations.render(prompt, params)
         raise InvalidRequestError("This model reads texts only.", param="input")
+
+    @property
+    def _in_conversation(self) -> bool:
+        return self.conversations is not None and self.conversations.in_conversation
+
+    async def render_text(self, prompt: TextPrompt, params: RenderingParams) -> RenderedPrompt:
+        """Return what the model reads for a text as it is. Raises and is cancelled as ``render``."""
+        return await self.offload.run("render", lambda: self._render_text(prompt, params), abandon_on_cancel=True)
+
+    async def shorten(self, text: str, tokens: int) -> str:
+        """Return the beginning of a text that makes so many tokens. Raises and is cancelled as ``render``."""
+
+        def run() -> str:
+            with self.tokenizers.lend() as tokenizer:
+                try:
+                    return shorten(tokenizer, text, tokens)
+                except UnicodeError as error:
+                    raise InvalidRequestError("An input is not valid Unicode text.", param="input") from error
+
+        return await self.offload.run("render", run, abandon_on_cancel=True)
 
     async def render_windows(self, prompt: Prompt, params: RenderingParams) -> list[RenderedPrompt]:
         """Return what the model reads for one text in as many passes as it takes; several only if it is too long.
 
         Raises and is cancelled as ``render``.
         """
-        if not isinstance(prompt, TextPrompt):
+        if not isinstance(prompt, TextPrompt) or self._in_conversation:
             return [await self.render(prompt, params)]
         return await self.offload.run("render", lambda: self._render_windows(prompt, params), abandon_on_cancel=True)
 
@@ -212,10 +242,23 @@ def _token_ids(tokenizer: Tokenizer, encoded: Encoded) -> TokenIds:
     return tokenizer.finish(encoded, len(encoded), "right", add_special_tokens=False)
 
 
-def renderer_of(folder: ModelFolder, tokenizer: Tokenizer, offload: Offload, *, workers: int) -> Renderer:
-    """Return the renderer for a model, with ``workers`` copies of its tokenizer. Raises ``ModelLoadError``."""
+def renderer_of(
+    folder: ModelFolder,
+    tokenizer: Tokenizer,
+    offload: Offload,
+    *,
+    workers: int,
+    templates: ChatTemplates | None = None,
+    settings: InputConfig | None = None,
+    media: ImageLoader | None = None,
+    image_format: ImageFormat | None = None,
+) -> Renderer:
+    """Return the renderer for a model, with ``workers`` copies of its tokenizer. Raises ``ModelLoadError``.
+
+    Without ``templates`` it reads single texts and tokens only.
+    """
     architecture = folder.architecture
-    return Renderer(
+    renderer = Renderer(
         TokenizerPool(tokenizer, workers),
         offload,
         max_model_len=folder.max_model_len,
@@ -224,6 +267,23 @@ def renderer_of(folder: ModelFolder, tokenizer: Tokenizer, offload: Offload, *, 
         pair_format=template_of(architecture, tokenizer) or JoinedPair(),
         text_format=text_format_of(folder, tokenizer),
     )
+    if templates is not None:
+        settings = settings or InputConfig()
+        renderer.conversations = Conversations(
+            templates=templates,
+            chat=tokenizer.chat,
+            read_text=renderer.render_text,
+            shorten=renderer.shorten,
+            max_model_len=folder.max_model_len,
+            structured=folder.messages_in_parts,
+            in_conversation=architecture.in_conversation,
+            options=architecture.template_options,
+            trusts_request_templates=settings.trust_request_chat_template,
+            max_images=settings.max_images_per_input,
+            media=media,
+            image_format=image_format,
+        )
+    return renderer
 
 
 MAX_WINDOWS = 512
