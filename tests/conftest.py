@@ -100,7 +100,7 @@ async def client(url: str) -> AsyncIterator[httpx.AsyncClient]:
 def is_idle(service: Service) -> bool:
     """Nothing is queued, in flight or admitted, and every permit is free."""
     engine = service.default.engine.statistics()
-    limiters = service.offload.statistics().values()
+    limiters = [*service.offload.statistics().values(), service.template_processes.statistics()]
     return not (
         engine.queued_rows
         or engine.in_flight_batches

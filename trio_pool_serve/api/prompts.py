@@ -3,13 +3,47 @@
 from collections.abc import Sequence
 
 import numpy as np
+from attrs import frozen
 
+from trio_pool_serve.api.messages import ConversationFields
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.types import Prompt, TextPrompt, TokensPrompt
 
 Input = str | list[str | int | list[int]]
 """A text, texts, token ids, lists of token ids."""
+
+
+@frozen(kw_only=True)
+class InputFields(ConversationFields):
+    """The fields of a request that say what is read: one of those that hold it is given."""
+
+    input: Input | None = None
+    add_special_tokens: bool | None = None
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether special tokens are added; a chat template brings its own."""
+        return self.add_special_tokens is not False if self.messages is None else bool(self.add_special_tokens)
+
+    def prompts(self, network: NetworkConfig) -> list[Prompt]:
+        """Return the prompts of whichever is given. Raises ``InvalidRequestError``."""
+        given = the_one_given(input=self.input, messages=self.messages)
+        if given == "messages":
+            return [self.conversation(network)]
+        self.refuse_beside(given)
+        return prompts_of([] if self.input is None else self.input, network)
+
+
+def the_one_given(**fields: object) -> str:
+    """Return the name of the only field that is not null. Raises ``InvalidRequestError``."""
+    given = [name for name, value in fields.items() if value is not None]
+    if len(given) != 1:
+        names = ", ".join(fields)
+        raise InvalidRequestError(
+            f"Give one of {names}; {' and '.join(given) or 'none'} is there.", param=next(iter(fields))
+        )
+    return given[0]
 
 
 def prompts_of(asked: Input, network: NetworkConfig, *, param: str = "input") -> list[Prompt]:

@@ -79,16 +79,24 @@ class Conversations:
         Raises ``InvalidRequestError``, ``ContextLengthError`` or ``MediaError``. Cancellation: at once, wherever it
         waits; the images of the prompt are no longer loaded, and a process or thread keeps its place until it is done.
         """
-        if isinstance(prompt, ChatPrompt):
-            return await self._render_chat(prompt, params)
-        parts = (TextPart(prompt.text),) if isinstance(prompt, TextPrompt) else prompt.parts
+        try:
+            if isinstance(prompt, ChatPrompt):
+                return await self._render_chat(prompt, params)
+            parts = (TextPart(prompt.text),) if isinstance(prompt, TextPrompt) else prompt.parts
+            return await self._render_parts(parts, params)
+        except InvalidRequestError as error:
+            if error.param in ("input", "messages"):
+                error.param = "messages" if isinstance(prompt, ChatPrompt) else "input"
+            raise
+
+    async def _render_parts(self, parts: Sequence[Part], params: RenderingParams) -> RenderedPrompt:
         if self.in_conversation:
             return await self._render_in_conversation(parts, params)
         images = _images(parts)
         if not images:
             text = "\n".join(part.text for part in parts if isinstance(part, TextPart))
             return await self.read_text(TextPrompt(text), params)
-        image_format = self._format_for(images, "input")
+        image_format = self._format_for(images)
         if len(parts) == 1:
             (image,) = await self._load(images, image_format)
             alone = image_format.alone(image)
@@ -128,7 +136,7 @@ class Conversations:
         if not images:
             text = await self.templates.render(template, prompt, max_characters=self.max_characters)
             return await self.read_text(TextPrompt(text), reading)
-        image_format = self._format_for(images, "messages")
+        image_format = self._format_for(images)
         # An image that is cut through is none: what is too long is refused, even where texts may be cut.
         reading = evolve(reading, truncate_to=None)
         text, features = await self._render_beside_images(template, prompt, images, image_format)
@@ -190,14 +198,14 @@ class Conversations:
 
     # -- images ---------------------------------------------------------------------------------------
 
-    def _format_for(self, images: Sequence[ImagePart], param: str) -> ImageFormat:
+    def _format_for(self, images: Sequence[ImagePart]) -> ImageFormat:
         """Return how images are read. Raises ``InvalidRequestError`` unless the model takes so many."""
         if self.image_format is None or self.media is None:
-            raise InvalidRequestError("This model reads texts only.", param=param)
+            raise InvalidRequestError("This model reads texts only.", param="input")
         if len(images) > self.max_images:
             raise InvalidRequestError(
                 f"An input has {len(images)} images; at most {self.max_images} are taken (--max-images-per-input).",
-                param=param,
+                param="input",
             )
         return self.image_format
 
