@@ -15,8 +15,10 @@ CHATML = """\
 {%- else -%}
 {{- '<|im_start|>system\\nYou turn texts into vectors.<|im_end|>\\n' -}}
 {%- endif -%}
-{%- for message in messages if not (loop.first and message.role == 'system') -%}
+{%- for message in messages -%}
+{%- if not (loop.first and message.role == 'system') -%}
 {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}
+{%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
 {{- '<|im_start|>assistant\\n' -}}

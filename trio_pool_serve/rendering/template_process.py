@@ -53,6 +53,7 @@ def render_template(question: bytes, max_characters: int) -> bytes:
     """
     from transformers.utils.chat_template_utils import render_jinja_template
 
+    text, said = "", ""
     try:
         asked = msgspec.json.decode(question, type=TemplateQuestion)
         texts: Any = render_jinja_template(
@@ -62,7 +63,7 @@ def render_template(question: bytes, max_characters: int) -> bytes:
             continue_final_message=asked.continue_final_message,
             **asked.variables,
         )
-        text: str = texts[0][0]
+        text = texts[0][0]
         utf8 = text.encode() if len(text) <= max_characters else b""
     except MemoryError:
         if multiprocessing.parent_process() is not None:
@@ -70,7 +71,10 @@ def render_template(question: bytes, max_characters: int) -> bytes:
         raise
     except Exception as error:
         said = f"{error}"[:MAX_ERROR_CHARACTERS] or type(error).__name__
-        raise InvalidRequestError(f"The chat template cannot be rendered: {said}") from None
+    # Not inside the block: an error that knows another travels with all of that one's frames, of which a template
+    # can make too many to be sent.
+    if said:
+        raise InvalidRequestError(f"The chat template cannot be rendered: {said}")
     if len(text) > max_characters:
         raise InvalidRequestError(
             f"The chat template makes {len(text)} characters of this conversation; at most {max_characters} are read."
