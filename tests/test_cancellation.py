@@ -4,6 +4,7 @@ Whatever step it is, nothing stays queued, admitted, borrowed or in flight, and 
 """
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import attrs
 import numpy as np
@@ -12,7 +13,10 @@ import trio
 
 from tests.api.scripted_models import LateInteraction
 from tests.conftest import assert_idle, is_idle
+from tests.model_folders import VOCABULARY
+from tests.rendering.scripted_images import ScriptedFormat, ScriptedLoader
 from trio_pool_serve.app import create_app
+from trio_pool_serve.config import Config, InputConfig
 from trio_pool_serve.errors import EngineDeadError
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.job import PoolJob
@@ -20,7 +24,23 @@ from trio_pool_serve.tasks.pool import pool
 from trio_pool_serve.tasks.score import ScoreJob, score
 from trio_pool_serve.tasks.tokenize import detokenize, tokenize
 from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import PoolingRequest, RenderedPrompt, RenderingParams, TextPrompt
+from trio_pool_serve.types import (
+    ChatMessage,
+    ChatPrompt,
+    ContentPrompt,
+    ImagePart,
+    PoolingRequest,
+    RenderedPrompt,
+    RenderingParams,
+    TextPart,
+    TextPrompt,
+)
+
+
+@pytest.fixture
+def config(scripted_folder: Path) -> Config:
+    return Config(models=(str(scripted_folder),), input=InputConfig(trust_request_chat_template=True))
+
 
 TEXT = TextPrompt("hello world")
 ROW = PoolingRequest(RenderedPrompt(np.array([7], dtype=np.int32)))
@@ -59,6 +79,34 @@ async def render(service: Service) -> None:
     await service.model().renderer.render(TEXT, RenderingParams())
 
 
+HELLO = ChatMessage("user", (TextPart("hello world"), TextPart("w1")))
+
+
+async def render_chat(service: Service) -> None:
+    for size in (1, 10_000):  # on the loop, and through the threads
+        message = ChatMessage("user", (TextPart("hello " * size),))
+        prompt = ChatPrompt(messages=(message,), chat_template="{{ messages[0].content }}")
+        await service.model().renderer.render(prompt, RenderingParams(truncate_to=8))
+
+
+async def render_content(service: Service) -> None:
+    await service.model().renderer.render(ContentPrompt(HELLO.parts), RenderingParams())
+
+
+async def render_images(service: Service) -> None:
+    renderer = service.model().renderer
+    loader = ScriptedLoader()
+    loader.gate.set()
+    seeing = attrs.evolve(renderer.conversations, media=loader, image_format=ScriptedFormat(VOCABULARY["w9"]))
+    images = (ImagePart("tokens:2"), ImagePart("tokens:3"))
+    prompt = ChatPrompt(messages=(ChatMessage("user", images),), chat_template="hello w9 w9")
+    await seeing.render(prompt, RenderingParams())
+
+
+async def shorten(service: Service) -> None:
+    await service.model().renderer.shorten("hello world w1", 2)
+
+
 async def submit(service: Service) -> None:
     await service.default.engine.submit(ROW)
 
@@ -71,7 +119,11 @@ async def wait_ready(service: Service) -> None:
     await service.default.engine.wait_ready()
 
 
-async def asgi_request(service: Service, more: bytes = b"") -> None:
+INPUTS = b'"input": ["hello", "world", "hello world", "w1", "w2"]'
+MESSAGES = b'"messages": [{"role": "user", "content": "hello"}], "chat_template": "{{ messages[0].content }}"'
+
+
+async def asgi_request(service: Service, more: bytes = b"", asked: bytes = INPUTS) -> None:
     """A request as an ASGI server hands it over; quart's own test client does not survive cancellation."""
     scope = {
         "type": "http",
@@ -93,7 +145,7 @@ async def asgi_request(service: Service, more: bytes = b"") -> None:
         await trio.lowlevel.checkpoint()
         sent.append(message)
 
-    body = b'{"input": ["hello", "world", "hello world", "w1", "w2"]' + more + b"}"
+    body = b"{" + asked + more + b"}"
     to_app.send_nowait({"type": "http.request", "body": body, "more_body": False})
     await create_app(service.config, service)(scope, from_client.receive, send)
     assert sent[0]["status"] == 200
@@ -101,6 +153,10 @@ async def asgi_request(service: Service, more: bytes = b"") -> None:
 
 async def asgi_stream(service: Service) -> None:
     await asgi_request(service, b', "stream": true')
+
+
+async def asgi_conversation(service: Service) -> None:
+    await asgi_request(service, asked=MESSAGES)
 
 
 WORK = [
@@ -111,11 +167,16 @@ WORK = [
     take_apart,
     put_together,
     render,
+    render_chat,
+    render_content,
+    render_images,
+    shorten,
     submit,
     offload,
     wait_ready,
     asgi_request,
     asgi_stream,
+    asgi_conversation,
 ]
 
 # Every step while the loop alone is at work; coarser ones while threads are, until the work is done.

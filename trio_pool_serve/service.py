@@ -26,7 +26,9 @@ from trio_pool_serve.errors import (
 from trio_pool_serve.model_folder.folder import ModelFolder, read_model_folder
 from trio_pool_serve.model_hub import locate_model
 from trio_pool_serve.offload import Offload
+from trio_pool_serve.rendering import template_process
 from trio_pool_serve.rendering.backend import RenderBackend, ThreadBackend
+from trio_pool_serve.rendering.chat_templates import ChatTemplates
 from trio_pool_serve.rendering.process_backend import ProcessBackend
 from trio_pool_serve.rendering.prompt_embeds import embeds_format_of
 from trio_pool_serve.rendering.renderer import renderer_of
@@ -110,6 +112,9 @@ class Service:
 
     def _make_render_backend(self) -> RenderBackend:
         threads = self.config.threads
+        self.processes["template"] = WorkerProcesses(
+            threads.renderer_num_workers, template_process.prepare, in_processes=self.offload.in_threads
+        )
         if threads.renderer_backend == "thread":
             return ThreadBackend(self.offload)
         render = WorkerProcesses(threads.renderer_num_workers, observe=partial(self.metrics.observe_hop, "render"))
@@ -130,6 +135,7 @@ class Service:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(sample_loop_lag, self.metrics.loop_lag)
+                await nursery.start(self.processes["template"].run)
                 for served in self.served.values():
                     # In their order: each queues for the one thread that loads and computes.
                     await nursery.start(served.engine.run)
@@ -180,6 +186,10 @@ class Service:
                 workers=config.threads.renderer_num_workers,
                 backend=self.render_backend,
                 recipe=TextRecipe(path, config.loading),
+                templates=ChatTemplates(
+                    self.processes["template"], self.offload, config.time_limits.template_timeout_s
+                ),
+                settings=config.input,
                 embeds_format=embeds_format_of(folder, runner.embeds_width, enabled=config.input.enable_prompt_embeds),
             ),
             served.engine,

@@ -39,7 +39,7 @@ JinaInputs: TypeAlias = str | JinaInput | list[str | int | list[int] | JinaInput
 class JinaEmbeddingsRequest(EmbeddingsRequest):
     """The body of ``/v1/embeddings`` with any of Jina's fields; those of OpenAI hold beside them."""
 
-    input: JinaInputs  # type: ignore[assignment]
+    input: JinaInputs | None = None  # type: ignore[assignment]
     task: str | None = None
     embedding_type: EmbeddingType | list[EmbeddingType] | None = None
     normalized: bool | None = None
@@ -74,7 +74,7 @@ class JinaEmbeddingsRequest(EmbeddingsRequest):
             job = evolve(job, reading=evolve(job.reading, truncate_to=-1))
         return job if self.normalized is None else evolve(job, normalize=self.normalized)
 
-    def _plain_input(self) -> JinaInputs:
+    def _plain_input(self) -> JinaInputs | None:
         if isinstance(self.input, list):
             return [item.the_text() if isinstance(item, JinaInput) else item for item in self.input]
         return self.input.the_text() if isinstance(self.input, JinaInput) else self.input

@@ -16,8 +16,7 @@ from trio_pool_serve.api.embedding_answers import (
 from trio_pool_serve.api.embedding_stream import stream_embeddings
 from trio_pool_serve.api.encodings import EmbedDtype, Endianness
 from trio_pool_serve.api.endpoint import Call, Dialect, Endpoint, WireError
-from trio_pool_serve.api.payloads import PromptEmbeds
-from trio_pool_serve.api.prompts import asked_prompts
+from trio_pool_serve.api.prompts import InputFields
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.tasks.job import PoolJob
@@ -27,11 +26,9 @@ from trio_pool_serve.types import TruncationSide, Vectors
 
 
 @frozen(kw_only=True)
-class EmbeddingsRequest:
-    """The body of ``/v1/embeddings``. Every optional field may be null."""
+class EmbeddingsRequest(InputFields):
+    """The body of ``/v1/embeddings``: ``input`` or ``messages``. Every optional field may be null."""
 
-    input: str | list[str | int | list[int]] | None = None
-    prompt_embeds: PromptEmbeds | None = None
     model: str | None = None
     encoding_format: EncodingFormat | None = None
     embed_dtype: EmbedDtype | None = None
@@ -39,7 +36,6 @@ class EmbeddingsRequest:
     dimensions: int | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: TruncationSide | None = None
-    add_special_tokens: bool | None = None
     prompt_name: str | None = None
     prompt: str | None = None
     normalize: bool | None = None
@@ -60,11 +56,11 @@ class EmbeddingsRequest:
         if self.modality not in (None, "text"):
             raise InvalidRequestError(f"Only texts can be embedded here, not {self.modality}.", param="modality")
         return PoolJob(
-            prompts=asked_prompts(self.input, self.prompt_embeds, network),
+            prompts=self.prompts(network),
             reading=ReadingParams(
                 truncate_to=self.truncate_prompt_tokens,
                 truncation_side=self.truncation_side or "right",
-                add_special_tokens=self.add_special_tokens is not False,
+                add_special_tokens=self.adds_special_tokens,
                 prompt_name=self.prompt_name,
                 instruction=self.prompt,
             ),

@@ -3,14 +3,52 @@
 from collections.abc import Sequence
 
 import numpy as np
+from attrs import frozen
 
-from trio_pool_serve.api.payloads import Payloads
+from trio_pool_serve.api.messages import ConversationFields
+from trio_pool_serve.api.payloads import PromptEmbeds
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.types import Prompt, TextPrompt, TokensPrompt
 
 Input = str | list[str | int | list[int]]
 """A text, texts, token ids, lists of token ids."""
+
+
+@frozen(kw_only=True)
+class InputFields(ConversationFields):
+    """The fields of a request that say what is read: one of those that hold it is given."""
+
+    input: Input | None = None
+    prompt_embeds: PromptEmbeds | None = None
+    add_special_tokens: bool | None = None
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether special tokens are added; a chat template brings its own."""
+        return self.add_special_tokens is not False if self.messages is None else bool(self.add_special_tokens)
+
+    def prompts(self, network: NetworkConfig) -> list[Prompt]:
+        """Return the prompts of whichever is given. Raises ``InvalidRequestError``."""
+        given = the_one_given(input=self.input, messages=self.messages, prompt_embeds=self.prompt_embeds)
+        if given == "messages":
+            return [self.conversation(network)]
+        self.refuse_beside(given)
+        if self.prompt_embeds is not None:
+            require_few(self.prompt_embeds.items, network, param=given)
+            return [*self.prompt_embeds.prompts()]
+        return prompts_of([] if self.input is None else self.input, network)
+
+
+def the_one_given(**fields: object) -> str:
+    """Return the name of the only field that is not null. Raises ``InvalidRequestError``."""
+    given = [name for name, value in fields.items() if value is not None]
+    if len(given) != 1:
+        names = ", ".join(fields)
+        raise InvalidRequestError(
+            f"Give one of {names}; {' and '.join(given) or 'none'} is there.", param=next(iter(fields))
+        )
+    return given[0]
 
 
 def prompts_of(asked: Input, network: NetworkConfig, *, param: str = "input") -> list[Prompt]:
@@ -29,21 +67,6 @@ def prompts_of(asked: Input, network: NetworkConfig, *, param: str = "input") ->
     if kind is str:
         return [TextPrompt(text) for text in asked]  # type: ignore[arg-type]
     return [_tokens_prompt(ids, param) for ids in asked]  # type: ignore[arg-type]
-
-
-def asked_prompts(asked: Input | None, prompt_embeds: Payloads | None, network: NetworkConfig) -> list[Prompt]:
-    """Return the prompts of a request that has texts or token ids, or embeddings in their place.
-
-    Raises ``InvalidRequestError`` unless it has exactly one of them.
-    """
-    if asked is not None and prompt_embeds is not None:
-        raise InvalidRequestError("Give input or prompt_embeds, not both.", param="prompt_embeds")
-    if prompt_embeds is None:
-        if asked is None:
-            raise InvalidRequestError("The body needs the field input.", param="input")
-        return prompts_of(asked, network)
-    require_few(prompt_embeds.items, network, param="prompt_embeds")
-    return [*prompt_embeds.prompts()]
 
 
 def require_few(inputs: Sequence[object], network: NetworkConfig, *, param: str) -> None:

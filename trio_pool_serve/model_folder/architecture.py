@@ -5,7 +5,7 @@ loading take from it what they need; tasks read ``tasks``, ``scoring``, ``labels
 """
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from attrs import frozen
 
@@ -49,6 +49,16 @@ class Architecture:
     def longest_input(self) -> int:
         """Tokens that it takes in some role, though its tokenizer's limit may be less."""
         return 0
+
+    @property
+    def in_conversation(self) -> bool:
+        """Whether every input is read as a conversation of one user message, as sentence-transformers reads it."""
+        return False
+
+    @property
+    def template_options(self) -> Mapping[str, Any]:
+        """What its files have the chat template rendered with."""
+        return {}
 
     def sparse_params(self, role: Role | None) -> PoolingParams:
         """Return what to ask for the sparse vector of a text in this role."""

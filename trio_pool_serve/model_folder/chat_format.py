@@ -50,8 +50,7 @@ def read_chat_format(files: FolderFiles) -> ChatFormat | None:
     options = _template_options(files)
     template = chat_template(files)
     sighted = ChatFormat(
-        structured=files.text_config.get("model_type") not in FLAT_MODEL_TYPES
-        and any(pattern in (template or ".type") for pattern in STRUCTURED_BY_SIGHT),
+        structured=files.text_config.get("model_type") not in FLAT_MODEL_TYPES and wants_parts(template or ".type"),
         options=options,
     )
     if not files.modules:
@@ -61,6 +60,20 @@ def read_chat_format(files: FolderFiles) -> ChatFormat | None:
         return None
     form = message.get("format", "auto")
     return sighted if form == "auto" else evolve(sighted, structured=form == "structured")
+
+
+def wants_parts(template: str) -> bool:
+    """Tell whether a template looks like one that wants a message's content in parts."""
+    return any(pattern in template for pattern in STRUCTURED_BY_SIGHT)
+
+
+def read_message_form(files: FolderFiles) -> bool | None:
+    """Return whether messages are in parts, as a folder's files say; ``None`` where its template is to tell."""
+    message = (files.module_config.get("modality_config") or {}).get("message") or {}
+    form = message.get("format", "auto")
+    if form == "auto":
+        return False if files.text_config.get("model_type") in FLAT_MODEL_TYPES else None
+    return bool(form == "structured")
 
 
 def chat_template(files: FolderFiles) -> str | None:

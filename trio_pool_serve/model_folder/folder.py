@@ -10,6 +10,7 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.model_folder.architecture import Architecture, ReadArchitecture
 from trio_pool_serve.model_folder.bge_m3 import read_bge_m3
+from trio_pool_serve.model_folder.chat_format import read_message_form
 from trio_pool_serve.model_folder.classification import read_classifier
 from trio_pool_serve.model_folder.embedding import read_embedding
 from trio_pool_serve.model_folder.files import FolderFiles, read_folder_files
@@ -60,6 +61,8 @@ class ModelFolder:
     lower_case: bool = False
     prompts: Mapping[str, str] = Factory(dict)
     default_prompt_name: str | None = None
+    messages_in_parts: bool | None = None
+    """How its chat template wants texts; ``None`` where the template is to tell."""
 
     @property
     def model_type(self) -> str:
@@ -104,6 +107,7 @@ def read_model_folder(path: Path, config: ModelConfig = AS_THE_FILES_SAY) -> Mod
         lower_case=bool(files.module_config.get("do_lower_case")),
         prompts={**files.prompts, **architecture.own_prompts},
         default_prompt_name=files.texts.get("default_prompt_name"),
+        messages_in_parts=read_message_form(files),
     )
 
 

@@ -8,7 +8,7 @@ import tokenizers
 from attrs import Factory, define, field
 
 from trio_pool_serve.rendering.token import Token
-from trio_pool_serve.rendering.tokenizer import Encoded, RenderChat, segments, shares
+from trio_pool_serve.rendering.tokenizer import ChatTexts, Encoded, RenderChat, segments, shares
 from trio_pool_serve.types import TokenIds, TruncationSide
 
 
@@ -21,6 +21,7 @@ class FastTokenizer:
     _named_ids: Mapping[str, int] = Factory(dict)
     _has_segments: bool = True
     render_chat: RenderChat | None = None
+    chat: ChatTexts = Factory(ChatTexts)
     special_tokens: int = field(init=False)
     pair_special_tokens: int = field(init=False)
 
@@ -110,5 +111,10 @@ class FastTokenizer:
     def copy(self) -> "FastTokenizer":
         """Return a deep copy."""
         return FastTokenizer(
-            copy.deepcopy(self._backend), self._special_ids, self._named_ids, self._has_segments, self.render_chat
+            copy.deepcopy(self._backend),
+            self._special_ids,
+            self._named_ids,
+            self._has_segments,
+            self.render_chat,
+            self.chat,
         )

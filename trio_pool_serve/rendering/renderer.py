@@ -6,10 +6,14 @@ import numpy as np
 import numpy.typing as npt
 from attrs import define, field
 
+from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.backend import RenderBackend, ThreadBackend
+from trio_pool_serve.rendering.chat_templates import ChatTemplates
+from trio_pool_serve.rendering.conversations import Conversations, ImageLoader
+from trio_pool_serve.rendering.image_format import ImageFormat
 from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
 from trio_pool_serve.rendering.text_loading import TextRecipe, text_renderer_of
 from trio_pool_serve.rendering.text_renderer import TextRenderer
@@ -35,6 +39,8 @@ class Renderer:
     backend: RenderBackend = field()
     embeds_format: EmbedsFormat | str = "This model is read from texts."
     """Which token embeddings are taken in place of texts, or why none are."""
+    conversations: Conversations | None = None
+    """Reads whatever is not a text by itself; set once there is a renderer that it can read texts with."""
 
     @backend.default
     def _in_threads(self) -> RenderBackend:
@@ -63,11 +69,25 @@ class Renderer:
         """
         if isinstance(prompt, TokensPrompt):
             return self.texts.render_tokens(prompt, params)
-        if isinstance(prompt, TextPrompt | PairPrompt):
-            return await self.backend.run("render", self.texts.render, prompt, params)
+        if isinstance(prompt, PairPrompt) or (isinstance(prompt, TextPrompt) and not self._in_conversation):
+            return await self.render_text(prompt, params)
         if isinstance(prompt, EmbedsPrompt):
             return await self._render_embeds(prompt, params)
+        if self.conversations is not None:
+            return await self.conversations.render(prompt, params)
         raise InvalidRequestError("This model reads texts only.", param="input")
+
+    @property
+    def _in_conversation(self) -> bool:
+        return self.conversations is not None and self.conversations.in_conversation
+
+    async def render_text(self, prompt: TextPrompt | PairPrompt, params: RenderingParams) -> RenderedPrompt:
+        """Return what the model reads for a text as it is. Raises and is cancelled as ``render``."""
+        return await self.backend.run("render", self.texts.render, prompt, params)
+
+    async def shorten(self, text: str, tokens: int) -> str:
+        """Return the beginning of a text that makes so many tokens. Raises and is cancelled as ``render``."""
+        return await self.backend.run("render", self.texts.shorten, text, tokens)
 
     async def _render_embeds(self, prompt: EmbedsPrompt, params: RenderingParams) -> RenderedPrompt:
         embeds_format = self.embeds_format
@@ -81,7 +101,7 @@ class Renderer:
 
         Raises and is cancelled as ``render``.
         """
-        if not isinstance(prompt, TextPrompt):
+        if not isinstance(prompt, TextPrompt) or self._in_conversation:
             return [await self.render(prompt, params)]
         return await self.backend.run("render", self.texts.render_windows, prompt, params)
 
@@ -106,10 +126,32 @@ def renderer_of(
     backend: RenderBackend | None = None,
     recipe: TextRecipe | None = None,
     embeds_format: EmbedsFormat | str = "This model is read from texts.",
+    templates: ChatTemplates | None = None,
+    settings: InputConfig | None = None,
+    media: ImageLoader | None = None,
+    image_format: ImageFormat | None = None,
 ) -> Renderer:
     """Return the renderer for a model, with ``workers`` copies of its tokenizer. Raises ``ModelLoadError``.
 
-    It renders in threads unless there is another ``backend``, which in its turn may need the ``recipe``.
+    It renders in threads unless there is another ``backend``, which in its turn may need the ``recipe``. Without
+    ``templates`` it reads single texts, tokens and token embeddings only.
     """
     texts = text_renderer_of(folder, tokenizer, workers=workers, recipe=recipe)
-    return Renderer(texts, offload, backend or ThreadBackend(offload), embeds_format)
+    renderer = Renderer(texts, offload, backend or ThreadBackend(offload), embeds_format)
+    if templates is not None:
+        settings = settings or InputConfig()
+        renderer.conversations = Conversations(
+            templates=templates,
+            chat=tokenizer.chat,
+            read_text=renderer.render_text,
+            shorten=renderer.shorten,
+            max_model_len=folder.max_model_len,
+            structured=folder.messages_in_parts,
+            in_conversation=folder.architecture.in_conversation,
+            options=folder.architecture.template_options,
+            trusts_request_templates=settings.trust_request_chat_template,
+            max_images=settings.max_images_per_input,
+            media=media,
+            image_format=image_format,
+        )
+    return renderer

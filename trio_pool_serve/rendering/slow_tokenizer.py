@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from attrs import define, field
+from attrs import Factory, define, field
 
 from trio_pool_serve.rendering.token import Token
-from trio_pool_serve.rendering.tokenizer import Encoded, RenderChat, segments, shares
+from trio_pool_serve.rendering.tokenizer import ChatTexts, Encoded, RenderChat, segments, shares
 from trio_pool_serve.types import TokenIds, TruncationSide
 
 
@@ -20,6 +20,7 @@ class SlowTokenizer:
     _lower_case: bool = False
     _has_segments: bool = True
     render_chat: RenderChat | None = None
+    chat: ChatTexts = Factory(ChatTexts)
     special_tokens: int = field(init=False)
     pair_special_tokens: int = field(init=False)
 
@@ -101,7 +102,9 @@ class SlowTokenizer:
 
     def copy(self) -> "SlowTokenizer":
         """Return a deep copy."""
-        return SlowTokenizer(copy.deepcopy(self._tokenizer), self._lower_case, self._has_segments, self.render_chat)
+        return SlowTokenizer(
+            copy.deepcopy(self._tokenizer), self._lower_case, self._has_segments, self.render_chat, self.chat
+        )
 
 
 def named_ids(tokenizer: Any) -> dict[str, int]:

@@ -73,6 +73,14 @@ class TextRenderer:
             instruction = self._count_instruction_tokens(tokenizer, params)
             return [RenderedPrompt(window, instruction) for window in windows]
 
+    def shorten(self, text: str, tokens: int) -> str:
+        """Return the beginning of a text that makes so many tokens. Raises ``InvalidRequestError``."""
+        with self.tokenizers.lend() as tokenizer:
+            try:
+                return shorten(tokenizer, text, tokens)
+            except UnicodeError as error:
+                raise InvalidRequestError("An input is not valid Unicode text.", param="input") from error
+
     def tokenize(self, text: str, *, add_special_tokens: bool) -> list[Token]:
         """Return a text's tokens, none cut off. Raises ``InvalidRequestError``."""
         with self.tokenizers.lend() as tokenizer:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+from attrs import Factory, frozen
 
 from trio_pool_serve.rendering.token import Token
 from trio_pool_serve.types import TokenIds, TruncationSide
@@ -19,6 +20,18 @@ Encoded: TypeAlias = Any
 
 RenderChat: TypeAlias = Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], str]
 """(messages, options) → the text that the chat template makes of them; raises whatever the template does."""
+
+
+@frozen(kw_only=True)
+class ChatTexts:
+    """What a model's files say about conversations.
+
+    ``templates`` are in Jinja, by name, the one of most models ``default``; none where the model reads no
+    conversations. ``special_tokens`` are what templates may write, by name, such as ``bos_token``.
+    """
+
+    templates: Mapping[str, str] = Factory(dict)
+    special_tokens: Mapping[str, str] = Factory(dict)
 
 
 class Tokenizer(Protocol):
@@ -35,6 +48,10 @@ class Tokenizer(Protocol):
     @property
     def render_chat(self) -> RenderChat | None:
         """The chat template, ``None`` if there is none."""
+
+    @property
+    def chat(self) -> ChatTexts:
+        """The chat templates as texts."""
 
     def encode(self, text: str) -> Encoded:
         """Tokenise without special tokens."""

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -9,11 +10,12 @@ from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.model_folder.files import read_json
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.model_folder.late_interaction import LateInteraction
 from trio_pool_serve.rendering.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.slow_tokenizer import SlowTokenizer, named_ids
-from trio_pool_serve.rendering.tokenizer import RenderChat, Tokenizer
+from trio_pool_serve.rendering.tokenizer import ChatTexts, RenderChat, Tokenizer
 
 
 def load_tokenizer(folder: ModelFolder, *, trust_remote_code: bool = False) -> Tokenizer:
@@ -33,10 +35,26 @@ def load_tokenizer(folder: ModelFolder, *, trust_remote_code: bool = False) -> T
     if isinstance(folder.architecture, LateInteraction):
         _keep_whole(loaded, folder.architecture.markers)
     has_segments, chat = "token_type_ids" in loaded.model_input_names, _chat_renderer(loaded)
+    texts = ChatTexts(
+        templates=_templates(loaded, folder.transformer_path),
+        special_tokens={name: str(token) for name, token in loaded.special_tokens_map.items()},
+    )
     if not loaded.is_fast:
-        return SlowTokenizer(loaded, folder.lower_case, has_segments, chat)
+        return SlowTokenizer(loaded, folder.lower_case, has_segments, chat, texts)
     backend = copy.deepcopy(loaded.backend_tokenizer)
-    return FastTokenizer(backend, frozenset(loaded.all_special_ids), named_ids(loaded), has_segments, chat)
+    return FastTokenizer(backend, frozenset(loaded.all_special_ids), named_ids(loaded), has_segments, chat, texts)
+
+
+def _templates(loaded: Any, path: Path) -> Mapping[str, str]:
+    """Return the chat templates by name. A processor's own, in the files it is published with, comes first."""
+    for name in ("processor_config.json", "chat_template.json"):
+        of_processor = read_json(path / name).get("chat_template")
+        if of_processor:
+            return of_processor if isinstance(of_processor, dict) else {"default": of_processor}
+    template = loaded.chat_template
+    if not template:
+        return {}
+    return template if isinstance(template, dict) else {"default": template}
 
 
 def _chat_renderer(loaded: Any) -> RenderChat | None:

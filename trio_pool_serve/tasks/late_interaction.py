@@ -11,8 +11,9 @@ from attrs import frozen
 
 from trio_pool_serve.tasks.fan_out import AskedRow, ComputedRow, compute_rows
 from trio_pool_serve.tasks.model import Model
+from trio_pool_serve.tasks.sides import Side, prompt_of
 from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import HeldQuery, HoldQuery, MaxSim, QueryScope, RenderingParams, TextPrompt
+from trio_pool_serve.types import HeldQuery, HoldQuery, MaxSim, QueryScope, RenderingParams
 
 
 @frozen(eq=False)
@@ -25,15 +26,15 @@ class EncodedQueries:
 
 @frozen(eq=False)
 class Document:
-    """A text, and which of the queries it is scored against."""
+    """What is read, and which of the queries it is scored against."""
 
-    text: str
+    side: Side
     query: int
 
 
 async def encode_queries(
     model: Model,
-    queries: Sequence[str],
+    queries: Sequence[Side],
     scope: QueryScope,
     *,
     rendering: RenderingParams,
@@ -47,7 +48,7 @@ async def encode_queries(
     """
     held = [HeldQuery(scope) for _ in queries]
     rows = await compute_rows(
-        [AskedRow(TextPrompt(text), rendering, (HoldQuery(query),)) for text, query in zip(queries, held, strict=True)],
+        [AskedRow(prompt_of(side), rendering, (HoldQuery(query),)) for side, query in zip(queries, held, strict=True)],
         renderer=model.renderer,
         engine=model.engine,
         timings=timings,
@@ -71,7 +72,7 @@ async def score_documents(
     """
     return await compute_rows(
         [
-            AskedRow(TextPrompt(document.text), rendering, (MaxSim(queries.held[document.query]),))
+            AskedRow(prompt_of(document.side), rendering, (MaxSim(queries.held[document.query]),))
             for document in documents
         ],
         renderer=model.renderer,

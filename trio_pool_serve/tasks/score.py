@@ -13,6 +13,7 @@ from trio_pool_serve.tasks.fan_out import AskedRow, ComputedRow, compute_rows
 from trio_pool_serve.tasks.late_interaction import Document, encode_queries, score_documents
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.reading import ReadingParams, rendering_params
+from trio_pool_serve.tasks.sides import Side, has_images, prompt_of, text_of
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import (
     Activation,
@@ -21,7 +22,6 @@ from trio_pool_serve.types import (
     PairPrompt,
     RenderingParams,
     Role,
-    TextPrompt,
     Vectors,
 )
 
@@ -39,8 +39,8 @@ class ScoreJob:
     query nor document.
     """
 
-    queries: Sequence[str]
-    documents: Sequence[str]
+    queries: Sequence[Side]
+    documents: Sequence[Side]
     reading: ReadingParams = Factory(ReadingParams)
     max_query_tokens: int | None = None
     max_document_tokens: int | None = None
@@ -69,8 +69,8 @@ class ScoreJob:
 
     def estimated_tokens(self, *, in_pairs: bool) -> int:
         """Guess cheaply how many tokens are read, for admission; in pairs, a query is read with each document."""
-        queries = [TextPrompt(text).estimated_tokens for text in self.queries]
-        documents = sum(TextPrompt(text).estimated_tokens for text in self.documents)
+        queries = [prompt_of(side).estimated_tokens for side in self.queries]
+        documents = sum(prompt_of(side).estimated_tokens for side in self.documents)
         reads = len(self.documents) if in_pairs else len(self.queries)
         of_queries = queries[0] * reads if len(queries) == 1 else sum(queries)
         return of_queries + documents + self.reading.estimated_tokens(reads)
@@ -103,9 +103,12 @@ async def score(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
 async def _score_pairs(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
     """Have the model read each query and document together."""
     rendering = rendering_params(model, job.reading)
+    if any(map(has_images, (*job.queries, *job.documents))):
+        raise InvalidRequestError("This model reads a query and a document together, both as texts.", param="input")
+    queries, documents = list(map(text_of, job.queries)), list(map(text_of, job.documents))
     prompts = [
-        PairPrompt(job.queries[job.query_of(index)], document, job.max_query_tokens, job.max_document_tokens)
-        for index, document in enumerate(job.documents)
+        PairPrompt(queries[job.query_of(index)], document, job.max_query_tokens, job.max_document_tokens)
+        for index, document in enumerate(documents)
     ]
     rows = await compute_rows(
         [AskedRow(prompt, rendering, (Classify(job.activation),)) for prompt in prompts],
@@ -119,12 +122,12 @@ async def _score_pairs(model: Model, job: ScoreJob, timings: RequestTimings) -> 
 
 async def _score_vectors(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
     """Embed every text once, and compare the vectors."""
-    texts = [
-        *((text, _rendering(model, job, None if job.symmetric else "query")) for text in job.queries),
-        *((text, _rendering(model, job, None if job.symmetric else "document")) for text in job.documents),
+    sides = [
+        *((side, _rendering(model, job, None if job.symmetric else "query")) for side in job.queries),
+        *((side, _rendering(model, job, None if job.symmetric else "document")) for side in job.documents),
     ]
     rows = await compute_rows(
-        [AskedRow(TextPrompt(text), rendering, (Embed(),)) for text, rendering in texts],
+        [AskedRow(prompt_of(side), rendering, (Embed(),)) for side, rendering in sides],
         renderer=model.renderer,
         engine=model.engine,
         timings=timings,
@@ -146,7 +149,7 @@ async def _score_vectors(model: Model, job: ScoreJob, timings: RequestTimings) -
 
 async def _score_late_interaction(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
     """Encode the queries, then have the documents scored against them where they are."""
-    documents = [Document(text, job.query_of(index)) for index, text in enumerate(job.documents)]
+    documents = [Document(side, job.query_of(index)) for index, side in enumerate(job.documents)]
     with model.engine.open_scope() as scope:
         queries = await encode_queries(
             model,

@@ -16,6 +16,7 @@ from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.pool import PooledRow, pool
 from trio_pool_serve.tasks.reading import rendering_params
 from trio_pool_serve.tasks.score import ScoreJob, score
+from trio_pool_serve.tasks.sides import text_of
 from trio_pool_serve.tasks.tokenize import detokenize, tokenize
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import PairPrompt, PooledValue, Prompt, SparseVector, TextPrompt, Vectors
@@ -140,10 +141,10 @@ async def answer_rerank(call: Call[Any, ScoreJob]) -> Response:
     Raises what ``score`` raises. Cancellation: at once.
     """
     scores = await score(call.model, call.job, call.timings)
+    texts = list(map(text_of, call.job.documents)) if call.wire.return_text else None
 
     def encode() -> EncodedAnswer:
         numbers = _numbers(scores.values)
-        texts = call.job.documents if call.wire.return_text else None
         return EncodedAnswer(
             msgspec.json.encode(
                 [
@@ -153,7 +154,7 @@ async def answer_rerank(call: Call[Any, ScoreJob]) -> Response:
             )
         )
 
-    nbytes = sum(map(len, call.job.documents)) if call.wire.return_text else scores.values.nbytes
+    nbytes = sum(map(len, texts)) if texts is not None else scores.values.nbytes
     response = await call.encode(encode, rows=len(scores.values), nbytes=nbytes)
     return _timed(response, call.timings, scores.prompt_tokens, _job_characters(call.job))
 
@@ -243,7 +244,7 @@ def _characters(prompts: Sequence[Prompt]) -> int | None:
 
 
 def _job_characters(job: ScoreJob) -> int:
-    return sum(map(len, job.queries)) + sum(map(len, job.documents))
+    return sum(len(text_of(side)) for side in (*job.queries, *job.documents))
 
 
 def _timed(response: Response, timings: RequestTimings, tokens: int, characters: int | None) -> Response:

@@ -11,8 +11,7 @@ from quart import Response
 from trio_pool_serve.api.embedding_answers import Usage
 from trio_pool_serve.api.encodings import row_json
 from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
-from trio_pool_serve.api.payloads import PromptEmbeds
-from trio_pool_serve.api.prompts import asked_prompts
+from trio_pool_serve.api.prompts import InputFields
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import pool
@@ -21,20 +20,17 @@ from trio_pool_serve.types import TruncationSide, Vectors
 
 
 @frozen(kw_only=True)
-class ClassifyRequest:
-    """The body of ``/classify``. Every optional field may be null.
+class ClassifyRequest(InputFields):
+    """The body of ``/classify``: ``input`` or ``messages``. Every optional field may be null.
 
     ``activation`` is an old name of ``use_activation``.
     """
 
-    input: str | list[str | int | list[int]] | None = None
-    prompt_embeds: PromptEmbeds | None = None
     model: str | None = None
     use_activation: bool | None = None
     activation: bool | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: TruncationSide | None = None
-    add_special_tokens: bool | None = None
     prompt_name: str | None = None
     user: str | None = None
     priority: int | None = None
@@ -44,12 +40,12 @@ class ClassifyRequest:
         """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
         raw = False in (self.use_activation, self.activation)
         return PoolJob(
-            prompts=asked_prompts(self.input, self.prompt_embeds, network),
+            prompts=self.prompts(network),
             tasks=("classify",),
             reading=ReadingParams(
                 truncate_to=self.truncate_prompt_tokens,
                 truncation_side=self.truncation_side or "right",
-                add_special_tokens=self.add_special_tokens is not False,
+                add_special_tokens=self.adds_special_tokens,
                 prompt_name=self.prompt_name,
             ),
             activation="raw" if raw else "probabilities",

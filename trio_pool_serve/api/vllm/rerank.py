@@ -11,21 +11,39 @@ from quart import Response
 
 from trio_pool_serve.api.embedding_answers import Usage
 from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
+from trio_pool_serve.api.messages import WireContent, WireContentInput
 from trio_pool_serve.api.prompts import require_few
 from trio_pool_serve.api.ranking import ranked, require_top
 from trio_pool_serve.api.vllm.score import score_job
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import EmptyInputError
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.tasks.reading import ReadingParams
 from trio_pool_serve.tasks.score import ScoreJob
+from trio_pool_serve.tasks.sides import Side, text_of
 from trio_pool_serve.types import TruncationSide
 
 
 @frozen
 class RerankDocument:
-    """A document as an object, in requests and answers."""
+    """A document in an answer: its text."""
 
     text: str
+
+
+@frozen(kw_only=True)
+class AskedDocument:
+    """A document as an object: a text, or a content in parts."""
+
+    text: str | None = None
+    content: WireContent | None = None
+
+    def side(self, network: NetworkConfig) -> Side:
+        """Return the document. Raises ``InvalidRequestError``."""
+        if self.content is not None:
+            return WireContentInput(content=self.content).prompt(network, "documents")
+        if self.text is None:
+            raise InvalidRequestError("A document has neither text nor content.", param="documents")
+        return self.text
 
 
 @frozen(kw_only=True)
@@ -36,8 +54,8 @@ class RerankRequest:
     have no field but ``text``, so ``rank_fields`` chooses nothing; none is cut into chunks.
     """
 
-    query: str
-    documents: list[str | RerankDocument]
+    query: str | WireContentInput
+    documents: list[str | AskedDocument]
     model: str | None = None
     top_n: int | None = None
     return_documents: bool | None = None
@@ -63,8 +81,10 @@ class RerankRequest:
         require_top(self.top_n)
         raw = self.raw_scores or False in (self.use_activation, self.activation)
         return ScoreJob(
-            queries=[self.query],
-            documents=[document if isinstance(document, str) else document.text for document in self.documents],
+            queries=[self.query if isinstance(self.query, str) else self.query.prompt(network, "query")],
+            documents=[
+                document if isinstance(document, str) else document.side(network) for document in self.documents
+            ],
             reading=ReadingParams(
                 truncate_to=self.truncate_prompt_tokens,
                 truncation_side=self.truncation_side or "right",
@@ -124,7 +144,7 @@ async def answer_rerank(call: Call[RerankRequest, ScoreJob]) -> Response:
     """Rerank. Raises what ``score_job`` raises. Cancellation: at once."""
     scores = await score_job(call)
     ranking = ranked(scores.values, call.wire.top_n)
-    texts = call.job.documents if call.wire.return_documents is not False else None
+    texts = list(map(text_of, call.job.documents)) if call.wire.return_documents is not False else None
 
     def encode() -> EncodedAnswer:
         results = [

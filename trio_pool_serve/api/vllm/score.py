@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from attrs import frozen
@@ -10,15 +10,20 @@ from quart import Response
 
 from trio_pool_serve.api.embedding_answers import Usage
 from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
+from trio_pool_serve.api.messages import WireContentInput
 from trio_pool_serve.api.prompts import require_few
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.tasks.reading import ReadingParams
 from trio_pool_serve.tasks.score import ScoreJob, Scores, score
+from trio_pool_serve.tasks.sides import Side
 from trio_pool_serve.types import TruncationSide
 
 NAMES = (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"), ("queries", "items"))
 """What the two sides are called; vLLM has renamed them more than once."""
+
+WireSide: TypeAlias = str | WireContentInput | list[str | WireContentInput]
+"""A text, a content in parts, or several."""
 
 OUR_PARAMS: Mapping[str | None, str | None] = {"input": None, "prompt": "instruction"}
 """What the tasks blame, by its name here. An ``input`` may be of either side, or both together."""
@@ -28,13 +33,13 @@ OUR_PARAMS: Mapping[str | None, str | None] = {"input": None, "prompt": "instruc
 class ScoreRequest:
     """The body of ``/score``: two sides, by any of their ``NAMES``. Every optional field may be null."""
 
-    text_1: str | list[str] | None = None
-    text_2: str | list[str] | None = None
-    queries: str | list[str] | None = None
-    documents: str | list[str] | None = None
-    items: str | list[str] | None = None
-    data_1: str | list[str] | None = None
-    data_2: str | list[str] | None = None
+    text_1: WireSide | None = None
+    text_2: WireSide | None = None
+    queries: WireSide | None = None
+    documents: WireSide | None = None
+    items: WireSide | None = None
+    data_1: WireSide | None = None
+    data_2: WireSide | None = None
     model: str | None = None
     max_tokens_per_query: int | None = None
     max_tokens_per_doc: int | None = None
@@ -50,7 +55,7 @@ class ScoreRequest:
     def job(self, network: NetworkConfig) -> ScoreJob:
         """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
         first, second = self._names()
-        ones, others = self._texts(first, network), self._texts(second, network)
+        ones, others = self._side(first, network), self._side(second, network)
         if len(ones) not in (1, len(others)):
             raise InvalidRequestError(
                 f"{len(ones)} {first} and {len(others)} {second}: {first} must be one text, or as many as {second}.",
@@ -77,14 +82,13 @@ class ScoreRequest:
         pairs = ", or ".join(f"{first} and {second}" for first, second in NAMES)
         raise InvalidRequestError(f"Give {'one' if given else 'both'} of {pairs}.", param=_missing(self))
 
-    def _texts(self, name: str, network: NetworkConfig) -> Sequence[str]:
-        texts: str | list[str] = getattr(self, name)
-        if isinstance(texts, str):
-            return [texts]
-        if not texts:
+    def _side(self, name: str, network: NetworkConfig) -> Sequence[Side]:
+        given: WireSide = getattr(self, name)
+        sides = given if isinstance(given, list) else [given]
+        if not sides:
             raise EmptyInputError(f"{name} is empty.", param=name)
-        require_few(texts, network, param=name)
-        return texts
+        require_few(sides, network, param=name)
+        return [side if isinstance(side, str) else side.prompt(network, name) for side in sides]
 
 
 def _missing(wire: ScoreRequest) -> str | None:

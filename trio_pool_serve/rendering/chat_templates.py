@@ -1,0 +1,144 @@
+"""Conversations to texts by chat templates, each in a process that can be killed."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from attrs import define, frozen
+
+from trio_pool_serve.errors import InvalidRequestError, WorkerDiedError, WorkerTooSlowError
+from trio_pool_serve.offload import Offload
+from trio_pool_serve.rendering.template_process import MEMORY_BYTES, TemplateQuestion, render_template
+from trio_pool_serve.types import ChatMessage, ChatPrompt, ImagePart, Part
+from trio_pool_serve.worker_processes import WorkerProcesses
+
+LOOP_CHARACTERS = 16 * 1024
+"""Conversations up to this size are made into JSON on the loop, as bodies and answers are."""
+
+LOOP_BYTES = 128 * 1024
+"""Texts up to this size are decoded on the loop, in less time than a hop takes."""
+
+CHARACTERS_PER_PART = 64
+"""What a message or a part costs beside its text, as if it were text."""
+
+RESERVED = frozenset(
+    {
+        "messages",
+        "conversation",
+        "conversations",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "return_assistant_tokens_mask",
+        "sanitize_control_tokens",
+        "tokenize",
+        "tokenizer_kwargs",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+    }
+)
+"""Names of what renders, which no variable of a template can have."""
+
+
+@frozen(kw_only=True)
+class ChatTemplate:
+    """A template in Jinja, and what it is rendered with.
+
+    ``variables`` are the special tokens, by name, and whatever the model's files hand to it. ``structured`` has
+    texts handed to it as parts of a message; images always are.
+    """
+
+    text: str
+    variables: Mapping[str, Any]
+    structured: bool
+
+
+@define(eq=False)
+class ChatTemplates:
+    """Renders templates in processes of their own, which are killed after ``timeout_s`` seconds."""
+
+    processes: WorkerProcesses
+    offload: Offload
+    timeout_s: float
+
+    async def render(self, template: ChatTemplate, prompt: ChatPrompt, *, max_characters: int) -> str:
+        """Return the text of a conversation.
+
+        Raises ``InvalidRequestError`` for a template or a conversation that cannot be rendered, within the time
+        limit, the memory and ``max_characters`` that there are; ``UnavailableError`` when the server shuts down.
+        Cancellation: at once; the process keeps its place until it is done, or killed.
+        """
+        param = "messages" if prompt.chat_template is None else "chat_template"
+        if _characters(prompt) <= LOOP_CHARACTERS:
+            question = _question(template, prompt)
+        else:
+            question = await self.offload.run("render", lambda: _question(template, prompt), abandon_on_cancel=True)
+        try:
+            text = await self.processes.call(render_template, question, max_characters, timeout_s=self.timeout_s)
+        except WorkerTooSlowError as error:
+            raise InvalidRequestError(
+                f"The chat template took longer than the {self.timeout_s:g} s that it may take (--template-timeout-s).",
+                param=param,
+            ) from error
+        except WorkerDiedError as error:
+            raise InvalidRequestError(
+                f"The chat template needs more than the {MEMORY_BYTES >> 20} MiB of memory that it may take.",
+                param=param,
+            ) from error
+        except InvalidRequestError as error:
+            error.param = error.param or param
+            raise
+        if len(text) <= LOOP_BYTES:
+            return text.decode()
+        return await self.offload.run("render", text.decode, abandon_on_cancel=True)
+
+
+def _characters(prompt: ChatPrompt) -> int:
+    """Estimate how much there is to encode."""
+    in_template = len(prompt.chat_template or "")
+    return in_template + sum(
+        CHARACTERS_PER_PART + sum(CHARACTERS_PER_PART + _length(part) for part in message.parts)
+        for message in prompt.messages
+    )
+
+
+def _length(part: Part) -> int:
+    return 0 if isinstance(part, ImagePart) else len(part.text)
+
+
+def _question(template: ChatTemplate, prompt: ChatPrompt) -> bytes:
+    for name in prompt.template_kwargs:
+        if name in RESERVED:
+            raise InvalidRequestError(
+                f"{name} is no variable of a template and cannot be one of chat_template_kwargs.",
+                param="chat_template_kwargs",
+            )
+    question = TemplateQuestion(
+        template=template.text,
+        messages=template_messages(prompt.messages, structured=template.structured),
+        variables={**template.variables, **prompt.template_kwargs},
+        add_generation_prompt=prompt.add_generation_prompt,
+        continue_final_message=prompt.continue_final_message,
+    )
+    try:
+        return msgspec.json.encode(question)
+    except UnicodeError as error:
+        raise InvalidRequestError("An input is not valid Unicode text.", param="messages") from error
+    except (RecursionError, TypeError, ValueError) as error:
+        raise InvalidRequestError(f"These cannot be handed to a template: {error}", param="chat_template_kwargs") from (
+            error
+        )
+
+
+def template_messages(messages: Sequence[ChatMessage], *, structured: bool) -> list[dict[str, Any]]:
+    """Return messages as templates want them; a message with an image is always in parts."""
+    return [{"role": message.role, "content": _content(message.parts, structured=structured)} for message in messages]
+
+
+def _content(parts: Sequence[Part], *, structured: bool) -> str | list[dict[str, str]]:
+    if not structured and not any(isinstance(part, ImagePart) for part in parts):
+        return "\n".join(part.text for part in parts if not isinstance(part, ImagePart))
+    return [{"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": part.text} for part in parts]
