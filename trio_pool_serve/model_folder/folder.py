@@ -11,6 +11,7 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.model_folder.architecture import Architecture, ReadArchitecture
 from trio_pool_serve.model_folder.bge_m3 import read_bge_m3
 from trio_pool_serve.model_folder.classification import read_classifier
+from trio_pool_serve.model_folder.dual_encoder import read_dual_encoder
 from trio_pool_serve.model_folder.embedding import read_embedding
 from trio_pool_serve.model_folder.files import FolderFiles, read_folder_files
 from trio_pool_serve.model_folder.late_interaction import read_late_interaction
@@ -79,6 +80,7 @@ READERS: tuple[ReadArchitecture, ...] = (
     read_bge_m3,
     read_late_interaction,
     read_sparse,
+    read_dual_encoder,
     read_embedding,
 )
 """Each kind's reader, asked in this order; the last takes what nobody else has recognised."""

@@ -7,6 +7,7 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.model_folder.architecture import Architecture
 from trio_pool_serve.model_folder.bge_m3 import BgeM3
 from trio_pool_serve.model_folder.classification import CrossEncoder, SequenceClassifier, TokenClassifier
+from trio_pool_serve.model_folder.dual_encoder import DualEncoder
 from trio_pool_serve.model_folder.embedding import Embedding
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.model_folder.late_interaction import LateInteraction
@@ -17,6 +18,7 @@ from trio_pool_serve.offload import Offload
 from trio_pool_serve.runner.dtype import resolve_device, resolve_dtype
 from trio_pool_serve.runner.families.bge_m3 import load_bge_m3
 from trio_pool_serve.runner.families.classification import load_sequence_classifier, load_token_classifier
+from trio_pool_serve.runner.families.dual_encoder import load_dual_encoder
 from trio_pool_serve.runner.families.embedding import load_embedding
 from trio_pool_serve.runner.families.interface import LoadedModel, Loader, LoadingParams
 from trio_pool_serve.runner.families.late_interaction import load_late_interaction
@@ -36,6 +38,7 @@ LOADERS: Mapping[type[Architecture], Loader] = {
     BgeM3: load_bge_m3,
     LateInteraction: load_late_interaction,
     Sparse: load_sparse,
+    DualEncoder: load_dual_encoder,
 }
 """How each kind of model is loaded."""
 
