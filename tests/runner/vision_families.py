@@ -2,15 +2,17 @@
 
 import io
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 import transformers
 from attrs import define, field
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from tokenizers import pre_tokenizers
 
 from tests.model_folders import write_json
@@ -21,9 +23,12 @@ from tests.runner.model_families import (
     NEW_NORMALIZE,
     Module,
     ServedModel,
+    byte_pairs,
     dense,
     edit_json,
     gemma_tokenizer,
+    pooling,
+    vocab_and_merges,
     write_modules,
 )
 from trio_pool_serve.rendering.image_format import ImageFormat
@@ -307,6 +312,192 @@ DUAL_ENCODERS: Mapping[str, Callable[[Path], Path]] = {
 }
 
 
+# -- vision-language models -------------------------------------------------------------------------------
+
+QWEN_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+
+QWEN_TEMPLATE = """\
+{%- if messages[0].role != 'system' -%}
+<|im_start|>system
+You are a helpful assistant.<|im_end|>
+{% endif -%}
+{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{% if message.content is string -%}
+{{ message.content }}
+{%- else -%}
+{%- for part in message.content -%}
+{%- if part.type == 'image' -%}
+<|vision_start|><|image_pad|><|vision_end|>
+{%- elif part.type == 'text' -%}
+{{ part.text }}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}
+<|im_start|>assistant
+{% endif -%}
+"""
+"""What Qwen's templates do with texts and images."""
+
+QWEN_PROCESSOR = {
+    "min_pixels": 64,
+    "max_pixels": 4096,
+    "patch_size": 4,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "processor_class": "Qwen2VLProcessor",
+}
+"""As Qwen's folders have it, but for the sizes."""
+
+QWEN_TEXT = {
+    **ENCODER,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 2048,
+    "bos_token_id": None,
+    "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0},
+}
+
+QWEN_VISION = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+
+QWEN_MODELS: Mapping[str, tuple[type[Any], type[Any], Mapping[str, Any]]] = {
+    "qwen2_vl": (
+        transformers.Qwen2VLConfig,
+        transformers.Qwen2VLForConditionalGeneration,
+        {"embed_dim": HIDDEN, "hidden_size": HIDDEN, "mlp_ratio": 2},
+    ),
+    "qwen2_5_vl": (
+        transformers.Qwen2_5_VLConfig,
+        transformers.Qwen2_5_VLForConditionalGeneration,
+        {
+            "hidden_size": HIDDEN,
+            "out_hidden_size": HIDDEN,
+            "intermediate_size": 48,
+            "window_size": 16,
+            "fullatt_block_indexes": [1],
+        },
+    ),
+    "qwen3_vl": (
+        transformers.Qwen3VLConfig,
+        transformers.Qwen3VLForConditionalGeneration,
+        {
+            "hidden_size": HIDDEN,
+            "out_hidden_size": HIDDEN,
+            "intermediate_size": 48,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0, 1],
+        },
+    ),
+}
+
+
+def qwen_vl_tokenizer() -> Any:
+    pairs = byte_pairs(*QWEN_TOKENS)
+    return transformers.Qwen2Tokenizer(
+        **vocab_and_merges(pairs),
+        padding_side="left",
+        model_max_length=2048,
+        extra_special_tokens=list(QWEN_TOKENS[1:]),
+        chat_template=QWEN_TEMPLATE,
+    )
+
+
+def qwen_config(kind: str, tokenizer: Any) -> Any:
+    make_config, _, vision = QWEN_MODELS[kind]
+    text = {**QWEN_TEXT, "vocab_size": len(tokenizer), "head_dim": 16}
+    special = {
+        f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{token}|>")
+        for name, token in {
+            "image": "image_pad",
+            "video": "video_pad",
+            "vision_start": "vision_start",
+            "vision_end": "vision_end",
+        }.items()
+    }
+    return make_config(text_config=text, vision_config={**QWEN_VISION, **vision}, tie_word_embeddings=False, **special)
+
+
+def write_qwen(folder: Path, kind: str) -> Path:
+    """A bare folder, with the language model head that such models come with."""
+    tokenizer = qwen_vl_tokenizer()
+    model = QWEN_MODELS[kind][1](qwen_config(kind, tokenizer))
+    randomize(model).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    write_processor(folder, QWEN_PROCESSOR)
+    return folder
+
+
+STATES = {"method": "forward", "method_output_name": "last_hidden_state"}
+
+
+def write_qwen_embedder(folder: Path, kind: str, **more: Any) -> Path:
+    """As Qwen3-VL-Embedding is published: sentence-transformers' modules, the last token, unit length."""
+    write_qwen(folder, kind)
+    config = {
+        "transformer_task": "feature-extraction",
+        "modality_config": {
+            "text": STATES,
+            "image": STATES,
+            "video": STATES,
+            "message": {**STATES, "format": "structured"},
+        },
+        "module_output_name": "token_embeddings",
+        **more,
+    }
+    write_json(folder / "sentence_bert_config.json", config)
+    prompts = {"query": "Find the picture that is described.", "document": ""}
+    write_json(folder / "config_sentence_transformers.json", {"prompts": prompts, "similarity_fn_name": "cosine"})
+    write_modules(folder, (pooling("lasttoken"), Module(type=NEW_NORMALIZE)))
+    return folder
+
+
+def qwen2_vl(folder: Path) -> Path:
+    return write_qwen_embedder(folder, "qwen2_vl")
+
+
+def qwen2_5_vl(folder: Path) -> Path:
+    return write_qwen_embedder(folder, "qwen2_5_vl")
+
+
+def qwen3_vl(folder: Path) -> Path:
+    options = {"chat_template": {"add_generation_prompt": True}}
+    return write_qwen_embedder(folder, "qwen3_vl", processing_kwargs=options)
+
+
+def qwen2_vl_of_old(folder: Path) -> Path:
+    """As Qwen published it: the config flat, the processor's template in a file of its own, the weights unnested."""
+    write_qwen_embedder(folder, "qwen2_vl")
+    edit_json(folder / "config.json", lambda config: config.update(config.pop("text_config"), model_type="qwen2_vl"))
+    (folder / "chat_template.jinja").unlink()
+    write_json(folder / "chat_template.json", {"chat_template": QWEN_TEMPLATE})
+    edit_json(folder / "tokenizer_config.json", lambda config: config.update(chat_template=QWEN_TEMPLATE))
+    path = folder / "model.safetensors"
+    named = {
+        name.replace("model.language_model.", "model.").replace("model.visual.", "visual."): weight
+        for name, weight in load_file(path).items()
+    }
+    save_file(named, path, metadata={"format": "pt"})
+    return folder
+
+
+VISION_LANGUAGE: Mapping[str, Callable[[Path], Path]] = {
+    write.__name__: write for write in (qwen2_vl, qwen2_vl_of_old, qwen2_5_vl, qwen3_vl)
+}
+
+
 # -- serving them ---------------------------------------------------------------------------------------
 
 
@@ -359,3 +550,71 @@ def towers_of_transformers(folder: Path) -> tuple[Vectors, Vectors]:
             model.get_text_features(**texts).pooler_output.numpy(),
             model.get_image_features(**pictures).pooler_output.numpy(),
         )
+
+
+Content: TypeAlias = Sequence[str | Image.Image]
+"""Texts and images of one message, in order."""
+
+CONTENTS: Sequence[Content] = (
+    ["a photo of two cats on a couch"],
+    [PICTURES[0]],
+    ["", PICTURES[1], " is taller than wide, and ", PICTURES[4], " is not."],
+    ["An event loop that is blocked serves nobody, however many clients are waiting for their embeddings."],
+    [PICTURES[3]],
+    [PICTURES[5], "What is in this picture?"],
+    ["Größer, 東京, emoji 🙂!"],
+)
+"""Messages of texts, of an image, of several."""
+
+
+def conversation(path: Path, content: Content, instruction: str = "") -> list[dict[str, Any]]:
+    """What sentence-transformers makes of an input, in its own words."""
+    from sentence_transformers.base.modality import InputFormatter
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    formatter = InputFormatter("qwen2_vl", processor=tokenizer)
+    assert formatter.message_format == "structured"
+    [message] = formatter.to_message({"text": ""})
+    message["content"] = [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part}
+        for part in content
+    ]
+    messages = [[message]]
+    if instruction:
+        messages = formatter.prepend_prompt_to_messages(messages, instruction)
+    return messages[0]
+
+
+def qwen_text(path: Path, content: Content, instruction: str = "", **options: Any) -> str:
+    """The text of a conversation, one placeholder for each image."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    text: str = tokenizer.apply_chat_template(conversation(path, content, instruction), tokenize=False, **options)
+    return text
+
+
+def qwen_inputs(path: Path, contents: Sequence[Content], side: str, instruction: str = "", **options: Any) -> Any:
+    """What transformers' processor makes of a batch, written out: it needs torchvision for the videos that none has."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path, padding_side=side)
+    processor = transformers.AutoImageProcessor.from_pretrained(path)
+    pictures = [part for content in contents for part in content if not isinstance(part, str)]
+    seen = dict(processor(pictures, return_tensors="pt")) if pictures else {}
+    sizes = iter((seen["image_grid_thw"].prod(-1) // processor.merge_size**2).tolist() if pictures else ())
+    texts = [
+        re.sub(
+            r"<\|image_pad\|>", lambda found: found[0] * next(sizes), qwen_text(path, content, instruction, **options)
+        )
+        for content in contents
+    ]
+    inputs = dict(tokenizer(texts, padding=True, return_tensors="pt")) | seen
+    if pictures:
+        inputs["mm_token_type_ids"] = (inputs["input_ids"] == tokenizer.convert_tokens_to_ids("<|image_pad|>")).int()
+    return inputs
+
+
+def qwen_states(path: Path, contents: Sequence[Content], side: str = "left", **more: Any) -> list[Vectors]:
+    """The states of each input's tokens, by transformers."""
+    model = transformers.AutoModel.from_pretrained(path).eval()
+    inputs = qwen_inputs(path, contents, side, **more)
+    with torch.inference_mode():
+        states = model(**inputs).last_hidden_state
+    return [row[mask.bool()].numpy() for row, mask in zip(states, inputs["attention_mask"], strict=True)]

@@ -12,7 +12,7 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.model_folder.architecture import Architecture, Similarity
 from trio_pool_serve.model_folder.embedding import similarity_of
 from trio_pool_serve.model_folder.files import FolderFiles, ModuleFiles
-from trio_pool_serve.model_folder.modalities import modality_config, refuse_options, require_methods
+from trio_pool_serve.model_folder.modalities import modality_config, refuse_lengths, refuse_options, require_methods
 
 CLASSES = {"clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model"}
 """The model types, and what their weights are saved from."""
@@ -95,6 +95,7 @@ def read_dual_encoder(files: FolderFiles, config: ModelConfig) -> DualEncoder | 
 
 
 def _check_modules(files: FolderFiles) -> None:
+    refuse_lengths(files)
     refuse_options(files, PADDING)
     asked = (files.module_config.get("processing_kwargs") or {}).get("text") or {}
     if asked.get("padding", True) not in (True, "max_length", "longest") or not asked.get("truncation", True):

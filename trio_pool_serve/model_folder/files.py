@@ -49,7 +49,7 @@ class FolderFiles:
     def text_config(self) -> Mapping[str, Any]:
         """``config``, or its text part where it has several, with what transformers fills in of some models."""
         part: Mapping[str, Any] | None = self.config.get("text_config")
-        kind = self.config.get("model_type")
+        kind = str(self.config.get("model_type"))
         if kind in USUAL_TEXT_CONFIGS:
             return {**USUAL_TEXT_CONFIGS[kind], **(part or {}), "model_type": kind}
         return part or self.config

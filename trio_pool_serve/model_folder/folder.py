@@ -18,6 +18,7 @@ from trio_pool_serve.model_folder.late_interaction import read_late_interaction
 from trio_pool_serve.model_folder.process_reward import read_process_reward
 from trio_pool_serve.model_folder.reranking import read_generative_reranker
 from trio_pool_serve.model_folder.sparse import read_sparse
+from trio_pool_serve.model_folder.vision_language import read_vision_language
 
 AS_THE_FILES_SAY = ModelConfig()
 
@@ -81,6 +82,7 @@ READERS: tuple[ReadArchitecture, ...] = (
     read_late_interaction,
     read_sparse,
     read_dual_encoder,
+    read_vision_language,
     read_embedding,
 )
 """Each kind's reader, asked in this order; the last takes what nobody else has recognised."""

@@ -40,6 +40,10 @@ def refuse_options(files: FolderFiles, known: Mapping[str, Collection[str]]) -> 
     wrong = [f"{section}.{name}" for section in asked for name in asked[section] if name not in known.get(section, ())]
     if wrong:
         raise ModelLoadError(f"processing_kwargs asks for {', '.join(wrong)}, which is not supported.")
-    lengths = [name for name in ("query_length", "document_length", "query_expansion") if files.module_config.get(name)]
-    if lengths:
-        raise ModelLoadError(f"The transformer's config asks for {', '.join(lengths)}, which is not supported.")
+
+
+def refuse_lengths(files: FolderFiles) -> None:
+    """Raise ``ModelLoadError`` for lengths by role, which only late interaction has."""
+    asked = [name for name in ("query_length", "document_length", "query_expansion") if files.module_config.get(name)]
+    if asked:
+        raise ModelLoadError(f"The transformer's config asks for {', '.join(asked)}, which is not supported.")
