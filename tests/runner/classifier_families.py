@@ -14,15 +14,15 @@ from tests.runner.model_families import (
     HIDDEN,
     MAX_LENGTH,
     TEXTS,
-    _byte_pairs,
     _unigrams,
-    _vocab_and_merges,
     bert_tokenizer,
+    byte_pairs,
     distilbert_tokenizer,
     edit_json,
     modernbert_tokenizer,
     qwen3_tokenizer,
     roberta_tokenizer,
+    vocab_and_merges,
     xlm_roberta_tokenizer,
 )
 from trio_pool_serve.types import PairPrompt
@@ -65,9 +65,9 @@ def padded_qwen3_tokenizer() -> Any:
 
 def reranker_tokenizer(chat_template: str | None = None) -> Any:
     """Qwen3's, with the two words whole."""
-    pairs = _byte_pairs("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    pairs = byte_pairs("<|endoftext|>", "<|im_start|>", "<|im_end|>")
     tokenizer = transformers.Qwen2Tokenizer(
-        **_vocab_and_merges(pairs), padding_side="left", model_max_length=LONG, pad_token="<|endoftext|>"
+        **vocab_and_merges(pairs), padding_side="left", model_max_length=LONG, pad_token="<|endoftext|>"
     )
     tokenizer.add_tokens(["yes", "no", "<extra_0>"])
     tokenizer.chat_template = chat_template

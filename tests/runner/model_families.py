@@ -152,7 +152,7 @@ def _word_pieces(*special: str) -> dict[str, int]:
     return {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
 
 
-def _byte_pairs(*special: str) -> tokenizers.Tokenizer:
+def byte_pairs(*special: str) -> tokenizers.Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=400,
         special_tokens=list(special),
@@ -164,7 +164,7 @@ def _byte_pairs(*special: str) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _vocab_and_merges(tokenizer: tokenizers.Tokenizer) -> dict[str, Any]:
+def vocab_and_merges(tokenizer: tokenizers.Tokenizer) -> dict[str, Any]:
     model = json.loads(tokenizer.to_str())["model"]
     return {"vocab": model["vocab"], "merges": [tuple(merge) for merge in model["merges"]]}
 
@@ -190,8 +190,8 @@ def mpnet_tokenizer() -> Any:
 
 
 def roberta_tokenizer() -> Any:
-    pairs = _byte_pairs("<s>", "<pad>", "</s>", "<unk>", "<mask>")
-    return transformers.RobertaTokenizer(**_vocab_and_merges(pairs), model_max_length=MAX_LENGTH)
+    pairs = byte_pairs("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+    return transformers.RobertaTokenizer(**vocab_and_merges(pairs), model_max_length=MAX_LENGTH)
 
 
 def xlm_roberta_tokenizer() -> Any:
@@ -205,7 +205,7 @@ def t5_tokenizer() -> Any:
 
 
 def modernbert_tokenizer() -> Any:
-    pairs = _byte_pairs("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    pairs = byte_pairs("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
     pairs.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         special_tokens=[("[CLS]", pairs.token_to_id("[CLS]")), ("[SEP]", pairs.token_to_id("[SEP]"))],
@@ -218,10 +218,8 @@ def modernbert_tokenizer() -> Any:
 
 def qwen3_tokenizer() -> Any:
     """Ends every text with <|endoftext|> and pads on the left, as Qwen3-Embedding's does."""
-    pairs = _byte_pairs("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-    tokenizer = transformers.Qwen2Tokenizer(
-        **_vocab_and_merges(pairs), padding_side="left", model_max_length=MAX_LENGTH
-    )
+    pairs = byte_pairs("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    tokenizer = transformers.Qwen2Tokenizer(**vocab_and_merges(pairs), padding_side="left", model_max_length=MAX_LENGTH)
     end = tokenizer.convert_tokens_to_ids("<|endoftext|>")
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="$A <|endoftext|>", special_tokens=[("<|endoftext|>", end)]
@@ -237,7 +235,7 @@ def gemma_tokenizer() -> Any:
         pre_tokenizer=pre_tokenizers.Split(" ", "merged_with_previous"),
         normalizer=normalizers.Replace(" ", "▁"),
     )
-    tokenizer = transformers.GemmaTokenizer(**_vocab_and_merges(pairs), model_max_length=MAX_LENGTH)
+    tokenizer = transformers.GemmaTokenizer(**vocab_and_merges(pairs), model_max_length=MAX_LENGTH)
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<bos> $A <eos>",
         special_tokens=[(name, tokenizer.convert_tokens_to_ids(name)) for name in ("<bos>", "<eos>")],

@@ -46,6 +46,14 @@ class Architecture:
         return {}
 
     @property
+    def in_conversation(self) -> bool:
+        """Whether texts and images are read as a conversation of one user message.
+
+        The instruction is then a system message before it.
+        """
+        return False
+
+    @property
     def longest_input(self) -> int:
         """Tokens that it takes in some role, though its tokenizer's limit may be less."""
         return 0

@@ -10,7 +10,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.model_folder.files import FolderFiles
+from trio_pool_serve.model_folder.files import FolderFiles, read_json
 
 STRUCTURED_BY_SIGHT = ("content[0]", ".type", "'type'", '"type"', "item.type", "message.content[")
 """What sentence-transformers takes for a template that wants a message's content in parts."""
@@ -77,11 +77,15 @@ def read_message_form(files: FolderFiles) -> bool | None:
 
 
 def chat_template(files: FolderFiles) -> str | None:
-    """Return the tokenizer's template, ``""`` for several with names, ``None`` for none."""
+    """Return the folder's template, ``""`` for several with names, ``None`` for none.
+
+    Processors used to be saved with a template of their own beside the tokenizer's, in chat_template.json.
+    """
     try:
         return (files.transformer_path / "chat_template.jinja").read_text(encoding="utf-8")
     except FileNotFoundError:
-        template = files.tokenizer_config.get("chat_template")
+        of_processor = read_json(files.transformer_path / "chat_template.json").get("chat_template")
+        template = of_processor or files.tokenizer_config.get("chat_template")
         return template if isinstance(template, str | None) else ""
 
 

@@ -13,7 +13,9 @@ from attrs import frozen
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.model_folder.architecture import Architecture, Similarity
+from trio_pool_serve.model_folder.chat_format import ChatFormat, read_chat_format
 from trio_pool_serve.model_folder.files import FolderFiles, ModuleFiles
+from trio_pool_serve.model_folder.modalities import modality_config, refuse_lengths, refuse_options, require_methods
 
 
 @frozen(kw_only=True)
@@ -23,6 +25,8 @@ class Embedding(Architecture):
     modules: tuple[ModuleFiles, ...]
     """Those after the transformer, in order."""
     vector_similarity: Similarity = "cosine"
+    conversation: ChatFormat | None = None
+    """How inputs are put to the chat template, where they are."""
 
     tasks = frozenset({"embed", "token_embed", "score"})
     scoring = "vectors"
@@ -34,17 +38,44 @@ class Embedding(Architecture):
         return self.vector_similarity
 
     @property
+    def in_conversation(self) -> bool:
+        """Whether there is a chat template, and the files say that it is used."""
+        return self.conversation is not None
+
+    @property
     def pools_instruction(self) -> bool:
-        """Whether the pooler looks at the instruction's tokens too, as nearly every model's does."""
-        return all(module.config.get("include_prompt", True) for module in self.modules if module.name == "Pooling")
+        """Whether the pooler looks at the instruction's tokens too, as nearly every model's does.
+
+        In a conversation they cannot be told from the others.
+        """
+        return self.in_conversation or all(
+            module.config.get("include_prompt", True) for module in self.modules if module.name == "Pooling"
+        )
 
 
 def read_embedding(files: FolderFiles, config: ModelConfig) -> Embedding:
     """Take any folder for an embedding model's."""
     del config
     _refuse_unsupported(files)
+    conversation = None
+    if "message" in modality_config(files):
+        require_methods(modality_config(files), {"message": STATES})
+        conversation = read_chat_format(files)
+    else:
+        refuse_options(files, {})
+    return Embedding(
+        modules=modules_after_transformer(files), vector_similarity=similarity_of(files), conversation=conversation
+    )
+
+
+STATES = ("forward", "last_hidden_state")
+"""The method and its output by which a transformer's states are computed."""
+
+
+def modules_after_transformer(files: FolderFiles) -> tuple[ModuleFiles, ...]:
+    """Return the modules behind the transformer; a bare one is pooled by mean."""
     by_mean = (ModuleFiles(name="Pooling", path=files.path, config={"pooling_mode": "mean"}),)
-    return Embedding(modules=files.modules[1:] if files.modules else by_mean, vector_similarity=similarity_of(files))
+    return files.modules[1:] if files.modules else by_mean
 
 
 def similarity_of(files: FolderFiles) -> Similarity:
@@ -73,6 +104,4 @@ def _refuse_unsupported(files: FolderFiles) -> None:
     task = files.module_config.get("transformer_task", "feature-extraction")
     if task != "feature-extraction":
         raise ModelLoadError(f"The transformer's task is {task!r}, which its modules give no use for.")
-    for name in ("query_length", "document_length", "query_expansion", "processing_kwargs"):
-        if files.module_config.get(name):
-            raise ModelLoadError(f"The transformer's config asks for {name}, which is not supported.")
+    refuse_lengths(files)

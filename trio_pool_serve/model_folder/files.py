@@ -47,8 +47,11 @@ class FolderFiles:
 
     @property
     def text_config(self) -> Mapping[str, Any]:
-        """``config``, or its text part where it has several."""
+        """``config``, or its text part where it has several, with what transformers fills in of some models."""
         part: Mapping[str, Any] | None = self.config.get("text_config")
+        kind = str(self.config.get("model_type"))
+        if kind in USUAL_TEXT_CONFIGS:
+            return {**USUAL_TEXT_CONFIGS[kind], **(part or {}), "model_type": kind}
         return part or self.config
 
     @property
@@ -62,6 +65,13 @@ class FolderFiles:
         return tuple(self.config.get("architectures") or ())
 
 
+USUAL_TEXT_CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "clip": {"vocab_size": 49408, "max_position_embeddings": 77, "pad_token_id": 1},
+    "siglip": {"vocab_size": 32000, "max_position_embeddings": 64, "pad_token_id": 1},
+    "siglip2": {"vocab_size": 32000, "max_position_embeddings": 64, "pad_token_id": 1},
+}
+"""What a text part need not say, by the model's type: their authors' files say next to nothing."""
+
 TRANSFORMER_CONFIGS = (
     "sentence_bert_config.json",
     "sentence_roberta_config.json",
@@ -74,7 +84,7 @@ TRANSFORMER_CONFIGS = (
 """The names that sentence-transformers has given to the transformer module's own config."""
 
 
-TRANSFORMERS = ("Transformer", "MLMTransformer")
+TRANSFORMERS = ("Transformer", "MLMTransformer", "CLIPModel")
 """Modules that are a transformer; their config.json is that of transformers."""
 
 PACKAGES = ("sentence_transformers", "pylate")

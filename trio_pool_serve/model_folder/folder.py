@@ -12,12 +12,14 @@ from trio_pool_serve.model_folder.architecture import Architecture, ReadArchitec
 from trio_pool_serve.model_folder.bge_m3 import read_bge_m3
 from trio_pool_serve.model_folder.chat_format import read_message_form
 from trio_pool_serve.model_folder.classification import read_classifier
+from trio_pool_serve.model_folder.dual_encoder import read_dual_encoder
 from trio_pool_serve.model_folder.embedding import read_embedding
 from trio_pool_serve.model_folder.files import FolderFiles, read_folder_files
 from trio_pool_serve.model_folder.late_interaction import read_late_interaction
 from trio_pool_serve.model_folder.process_reward import read_process_reward
 from trio_pool_serve.model_folder.reranking import read_generative_reranker
 from trio_pool_serve.model_folder.sparse import read_sparse
+from trio_pool_serve.model_folder.vision_language import read_vision_language
 
 AS_THE_FILES_SAY = ModelConfig()
 
@@ -82,6 +84,8 @@ READERS: tuple[ReadArchitecture, ...] = (
     read_bge_m3,
     read_late_interaction,
     read_sparse,
+    read_dual_encoder,
+    read_vision_language,
     read_embedding,
 )
 """Each kind's reader, asked in this order; the last takes what nobody else has recognised."""

@@ -6,11 +6,13 @@ import numpy as np
 import numpy.typing as npt
 from attrs import Factory, frozen
 
-from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
 from trio_pool_serve.model_folder.bge_m3 import BgeM3
+from trio_pool_serve.model_folder.dual_encoder import DualEncoder, TextFilling
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.model_folder.late_interaction import LateInteraction, QueryExpansion
 from trio_pool_serve.model_folder.sparse import Sparse
+from trio_pool_serve.model_folder.vision_language import VisionLanguage
 from trio_pool_serve.rendering.tokenizer import Tokenizer
 from trio_pool_serve.types import RenderedPrompt, Role, TokenIds
 
@@ -113,6 +115,37 @@ class FirstTokenLeftOut(TextFormat):
         return RenderedPrompt(token_ids, instruction_tokens, kept=kept)
 
 
+@frozen(kw_only=True)
+class FilledFormat(TextFormat):
+    """Every text is filled up with ``pad_id``."""
+
+    filling: TextFilling
+    pad_id: int
+
+    def finish(self, token_ids: TokenIds, role: Role | None, *, instruction_tokens: int = 0) -> RenderedPrompt:
+        """Fill up a text."""
+        del role
+        tokens = len(token_ids)
+        filled = np.full(max(self.filling.length, tokens), self.pad_id, dtype=np.int32)
+        start = len(filled) - tokens if self.filling.on_the_left else 0
+        filled[start : start + tokens] = token_ids
+        return RenderedPrompt(filled, instruction_tokens, attended=None if self.filling.attends else tokens)
+
+
+@frozen(kw_only=True)
+class WithoutPlaceholders(TextFormat):
+    """A text by itself has no placeholder for an image: the model would look for the image in the whole batch."""
+
+    placeholder_id: int
+
+    def finish(self, token_ids: TokenIds, role: Role | None, *, instruction_tokens: int = 0) -> RenderedPrompt:
+        """Refuse a text with a placeholder, by ``InvalidRequestError``."""
+        del role
+        if self.placeholder_id in token_ids:
+            raise InvalidRequestError("An input has a placeholder for an image, but no image.", param="input")
+        return RenderedPrompt(token_ids, instruction_tokens)
+
+
 def text_format_of(folder: ModelFolder, tokenizer: Tokenizer) -> TextFormat:
     """Return a model's format. Raises ``ModelLoadError`` where the tokenizer lacks what that needs."""
     architecture = folder.architecture
@@ -124,6 +157,10 @@ def text_format_of(folder: ModelFolder, tokenizer: Tokenizer) -> TextFormat:
             limits=dict.fromkeys(architecture.lookup_roles, length) if length else {},
             lookup_roles=architecture.lookup_roles,
         )
+    if isinstance(architecture, DualEncoder) and architecture.filling is not None:
+        return _filled_format(architecture.filling, tokenizer)
+    if isinstance(architecture, VisionLanguage):
+        return WithoutPlaceholders(placeholder_id=architecture.patches.token_id)
     if isinstance(architecture, BgeM3):
         return FirstTokenLeftOut(token_id=tokenizer.id_named("cls_token"))
     return TextFormat()
@@ -151,6 +188,13 @@ def _late_interaction_format(architecture: LateInteraction, tokenizer: Tokenizer
         expansion_id=_expansion_id(expansion, tokenizer) if expansion else 0,
         counting=counting,
     )
+
+
+def _filled_format(filling: TextFilling, tokenizer: Tokenizer) -> FilledFormat:
+    pad_id = tokenizer.id_named("pad_token")
+    if pad_id is None:
+        raise ModelLoadError("The tokenizer has no token that texts could be filled up with.")
+    return FilledFormat(filling=filling, pad_id=pad_id)
 
 
 def _expansion_id(expansion: QueryExpansion, tokenizer: Tokenizer) -> int:

@@ -79,7 +79,7 @@ def assemble(requests: Sequence[PoolingRequest], *, pad_token_id: int, device: t
             types[row, : len(prompt.type_ids)] = prompt.type_ids
         if prompt.kept is not None:
             kept[row, : len(prompt.kept)] = prompt.kept
-    return ForwardPass(requests, *_to_device(numbers, device), *_to_device(flags, device))
+    return ForwardPass(requests, *to_device(numbers, device), *to_device(flags, device))
 
 
 def overwrite_embeds(inputs: Tensor, requests: Sequence[PoolingRequest]) -> Tensor:
@@ -87,10 +87,11 @@ def overwrite_embeds(inputs: Tensor, requests: Sequence[PoolingRequest]) -> Tens
     for row, request in enumerate(requests):
         embeds = request.prompt.embeds
         if embeds is not None:
-            inputs[row, : len(embeds)] = _to_device(embeds, inputs.device)
+            inputs[row, : len(embeds)] = to_device(embeds, inputs.device)
     return inputs
 
 
-def _to_device(arrays: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+def to_device(arrays: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+    """Return an array as a tensor on the device, copied without waiting for it."""
     tensor = torch.from_numpy(arrays)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -7,22 +7,26 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.model_folder.architecture import Architecture
 from trio_pool_serve.model_folder.bge_m3 import BgeM3
 from trio_pool_serve.model_folder.classification import CrossEncoder, SequenceClassifier, TokenClassifier
+from trio_pool_serve.model_folder.dual_encoder import DualEncoder
 from trio_pool_serve.model_folder.embedding import Embedding
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.model_folder.late_interaction import LateInteraction
 from trio_pool_serve.model_folder.process_reward import ProcessReward
 from trio_pool_serve.model_folder.reranking import GenerativeReranker
 from trio_pool_serve.model_folder.sparse import Sparse
+from trio_pool_serve.model_folder.vision_language import VisionLanguage
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.runner.dtype import resolve_device, resolve_dtype
 from trio_pool_serve.runner.families.bge_m3 import load_bge_m3
 from trio_pool_serve.runner.families.classification import load_sequence_classifier, load_token_classifier
+from trio_pool_serve.runner.families.dual_encoder import load_dual_encoder
 from trio_pool_serve.runner.families.embedding import load_embedding
 from trio_pool_serve.runner.families.interface import LoadedModel, Loader, LoadingParams
 from trio_pool_serve.runner.families.late_interaction import load_late_interaction
 from trio_pool_serve.runner.families.process_reward import load_process_reward
 from trio_pool_serve.runner.families.reranking import load_generative_reranker
 from trio_pool_serve.runner.families.sparse import load_sparse
+from trio_pool_serve.runner.families.vision_language import load_vision_language
 from trio_pool_serve.runner.output_copy import CudaCopyBackend, OutputCopier
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
 
@@ -36,6 +40,8 @@ LOADERS: Mapping[type[Architecture], Loader] = {
     BgeM3: load_bge_m3,
     LateInteraction: load_late_interaction,
     Sparse: load_sparse,
+    DualEncoder: load_dual_encoder,
+    VisionLanguage: load_vision_language,
 }
 """How each kind of model is loaded."""
 

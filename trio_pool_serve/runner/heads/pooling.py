@@ -118,22 +118,19 @@ class Normalize(nn.Module):
 HEADS: Mapping[str, type[nn.Module]] = {"Dense": Dense, "Normalize": Normalize}
 
 
-class Pooler(nn.Module):
-    """Pooling and the heads that follow it, in float32.
+class PooledAlready(nn.Module):
+    """The heads behind a model that gives one vector per row itself, in float32.
 
     ``normalizes`` tells whether rows leave at unit length by the model's own wish.
     """
 
     def __init__(self, modules: tuple[ModuleFiles, ...]) -> None:
         super().__init__()
-        if not modules or modules[0].name != "Pooling":
-            raise ModelLoadError("The transformer is not followed by a Pooling module.")
-        self.pooling = pooling_names(modules[0].config)
-        unknown = [files.name for files in modules[1:] if files.name not in HEADS]
+        unknown = [files.name for files in modules if files.name not in HEADS]
         if unknown:
             raise ModelLoadError(f"modules.json asks for {', '.join(unknown)}, which cannot be loaded.")
         try:
-            heads = [HEADS[files.name](files) for files in modules[1:]]
+            heads = [HEADS[files.name](files) for files in modules]
         except ModelLoadError:
             raise
         except Exception as error:
@@ -144,13 +141,29 @@ class Pooler(nn.Module):
             heads.pop()
         self.heads = nn.ModuleList(heads).float()
 
+    def forward(self, rows: Tensor, mask: Tensor) -> Tensor:
+        """Map rows [rows, hidden] to [rows, d] float32; the mask chooses nothing any more."""
+        del mask
+        rows = rows.float()
+        for head in self.heads:
+            rows = head(rows)
+        return rows
+
+
+class Pooler(PooledAlready):
+    """Pooling and the heads that follow it, in float32."""
+
+    def __init__(self, modules: tuple[ModuleFiles, ...]) -> None:
+        if not modules or modules[0].name != "Pooling":
+            raise ModelLoadError("The transformer is not followed by a Pooling module.")
+        super().__init__(modules[1:])
+        self.pooling = pooling_names(modules[0].config)
+
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
         """Map states [rows, tokens, hidden] and mask [rows, tokens] (bool) to [rows, d] float32."""
         states = states.float()
         rows = torch.cat([POOLING_TYPES[name](states, mask) for name in self.pooling], dim=-1)
-        for head in self.heads:
-            rows = head(rows)
-        return rows
+        return super().forward(rows, mask)
 
 
 def _require_sentence_embedding(files: ModuleFiles) -> None:

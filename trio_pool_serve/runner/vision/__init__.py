@@ -1,0 +1,1 @@
+"""Models that see: what is computed of images, beside texts or by itself."""

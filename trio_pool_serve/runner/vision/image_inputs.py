@@ -1,0 +1,28 @@
+"""The images of a batch as tensors."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trio_pool_serve.runner.forward_pass import to_device
+from trio_pool_serve.types import ImageFeatures, PoolingRequest
+
+
+def images_of(requests: Sequence[PoolingRequest]) -> list[ImageFeatures]:
+    """Return the images of those requests that have any, in order."""
+    return [request.prompt.images for request in requests if request.prompt.images is not None]
+
+
+def image_inputs(images: Sequence[ImageFeatures], *, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the arrays of all images on the device, joined along their first dimension.
+
+    Pixels are in the type that the model computes in; the others (grids, masks) stay integers.
+    """
+    inputs = {}
+    for name in images[0].arrays:
+        parts = [image.arrays[name] for image in images]
+        tensor = to_device(parts[0] if len(parts) == 1 else np.concatenate(parts), device)
+        inputs[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+    return inputs
