@@ -101,10 +101,15 @@ def is_idle(service: Service) -> bool:
     """Nothing is queued, in flight or admitted, and every permit is free."""
     engine = service.default.engine.statistics()
     limiters = service.offload.statistics().values()
+    media = service.media
+    fetches = media.fetcher.statistics()
     return not (
         engine.queued_rows
         or engine.in_flight_batches
         or engine.admitted_tokens
+        or media.cache.statistics().in_flight
+        or fetches.borrowed
+        or fetches.waiting
         or any(limiter.borrowed or limiter.waiting for limiter in limiters)
     )
 

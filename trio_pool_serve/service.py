@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
+import attrs
 import trio
 from attrs import define, field
 
@@ -24,6 +25,8 @@ from trio_pool_serve.errors import (
 from trio_pool_serve.model_folder.folder import ModelFolder, read_model_folder
 from trio_pool_serve.model_hub import locate_model
 from trio_pool_serve.offload import Offload
+from trio_pool_serve.rendering.backend import ThreadBackend
+from trio_pool_serve.rendering.media.loader import MediaLoader
 from trio_pool_serve.rendering.renderer import renderer_of
 from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
 from trio_pool_serve.tasks.model import Model
@@ -65,6 +68,7 @@ class Service:
     load_runner: RunnerLoader = load_transformer
     offload: Offload = field(kw_only=True)
     metrics: Metrics = field(factory=Metrics, kw_only=True)
+    media: MediaLoader = field(init=False)
     started: float = field(factory=time.time, init=False)
     """Seconds since the epoch."""
     served: dict[str, ServedModel] = field(init=False, factory=dict)
@@ -82,14 +86,18 @@ class Service:
         )
 
     def __attrs_post_init__(self) -> None:
+        config = self.config
+        self.media = MediaLoader(
+            config.input, config.time_limits.media_timeout_s, self.offload, ThreadBackend(self.offload)
+        )
         self.offload.observe = self.metrics.observe_hop
         self.metrics.add_gauges(self._gauges)
-        for source in self.config.sources:
+        for source in config.sources:
             engine = LocalEngine(
                 lambda source=source: self._load(source),  # type: ignore[misc]
                 self.offload,
                 self.metrics.of_engine(source.name),
-                self.config.scheduling,
+                config.scheduling,
             )
             self.served[source.name] = ServedModel(source, engine)
 
@@ -106,6 +114,7 @@ class Service:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(sample_loop_lag, self.metrics.loop_lag)
+                await nursery.start(self.media.run)
                 for served in self.served.values():
                     # In their order: each queues for the one thread that loads and computes.
                     await nursery.start(served.engine.run)
@@ -128,7 +137,7 @@ class Service:
         served.loaded = Model(
             source.name,
             folder,
-            renderer_of(folder, tokenizer, self.offload, workers=config.threads.renderer_num_workers),
+            renderer_of(folder, tokenizer, self.offload, self.media, workers=config.threads.renderer_num_workers),
             served.engine,
             splits_long_texts=config.loading.long_text == "chunk",
         )
@@ -187,8 +196,10 @@ class Service:
             "limiter_capacity": {kind: limiter.capacity for kind, limiter in stats.items()},
             "limiter_borrowed": {kind: limiter.borrowed for kind, limiter in stats.items()},
             "limiter_waiting": {kind: limiter.waiting for kind, limiter in stats.items()},
+            "media_cache": attrs.asdict(self.media.cache.statistics()),
+            "media_fetches": attrs.asdict(self.media.fetcher.statistics()),
         }
 
     def __repr__(self) -> str:
         engines = ", ".join(f"{name}: {served.engine!r}" for name, served in self.served.items())
-        return f"<Service {self.state}, {engines}, {self.offload!r}>"
+        return f"<Service {self.state}, {engines}, {self.offload!r}, {self.media!r}>"

@@ -32,7 +32,7 @@ PAGE = b"""<!doctype html>
 
 @frozen
 class Question:
-    """A route that is asked by GET: its answer as an example, and what it is for."""
+    """A route that is asked without a body: its answer as an example, and what it is for."""
 
     summary: str
     example: Any
@@ -47,11 +47,20 @@ QUESTIONS: Mapping[str, Question] = {
     "/ping": Question("As /livez.", {"status": "alive"}),
     "/readyz": Question("Whether requests are answered now.", {"status": "ready"}),
     "/metrics": Question("Metrics in the Prometheus text format.", "trio_pool_serve_requests_total 3.0"),
-    "/load": Question("What engines and threads are doing now.", {"models": {}, "limiters": {}}),
+    "/load": Question(
+        "What engines, threads and the cache of images are doing now.",
+        {"models": {}, "limiters": {}, "media_cache": {}, "media_fetches": {}},
+    ),
     "/version": Question("The server's version.", {"version": trio_pool_serve.__version__}),
     "/openapi.json": Question("This document.", {"openapi": "3.1.0"}),
     "/docs": Question("This document, for people.", "<!doctype html>"),
 }
+
+
+ORDERS: Mapping[str, Question] = {
+    "/reset_mm_cache": Question("Forget the prepared images that are kept.", {"status": "cleared"}),
+}
+"""What is asked by POST without a body."""
 
 
 def openapi_document(dialects: Sequence[Dialect]) -> dict[str, Any]:
@@ -69,6 +78,8 @@ def openapi_document(dialects: Sequence[Dialect]) -> dict[str, Any]:
     paths = {path: {"post": _task_route(candidates, schema_of)} for path, candidates in by_path.items()}
     for path, question in QUESTIONS.items():
         paths.setdefault(path, {})["get"] = _question_route(question)
+    for path, order in ORDERS.items():
+        paths.setdefault(path, {})["post"] = _question_route(order)
     return {
         "openapi": "3.1.0",
         "info": {"title": "trio_pool_serve", "version": trio_pool_serve.__version__},

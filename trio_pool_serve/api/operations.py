@@ -39,7 +39,21 @@ def operations_routes(service: Service) -> Blueprint:
     async def load() -> Response:
         limiters = {kind: attrs.asdict(stats) for kind, stats in service.offload.statistics().items()}
         models = {name: attrs.asdict(served.engine.statistics()) for name, served in service.served.items()}
-        return _json({"models": models, "limiters": limiters})
+        media = service.media
+        return _json(
+            {
+                "models": models,
+                "limiters": limiters,
+                "media_cache": attrs.asdict(media.cache.statistics()),
+                "media_fetches": attrs.asdict(media.fetcher.statistics()),
+            }
+        )
+
+    @routes.post("/reset_mm_cache")
+    async def reset_mm_cache() -> Response:
+        """Forget the images that are kept; the name is vLLM's."""
+        service.media.cache.clear()
+        return _status("cleared", ok=True)
 
     @routes.get("/version")
     async def version() -> Response:

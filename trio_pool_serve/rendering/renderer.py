@@ -10,7 +10,9 @@ from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.model_folder.embedding import Embedding
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.offload import Offload
+from trio_pool_serve.rendering.image_format import ImageFormat
 from trio_pool_serve.rendering.length_limit import room_for_tokens, too_long
+from trio_pool_serve.rendering.media.loader import MediaLoader
 from trio_pool_serve.rendering.pairs import JoinedPair, PairFormat, shorten
 from trio_pool_serve.rendering.templates import template_of
 from trio_pool_serve.rendering.text_format import TextFormat, text_format_of
@@ -19,6 +21,8 @@ from trio_pool_serve.rendering.token import Token
 from trio_pool_serve.rendering.tokenizer import Encoded, Tokenizer
 from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
 from trio_pool_serve.types import (
+    ContentPrompt,
+    ImagePart,
     PairPrompt,
     Prompt,
     RenderedPrompt,
@@ -40,6 +44,8 @@ class Renderer:
     pools_instruction: bool = True
     pair_format: PairFormat = field(factory=JoinedPair)
     text_format: TextFormat = field(factory=TextFormat)
+    media: MediaLoader | None = None
+    image_format: ImageFormat | None = None
     _instruction_tokens: dict[tuple[str, bool], int] = field(init=False, factory=dict)
 
     @property
@@ -59,7 +65,19 @@ class Renderer:
             return await self.offload.run("render", lambda: self._render_pair(prompt, params), abandon_on_cancel=True)
         if isinstance(prompt, TextPrompt):
             return await self.offload.run("render", lambda: self._render_text(prompt, params), abandon_on_cancel=True)
+        if isinstance(prompt, ContentPrompt) and self.media is not None and self.image_format is not None:
+            return await self._render_image(prompt, self.media, self.image_format)
         raise InvalidRequestError("This model reads texts only.", param="input")
+
+    async def _render_image(
+        self, prompt: ContentPrompt, media: MediaLoader, image_format: ImageFormat
+    ) -> RenderedPrompt:
+        match prompt.parts:
+            case (ImagePart() as part,):
+                rendered = image_format.alone(await media.load(part, image_format.processor))
+                if rendered is not None:
+                    return rendered
+        raise InvalidRequestError("This model reads one image by itself.", param="input")
 
     async def render_windows(self, prompt: Prompt, params: RenderingParams) -> list[RenderedPrompt]:
         """Return what the model reads for one text in as many passes as it takes; several only if it is too long.
@@ -212,7 +230,9 @@ def _token_ids(tokenizer: Tokenizer, encoded: Encoded) -> TokenIds:
     return tokenizer.finish(encoded, len(encoded), "right", add_special_tokens=False)
 
 
-def renderer_of(folder: ModelFolder, tokenizer: Tokenizer, offload: Offload, *, workers: int) -> Renderer:
+def renderer_of(
+    folder: ModelFolder, tokenizer: Tokenizer, offload: Offload, media: MediaLoader, *, workers: int
+) -> Renderer:
     """Return the renderer for a model, with ``workers`` copies of its tokenizer. Raises ``ModelLoadError``."""
     architecture = folder.architecture
     return Renderer(
@@ -223,6 +243,7 @@ def renderer_of(folder: ModelFolder, tokenizer: Tokenizer, offload: Offload, *, 
         pools_instruction=not isinstance(architecture, Embedding) or architecture.pools_instruction,
         pair_format=template_of(architecture, tokenizer) or JoinedPair(),
         text_format=text_format_of(folder, tokenizer),
+        media=media,
     )
 
 
