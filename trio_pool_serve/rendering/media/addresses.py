@@ -36,6 +36,11 @@ def is_public(address: str) -> bool:
     return _is_public_v4(ip) if isinstance(ip, IPv4Address) else _is_public_v6(ip)
 
 
+def is_any(address: str) -> bool:
+    """Whether an address is one at all."""
+    return bool(address)
+
+
 def _is_public_v4(ip: IPv4Address) -> bool:
     # Not global: private, loopback, link-local, shared between carriers' customers, documentation, 0/8 and 240/4.
     return ip.is_global and not ip.is_multicast and not ip.is_reserved

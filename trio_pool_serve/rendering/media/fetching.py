@@ -1,7 +1,7 @@
 """Images from other servers."""
 
 import ssl
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 
 import httpx
@@ -44,7 +44,7 @@ class FetchStatistics:
 
 @define(eq=False)
 class ImageFetcher:
-    """Fetches images by HTTP, from public addresses unless ``allow_private``.
+    """Fetches images by HTTP, from the addresses that ``is_allowed``: those of the public internet.
 
     A host name is resolved once for each request: all its addresses are looked at, and one of them is connected to,
     so no name server can say one thing and then another. Any port is allowed, for public addresses have nothing that
@@ -59,7 +59,7 @@ class ImageFetcher:
     timeout_s: float
     max_bytes: int
     domains: Collection[str] = ()
-    allow_private: bool = False
+    is_allowed: Callable[[str], bool] = is_public
     _limiter: trio.CapacityLimiter = field(init=False, factory=lambda: trio.CapacityLimiter(CONCURRENT_FETCHES))
     _ssl_context: ssl.SSLContext | None = field(init=False, default=None)
 
@@ -108,7 +108,7 @@ class ImageFetcher:
         host = _host(url)
         port = url.port or (443 if url.scheme == "https" else 80)
         addresses = await resolve(host, port)
-        if not addresses or not (self.allow_private or all(map(is_public, addresses))):
+        if not addresses or not all(map(self.is_allowed, addresses)):
             raise MediaError("The host of an image has no address that images are fetched from.")
         addresses = addresses[:MAX_ADDRESSES]
         async with httpx.AsyncHTTPTransport(verify=await self._trusted(), trust_env=False) as transport:
@@ -162,11 +162,18 @@ class ImageFetcher:
             raise too_large(self.max_bytes)
         chunks: list[bytes] = []
         received = 0
-        async for chunk in response.aiter_raw():
-            received += len(chunk)
-            if received > self.max_bytes:
-                raise too_large(self.max_bytes)
-            chunks.append(chunk)
+        try:
+            async for chunk in response.aiter_raw():
+                received += len(chunk)
+                chunks.append(chunk)
+                if received > self.max_bytes:
+                    # Then the iteration ends by itself; one that is left alone is a generator that nobody closes.
+                    await response.aclose()
+        except httpx.TransportError:
+            if received <= self.max_bytes:
+                raise
+        if received > self.max_bytes:
+            raise too_large(self.max_bytes)
         return chunks
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.backend import RenderBackend
 from trio_pool_serve.rendering.image_format import ImageProcessor
+from trio_pool_serve.rendering.media.addresses import is_any, is_public
 from trio_pool_serve.rendering.media.cache import MediaCache
 from trio_pool_serve.rendering.media.decoding import MediaLimits, features_of
 from trio_pool_serve.rendering.media.encoded_image import EncodedImage, of_chunks, of_data_url, of_file_url
@@ -45,7 +46,7 @@ class MediaLoader:
             self.timeout_s,
             config.max_media_bytes,
             domains=config.media_domains,
-            allow_private=config.allow_private_media,
+            is_allowed=is_any if config.allow_private_media else is_public,
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
