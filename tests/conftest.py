@@ -104,10 +104,15 @@ def is_idle(service: Service) -> bool:
         *service.offload.statistics().values(),
         *(workers.statistics() for workers in service.processes.values()),
     ]
+    media = service.media
+    fetches = media.fetcher.statistics()
     return not (
         engine.queued_rows
         or engine.in_flight_batches
         or engine.admitted_tokens
+        or media.cache.statistics().in_flight
+        or fetches.borrowed
+        or fetches.waiting
         or any(limiter.borrowed or limiter.waiting for limiter in limiters)
     )
 

@@ -4,11 +4,12 @@ The command line, the environment (``TRIO_POOL_SERVE_*``) and a TOML file all fi
 ``--help`` is made from them: a field's docstring-like ``help`` is all there is to say about it.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, get_args
 
 from attrs import Factory, field, frozen
-from attrs.validators import deep_iterable, ge, gt, in_, le, min_len, optional
+from attrs.validators import deep_iterable, ge, gt, in_, le, matches_re, min_len, optional
 from cyclopts import Group, Parameter
 
 from trio_pool_serve.types import PoolingTask
@@ -184,15 +185,22 @@ class InputConfig:
         False
     )
     allowed_media_path: Annotated[
-        Path | None, _help("Folder whose images requests may name by `file:` URLs. [default: none]")
+        Path | None,
+        _help(
+            "Folder whose images requests may name by `file:` URLs; links that lead out of it do not. [default: none]"
+        ),
     ] = None
     allowed_media_domains: Annotated[
-        str, _help("Hosts that images are fetched from, separated by commas. [default: any]")
-    ] = ""
+        str,
+        _help(
+            "Hosts that images are fetched from, separated by commas, redirects included. A host does not stand for "
+            "its subdomains; `*.example.org` stands for those, and not for `example.org`. [default: any]"
+        ),
+    ] = field(default="", validator=matches_re(r"[\w.*, -]*", re.ASCII))
     allow_private_media: Annotated[
-        bool, _switch("Fetch images from private, loopback and link-local addresses too.")
+        bool, _switch("Fetch images from addresses too that are not of the public internet.")
     ] = False
-    max_media_bytes: Annotated[int, _help("Largest image, bytes, as it is stored or sent.")] = field(
+    max_media_bytes: Annotated[int, _help("Largest image, bytes, as it is stored or sent, without base64.")] = field(
         default=20 * 2**20, validator=gt(0)
     )
     max_image_pixels: Annotated[int, _help("Largest image, pixels; more are refused before they are decoded.")] = field(
@@ -202,6 +210,12 @@ class InputConfig:
     media_cache_bytes: Annotated[int, _help("Memory for prepared images that may be asked for again; 0: none.")] = (
         field(default=256 * 2**20, validator=ge(0))
     )
+
+    @property
+    def media_domains(self) -> frozenset[str]:
+        """The hosts of ``allowed_media_domains``, in lower case."""
+        names = (name.strip().lower() for name in self.allowed_media_domains.split(","))
+        return frozenset(name for name in names if name)
 
 
 @Parameter(name="*", group=Group("Logging", sort_key=7))

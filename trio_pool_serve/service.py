@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal, TypeAlias
 
+import attrs
 import trio
 from attrs import define, field
 
@@ -29,11 +30,13 @@ from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering import template_process
 from trio_pool_serve.rendering.backend import RenderBackend, ThreadBackend
 from trio_pool_serve.rendering.chat_templates import ChatTemplates
+from trio_pool_serve.rendering.media.loader import MediaLoader
 from trio_pool_serve.rendering.process_backend import ProcessBackend
 from trio_pool_serve.rendering.prompt_embeds import embeds_format_of
 from trio_pool_serve.rendering.renderer import renderer_of
 from trio_pool_serve.rendering.text_loading import TextRecipe
 from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
+from trio_pool_serve.rendering.vision.loading import load_image_format
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.loop_lag import sample_loop_lag
 from trio_pool_serve.telemetry.metrics import Gauges, Metrics
@@ -74,6 +77,7 @@ class Service:
     load_runner: RunnerLoader = load_transformer
     offload: Offload = field(kw_only=True)
     metrics: Metrics = field(factory=Metrics, kw_only=True)
+    media: MediaLoader = field(init=False)
     started: float = field(factory=time.time, init=False)
     """Seconds since the epoch."""
     processes: dict[str, WorkerProcesses] = field(init=False, factory=dict)
@@ -98,6 +102,9 @@ class Service:
     def __attrs_post_init__(self) -> None:
         self.offload.observe = self.metrics.observe_hop
         self.render_backend = self._make_render_backend()
+        self.media = MediaLoader(
+            self.config.input, self.config.time_limits.media_timeout_s, self.offload, self.render_backend
+        )
         if not isinstance(self.render_backend, ProcessBackend):
             self._is_prepared.set()
         self.metrics.add_gauges(self._gauges)
@@ -136,6 +143,7 @@ class Service:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(sample_loop_lag, self.metrics.loop_lag)
                 await nursery.start(self.processes["template"].run)
+                await nursery.start(self.media.run)
                 for served in self.served.values():
                     # In their order: each queues for the one thread that loads and computes.
                     await nursery.start(served.engine.run)
@@ -190,6 +198,8 @@ class Service:
                     self.processes["template"], self.offload, config.time_limits.template_timeout_s
                 ),
                 settings=config.input,
+                media=self.media,
+                image_format=load_image_format(folder),
                 embeds_format=embeds_format_of(folder, runner.embeds_width, enabled=config.input.enable_prompt_embeds),
             ),
             served.engine,
@@ -258,9 +268,11 @@ class Service:
             "worker_borrowed": {name: pool.borrowed for name, pool in workers.items()},
             "worker_waiting": {name: pool.waiting for name, pool in workers.items()},
             "worker_killed": {name: pool.killed for name, pool in workers.items()},
+            "media_cache": attrs.asdict(self.media.cache.statistics()),
+            "media_fetches": attrs.asdict(self.media.fetcher.statistics()),
         }
 
     def __repr__(self) -> str:
         engines = ", ".join(f"{name}: {served.engine!r}" for name, served in self.served.items())
         processes = "".join(f", {name}: {workers!r}" for name, workers in self.processes.items())
-        return f"<Service {self.state}, {engines}, {self.offload!r}{processes}>"
+        return f"<Service {self.state}, {engines}, {self.offload!r}{processes}, {self.media!r}>"

@@ -47,7 +47,10 @@ QUESTIONS: Mapping[str, Question] = {
     "/ping": Question("As /livez.", {"status": "alive"}),
     "/readyz": Question("Whether requests are answered now.", {"status": "ready"}),
     "/metrics": Question("Metrics in the Prometheus text format.", "trio_pool_serve_requests_total 3.0"),
-    "/load": Question("What engines and threads are doing now.", {"models": {}, "limiters": {}, "processes": {}}),
+    "/load": Question(
+        "What engines, threads, processes and the cache of images are doing now.",
+        {"models": {}, "limiters": {}, "workers": {}, "media_cache": {}, "media_fetches": {}},
+    ),
     "/version": Question("The server's version.", {"version": trio_pool_serve.__version__}),
     "/openapi.json": Question("This document.", {"openapi": "3.1.0"}),
     "/docs": Question("This document, for people.", "<!doctype html>"),

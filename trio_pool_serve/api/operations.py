@@ -40,7 +40,22 @@ def operations_routes(service: Service) -> Blueprint:
         limiters = {kind: attrs.asdict(stats) for kind, stats in service.offload.statistics().items()}
         models = {name: attrs.asdict(served.engine.statistics()) for name, served in service.served.items()}
         workers = {name: attrs.asdict(processes.statistics()) for name, processes in service.processes.items()}
-        return _json({"models": models, "limiters": limiters, "workers": workers})
+        media = service.media
+        return _json(
+            {
+                "models": models,
+                "limiters": limiters,
+                "workers": workers,
+                "media_cache": attrs.asdict(media.cache.statistics()),
+                "media_fetches": attrs.asdict(media.fetcher.statistics()),
+            }
+        )
+
+    @routes.post("/reset_mm_cache")
+    async def reset_mm_cache() -> Response:
+        """Forget the images that are kept; the name is vLLM's."""
+        service.media.cache.clear()
+        return _status("cleared", ok=True)
 
     @routes.get("/version")
     async def version() -> Response:

@@ -59,11 +59,6 @@ class Architecture:
         return 0
 
     @property
-    def in_conversation(self) -> bool:
-        """Whether every input is read as a conversation of one user message, as sentence-transformers reads it."""
-        return False
-
-    @property
     def template_options(self) -> Mapping[str, Any]:
         """What its files have the chat template rendered with."""
         return {}

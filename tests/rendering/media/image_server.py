@@ -1,0 +1,88 @@
+"""A server of images that does what it is told: what arrives is known to the byte."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import trio
+from attrs import define, field
+
+Answer = Callable[[trio.abc.Stream], Awaitable[None]]
+
+
+def says(body: bytes, *headers: str, status: str = "200 OK", with_length: bool = True) -> Answer:
+    """Answer with a body, whole."""
+    lines = [f"HTTP/1.1 {status}", *headers, *([f"Content-Length: {len(body)}"] if with_length else [])]
+
+    async def answer(stream: trio.abc.Stream) -> None:
+        await stream.send_all("\r\n".join([*lines, "Connection: close", "", ""]).encode("latin-1") + body)
+
+    return answer
+
+
+def redirects(location: str, status: str = "302 Found") -> Answer:
+    return says(b"", f"Location: {location}", status=status)
+
+
+def drips(head: bytes, drop: bytes) -> Answer:
+    """Answer with a beginning, and then with drops for ever."""
+
+    async def answer(stream: trio.abc.Stream) -> None:
+        await stream.send_all(head)
+        while True:
+            await stream.send_all(drop)
+            await trio.sleep(0.001)
+
+    return answer
+
+
+async def never(stream: trio.abc.Stream) -> None:
+    """Accept, and say nothing."""
+    await trio.sleep_forever()
+
+
+@define(eq=False)
+class ImageServer:
+    """Answers by path. ``heads`` are the requests as they came."""
+
+    answers: dict[str, Answer]
+    port: int = 0
+    heads: list[str] = field(factory=list)
+
+    def url(self, path: str, host: str = "127.0.0.1", scheme: str = "http") -> str:
+        return f"{scheme}://{host}:{self.port}{path}"
+
+    async def handle(self, stream: trio.abc.Stream) -> None:
+        async with stream:
+            try:
+                head = b""
+                while b"\r\n\r\n" not in head:
+                    received = await stream.receive_some()
+                    if not received:
+                        return
+                    head += received
+                self.heads.append(head.decode("latin-1"))
+                await self.answers[head.split(b" ")[1].decode()](stream)
+                # Who is sent more than it wants resets the connection, and whoever is not done reading learns nothing.
+                while await stream.receive_some():
+                    pass
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                pass
+
+    def header(self, name: str, head: int = -1) -> str | None:
+        lines = (line.partition(": ") for line in self.heads[head].splitlines())
+        return next((value for key, _, value in lines if key.lower() == name), None)
+
+
+@asynccontextmanager
+async def serving(answers: dict[str, Answer], ssl_context=None) -> AsyncIterator[ImageServer]:
+    server = ImageServer(answers)
+    open_listeners = trio.open_tcp_listeners
+    if ssl_context is not None:
+        open_listeners = partial(trio.open_ssl_over_tcp_listeners, ssl_context=ssl_context, https_compatible=True)
+    listeners = await open_listeners(0, host="127.0.0.1")
+    server.port = (listeners[0].transport_listener if ssl_context else listeners[0]).socket.getsockname()[1]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, server.handle, listeners)
+        yield server
+        nursery.cancel_scope.cancel()

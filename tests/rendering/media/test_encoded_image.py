@@ -1,0 +1,163 @@
+"""Images within URLs, and in files."""
+
+import hashlib
+import os
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from tests.rendering.media.images import data_url, encoded
+from trio_pool_serve.errors import InvalidRequestError, MediaError
+from trio_pool_serve.rendering.media.encoded_image import SLICE, of_chunks, of_data_url, of_file_url
+
+IMAGE = encoded()
+LIMIT = 2**20
+
+
+def test_an_image_is_told_by_its_bytes_however_they_come():
+    image = of_chunks([IMAGE[:10], b"", IMAGE[10:]])
+    assert image.content == IMAGE
+    assert image.digest == hashlib.sha256(IMAGE).digest() == of_data_url(data_url(IMAGE), LIMIT).digest
+
+
+# -- data: ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("media_type", ["image/png", "image/jpeg", "text/plain;charset=utf-8", ""])
+def test_the_media_type_is_not_believed(media_type):
+    assert of_data_url(data_url(IMAGE, media_type), LIMIT).content == IMAGE
+    assert of_data_url(data_url(IMAGE, media_type).replace("data:", "DATA:").replace("base64", "BASE64"), LIMIT)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3, SLICE // 4 * 3 - 1, SLICE // 4 * 3, SLICE // 4 * 3 + 1, 2 * SLICE])
+def test_base64_of_any_length_is_decoded(length):
+    content = os.urandom(length)
+    assert of_data_url(data_url(content), 4 * SLICE).content == content
+
+
+@pytest.mark.parametrize(
+    "url", ["data:,hello", "data:image/png,hello", "data:image/png;base64", "data:", "data:" + "x" * 999]
+)
+def test_a_data_url_without_base64_is_not_allowed(url):
+    with pytest.raises(InvalidRequestError, match="base64"):
+        of_data_url(url, LIMIT)
+
+
+WRONG = ["a", "aaaa=", "aa", "aa=a", "aa==aa==", "a b=", "aaa\n", "aa-_", "aaa%3D", "ä" * 4, "====", "aaaa,aaaa"]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_base64_that_is_not_strictly_so_is_refused(wrong):
+    with pytest.raises(MediaError, match="broken"):
+        of_data_url(f"data:;base64,{wrong}", LIMIT)
+
+
+def test_padding_where_the_decoder_begins_anew_is_refused_too():
+    with pytest.raises(MediaError, match="broken"):
+        of_data_url(f"data:;base64,{'a' * (SLICE - 2)}==aaaa", LIMIT)
+
+
+def test_base64_of_too_many_bytes_is_refused_before_it_is_decoded():
+    assert len(of_data_url(data_url(bytes(100)), 100).content) == 100
+    for length in (101, 102, 10_000_000):
+        url = data_url(bytes(length))
+        tracemalloc.start()
+        with pytest.raises(MediaError, match="larger than 100 bytes"):
+            of_data_url(url, 100)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 100_000
+
+
+# -- file: ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "allowed"
+    folder.mkdir()
+    (folder / "image.png").write_bytes(IMAGE)
+    (folder / "ä b%.png").write_bytes(IMAGE)
+    (tmp_path / "secret.png").write_bytes(IMAGE)
+    (tmp_path / "allowed too").mkdir()
+    (tmp_path / "allowed too" / "image.png").write_bytes(IMAGE)
+    return folder
+
+
+def test_files_in_the_folder_are_read(folder):
+    (folder / "inner").mkdir()
+    (folder / "inner" / "link.png").symlink_to(folder / "image.png")
+    for path in ("image.png", "ä b%.png", "inner/link.png"):
+        assert of_file_url((folder / path).as_uri(), folder, LIMIT).content == IMAGE
+    assert of_file_url(f"file://localhost{folder}/inner/../image.png", folder, LIMIT).content == IMAGE
+
+
+def test_the_folder_may_be_named_by_a_link(folder):
+    link = folder.parent / "link"
+    link.symlink_to(folder)
+    assert of_file_url((link / "image.png").as_uri(), link, LIMIT).content == IMAGE
+    assert of_file_url((folder / "image.png").as_uri(), link, LIMIT).content == IMAGE
+
+
+def test_no_file_is_read_unless_a_folder_is_allowed(folder):
+    with pytest.raises(InvalidRequestError, match="--allowed-media-path"):
+        of_file_url((folder / "image.png").as_uri(), None, LIMIT)
+
+
+def outside(folder: Path) -> dict[str, str]:
+    (folder / "link.png").symlink_to(folder.parent / "secret.png")
+    (folder / "up").symlink_to(folder.parent)
+    return {
+        "another": f"file://{folder.parent}/secret.png",
+        "one that is not there": f"file://{folder.parent}/nothing.png",
+        "upwards": f"file://{folder}/../secret.png",
+        "upwards in disguise": f"file://{folder}/%2e%2e/secret.png",
+        "another folder that begins alike": f"file://{folder} too/image.png",
+        "a link": f"file://{folder}/link.png",
+        "a folder that is a link": f"file://{folder}/up/secret.png",
+        "the folder": f"file://{folder}",
+        "of the system": "file:///etc/passwd",
+        "of the process": "file:///proc/self/environ",
+    }
+
+
+def test_files_elsewhere_are_refused_alike_be_they_there_or_not(folder):
+    told = set()
+    for url in outside(folder).values():
+        with pytest.raises(InvalidRequestError) as caught:
+            of_file_url(url, folder, LIMIT)
+        told.add(str(caught.value))
+    assert told == {"The file of an image is not under --allowed-media-path."}
+
+
+@pytest.mark.parametrize("url", ["file:image.png", "file:", "file://host/image.png", "file:///a%00b", "file://[/a"])
+def test_file_urls_must_have_an_absolute_path(folder, url):
+    with pytest.raises(InvalidRequestError, match="absolute path"):
+        of_file_url(url, folder, LIMIT)
+
+
+def test_only_plain_files_are_read_and_nothing_is_waited_for(folder):
+    os.mkfifo(folder / "pipe")
+    (folder / "inner").mkdir()
+    (folder / "loop").symlink_to(folder / "loop")
+    for name, told in {"pipe": "no plain file", "inner": "no plain file", "nothing": "read", "loop": "read"}.items():
+        with pytest.raises(MediaError, match=told):
+            of_file_url((folder / name).as_uri(), folder, LIMIT)
+
+
+def test_a_device_is_no_plain_file():
+    with pytest.raises(MediaError, match="no plain file"):
+        of_file_url("file:///dev/zero", Path("/dev"), LIMIT)
+
+
+def test_a_file_of_too_many_bytes_is_refused(folder):
+    (folder / "large.png").write_bytes(bytes(101))
+    with pytest.raises(MediaError, match="larger than 100 bytes"):
+        of_file_url((folder / "large.png").as_uri(), folder, 100)
+
+
+def test_a_file_that_says_nothing_of_its_length_is_read_up_to_the_limit():
+    """Those of the system have a length of 0, whatever is in them."""
+    with pytest.raises(MediaError, match="larger than 10 bytes"):
+        of_file_url("file:///proc/version", Path("/proc"), 10)

@@ -1,0 +1,377 @@
+"""Images from servers that misbehave, over real sockets."""
+
+import gzip
+import ssl
+
+import pytest
+import trio
+import trustme
+
+from tests.rendering.media.image_server import ImageServer, drips, never, redirects, says, serving
+from tests.rendering.media.images import encoded
+from trio_pool_serve.errors import InvalidRequestError, MediaError
+from trio_pool_serve.offload import Offload
+from trio_pool_serve.rendering.media.addresses import is_any, is_public
+from trio_pool_serve.rendering.media.fetching import CONCURRENT_FETCHES, MAX_REDIRECTS, ImageFetcher
+
+IMAGE = encoded()
+LIMIT = 10_000
+FOREVER = 60.0
+NO_ADDRESS = "The host of an image has no address that images are fetched from."
+
+
+def fetcher(**options) -> ImageFetcher:
+    options = {"timeout_s": FOREVER, "max_bytes": LIMIT, "is_allowed": is_any, **options}
+    return ImageFetcher(Offload(), **options)
+
+
+async def refused(fetching: ImageFetcher, url: str, kind: type[Exception] = MediaError) -> str:
+    with pytest.raises(kind) as caught:
+        await fetching.fetch(url)
+    assert fetching.statistics().borrowed == 0
+    return str(caught.value)
+
+
+class Names(trio.abc.HostnameResolver):
+    """A name server that knows other hosts than the real one; each is asked for as often as it is listed."""
+
+    def __init__(self, **addresses: list[list[str]]):
+        self.addresses = {name.replace("_", "."): answers for name, answers in addresses.items()}
+        self.asked: list[str] = []
+
+    async def getaddrinfo(self, host, port, family=0, type=0, proto=0, flags=0):  # noqa: A002
+        name = host.decode() if isinstance(host, bytes) else host
+        self.asked.append(name)
+        answers = self.addresses[name]
+        found = answers.pop(0) if len(answers) > 1 else answers[0]
+        families = [trio.socket.AF_INET6 if ":" in address else trio.socket.AF_INET for address in found]
+        return [(kind, type, proto, "", (address, port)) for kind, address in zip(families, found, strict=True)]
+
+    async def getnameinfo(self, sockaddr, flags):
+        raise AssertionError
+
+
+@pytest.fixture
+async def server():
+    async with serving({"/image": says(IMAGE)}) as serving_images:
+        yield serving_images
+
+
+# -- what is fetched --------------------------------------------------------------------------------------
+
+
+async def test_an_image_comes_as_it_is(server: ImageServer):
+    assert b"".join(await fetcher().fetch(server.url("/image"))) == IMAGE
+
+
+async def test_servers_learn_nothing_but_what_is_asked(server: ImageServer):
+    server.answers["/image"] = says(IMAGE, "Set-Cookie: a=b")
+    fetching = fetcher()
+    for _ in range(2):
+        await fetching.fetch(server.url("/image") + "#part")
+    names = {line.partition(":")[0].lower() for line in server.heads[-1].splitlines()[1:] if line}
+    assert names == {"host", "accept", "accept-encoding", "user-agent", "connection"}
+    assert server.header("host") == f"127.0.0.1:{server.port}"
+    assert server.header("accept-encoding") == "identity"
+
+
+async def test_a_body_may_come_in_chunks_or_until_the_connection_ends():
+    async def until_the_end(stream):
+        await stream.send_all(b"HTTP/1.1 200 OK\r\n\r\n" + IMAGE)
+        await stream.aclose()
+
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (IMAGE[:7], IMAGE[7:], b""))
+    answers = {"/chunks": says(chunks, "Transfer-Encoding: chunked", with_length=False), "/end": until_the_end}
+    async with serving(answers) as server:
+        for path in answers:
+            assert b"".join(await fetcher().fetch(server.url(path))) == IMAGE
+
+
+async def test_redirects_are_followed_up_to_a_limit():
+    answers = {f"/{n}": redirects(f"/{n - 1}", status) for n, status in enumerate([*REDIRECTS, *REDIRECTS], 1)}
+    async with serving({**answers, "/0": says(IMAGE)}) as server:
+        assert b"".join(await fetcher().fetch(server.url(f"/{MAX_REDIRECTS}"))) == IMAGE
+        assert "more than 5 redirects" in await refused(fetcher(), server.url(f"/{MAX_REDIRECTS + 1}"))
+
+
+REDIRECTS = ["301 Moved", "302 Found", "303 See Other", "307 Temporary Redirect", "308 Permanent Redirect"]
+
+
+async def test_a_redirect_that_leads_to_itself_ends():
+    async with serving({"/": redirects("/")}) as server:
+        assert "redirects" in await refused(fetcher(), server.url("/"))
+        assert len(server.heads) == MAX_REDIRECTS + 1
+
+
+# -- limits -----------------------------------------------------------------------------------------------
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+SLOW = {
+    "nothing": never,
+    "a body in drops": drips(HEAD + b"Content-Length: 9999\r\n\r\n", b"a"),
+    "a head in drops": drips(HEAD, b"A: b\r\n"),
+    "one interim answer after another": drips(b"", b"HTTP/1.1 103 Early Hints\r\n\r\n"),
+}
+
+
+@pytest.mark.parametrize("answer", SLOW.values(), ids=SLOW)
+async def test_a_slow_server_is_left_at_the_time_limit(answer):
+    async with serving({"/": answer}) as server:
+        told = await refused(fetcher(timeout_s=0.3, max_bytes=10**9), server.url("/"))
+        assert told in ("An image did not arrive within 0.3 s.", "The connection to the server of an image broke.")
+
+
+async def test_the_time_limit_is_for_all_redirects_together():
+    async def slowly(stream):
+        await trio.sleep(0.2)
+        await redirects("/")(stream)
+
+    async with serving({"/": slowly}) as server:
+        assert "within 0.5 s" in await refused(fetcher(timeout_s=0.5), server.url("/"))
+        assert len(server.heads) <= 3
+
+
+async def test_a_body_that_says_it_is_too_large_is_not_read():
+    async with serving({"/": says(b"", f"Content-Length: {LIMIT + 1}", with_length=False)}) as server:
+        assert f"larger than {LIMIT} bytes" in await refused(fetcher(), server.url("/"))
+
+
+async def test_a_body_that_says_nothing_is_read_up_to_the_limit():
+    answers = {
+        "/end": drips(HEAD + b"\r\n", bytes(1000)),
+        "/chunks": drips(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"3e8\r\n" + bytes(1000) + b"\r\n"),
+    }
+    async with serving(answers) as server:
+        for path in answers:
+            assert f"larger than {LIMIT} bytes" in await refused(fetcher(), server.url(path))
+
+
+async def test_a_body_of_exactly_the_limit_is_taken():
+    async with serving({"/": says(bytes(LIMIT))}) as server:
+        assert sum(map(len, await fetcher().fetch(server.url("/")))) == LIMIT
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "identity, gzip", "x"])
+async def test_what_would_unfold_is_refused(coding):
+    bomb = gzip.compress(bytes(10 * LIMIT))
+    assert len(bomb) < LIMIT
+    async with serving({"/": says(bomb, f"Content-Encoding: {coding}")}) as server:
+        assert "compressed" in await refused(fetcher(), server.url("/"))
+
+
+async def test_no_more_images_are_fetched_at_once_than_allowed():
+    fetching = fetcher()
+    async with serving({"/": never}) as server, trio.open_nursery() as nursery:
+        for _ in range(CONCURRENT_FETCHES + 3):
+            nursery.start_soon(fetching.fetch, server.url("/"))
+        with trio.fail_after(10):
+            while len(server.heads) < CONCURRENT_FETCHES:  # noqa: ASYNC110
+                await trio.sleep(0.001)
+        stats = fetching.statistics()
+        assert (stats.borrowed, stats.waiting) == (CONCURRENT_FETCHES, 3)
+        assert repr(fetching) == "<ImageFetcher 16/16+3>"
+        nursery.cancel_scope.cancel()
+    assert fetching.statistics().borrowed == fetching.statistics().waiting == 0
+
+
+BROKEN = {
+    "no HTTP": b"hello\r\n\r\n",
+    "a head without end": HEAD + b"A: " + b"a" * 200_000,
+    "half a body": HEAD + b"Content-Length: 10\r\n\r\nabc",
+    "a length that is none": HEAD + b"Content-Length: -1\r\n\r\n",
+    "two lengths": HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
+async def test_a_server_that_speaks_nonsense_is_refused(content):
+    async def answer(stream):
+        await stream.send_all(content)
+        await stream.aclose()
+
+    async with serving({"/": answer}) as server:
+        assert await refused(fetcher(), server.url("/")) == "The connection to the server of an image broke."
+
+
+@pytest.mark.parametrize("status", ["404 Not Found", "500 Oops", "204 No Content", "206 Partial Content", "304 Same"])
+async def test_a_server_that_has_no_image_is_told(status):
+    async with serving({"/": says(b"", status=status)}) as server:
+        assert await refused(fetcher(), server.url("/")) == f"The server of an image answers {status[:3]}."
+
+
+async def test_a_server_that_is_not_there_is_told(server: ImageServer):
+    with trio.socket.socket() as unused:
+        await unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        assert await refused(fetcher(), f"http://127.0.0.1:{port}/") == "The server of an image cannot be reached."
+
+
+# -- addresses --------------------------------------------------------------------------------------------
+
+PRIVATE_HOSTS = [
+    "127.0.0.1",
+    "localhost",
+    "[::1]",
+    "127.1",
+    "2130706433",
+    "0x7f.1",
+    "[::ffff:127.0.0.1]",
+    "0",
+    "LOCALHOST.",
+]
+
+
+@pytest.mark.parametrize("host", PRIVATE_HOSTS)
+async def test_private_addresses_are_not_connected_to(server: ImageServer, host):
+    assert await refused(fetcher(is_allowed=is_public), server.url("/image", host)) == NO_ADDRESS
+    assert server.heads == []
+
+
+async def test_a_host_that_does_not_exist_is_not_told_from_one_that_is_private():
+    assert await refused(fetcher(is_allowed=is_public), "http://no-such-host.invalid/") == NO_ADDRESS
+
+
+async def test_a_public_name_with_a_private_address_is_not_connected_to(server: ImageServer):
+    names = Names(images_example_org=[["127.0.0.1"]], both_example_org=[["8.8.8.8", "127.0.0.1"]])
+    trio.socket.set_custom_hostname_resolver(names)
+    for host in ("images.example.org", "both.example.org"):
+        assert await refused(fetcher(is_allowed=is_public), server.url("/image", host)) == NO_ADDRESS
+    assert server.heads == []
+
+
+async def test_a_redirect_to_a_private_address_is_not_followed():
+    """One address of this machine is taken for a public one, so that there is something to be redirected by."""
+    fetching = fetcher(is_allowed=lambda address: address == "127.0.0.1")
+    async with serving({"/image": says(IMAGE)}) as inner:
+        targets = [inner.url("/image", host) for host in ("127.0.0.2", "[::1]", "10.0.0.1")]
+        async with serving({f"/{n}": redirects(target) for n, target in enumerate(targets)}) as outer:
+            for n in range(len(targets)):
+                assert await refused(fetching, outer.url(f"/{n}")) == NO_ADDRESS
+            assert len(outer.heads) == len(targets)
+        assert inner.heads == []
+
+
+async def test_a_name_is_asked_for_once_so_its_second_answer_does_not_matter(server: ImageServer):
+    names = Names(images_example_org=[["127.0.0.1"], ["10.9.8.7"]])
+    trio.socket.set_custom_hostname_resolver(names)
+    assert b"".join(await fetcher().fetch(server.url("/image", "images.example.org"))) == IMAGE
+    assert names.asked == ["images.example.org"]
+    assert server.header("host") == f"images.example.org:{server.port}"
+
+
+async def test_the_next_address_is_tried_where_nobody_listens(server: ImageServer):
+    trio.socket.set_custom_hostname_resolver(Names(images_example_org=[["127.0.0.9", "127.0.0.1"]]))
+    assert b"".join(await fetcher().fetch(server.url("/image", "images.example.org"))) == IMAGE
+
+
+# -- URLs -------------------------------------------------------------------------------------------------
+
+MALFORMED = [
+    "http://",
+    "http:///a",
+    "http://a:b/",
+    "http://[::1",
+    "https://a:70000/",
+    "http://a\x00b/",
+    "http:a",
+    "http://..",
+]
+
+
+@pytest.mark.parametrize("url", MALFORMED)
+async def test_malformed_urls_are_refused(url):
+    with pytest.raises((InvalidRequestError, MediaError)):
+        await fetcher().fetch(url)
+
+
+async def test_credentials_are_refused(server: ImageServer):
+    assert "credentials" in await refused(fetcher(), server.url("/image", "me:secret@127.0.0.1"), InvalidRequestError)
+    server.answers["/image"] = redirects(server.url("/image", "me@127.0.0.1"))
+    assert "not followed" in await refused(fetcher(), server.url("/image"))
+
+
+@pytest.mark.parametrize("location", ["file:///etc/passwd", "data:,a", "ftp://127.0.0.1/", "http://a:b/", "gopher:a"])
+async def test_redirects_to_elsewhere_are_not_followed(location):
+    async with serving({"/": redirects(location)}) as server:
+        assert "not followed" in await refused(fetcher(), server.url("/"))
+
+
+async def test_only_allowed_hosts_are_asked(server: ImageServer):
+    names = {"images_example_org": [["127.0.0.1"]], "example_org": [["127.0.0.1"]], "a_b_test": [["127.0.0.1"]]}
+    trio.socket.set_custom_hostname_resolver(Names(**names))
+    fetching = fetcher(domains=frozenset({"example.org", "*.b.test"}))
+    for host in ("example.org", "EXAMPLE.org", "example.org.", "a.b.test"):
+        assert b"".join(await fetching.fetch(server.url("/image", host))) == IMAGE
+    asked = len(server.heads)
+    for host in ("images.example.org", "b.test", "xb.test", "example.org.evil.test", "127.0.0.1", "evil-example.org"):
+        assert "--allowed-media-domains" in await refused(fetching, server.url("/image", host), InvalidRequestError)
+    server.answers["/image"] = redirects(server.url("/image", "127.0.0.1"))
+    assert "not followed" in await refused(fetching, server.url("/image", "example.org"))
+    assert len(server.heads) == asked + 1
+
+
+# -- TLS --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def authority(monkeypatch, tmp_path) -> trustme.CA:
+    """An authority that certificates are believed of."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    return authority
+
+
+def context_for(certificate: trustme.LeafCert, asked: list[str | None]) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    certificate.configure_cert(context)
+    context.sni_callback = lambda _, name, __: asked.append(name)
+    return context
+
+
+async def test_the_certificate_is_asked_for_and_looked_at_by_name_at_the_address_that_was_checked(authority):
+    asked: list[str | None] = []
+    context = context_for(authority.issue_cert("images.example.org"), asked)
+    hosts = {"images_example_org": [["127.0.0.1"]], "other_example_org": [["127.0.0.1"]]}
+    trio.socket.set_custom_hostname_resolver(Names(**hosts))
+    async with serving({"/image": says(IMAGE)}, context) as server:
+        url = server.url("/image", "images.example.org", "https")
+        assert b"".join(await fetcher().fetch(url)) == IMAGE
+        assert asked == ["images.example.org"]
+        assert server.header("host") == f"images.example.org:{server.port}"
+        url = server.url("/image", "other.example.org", "https")
+        assert "cannot be reached" in await refused(fetcher(), url)
+        assert len(server.heads) == 1
+
+
+async def test_a_certificate_of_an_unknown_authority_is_not_believed():
+    context = context_for(trustme.CA().issue_cert("127.0.0.1"), [])
+    async with serving({"/image": says(IMAGE)}, context) as server:
+        assert "cannot be reached" in await refused(fetcher(), server.url("/image", scheme="https"))
+        assert server.heads == []
+
+
+# -- cancellation -----------------------------------------------------------------------------------------
+
+
+async def test_leaving_closes_the_connection():
+    closed = trio.Event()
+
+    async def answer(stream):
+        await stream.send_all(HEAD)
+        while await stream.receive_some():
+            pass
+        closed.set()
+
+    fetching = fetcher()
+    async with serving({"/": answer}) as server, trio.open_nursery() as nursery:
+        nursery.start_soon(fetching.fetch, server.url("/"))
+        with trio.fail_after(10):
+            while not server.heads:  # noqa: ASYNC110
+                await trio.sleep(0.001)
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True), trio.fail_after(10):
+            await closed.wait()
+    assert fetching.statistics().borrowed == 0

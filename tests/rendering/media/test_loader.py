@@ -1,0 +1,158 @@
+"""From URLs to features, and everything that may go wrong between."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import attrs
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.rendering.media.image_server import says, serving
+from tests.rendering.media.images import GREEN, RED, MeanColour, data_url, encoded
+from trio_pool_serve.config import InputConfig
+from trio_pool_serve.errors import InvalidRequestError, MediaError
+from trio_pool_serve.offload import Offload
+from trio_pool_serve.rendering.backend import ThreadBackend
+from trio_pool_serve.rendering.media.loader import MAX_URL, MediaLoader
+from trio_pool_serve.types import ImageFeatures, ImagePart
+
+IMAGE = ImagePart(data_url(encoded()))
+
+
+@asynccontextmanager
+async def loading(**settings) -> AsyncIterator[MediaLoader]:
+    offload = Offload(media=2)
+    loader = MediaLoader(InputConfig(**settings), 10.0, offload, ThreadBackend(offload))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(loader.run)
+        yield loader
+        await wait_idle(loader)
+        nursery.cancel_scope.cancel()
+
+
+async def wait_idle(loader: MediaLoader) -> None:
+    with trio.fail_after(10):
+        while loader.offload.statistics()["media"].borrowed:  # noqa: ASYNC110  (threads that were running finish)
+            await trio.sleep(0.001)
+    assert loader.cache.statistics().in_flight == 0
+    assert loader.fetcher.statistics().borrowed == 0
+
+
+def colour(features: ImageFeatures) -> tuple[int, ...]:
+    return tuple(features.arrays["pixel_values"].astype(int).tolist())
+
+
+async def in_thread(wait) -> None:
+    await trio.to_thread.run_sync(wait, limiter=trio.CapacityLimiter(1))
+
+
+async def test_the_same_bytes_are_the_same_image_wherever_they_are(tmp_path):
+    (tmp_path / "image.png").write_bytes(encoded())
+    processor = MeanColour()
+    async with (
+        loading(allow_private_media=True, allowed_media_path=tmp_path) as loader,
+        serving({"/image": says(encoded())}) as server,
+    ):
+        urls = [IMAGE.url, server.url("/image"), server.url("/image"), (tmp_path / "image.png").as_uri()]
+        found = [await loader.load(ImagePart(url), processor) for url in urls]
+        assert {colour(features) for features in found} == {RED}
+        assert len(set(map(id, found))) == processor.calls == 1
+        assert len(server.heads) == 2
+        other = ImagePart(data_url(encoded(GREEN)))
+        assert colour(await loader.load(other, processor)) == GREEN
+        assert colour(await loader.load(IMAGE, MeanColour("another"))) == RED
+        assert (loader.cache.statistics().misses, loader.cache.statistics().hits) == (3, 3)
+
+
+async def test_ten_requests_with_one_new_image_process_it_once():
+    processor = MeanColour()
+    processor.gate.clear()
+    found: list[ImageFeatures] = []
+
+    async def one(scope: trio.CancelScope) -> None:
+        with scope:
+            found.append(await loader.load(IMAGE, processor))
+
+    async with loading() as loader, trio.open_nursery() as nursery:
+        scopes = [trio.CancelScope() for _ in range(10)]
+        for scope in scopes:
+            nursery.start_soon(one, scope)
+        await in_thread(processor.entered.wait)
+        with trio.fail_after(10):
+            while loader.cache.statistics().hits < 9:  # noqa: ASYNC110
+                await trio.sleep(0.001)
+        scopes[0].cancel()
+        await wait_all_tasks_blocked()
+        processor.gate.set()
+        nursery.cancel_scope.deadline = trio.current_time() + 10
+        while len(found) < 9:  # noqa: ASYNC110
+            await trio.sleep(0.001)
+        assert processor.calls == 1
+        assert scopes[0].cancelled_caught
+
+
+async def test_when_all_have_left_the_thread_ends_and_nothing_stays():
+    processor = MeanColour()
+    processor.gate.clear()
+    async with loading() as loader:
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(loader.load, IMAGE, processor)
+            await in_thread(processor.entered.wait)
+            nursery.cancel_scope.cancel()
+        processor.gate.set()
+        await wait_idle(loader)
+        assert loader.cache.statistics().entries == 0
+        assert colour(await loader.load(IMAGE, processor)) == RED
+        assert processor.calls == 2
+
+
+async def test_what_the_processor_raises_reaches_all_and_is_not_kept():
+    processor = MeanColour(error=MediaError("too narrow"))
+    async with loading() as loader:
+        for _ in range(2):
+            with pytest.raises(MediaError, match="too narrow"):
+                await loader.load(IMAGE, processor)
+        processor.error = None
+        assert colour(await loader.load(IMAGE, processor)) == RED
+        assert processor.calls == 3
+
+
+@pytest.mark.parametrize("url", ["", "image.png", "ftp://host/a", "javascript:1", "//host/a", " data:;base64,"])
+async def test_other_urls_are_refused(url):
+    async with loading() as loader:
+        with pytest.raises(InvalidRequestError, match="data:, http:, https: or file:"):
+            await loader.load(ImagePart(url), MeanColour())
+
+
+@pytest.mark.parametrize("scheme", ["http://a.org/", "https://a.org/", "file:///"])
+async def test_urls_are_of_a_sensible_length(scheme):
+    async with loading() as loader:
+        with pytest.raises(InvalidRequestError, match="more than 8192 characters"):
+            await loader.load(ImagePart(scheme.ljust(MAX_URL + 1, "a")), MeanColour())
+
+
+async def test_settings_are_the_limits():
+    limits = {
+        "max_media_bytes": (10, MediaError, "10 bytes"),
+        "max_image_pixels": (47, MediaError, "8 × 6 pixels; at most 47"),
+    }
+    for name, (limit, kind, told) in limits.items():
+        async with loading(**{name: limit}) as loader:
+            with pytest.raises(kind, match=told):
+                await loader.load(IMAGE, MeanColour())
+    async with loading(allowed_media_domains="example.org, *.b.test") as loader:
+        assert loader.fetcher.domains == {"example.org", "*.b.test"}
+        with pytest.raises(InvalidRequestError, match="--allowed-media-domains"):
+            await loader.load(ImagePart("http://example.com/"), MeanColour())
+    async with loading() as loader:
+        with pytest.raises(MediaError, match="no address"):
+            await loader.load(ImagePart("http://localhost/"), MeanColour())
+        assert repr(loader) == ("<MediaLoader <MediaCache 0 in 0/268435456 bytes, 0 in flight>, <ImageFetcher 0/16+0>>")
+
+
+@pytest.mark.parametrize("domains", ["https://example.org", "example.org:80", "ä.org", "a@b"])
+def test_domains_that_could_never_match_are_refused(domains):
+    with pytest.raises(ValueError, match="allowed_media_domains"):
+        attrs.evolve(InputConfig(), allowed_media_domains=domains)

@@ -1,0 +1,1 @@
+"""Images: fetched, decoded, prepared once, and kept for those who ask again."""

@@ -1,0 +1,119 @@
+"""Encoded images: where their bytes come from, if not from another server, and what tells them apart.
+
+Everything here blocks: it is called in ``media`` work.
+"""
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pybase64
+from attrs import frozen
+
+from trio_pool_serve.errors import InvalidRequestError, MediaError
+from trio_pool_serve.rendering.media.decoding import too_large
+
+SLICE = 2**20
+"""Characters of base64 decoded at once: four of them make three bytes, and the interpreter lock is let go between."""
+
+MAX_MEDIA_TYPE = 256
+"""Characters before the comma of a ``data:`` URL."""
+
+
+@frozen(eq=False)
+class EncodedImage:
+    """An image as it was sent or stored; ``digest`` is its SHA-256."""
+
+    content: bytes
+    digest: bytes
+
+
+def of_chunks(chunks: Iterable[bytes]) -> EncodedImage:
+    """Return the image whose bytes came in pieces."""
+    content = b"".join(chunks)
+    return EncodedImage(content, hashlib.sha256(content).digest())
+
+
+def of_data_url(url: str, max_bytes: int) -> EncodedImage:
+    """Return the image within a ``data:`` URL, whose media type is not believed: the bytes say what they are.
+
+    Raises ``InvalidRequestError`` for a URL without base64, ``MediaError`` for base64 that is none, or too much of it.
+    """
+    comma = url.find(",", 0, MAX_MEDIA_TYPE)
+    if comma < 0 or not url[:comma].lower().endswith(";base64"):
+        raise InvalidRequestError("The data: URL of an image must say ;base64 before its comma.")
+    start = comma + 1
+    if len(url) - start > (max_bytes + 2) // 3 * 4:
+        raise too_large(max_bytes)
+    try:
+        decoded = [pybase64.b64decode(url[at : at + SLICE], validate=True) for at in range(start, len(url), SLICE)]
+    except ValueError as error:
+        raise MediaError("The base64 of an image is broken.") from error
+    if any(len(part) < SLICE // 4 * 3 for part in decoded[:-1]):
+        raise MediaError("The base64 of an image is broken.")  # it is padded before its end
+    image = of_chunks(decoded)
+    if len(image.content) > max_bytes:
+        raise too_large(max_bytes)
+    return image
+
+
+def of_file_url(url: str, allowed: Path | None, max_bytes: int) -> EncodedImage:
+    """Return the image of a ``file:`` URL.
+
+    Raises ``InvalidRequestError`` unless it is under ``allowed`` once symbolic links are followed, be it there or not;
+    ``MediaError`` if it is no plain file, cannot be read, or is too large.
+    """
+    if allowed is None:
+        raise InvalidRequestError("Images are not read from files here; --allowed-media-path would allow it.")
+    path = _path_of(url)
+    real, root = os.path.realpath(path), os.path.realpath(allowed)
+    if not _is_inside(real, root):
+        raise _outside()
+    try:
+        return of_chunks([_read(real, root, max_bytes)])
+    except OSError as error:
+        raise MediaError("The file of an image cannot be read.") from error
+
+
+def _path_of(url: str) -> str:
+    try:
+        split = urlsplit(url)
+        path = unquote(split.path)
+        if split.netloc in ("", "localhost") and path.startswith("/") and "\0" not in path:
+            return path
+    except ValueError:
+        pass
+    raise InvalidRequestError("The file: URL of an image must be file:/// and an absolute path.")
+
+
+def _read(path: str, root: str, max_bytes: int) -> bytes:
+    _require_plain(Path(path).stat())  # opening a device may do something
+    opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | os.O_NOFOLLOW)
+    with open(opened, "rb", buffering=0) as file:  # noqa: PTH123  (a descriptor, not a path)
+        # A folder on the way may have been replaced by a link since the path was looked at.
+        if not _is_inside(str(Path(f"/proc/self/fd/{opened}").readlink()), root):
+            raise _outside()
+        status = os.fstat(opened)
+        _require_plain(status)
+        if status.st_size > max_bytes:
+            raise too_large(max_bytes)
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise too_large(max_bytes)
+    return content
+
+
+def _require_plain(status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise MediaError("The file of an image is no plain file.")
+
+
+def _is_inside(path: str, root: str) -> bool:
+    return Path(path).is_relative_to(root) and path != root
+
+
+def _outside() -> InvalidRequestError:
+    return InvalidRequestError("The file of an image is not under --allowed-media-path.")

@@ -1,0 +1,195 @@
+"""Images from other servers."""
+
+import ssl
+from collections.abc import Callable, Collection
+from functools import partial
+
+import httpx
+import trio
+from attrs import define, field, frozen
+
+from trio_pool_serve.errors import InvalidRequestError, MediaError
+from trio_pool_serve.offload import Offload
+from trio_pool_serve.rendering.media.addresses import is_public, resolve
+from trio_pool_serve.rendering.media.decoding import too_large
+
+CONCURRENT_FETCHES = 16
+"""So many images of ``--max-media-bytes`` are in memory because of slow servers, and no more; nor do many look-ups of
+names that nobody answers take all of trio's threads."""
+
+MAX_REDIRECTS = 5
+MAX_ADDRESSES = 4
+"""Of one host that are tried; the time limit is divided between them."""
+
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+
+HEADERS = {
+    "Accept": "image/png, image/jpeg, image/webp, image/gif, image/bmp",
+    # Compressed images do not get smaller, so what is encoded again is refused, and cannot unfold to anything.
+    "Accept-Encoding": "identity",
+    "User-Agent": "trio-pool-serve",
+    # A connection is known by its address: for another name at the same one its certificate would not be looked at.
+    "Connection": "close",
+}
+
+
+@frozen
+class FetchStatistics:
+    """What is being fetched."""
+
+    capacity: int
+    borrowed: int
+    waiting: int
+
+
+@define(eq=False)
+class ImageFetcher:
+    """Fetches images by HTTP, from the addresses that ``is_allowed``: those of the public internet.
+
+    A host name is resolved once for each request: all its addresses are looked at, and one of them is connected to,
+    so no name server can say one thing and then another. Any port is allowed, for public addresses have nothing that
+    is not reached without this server too. There are no cookies, no proxies, no credentials, and no connection is
+    used twice.
+
+    ``domains`` are the only hosts that images are fetched from, in lower case, unless there are none;
+    ``*.example.org`` stands for all below ``example.org``. Every limit holds for redirects as well.
+    """
+
+    offload: Offload
+    timeout_s: float
+    max_bytes: int
+    domains: Collection[str] = ()
+    is_allowed: Callable[[str], bool] = is_public
+    _limiter: trio.CapacityLimiter = field(init=False, factory=lambda: trio.CapacityLimiter(CONCURRENT_FETCHES))
+    _ssl_context: ssl.SSLContext | None = field(init=False, default=None)
+
+    async def fetch(self, url: str) -> list[bytes]:
+        """Return the bytes behind an ``http:`` or ``https:`` URL, as they came.
+
+        Raises ``InvalidRequestError`` for a URL that is malformed or not allowed, ``MediaError`` for one behind which
+        there is no image, or only a large or slow one, or an address that is not public: that is not told from a host
+        that does not exist. Cancellation: at once; the connection is closed.
+        """
+        asked = self._checked(url)
+        async with self._limiter:
+            with trio.move_on_after(self.timeout_s):
+                return await self._follow(asked)
+        raise MediaError(f"An image did not arrive within {self.timeout_s:g} s.")
+
+    def statistics(self) -> FetchStatistics:
+        """Return what is being fetched now."""
+        stats = self._limiter.statistics()
+        return FetchStatistics(int(stats.total_tokens), stats.borrowed_tokens, stats.tasks_waiting)
+
+    async def _follow(self, url: httpx.URL) -> list[bytes]:
+        for _ in range(MAX_REDIRECTS + 1):
+            found = await self._ask(url)
+            if not isinstance(found, httpx.URL):
+                return found
+            url = found
+        raise MediaError(f"An image is behind more than {MAX_REDIRECTS} redirects.")
+
+    def _checked(self, url: str) -> httpx.URL:
+        try:
+            parsed = httpx.URL(url)
+            host = _host(parsed)
+        except (httpx.InvalidURL, UnicodeError, ValueError) as error:
+            raise InvalidRequestError("The URL of an image is malformed.") from error
+        if parsed.scheme not in ("http", "https") or not host:
+            raise InvalidRequestError("The URL of an image must be http: or https: and have a host.")
+        if parsed.userinfo:
+            raise InvalidRequestError("The URL of an image must not have credentials in it.")
+        if self.domains and not _is_among(host, self.domains):
+            raise InvalidRequestError(f"Images are not fetched from {host}, which --allowed-media-domains leaves out.")
+        return parsed
+
+    async def _ask(self, url: httpx.URL) -> list[bytes] | httpx.URL:
+        """Return what is behind a URL, or the URL that it says to ask next."""
+        host = _host(url)
+        port = url.port or (443 if url.scheme == "https" else 80)
+        addresses = await resolve(host, port)
+        if not addresses or not all(map(self.is_allowed, addresses)):
+            raise MediaError("The host of an image has no address that images are fetched from.")
+        addresses = addresses[:MAX_ADDRESSES]
+        async with httpx.AsyncHTTPTransport(verify=await self._trusted(), trust_env=False) as transport:
+            for address in addresses:
+                request = httpx.Request(
+                    "GET",
+                    url.copy_with(host=address),
+                    headers={"Host": url.netloc.decode("ascii"), **HEADERS},
+                    extensions={
+                        "sni_hostname": host,  # what the certificate must be for
+                        "timeout": {"connect": self.timeout_s / len(addresses)},
+                    },
+                )
+                try:
+                    response = await transport.handle_async_request(request)
+                except (httpx.ConnectError, httpx.ConnectTimeout):
+                    continue
+                except httpx.TransportError as error:
+                    raise _broken() from error
+                try:
+                    return self._redirect(url, response) or await self._read(response)
+                except httpx.TransportError as error:
+                    raise _broken() from error
+                finally:
+                    await response.aclose()
+        raise MediaError("The server of an image cannot be reached.")
+
+    async def _trusted(self) -> ssl.SSLContext:
+        """Return what certificates are looked at by: the authorities of SSL_CERT_FILE, else certifi's."""
+        if self._ssl_context is None:
+            read = partial(httpx.create_ssl_context, trust_env=True)  # reads and parses a file
+            self._ssl_context = await self.offload.run("media", read, abandon_on_cancel=True)
+        return self._ssl_context
+
+    def _redirect(self, url: httpx.URL, response: httpx.Response) -> httpx.URL | None:
+        location = response.headers.get("Location")
+        if response.status_code not in REDIRECTS or location is None:
+            return None
+        try:
+            return self._checked(str(url.join(location)))
+        except (httpx.InvalidURL, UnicodeError, ValueError, InvalidRequestError) as error:
+            raise MediaError("An image is behind a redirect that is not followed.") from error
+
+    async def _read(self, response: httpx.Response) -> list[bytes]:
+        if response.status_code != 200:
+            raise MediaError(f"The server of an image answers {response.status_code}.")
+        if response.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+            raise MediaError("An image was sent compressed, which was not asked for.")
+        length = response.headers.get("Content-Length", "")
+        if length.isdecimal() and int(length) > self.max_bytes:
+            raise too_large(self.max_bytes)
+        chunks: list[bytes] = []
+        received = 0
+        try:
+            async for chunk in response.aiter_raw():
+                received += len(chunk)
+                chunks.append(chunk)
+                if received > self.max_bytes:
+                    # Then the iteration ends by itself; one that is left alone is a generator that nobody closes.
+                    await response.aclose()
+        except httpx.TransportError:
+            if received <= self.max_bytes:
+                raise
+        if received > self.max_bytes:
+            raise too_large(self.max_bytes)
+        return chunks
+
+    def __repr__(self) -> str:
+        stats = self.statistics()
+        return f"<ImageFetcher {stats.borrowed}/{stats.capacity}+{stats.waiting}>"
+
+
+def _host(url: httpx.URL) -> str:
+    """Return a URL's host as it is in DNS; an address as itself."""
+    return url.raw_host.decode("ascii").removesuffix(".").lower()
+
+
+def _is_among(host: str, domains: Collection[str]) -> bool:
+    parents = (f"*{host[at:]}" for at, character in enumerate(host) if character == ".")
+    return host in domains or any(parent in domains for parent in parents)
+
+
+def _broken() -> MediaError:
+    return MediaError("The connection to the server of an image broke.")

@@ -1,0 +1,85 @@
+"""From the URL of an image to what the model reads of it."""
+
+from functools import partial
+
+import trio
+from attrs import define, field
+
+from trio_pool_serve.config import InputConfig
+from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.offload import Offload
+from trio_pool_serve.rendering.backend import RenderBackend
+from trio_pool_serve.rendering.image_format import ImageProcessor
+from trio_pool_serve.rendering.media.addresses import is_any, is_public
+from trio_pool_serve.rendering.media.cache import MediaCache
+from trio_pool_serve.rendering.media.decoding import MediaLimits, features_of
+from trio_pool_serve.rendering.media.encoded_image import EncodedImage, of_chunks, of_data_url, of_file_url
+from trio_pool_serve.rendering.media.fetching import ImageFetcher
+from trio_pool_serve.types import ImageFeatures, ImagePart
+
+MAX_URL = 8192
+"""Characters of a URL that has not the image itself in it."""
+
+
+@define(eq=False)
+class MediaLoader:
+    """Loads images by their URLs, for all models of a server.
+
+    Bytes are told apart in threads, whatever the ``backend``: that lets go of the interpreter lock. What makes pixels
+    and features of them is the backend's. All of it is ``media`` work.
+    """
+
+    config: InputConfig
+    timeout_s: float
+    offload: Offload
+    backend: RenderBackend
+    cache: MediaCache = field(init=False)
+    fetcher: ImageFetcher = field(init=False)
+    limits: MediaLimits = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        config = self.config
+        self.cache = MediaCache(config.media_cache_bytes)
+        self.limits = MediaLimits(config.max_media_bytes, config.max_image_pixels)
+        self.fetcher = ImageFetcher(
+            self.offload,
+            self.timeout_s,
+            config.max_media_bytes,
+            domains=config.media_domains,
+            is_allowed=is_any if config.allow_private_media else is_public,
+        )
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Prepare images until cancelled. Cancellation: as ``MediaCache.run``."""
+        await self.cache.run(task_status=task_status)
+
+    async def load(self, part: ImagePart, processor: ImageProcessor) -> ImageFeatures:
+        """Return what a processor makes of an image, perhaps what it made of the same bytes before.
+
+        Raises ``InvalidRequestError`` for a URL that is malformed or not allowed; ``MediaError`` for an image that
+        cannot be fetched or decoded, is too large, or takes too long to arrive; and what the processor raises.
+
+        Cancellation: at once; a thread that works on this image keeps its token until it is done.
+        """
+        image = await self._encoded(part.url)
+        prepare = partial(self.backend.run, "media", features_of, image.content, processor, self.limits)
+        return await self.cache.get((processor.key, image.digest), prepare)
+
+    async def _encoded(self, url: str) -> EncodedImage:
+        match url[:MAX_URL].partition(":")[0].lower():  # a data: URL may be megabytes long
+            case "data":
+                return await self._in_thread(partial(of_data_url, url, self.config.max_media_bytes))
+            case "http" | "https" if len(url) <= MAX_URL:
+                return await self._in_thread(partial(of_chunks, await self.fetcher.fetch(url)))
+            case "file" if len(url) <= MAX_URL:
+                read = partial(of_file_url, url, self.config.allowed_media_path, self.config.max_media_bytes)
+                return await self._in_thread(read)
+            case "http" | "https" | "file":
+                raise InvalidRequestError(f"The URL of an image has more than {MAX_URL} characters.")
+        raise InvalidRequestError("The URL of an image must begin with data:, http:, https: or file:.")
+
+    async def _in_thread(self, read: partial[EncodedImage]) -> EncodedImage:
+        return await self.offload.run("media", read, abandon_on_cancel=True)
+
+    def __repr__(self) -> str:
+        return f"<MediaLoader {self.cache!r}, {self.fetcher!r}>"
