@@ -6,21 +6,26 @@ Whatever step it is, nothing stays queued, admitted, borrowed or in flight, and 
 from collections.abc import Awaitable, Callable
 
 import attrs
+import httpx
 import numpy as np
 import pytest
 import trio
 
 from tests.api.scripted_models import LateInteraction
 from tests.conftest import assert_idle, is_idle
+from tests.rendering.media.image_server import redirects, says, serving
+from tests.rendering.media.images import ColourFormat, data_url, encoded
 from trio_pool_serve.app import create_app
 from trio_pool_serve.errors import EngineDeadError
+from trio_pool_serve.rendering.media.addresses import is_any
+from trio_pool_serve.rendering.media.fetching import ImageFetcher
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import pool
 from trio_pool_serve.tasks.score import ScoreJob, score
 from trio_pool_serve.tasks.tokenize import detokenize, tokenize
 from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import PoolingRequest, RenderedPrompt, RenderingParams, TextPrompt
+from trio_pool_serve.types import ContentPrompt, ImagePart, PoolingRequest, RenderedPrompt, RenderingParams, TextPrompt
 
 TEXT = TextPrompt("hello world")
 ROW = PoolingRequest(RenderedPrompt(np.array([7], dtype=np.int32)))
@@ -45,6 +50,24 @@ async def score_late_interaction(service: Service) -> None:
     folder = attrs.evolve(model.folder, architecture=LateInteraction())
     job = ScoreJob(queries=["hello"], documents=["hello", "world", "w1 w2"])
     await score(attrs.evolve(model, folder=folder), job, RequestTimings())
+
+
+async def embed_images(service: Service) -> None:
+    renderer = service.model().renderer
+    renderer.image_format = renderer.image_format or ColourFormat()
+    images = [ContentPrompt((ImagePart(data_url(encoded((n, 2, 3)))),)) for n in (1, 2, 1)]
+    await pool(service.model(), PoolJob(prompts=[*images, TEXT]), RequestTimings())
+    service.media.cache.clear()
+
+
+async def fetch_image(service: Service) -> None:
+    async with serving({"/": redirects("/image"), "/image": says(encoded())}) as server:
+        fetcher = ImageFetcher(service.offload, 60.0, 10_000, is_allowed=is_any)
+        fetcher._ssl_context = httpx.create_ssl_context(verify=False)  # so as not to read the authorities each time
+        try:
+            assert await fetcher.fetch(server.url("/"))
+        finally:
+            assert fetcher.statistics().borrowed == fetcher.statistics().waiting == 0
 
 
 async def take_apart(service: Service) -> None:
@@ -106,6 +129,8 @@ async def asgi_stream(service: Service) -> None:
 WORK = [
     embed,
     embed_in_windows,
+    embed_images,
+    fetch_image,
     score_vectors,
     score_late_interaction,
     take_apart,
