@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import attrs
+import httpx
 import numpy as np
 import pytest
 import trio
@@ -14,10 +15,14 @@ import trio
 from tests.api.scripted_models import LateInteraction
 from tests.conftest import assert_idle, is_idle
 from tests.model_folders import VOCABULARY
+from tests.rendering.media.image_server import redirects, says, serving
+from tests.rendering.media.images import ColourFormat, data_url, encoded
 from tests.rendering.scripted_images import ScriptedFormat, ScriptedLoader
 from trio_pool_serve.app import create_app
 from trio_pool_serve.config import Config, InputConfig
 from trio_pool_serve.errors import EngineDeadError
+from trio_pool_serve.rendering.media.addresses import is_any
+from trio_pool_serve.rendering.media.fetching import ImageFetcher
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import pool
@@ -65,6 +70,24 @@ async def score_late_interaction(service: Service) -> None:
     folder = attrs.evolve(model.folder, architecture=LateInteraction())
     job = ScoreJob(queries=["hello"], documents=["hello", "world", "w1 w2"])
     await score(attrs.evolve(model, folder=folder), job, RequestTimings())
+
+
+async def embed_images(service: Service) -> None:
+    renderer = service.model().renderer
+    renderer.image_format = renderer.image_format or ColourFormat()
+    images = [ContentPrompt((ImagePart(data_url(encoded((n, 2, 3)))),)) for n in (1, 2, 1)]
+    await pool(service.model(), PoolJob(prompts=[*images, TEXT]), RequestTimings())
+    service.media.cache.clear()
+
+
+async def fetch_image(service: Service) -> None:
+    async with serving({"/": redirects("/image"), "/image": says(encoded())}) as server:
+        fetcher = ImageFetcher(service.offload, 60.0, 10_000, is_allowed=is_any)
+        fetcher._ssl_context = httpx.create_ssl_context(verify=False)  # so as not to read the authorities each time
+        try:
+            assert await fetcher.fetch(server.url("/"))
+        finally:
+            assert fetcher.statistics().borrowed == fetcher.statistics().waiting == 0
 
 
 async def take_apart(service: Service) -> None:
@@ -162,6 +185,8 @@ async def asgi_conversation(service: Service) -> None:
 WORK = [
     embed,
     embed_in_windows,
+    embed_images,
+    fetch_image,
     score_vectors,
     score_late_interaction,
     take_apart,

@@ -141,10 +141,11 @@ async def test_inputs_may_say_that_they_are_texts(client):
     assert await vectors(client, input={"text": "hello"}, task=None) == expected[:1]
 
 
-async def test_infinity_s_modality_is_text(client):
+async def test_infinity_s_modality_is_text_unless_it_says_image(client):
     for modality in ("text", None):
         assert await vectors(client, input="hello", modality=modality) == [vector_of("hello").tolist()]
-    for modality in ("image", "audio", "smell"):
+    assert (await refused(client, input="hello", modality="image"))["message"] == "This model reads texts only."
+    for modality in ("audio", "smell"):
         assert (await refused(client, input="hello", modality=modality))["param"] == "modality"
 
 
@@ -154,6 +155,12 @@ WRONG = {
     "an image": ({"input": [{"image": "https://example.org/a.png"}]}, "input"),
     "an image alone": ({"input": {"image": "https://example.org/a.png"}}, "input"),
     "an image among texts": ({"input": ["a", {"text": "b"}, {"image": "c"}]}, "input"),
+    "an empty image": ({"input": {"image": ""}}, "input"),
+    "an image that is a number": ({"input": {"image": 5}}, "input"),
+    "an image and ids": ({"input": [{"image": "https://example.org/a.png"}, [5]]}, "input"),
+    "ids for images": ({"input": [5], "modality": "image"}, "input"),
+    "no image": ({"input": [], "modality": "image"}, "input"),
+    "too many images": ({"input": ["a"] * 2049, "modality": "image"}, "input"),
     "an input of nothing": ({"input": [{}]}, "input"),
     "a text that is a number": ({"input": [{"text": 5}]}, "input"),
     "texts and ids": ({"input": [{"text": "a"}, 5]}, "input"),

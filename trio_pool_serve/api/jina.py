@@ -1,6 +1,6 @@
 """The Jina dialect: ``/v1/embeddings`` with its fields. Its ``/v1/rerank`` is the one without marks."""
 
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from attrs import evolve, frozen
 from quart import Response
@@ -18,28 +18,9 @@ EmbeddingType: TypeAlias = Literal["float", "base64", "binary", "ubinary"]
 
 
 @frozen(kw_only=True)
-class JinaInput:
-    """An input that says what it is."""
-
-    text: str | None = None
-    image: Any = None
-
-    def the_text(self) -> str:
-        """Return the text. Raises ``InvalidRequestError`` if it is something else."""
-        if self.text is None:
-            found = "an image" if self.image is not None else "nothing that is known here"
-            raise InvalidRequestError(f"Inputs can be text only; one is {found}.", param="input")
-        return self.text
-
-
-JinaInputs: TypeAlias = str | JinaInput | list[str | int | list[int] | JinaInput]
-
-
-@frozen(kw_only=True)
 class JinaEmbeddingsRequest(EmbeddingsRequest):
     """The body of ``/v1/embeddings`` with any of Jina's fields; those of OpenAI hold beside them."""
 
-    input: JinaInputs | None = None  # type: ignore[assignment]
     task: str | None = None
     embedding_type: EmbeddingType | list[EmbeddingType] | None = None
     normalized: bool | None = None
@@ -69,15 +50,10 @@ class JinaEmbeddingsRequest(EmbeddingsRequest):
             raise InvalidRequestError("Late chunking is not supported.", param="late_chunking")
         if isinstance(self.embedding_type, list) and len(self.embedding_type) != 1:
             raise InvalidRequestError("embedding_type must name one type.", param="embedding_type")
-        job = EmbeddingsRequest.job(evolve(self, input=self._plain_input()), network)
+        job = super().job(network)
         if self.truncate and self.truncate_prompt_tokens is None:
             job = evolve(job, reading=evolve(job.reading, truncate_to=-1))
         return job if self.normalized is None else evolve(job, normalize=self.normalized)
-
-    def _plain_input(self) -> JinaInputs | None:
-        if isinstance(self.input, list):
-            return [item.the_text() if isinstance(item, JinaInput) else item for item in self.input]
-        return self.input.the_text() if isinstance(self.input, JinaInput) else self.input
 
 
 async def answer_embeddings(call: Call[JinaEmbeddingsRequest, PoolJob]) -> Response:

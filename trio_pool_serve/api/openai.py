@@ -16,13 +16,14 @@ from trio_pool_serve.api.embedding_answers import (
 from trio_pool_serve.api.embedding_stream import stream_embeddings
 from trio_pool_serve.api.encodings import EmbedDtype, Endianness
 from trio_pool_serve.api.endpoint import Call, Dialect, Endpoint, WireError
+from trio_pool_serve.api.image_inputs import image_prompts
 from trio_pool_serve.api.prompts import InputFields
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import pool
 from trio_pool_serve.tasks.reading import ReadingParams
-from trio_pool_serve.types import TruncationSide, Vectors
+from trio_pool_serve.types import Prompt, TruncationSide, Vectors
 
 
 @frozen(kw_only=True)
@@ -44,17 +45,23 @@ class EmbeddingsRequest(InputFields):
     request_id: str | None = None
     stream: bool | None = None
     modality: Literal["text", "image", "audio"] | None = None
-    """Of infinity's clients."""
+    """Of infinity's clients: with ``image`` the inputs are URLs of images."""
 
     @property
     def encoding(self) -> VectorEncoding:
         """How the vectors are wanted."""
         return VectorEncoding(self.encoding_format or "float", self.embed_dtype or "float32", self.endianness)
 
+    def prompts(self, network: NetworkConfig) -> list[Prompt]:
+        """Return the prompts of whichever field is given. Raises ``InvalidRequestError``."""
+        if self.modality == "audio":
+            raise InvalidRequestError("Texts and images can be embedded here, not audio.", param="modality")
+        if self.modality == "image" and isinstance(self.input, str | list):
+            return image_prompts(self.input, network)
+        return super().prompts(network)
+
     def job(self, network: NetworkConfig) -> PoolJob:
         """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
-        if self.modality not in (None, "text"):
-            raise InvalidRequestError(f"Only texts can be embedded here, not {self.modality}.", param="modality")
         return PoolJob(
             prompts=self.prompts(network),
             reading=ReadingParams(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import frozen
 
+from trio_pool_serve.api.image_inputs import InputObject
 from trio_pool_serve.api.messages import ConversationFields
 from trio_pool_serve.api.payloads import PromptEmbeds
 from trio_pool_serve.config import NetworkConfig
@@ -14,12 +15,15 @@ from trio_pool_serve.types import Prompt, TextPrompt, TokensPrompt
 Input = str | list[str | int | list[int]]
 """A text, texts, token ids, lists of token ids."""
 
+AnyInput = str | InputObject | list[str | int | list[int] | InputObject]
+"""Also texts and images that say what they are, among texts that do not."""
+
 
 @frozen(kw_only=True)
 class InputFields(ConversationFields):
     """The fields of a request that say what is read: one of those that hold it is given."""
 
-    input: Input | None = None
+    input: AnyInput | None = None
     prompt_embeds: PromptEmbeds | None = None
     add_special_tokens: bool | None = None
 
@@ -51,15 +55,20 @@ def the_one_given(**fields: object) -> str:
     return given[0]
 
 
-def prompts_of(asked: Input, network: NetworkConfig, *, param: str = "input") -> list[Prompt]:
-    """Tell apart the four forms of an input. Raises ``InvalidRequestError``, which blames ``param``."""
+def prompts_of(asked: Input | AnyInput, network: NetworkConfig, *, param: str = "input") -> list[Prompt]:
+    """Tell apart the forms of an input. Raises ``InvalidRequestError``, which blames ``param``."""
     if isinstance(asked, str):
         return [TextPrompt(asked)]
+    if isinstance(asked, InputObject):
+        return [asked.prompt(param=param)]
     if not asked:
         raise EmptyInputError(f"{param} is empty.", param=param)
     kinds = set(map(type, asked))
+    if kinds == {str, InputObject} or kinds == {InputObject}:
+        require_few(asked, network, param=param)
+        return [TextPrompt(item) if isinstance(item, str) else item.prompt(param=param) for item in asked]  # type: ignore[union-attr]
     if len(kinds) > 1:
-        raise InvalidRequestError(f"{param} mixes texts and token ids.", param=param)
+        raise InvalidRequestError(f"{param} mixes token ids and other inputs.", param=param)
     (kind,) = kinds
     if kind is int:
         return [_tokens_prompt(asked, param)]  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The Voyage dialect: ``/v1/embeddings`` with its fields, and ``/v1/rerank`` with ``top_k``."""
+"""The Voyage dialect: ``/v1/embeddings`` with its fields, ``/v1/rerank`` with ``top_k``, and images."""
 
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -15,6 +15,7 @@ from trio_pool_serve.api.jina import JinaEmbeddingsRequest
 from trio_pool_serve.api.prompts import require_few
 from trio_pool_serve.api.purposes import for_purpose
 from trio_pool_serve.api.ranking import ranked, require_top
+from trio_pool_serve.api.voyage_multimodal import MULTIMODAL
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.tasks.embed import check_dimensions
 from trio_pool_serve.tasks.job import PoolJob
@@ -172,5 +173,6 @@ VOYAGE = Dialect(
                 "top_k": 1,
             },
         ),
+        MULTIMODAL,
     ),
 )

@@ -1,15 +1,17 @@
 """Cohere's ``/v2/embed`` and ``/v1/embed``."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 from attrs import evolve, frozen
 from quart import Response
 
 from trio_pool_serve.api.cohere.wire import Meta, Truncate, meta_of, reading_of
+from trio_pool_serve.api.contents import ContentInput
 from trio_pool_serve.api.embedding_answers import VectorEncoding
 from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
+from trio_pool_serve.api.image_inputs import image_prompts
 from trio_pool_serve.api.prompts import require_few
 from trio_pool_serve.api.purposes import for_purpose
 from trio_pool_serve.config import NetworkConfig
@@ -17,7 +19,7 @@ from trio_pool_serve.errors import ContextLengthError, EmptyInputError, InvalidR
 from trio_pool_serve.tasks.embed import check_dimensions
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import Pooled, PooledRow, pool
-from trio_pool_serve.types import TextPrompt, Vectors
+from trio_pool_serve.types import ImagePart, Prompt, TextPrompt, Vectors
 
 EmbeddingType: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
@@ -32,39 +34,14 @@ ENCODINGS: Mapping[EmbeddingType, VectorEncoding] = {
 
 
 @frozen(kw_only=True)
-class EmbedContent:
-    """A part of an input."""
-
-    type: str
-    text: str | None = None
-
-
-@frozen(kw_only=True)
-class EmbedInput:
-    """An input of several parts, which make one vector."""
-
-    content: list[EmbedContent]
-
-    def text(self) -> str:
-        """Return its texts, a line each. Raises ``InvalidRequestError`` if there is anything else, or nothing."""
-        for part in self.content:
-            if part.type != "text":
-                raise InvalidRequestError(f"Inputs can be text only, not {part.type!r}.", param="inputs")
-        texts = [part.text for part in self.content if part.text is not None]
-        if not texts:
-            raise EmptyInputError("An input has no text.", param="inputs")
-        return "\n".join(texts)
-
-
-@frozen(kw_only=True)
 class EmbedRequest:
     """The body of ``/v2/embed``, and of ``/v1/embed``, whose clients know fewer fields of it."""
 
     model: str | None = None
     input_type: str | None = None
     texts: list[str] | None = None
-    inputs: list[EmbedInput] | None = None
-    images: list[Any] | None = None
+    inputs: list[ContentInput] | None = None
+    images: list[str] | None = None
     output_dimension: int | None = None
     embedding_types: list[EmbeddingType] | None = None
     truncate: Truncate | None = None
@@ -76,29 +53,38 @@ class EmbedRequest:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise InvalidRequestError(f"max_tokens must be at least 1, not {self.max_tokens}.", param="max_tokens")
         return PoolJob(
-            prompts=[TextPrompt(text) for text in self._texts(network)],
+            prompts=self._prompts(network),
             reading=reading_of(self.truncate),
             dimensions=self.output_dimension,
             priority=self.priority or 0,
         )
 
-    def _texts(self, network: NetworkConfig) -> list[str]:
-        if self.images or self.input_type == "image":
-            raise InvalidRequestError("Images cannot be embedded here; send texts.", param="images")
-        given: Mapping[str, Sequence[object] | None] = {"texts": self.texts, "inputs": self.inputs}
+    def _prompts(self, network: NetworkConfig) -> list[Prompt]:
+        given: Mapping[str, Sequence[object] | None] = {
+            "texts": self.texts,
+            "images": self.images,
+            "inputs": self.inputs,
+        }
         present = [name for name, inputs in given.items() if inputs]
         if len(present) > 1:
-            raise InvalidRequestError("texts and inputs exclude each other.", param="inputs")
+            raise InvalidRequestError(f"{' and '.join(present)} exclude each other.", param=present[-1])
         if not present:
-            param = "texts" if self.inputs is None else "inputs"
+            named = [name for name, inputs in given.items() if inputs is not None]
+            param = named[-1] if named else "texts"
             raise EmptyInputError(f"There is nothing to embed: {param} is empty.", param=param)
+        if self.input_type == "image" and self.texts:
+            raise InvalidRequestError("Images are given as images or inputs, not as texts.", param="input_type")
         require_few(given[present[0]] or (), network, param=present[0])
-        return self.texts or [part.text() for part in self.inputs or ()]
+        if self.images:
+            return image_prompts(self.images, network, param="images")
+        return [TextPrompt(text) for text in self.texts or ()] or [
+            content.plain_prompt(network, "inputs") for content in self.inputs or ()
+        ]
 
 
 @frozen(kw_only=True)
 class EmbedByTypeResponse:
-    """The vectors in each of the types asked for."""
+    """The vectors in each of the types asked for; ``texts`` are those of inputs without an image."""
 
     id: str
     embeddings: dict[str, list[msgspec.Raw]]
@@ -141,7 +127,8 @@ async def _answer(
         ENCODINGS[name].refuse_unencodable(rows=len(call.job.prompts), dimensions=dimensions)
     pooled = await _pool(call)
     vectors: list[Vectors] = [vector for (vector,) in pooled.rows]  # type: ignore[misc]
-    meta = meta_of(version, input_tokens=pooled.prompt_tokens)
+    images = sum(isinstance(part, ImagePart) for prompt in call.job.prompts for part in getattr(prompt, "parts", ()))
+    meta = meta_of(version, input_tokens=pooled.prompt_tokens, **({"images": images} if images else {}))
     return await call.encode(
         lambda: EncodedAnswer(write(call, vectors, meta)),
         rows=len(vectors) * len(types),

@@ -9,9 +9,9 @@ import msgspec
 from attrs import Factory, frozen
 from quart import Response
 
+from trio_pool_serve.api.contents import ContentInput, WireContent
 from trio_pool_serve.api.embedding_answers import Usage
 from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
-from trio_pool_serve.api.messages import WireContent, WireContentInput
 from trio_pool_serve.api.prompts import require_few
 from trio_pool_serve.api.ranking import ranked, require_top
 from trio_pool_serve.api.vllm.score import score_job
@@ -40,7 +40,7 @@ class AskedDocument:
     def side(self, network: NetworkConfig) -> Side:
         """Return the document. Raises ``InvalidRequestError``."""
         if self.content is not None:
-            return WireContentInput(content=self.content).prompt(network, "documents")
+            return ContentInput(content=self.content).prompt(network, "documents")
         if self.text is None:
             raise InvalidRequestError("A document has neither text nor content.", param="documents")
         return self.text
@@ -54,7 +54,7 @@ class RerankRequest:
     have no field but ``text``, so ``rank_fields`` chooses nothing; none is cut into chunks.
     """
 
-    query: str | WireContentInput
+    query: str | ContentInput
     documents: list[str | AskedDocument]
     model: str | None = None
     top_n: int | None = None

@@ -8,9 +8,9 @@ import msgspec
 from attrs import frozen
 from quart import Response
 
+from trio_pool_serve.api.contents import ContentInput
 from trio_pool_serve.api.embedding_answers import Usage
 from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
-from trio_pool_serve.api.messages import WireContentInput
 from trio_pool_serve.api.prompts import require_few
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
@@ -22,7 +22,7 @@ from trio_pool_serve.types import TruncationSide
 NAMES = (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"), ("queries", "items"))
 """What the two sides are called; vLLM has renamed them more than once."""
 
-WireSide: TypeAlias = str | WireContentInput | list[str | WireContentInput]
+WireSide: TypeAlias = str | ContentInput | list[str | ContentInput]
 """A text, a content in parts, or several."""
 
 OUR_PARAMS: Mapping[str | None, str | None] = {"input": None, "prompt": "instruction"}

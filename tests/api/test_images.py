@@ -1,0 +1,328 @@
+"""Images as inputs over real sockets, good and hostile; the model takes an image for its mean colour."""
+
+import base64
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import attrs
+import httpx
+import pytest
+import trio
+
+from tests.conftest import assert_idle, listening, running, wait_idle
+from tests.rendering.media.image_server import ImageServer, drips, redirects, says, serving
+from tests.rendering.media.images import (
+    GREEN,
+    RED,
+    ColourFormat,
+    data_url,
+    encoded,
+    pixel_bomb,
+    png,
+    text_bomb,
+)
+from trio_pool_serve.config import Config, InputConfig, TimeLimitsConfig
+from trio_pool_serve.runner.scripted import ScriptedRunner
+from trio_pool_serve.service import Service
+
+IMAGE = data_url(encoded())
+BASE64 = base64.b64encode(encoded()).decode()
+
+
+def vector_of(colour) -> list[float]:
+    """Three tokens: length, sum, first, last."""
+    return [3.0, float(sum(colour)), float(colour[0]), float(colour[-1]), 0.0, 0.0, 0.0, 0.0]
+
+
+def reads_images(service: Service) -> ColourFormat:
+    """Have a running service's model read images."""
+    image_format = ColourFormat()
+    service.default.loaded.renderer.image_format = image_format
+    return image_format
+
+
+@asynccontextmanager
+async def served(config: Config, **settings) -> AsyncIterator[tuple[Service, httpx.AsyncClient]]:
+    asked = attrs.evolve(config, input=InputConfig(**settings), time_limits=TimeLimitsConfig(media_timeout_s=0.5))
+    async with (
+        running(Service(asked, lambda *_: ScriptedRunner())) as service,
+        listening(service) as url,
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
+    ):
+        reads_images(service)
+        yield service, client
+
+
+@pytest.fixture
+async def images(service: Service) -> ColourFormat:
+    return reads_images(service)
+
+
+async def post(client: httpx.AsyncClient, path: str, **body) -> dict:
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def embed(client: httpx.AsyncClient, path: str = "/v1/embeddings", **body) -> list[list[float]]:
+    return [item["embedding"] for item in (await post(client, path, **body))["data"]]
+
+
+# -- dialects ---------------------------------------------------------------------------------------------
+
+
+async def test_infinity_s_images_are_urls(client, images):
+    urls = [IMAGE, data_url(encoded(GREEN, kind="JPEG", quality=100, subsampling=0), "image/jpeg")]
+    first, second = await embed(client, input=urls, modality="image")
+    assert first == vector_of(RED)
+    assert [round(number / 10) for number in second[1:4]] == [round(n / 10) for n in vector_of(GREEN)[1:4]]
+    assert await embed(client, input=IMAGE, modality="image") == [vector_of(RED)]
+
+
+@pytest.mark.parametrize("more", [{}, {"task": None}, {"task": "retrieval.passage"}])
+async def test_jina_s_images_are_urls_or_base64_among_texts(client, images, more):
+    asked = [{"image": BASE64}, "hello", {"image": IMAGE}, {"text": "world"}]
+    found = await embed(client, input=asked, **more)
+    assert found[0] == found[2] == vector_of(RED)
+    assert [found[1]] == await embed(client, input="hello", **more)
+    assert await embed(client, input={"image": BASE64}, **more) == [vector_of(RED)]
+
+
+async def test_pooling_takes_images_too(client, images):
+    answer = await post(client, "/pooling", input=[{"image": BASE64}], task="embed")
+    assert answer["data"][0]["data"] == vector_of(RED)
+
+
+async def test_cohere_s_images_are_counted_and_have_no_texts(client, images):
+    for path, version in (("/v2/embed", "2"), ("/v1/embed", "1")):
+        answer = await post(client, path, images=[IMAGE, IMAGE], input_type="image", embedding_types=["float", "int8"])
+        assert answer["embeddings"]["float"] == [vector_of(RED)] * 2
+        assert len(answer["embeddings"]["int8"]) == 2
+        assert answer["texts"] == []
+        units = {"input_tokens": 6, "images": 2}
+        assert answer["meta"] == {"api_version": {"version": version}, "billed_units": units}
+    assert (await post(client, "/v1/embed", images=[IMAGE]))["embeddings"] == [vector_of(RED)]
+
+
+async def test_cohere_s_inputs_have_parts(client, images):
+    parts = [{"type": "image_url", "image_url": {"url": IMAGE, "detail": "auto"}}]
+    asked = [{"content": parts}, {"content": [{"type": "text", "text": "hello"}]}]
+    answer = await post(client, "/v2/embed", inputs=asked, input_type="search_document")
+    assert answer["embeddings"]["float"][0] == vector_of(RED)
+    assert answer["texts"] == ["hello"]
+
+
+async def test_voyage_s_inputs_have_parts(client, images, config):
+    contents = [
+        [{"type": "image_url", "image_url": IMAGE}],
+        [{"type": "image_base64", "image_base64": IMAGE}],
+        [{"type": "text", "text": "hello"}],
+    ]
+    asked = {"inputs": [{"content": content} for content in contents], "truncation": True, "input_type": None}
+    answer = await post(client, "/v1/multimodalembeddings", **asked)
+    assert [item["embedding"] for item in answer["data"][:2]] == [vector_of(RED)] * 2
+    assert answer["usage"] == {"text_tokens": 3, "image_pixels": 0, "total_tokens": 9}
+    assert answer["model"] == config.models[0]
+    answer = await post(client, "/v1/multimodalembeddings", **asked, output_encoding="base64")
+    assert base64.b64decode(answer["data"][0]["embedding"])[:4] == b"\0\0\x40\x40"
+    refused = await client.post("/v1/multimodalembeddings", json={"inputs": []})
+    assert refused.status_code == 400
+    assert "inputs" in refused.json()["detail"]
+
+
+async def test_what_the_model_cannot_read_is_told(client, service):
+    answer = await client.post("/v1/embeddings", json={"input": IMAGE, "modality": "image"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "This model reads texts only."
+    reads_images(service)
+    mixed = {"text": "hello", "image": BASE64}
+    answer = await client.post("/v1/embeddings", json={"input": mixed})
+    assert answer.status_code == 400
+    assert_idle(service)
+
+
+# -- the cache --------------------------------------------------------------------------------------------
+
+
+async def test_an_image_that_was_asked_for_is_kept_until_all_are_forgotten(client, images, service):
+    for _ in range(3):
+        await embed(client, input=[{"image": BASE64}, {"image": IMAGE}])
+    assert images.processor.calls == 1
+    cache = (await client.get("/load")).json()["media_cache"]
+    assert cache == {"entries": 1, "bytes": 12, "hits": 5, "misses": 1, "in_flight": 0}
+    metrics = (await client.get("/metrics")).text
+    assert 'trio_pool_serve_media_cache{of="hits"} 5.0' in metrics
+    assert 'trio_pool_serve_media_fetches{of="capacity"} 16.0' in metrics
+    answer = await client.post("/reset_mm_cache")
+    assert (answer.status_code, answer.json()) == (200, {"status": "cleared"})
+    assert (await client.get("/load")).json()["media_cache"]["entries"] == 0
+    await embed(client, input={"image": BASE64})
+    assert images.processor.calls == 2
+
+
+async def test_ten_clients_with_one_new_image_have_it_processed_once(client, images, service):
+    processor = images.processor
+    processor.gate.clear()
+    found: list[list[list[float]]] = []
+
+    async def one() -> None:
+        found.append(await embed(client, input={"image": BASE64}))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(one)
+        with trio.fail_after(10):
+            while service.media.cache.statistics().hits < 9:  # noqa: ASYNC110
+                await trio.sleep(0.001)
+        processor.gate.set()
+    assert found == [[vector_of(RED)]] * 10
+    assert processor.calls == 1
+    await wait_idle(service)
+
+
+async def test_forgetting_needs_the_key(config, scripted):
+    keyed = attrs.evolve(config, network=attrs.evolve(config.network, api_key="secret"))
+    async with (
+        running(Service(keyed, lambda *_: scripted)) as service,
+        listening(service) as url,
+        httpx.AsyncClient(base_url=url) as client,
+    ):
+        assert (await client.post("/reset_mm_cache")).status_code == 401
+        answer = await client.post("/reset_mm_cache", headers={"Authorization": "Bearer secret"})
+        assert answer.status_code == 200
+        assert (await client.get("/reset_mm_cache")).status_code == 401
+
+
+# -- hostile input ----------------------------------------------------------------------------------------
+
+NO_ADDRESS = "no address that images are fetched from"
+
+HOSTILE: dict[str, tuple[Callable[[], str], int, str]] = {
+    "millions of pixels": (lambda: data_url(pixel_bomb()), 422, "30000 × 30000"),
+    "pixels that are only claimed": (lambda: data_url(png(2**31 - 1, 2**31 - 1)), 422, "at most"),
+    "text that unfolds": (lambda: data_url(text_bomb()), 422, "broken"),
+    "no image": (lambda: data_url(b"hello"), 422, "PNG, JPEG"),
+    "nothing": (lambda: "data:;base64,", 422, "PNG, JPEG"),
+    "half a JPEG": (lambda: data_url(encoded(kind="JPEG", size=(64, 64))[:500]), 422, "broken"),
+    "no base64": (lambda: "data:image/png;base64,%%%%", 422, "base64"),
+    "a data: URL of text": (lambda: "data:text/plain,hello", 400, "base64"),
+    "too many bytes": (lambda: data_url(bytes(2**20 + 1)), 422, "1048576 bytes"),
+    "a private address": (lambda: "http://10.0.0.1/", 422, NO_ADDRESS),
+    "the cloud's own": (lambda: "http://169.254.169.254/latest/meta-data/", 422, NO_ADDRESS),
+    "loopback": (lambda: "http://127.0.0.1:22/", 422, NO_ADDRESS),
+    "loopback in disguise": (lambda: "http://2130706433/", 422, NO_ADDRESS),
+    "a name that resolves to loopback": (lambda: "http://localhost/", 422, NO_ADDRESS),
+    "a name that does not resolve": (lambda: "https://no-such-host.invalid/", 422, NO_ADDRESS),
+    "another scheme": (lambda: "gopher://example.org/", 400, "data:, http:, https: or file:"),
+    "a file": (lambda: "file:///etc/passwd", 400, "--allowed-media-path"),
+    "credentials": (lambda: "http://me:secret@example.org/", 400, "credentials"),
+    "a URL without a host": (lambda: "http:///a.png", 400, "host"),
+}
+
+
+async def refused(client: httpx.AsyncClient, url: str) -> tuple[int, str]:
+    answer = await client.post("/v1/embeddings", json={"input": ["hello", {"image": url}], "truncate": True})
+    return answer.status_code, answer.json()["error"]["message"]
+
+
+async def test_hostile_images_are_told_and_the_next_request_is_answered(config):
+    async with served(config, max_media_bytes=2**20) as (service, client):
+        for name, (url, status, told) in HOSTILE.items():
+            answer = await refused(client, url())
+            assert answer[0] == status, (name, answer)
+            assert told in answer[1], (name, answer)
+            assert await embed(client, input={"image": BASE64}) == [vector_of(RED)]
+            await wait_idle(service)
+        assert await embed(client, input={"image": data_url(encoded((1, 2, 3), (1, 1)))}) == [vector_of((1, 2, 3))]
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+SERVERS = {
+    "a body in drops": (drips(HEAD + b"Content-Length: 9999\r\n\r\n", b"a"), "within 0.5 s"),
+    "a redirect to itself": (redirects("/"), "more than 5 redirects"),
+    "a redirect to a file": (redirects("file:///etc/passwd"), "not followed"),
+    "too large by its own word": (says(b"", "Content-Length: 99999999", with_length=False), "larger than"),
+    "too large without a word": (drips(HEAD + b"\r\n", bytes(2**16)), "larger than"),
+    "compressed": (says(b"", "Content-Encoding: gzip"), "compressed"),
+    "no image": (says(b"<html>"), "PNG, JPEG"),
+    "not found": (says(b"", status="404 Not Found"), "404"),
+}
+
+
+async def test_servers_that_misbehave_are_told_and_the_next_request_is_answered(config):
+    settings = {"allow_private_media": True, "max_media_bytes": 2**20}
+    async with served(config, **settings) as (service, client), serving({"/image": says(encoded())}) as server:
+        for name, (answer, told) in SERVERS.items():
+            server.answers["/"] = answer
+            status, message = await refused(client, server.url("/"))
+            assert (status, told in message) == (422, True), (name, message)
+            assert await embed(client, input={"image": server.url("/image")}) == [vector_of(RED)]
+            await wait_idle(service)
+
+
+async def test_a_redirect_to_a_host_that_is_not_allowed_is_not_followed(config):
+    settings = {"allow_private_media": True, "allowed_media_domains": "localhost"}
+    async with served(config, **settings) as (service, client), serving({"/image": says(encoded())}) as server:
+        server.answers["/"] = redirects(server.url("/image"))
+        url = server.url("/image", "localhost")
+        assert await embed(client, input={"image": url}) == [vector_of(RED)]
+        assert await refused(client, server.url("/image")) == (
+            400,
+            "Images are not fetched from 127.0.0.1, which --allowed-media-domains leaves out.",
+        )
+        assert (await refused(client, server.url("/", "localhost")))[0] == 422
+        assert len(server.heads) == 2
+        await wait_idle(service)
+
+
+async def test_files_are_read_where_they_may_be(config, tmp_path: Path):
+    allowed = tmp_path / "allowed"
+    allowed.mkdir()
+    (allowed / "image.png").write_bytes(encoded())
+    (tmp_path / "secret.png").write_bytes(encoded())
+    (allowed / "link.png").symlink_to(tmp_path / "secret.png")
+    os.mkfifo(allowed / "pipe.png")
+    async with served(config, allowed_media_path=allowed) as (service, client):
+        url = (allowed / "image.png").as_uri()
+        assert await embed(client, input={"image": url}) == [vector_of(RED)]
+        for name, status in {"link.png": 400, "../secret.png": 400, "pipe.png": 422, "nothing.png": 422}.items():
+            assert (await refused(client, f"{allowed.as_uri()}/{name}"))[0] == status, name
+        await wait_idle(service)
+
+
+async def test_a_hundred_images_of_one_request_are_prepared_a_few_at_a_time(config):
+    async with served(config) as (service, client):
+        urls = [data_url(encoded((n, 1, 2))) for n in range(100)]
+        found = await embed(client, input=urls, modality="image")
+        assert found == [vector_of((n, 1, 2)) for n in range(100)]
+        assert service.media.cache.statistics().misses == 100
+        await wait_idle(service)
+
+
+async def test_the_first_image_that_fails_cancels_the_others(config):
+    async with served(config, allow_private_media=True) as (service, client):
+        async with serving({"/": drips(HEAD + b"Content-Length: 9999\r\n\r\n", b"a")}) as server:
+            urls = [server.url("/"), data_url(b"hello")]
+            answer = await client.post("/v1/embeddings", json={"input": urls, "modality": "image"})
+            assert answer.status_code == 422
+            assert "PNG, JPEG" in answer.json()["error"]["message"]
+        await wait_idle(service)
+
+
+async def test_a_client_that_leaves_takes_the_fetching_along(config):
+    async with served(config, allow_private_media=True) as (service, client):
+        async with serving({"/": drips(HEAD, b"A: b\r\n")}) as server:
+            await ask_and_leave(client, server)
+        await wait_idle(service)
+
+
+async def ask_and_leave(client: httpx.AsyncClient, server: ImageServer) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: client.post("/v1/embeddings", json={"input": {"image": server.url("/")}}))
+        with trio.fail_after(10):
+            while not server.heads:  # noqa: ASYNC110
+                await trio.sleep(0.001)
+        nursery.cancel_scope.cancel()
