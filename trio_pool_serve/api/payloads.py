@@ -88,6 +88,7 @@ def _find(body: Buffer, what: bytes, begin: int, end: int | None = None) -> int:
 
 def payload_decoder(cuts: Sequence[memoryview]) -> Callable[[type, Any], Any]:
     """Return the hook that puts what was cut from a body into ``Payloads`` when msgspec decodes the rest of it."""
+    by_name: dict[str, Payload] = {f"#{index}": cut for index, cut in enumerate(cuts)}
 
     def decode(kind: type, value: Any) -> Payloads:
         if kind is not Payloads:
@@ -95,14 +96,12 @@ def payload_decoder(cuts: Sequence[memoryview]) -> Callable[[type, Any], Any]:
         strings = [value] if isinstance(value, str) else value
         if not isinstance(strings, list) or not all(isinstance(string, str) for string in strings):
             raise TypeError("Expected `str | list[str]`")
-        return Payloads([_payload(string, cuts) for string in strings])
+        return Payloads([by_name.get(string) or _encoded(string) for string in strings])
 
     return decode
 
 
-def _payload(string: str, cuts: Sequence[memoryview]) -> Payload:
-    if string.startswith("#") and string[1:].isascii() and string[1:].isdecimal() and int(string[1:]) < len(cuts):
-        return cuts[int(string[1:])]
+def _encoded(string: str) -> bytes:
     try:
         return string.encode("ascii")
     except UnicodeEncodeError as error:

@@ -104,26 +104,24 @@ class TransformerRunner:
         """Compare rows of ids with the same rows as embeddings: some models look at the ids for more than those."""
         if not self.backbone.embeds_width:
             return False
-        ids = np.arange(1, PROBE_TOKENS + 1, dtype=np.int32)
-        of_ids = [RenderedPrompt(ids), RenderedPrompt(ids[: PROBE_TOKENS // 2])]
+        # Padding among the tokens is counted as none by some models: no embedding is that.
+        ids = np.array([token for token in range(PROBE_TOKENS) if token != self.pad_token_id], dtype=np.int32)
         embeds = self.backbone.embed(torch.from_numpy(ids.astype(np.int64)).to(self.device)).float().cpu().numpy()
-        of_embeds = [
-            RenderedPrompt(np.zeros_like(prompt.token_ids), embeds=embeds[: len(prompt.token_ids)]) for prompt in of_ids
-        ]
+        lengths = (len(ids), len(ids) // 2)
+        of_ids = [RenderedPrompt(ids[:length]) for length in lengths]
+        of_embeds = [RenderedPrompt(np.zeros(length, dtype=np.int32), embeds=embeds[:length]) for length in lengths]
         try:
-            expected, ours = (
-                self.backbone(
-                    assemble(
-                        [PoolingRequest(prompt) for prompt in prompts],
-                        pad_token_id=self.pad_token_id,
-                        device=self.device,
-                    )
-                ).float()
-                for prompts in (of_ids, of_embeds)
-            )
+            expected, ours = self._probe(of_ids), self._probe(of_embeds)
         except (RuntimeError, ValueError, TypeError, AttributeError):
             return False
         return bool((ours - expected).norm() <= PROBE_TOLERANCE * expected.norm())
+
+    def _probe(self, prompts: Sequence[RenderedPrompt]) -> torch.Tensor:
+        """Return all that the backbone says of prompts, what it says of padding left out."""
+        requests = [PoolingRequest(prompt) for prompt in prompts]
+        forward = assemble(requests, pad_token_id=self.pad_token_id, device=self.device)
+        output = self.backbone(forward).float()
+        return output[forward.kept] if output.dim() == 3 else output
 
     def describe(self) -> str:
         """One line for people."""

@@ -1,0 +1,227 @@
+"""``prompt_embeds`` over HTTP: in place of ``input``, several at once, refused one by one."""
+
+import base64
+import json
+from collections.abc import AsyncIterator
+
+import attrs
+import httpx
+import numpy as np
+import pytest
+import trio
+
+from tests.conftest import listening, running, wait_idle
+from tests.tensors import HOSTILE, ROWS, WIDTH, as_npy, as_torch
+from trio_pool_serve.api.payloads import LONG, Payloads, cut_payloads, payload_decoder
+from trio_pool_serve.config import Config, InputConfig
+from trio_pool_serve.offload import Offload
+from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
+from trio_pool_serve.runner.scripted import ScriptedRunner
+from trio_pool_serve.service import Service
+
+GOOD = base64.b64encode(as_torch(ROWS)).decode()
+ROUTES = ("/v1/embeddings", "/embeddings", "/pooling")
+
+
+@pytest.fixture
+def config(config: Config) -> Config:
+    return attrs.evolve(config, input=InputConfig(enable_prompt_embeds=True))
+
+
+@pytest.fixture
+def scripted() -> ScriptedRunner:
+    return ScriptedRunner(embeds_width=WIDTH)
+
+
+def sent(scripted: ScriptedRunner) -> list[np.ndarray]:
+    return [request.prompt.embeds for batch in scripted.batches for request in batch.requests]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_embeddings_reach_the_model_and_their_rows_are_counted(client, scripted, route):
+    answer = await client.post(route, json={"prompt_embeds": GOOD})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
+    (embeds,) = sent(scripted)
+    assert np.array_equal(embeds, ROWS.numpy())
+
+
+async def test_several_are_answered_in_their_order(client):
+    several = [base64.b64encode(as_npy(ROWS[:count])).decode() for count in (1, 2, 3, 4, 5)]
+    answer = await client.post("/v1/embeddings", json={"prompt_embeds": several})
+    assert [item["embedding"][0] for item in answer.json()["data"]] == [1, 2, 3, 4, 5]  # scripted: the length
+
+
+async def test_a_stream_has_them_too(client):
+    answer = await client.post("/v1/embeddings", json={"prompt_embeds": [GOOD, GOOD], "stream": True})
+    assert answer.status_code == 200
+    assert answer.text.count('"embedding"') >= 2
+
+
+async def test_json_escapes_are_undone(client, scripted):
+    escaped = GOOD.replace("/", "\\/").replace("+", "\\u002b")
+    assert escaped != GOOD
+    answer = await client.post(
+        "/v1/embeddings", content=f'{{"prompt_embeds": "{escaped}"}}', headers={"Content-Type": "application/json"}
+    )
+    assert answer.status_code == 200, answer.text
+    assert np.array_equal(sent(scripted)[0], ROWS.numpy())
+
+
+async def test_null_stands_for_nothing(client):
+    assert (await client.post("/v1/embeddings", json={"input": "hello", "prompt_embeds": None})).status_code == 200
+    assert (await client.post("/v1/embeddings", json={"input": None, "prompt_embeds": GOOD})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"prompt_embeds": []}, "empty"),
+        ({"prompt_embeds": ""}, "no tensor"),
+        ({"prompt_embeds": [GOOD] * 2049}, "2049 inputs"),
+        ({"prompt_embeds": GOOD, "input": "hello"}, "not both"),
+        ({}, "input"),
+        ({"prompt_embeds": None}, "input"),
+        ({"prompt_embeds": 7}, "Expected `str | list[str]`"),
+        ({"prompt_embeds": [GOOD, 7]}, "Expected `str | list[str]`"),
+        ({"prompt_embeds": {"a": GOOD}}, "Expected `str | list[str]`"),
+        ({"prompt_embeds": "größer"}, "base64"),
+        ({"prompt_embeds": "#0"}, "base64"),
+        ({"prompt_embeds": "#" + "9" * 5000}, "base64"),
+    ],
+)
+@pytest.mark.parametrize("route", ["/v1/embeddings", "/pooling"])
+async def test_what_is_asked_wrongly_is_400(client, service, route, body, said):
+    answer = await client.post(route, json=body)
+    assert answer.status_code == 400, answer.text
+    assert said in answer.json()["error"]["message"]
+    await wait_idle(service)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_hostile_tensors_are_400_and_the_next_request_is_answered(client, service, scripted, name):
+    stored, _, said = HOSTILE[name]
+    answer = await client.post("/v1/embeddings", json={"prompt_embeds": base64.b64encode(stored).decode()})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert said in error["message"]
+    assert error["param"] == "prompt_embeds"
+    assert scripted.batches == []
+    assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
+    await wait_idle(service)
+
+
+async def test_without_the_flag_it_is_400_that_names_it(config, scripted):
+    off = attrs.evolve(config, input=InputConfig())
+    async with (
+        running(Service(off, lambda *_: scripted)) as service,
+        listening(service) as url,
+        httpx.AsyncClient(base_url=url) as client,
+    ):
+        answer = await client.post("/v1/embeddings", json={"prompt_embeds": GOOD})
+        assert answer.status_code == 400
+        assert "--enable-prompt-embeds" in answer.json()["error"]["message"]
+        await wait_idle(service)
+
+
+async def test_a_model_that_takes_none_says_so(config):
+    async with (
+        running(Service(config, lambda *_: ScriptedRunner())) as service,
+        listening(service) as url,
+        httpx.AsyncClient(base_url=url) as client,
+    ):
+        answer = await client.post("/v1/embeddings", json={"prompt_embeds": GOOD})
+        assert answer.status_code == 400
+        assert "takes no token embeddings" in answer.json()["error"]["message"]
+
+
+# -- one bad among good ones ------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class NotingFormat(EmbedsFormat):
+    """Notes how many rows each prompt had that was begun."""
+
+    begun: list[int] = attrs.field(factory=list)
+
+    def render(self, prompt, params):
+        self.begun.append(len(prompt.payload))
+        return super().render(prompt, params)
+
+
+@pytest.fixture
+async def one_at_a_time(config, scripted) -> AsyncIterator[tuple[Service, NotingFormat, httpx.AsyncClient]]:
+    """A service that decodes one prompt after the other, and notes which."""
+    async with running(Service(config, lambda *_: scripted, offload=Offload(render=1))) as service:
+        noting = NotingFormat(WIDTH, 64)
+        service.model().renderer.embeds_format = noting
+        async with listening(service) as url, httpx.AsyncClient(base_url=url) as client:
+            yield service, noting, client
+
+
+async def test_the_first_bad_one_cancels_its_siblings(one_at_a_time):
+    service, noting, client = one_at_a_time
+    prompts = [base64.b64encode(as_npy(ROWS[: n + 1])).decode() for n in range(5)]
+    prompts[2] = "AAAA"
+    # More prompts than may wait for a thread at once: those behind the bad one have not entered the queue by then.
+    answer = await client.post("/v1/embeddings", json={"prompt_embeds": prompts + prompts[3:] * 20})
+    assert answer.status_code == 400
+    assert "no form that is known" in answer.json()["error"]["message"]
+    await wait_idle(service)
+    assert noting.begun[:3] == [len(prompt) for prompt in prompts[:3]]
+    assert len(noting.begun) < 10
+    assert (await client.post("/v1/embeddings", json={"prompt_embeds": GOOD})).status_code == 200
+
+
+# -- long ones are cut out of the body ------------------------------------------------------------------------
+
+
+def read(body: bytes) -> tuple[dict, list[bytes]]:
+    """Return the rest of a body, and the payloads."""
+    rest, cuts = cut_payloads(bytearray(body))
+    document = json.loads(bytes(rest))
+    payloads = payload_decoder(cuts)
+    return document, [bytes(item) for item in payloads(Payloads, document["prompt_embeds"]).items]
+
+
+LONG_ONE, LONG_TWO = "A" * (LONG + 4), "B" * (LONG + 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "cut"),
+    [
+        (f'{{"prompt_embeds":"{LONG_ONE}"}}', [LONG_ONE], 1),
+        (f'{{"model":"m","prompt_embeds" :\n [ "{LONG_ONE}" , "C","{LONG_TWO}"],"x":1}}', [LONG_ONE, "C", LONG_TWO], 2),
+        (f'{{"prompt_embeds":"C","{LONG_ONE}":1}}', ["C"], 0),
+        (f'{{"prompt_embeds":"{LONG_ONE}\\/"}}', [f"{LONG_ONE}/"], 0),
+        (f'{{"say \\"prompt_embeds":"{LONG_ONE}","prompt_embeds":"C"}}', ["C"], 0),
+        (f'{{"user":"prompt_embeds","prompt_embeds":"{LONG_ONE}"}}', [LONG_ONE], 0),
+        (f'{{"prompt_embeds":"C","prompt_embeds":"{LONG_ONE}"}}', [LONG_ONE], 0),
+    ],
+)
+def test_long_payloads_are_cut_and_put_back(text, expected, cut):
+    document, payloads = read(text.encode())
+    assert payloads == [payload.encode() for payload in expected]
+    assert len(cut_payloads(bytearray(text.encode()))[1]) == cut
+    assert set(document) == set(json.loads(text))
+
+
+@pytest.mark.parametrize("text", [f'{{"prompt_embeds":"{LONG_ONE}', f'{{"prompt_embeds":"{LONG_ONE}" "', LONG_ONE])
+async def test_a_body_that_is_no_json_is_400(client, text):
+    answer = await client.post("/v1/embeddings", content=text, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert "not valid JSON" in answer.json()["error"]["message"]
+
+
+async def test_many_clients_at_once_get_their_own(client, service):
+    several = {count: base64.b64encode(as_npy(ROWS[:count])).decode() for count in (1, 2, 3, 4, 5)}
+
+    async def ask(count: int) -> None:
+        answer = await client.post("/v1/embeddings", json={"prompt_embeds": several[count]})
+        assert answer.json()["data"][0]["embedding"][0] == count
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            for count in several:
+                nursery.start_soon(ask, count)
+    await wait_idle(service)

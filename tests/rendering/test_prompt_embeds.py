@@ -1,0 +1,133 @@
+"""Serialised matrices to numbers: every form in every type, and nothing that only looks like one."""
+
+import base64
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, strategies
+
+from tests.tensors import FORMS, HOSTILE, MAX_ROWS, ROWS, WIDTH, as_npy, as_torch, numpy_file
+from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
+from trio_pool_serve.rendering.prompt_embeds import DECODED_AT_ONCE, EmbedsFormat
+from trio_pool_serve.types import EmbedsPrompt, RenderedPrompt, RenderingParams
+
+FORMAT = EmbedsFormat(WIDTH, MAX_ROWS)
+
+
+def render(stored: bytes, embeds_format: EmbedsFormat = FORMAT, **params) -> RenderedPrompt:
+    return embeds_format.render(EmbedsPrompt(base64.b64encode(stored)), RenderingParams(**params))
+
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("form", "dtype"), [pair for pair in itertools.product(FORMS, DTYPES) if pair != ("npy", torch.bfloat16)]
+)
+def test_every_form_holds_every_type_that_it_has_exactly(form, dtype):
+    rows = ROWS.to(dtype)
+    rendered = render(FORMS[form](rows))
+    assert rendered.embeds.dtype == np.float32
+    assert np.array_equal(rendered.embeds, rows.float().numpy())
+    assert rendered.token_ids.tolist() == [0] * len(rows)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [ROWS.T.contiguous().T, torch.cat([ROWS, ROWS])[2:6], torch.cat([ROWS, ROWS])[::2], ROWS[:1].expand(7, WIDTH)],
+    ids=["transposed", "slice", "every other row", "expanded"],
+)
+def test_views_are_read_as_torch_reads_them(view):
+    assert np.array_equal(render(as_torch(view)).embeds, view.numpy())
+
+
+def test_what_torch_may_write_besides_changes_nothing():
+    for stored in (as_torch(ROWS.clone().requires_grad_()), as_torch(ROWS, pickle_protocol=4)):
+        assert np.array_equal(render(stored).embeds, ROWS.numpy())
+
+
+def test_columns_first_is_read_as_numpy_reads_it():
+    assert np.array_equal(render(numpy_file(np.asfortranarray(ROWS.numpy()))).embeds, ROWS.numpy())
+
+
+def test_a_tensor_of_many_pieces_is_whole():
+    rows = torch.randn(DECODED_AT_ONCE // 1024, 1024)
+    assert np.array_equal(render(as_npy(rows), EmbedsFormat(1024, len(rows))).embeds, rows.numpy())
+
+
+def test_rows_are_cut_off_as_tokens_are():
+    stored = as_torch(ROWS)
+    assert np.array_equal(render(stored, truncate_to=3).embeds, ROWS[:3].numpy())
+    assert np.array_equal(render(stored, truncate_to=3, truncation_side="left").embeds, ROWS[-3:].numpy())
+    assert np.array_equal(render(stored, truncate_to=64).embeds, ROWS.numpy())
+
+
+def test_more_rows_than_the_model_takes_are_cut_where_that_is_asked():
+    rows = torch.randn(MAX_ROWS + 9, WIDTH)
+    assert np.array_equal(render(as_npy(rows), truncate_to=MAX_ROWS).embeds, rows[:MAX_ROWS].numpy())
+    with pytest.raises(ContextLengthError):
+        render(as_npy(rows))
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_is_no_matrix_is_refused(name):
+    stored, error, said = HOSTILE[name]
+    with pytest.raises(error) as caught:
+        render(stored)
+    assert said in str(caught.value)
+    assert caught.value.param == "prompt_embeds"
+
+
+GOOD = base64.b64encode(as_torch(ROWS))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        GOOD[:-1],
+        GOOD[:-4],
+        GOOD + b"AAA",
+        b"\n" + GOOD,
+        GOOD[:100] + b" " + GOOD[100:],
+        GOOD[:100] + b"====" + GOOD[104:],
+        GOOD[:100] + b"-_" + GOOD[102:],
+        b"\xff" * 8,
+        b"=",
+        b"====",
+    ],
+)
+def test_base64_is_strict(payload):
+    with pytest.raises(InvalidRequestError):
+        FORMAT.render(EmbedsPrompt(payload), RenderingParams())
+
+
+def test_padding_between_two_pieces_is_refused():
+    wide = EmbedsFormat(1024, 4096)
+    good = base64.b64encode(as_npy(torch.zeros(512, 1024)))
+    bad = good[: DECODED_AT_ONCE - 4] + b"AA==" + good[DECODED_AT_ONCE:]
+    with pytest.raises(InvalidRequestError, match="base64"):
+        wide.render(EmbedsPrompt(bad), RenderingParams())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(data=strategies.data())
+def test_a_file_with_any_byte_changed_gives_a_matrix_or_its_error(form, data):
+    stored = bytearray(FORMS[form](ROWS))
+    place = data.draw(strategies.integers(0, len(stored) - 1))
+    stored[place] = data.draw(strategies.integers(0, 255))
+    try:
+        rendered = render(bytes(stored))
+    except InvalidRequestError:
+        return
+    assert rendered.embeds.shape[1] == WIDTH
+    assert np.isfinite(rendered.embeds).all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(end=strategies.integers(0, 10_000))
+def test_a_file_cut_anywhere_is_refused(form, end):
+    stored = FORMS[form](ROWS)
+    with pytest.raises(InvalidRequestError):
+        render(stored[: end % len(stored)])
