@@ -2,6 +2,7 @@
 
 import logging
 import math
+import multiprocessing
 import signal
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import trio
 import trio_parallel
 from attrs import define, field, frozen
 
-from trio_pool_serve.errors import PoolServeError, UnavailableError, WorkerDiedError, WorkerTooSlowError, innermost
+from trio_pool_serve.errors import UnavailableError, WorkerDiedError, WorkerTooSlowError, innermost
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,15 @@ def prepare_worker(*needed: object) -> None:
     """
     del needed
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _allow_children() -> None:
+    """Let this process have children though it is a daemonic one itself, as hypercorn makes its workers.
+
+    That is forbidden because a daemonic process may be ended without a chance to end its children. These leave by
+    themselves when their pipes close, which they do however a process ends. There is no public way to say so.
+    """
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 @define(eq=False)
@@ -93,6 +103,7 @@ class WorkerProcesses:
 
         Cancellation: processes that work are killed, and whoever waits for them is told that the server shuts down.
         """
+        _allow_children()
         try:
             async with (
                 trio_parallel.open_worker_context(
@@ -120,7 +131,7 @@ class WorkerProcesses:
             async with trio.open_nursery() as nursery:
                 for _ in range(self.workers):
                     nursery.start_soon(partial(self.call, bool))
-        except* PoolServeError as group:
+        except* Exception as group:
             failure = innermost(group)
         else:
             return
