@@ -160,6 +160,9 @@ async def test_a_process_that_dies_fails_its_call_alone(one):
 async def test_a_process_that_died_idle_is_nobodys_trouble(one):
     pid = await one.call(os.getpid)
     os.kill(pid, signal.SIGKILL)
+    with trio.fail_after(30):
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110  (a signal takes its time)
+            await trio.sleep(0.001)
     assert await one.call(os.getpid) != pid
 
 
@@ -297,6 +300,8 @@ class Calls:
 async def test_each_call_is_observed_once_and_starting_a_process_is_not(in_processes):
     calls = Calls()
     async with kept(WorkerProcesses(1, observe=calls, in_processes=in_processes)) as workers:
+        await workers.start()
+        assert calls.seen == []
         await workers.call(bool)
         with pytest.raises(ValueError, match="no"):
             await workers.call(refuse, ValueError("no"))

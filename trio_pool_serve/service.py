@@ -21,7 +21,6 @@ from trio_pool_serve.errors import (
     EngineLoadingError,
     ModelLoadError,
     NotFoundError,
-    WorkerDiedError,
     innermost,
 )
 from trio_pool_serve.model_folder.folder import ModelFolder, read_model_folder
@@ -170,8 +169,8 @@ class Service:
         await nursery.start(backend.media.run)
         try:
             await backend.render.start()
-        except WorkerDiedError as error:
-            raise ModelLoadError("--renderer-backend process: a process ends while it loads the tokenizer.") from error
+        except Exception as error:
+            raise ModelLoadError(f"--renderer-backend process: no process can be made ready: {error}") from error
         self._is_prepared.set()
 
     def _load(self, source: ModelSource) -> Runner:

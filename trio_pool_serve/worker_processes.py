@@ -2,10 +2,10 @@
 
 import logging
 import math
+import multiprocessing
 import signal
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
 
 import outcome
@@ -13,7 +13,7 @@ import trio
 import trio_parallel
 from attrs import define, field, frozen
 
-from trio_pool_serve.errors import PoolServeError, UnavailableError, WorkerDiedError, WorkerTooSlowError, innermost
+from trio_pool_serve.errors import UnavailableError, WorkerDiedError, WorkerTooSlowError, innermost
 
 logger = logging.getLogger(__name__)
 
@@ -49,13 +49,21 @@ def prepare_worker(*needed: object) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+def _allow_children() -> None:
+    """Let this process have children though it is a daemonic one itself, as hypercorn makes its workers.
+
+    That is forbidden because a daemonic process may be ended without a chance to end its children. These leave by
+    themselves when their pipes close, which they do however a process ends. There is no public way to say so.
+    """
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # noqa: SLF001
+
+
 @define(eq=False)
 class _Work:
-    """One call: the name its place is borrowed in, when it was asked for and begun, and what became of it."""
+    """One call: the name its place is borrowed in, who observes it, and what became of it."""
 
+    observe: Callable[[float, float], None]
     asked: float = field(factory=time.perf_counter, init=False)
-    began: float = field(default=0.0, init=False)
-
     result: outcome.Outcome[Any] = field(
         factory=lambda: outcome.Error(UnavailableError("The server is shutting down.")), init=False
     )
@@ -93,6 +101,7 @@ class WorkerProcesses:
 
         Cancellation: processes that work are killed, and whoever waits for them is told that the server shuts down.
         """
+        _allow_children()
         try:
             async with (
                 trio_parallel.open_worker_context(
@@ -115,15 +124,17 @@ class WorkerProcesses:
 
         Raises as ``call``. Cancellation: at once; the processes start nevertheless.
         """
-        self._is_kept_full = self.in_processes
+        if not self.in_processes:
+            return await trio.lowlevel.checkpoint()
+        self._is_kept_full = True
         try:
             async with trio.open_nursery() as nursery:
                 for _ in range(self.workers):
-                    nursery.start_soon(partial(self.call, bool))
-        except* PoolServeError as group:
+                    nursery.start_soon(self._call, _Work(_ignore), bool, (), math.inf)
+        except* Exception as group:
             failure = innermost(group)
         else:
-            return
+            return None
         raise failure
 
     async def call(self, function: Callable[[*Args], T], *args: *Args, timeout_s: float = math.inf) -> T:
@@ -138,16 +149,7 @@ class WorkerProcesses:
         if not self.in_processes:
             await trio.lowlevel.checkpoint()
             return self._on_loop(function, args)
-        if self._nursery is None:
-            raise UnavailableError("The worker processes are not running.")
-        work = _Work()
-        await self._limiter.acquire_on_behalf_of(work)
-        if self._nursery is None:
-            self._limiter.release_on_behalf_of(work)
-            raise UnavailableError("The server is shutting down.")
-        self._nursery.start_soon(self._work, work, function, args, timeout_s)
-        await work.done.wait()
-        result: T = work.result.unwrap()
+        result: T = await self._call(_Work(self.observe), function, args, timeout_s)
         return result
 
     def statistics(self) -> WorkerStatistics:
@@ -162,15 +164,28 @@ class WorkerProcesses:
         finally:
             self.observe(0.0, time.perf_counter() - began)
 
+    async def _call(self, work: _Work, function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> Any:
+        if self._nursery is None:
+            raise UnavailableError("The worker processes are not running.")
+        await self._limiter.acquire_on_behalf_of(work)
+        if self._nursery is None:
+            self._limiter.release_on_behalf_of(work)
+            raise UnavailableError("The server is shutting down.")
+        self._nursery.start_soon(self._work, work, function, args, timeout_s)
+        await work.done.wait()
+        return work.result.unwrap()
+
     async def _work(self, work: _Work, function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> None:
         is_gone = False
         try:
             while self._idle_processes() <= 0:
                 await self._run(bool)
-            work.began = time.perf_counter()
-            with trio.move_on_after(timeout_s) as limit:
-                value = await self._run(function, *args)
-                work.result = outcome.Value(value)
+            began = time.perf_counter()
+            try:
+                with trio.move_on_after(timeout_s) as limit:
+                    work.result = outcome.Value(await self._run(function, *args))
+            finally:
+                work.observe(began - work.asked, time.perf_counter() - began)
             if limit.cancelled_caught:
                 is_gone = True
                 self._killed += 1
@@ -187,8 +202,6 @@ class WorkerProcesses:
                     await self._replace()
             finally:
                 self._limiter.release_on_behalf_of(work)
-                if work.began:
-                    self.observe(work.began - work.asked, time.perf_counter() - work.began)
 
     async def _replace(self) -> None:
         try:

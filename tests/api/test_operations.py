@@ -1,11 +1,13 @@
 import threading
 
+import attrs
 import httpx
 import pytest
 import trio
 
 import trio_pool_serve
-from tests.conftest import listening
+from tests.conftest import listening, running
+from trio_pool_serve.config import ThreadsConfig
 from trio_pool_serve.errors import EngineDeadError, RunnerDeadError
 from trio_pool_serve.service import Service
 
@@ -124,6 +126,25 @@ async def test_load_tells_engines_and_limiters(client, config):
     load = (await client.get("/load")).json()
     assert load["models"][config.models[0]]["state"] == "ready"
     assert load["limiters"]["render"] == {"capacity": 2, "borrowed": 0, "waiting": 0}
+
+
+async def test_processes_that_render_are_told_of_beside_the_limiters(config, scripted):
+    threads = ThreadsConfig(renderer_backend="process", renderer_num_workers=1, media_num_workers=3)
+    service = Service(attrs.evolve(config, threads=threads), lambda *_: scripted)
+    async with running(service), listening(service) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+        idle = {"borrowed": 0, "waiting": 0, "killed": 0}
+        load = (await client.get("/load")).json()
+        assert load["workers"]["render"] == {"capacity": 1, **idle}
+        assert load["workers"]["media"] == {"capacity": 3, **idle}
+        found = samples((await client.get("/metrics")).text)
+        for name, value in {"capacity": 1, **idle}.items():
+            assert found[f'trio_pool_serve_worker_{name}{{of="render"}}'] == value
+        assert found["trio_pool_serve_render_seconds_count"] == 0
+        assert (await client.post("/v1/embeddings", json={"input": ["hello", "world"]})).status_code == 200
+        found = samples((await client.get("/metrics")).text)
+        for stage in ("render_wait", "render"):
+            assert found[f"trio_pool_serve_{stage}_seconds_count"] == 2
+        assert "render: <WorkerProcesses 0/1+0, 0 killed>" in repr(service)
 
 
 async def test_version_is_the_package_s(client):

@@ -8,7 +8,8 @@ from trio_pool_serve import launcher
 from trio_pool_serve.cli import read_config, run
 from trio_pool_serve.service import Service
 
-if "SCRIPT_UNCONTAINED" in os.environ:
-    launcher.contain_connections = lambda: None
-config = read_config(sys.argv[1:])
-sys.exit(run(config, Service(config, load_scripted)))
+if __name__ == "__main__":  # worker processes import what started the server
+    if "SCRIPT_UNCONTAINED" in os.environ:
+        launcher.contain_connections = lambda: None
+    config = read_config(sys.argv[1:])
+    sys.exit(run(config, Service(config, load_scripted)))
