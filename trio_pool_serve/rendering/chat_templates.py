@@ -72,7 +72,7 @@ class ChatTemplates:
         Cancellation: at once; the process keeps its place until it is done, or killed.
         """
         param = "messages" if prompt.chat_template is None else "chat_template"
-        if _characters(prompt) <= LOOP_CHARACTERS:
+        if _is_small(prompt):
             question = _question(template, prompt)
         else:
             question = await self.offload.run("render", lambda: _question(template, prompt), abandon_on_cancel=True)
@@ -96,13 +96,15 @@ class ChatTemplates:
         return await self.offload.run("render", text.decode, abandon_on_cancel=True)
 
 
-def _characters(prompt: ChatPrompt) -> int:
-    """Estimate how much there is to encode."""
-    in_template = len(prompt.chat_template or "")
-    return in_template + sum(
+def _is_small(prompt: ChatPrompt) -> bool:
+    """Tell whether encoding takes less time than a hop; variables that are trees might be of any size."""
+    given = prompt.template_kwargs.values()
+    characters = len(prompt.chat_template or "") + sum(len(value) for value in given if isinstance(value, str))
+    characters += sum(
         CHARACTERS_PER_PART + sum(CHARACTERS_PER_PART + _length(part) for part in message.parts)
         for message in prompt.messages
     )
+    return characters <= LOOP_CHARACTERS and not any(isinstance(value, list | dict) for value in given)
 
 
 def _length(part: Part) -> int:
