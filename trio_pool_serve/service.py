@@ -137,7 +137,7 @@ class Service:
         served.loaded = Model(
             source.name,
             folder,
-            renderer_of(folder, tokenizer, self.offload, self.media, workers=config.threads.renderer_num_workers),
+            renderer_of(folder, tokenizer, self.offload, workers=config.threads.renderer_num_workers, media=self.media),
             served.engine,
             splits_long_texts=config.loading.long_text == "chunk",
         )

@@ -231,7 +231,7 @@ def _token_ids(tokenizer: Tokenizer, encoded: Encoded) -> TokenIds:
 
 
 def renderer_of(
-    folder: ModelFolder, tokenizer: Tokenizer, offload: Offload, media: MediaLoader, *, workers: int
+    folder: ModelFolder, tokenizer: Tokenizer, offload: Offload, *, workers: int, media: MediaLoader | None = None
 ) -> Renderer:
     """Return the renderer for a model, with ``workers`` copies of its tokenizer. Raises ``ModelLoadError``."""
     architecture = folder.architecture
