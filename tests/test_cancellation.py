@@ -74,8 +74,9 @@ async def score_late_interaction(service: Service) -> None:
 
 
 async def embed_images(service: Service) -> None:
-    renderer = service.model().renderer
-    renderer.image_format = renderer.image_format or ColourFormat()
+    conversations = service.model().renderer.conversations
+    assert conversations is not None
+    conversations.image_format = conversations.image_format or ColourFormat()
     images = [ContentPrompt((ImagePart(data_url(encoded((n, 2, 3)))),)) for n in (1, 2, 1)]
     await pool(service.model(), PoolJob(prompts=[*images, TEXT]), RequestTimings())
     service.media.cache.clear()

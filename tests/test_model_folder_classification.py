@@ -125,7 +125,7 @@ def test_a_bare_transformer_is_pooled(tmp_path: Path, name: str):
 @pytest.mark.parametrize(
     "name",
     ["BertForQuestionAnswering", "BertForMultipleChoice", "BertForNextSentencePrediction", "ViTForImageClassification",
-     "Wav2Vec2ForCTC", "ColPaliForRetrieval", "Qwen2ForRewardModel"],
+     "Wav2Vec2ForCTC", "ColModernVBertForRetrieval", "Qwen2ForRewardModel"],
 )  # fmt: skip
 def test_a_model_for_something_else_is_refused(tmp_path: Path, name: str):
     with pytest.raises(ModelLoadError, match=f"{name} is (not an embedding model|a model of pages. images)"):

@@ -123,7 +123,7 @@ def test_code_of_the_models_own_needs_leave(folder: Path):
     assert isinstance(read_model_folder(folder, ModelConfig(trust_remote_code=True)), ModelFolder)
 
 
-@pytest.mark.parametrize("name", ["ColPaliForRetrieval", "ColQwen2ForRetrieval"])
+@pytest.mark.parametrize("name", ["ColModernVBertForRetrieval", "ColQwen3ForRetrieval"])
 def test_models_of_pages_are_refused(folder: Path, name: str):
     architect(folder, name)
     refuse(folder, f"{name} is a model of pages' images")

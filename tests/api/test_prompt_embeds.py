@@ -79,7 +79,7 @@ async def test_null_stands_for_nothing(client):
         ({"prompt_embeds": []}, "empty"),
         ({"prompt_embeds": ""}, "no tensor"),
         ({"prompt_embeds": [GOOD] * 2049}, "2049 inputs"),
-        ({"prompt_embeds": GOOD, "input": "hello"}, "not both"),
+        ({"prompt_embeds": GOOD, "input": "hello"}, "input and prompt_embeds is there"),
         ({}, "input"),
         ({"prompt_embeds": None}, "input"),
         ({"prompt_embeds": 7}, "Expected `str | list[str]`"),

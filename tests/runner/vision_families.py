@@ -498,6 +498,73 @@ VISION_LANGUAGE: Mapping[str, Callable[[Path], Path]] = {
 }
 
 
+# -- page retrievers --------------------------------------------------------------------------------------
+
+
+def write_retriever(folder: Path, model: Any, tokenizer: Any, processor: Mapping[str, Any]) -> Path:
+    randomize(model).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    write_processor(folder, processor)
+    return folder
+
+
+def colqwen2(folder: Path) -> Path:
+    """``vidore/colqwen2-v1.0-hf``."""
+    tokenizer = qwen_vl_tokenizer()
+    config = transformers.ColQwen2Config(vlm_config=qwen_config("qwen2_vl", tokenizer), embedding_dim=20)
+    processor = {**QWEN_PROCESSOR, "processor_class": "ColQwen2Processor"}
+    write_retriever(folder, transformers.ColQwen2ForRetrieval(config), tokenizer, processor)
+    write_json(folder / "processor_config.json", {"processor_class": "ColQwen2Processor"})
+    return folder
+
+
+def colpali(folder: Path) -> Path:
+    """``vidore/colpali-v1.3-hf``."""
+    tokenizer = gemma_tokenizer()
+    tokenizer.model_max_length = 1024
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    tokenizer.add_tokens([f"<loc{index:04}>" for index in range(1024)] + [f"<seg{index:03}>" for index in range(128)])
+    image_token_id = tokenizer.convert_tokens_to_ids("<image>")
+    text = {**ENCODER, "vocab_size": len(tokenizer), "num_key_value_heads": 1, "head_dim": 16, "model_type": "gemma"}
+    vision = {**VISION, "image_size": 32, "projection_dim": HIDDEN, "model_type": "siglip_vision_model"}
+    vlm = transformers.PaliGemmaConfig(
+        text_config=text,
+        vision_config={**vision, "vision_use_head": False},
+        projection_dim=HIDDEN,
+        image_token_id=image_token_id,
+    )
+    config = transformers.ColPaliConfig(vlm_config=vlm, embedding_dim=20)
+    processor = {**SIGLIP_PROCESSOR, "processor_class": "ColPaliProcessor", "image_seq_length": 16}
+    return write_retriever(folder, transformers.ColPaliForRetrieval(config), tokenizer, processor)
+
+
+def write_page_modules(folder: Path, mask: Mapping[str, Any]) -> Path:
+    """Have sentence-transformers write its modules for a bare folder."""
+    from sentence_transformers import MultiVectorEncoder
+    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+
+    bare = colqwen2(folder.with_name(f"{folder.name}-bare"))
+    model = MultiVectorEncoder(str(bare), device="cpu", local_files_only=True)
+    model[1] = MultiVectorMask(**mask)
+    model.save_pretrained(str(folder), create_model_card=False)
+    return folder
+
+
+def colqwen2_with_modules(folder: Path) -> Path:
+    return write_page_modules(folder, {})
+
+
+def colqwen2_of_patches_only(folder: Path) -> Path:
+    """What stands around a page does not count."""
+    image = qwen_vl_tokenizer().convert_tokens_to_ids("<|image_pad|>")
+    return write_page_modules(folder, {"keep_only_token_ids": [image]})
+
+
+PAGE_RETRIEVERS: Mapping[str, Callable[[Path], Path]] = {
+    write.__name__: write for write in (colqwen2, colpali, colqwen2_with_modules, colqwen2_of_patches_only)
+}
+
+
 # -- serving them ---------------------------------------------------------------------------------------
 
 

@@ -48,11 +48,12 @@ class FolderFiles:
     @property
     def text_config(self) -> Mapping[str, Any]:
         """``config``, or its text part where it has several, with what transformers fills in of some models."""
-        part: Mapping[str, Any] | None = self.config.get("text_config")
+        whole: Mapping[str, Any] = self.config.get("vlm_config") or self.config
+        part: Mapping[str, Any] | None = whole.get("text_config")
         kind = str(self.config.get("model_type"))
         if kind in USUAL_TEXT_CONFIGS:
-            return {**USUAL_TEXT_CONFIGS[kind], **(part or {}), "model_type": kind}
-        return part or self.config
+            return {**USUAL_TEXT_CONFIGS[kind], **(part or whole), "model_type": kind}
+        return part or whole
 
     @property
     def prompts(self) -> Mapping[str, str]:
@@ -69,6 +70,8 @@ USUAL_TEXT_CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "clip": {"vocab_size": 49408, "max_position_embeddings": 77, "pad_token_id": 1},
     "siglip": {"vocab_size": 32000, "max_position_embeddings": 64, "pad_token_id": 1},
     "siglip2": {"vocab_size": 32000, "max_position_embeddings": 64, "pad_token_id": 1},
+    "colpali": {"vocab_size": 257152, "max_position_embeddings": 8192, "pad_token_id": 0},
+    "colqwen2": {"vocab_size": 152064, "max_position_embeddings": 32768},
 }
 """What a text part need not say, by the model's type: their authors' files say next to nothing."""
 

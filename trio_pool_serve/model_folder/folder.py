@@ -16,6 +16,7 @@ from trio_pool_serve.model_folder.dual_encoder import read_dual_encoder
 from trio_pool_serve.model_folder.embedding import read_embedding
 from trio_pool_serve.model_folder.files import FolderFiles, read_folder_files
 from trio_pool_serve.model_folder.late_interaction import read_late_interaction
+from trio_pool_serve.model_folder.page_retrieval import read_page_retrieval
 from trio_pool_serve.model_folder.process_reward import read_process_reward
 from trio_pool_serve.model_folder.reranking import read_generative_reranker
 from trio_pool_serve.model_folder.sparse import read_sparse
@@ -82,6 +83,7 @@ READERS: tuple[ReadArchitecture, ...] = (
     read_classifier,
     read_generative_reranker,
     read_bge_m3,
+    read_page_retrieval,
     read_late_interaction,
     read_sparse,
     read_dual_encoder,

@@ -106,7 +106,9 @@ class LateInteraction(Architecture):
 def read_late_interaction(files: FolderFiles, config: ModelConfig) -> LateInteraction | None:
     """Take folders of the three layouts."""
     if any(name.endswith("ForRetrieval") for name in files.architectures):
-        raise ModelLoadError(f"{files.architectures[0]} is a model of pages' images, which is not supported.")
+        raise ModelLoadError(
+            f"{files.architectures[0]} is a model of pages' images that is not supported: ColPali and ColQwen2 are."
+        )
     if not _is_late_interaction(files):
         return None
     if "AutoModel" in (files.config.get("auto_map") or {}) and not config.trust_remote_code:
@@ -221,7 +223,7 @@ def _token_modules(files: FolderFiles, *, is_converted: bool) -> tuple[tuple[Mod
     mask = None
     for module in files.modules[1:]:
         if module.name == "MultiVectorMask":
-            mask = _scoring_mask(module)
+            mask = scoring_mask(module)
         elif module.name == "Normalize":
             # Without a config it is one over a text's vector, of which there is none.
             if module.config.get("module_input_name") == "token_embeddings":
@@ -247,7 +249,8 @@ def _over_tokens(module: ModuleFiles) -> ModuleFiles:
     return evolve(module, config=config)
 
 
-def _scoring_mask(module: ModuleFiles) -> ScoringMask:
+def scoring_mask(module: ModuleFiles) -> ScoringMask:
+    """Return what a MultiVectorMask module says."""
     roles = module.config.get("skiplist_tasks")
     return ScoringMask(
         skipped_words=tuple(module.config.get("skiplist_words") or ()),

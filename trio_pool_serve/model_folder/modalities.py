@@ -39,7 +39,7 @@ def refuse_options(files: FolderFiles, known: Mapping[str, Collection[str]]) -> 
     asked: Mapping[str, Mapping[str, Any]] = files.module_config.get("processing_kwargs") or {}
     wrong = [f"{section}.{name}" for section in asked for name in asked[section] if name not in known.get(section, ())]
     if wrong:
-        raise ModelLoadError(f"processing_kwargs asks for {', '.join(wrong)}, which is not supported.")
+        raise ModelLoadError(f"The transformer asks for processing_kwargs {', '.join(wrong)}, which is not supported.")
 
 
 def refuse_lengths(files: FolderFiles) -> None:

@@ -10,7 +10,8 @@ from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
 from trio_pool_serve.model_folder.bge_m3 import BgeM3
 from trio_pool_serve.model_folder.dual_encoder import DualEncoder, TextFilling
 from trio_pool_serve.model_folder.folder import ModelFolder
-from trio_pool_serve.model_folder.late_interaction import LateInteraction, QueryExpansion
+from trio_pool_serve.model_folder.late_interaction import LateInteraction, QueryExpansion, ScoringMask
+from trio_pool_serve.model_folder.page_retrieval import AUGMENTATION, PageRetrieval
 from trio_pool_serve.model_folder.sparse import Sparse
 from trio_pool_serve.model_folder.vision_language import VisionLanguage
 from trio_pool_serve.rendering.tokenizer import Tokenizer
@@ -21,6 +22,8 @@ from trio_pool_serve.types import RenderedPrompt, Role, TokenIds
 class TextFormat:
     """Texts as most models read them, whatever their role."""
 
+    prefix: str = ""
+    """What stands before every text, and before its instruction."""
     limits: Mapping[Role | None, int] = Factory(dict)
     """Most tokens of a text in a role, special tokens included, where that is not the model's limit."""
 
@@ -83,6 +86,34 @@ class LateInteractionFormat(TextFormat):
         return RenderedPrompt(token_ids, instruction_tokens, attended=attended, kept=None if kept.all() else kept)
 
 
+@frozen(kw_only=True, eq=False)
+class QuestionFormat(TextFormat):
+    """Every text is a question to page retrievers: its prefix and ``suffix`` (ids) are written by the format itself.
+
+    ``counting`` is ``None`` where all tokens have a vector that counts.
+    """
+
+    suffix: TokenIds
+    placeholder_id: int
+    counting: TokensThatCount | None
+
+    def most_tokens(self, role: Role | None, max_model_len: int) -> int:
+        """Leave room for the suffix."""
+        return super().most_tokens(role, max_model_len) - len(self.suffix)
+
+    def adds_special_tokens(self, role: Role | None) -> bool:
+        """Tell that the tokenizer adds none."""
+        del role
+        return False
+
+    def finish(self, token_ids: TokenIds, role: Role | None, *, instruction_tokens: int = 0) -> RenderedPrompt:
+        """End a question. Raises ``InvalidRequestError`` for a placeholder: there is no image for it."""
+        refuse_placeholders(token_ids, self.placeholder_id)
+        token_ids = np.concatenate([token_ids, self.suffix])
+        kept = None if self.counting is None else self.counting.of(token_ids, role)
+        return RenderedPrompt(token_ids, instruction_tokens, kept=None if kept is None or kept.all() else kept)
+
+
 @frozen(kw_only=True)
 class LookupFormat(TextFormat):
     """Texts in ``lookup_roles`` have no special tokens, and so may have none at all."""
@@ -132,6 +163,12 @@ class FilledFormat(TextFormat):
         return RenderedPrompt(filled, instruction_tokens, attended=None if self.filling.attends else tokens)
 
 
+def refuse_placeholders(token_ids: TokenIds, placeholder_id: int) -> None:
+    """Raise ``InvalidRequestError`` if a text holds what stands for an image."""
+    if placeholder_id in token_ids:
+        raise InvalidRequestError("An input has a placeholder for an image, but no image.", param="input")
+
+
 @frozen(kw_only=True)
 class WithoutPlaceholders(TextFormat):
     """A text by itself has no placeholder for an image: the model would look for the image in the whole batch."""
@@ -141,14 +178,15 @@ class WithoutPlaceholders(TextFormat):
     def finish(self, token_ids: TokenIds, role: Role | None, *, instruction_tokens: int = 0) -> RenderedPrompt:
         """Refuse a text with a placeholder, by ``InvalidRequestError``."""
         del role
-        if self.placeholder_id in token_ids:
-            raise InvalidRequestError("An input has a placeholder for an image, but no image.", param="input")
+        refuse_placeholders(token_ids, self.placeholder_id)
         return RenderedPrompt(token_ids, instruction_tokens)
 
 
 def text_format_of(folder: ModelFolder, tokenizer: Tokenizer) -> TextFormat:
     """Return a model's format. Raises ``ModelLoadError`` where the tokenizer lacks what that needs."""
     architecture = folder.architecture
+    if isinstance(architecture, PageRetrieval):
+        return _question_format(architecture, tokenizer)
     if isinstance(architecture, LateInteraction):
         return _late_interaction_format(architecture, tokenizer)
     if isinstance(architecture, Sparse) and architecture.lookup_roles:
@@ -174,19 +212,35 @@ def _late_interaction_format(architecture: LateInteraction, tokenizer: Tokenizer
         "query": of_query or architecture.text_length,
         "document": architecture.document_length or architecture.text_length,
     }
-    counting = None
-    if mask is not None:
-        known = (tokenizer.id_of(word) for word in mask.skipped_words)
-        counting = TokensThatCount(
-            skipped=np.array([found for found in known if found is not None], dtype=np.int32),
-            skipped_roles=mask.skipped_roles,
-            only=np.array(mask.only_token_ids, dtype=np.int32),
-        )
     return LateInteractionFormat(
         limits={role: length for role, length in lengths.items() if length is not None},
         expansion=expansion,
         expansion_id=_expansion_id(expansion, tokenizer) if expansion else 0,
-        counting=counting,
+        counting=None if mask is None else tokens_that_count(mask, tokenizer),
+    )
+
+
+def tokens_that_count(mask: ScoringMask, tokenizer: Tokenizer) -> TokensThatCount:
+    """Return a mask by the ids of its words; those that the tokenizer does not know are left out."""
+    known = (tokenizer.id_of(word) for word in mask.skipped_words)
+    return TokensThatCount(
+        skipped=np.array([found for found in known if found is not None], dtype=np.int32),
+        skipped_roles=mask.skipped_roles,
+        only=np.array(mask.only_token_ids, dtype=np.int32),
+    )
+
+
+def _question_format(architecture: PageRetrieval, tokenizer: Tokenizer) -> QuestionFormat:
+    pad_id = tokenizer.id_named("pad_token")
+    if pad_id is None:
+        raise ModelLoadError("The tokenizer has no padding token, which is to stand behind every question.")
+    end = tokenizer.encode("\n")
+    end_ids = tokenizer.finish(end, len(end), "right", add_special_tokens=False)
+    return QuestionFormat(
+        prefix=architecture.text_prefix,
+        suffix=np.concatenate([np.full(AUGMENTATION, pad_id, dtype=np.int32), end_ids]),
+        placeholder_id=architecture.placeholder_id,
+        counting=None if architecture.mask is None else tokens_that_count(architecture.mask, tokenizer),
     )
 
 

@@ -123,7 +123,9 @@ class TextRenderer:
             keep = room_for_tokens(params, most, special)
             try:
                 text = shorten(tokenizer, prompt.text, params.max_text_tokens)
-                window = encode_window(tokenizer, params.instruction + text, keep, params.truncation_side)
+                window = encode_window(
+                    tokenizer, self.text_format.prefix + params.instruction + text, keep, params.truncation_side
+                )
             except UnicodeError as error:
                 raise InvalidRequestError("An input is not valid Unicode text.", param="input") from error
             if params.truncate_to is None and not (window.is_whole and window.tokens <= keep):

@@ -43,7 +43,8 @@ def load_checkpoint(
         raise ModelLoadError(f"The checkpoint lacks {len(missing)} weights, {missing[0]} among them.")
     if model.config.is_encoder_decoder and folder.model_type not in ENCODERS_OF:
         raise ModelLoadError(f"{folder.model_type} is an encoder–decoder, which is not supported.")
-    if hasattr(model.config, "use_cache"):
-        model.config.use_cache = False
+    for config in (model.config, model.config.get_text_config()):
+        if hasattr(config, "use_cache"):
+            config.use_cache = False
     assert isinstance(model, nn.Module)  # noqa: S101
     return model.to(params.device).eval()

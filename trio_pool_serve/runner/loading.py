@@ -11,6 +11,7 @@ from trio_pool_serve.model_folder.dual_encoder import DualEncoder
 from trio_pool_serve.model_folder.embedding import Embedding
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.model_folder.late_interaction import LateInteraction
+from trio_pool_serve.model_folder.page_retrieval import PageRetrieval
 from trio_pool_serve.model_folder.process_reward import ProcessReward
 from trio_pool_serve.model_folder.reranking import GenerativeReranker
 from trio_pool_serve.model_folder.sparse import Sparse
@@ -23,6 +24,7 @@ from trio_pool_serve.runner.families.dual_encoder import load_dual_encoder
 from trio_pool_serve.runner.families.embedding import load_embedding
 from trio_pool_serve.runner.families.interface import LoadedModel, Loader, LoadingParams
 from trio_pool_serve.runner.families.late_interaction import load_late_interaction
+from trio_pool_serve.runner.families.page_retrieval import load_page_retrieval
 from trio_pool_serve.runner.families.process_reward import load_process_reward
 from trio_pool_serve.runner.families.reranking import load_generative_reranker
 from trio_pool_serve.runner.families.sparse import load_sparse
@@ -42,6 +44,7 @@ LOADERS: Mapping[type[Architecture], Loader] = {
     Sparse: load_sparse,
     DualEncoder: load_dual_encoder,
     VisionLanguage: load_vision_language,
+    PageRetrieval: load_page_retrieval,
 }
 """How each kind of model is loaded."""
 

@@ -1,14 +1,19 @@
 """From a model's folder to how it reads images."""
 
+import numpy as np
 from PIL import Image
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.model_folder.dual_encoder import DualEncoder
+from trio_pool_serve.model_folder.dual_encoder import DualEncoder, ImageTower
 from trio_pool_serve.model_folder.folder import ModelFolder
+from trio_pool_serve.model_folder.page_retrieval import PageRetrieval
 from trio_pool_serve.model_folder.vision_language import ImagePatches, VisionLanguage
 from trio_pool_serve.rendering.image_format import ImageFormat
+from trio_pool_serve.rendering.text_format import tokens_that_count
+from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
 from trio_pool_serve.rendering.vision.folder_processor import FolderProcessor, read_processor
 from trio_pool_serve.rendering.vision.image_tokens import GridTokens, TowerTokens
+from trio_pool_serve.rendering.vision.page_format import PageFormat
 from trio_pool_serve.rendering.vision.placeholder_format import PlaceholderFormat
 from trio_pool_serve.rendering.vision.tower_format import TowerFormat
 from trio_pool_serve.types import ImageFeatures
@@ -28,15 +33,33 @@ def load_image_format(folder: ModelFolder) -> ImageFormat | None:
     """
     architecture = folder.architecture
     if isinstance(architecture, DualEncoder):
-        return _tower_format(folder, architecture)
+        return TowerFormat(_tower_processor(folder, architecture.images, USUAL_PROCESSORS[folder.model_type]))
     if isinstance(architecture, VisionLanguage):
-        return _grid_format(folder, architecture.patches)
+        processor = _grid_processor(folder, architecture.patches)
+        return PlaceholderFormat(processor, architecture.patches.token_id, folder.max_model_len)
+    if isinstance(architecture, PageRetrieval):
+        return _page_format(folder, architecture)
     return None
 
 
-def _tower_format(folder: ModelFolder, architecture: DualEncoder) -> TowerFormat:
-    tower = architecture.images
-    usual = USUAL_PROCESSORS[folder.model_type]
+def _page_format(folder: ModelFolder, architecture: PageRetrieval) -> PageFormat:
+    if isinstance(architecture.images, ImageTower):
+        processor = _tower_processor(folder, architecture.images, "SiglipImageProcessor")
+    else:
+        processor = _grid_processor(folder, architecture.images)
+    tokenizer = load_tokenizer(folder)
+    encoded = tokenizer.encode(architecture.page_text)
+    page = tokenizer.finish(encoded, len(encoded), "right", add_special_tokens=False)
+    if np.count_nonzero(page == architecture.placeholder_id) != 1:
+        raise ModelLoadError(
+            f"{architecture.placeholder} is not token {architecture.placeholder_id} of the tokenizer, by which the "
+            "model knows where an image is."
+        )
+    counting = None if architecture.mask is None else tokens_that_count(architecture.mask, tokenizer)
+    return PageFormat(processor, page, architecture.placeholder_id, folder.max_model_len, counting)
+
+
+def _tower_processor(folder: ModelFolder, tower: ImageTower, usual: str) -> FolderProcessor:
     processor = read_processor(folder.transformer_path, TowerTokens(tower), usual=usual)
     shape = probe(processor).arrays["pixel_values"].shape
     if tower.image_size is None:
@@ -48,10 +71,10 @@ def _tower_format(folder: ModelFolder, architecture: DualEncoder) -> TowerFormat
             f"The image processor makes {shape} of an image, which is not what the image tower takes: it reads "
             f"{f'{tower.image_size} pixels a side' if tower.image_size else f'patches of {tower.patch_size} pixels'}."
         )
-    return TowerFormat(processor)
+    return processor
 
 
-def _grid_format(folder: ModelFolder, patches: ImagePatches) -> PlaceholderFormat:
+def _grid_processor(folder: ModelFolder, patches: ImagePatches) -> FolderProcessor:
     processor = read_processor(folder.transformer_path, GridTokens(patches), usual="Qwen2VLImageProcessor")
     if processor.class_name != "Qwen2VLImageProcessor":
         raise ModelLoadError(
@@ -66,7 +89,7 @@ def _grid_format(folder: ModelFolder, patches: ImagePatches) -> PlaceholderForma
     merged = int(processor.settings.get("merge_size", 2))
     if merged != patches.merged:
         raise ModelLoadError(f"The image processor merges {merged} patches a side, the model {patches.merged}.")
-    return PlaceholderFormat(processor, patches.token_id, folder.max_model_len)
+    return processor
 
 
 def probe(processor: FolderProcessor) -> ImageFeatures:

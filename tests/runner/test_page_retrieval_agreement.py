@@ -1,0 +1,121 @@
+"""Questions and pages have the vectors, and the scores, that transformers and sentence-transformers give them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from attrs import frozen
+from PIL import Image
+
+from tests.runner.model_families import largest_difference
+from tests.runner.retrieval_families import assert_same_ranking
+from tests.runner.vision_families import PAGE_RETRIEVERS, PICTURES, SENTENCES, SeeingModel, shuffled
+from trio_pool_serve.types import (
+    Batch,
+    HeldQuery,
+    HoldQuery,
+    MaxSim,
+    PoolingRequest,
+    RenderedPrompt,
+    TokenEmbed,
+    Vectors,
+)
+
+TOLERANCE = 1e-5
+SCORE_TOLERANCE = 1e-4
+
+ITEMS = [*SENTENCES, *PICTURES]
+
+
+@frozen(eq=False)
+class Pair:
+    """One folder, served here, with the oracle's vectors of ITEMS and the scores of all questions with all pages."""
+
+    family: str
+    oracle: str
+    ours: SeeingModel
+    vectors: Sequence[Vectors]
+    scores: Vectors
+
+    async def prompts(self, items: Sequence[str | Image.Image]) -> list[RenderedPrompt]:
+        return [await self.ours.read(item, role="query") for item in items]
+
+
+def by_transformers(path: Any) -> tuple[list[Vectors], Vectors]:
+    config = transformers.AutoConfig.from_pretrained(path)
+    model = getattr(transformers, config.architectures[0]).from_pretrained(path).eval()
+    processor = transformers.AutoProcessor.from_pretrained(path)
+    vectors = []
+    with torch.inference_mode():
+        for inputs in (processor.process_queries(list(SENTENCES)), processor.process_images(list(PICTURES))):
+            made = model(**inputs).embeddings
+            vectors.append([row[mask.bool()] for row, mask in zip(made, inputs["attention_mask"], strict=True)])
+    scores = processor.score_retrieval(*vectors).numpy()
+    return [row.numpy() for rows in vectors for row in rows], scores
+
+
+def by_sentence_transformers(path: Any) -> tuple[list[Vectors], Vectors]:
+    from sentence_transformers import MultiVectorEncoder
+
+    theirs = MultiVectorEncoder(str(path), device="cpu", local_files_only=True)
+    questions = theirs.encode_query(list(SENTENCES))
+    pages = theirs.encode_document(list(PICTURES))
+    return [np.asarray(row) for row in [*questions, *pages]], theirs.similarity(questions, pages).numpy()
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("colqwen2", "transformers"), ("colpali", "transformers")]
+    + [(name, "sentence-transformers") for name in PAGE_RETRIEVERS],
+    ids="-".join,
+)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    name, oracle = request.param
+    path = PAGE_RETRIEVERS[name](tmp_path_factory.mktemp("seeing") / name)
+    expected = by_transformers(path) if oracle == "transformers" else by_sentence_transformers(path)
+    return Pair(name, oracle, SeeingModel(path), *expected)
+
+
+async def test_each_alone_agrees(pair: Pair, record_agreement: Callable[..., None]):
+    rows = []
+    for prompt in await pair.prompts(ITEMS):
+        rows += [row for (row,) in await pair.ours.runner.launch(Batch((PoolingRequest(prompt, (TokenEmbed(),)),)))]
+    difference = largest_difference(rows, pair.vectors)
+    assert difference < TOLERANCE
+    record_agreement(pair.family, "token_embed", pair.oracle, difference)
+
+
+async def test_questions_and_pages_in_one_shuffled_batch_agree(pair: Pair, record_agreement: Callable[..., None]):
+    order = shuffled(ITEMS)
+    prompts = await pair.prompts([ITEMS[index] for index in order])
+    batch = Batch(tuple(PoolingRequest(prompt, (TokenEmbed(),)) for prompt in prompts))
+    difference = largest_difference(
+        [row for (row,) in await pair.ours.runner.launch(batch)], [pair.vectors[index] for index in order]
+    )
+    assert difference < TOLERANCE
+    record_agreement(pair.family, "token_embed", pair.oracle, difference)
+
+
+async def test_scores_and_ranking_agree(pair: Pair, record_agreement: Callable[..., None]):
+    scope = pair.ours.runner.open_scope()
+    held = [HeldQuery(scope) for _ in SENTENCES]
+    questions, pages = await pair.prompts(SENTENCES), await pair.prompts(PICTURES)
+    stage_one = [PoolingRequest(prompt, (HoldQuery(query),)) for prompt, query in zip(questions, held, strict=True)]
+    await pair.ours.runner.launch(Batch(tuple(stage_one)))
+    stage_two = [PoolingRequest(page, tuple(MaxSim(query) for query in held)) for page in pages]
+    rows = await pair.ours.runner.launch(Batch(tuple(stage_two)))
+    scope.close()
+    scores = np.array([[float(score[0]) for score in row] for row in rows]).T
+    difference = float(np.abs(scores - pair.scores).max())
+    assert difference < SCORE_TOLERANCE
+    assert_same_ranking(scores, pair.scores)
+    record_agreement(pair.family, "score", pair.oracle, difference)
+
+
+def test_the_items_are_told_apart(pair: Pair):
+    """Else agreement would prove nothing."""
+    assert np.ptp(pair.scores, axis=1).min() > 0.01
+    assert np.ptp(pair.scores, axis=0).min() > 0.01
