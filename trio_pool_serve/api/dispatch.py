@@ -1,6 +1,6 @@
 """From a path and a body's fields to the endpoint that answers."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -9,12 +9,16 @@ from quart import Blueprint, Response, g
 
 from trio_pool_serve.api.bodies import decode_json, read_body
 from trio_pool_serve.api.endpoint import Call, Dialect, Endpoint
-from trio_pool_serve.api.payloads import cut_payloads
+from trio_pool_serve.api.json_limits import json_limits_of
+from trio_pool_serve.api.payloads import cut_payloads, find
 from trio_pool_serve.api.received_body import Buffer
 from trio_pool_serve.api.requests import measured
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError, PoolServeError
 from trio_pool_serve.service import Service
+
+SEARCHED_FROM = 256 * 1024
+"""Bytes of a body from which looking for names in it, in pieces, is better than parsing it twice."""
 
 
 @frozen(eq=False)
@@ -83,17 +87,26 @@ def _handler(service: Service, candidates: Sequence[Candidate]) -> Any:
 def read_request(body: Buffer, candidates: Sequence[Candidate], network: NetworkConfig) -> ReadRequest:
     """Find the endpoint and make its job of a body; an error is returned, with whose it is."""
     candidate = candidates[-1]
-    rest, cuts = cut_payloads(body)
     try:
+        rest, cuts = cut_payloads(body)
+        json_limits_of(network).refuse(rest)
         if len(candidates) > 1:
-            candidate = _claimant(decode_json(rest, dict[str, msgspec.Raw]), candidates)
+            candidate = _claimant(_fields(rest, candidates), candidates)
         wire = decode_json(rest, candidate.endpoint.wire, strict=network.strict_requests, cuts=cuts)
         return ReadRequest(candidate, wire, candidate.endpoint.read(wire, network))
     except PoolServeError as error:
         return ReadRequest(candidate, error=error)
 
 
-def _claimant(fields: dict[str, msgspec.Raw], candidates: Sequence[Candidate]) -> Candidate:
+def _fields(body: Buffer | bytes, candidates: Sequence[Candidate]) -> Collection[str]:
+    """Return the names of a body's fields; of a large one, none if those that tell endpoints apart are not in it."""
+    marks = frozenset[str]().union(*(candidate.endpoint.marks for candidate in candidates))
+    if len(body) > SEARCHED_FROM and all(find(body, f'"{mark}"'.encode()) < 0 for mark in marks):
+        return ()
+    return decode_json(body, dict[str, msgspec.Raw])
+
+
+def _claimant(fields: Collection[str], candidates: Sequence[Candidate]) -> Candidate:
     for candidate in candidates:
         if not candidate.endpoint.marks or not candidate.endpoint.marks.isdisjoint(fields):
             return candidate

@@ -55,7 +55,7 @@ PromptEmbeds: TypeAlias = Annotated[
 def cut_payloads(body: Buffer) -> tuple[Buffer | bytes, list[memoryview]]:
     """Return the body without its long payloads, and those. What does not look as expected is left to the parser."""
     key = f'"{FIELD}"'.encode()
-    place = _find(body, key, 0) if len(body) > LONG else -1
+    place = find(body, key, 0) if len(body) > LONG else -1
     if place < 0 or body[place - 1 : place] == b"\\":  # then it is the end of a longer string
         return body, []
     cuts: list[memoryview] = []
@@ -66,10 +66,10 @@ def cut_payloads(body: Buffer) -> tuple[Buffer | bytes, list[memoryview]]:
     is_list = opening is not None and opening[1] == b"["
     while opening is not None:
         begin = opening.end()
-        end = _find(body, b'"', begin)
+        end = find(body, b'"', begin)
         if end < 0:
             return body, []
-        if end - begin > LONG and _find(body, b"\\", begin, end) < 0:
+        if end - begin > LONG and find(body, b"\\", begin, end) < 0:
             pieces += [view[kept:begin], f"#{len(cuts)}".encode()]
             cuts.append(view[begin:end])
             kept = end
@@ -77,7 +77,8 @@ def cut_payloads(body: Buffer) -> tuple[Buffer | bytes, list[memoryview]]:
     return (b"".join([*pieces, view[kept:]]), cuts) if cuts else (body, [])
 
 
-def _find(body: Buffer, what: bytes, begin: int, end: int | None = None) -> int:
+def find(body: Buffer | bytes, what: bytes, begin: int = 0, end: int | None = None) -> int:
+    """Return where something is in a body, −1 for nowhere, looking at it in pieces."""
     last = len(body) if end is None else end
     for start in range(begin, last, SEARCHED_AT_ONCE):
         found = body.find(what, start, min(start + SEARCHED_AT_ONCE + len(what) - 1, last))
