@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.api.able_service import Everything, Nothing, become
-from tests.conftest import assert_idle
+from tests.conftest import assert_idle, wait_idle
 from tests.model_folders import VOCABULARY
 from trio_pool_serve.api.encodings import as_dtype
 from trio_pool_serve.api.jina import JINA
@@ -182,7 +182,7 @@ async def test_bad_input_is_400_and_names_the_field(client, service, body, param
     error = await refused(client, **{"task": None, **body})
     assert error["type"] == "BadRequestError"
     assert error["param"] == param
-    assert_idle(service)
+    await wait_idle(service)
 
 
 async def test_an_unknown_model_is_404(client):
