@@ -175,11 +175,14 @@ async def test_a_model_without_a_template_reads_no_messages(tmp_path):
             await renderer.render(long, NO_SPECIAL)
 
 
+STATES = {"method": "forward", "method_output_name": "last_hidden_state"}
+
+
 @pytest.mark.parametrize(("form", "expected"), [("structured", "list"), ("flat", "string"), ("auto", "string")])
 async def test_the_files_can_say_how_the_template_wants_texts(tmp_path, form, expected):
     kind = "{% if messages[0].content is string %}{{ 'string' }}{% else %}{{ 'list' }}{% endif %}"
     folder = write_chat_folder(tmp_path / "model", kind)
-    write_json(folder / "sentence_bert_config.json", {"modality_config": {"message": {"format": form}}})
+    write_json(folder / "sentence_bert_config.json", {"modality_config": {"message": {"format": form, **STATES}}})
     async with rendering(folder) as renderer:
         assert await text_of(renderer, says(("user", "Hello"))) == expected
 

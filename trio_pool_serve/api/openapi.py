@@ -32,7 +32,7 @@ PAGE = b"""<!doctype html>
 
 @frozen
 class Question:
-    """A route that is asked by GET: its answer as an example, and what it is for."""
+    """A route that is asked without a body: its answer as an example, and what it is for."""
 
     summary: str
     example: Any
@@ -56,6 +56,11 @@ QUESTIONS: Mapping[str, Question] = {
     "/docs": Question("This document, for people.", "<!doctype html>"),
 }
 
+ORDERS: Mapping[str, Question] = {
+    "/reset_mm_cache": Question("Forget the prepared images that are kept.", {"status": "cleared"}),
+}
+"""What is asked by POST without a body."""
+
 
 def openapi_document(dialects: Sequence[Dialect]) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of all routes."""
@@ -72,6 +77,8 @@ def openapi_document(dialects: Sequence[Dialect]) -> dict[str, Any]:
     paths = {path: {"post": _task_route(candidates, schema_of)} for path, candidates in by_path.items()}
     for path, question in QUESTIONS.items():
         paths.setdefault(path, {})["get"] = _question_route(question)
+    for path, order in ORDERS.items():
+        paths.setdefault(path, {})["post"] = _question_route(order)
     return {
         "openapi": "3.1.0",
         "info": {"title": "trio_pool_serve", "version": trio_pool_serve.__version__},
