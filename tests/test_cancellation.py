@@ -3,6 +3,7 @@
 Whatever step it is, nothing stays queued, admitted, borrowed or in flight, and the next request is answered.
 """
 
+import base64
 from collections.abc import Awaitable, Callable
 
 import attrs
@@ -12,17 +13,20 @@ import trio
 
 from tests.api.scripted_models import LateInteraction
 from tests.conftest import assert_idle, is_idle
+from tests.tensors import ROWS, as_npy
 from trio_pool_serve.app import create_app
 from trio_pool_serve.errors import EngineDeadError
+from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import pool
 from trio_pool_serve.tasks.score import ScoreJob, score
 from trio_pool_serve.tasks.tokenize import detokenize, tokenize
 from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import PoolingRequest, RenderedPrompt, RenderingParams, TextPrompt
+from trio_pool_serve.types import EmbedsPrompt, PoolingRequest, RenderedPrompt, RenderingParams, TextPrompt
 
 TEXT = TextPrompt("hello world")
+EMBEDS = EmbedsPrompt(base64.b64encode(as_npy(ROWS)))
 ROW = PoolingRequest(RenderedPrompt(np.array([7], dtype=np.int32)))
 
 
@@ -33,6 +37,11 @@ async def embed(service: Service) -> None:
 async def embed_in_windows(service: Service) -> None:
     model = attrs.evolve(service.model(), splits_long_texts=True)
     await pool(model, PoolJob(prompts=[TEXT, TextPrompt("hello " * 200)]), RequestTimings())
+
+
+async def embed_embeddings(service: Service) -> None:
+    service.model().renderer.embeds_format = EmbedsFormat(16, 64)
+    await pool(service.model(), PoolJob(prompts=[EMBEDS] * 5), RequestTimings())
 
 
 async def score_vectors(service: Service) -> None:
@@ -106,6 +115,7 @@ async def asgi_stream(service: Service) -> None:
 WORK = [
     embed,
     embed_in_windows,
+    embed_embeddings,
     score_vectors,
     score_late_interaction,
     take_apart,
