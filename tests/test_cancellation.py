@@ -3,6 +3,7 @@
 Whatever step it is, nothing stays queued, admitted, borrowed or in flight, and the next request is answered.
 """
 
+import base64
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -18,11 +19,13 @@ from tests.model_folders import VOCABULARY
 from tests.rendering.media.image_server import redirects, says, serving
 from tests.rendering.media.images import ColourFormat, data_url, encoded
 from tests.rendering.scripted_images import ScriptedFormat, ScriptedLoader
+from tests.tensors import ROWS, as_npy
 from trio_pool_serve.app import create_app
 from trio_pool_serve.config import Config, InputConfig, ThreadsConfig
 from trio_pool_serve.errors import EngineDeadError
 from trio_pool_serve.rendering.media.addresses import is_any
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
+from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
 from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.job import PoolJob
@@ -34,6 +37,7 @@ from trio_pool_serve.types import (
     ChatMessage,
     ChatPrompt,
     ContentPrompt,
+    EmbedsPrompt,
     ImagePart,
     PoolingRequest,
     RenderedPrompt,
@@ -49,6 +53,7 @@ def config(scripted_folder: Path) -> Config:
 
 
 TEXT = TextPrompt("hello world")
+EMBEDS = EmbedsPrompt(base64.b64encode(as_npy(ROWS)))
 ROW = PoolingRequest(RenderedPrompt(np.array([7], dtype=np.int32)))
 
 
@@ -59,6 +64,11 @@ async def embed(service: Service) -> None:
 async def embed_in_windows(service: Service) -> None:
     model = attrs.evolve(service.model(), splits_long_texts=True)
     await pool(model, PoolJob(prompts=[TEXT, TextPrompt("hello " * 200)]), RequestTimings())
+
+
+async def embed_embeddings(service: Service) -> None:
+    service.model().renderer.embeds_format = EmbedsFormat(16, 64)
+    await pool(service.model(), PoolJob(prompts=[EMBEDS] * 5), RequestTimings())
 
 
 async def score_vectors(service: Service) -> None:
@@ -189,6 +199,7 @@ WORK = [
     embed_in_windows,
     embed_images,
     fetch_image,
+    embed_embeddings,
     score_vectors,
     score_late_interaction,
     take_apart,
