@@ -15,7 +15,9 @@ from tests.runner.model_families import edit_json, write_family
 from tests.runner.vision_families import (
     NAFLEX_PROCESSOR,
     PICTURES,
+    SENTENCES,
     SIZES,
+    SeeingModel,
     clip,
     clip_of_today,
     colpali,
@@ -30,7 +32,7 @@ from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, Medi
 from trio_pool_serve.model_folder.folder import read_model_folder
 from trio_pool_serve.rendering.image_format import ImageFormat, ImageProcessor
 from trio_pool_serve.rendering.vision.loading import load_image_format
-from trio_pool_serve.types import ImageFeatures
+from trio_pool_serve.types import Embed, ImageFeatures, TokenEmbed
 
 FOLDERS: tuple[Callable[[Path], Path], ...] = (
     clip,
@@ -217,3 +219,22 @@ def test_a_page_retriever_needs_its_placeholder_to_be_one_token(tmp_path: Path):
     edit_json(path / "config.json", lambda config: config["vlm_config"].update(image_token_id=3))
     with pytest.raises(ModelLoadError, match="is not token 3 of the tokenizer"):
         format_of(path)
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "colqwen2"])
+async def test_a_text_with_a_placeholder_and_no_image_is_refused(paths: dict[str, Path], name: str):
+    """The model would look for the image among those of the batch's other rows."""
+    served = SeeingModel(paths[name])
+    with pytest.raises(InvalidRequestError, match="a placeholder for an image, but no image"):
+        await served.read("what is <|image_pad|> here")
+
+
+@pytest.mark.parametrize("name", ["clip", "siglip2_naflex", "colqwen2", "colpali"])
+async def test_bfloat16_is_near_float32(paths: dict[str, Path], name: str):
+    """Pixels are handed over in the type that the model computes in."""
+    exact, rough = (SeeingModel(paths[name], dtype=dtype) for dtype in ("float32", "bfloat16"))
+    params = Embed() if "embed" in exact.folder.architecture.tasks else TokenEmbed()
+    items = [*SENTENCES, *PICTURES]
+    for wanted, got in zip(await exact.vectors_of(items, params), await rough.vectors_of(items, params), strict=True):
+        cosines = (wanted * got).sum(-1) / np.linalg.norm(wanted, axis=-1) / np.linalg.norm(got, axis=-1)
+        assert np.median(cosines) > 0.99
