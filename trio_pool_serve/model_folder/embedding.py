@@ -57,12 +57,11 @@ def read_embedding(files: FolderFiles, config: ModelConfig) -> Embedding:
     """Take any folder for an embedding model's."""
     del config
     _refuse_unsupported(files)
-    conversation = None
-    if "message" in modality_config(files):
-        require_methods(modality_config(files), {"message": STATES})
-        conversation = read_chat_format(files)
-    else:
+    found = modality_config(files)
+    require_methods(found, dict.fromkeys(("text", "message") & found.keys(), STATES))
+    if "message" not in found:
         refuse_options(files, {})
+    conversation = read_chat_format(files) if "message" in found else None
     return Embedding(
         modules=modules_after_transformer(files), vector_similarity=similarity_of(files), conversation=conversation
     )

@@ -50,7 +50,8 @@ def _page_format(folder: ModelFolder, architecture: PageRetrieval) -> PageFormat
     tokenizer = load_tokenizer(folder)
     encoded = tokenizer.encode(architecture.page_text)
     page = tokenizer.finish(encoded, len(encoded), "right", add_special_tokens=False)
-    if np.count_nonzero(page == architecture.placeholder_id) != 1:
+    known = tokenizer.id_of(architecture.placeholder) == architecture.placeholder_id
+    if not known or np.count_nonzero(page == architecture.placeholder_id) != 1:
         raise ModelLoadError(
             f"{architecture.placeholder} is not token {architecture.placeholder_id} of the tokenizer, by which the "
             "model knows where an image is."
