@@ -65,9 +65,10 @@ async def test_no_more_callables_of_a_kind_run_at_once_than_its_capacity():
 
 
 def test_each_kind_has_the_capacity_it_was_given():
-    offload = Offload(render=2, postprocess=3, launch=4, copy=5)
+    offload = Offload(render=2, media=6, postprocess=3, launch=4, copy=5)
     assert {kind: limiter.capacity for kind, limiter in offload.statistics().items()} == {
         "render": 2,
+        "media": 6,
         "postprocess": 3,
         "launch": 4,
         "copy": 5,
@@ -76,7 +77,7 @@ def test_each_kind_has_the_capacity_it_was_given():
 
 async def test_the_repr_tells_who_is_busy_and_who_waits():
     offload, blocker = Offload(), Blocker()
-    assert repr(offload) == "<Offload render 0/1+0, postprocess 0/1+0, launch 0/1+0, copy 0/2+0>"
+    assert repr(offload) == "<Offload render 0/1+0, media 0/1+0, postprocess 0/1+0, launch 0/1+0, copy 0/2+0>"
     async with trio.open_nursery() as nursery:
         for _ in range(2):
             nursery.start_soon(offload.run, "render", blocker)
