@@ -82,7 +82,7 @@ async def test_the_repr_tells_who_is_busy_and_who_waits():
         for _ in range(2):
             nursery.start_soon(offload.run, "render", blocker)
         await wait_all_tasks_blocked()
-        assert repr(offload) == "<Offload render 1/1+1, postprocess 0/1+0, launch 0/1+0, copy 0/2+0>"
+        assert repr(offload) == "<Offload render 1/1+1, media 0/1+0, postprocess 0/1+0, launch 0/1+0, copy 0/2+0>"
         blocker.let_go.set()
 
 
