@@ -185,13 +185,13 @@ async def test_without_offloading_templates_are_rendered_on_the_loop(config, scr
     service = Service(config, lambda *_: scripted, offload=Offload(in_threads=False))
     async with running(service), listening(service) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
         assert await embedded(client, messages=HELLO) == vector(theirs.apply_chat_template(HELLO, return_dict=False))
-        assert not service.template_processes.in_processes
+        assert not service.processes["template"].in_processes
 
 
 async def test_load_and_metrics_tell_of_the_processes(client):
     await embedded(client, messages=HELLO)
     load = (await client.get("/load")).json()
-    assert load["processes"] == {"templates": {"capacity": 2, "borrowed": 0, "waiting": 0, "killed": 0}}
+    assert load["workers"] == {"template": {"capacity": 2, "borrowed": 0, "waiting": 0, "killed": 0}}
     metrics = (await client.get("/metrics")).text
     assert 'limiter_capacity{of="template"} 2.0' in metrics
 
@@ -201,7 +201,7 @@ async def test_the_api_s_description_has_conversations_and_contents(client):
     having = {name for name, schema in schemas.items() if {"input", "messages"} <= schema.get("properties", {}).keys()}
     assert {"EmbeddingsRequest", "PoolingRequest", "JinaEmbeddingsRequest", "VoyageEmbeddingsRequest"} < having
     assert len(having) == 5  # and that of vLLM's /classify
-    assert {"type", "text", "image_url"} == schemas["ContentPart"]["properties"].keys()
+    assert {"type", "text", "image_url", "image_base64"} == schemas["ContentPart"]["properties"].keys()
 
 
 # -- what is refused -------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ async def test_fields_that_nobody_knows_are_refused_if_that_is_asked_for(chat_fo
 async def test_a_hundred_thousand_prompts_are_refused_and_leave_nothing(client, service, scripted):
     for body in ({"input": ["hello"] * 100_000}, {"input": [[7]] * 100_000}, {"messages": HELLO * 100_000}):
         error = await refusal(client, **body)
-        assert "100000" in error["message"]
+        assert "2048 inputs" in error["message"]
         assert error["param"] == next(iter(body))
         await wait_idle(service)
     assert scripted.batches == []
@@ -295,7 +295,7 @@ async def test_a_hundred_thousand_prompts_are_refused_and_leave_nothing(client, 
 
 async def busy(service: Service) -> None:
     with trio.fail_after(60):
-        while not service.template_processes.statistics().borrowed:  # noqa: ASYNC110
+        while not service.processes["template"].statistics().borrowed:  # noqa: ASYNC110
             await trio.sleep(0.001)
 
 
@@ -305,7 +305,7 @@ async def test_an_endless_template_is_400_and_the_next_request_is_answered(clien
     assert "--template-timeout-s" in error["message"]
     assert_idle(service)
     assert await embedded(client, messages=HELLO) == vector(theirs.apply_chat_template(HELLO, return_dict=False))
-    assert service.template_processes.statistics().killed == 1
+    assert service.processes["template"].statistics().killed == 1
     assert_idle(service)
 
 
@@ -317,7 +317,7 @@ async def test_a_client_that_leaves_while_its_template_loops_leaves_nothing(clie
         assert await embedded(client, messages=HELLO) == vector(theirs.apply_chat_template(HELLO, return_dict=False))
         nursery.cancel_scope.cancel(reason="the client leaves")
     await wait_idle(service)
-    assert service.template_processes.statistics().killed == 1
+    assert service.processes["template"].statistics().killed == 1
     assert await embedded(client, messages=HELLO) == vector(theirs.apply_chat_template(HELLO, return_dict=False))
 
 
@@ -378,13 +378,13 @@ async def test_documents_to_be_ranked_can_be_contents(client, service):
 @pytest.mark.parametrize(
     ("path", "body", "param", "message"),
     [
-        ("/score", {"data_1": "a", "data_2": {"content": []}}, "data_2", "no parts"),
+        ("/score", {"data_1": "a", "data_2": {"content": []}}, "data_2", "no text and no image"),
         ("/score", {"data_1": {"content": [{"type": "poem"}]}, "data_2": "a"}, "data_1", "poem"),
         ("/score", {"data_1": "a", "data_2": [PICTURE]}, None, "texts only"),
         ("/score", {"data_1": "a", "data_2": [{"content": ["x"] * 3000}]}, "data_2", "3000 parts"),
         ("/rerank", {"query": "a", "documents": [{}]}, "documents", "neither"),
         ("/rerank", {"query": "a", "documents": [{"content": [{"type": "poem"}]}]}, "documents", "poem"),
-        ("/rerank", {"query": {"content": []}, "documents": ["a"]}, "query", "no parts"),
+        ("/rerank", {"query": {"content": []}, "documents": ["a"]}, "query", "no text and no image"),
     ],
     ids=lambda value: str(value)[:40],
 )

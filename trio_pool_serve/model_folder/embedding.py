@@ -6,7 +6,7 @@ folder without it is a bare transformer, which sentence-transformers pools by ME
 
 import re
 from collections.abc import Mapping
-from typing import get_args
+from typing import Any, get_args
 
 from attrs import frozen
 
@@ -41,6 +41,11 @@ class Embedding(Architecture):
     def in_conversation(self) -> bool:
         """Whether there is a chat template, and the files say that it is used."""
         return self.conversation is not None
+
+    @property
+    def template_options(self) -> Mapping[str, Any]:
+        """What the chat template is rendered with, where inputs go through it."""
+        return {} if self.conversation is None else self.conversation.options
 
     @property
     def pools_instruction(self) -> bool:

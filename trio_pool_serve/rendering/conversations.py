@@ -101,8 +101,7 @@ class Conversations:
             (image,) = await self._load(images, image_format)
             alone = image_format.alone(image)
             if alone is not None:
-                self._check_length(alone, params)
-                return alone
+                return alone  # an image has as many tokens as its processor gives it, whatever texts may have
         if len(parts) > 1 and not self.chat.templates:
             raise InvalidRequestError("This model reads a text or an image, not several together.", param="input")
         return await self._render_in_conversation(parts, params)

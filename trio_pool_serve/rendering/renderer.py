@@ -64,9 +64,16 @@ class Renderer:
     async def render(self, prompt: Prompt, params: RenderingParams) -> RenderedPrompt:
         """Return what the model reads for one prompt.
 
-        Raises ``ContextLengthError`` or ``InvalidRequestError``. Cancellation: while waiting for a worker of the
-        backend and while one tokenises, at once; the worker keeps its place until it is done with this prompt.
+        Raises ``ContextLengthError``, ``InvalidRequestError`` or ``MediaError``. Cancellation: while waiting for a
+        worker of the backend and while one works, at once; the worker keeps its place until it is done.
         """
+        rendered = await self._render(prompt, params)
+        if rendered.images is None and self.conversations is not None and self.conversations.image_format is not None:
+            # A text, or ids, can hold a placeholder that no image is for: it would be found out amid a batch of others.
+            self.conversations.image_format.expand(rendered.token_ids, ())
+        return rendered
+
+    async def _render(self, prompt: Prompt, params: RenderingParams) -> RenderedPrompt:
         if isinstance(prompt, TokensPrompt):
             return self.texts.render_tokens(prompt, params)
         if isinstance(prompt, PairPrompt) or (isinstance(prompt, TextPrompt) and not self._in_conversation):

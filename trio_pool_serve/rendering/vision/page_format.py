@@ -35,7 +35,9 @@ class PageFormat:
         return RenderedPrompt(token_ids, images=image, kept=None if kept is None or kept.all() else kept)
 
     def expand(self, token_ids: TokenIds, images: Sequence[ImageFeatures]) -> RenderedPrompt:
-        """Return a text as it is. Raises ``InvalidRequestError`` if there are images to put into it."""
+        """Return a text as it is. Raises ``InvalidRequestError`` for images, or places for some, in it."""
+        if (token_ids == self.token_id).any():
+            raise InvalidRequestError("A text holds the name of the placeholder for images.", param="input")
         if images:
             raise InvalidRequestError(
                 "This model reads a text or the image of a page, each by itself: an input cannot have both.",
