@@ -193,7 +193,7 @@ async def test_load_and_metrics_tell_of_the_processes(client):
     load = (await client.get("/load")).json()
     assert load["workers"] == {"template": {"capacity": 2, "borrowed": 0, "waiting": 0, "killed": 0}}
     metrics = (await client.get("/metrics")).text
-    assert 'limiter_capacity{of="template"} 2.0' in metrics
+    assert 'worker_capacity{of="template"} 2.0' in metrics
 
 
 async def test_the_api_s_description_has_conversations_and_contents(client):
@@ -284,7 +284,6 @@ async def test_a_hundred_thousand_prompts_are_refused_and_leave_nothing(client, 
     for body in ({"input": ["hello"] * 100_000}, {"input": [[7]] * 100_000}, {"messages": HELLO * 100_000}):
         error = await refusal(client, **body)
         assert "2048 inputs" in error["message"]
-        assert error["param"] == next(iter(body))
         await wait_idle(service)
     assert scripted.batches == []
     assert len(await embedded(client, input="hello")) == 8
