@@ -111,7 +111,7 @@ async def test_what_goes_wrong_later_is_the_last_event(client, service):
     *_, error = await stream(client, input=["hello", "hello " * 100])
     assert error["error"]["type"] == "BadRequestError"
     assert "102 tokens" in error["error"]["message"]
-    assert_idle(service)
+    await wait_idle(service)
 
 
 async def test_a_batch_that_fails_is_the_last_event(client, service, scripted):

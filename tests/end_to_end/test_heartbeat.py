@@ -101,6 +101,4 @@ async def test_decoding_prompt_embeds_keeps_the_loop_free(wide_folder, rows, sho
     # Whatever else the machine does can only lengthen a gap: the best of some runs is nearer to the truth.
     with_threads = min([await gap_while_posting(wide_folder, body, in_threads=True) for _ in range(4)])
     without = min([await gap_while_posting(wide_folder, body, in_threads=False) for _ in range(2)])
-    assert shorter * with_threads <= without, (
-        f"{without * 1e3:.1f} ms without threads, {with_threads * 1e3:.1f} with"
-    )
+    assert shorter * with_threads <= without, f"{without * 1e3:.1f} ms without threads, {with_threads * 1e3:.1f} with"
