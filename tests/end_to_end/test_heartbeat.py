@@ -94,11 +94,10 @@ def bfloat16_tensor(rows: int) -> bytes:
     return file.getvalue()
 
 
-# The smaller one takes so little time that what an idle machine does to a loop is a good part of its longest gap.
-@pytest.mark.parametrize(("rows", "shorter"), [(2048, 3), (8192, 10)])
-async def test_decoding_prompt_embeds_keeps_the_loop_free(wide_folder, rows, shorter):
+@pytest.mark.parametrize("rows", [2048, 8192])
+async def test_decoding_prompt_embeds_keeps_the_loop_free(wide_folder, rows):
     body = b'{"prompt_embeds": "' + pybase64.b64encode(bfloat16_tensor(rows)) + b'"}'
     # Whatever else the machine does can only lengthen a gap: the best of some runs is nearer to the truth.
-    with_threads = min([await gap_while_posting(wide_folder, body, in_threads=True) for _ in range(4)])
+    with_threads = min([await gap_while_posting(wide_folder, body, in_threads=True) for _ in range(8)])
     without = min([await gap_while_posting(wide_folder, body, in_threads=False) for _ in range(2)])
-    assert shorter * with_threads <= without, f"{without * 1e3:.1f} ms without threads, {with_threads * 1e3:.1f} with"
+    assert 10 * with_threads <= without, f"{without * 1e3:.1f} ms without threads, {with_threads * 1e3:.1f} with"
