@@ -42,6 +42,7 @@ WRITTEN = {
     "renderer_backend": ("process", "process"),
     "postprocess_num_workers": ("6", 6),
     "switch_interval_s": ("0.001", 0.001),
+    "niceness": ("3", 3),
     "request_timeout_s": ("9", 9.0),
     "body_timeout_s": ("8", 8.0),
     "template_timeout_s": ("4.5", 4.5),

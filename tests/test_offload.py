@@ -1,15 +1,18 @@
 """Blocking callables on limiters of their own."""
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 import trio
 from attrs import define, field
 from trio.testing import wait_all_tasks_blocked
 
-from trio_pool_serve.offload import LimiterStatistics, Offload
+from trio_pool_serve.offload import Kind, LimiterStatistics, Offload
 
 
 @define(eq=False)
@@ -226,3 +229,17 @@ async def test_without_threads_a_cancelled_callable_never_starts():
         await offload.run("render", never)
     assert scope.cancelled_caught
     assert never.calls == 0
+
+
+def niceness() -> int:
+    return os.getpriority(os.PRIO_PROCESS, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness belongs to processes")
+async def test_threads_yield_to_the_loop_and_what_runs_on_it_does_not():
+    own = niceness()
+    for kind in get_args(Kind):
+        # A thread that served somebody else before may be nicer still.
+        assert await Offload(niceness=own + 3).run(kind, niceness) >= own + 3
+        assert await Offload(niceness=own + 3, in_threads=False).run(kind, niceness) == own
+    assert niceness() == own

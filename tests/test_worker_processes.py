@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -81,6 +82,13 @@ async def test_a_callable_runs_in_another_process_which_is_kept(one):
     assert await one.call(divmod, 7, 2) == (3, 1)
     assert await one.call(os.getpid) == pid
     assert children() == {pid}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing sets it")
+async def test_processes_yield_to_the_loop():
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    async with kept(WorkerProcesses(1, niceness=own + 3)) as workers:
+        assert await workers.call(os.getpriority, os.PRIO_PROCESS, 0) >= own + 3
 
 
 async def test_an_error_comes_back_with_what_it_says(one):

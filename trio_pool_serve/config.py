@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, get_args
 
 from attrs import Factory, field, frozen
-from attrs.validators import deep_iterable, ge, gt, in_, le, matches_re, min_len, optional
+from attrs.validators import and_, deep_iterable, ge, gt, in_, le, matches_re, min_len, optional
 from cyclopts import Group, Parameter
 
 from trio_pool_serve.types import PoolingTask
@@ -149,6 +149,13 @@ class ThreadsConfig:
     switch_interval_s: Annotated[
         float, _help("Seconds a thread may keep the interpreter lock while the loop wants it.")
     ] = field(default=0.0005, validator=gt(0))
+    niceness: Annotated[
+        int,
+        _help(
+            "By how much threads and processes that work are nicer to others than the event loop is (Linux). With 0 "
+            "all are alike: for machines where other programs keep the processors busy."
+        ),
+    ] = field(default=10, validator=and_(ge(0), le(19)))
 
 
 @Parameter(name="*", group=Group("Time limits", sort_key=5))

@@ -13,6 +13,7 @@ import trio
 from attrs import define, field, frozen
 
 from trio_pool_serve.dedicated_thread import DedicatedThread
+from trio_pool_serve.priority import lower_priority
 
 T = TypeVar("T")
 
@@ -40,8 +41,9 @@ class Offload:
     """Runs blocking callables in threads, under one ``trio.CapacityLimiter`` per kind.
 
     ``observe(kind, wait_s, run_s)`` is called on the loop after each finished hop: seconds waited for a
-    thread, and seconds the callable ran. ``in_threads=False`` runs everything on the loop instead: the
-    benchmarks and the responsiveness test use it to show what the threads are for.
+    thread, and seconds the callable ran. Threads get at least ``niceness``, for good: processor time goes to the loop
+    first. ``in_threads=False`` runs everything on the loop instead: the benchmarks and the responsiveness test use it
+    to show what the threads are for.
     """
 
     render: int = 1
@@ -49,6 +51,7 @@ class Offload:
     postprocess: int = 1
     launch: int = 1
     copy: int = 2
+    niceness: int | None = None
     observe: Callable[[Kind, float, float], None] = _ignore
     in_threads: bool = True
     _limiters: dict[Kind, trio.CapacityLimiter] = field(init=False)
@@ -71,6 +74,8 @@ class Offload:
 
         def timed() -> T:
             nonlocal started, finished
+            if self.in_threads:
+                lower_priority(self.niceness)
             started = time.perf_counter()
             try:
                 return blocking()

@@ -26,6 +26,7 @@ from trio_pool_serve.errors import (
 from trio_pool_serve.model_folder.folder import ModelFolder, read_model_folder
 from trio_pool_serve.model_hub import locate_model
 from trio_pool_serve.offload import Offload
+from trio_pool_serve.priority import niceness_beside
 from trio_pool_serve.rendering import template_process
 from trio_pool_serve.rendering.backend import RenderBackend, ThreadBackend
 from trio_pool_serve.rendering.chat_templates import ChatTemplates
@@ -96,6 +97,7 @@ class Service:
             media=threads.media_num_workers,
             postprocess=threads.postprocess_num_workers,
             copy=self.config.scheduling.max_in_flight * len(self.config.models),
+            niceness=niceness_beside(threads.niceness),
         )
 
     def __attrs_post_init__(self) -> None:
@@ -118,13 +120,19 @@ class Service:
 
     def _make_render_backend(self) -> RenderBackend:
         threads = self.config.threads
+        niceness = niceness_beside(threads.niceness)
         self.processes["template"] = WorkerProcesses(
-            threads.renderer_num_workers, template_process.prepare, in_processes=self.offload.in_threads
+            threads.renderer_num_workers,
+            template_process.prepare,
+            in_processes=self.offload.in_threads,
+            niceness=niceness,
         )
         if threads.renderer_backend == "thread":
             return ThreadBackend(self.offload)
-        render = WorkerProcesses(threads.renderer_num_workers, observe=partial(self.metrics.observe_hop, "render"))
-        media = WorkerProcesses(threads.media_num_workers)
+        render = WorkerProcesses(
+            threads.renderer_num_workers, observe=partial(self.metrics.observe_hop, "render"), niceness=niceness
+        )
+        media = WorkerProcesses(threads.media_num_workers, niceness=niceness)
         self.processes |= {"render": render, "media": media}
         return ProcessBackend(render, media)
 

@@ -6,6 +6,7 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
 
 import outcome
@@ -14,6 +15,7 @@ import trio_parallel
 from attrs import define, field, frozen
 
 from trio_pool_serve.errors import UnavailableError, WorkerDiedError, WorkerTooSlowError, innermost
+from trio_pool_serve.priority import started_at
 
 logger = logging.getLogger(__name__)
 
@@ -74,17 +76,18 @@ class _Work:
 class WorkerProcesses:
     """At most ``workers`` processes, started when there is work for them, kept while ``run`` runs.
 
-    ``prepare()`` is called first in each, and its time is nobody's. Callables, arguments, results and exceptions
-    travel by pickle, which is made and read on the loop: send bytes and other large flat things, no large trees.
-    ``observe(wait_s, run_s)`` is called on the loop after each call that came to its end: seconds waited for a process,
-    and seconds it worked, the ways there and back included. ``in_processes=False`` runs everything on the loop instead,
-    without time limits: the benchmarks use it to show what the processes are for.
+    ``prepare()`` is called first in each, at ``niceness``, and its time is nobody's. Callables, arguments, results and
+    exceptions travel by pickle, which is made and read on the loop: send bytes and other large flat things, no large
+    trees. ``observe(wait_s, run_s)`` is called on the loop after each call that came to its end: seconds waited for a
+    process, and seconds it worked, the ways there and back included. ``in_processes=False`` runs everything on the loop
+    instead, without time limits: the benchmarks use it to show what the processes are for.
     """
 
     workers: int
     prepare: Callable[[], object] = prepare_worker
     observe: Callable[[float, float], None] = _ignore
     in_processes: bool = True
+    niceness: int | None = None
     _limiter: trio.CapacityLimiter = field(init=False)
     _context: trio_parallel.WorkerContext | None = field(init=False, default=None)
     _nursery: trio.Nursery | None = field(init=False, default=None)
@@ -105,7 +108,9 @@ class WorkerProcesses:
         try:
             async with (
                 trio_parallel.open_worker_context(
-                    idle_timeout=math.inf, init=self.prepare, grace_period=CLOSING_S
+                    idle_timeout=math.inf,
+                    init=partial(started_at, self.niceness, self.prepare),
+                    grace_period=CLOSING_S,
                 ) as self._context,
                 trio.open_nursery() as self._nursery,
             ):
