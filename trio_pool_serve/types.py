@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from attrs import Factory, frozen
+from attrs import Factory, field, frozen
 
 TokenIds: TypeAlias = npt.NDArray[np.int32]
 """Shape (tokens,)."""
@@ -105,10 +105,11 @@ class ContentPrompt:
     """Texts and images that make one input together; at least one part."""
 
     parts: tuple[Part, ...]
+    estimated_tokens: int = field(init=False)
+    """A cheap guess for admission, made where the prompt is, which for large ones is not on the loop."""
 
-    @property
-    def estimated_tokens(self) -> int:
-        """A cheap guess for admission."""
+    @estimated_tokens.default
+    def _estimate(self) -> int:
         return _estimated(self.parts)
 
 
@@ -134,10 +135,11 @@ class ChatPrompt:
     template_kwargs: Mapping[str, Any] = Factory(dict)
     add_generation_prompt: bool = False
     continue_final_message: bool = False
+    estimated_tokens: int = field(init=False)
+    """A cheap guess for admission, made where the prompt is, which for large ones is not on the loop."""
 
-    @property
-    def estimated_tokens(self) -> int:
-        """A cheap guess for admission."""
+    @estimated_tokens.default
+    def _estimate(self) -> int:
         return sum(_estimated(message.parts) for message in self.messages)
 
 

@@ -102,6 +102,26 @@ def test_of_10_megabytes_only_what_is_kept_is_tokenised(kind, side, sample):
     assert ids == whole(tokenizer.inner, enough, keep, side)
 
 
+@pytest.mark.parametrize("sample", [PROSE, CHINESE, "word ", "1 2 3 4 "])
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("kind", FAST_KINDS)
+def test_of_a_long_window_hardly_more_tokens_are_made_than_kept(kind, side, sample):
+    text, keep = sample * (500_000 // len(sample)), 10_000
+    tokenizer = CountingTokenizer(TOKENIZERS[kind])
+    window = encode_window(tokenizer, text, keep, side)
+    assert keep + MARGIN_TOKENS <= window.tokens <= 1.4 * keep
+    ids = tokenizer.finish(window.encoded, keep, side, add_special_tokens=True).tolist()
+    enough = text[:150_000] if side == "right" else text[-150_000:]
+    assert ids == whole(tokenizer.inner, enough, keep, side)
+
+
+def test_a_sample_that_is_unlike_the_rest_does_not_show():
+    tokenizer, keep = TOKENIZERS["word-piece"], 20_000
+    for text in ("1 2 3 4 " * 1000 + "information " * 50_000, "information " * 1000 + "1 2 3 4 " * 50_000):
+        for side in ("right", "left"):
+            assert windowed(tokenizer, text, keep, side) == whole(tokenizer, text, keep, side)
+
+
 @pytest.mark.parametrize(("kind", "side"), [("word-piece", "right"), ("unigram", "left")])
 def test_100_kilobytes_of_blanks_have_the_tokens_around_them(kind, side):
     text = "first" + " " * 100_000 + "last"

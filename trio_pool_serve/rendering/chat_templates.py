@@ -99,12 +99,16 @@ class ChatTemplates:
 def _is_small(prompt: ChatPrompt) -> bool:
     """Tell whether encoding takes less time than a hop; variables that are trees might be of any size."""
     given = prompt.template_kwargs.values()
-    characters = len(prompt.chat_template or "") + sum(len(value) for value in given if isinstance(value, str))
-    characters += sum(
-        CHARACTERS_PER_PART + sum(CHARACTERS_PER_PART + _length(part) for part in message.parts)
-        for message in prompt.messages
-    )
-    return characters <= LOOP_CHARACTERS and not any(isinstance(value, list | dict) for value in given)
+    if any(isinstance(value, list | dict) for value in given):
+        return False
+    left = LOOP_CHARACTERS - len(prompt.chat_template or "")
+    left -= sum(len(value) for value in given if isinstance(value, str))
+    for message in prompt.messages:
+        for part in message.parts:
+            left -= CHARACTERS_PER_PART + _length(part)
+            if left < 0:
+                return False
+    return left >= CHARACTERS_PER_PART * len(prompt.messages)
 
 
 def _length(part: Part) -> int:

@@ -8,6 +8,9 @@ the cut text is good when it yields N tokens and a margin, and something at the 
 into step. If not (long runs of blanks, one letter a thousand times over, words that collapse into one
 unknown token), the window grows.
 
+Tokens that are not kept cost more than their time: cutting them off, and letting go of them, holds the interpreter
+lock, 10 ms for a hundred thousand. Where the first guess would be large, a sample of the text makes it better.
+
 It does not grow for ever, or ten megabytes of one letter would hold a thread for seconds: past a thousand
 characters for each token that is kept, the window is taken as it is.
 """
@@ -21,6 +24,13 @@ from trio_pool_serve.types import TruncationSide
 
 CHARACTERS_PER_TOKEN = 8
 """First guess of the window; English has four, few scripts have more than this."""
+
+SAMPLE_CHARACTERS = 4096
+SAMPLED_FROM = 16 * SAMPLE_CHARACTERS
+"""Windows of fewer characters are not worth a look at a sample."""
+
+SAMPLE_SLACK = 1.25
+"""How much longer the window is than the sample says."""
 
 MARGIN_TOKENS = 128
 """Tokens beside the cut that may differ from the whole text's. WordPiece has one unknown token for a word
@@ -56,19 +66,27 @@ class WindowedText:
 
 def encode_window(tokenizer: Tokenizer, text: str, keep: int, side: TruncationSide) -> WindowedText:
     """Tokenise enough of ``text`` to know its ``keep`` tokens opposite of ``side``, where it is cut."""
-    characters = (keep + MARGIN_TOKENS) * CHARACTERS_PER_TOKEN
-    most = (keep + MARGIN_TOKENS) * MAX_CHARACTERS_PER_TOKEN
+    needed = keep + MARGIN_TOKENS
+    characters, most = needed * CHARACTERS_PER_TOKEN, needed * MAX_CHARACTERS_PER_TOKEN
+    if min(characters, len(text)) >= SAMPLED_FROM:
+        sampled = len(tokenizer.encode(_beginning(text, SAMPLE_CHARACTERS, side)))
+        characters = min(characters, int(SAMPLE_SLACK * needed * SAMPLE_CHARACTERS / max(1, sampled)))
     while characters < min(len(text), most):
-        window = text[:characters] if side == "right" else text[-characters:]
+        window = _beginning(text, characters, side)
         beside_cut = window[-SETTLING_CHARACTERS:] if side == "right" else window[:SETTLING_CHARACTERS]
         if _settles(beside_cut):
             encoded = tokenizer.encode(window)
-            if len(encoded) >= keep + MARGIN_TOKENS:
+            if len(encoded) >= needed:
                 return WindowedText(encoded, is_whole=False)
         characters *= GROWTH
     if len(text) > most:
-        return WindowedText(tokenizer.encode(text[:most] if side == "right" else text[-most:]), is_whole=False)
+        return WindowedText(tokenizer.encode(_beginning(text, most, side)), is_whole=False)
     return WindowedText(tokenizer.encode(text), is_whole=True)
+
+
+def _beginning(text: str, characters: int, side: TruncationSide) -> str:
+    """Return so many characters opposite of ``side``."""
+    return text[:characters] if side == "right" else text[-characters:]
 
 
 def _settles(characters: str) -> bool:
