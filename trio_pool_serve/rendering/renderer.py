@@ -13,7 +13,7 @@ from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.backend import RenderBackend, ThreadBackend
 from trio_pool_serve.rendering.chat_templates import ChatTemplates
 from trio_pool_serve.rendering.conversations import Conversations, ImageLoader
-from trio_pool_serve.rendering.image_format import ImageFormat
+from trio_pool_serve.rendering.image_format import ImageFormat, ImageProcessor
 from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
 from trio_pool_serve.rendering.text_loading import TextRecipe, text_renderer_of
 from trio_pool_serve.rendering.text_renderer import TextRenderer
@@ -60,6 +60,12 @@ class Renderer:
     def vocab_size(self) -> int:
         """Token ids are less."""
         return self.texts.vocab_size
+
+    @property
+    def image_processor(self) -> ImageProcessor | None:
+        """What makes features of images; ``None`` for a model that reads texts only."""
+        image_format = None if self.conversations is None else self.conversations.image_format
+        return None if image_format is None else image_format.processor
 
     async def render(self, prompt: Prompt, params: RenderingParams) -> RenderedPrompt:
         """Return what the model reads for one prompt.
