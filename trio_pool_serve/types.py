@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from attrs import Factory, frozen
+from attrs import Factory, field, frozen
 
 TokenIds: TypeAlias = npt.NDArray[np.int32]
 """Shape (tokens,)."""
@@ -85,9 +85,13 @@ class TextPart:
 
 @frozen
 class ImagePart:
-    """An image among the parts of an input: a ``data:``, ``http:``, ``https:`` or ``file:`` URL."""
+    """An image among the parts of an input: a ``data:``, ``http:``, ``https:`` or ``file:`` URL.
+
+    ``place`` is where it stands in the request, as in ``input[3].image``, for errors.
+    """
 
     url: str
+    place: str = field(default="", eq=False)
 
 
 Part: TypeAlias = TextPart | ImagePart

@@ -33,7 +33,8 @@ class ConversationFields:
         if not self.messages:
             raise EmptyInputError("messages is empty.", param="messages")
         messages = tuple(
-            ChatMessage(message.role, parts_of(message.content or (), "messages")) for message in self.messages
+            ChatMessage(message.role, parts_of(message.content or (), f"messages[{index}].content"))
+            for index, message in enumerate(self.messages)
         )
         require_few_parts(len(messages), "messages", network, "messages")
         require_few_parts(sum(len(message.parts) for message in messages), "parts", network, "messages")

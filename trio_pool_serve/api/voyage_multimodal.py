@@ -41,7 +41,7 @@ class MultimodalRequest:
             raise EmptyInputError("inputs is empty.", param="inputs")
         require_few(self.inputs, network, param="inputs")
         return PoolJob(
-            prompts=[content.plain_prompt(network, "inputs") for content in self.inputs],
+            prompts=[content.plain_prompt(network, f"inputs[{index}]") for index, content in enumerate(self.inputs)],
             reading=ReadingParams(truncate_to=None if self.truncation is False else -1),
         )
 

@@ -78,7 +78,7 @@ class EmbedRequest:
         if self.images:
             return image_prompts(self.images, network, param="images")
         return [TextPrompt(text) for text in self.texts or ()] or [
-            content.plain_prompt(network, "inputs") for content in self.inputs or ()
+            content.plain_prompt(network, f"inputs[{index}]") for index, content in enumerate(self.inputs or ())
         ]
 
 

@@ -37,10 +37,10 @@ class AskedDocument:
     text: str | None = None
     content: WireContent | None = None
 
-    def side(self, network: NetworkConfig) -> Side:
-        """Return the document. Raises ``InvalidRequestError``."""
+    def side(self, network: NetworkConfig, place: str) -> Side:
+        """Return the document that stands at ``place``. Raises ``InvalidRequestError``."""
         if self.content is not None:
-            return ContentInput(content=self.content).prompt(network, "documents")
+            return ContentInput(content=self.content).prompt(network, place)
         if self.text is None:
             raise InvalidRequestError("A document has neither text nor content.", param="documents")
         return self.text
@@ -83,7 +83,8 @@ class RerankRequest:
         return ScoreJob(
             queries=[self.query if isinstance(self.query, str) else self.query.prompt(network, "query")],
             documents=[
-                document if isinstance(document, str) else document.side(network) for document in self.documents
+                document if isinstance(document, str) else document.side(network, f"documents[{index}]")
+                for index, document in enumerate(self.documents)
             ],
             reading=ReadingParams(
                 truncate_to=self.truncate_prompt_tokens,

@@ -88,7 +88,10 @@ class ScoreRequest:
         if not sides:
             raise EmptyInputError(f"{name} is empty.", param=name)
         require_few(sides, network, param=name)
-        return [side if isinstance(side, str) else side.prompt(network, name) for side in sides]
+        return [
+            side if isinstance(side, str) else side.prompt(network, name if sides is not given else f"{name}[{index}]")
+            for index, side in enumerate(sides)
+        ]
 
 
 def _missing(wire: ScoreRequest) -> str | None:
