@@ -154,11 +154,6 @@ class EmbedsPrompt:
 
     payload: bytes | memoryview
 
-    @property
-    def estimated_tokens(self) -> int:
-        """A cheap guess for admission: nobody knows the width yet; 1024 numbers of two bytes are taken for a token."""
-        return len(self.payload) * 3 // 4 // 2048 + 1
-
 
 Prompt: TypeAlias = TextPrompt | TokensPrompt | PairPrompt | ContentPrompt | ChatPrompt | EmbedsPrompt
 

@@ -15,6 +15,7 @@ from trio_pool_serve.errors import ContextLengthError, EmptyInputError
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.rendering.stored_tensor import (
     FIELD,
+    ITEM_BYTES,
     StoredTensor,
     read_npy,
     read_safetensors,
@@ -45,6 +46,10 @@ class EmbedsFormat:
         """Of a file: the longest matrix in float32, and its header."""
         return self.max_rows * self.width * 4 + FRAMING
 
+    def most_rows(self, prompt: EmbedsPrompt) -> int:
+        """Return as many rows as the payload has room for, and the model takes."""
+        return min(self.max_rows, len(prompt.payload) * 3 // 4 // (min(ITEM_BYTES.values()) * self.width))
+
     def render(self, prompt: EmbedsPrompt, params: RenderingParams) -> RenderedPrompt:
         """Return what the model reads; rows are cut off as tokens are.
 
@@ -61,6 +66,8 @@ class EmbedsFormat:
             raise EmptyInputError("The tensor has no rows.", param=FIELD)
         if tensor.nbytes > self.max_bytes:
             raise self._too_long(f"{rows} rows")
+        if tensor.nbytes > tensor.stored_bytes:  # nobody could tell from its length how much work a payload is
+            raise refused("The tensor has fewer numbers than places: clone what has been expanded before it is saved.")
         keep = rows if params.truncate_to is None else min(rows, params.truncate_to)
         if keep > self.max_rows:
             raise self._too_long(f"{rows} rows")

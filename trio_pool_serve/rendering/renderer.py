@@ -67,6 +67,13 @@ class Renderer:
         image_format = None if self.conversations is None else self.conversations.image_format
         return None if image_format is None else image_format.processor
 
+    def estimated_tokens(self, prompt: Prompt) -> int:
+        """Return cheaply how many tokens a prompt may have, for admission: a guess, of token embeddings a bound."""
+        if not isinstance(prompt, EmbedsPrompt):
+            return prompt.estimated_tokens
+        # Without a format they are refused.
+        return 0 if isinstance(self.embeds_format, str) else self.embeds_format.most_rows(prompt)
+
     async def render(self, prompt: Prompt, params: RenderingParams) -> RenderedPrompt:
         """Return what the model reads for one prompt.
 

@@ -25,13 +25,6 @@ class PoolJob:
     activation: Activation = "probabilities"
     priority: int = 0
 
-    @property
-    def estimated_tokens(self) -> int:
-        """A cheap guess of all prompts' tokens, for admission."""
-        return sum(prompt.estimated_tokens for prompt in self.prompts) + self.reading.estimated_tokens(
-            len(self.prompts)
-        )
-
 
 def unchanged(value: PooledValue) -> PooledValue:
     """Return what the engine gave."""
