@@ -10,8 +10,9 @@ from hypothesis import given, strategies
 
 from tests.tensors import FORMS, HOSTILE, MAX_ROWS, ROWS, WIDTH, as_npy, as_torch, numpy_file
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
+from trio_pool_serve.prompts import EmbedsPrompt, RenderingParams
 from trio_pool_serve.rendering.prompt_embeds import DECODED_AT_ONCE, EmbedsFormat
-from trio_pool_serve.types import EmbedsPrompt, RenderedPrompt, RenderingParams
+from trio_pool_serve.types import RenderedPrompt
 
 FORMAT = EmbedsFormat(WIDTH, MAX_ROWS)
 

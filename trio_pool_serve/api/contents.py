@@ -7,7 +7,7 @@ from attrs import frozen
 from trio_pool_serve.api.image_inputs import image_part
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, field_of
-from trio_pool_serve.types import ContentPrompt, Part, TextPart, TextPrompt
+from trio_pool_serve.prompts import ContentPrompt, Part, TextPart, TextPrompt
 
 
 @frozen(kw_only=True)

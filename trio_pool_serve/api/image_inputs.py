@@ -6,7 +6,7 @@ from attrs import frozen
 
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, field_of
-from trio_pool_serve.types import ContentPrompt, ImagePart, Prompt, TextPart, TextPrompt
+from trio_pool_serve.prompts import ContentPrompt, ImagePart, Prompt, TextPart, TextPrompt
 
 LONGEST_SCHEME = 32
 

@@ -7,7 +7,7 @@ from attrs import frozen
 from trio_pool_serve.api.contents import WireContent, parts_of, require_few_parts
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
-from trio_pool_serve.types import ChatMessage, ChatPrompt
+from trio_pool_serve.prompts import ChatMessage, ChatPrompt
 
 
 @frozen(kw_only=True)

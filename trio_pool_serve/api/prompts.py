@@ -10,7 +10,7 @@ from trio_pool_serve.api.messages import ConversationFields
 from trio_pool_serve.api.payloads import PromptEmbeds
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
-from trio_pool_serve.types import Prompt, TextPrompt, TokensPrompt
+from trio_pool_serve.prompts import Prompt, TextPrompt, TokensPrompt
 
 Input = str | list[str | int | list[int]]
 """A text, texts, token ids, lists of token ids."""

@@ -13,10 +13,11 @@ from trio_pool_serve.api.prompts import require_few
 from trio_pool_serve.api.purposes import for_purpose
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError
+from trio_pool_serve.prompts import ContentPrompt
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import PooledRow, pool
 from trio_pool_serve.tasks.reading import ReadingParams
-from trio_pool_serve.types import ContentPrompt, Vectors
+from trio_pool_serve.types import Vectors
 
 
 @frozen(kw_only=True)

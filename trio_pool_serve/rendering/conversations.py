@@ -16,23 +16,22 @@ from trio_pool_serve.errors import (
     innermost,
 )
 from trio_pool_serve.model_folder.chat_format import wants_parts
+from trio_pool_serve.prompts import (
+    ChatMessage,
+    ChatPrompt,
+    ContentPrompt,
+    ImagePart,
+    Part,
+    RenderingParams,
+    TextPart,
+    TextPrompt,
+)
 from trio_pool_serve.rendering.chat_templates import ChatTemplate, ChatTemplates
 from trio_pool_serve.rendering.image_format import ImageFormat, ImageProcessor
 from trio_pool_serve.rendering.length_limit import too_long
 from trio_pool_serve.rendering.text_window import MARGIN_TOKENS, MAX_CHARACTERS_PER_TOKEN
 from trio_pool_serve.rendering.tokenizer import ChatTexts
-from trio_pool_serve.types import (
-    ChatMessage,
-    ChatPrompt,
-    ContentPrompt,
-    ImageFeatures,
-    ImagePart,
-    Part,
-    RenderedPrompt,
-    RenderingParams,
-    TextPart,
-    TextPrompt,
-)
+from trio_pool_serve.types import ImageFeatures, RenderedPrompt
 
 MAX_TEMPLATE_CHARACTERS = 64 * 1024
 """Of a template that comes with a request; the longest that models are published with have a third of it."""

@@ -13,6 +13,7 @@ from attrs import frozen
 
 from trio_pool_serve.errors import ContextLengthError, EmptyInputError
 from trio_pool_serve.model_folder.folder import ModelFolder
+from trio_pool_serve.prompts import EmbedsPrompt, RenderingParams
 from trio_pool_serve.rendering.stored_tensor import (
     FIELD,
     ITEM_BYTES,
@@ -22,7 +23,7 @@ from trio_pool_serve.rendering.stored_tensor import (
     refused,
 )
 from trio_pool_serve.rendering.torch_archive import read_torch_archive
-from trio_pool_serve.types import EmbedsPrompt, RenderedPrompt, RenderingParams
+from trio_pool_serve.types import RenderedPrompt
 
 DECODED_AT_ONCE = 256 * 1024
 """Characters of base64; a multiple of four."""

@@ -10,6 +10,7 @@ from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.offload import Offload
+from trio_pool_serve.prompts import EmbedsPrompt, PairPrompt, Prompt, RenderingParams, TextPrompt, TokensPrompt
 from trio_pool_serve.rendering.backend import RenderBackend, ThreadBackend
 from trio_pool_serve.rendering.chat_templates import ChatTemplates
 from trio_pool_serve.rendering.conversations import Conversations, ImageLoader
@@ -19,15 +20,7 @@ from trio_pool_serve.rendering.text_loading import TextRecipe, text_renderer_of
 from trio_pool_serve.rendering.text_renderer import TextRenderer
 from trio_pool_serve.rendering.token import Token
 from trio_pool_serve.rendering.tokenizer import Tokenizer
-from trio_pool_serve.types import (
-    EmbedsPrompt,
-    PairPrompt,
-    Prompt,
-    RenderedPrompt,
-    RenderingParams,
-    TextPrompt,
-    TokensPrompt,
-)
+from trio_pool_serve.types import RenderedPrompt
 
 
 @define(eq=False)

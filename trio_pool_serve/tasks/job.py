@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 
 from attrs import Factory, frozen
 
+from trio_pool_serve.prompts import Prompt
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.reading import ReadingParams
-from trio_pool_serve.types import Activation, PooledValue, PoolingParams, PoolingTask, Prompt
+from trio_pool_serve.types import Activation, PooledValue, PoolingParams, PoolingTask
 
 
 @frozen(eq=False, kw_only=True)

@@ -17,10 +17,10 @@ from trio_pool_serve.api.ranking import ranked, require_top
 from trio_pool_serve.api.vllm.score import score_job
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
+from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.tasks.reading import ReadingParams
 from trio_pool_serve.tasks.score import ScoreJob
 from trio_pool_serve.tasks.sides import Side, text_of
-from trio_pool_serve.types import TruncationSide
 
 
 @frozen
