@@ -103,6 +103,8 @@ HOSTILE: Mapping[str, tuple[bytes, type[InvalidRequestError], str]] = {
     "no form that is known": (b"GIF89a" + bytes(99), InvalidRequestError, "no form that is known"),
     "sparse bomb": (as_torch(_sparse()), InvalidRequestError, "dense tensor"),
     "expanded bomb": (as_torch(torch.zeros(1, WIDTH).expand(10**12, WIDTH)), ContextLengthError, "1000000000000 rows"),
+    "expanded": (as_torch(ROWS[:1].expand(MAX_ROWS, WIDTH)), InvalidRequestError, "fewer numbers than places"),
+    "windows": (as_torch(ROWS.view(-1).as_strided((40, WIDTH), (1, 1))), InvalidRequestError, "fewer numbers"),
     "meta": (as_torch(torch.zeros(10**6, WIDTH, device="meta")), InvalidRequestError, "dense tensor"),
     "bytes": (as_torch(torch.zeros(5, WIDTH, dtype=torch.int8)), InvalidRequestError, "CharStorage"),
     "complex": (as_torch(ROWS.to(torch.complex64)), InvalidRequestError, "ComplexFloatStorage"),

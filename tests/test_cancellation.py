@@ -23,6 +23,16 @@ from tests.tensors import ROWS, as_npy
 from trio_pool_serve.app import create_app
 from trio_pool_serve.config import Config, InputConfig, ThreadsConfig
 from trio_pool_serve.errors import EngineDeadError
+from trio_pool_serve.prompts import (
+    ChatMessage,
+    ChatPrompt,
+    ContentPrompt,
+    EmbedsPrompt,
+    ImagePart,
+    RenderingParams,
+    TextPart,
+    TextPrompt,
+)
 from trio_pool_serve.rendering.media.addresses import is_any
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
 from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
@@ -33,18 +43,7 @@ from trio_pool_serve.tasks.pool import pool
 from trio_pool_serve.tasks.score import ScoreJob, score
 from trio_pool_serve.tasks.tokenize import detokenize, tokenize
 from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import (
-    ChatMessage,
-    ChatPrompt,
-    ContentPrompt,
-    EmbedsPrompt,
-    ImagePart,
-    PoolingRequest,
-    RenderedPrompt,
-    RenderingParams,
-    TextPart,
-    TextPrompt,
-)
+from trio_pool_serve.types import PoolingRequest, RenderedPrompt
 
 
 @pytest.fixture

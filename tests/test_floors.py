@@ -8,7 +8,7 @@ import trio_pool_serve
 PACKAGE = Path(trio_pool_serve.__file__).parent
 
 FLOORS = [
-    {"", "dedicated_thread", "errors", "priority", "types"},
+    {"", "dedicated_thread", "errors", "priority", "prompts", "types"},
     {"config"},
     {"offload", "worker_processes"},
     {"telemetry", "model_folder", "model_hub", "containment"},

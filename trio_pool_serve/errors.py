@@ -134,6 +134,11 @@ class RunnerDeadError(PoolServeError):
     """The device is beyond recovery (a sticky CUDA error, say): no later batch can succeed."""
 
 
+def field_of(place: str) -> str:
+    """Return the field of a request that a place is in: of ``input[3].image`` it is ``input``."""
+    return place.partition(".")[0].partition("[")[0]
+
+
 def innermost(error: BaseException) -> BaseException:
     """Return the first plain exception inside a possibly nested group; a plain one is its own."""
     while isinstance(error, BaseExceptionGroup):

@@ -30,6 +30,7 @@ from trio_pool_serve.priority import niceness_beside
 from trio_pool_serve.rendering import template_process
 from trio_pool_serve.rendering.backend import RenderBackend, ThreadBackend
 from trio_pool_serve.rendering.chat_templates import ChatTemplates
+from trio_pool_serve.rendering.media.decoding import prepare_process
 from trio_pool_serve.rendering.media.loader import MediaLoader
 from trio_pool_serve.rendering.process_backend import ProcessBackend
 from trio_pool_serve.rendering.prompt_embeds import embeds_format_of
@@ -172,12 +173,18 @@ class Service:
         except EngineDeadError:
             return  # the engine itself says why
         models = [served.loaded for served in self.served.values() if served.loaded is not None]
+        processors = [model.renderer.image_processor for model in models if model.renderer.image_processor is not None]
         backend.render.prepare = partial(prepare_worker, *(model.renderer.texts for model in models))
+        backend.media.prepare = partial(prepare_process, *processors)
         await nursery.start(backend.render.run)
         await nursery.start(backend.media.run)
         try:
-            await backend.render.start()
-        except Exception as error:
+            async with trio.open_nursery() as starting:
+                starting.start_soon(backend.render.start)
+                if processors:
+                    starting.start_soon(backend.media.start)
+        except* Exception as group:
+            error = innermost(group)
             raise ModelLoadError(f"--renderer-backend process: no process can be made ready: {error}") from error
         self._is_prepared.set()
 

@@ -1,17 +1,17 @@
 """The few types that cross floors.
 
-They follow a request on its way: ``Prompt`` (as asked) → ``RenderedPrompt`` (token ids) →
+They follow a request on its way: ``Prompt`` (as asked: ``prompts.py``) → ``RenderedPrompt`` (token ids) →
 ``PoolingRequest`` (one row for the engine) → ``Batch`` (what one forward pass computes) →
 ``PooledBatch`` (a handle on its result) → ``PoolingOutput`` (one row of it). Each stage takes the type
 of the stage before it and nothing else, so no stage can run in another's place.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from attrs import Factory, field, frozen
+from attrs import frozen
 
 TokenIds: TypeAlias = npt.NDArray[np.int32]
 """Shape (tokens,)."""
@@ -19,164 +19,8 @@ TokenIds: TypeAlias = npt.NDArray[np.int32]
 Vectors: TypeAlias = npt.NDArray[np.float32]
 """Shape (rows, dimensions) for a batch, (dimensions,) for a row, (tokens, dimensions) for a row's tokens."""
 
-TruncationSide: TypeAlias = Literal["left", "right"]
-
 PoolingTask: TypeAlias = Literal["embed", "token_embed", "sparse_embed", "classify", "token_classify", "score"]
 """What a model can be asked for."""
-
-Role: TypeAlias = Literal["query", "document"]
-"""Which side of a search a text is on, for models that read the two differently."""
-
-
-# -- as asked --------------------------------------------------------------------------------------------
-
-
-@frozen
-class TextPrompt:
-    """A text still to be tokenised."""
-
-    text: str
-
-    @property
-    def estimated_tokens(self) -> int:
-        """A cheap guess for admission, at the four characters a token that English text averages."""
-        return len(self.text) // 4 + 1
-
-
-@frozen(eq=False)
-class TokensPrompt:
-    """Token ids the client made itself: taken as they are, no special token is added.
-
-    int64, because a client may send numbers that are no token ids at all.
-    """
-
-    token_ids: npt.NDArray[np.int64]
-
-    @property
-    def estimated_tokens(self) -> int:
-        """The exact length."""
-        return len(self.token_ids)
-
-
-@frozen
-class PairPrompt:
-    """Two texts that a model reads together: a query and a document, a premise and a hypothesis.
-
-    ``max_first_tokens`` and ``max_second_tokens`` cut each text before both are put together.
-    """
-
-    first: str
-    second: str
-    max_first_tokens: int | None = None
-    max_second_tokens: int | None = None
-
-    @property
-    def estimated_tokens(self) -> int:
-        """A cheap guess for admission, as for a text."""
-        return (len(self.first) + len(self.second)) // 4 + 1
-
-
-@frozen
-class TextPart:
-    """A text among the parts of an input."""
-
-    text: str
-
-
-@frozen
-class ImagePart:
-    """An image among the parts of an input: a ``data:``, ``http:``, ``https:`` or ``file:`` URL."""
-
-    url: str
-
-
-Part: TypeAlias = TextPart | ImagePart
-
-IMAGE_TOKENS = 256
-"""What admission takes an image for, until it has been looked at."""
-
-
-def _estimated(parts: Sequence[Part]) -> int:
-    return sum(IMAGE_TOKENS if isinstance(part, ImagePart) else len(part.text) // 4 + 1 for part in parts)
-
-
-@frozen
-class ContentPrompt:
-    """Texts and images that make one input together; at least one part."""
-
-    parts: tuple[Part, ...]
-    estimated_tokens: int = field(init=False)
-    """A cheap guess for admission, made where the prompt is, which for large ones is not on the loop."""
-
-    @estimated_tokens.default
-    def _estimate(self) -> int:
-        return _estimated(self.parts)
-
-
-@frozen
-class ChatMessage:
-    """What one side of a conversation says."""
-
-    role: str
-    parts: tuple[Part, ...]
-
-
-@frozen(kw_only=True)
-class ChatPrompt:
-    """A conversation, and how the chat template is to make a text of it.
-
-    ``chat_template`` is one of the client's own (Jinja), ``None`` for the model's. ``template_kwargs`` are handed to
-    it as JSON decodes them. ``add_generation_prompt`` ends the text with the beginning of an answer,
-    ``continue_final_message`` leaves the last message open; they exclude each other.
-    """
-
-    messages: tuple[ChatMessage, ...]
-    chat_template: str | None = None
-    template_kwargs: Mapping[str, Any] = Factory(dict)
-    add_generation_prompt: bool = False
-    continue_final_message: bool = False
-    estimated_tokens: int = field(init=False)
-    """A cheap guess for admission, made where the prompt is, which for large ones is not on the loop."""
-
-    @estimated_tokens.default
-    def _estimate(self) -> int:
-        return sum(_estimated(message.parts) for message in self.messages)
-
-
-@frozen(eq=False)
-class EmbedsPrompt:
-    """Token embeddings that the client made itself, in place of tokens.
-
-    ``payload`` is base64 of a serialised tensor, still to be decoded. Which form it has is seen from its first bytes.
-    """
-
-    payload: bytes | memoryview
-
-    @property
-    def estimated_tokens(self) -> int:
-        """A cheap guess for admission: nobody knows the width yet; 1024 numbers of two bytes are taken for a token."""
-        return len(self.payload) * 3 // 4 // 2048 + 1
-
-
-Prompt: TypeAlias = TextPrompt | TokensPrompt | PairPrompt | ContentPrompt | ChatPrompt | EmbedsPrompt
-
-
-@frozen
-class RenderingParams:
-    """How prompts become token ids.
-
-    ``truncate_to`` is the most tokens kept, special tokens included; ``None`` refuses longer inputs.
-    ``max_text_tokens`` cuts a text to so many tokens of its own before anything is added to it.
-    ``instruction`` is put in front of every text; a model with a template of its own puts it where that
-    says. ``role`` is for models that read queries and documents differently.
-    """
-
-    truncate_to: int | None = None
-    truncation_side: TruncationSide = "right"
-    add_special_tokens: bool = True
-    instruction: str = ""
-    role: Role | None = None
-    max_text_tokens: int | None = None
 
 
 # -- as the model reads it -------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from tests.rendering.media.images import (
     text_bomb,
 )
 from trio_pool_serve.config import Config, InputConfig, TimeLimitsConfig
+from trio_pool_serve.errors import MediaError
 from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.service import Service
 
@@ -238,6 +239,68 @@ async def test_hostile_images_are_told_and_the_next_request_is_answered(config):
         assert await embed(client, input={"image": data_url(encoded((1, 2, 3), (1, 1)))}) == [vector_of((1, 2, 3))]
 
 
+NO_IMAGE = data_url(b"hello")
+PART = {"type": "image_url", "image_url": {"url": NO_IMAGE}}
+
+PLACES = {
+    "Jina": ("/v1/embeddings", {"input": ["hello", {"image": NO_IMAGE}]}, "input[1].image"),
+    "Jina, one": ("/v1/embeddings", {"input": {"image": NO_IMAGE}}, "input.image"),
+    "infinity": ("/v1/embeddings", {"input": [IMAGE, NO_IMAGE], "modality": "image"}, "input[1]"),
+    "infinity, one": ("/v1/embeddings", {"input": NO_IMAGE, "modality": "image"}, "input"),
+    "vLLM's pooling": ("/pooling", {"input": [{"image": NO_IMAGE}], "task": "embed"}, "input[0].image"),
+    "Voyage": ("/v1/multimodalembeddings", {"inputs": [{"content": [PART]}]}, "inputs[0].content[0]"),
+    "a score": ("/score", {"data_1": "a", "data_2": ["b", {"content": [PART]}]}, "data_2[1].content[0]"),
+    "a score, one": ("/score", {"queries": {"content": [PART]}, "documents": "b"}, "queries.content[0]"),
+    "a ranking": ("/rerank", {"query": "a", "documents": [{"content": [PART]}]}, "documents[0].content[0]"),
+    "a ranking's query": ("/rerank", {"query": {"content": [PART]}, "documents": ["b"]}, "query.content[0]"),
+}
+
+
+@pytest.mark.parametrize(("path", "body", "place"), PLACES.values(), ids=PLACES)
+async def test_the_field_with_an_image_that_is_none_is_blamed_and_its_place_told(client, images, path, body, place):
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 422
+    error = answer.json()["error"]
+    assert error["param"] == place.partition(".")[0].partition("[")[0]
+    assert error["message"].endswith(f"GIF, BMP - at `$.{place}`")
+
+
+async def test_an_error_without_a_field_tells_the_place_in_words(client, images):
+    for body, place in (
+        ({"images": [IMAGE, NO_IMAGE], "input_type": "image"}, "images[1]"),
+        ({"inputs": [{"content": [PART]}], "input_type": "search_document"}, "inputs[0].content[0]"),
+    ):
+        answer = await client.post("/v2/embed", json=body)
+        assert answer.status_code == 422
+        assert answer.json()["message"].endswith(f"at `$.{place}`")
+
+
+async def test_a_url_that_is_wrong_blames_the_field_it_is_in(client, images):
+    body = {"input": "gopher://example.org/", "modality": "image"}
+    answer = await client.post("/v1/embeddings", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")
+
+
+async def test_of_two_requests_with_the_same_image_each_is_told_where_its_own_is(client, images, service):
+    images.processor.gate.clear()
+    places: list[str] = []
+
+    async def one(index: int) -> None:
+        asked = ["hello"] * index + [{"image": data_url(encoded((4, 5, 6)))}]
+        answer = await client.post("/v1/embeddings", json={"input": asked})
+        places.append(answer.json()["error"]["message"].partition(" - ")[2])
+
+    images.processor.error = MediaError("too narrow")
+    async with trio.open_nursery() as nursery:
+        for index in (0, 1):
+            nursery.start_soon(one, index)
+        with trio.fail_after(10):
+            while not service.media.cache.statistics().hits:  # noqa: ASYNC110
+                await trio.sleep(0.001)
+        images.processor.gate.set()
+    assert sorted(places) == ["at `$.input[0].image`", "at `$.input[1].image`"]
+
+
 HEAD = b"HTTP/1.1 200 OK\r\n"
 
 SERVERS = {
@@ -271,7 +334,7 @@ async def test_a_redirect_to_a_host_that_is_not_allowed_is_not_followed(config):
         assert await embed(client, input={"image": url}) == [vector_of(RED)]
         assert await refused(client, server.url("/image")) == (
             400,
-            "Images are not fetched from 127.0.0.1, which --allowed-media-domains leaves out.",
+            "Images are not fetched from 127.0.0.1, which --allowed-media-domains leaves out - at `$.input[1].image`",
         )
         assert (await refused(client, server.url("/", "localhost")))[0] == 422
         assert len(server.heads) == 2

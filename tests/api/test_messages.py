@@ -14,6 +14,7 @@ from tests.api.scripted_models import Dots, Everything, Judge, LateInteraction, 
 from tests.conftest import assert_idle, listening, running, wait_idle
 from tests.model_folders import VOCABULARY
 from tests.rendering.chat_folders import CHATML, write_chat_folder
+from tests.rendering.media.images import ColourFormat, data_url
 from trio_pool_serve.config import Config, InputConfig, NetworkConfig, TimeLimitsConfig
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.runner.scripted import ScriptedRunner, scripted_vector
@@ -391,4 +392,16 @@ async def test_contents_that_are_wrong_are_400_and_named(client, service, path, 
     error = await refusal(client, path, **body)
     assert error["param"] == param
     assert message in error["message"]
+    await wait_idle(service)
+
+
+async def test_an_image_of_a_conversation_that_is_none_is_named_by_its_place(client, service):
+    service.default.loaded.renderer.conversations.image_format = ColourFormat()
+    content = ["hello", {"type": "image_url", "image_url": data_url(b"hello")}]
+    messages = [{"role": "user", "content": "hello"}, {"role": "user", "content": content}]
+    answer = await client.post("/v1/embeddings", json={"messages": messages})
+    assert answer.status_code == 422
+    error = answer.json()["error"]
+    assert error["param"] == "messages"
+    assert error["message"].endswith(" - at `$.messages[1].content[1]`")
     await wait_idle(service)

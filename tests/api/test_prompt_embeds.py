@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 
 import attrs
 import httpx
@@ -13,7 +14,7 @@ import trio
 from tests.conftest import listening, running, wait_idle
 from tests.tensors import HOSTILE, ROWS, WIDTH, as_npy, as_torch
 from trio_pool_serve.api.payloads import LONG, Payloads, cut_payloads, payload_decoder
-from trio_pool_serve.config import Config, InputConfig
+from trio_pool_serve.config import Config, InputConfig, SchedulingConfig
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
 from trio_pool_serve.runner.scripted import ScriptedRunner
@@ -171,6 +172,25 @@ async def test_the_first_bad_one_cancels_its_siblings(one_at_a_time):
     assert noting.begun[:3] == [len(prompt) for prompt in prompts[:3]]
     assert len(noting.begun) < 10
     assert (await client.post("/v1/embeddings", json={"prompt_embeds": GOOD})).status_code == 200
+
+
+async def test_rows_count_towards_the_queue_however_narrow_they_are(config, scripted):
+    rows = base64.b64encode(as_npy(ROWS.repeat(8, 1))).decode()
+    limited = attrs.evolve(config, scheduling=SchedulingConfig(max_queue_tokens=100))
+    scripted.gate.clear()
+    async with (
+        running(Service(limited, lambda *_: scripted)) as service,
+        listening(service) as url,
+        httpx.AsyncClient(base_url=url) as client,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(partial(client.post, "/v1/embeddings", json={"prompt_embeds": rows}))
+        await trio.to_thread.run_sync(scripted.launching.wait, limiter=trio.CapacityLimiter(1))
+        assert 40 <= service.default.engine.statistics().admitted_tokens <= 64
+        answer = await client.post("/v1/embeddings", json={"prompt_embeds": [rows, rows]})
+        assert answer.status_code == 429
+        scripted.gate.set()
+        await wait_idle(service)
 
 
 # -- long ones are cut out of the body ------------------------------------------------------------------------

@@ -99,10 +99,9 @@ def scripted(folder: Path, **embeds: int) -> Callable[[Offload], Service]:
 # -- token embeddings -----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def write_wide_folder(folder: Path) -> Path:
     """A model, to be stood in for, whose longest inputs are as long as its tokens are wide."""
-    folder = write_scripted_folder(tmp_path_factory.mktemp("wide") / "model", max_length=MOST_ROWS)
+    write_scripted_folder(folder, max_length=MOST_ROWS)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": MOST_ROWS}))
     return folder
@@ -118,9 +117,10 @@ def bfloat16_tensor(rows: int) -> bytes:
 
 
 @pytest.mark.parametrize("rows", [2048, 8192])
-async def test_decoding_prompt_embeds_keeps_the_loop_free(wide_folder, rows):
+async def test_decoding_prompt_embeds_keeps_the_loop_free(tmp_path, rows):
+    folder = write_wide_folder(tmp_path / "model")
     body = b'{"prompt_embeds": "' + pybase64.b64encode(bfloat16_tensor(rows)) + b'"}'
-    await assert_a_tenth(scripted(wide_folder, embeds_width=WIDTH), body, warm=b'{"input": "warm"}')
+    await assert_a_tenth(scripted(folder, embeds_width=WIDTH), body, warm=b'{"input": "warm"}')
 
 
 # -- conversations --------------------------------------------------------------------------------------

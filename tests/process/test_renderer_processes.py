@@ -13,6 +13,8 @@ import pytest
 import trio
 
 from tests.process.server_process import LAUNCHER, ROOT, SCRIPTED, ServerProcess, hypercorned, launched
+from tests.rendering.media.images import data_url, encoded
+from tests.runner.vision_families import clip
 
 IN_PROCESSES = ("--renderer-backend", "process", "--renderer-num-workers", "2")
 CONSOLE_SCRIPT = (str(Path(sys.executable).with_name("trio-pool-serve")), "serve")
@@ -86,6 +88,19 @@ async def test_however_a_server_is_started_it_has_its_processes_once_and_takes_t
         assert await left(family) == []
         assert server.log.count("loaded in") == 1
         assert "Traceback" not in server.log
+
+
+async def test_a_model_that_reads_images_has_processes_for_them_before_the_first(tmp_path: Path):
+    folder = clip(tmp_path / "model")
+    arguments = (str(folder), *IN_PROCESSES, "--media-num-workers", "1")
+    async with launched(tmp_path, *arguments, command=SCRIPTED) as server:
+        workers = workers_of(server)
+        assert len(workers) == 3
+        body = {"input": [{"image": data_url(encoded())}]}
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            answer = await client.post("/v1/embeddings", json=body)
+        assert answer.status_code == 200, answer.text
+        assert workers_of(server) == workers, "nobody had to start another"
 
 
 async def test_signals_for_the_whole_group_are_the_servers_alone(tmp_path: Path, scripted_folder: Path):

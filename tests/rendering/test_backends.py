@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from attrs import evolve
+from attrs import evolve, frozen
+from PIL.Image import Image
 from trio.testing import wait_all_tasks_blocked
 
 from tests.model_folders import write_late_interaction_folder, write_lookup_folder
@@ -20,11 +21,13 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.model_folder.folder import read_model_folder
 from trio_pool_serve.offload import Offload
+from trio_pool_serve.prompts import PairPrompt, Prompt, RenderingParams, TextPrompt, TokensPrompt
+from trio_pool_serve.rendering.media.decoding import prepare_process
 from trio_pool_serve.rendering.process_backend import ProcessBackend
 from trio_pool_serve.rendering.renderer import Renderer, renderer_of
 from trio_pool_serve.rendering.text_loading import TextRecipe
 from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
-from trio_pool_serve.types import PairPrompt, Prompt, RenderedPrompt, RenderingParams, TextPrompt, TokensPrompt
+from trio_pool_serve.types import ImageFeatures, RenderedPrompt
 from trio_pool_serve.worker_processes import WorkerProcesses, prepare_worker
 
 TEXTS = ("", "hello", "hello world : " * 20, "Naïve café: größer, 東京, emoji 🙂!", "w1 " * 5000, "\ud83d")
@@ -167,6 +170,30 @@ def test_a_renderer_travels_in_a_few_hundred_bytes_and_is_loaded_once(threaded):
 def test_a_renderer_that_nobody_could_load_again_does_not_travel(threaded):
     with pytest.raises(TypeError, match="without a recipe"):
         pickle.dumps(evolve(threaded["segments"].texts, recipe=None))
+
+
+TRIED: list[str] = []
+
+
+@frozen
+class NotedProcessor:
+    key: str
+
+    def __call__(self, image: Image) -> ImageFeatures:
+        TRIED.append(f"{self.key} {image.mode}")
+        return ImageFeatures({}, ())
+
+
+def tried() -> list[str]:
+    return TRIED
+
+
+async def test_processes_for_images_have_tried_every_processor_before_the_first_image():
+    processes = WorkerProcesses(1, partial(prepare_process, NotedProcessor("one"), NotedProcessor("another")))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(processes.run)
+        assert await processes.call(tried) == ["one RGB", "another RGB"]
+        nursery.cancel_scope.cancel(reason="the test is over")
 
 
 # -- who waits ----------------------------------------------------------------------------------------

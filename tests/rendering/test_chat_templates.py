@@ -11,9 +11,9 @@ import trio
 from tests.rendering.chat_folders import CHATML
 from trio_pool_serve.errors import InvalidRequestError, UnavailableError
 from trio_pool_serve.offload import Offload
+from trio_pool_serve.prompts import ChatMessage, ChatPrompt, ImagePart, TextPart
 from trio_pool_serve.rendering import template_process
 from trio_pool_serve.rendering.chat_templates import LOOP_CHARACTERS, RESERVED, ChatTemplate, ChatTemplates
-from trio_pool_serve.types import ChatMessage, ChatPrompt, ImagePart, TextPart
 from trio_pool_serve.worker_processes import WorkerProcesses
 
 ENDLESS = "{% for i in range(99999) %}" * 4 + "{% endfor %}" * 4

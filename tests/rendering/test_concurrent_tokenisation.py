@@ -20,6 +20,7 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.model_folder.folder import read_model_folder
 from trio_pool_serve.offload import Offload
+from trio_pool_serve.prompts import PairPrompt, Prompt, RenderingParams, TextPrompt
 from trio_pool_serve.rendering.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.process_backend import ProcessBackend
 from trio_pool_serve.rendering.renderer import Renderer, renderer_of
@@ -28,7 +29,6 @@ from trio_pool_serve.rendering.text_loading import TextRecipe
 from trio_pool_serve.rendering.text_renderer import TextRenderer
 from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
 from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
-from trio_pool_serve.types import PairPrompt, Prompt, RenderingParams, TextPrompt
 from trio_pool_serve.worker_processes import WorkerProcesses, prepare_worker
 
 TASKS = 16

@@ -20,12 +20,7 @@ from trio_pool_serve.errors import ContextLengthError, EmptyInputError, InvalidR
 from trio_pool_serve.model_folder.embedding import Embedding
 from trio_pool_serve.model_folder.folder import read_model_folder
 from trio_pool_serve.offload import Offload
-from trio_pool_serve.rendering import template_process
-from trio_pool_serve.rendering.chat_templates import ChatTemplates
-from trio_pool_serve.rendering.conversations import MAX_TEMPLATE_CHARACTERS
-from trio_pool_serve.rendering.renderer import Renderer, renderer_of
-from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
-from trio_pool_serve.types import (
+from trio_pool_serve.prompts import (
     ChatMessage,
     ChatPrompt,
     ContentPrompt,
@@ -34,6 +29,11 @@ from trio_pool_serve.types import (
     TextPart,
     TextPrompt,
 )
+from trio_pool_serve.rendering import template_process
+from trio_pool_serve.rendering.chat_templates import ChatTemplates
+from trio_pool_serve.rendering.conversations import MAX_TEMPLATE_CHARACTERS
+from trio_pool_serve.rendering.renderer import Renderer, renderer_of
+from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
 from trio_pool_serve.worker_processes import WorkerProcesses
 
 MAX_MODEL_LEN = 512

@@ -17,6 +17,7 @@ from trio_pool_serve.model_folder.chat_format import ChatFormat
 from trio_pool_serve.model_folder.folder import read_model_folder
 from trio_pool_serve.model_folder.reranking import JudgeFormat
 from trio_pool_serve.offload import Offload
+from trio_pool_serve.prompts import PairPrompt, RenderingParams
 from trio_pool_serve.rendering.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.slow_tokenizer import SlowTokenizer
@@ -25,7 +26,7 @@ from trio_pool_serve.rendering.text_renderer import TextRenderer
 from trio_pool_serve.rendering.tokenizer import Tokenizer
 from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
 from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
-from trio_pool_serve.types import PairPrompt, RenderedPrompt, RenderingParams
+from trio_pool_serve.types import RenderedPrompt
 
 MAX_MODEL_LEN = 64
 

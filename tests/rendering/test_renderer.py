@@ -12,13 +12,13 @@ from tests.model_folders import VOCABULARY
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.model_folder.folder import read_model_folder
 from trio_pool_serve.offload import Offload
+from trio_pool_serve.prompts import RenderingParams, TextPrompt, TokensPrompt
 from trio_pool_serve.rendering.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text_renderer import MAX_KNOWN_INSTRUCTIONS, TextRenderer
 from trio_pool_serve.rendering.tokenizer import Tokenizer
 from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
 from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
-from trio_pool_serve.types import RenderingParams, TextPrompt, TokensPrompt
 
 CLS, SEP = VOCABULARY["[CLS]"], VOCABULARY["[SEP]"]
 MAX_MODEL_LEN = 64

@@ -10,9 +10,10 @@ from tests.model_folders import VOCABULARY, write_late_interaction_folder, write
 from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
 from trio_pool_serve.model_folder.folder import read_model_folder
 from trio_pool_serve.offload import Offload
+from trio_pool_serve.prompts import RenderingParams, TextPrompt, TokensPrompt
 from trio_pool_serve.rendering.renderer import Renderer, renderer_of
 from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
-from trio_pool_serve.types import RenderedPrompt, RenderingParams, TextPrompt, TokensPrompt
+from trio_pool_serve.types import RenderedPrompt
 
 CLS, SEP, MASK, COLON = (VOCABULARY[token] for token in ("[CLS]", "[SEP]", "[MASK]", ":"))
 MOST = 64

@@ -6,10 +6,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.rendering.test_tokenizer import FAST_KINDS, fast_tokenizer
+from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.rendering.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text_window import MARGIN_TOKENS, MAX_CHARACTERS_PER_TOKEN, encode_window
 from trio_pool_serve.rendering.tokenizer import Encoded
-from trio_pool_serve.types import TokenIds, TruncationSide
+from trio_pool_serve.types import TokenIds
 
 TOKENIZERS = {kind: fast_tokenizer(kind) for kind in FAST_KINDS}
 

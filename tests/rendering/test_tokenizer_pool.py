@@ -10,12 +10,13 @@ from transformers import ByT5Tokenizer
 from tests.rendering.test_tokenizer import FAST_KINDS, fast_tokenizer
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.offload import Offload
+from trio_pool_serve.prompts import Prompt, RenderingParams, TextPrompt, TruncationSide
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.slow_tokenizer import SlowTokenizer
 from trio_pool_serve.rendering.text_renderer import TextRenderer
 from trio_pool_serve.rendering.tokenizer import Encoded, Tokenizer
 from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
-from trio_pool_serve.types import Prompt, RenderingParams, TextPrompt, TokenIds, TruncationSide
+from trio_pool_serve.types import TokenIds
 
 WORKERS = 4
 

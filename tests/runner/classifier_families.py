@@ -25,7 +25,7 @@ from tests.runner.model_families import (
     vocab_and_merges,
     xlm_roberta_tokenizer,
 )
-from trio_pool_serve.types import PairPrompt
+from trio_pool_serve.prompts import PairPrompt
 
 PAIRS = [
     *zip(TEXTS, TEXTS[::-1], strict=True),

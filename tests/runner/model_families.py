@@ -18,22 +18,12 @@ from tests.model_folders import write_json
 from trio_pool_serve.config import Dtype, ModelConfig
 from trio_pool_serve.model_folder.folder import ModelFolder, read_model_folder
 from trio_pool_serve.offload import Offload
+from trio_pool_serve.prompts import Prompt, RenderingParams, Role, TextPrompt
 from trio_pool_serve.rendering.renderer import Renderer, renderer_of
 from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
 from trio_pool_serve.runner.loading import load_runner
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
-from trio_pool_serve.types import (
-    Batch,
-    Embed,
-    PooledValue,
-    PoolingParams,
-    PoolingRequest,
-    Prompt,
-    RenderingParams,
-    Role,
-    TextPrompt,
-    Vectors,
-)
+from trio_pool_serve.types import Batch, Embed, PooledValue, PoolingParams, PoolingRequest, Vectors
 
 TEXTS = (
     "A nursery owns its tasks.",

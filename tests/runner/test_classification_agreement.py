@@ -20,15 +20,8 @@ from tests.runner.classifier_families import (
     write_classifier,
 )
 from tests.runner.model_families import TEXTS, ServedModel, edit_json, largest_difference
-from trio_pool_serve.types import (
-    Batch,
-    Classify,
-    PairPrompt,
-    PoolingRequest,
-    RenderingParams,
-    TextPrompt,
-    TokenClassify,
-)
+from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt
+from trio_pool_serve.types import Batch, Classify, PoolingRequest, TokenClassify
 
 TOLERANCE = 1e-4
 TEXT_PROMPTS = [TextPrompt(text) for text in TEXTS]

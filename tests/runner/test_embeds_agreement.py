@@ -13,6 +13,7 @@ from attrs import frozen
 from tests.runner.classifier_families import write_classifier
 from tests.runner.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, reference, write_family
 from tests.runner.retrieval_families import pylate_bert, splade_max
+from tests.runner.vision_families import clip, colpali, colqwen2, siglip, siglip2_naflex
 from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat, embeds_format_of
 from trio_pool_serve.types import Batch, Classify, Embed, PoolingRequest, RenderedPrompt, TokenClassify
 
@@ -97,7 +98,7 @@ async def test_classes_of_tokens_are_those_of_the_text(tmp_path: Path):
     assert largest_difference(row, expected) < TOLERANCE
 
 
-@pytest.mark.parametrize("write", [pylate_bert, splade_max])
+@pytest.mark.parametrize("write", [pylate_bert, splade_max, clip, siglip, siglip2_naflex, colqwen2, colpali])
 def test_models_that_look_at_the_tokens_themselves_say_that_they_do(tmp_path: Path, write: Any):
     ours = ServedModel(write(tmp_path / "model"))
     asked = embeds_format_of(ours.folder, ours.runner.embeds_width, enabled=True)

@@ -10,7 +10,8 @@ from attrs import frozen
 
 from tests.runner.model_families import ServedModel
 from tests.runner.retrieval_families import DOCUMENTS, LATE_INTERACTION, QUERIES, assert_same_ranking
-from trio_pool_serve.types import Batch, HeldQuery, HoldQuery, MaxSim, Role, TokenEmbed, Vectors
+from trio_pool_serve.prompts import Role
+from trio_pool_serve.types import Batch, HeldQuery, HoldQuery, MaxSim, TokenEmbed, Vectors
 
 TOLERANCE = 1e-5
 SCORE_TOLERANCE = 1e-4

@@ -22,15 +22,7 @@ from trio_pool_serve.offload import Offload
 from trio_pool_serve.runner.copied_batch import CopiedBatch
 from trio_pool_serve.runner.output_copy import OutputCopier
 from trio_pool_serve.telemetry.metrics import Metrics
-from trio_pool_serve.types import (
-    Batch,
-    PooledBatch,
-    PooledValue,
-    PoolingRequest,
-    QueryScope,
-    RenderedPrompt,
-    Vectors,
-)
+from trio_pool_serve.types import Batch, PooledBatch, PooledValue, PoolingRequest, QueryScope, RenderedPrompt, Vectors
 
 PATIENCE_S = 60
 """After which a test that would hang fails instead."""

@@ -21,7 +21,8 @@ from tests.runner.classifier_families import (
 )
 from tests.runner.model_families import TEXTS, ServedModel, edit_json, largest_difference
 from trio_pool_serve.model_folder.reranking import JudgeFormat
-from trio_pool_serve.types import Classify, TextPrompt, TokenClassify
+from trio_pool_serve.prompts import TextPrompt
+from trio_pool_serve.types import Classify, TokenClassify
 
 TOLERANCE = 1e-4
 RAW, SCORE = Classify("raw"), Classify("score")

@@ -10,7 +10,8 @@ from attrs import frozen
 
 from tests.runner.model_families import ServedModel
 from tests.runner.retrieval_families import DOCUMENTS, MASKED_LMS, QUERIES, SPARSE, assert_same_ranking, write_masked_lm
-from trio_pool_serve.types import Batch, PoolingRequest, Role, SparseEmbed, SparseVector, Vectors
+from trio_pool_serve.prompts import Role
+from trio_pool_serve.types import Batch, PoolingRequest, SparseEmbed, SparseVector, Vectors
 
 TOLERANCE = 1e-5
 SCORE_TOLERANCE = 1e-4

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from attrs import frozen
 
@@ -23,6 +24,7 @@ from tests.runner.vision_families import (
     shuffled,
 )
 from trio_pool_serve.model_folder.vision_language import VisionLanguage
+from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat, embeds_format_of
 from trio_pool_serve.types import Batch, Embed, PoolingParams, PoolingRequest, RenderedPrompt, TokenEmbed, Vectors
 
 TOLERANCE = 1e-5
@@ -99,6 +101,38 @@ async def test_texts_alone_agree_after_images(pair: Pair):
     await pair.compute(CONTENTS, Embed())
     rows = await pair.compute([CONTENTS[index] for index in texts], Embed())
     assert largest_difference(rows, pair.vectors[texts]) < TOLERANCE
+
+
+async def test_embeddings_in_place_of_ids_agree_alone_and_beside_images(
+    pair: Pair, record_agreement: Callable[..., None]
+):
+    assert isinstance(embeds_format_of(pair.ours.folder, pair.ours.runner.embeds_width, enabled=True), EmbedsFormat)
+    backbone, launch = pair.ours.runner.backbone, pair.ours.runner.launch
+    whole = [PoolingRequest(pair.render(content), (Embed(),)) for content in CONTENTS]
+    texts = [index for index, request in enumerate(whole) if request.prompt.images is None]
+    embedded = []
+    for index in texts:
+        ids = torch.from_numpy(whole[index].prompt.token_ids.astype(np.int64))
+        prompt = RenderedPrompt(np.zeros(len(ids), dtype=np.int32), embeds=backbone.embed(ids).detach().numpy())
+        embedded.append(PoolingRequest(prompt, (Embed(),)))
+    assert 0 < len(texts) < len(CONTENTS)
+    alone = [(await launch(Batch((request,))))[0][0] for request in embedded]
+    batch, order = [*whole, *embedded], shuffled([*whole, *embedded])
+    rows = [vector for (vector,) in await launch(Batch(tuple(batch[index] for index in order)))]
+    expected = np.concatenate([pair.vectors, pair.vectors[texts]])[order]
+    difference = max(largest_difference(alone, pair.vectors[texts]), largest_difference(rows, expected))
+    assert difference < TOLERANCE
+    record_agreement(pair.family, "embed", "transformers", difference)
+
+
+async def test_the_embedding_of_the_placeholder_fails_nobodys_batch(pair: Pair):
+    """Anybody can send what the model has in the place of an image; the model takes it for one."""
+    backbone, launch = pair.ours.runner.backbone, pair.ours.runner.launch
+    placeholder = backbone.embed(torch.tensor([pair.ours.images.token_id] * 3)).detach().numpy()
+    hostile = PoolingRequest(RenderedPrompt(np.zeros(3, dtype=np.int32), embeds=placeholder), (Embed(),))
+    whole = [PoolingRequest(pair.render(content), (Embed(),)) for content in CONTENTS]
+    _, *rows = [vector for (vector,) in await launch(Batch((hostile, *whole)))]
+    assert largest_difference(rows, pair.vectors) < TOLERANCE
 
 
 async def test_an_instruction_is_a_system_message(pair: Pair):

@@ -31,18 +31,10 @@ from tests.runner.model_families import (
     vocab_and_merges,
     write_modules,
 )
+from trio_pool_serve.prompts import RenderingParams, TextPrompt
 from trio_pool_serve.rendering.image_format import ImageFormat
 from trio_pool_serve.rendering.vision.loading import load_image_format
-from trio_pool_serve.types import (
-    Batch,
-    Embed,
-    PoolingParams,
-    PoolingRequest,
-    RenderedPrompt,
-    RenderingParams,
-    TextPrompt,
-    Vectors,
-)
+from trio_pool_serve.types import Batch, Embed, PoolingParams, PoolingRequest, RenderedPrompt, Vectors
 
 SENTENCES = (
     "a photo of two cats on a couch",

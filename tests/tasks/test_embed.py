@@ -11,13 +11,14 @@ from tests.conftest import assert_idle, running
 from tests.model_folders import VOCABULARY, write_json, write_scripted_folder
 from trio_pool_serve.config import Config
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, OverloadedError
+from trio_pool_serve.prompts import TextPrompt, TokensPrompt
 from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import Pooled, pool
 from trio_pool_serve.tasks.reading import ReadingParams
 from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import Embed, TextPrompt, TokensPrompt
+from trio_pool_serve.types import Embed
 
 CLS, SEP = VOCABULARY["[CLS]"], VOCABULARY["[SEP]"]
 

@@ -22,6 +22,7 @@ from trio_pool_serve.errors import (
 )
 from trio_pool_serve.model_folder.folder import read_model_folder
 from trio_pool_serve.offload import Offload
+from trio_pool_serve.prompts import Prompt, RenderingParams, TextPrompt, TokensPrompt, TruncationSide
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text_renderer import TextRenderer
 from trio_pool_serve.rendering.token import Token
@@ -32,17 +33,7 @@ from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.tasks.fan_out import PROMPTS_AHEAD, AskedRow, ComputedRow, compute_rows
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import (
-    Batch,
-    Embed,
-    PooledBatch,
-    Prompt,
-    RenderingParams,
-    TextPrompt,
-    TokenIds,
-    TokensPrompt,
-    TruncationSide,
-)
+from trio_pool_serve.types import Batch, Embed, PooledBatch, TokenIds
 
 
 @define(eq=False)

@@ -10,6 +10,7 @@ from tests.conftest import assert_idle, running, wait_idle
 from tests.model_folders import VOCABULARY
 from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
+from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.rendering.text_renderer import MAX_WINDOWS
 from trio_pool_serve.runner.copied_batch import CopiedBatch
 from trio_pool_serve.runner.scripted import ScriptedRunner
@@ -18,7 +19,6 @@ from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import Pooled, pool
 from trio_pool_serve.tasks.reading import ReadingParams
 from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import TextPrompt
 
 CLS, SEP = VOCABULARY["[CLS]"], VOCABULARY["[SEP]"]
 ROOM = 62

@@ -17,12 +17,13 @@ from trio_pool_serve.errors import (
     TaskNotSupportedError,
 )
 from trio_pool_serve.model_folder.architecture import Architecture
+from trio_pool_serve.prompts import RenderingParams
 from trio_pool_serve.runner.copied_batch import CopiedBatch
 from trio_pool_serve.tasks.late_interaction import Document, encode_queries, score_documents
 from trio_pool_serve.tasks.reading import ReadingParams
 from trio_pool_serve.tasks.score import SIMILARITIES, ScoreJob, Scores, score
 from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import Classify, HeldQuery, RenderingParams
+from trio_pool_serve.types import Classify, HeldQuery
 
 CLS, SEP = VOCABULARY["[CLS]"], VOCABULARY["[SEP]"]
 

@@ -7,7 +7,7 @@ from attrs import frozen
 from trio_pool_serve.api.contents import WireContent, parts_of, require_few_parts
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
-from trio_pool_serve.types import ChatMessage, ChatPrompt
+from trio_pool_serve.prompts import ChatMessage, ChatPrompt
 
 
 @frozen(kw_only=True)
@@ -33,7 +33,8 @@ class ConversationFields:
         if not self.messages:
             raise EmptyInputError("messages is empty.", param="messages")
         messages = tuple(
-            ChatMessage(message.role, parts_of(message.content or (), "messages")) for message in self.messages
+            ChatMessage(message.role, parts_of(message.content or (), f"messages[{index}].content"))
+            for index, message in enumerate(self.messages)
         )
         require_few_parts(len(messages), "messages", network, "messages")
         require_few_parts(sum(len(message.parts) for message in messages), "parts", network, "messages")

@@ -20,10 +20,11 @@ from trio_pool_serve.api.image_inputs import image_prompts
 from trio_pool_serve.api.prompts import InputFields
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.prompts import Prompt, TruncationSide
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import pool
 from trio_pool_serve.tasks.reading import ReadingParams
-from trio_pool_serve.types import Prompt, TruncationSide, Vectors
+from trio_pool_serve.types import Vectors
 
 
 @frozen(kw_only=True)

@@ -13,7 +13,7 @@ import msgspec
 
 from trio_pool_serve.api.received_body import Buffer
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
-from trio_pool_serve.types import EmbedsPrompt
+from trio_pool_serve.prompts import EmbedsPrompt
 
 FIELD = "prompt_embeds"
 

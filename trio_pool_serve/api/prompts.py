@@ -10,7 +10,7 @@ from trio_pool_serve.api.messages import ConversationFields
 from trio_pool_serve.api.payloads import PromptEmbeds
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
-from trio_pool_serve.types import Prompt, TextPrompt, TokensPrompt
+from trio_pool_serve.prompts import Prompt, TextPrompt, TokensPrompt
 
 Input = str | list[str | int | list[int]]
 """A text, texts, token ids, lists of token ids."""
@@ -60,13 +60,16 @@ def prompts_of(asked: Input | AnyInput, network: NetworkConfig, *, param: str = 
     if isinstance(asked, str):
         return [TextPrompt(asked)]
     if isinstance(asked, InputObject):
-        return [asked.prompt(param=param)]
+        return [asked.prompt(place=param)]
     if not asked:
         raise EmptyInputError(f"{param} is empty.", param=param)
     kinds = set(map(type, asked))
     if kinds == {str, InputObject} or kinds == {InputObject}:
         require_few(asked, network, param=param)
-        return [TextPrompt(item) if isinstance(item, str) else item.prompt(param=param) for item in asked]  # type: ignore[union-attr]
+        return [
+            TextPrompt(item) if isinstance(item, str) else item.prompt(place=f"{param}[{index}]")  # type: ignore[union-attr]
+            for index, item in enumerate(asked)
+        ]
     if len(kinds) > 1:
         raise InvalidRequestError(f"{param} mixes token ids and other inputs.", param=param)
     (kind,) = kinds

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from attrs import evolve
 
+from trio_pool_serve.prompts import Role
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.types import Role
 
 ROLES: Mapping[str, Role] = {
     "query": "query",

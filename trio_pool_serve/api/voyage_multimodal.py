@@ -13,10 +13,11 @@ from trio_pool_serve.api.prompts import require_few
 from trio_pool_serve.api.purposes import for_purpose
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError
+from trio_pool_serve.prompts import ContentPrompt
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import PooledRow, pool
 from trio_pool_serve.tasks.reading import ReadingParams
-from trio_pool_serve.types import ContentPrompt, Vectors
+from trio_pool_serve.types import Vectors
 
 
 @frozen(kw_only=True)
@@ -41,7 +42,7 @@ class MultimodalRequest:
             raise EmptyInputError("inputs is empty.", param="inputs")
         require_few(self.inputs, network, param="inputs")
         return PoolJob(
-            prompts=[content.plain_prompt(network, "inputs") for content in self.inputs],
+            prompts=[content.plain_prompt(network, f"inputs[{index}]") for index, content in enumerate(self.inputs)],
             reading=ReadingParams(truncate_to=None if self.truncation is False else -1),
         )
 

@@ -11,7 +11,8 @@ from attrs import frozen
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.model_folder.files import FolderFiles
-from trio_pool_serve.types import PoolingParams, PoolingTask, Role, SparseEmbed
+from trio_pool_serve.prompts import Role
+from trio_pool_serve.types import PoolingParams, PoolingTask, SparseEmbed
 
 Scoring: TypeAlias = Literal["pairs", "vectors", "late_interaction"]
 """How two texts are compared. pairs: the model reads both together. vectors: each has a vector.

@@ -14,7 +14,8 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.model_folder.architecture import Architecture
 from trio_pool_serve.model_folder.files import TRANSFORMERS, FolderFiles, ModuleFiles, read_json
-from trio_pool_serve.types import PoolingParams, Role, SparseEmbed, SparseLookup
+from trio_pool_serve.prompts import Role
+from trio_pool_serve.types import PoolingParams, SparseEmbed, SparseLookup
 
 SpladePooling: TypeAlias = Literal["max", "sum"]
 

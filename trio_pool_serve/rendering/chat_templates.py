@@ -8,8 +8,8 @@ from attrs import define, frozen
 
 from trio_pool_serve.errors import InvalidRequestError, WorkerDiedError, WorkerTooSlowError
 from trio_pool_serve.offload import Offload
+from trio_pool_serve.prompts import ChatMessage, ChatPrompt, ImagePart, Part
 from trio_pool_serve.rendering.template_process import MEMORY_BYTES, TemplateQuestion, render_template
-from trio_pool_serve.types import ChatMessage, ChatPrompt, ImagePart, Part
 from trio_pool_serve.worker_processes import WorkerProcesses
 
 LOOP_CHARACTERS = 16 * 1024

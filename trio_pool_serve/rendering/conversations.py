@@ -7,25 +7,31 @@ from typing import Any, Protocol
 import trio
 from attrs import Factory, define, evolve
 
-from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, PoolServeError, innermost
+from trio_pool_serve.errors import (
+    EmptyInputError,
+    InvalidRequestError,
+    MediaError,
+    PoolServeError,
+    field_of,
+    innermost,
+)
 from trio_pool_serve.model_folder.chat_format import wants_parts
+from trio_pool_serve.prompts import (
+    ChatMessage,
+    ChatPrompt,
+    ContentPrompt,
+    ImagePart,
+    Part,
+    RenderingParams,
+    TextPart,
+    TextPrompt,
+)
 from trio_pool_serve.rendering.chat_templates import ChatTemplate, ChatTemplates
 from trio_pool_serve.rendering.image_format import ImageFormat, ImageProcessor
 from trio_pool_serve.rendering.length_limit import too_long
 from trio_pool_serve.rendering.text_window import MARGIN_TOKENS, MAX_CHARACTERS_PER_TOKEN
 from trio_pool_serve.rendering.tokenizer import ChatTexts
-from trio_pool_serve.types import (
-    ChatMessage,
-    ChatPrompt,
-    ContentPrompt,
-    ImageFeatures,
-    ImagePart,
-    Part,
-    RenderedPrompt,
-    RenderingParams,
-    TextPart,
-    TextPrompt,
-)
+from trio_pool_serve.types import ImageFeatures, RenderedPrompt
 
 MAX_TEMPLATE_CHARACTERS = 64 * 1024
 """Of a template that comes with a request; the longest that models are published with have a third of it."""
@@ -215,7 +221,10 @@ class Conversations:
         loaded: dict[int, ImageFeatures] = {}
 
         async def one(index: int, image: ImagePart) -> None:
-            loaded[index] = await media.load(image, image_format.processor)
+            try:
+                loaded[index] = await media.load(image, image_format.processor)
+            except (InvalidRequestError, MediaError) as error:
+                raise _at(image.place, error) from error
 
         await _together(*(partial(one, index, image) for index, image in enumerate(images)))
         return [loaded[index] for index in range(len(images))]
@@ -237,6 +246,16 @@ async def _together(*works: Callable[[], Awaitable[None]]) -> None:
         if expected is None or rest is not None:
             raise
         raise innermost(expected) from None
+
+
+def _at(place: str, error: InvalidRequestError | MediaError) -> InvalidRequestError | MediaError:
+    """Return an error that says which image of the request is to blame, as errors of the JSON itself do.
+
+    A new one: whoever waits for the same image in another request is told where it is there.
+    """
+    if not place:
+        return error
+    return type(error)(f"{str(error).removesuffix('.')} - at `$.{place}`", param=field_of(place))
 
 
 def _images(parts: Sequence[Part]) -> list[ImagePart]:

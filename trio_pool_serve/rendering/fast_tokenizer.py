@@ -7,9 +7,10 @@ import numpy as np
 import tokenizers
 from attrs import Factory, define, field
 
+from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.rendering.token import Token
 from trio_pool_serve.rendering.tokenizer import ChatTexts, Encoded, RenderChat, segments, shares
-from trio_pool_serve.types import TokenIds, TruncationSide
+from trio_pool_serve.types import TokenIds
 
 
 @define(eq=False)

@@ -1,7 +1,7 @@
 """How long an input may be, and what is said when it is longer."""
 
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
-from trio_pool_serve.types import RenderingParams
+from trio_pool_serve.prompts import RenderingParams
 
 
 def room_for_tokens(params: RenderingParams, max_model_len: int, taken: int, beside: str = "special") -> int:

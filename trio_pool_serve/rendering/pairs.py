@@ -8,10 +8,11 @@ from typing import Protocol
 
 from attrs import frozen
 
+from trio_pool_serve.prompts import PairPrompt, RenderingParams, TruncationSide
 from trio_pool_serve.rendering.length_limit import room_for_tokens, too_long
 from trio_pool_serve.rendering.text_window import WindowedText, encode_window
 from trio_pool_serve.rendering.tokenizer import Tokenizer
-from trio_pool_serve.types import PairPrompt, RenderedPrompt, RenderingParams, TruncationSide
+from trio_pool_serve.types import RenderedPrompt
 
 
 class PairFormat(Protocol):

@@ -17,8 +17,8 @@ class ProcessBackend:
     """Renders in processes, which somebody else runs: texts in some, images in others.
 
     As with threads, the kinds never wait for each other: a short text behind somebody's image would be late by as much
-    as an image takes. The second kind of process costs nothing until there is an image; one of the first has 230 MB of
-    its own, with MiniLM's tokenizer: most is what transformers imports. ``benchmarks/renderer_backend.py`` says what
+    as an image takes. The second kind is started for models that read images only; one of the first has 230 MB of its
+    own, with MiniLM's tokenizer: most is what transformers imports. ``benchmarks/renderer_backend.py`` says what
     either gains.
     """
 

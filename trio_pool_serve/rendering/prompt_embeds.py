@@ -13,15 +13,17 @@ from attrs import frozen
 
 from trio_pool_serve.errors import ContextLengthError, EmptyInputError
 from trio_pool_serve.model_folder.folder import ModelFolder
+from trio_pool_serve.prompts import EmbedsPrompt, RenderingParams
 from trio_pool_serve.rendering.stored_tensor import (
     FIELD,
+    ITEM_BYTES,
     StoredTensor,
     read_npy,
     read_safetensors,
     refused,
 )
 from trio_pool_serve.rendering.torch_archive import read_torch_archive
-from trio_pool_serve.types import EmbedsPrompt, RenderedPrompt, RenderingParams
+from trio_pool_serve.types import RenderedPrompt
 
 DECODED_AT_ONCE = 256 * 1024
 """Characters of base64; a multiple of four."""
@@ -45,6 +47,10 @@ class EmbedsFormat:
         """Of a file: the longest matrix in float32, and its header."""
         return self.max_rows * self.width * 4 + FRAMING
 
+    def most_rows(self, prompt: EmbedsPrompt) -> int:
+        """Return as many rows as the payload has room for, and the model takes."""
+        return min(self.max_rows, len(prompt.payload) * 3 // 4 // (min(ITEM_BYTES.values()) * self.width))
+
     def render(self, prompt: EmbedsPrompt, params: RenderingParams) -> RenderedPrompt:
         """Return what the model reads; rows are cut off as tokens are.
 
@@ -61,6 +67,8 @@ class EmbedsFormat:
             raise EmptyInputError("The tensor has no rows.", param=FIELD)
         if tensor.nbytes > self.max_bytes:
             raise self._too_long(f"{rows} rows")
+        if tensor.nbytes > tensor.stored_bytes:  # nobody could tell from its length how much work a payload is
+            raise refused("The tensor has fewer numbers than places: clone what has been expanded before it is saved.")
         keep = rows if params.truncate_to is None else min(rows, params.truncate_to)
         if keep > self.max_rows:
             raise self._too_long(f"{rows} rows")

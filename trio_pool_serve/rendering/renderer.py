@@ -10,24 +10,17 @@ from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.offload import Offload
+from trio_pool_serve.prompts import EmbedsPrompt, PairPrompt, Prompt, RenderingParams, TextPrompt, TokensPrompt
 from trio_pool_serve.rendering.backend import RenderBackend, ThreadBackend
 from trio_pool_serve.rendering.chat_templates import ChatTemplates
 from trio_pool_serve.rendering.conversations import Conversations, ImageLoader
-from trio_pool_serve.rendering.image_format import ImageFormat
+from trio_pool_serve.rendering.image_format import ImageFormat, ImageProcessor
 from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
 from trio_pool_serve.rendering.text_loading import TextRecipe, text_renderer_of
 from trio_pool_serve.rendering.text_renderer import TextRenderer
 from trio_pool_serve.rendering.token import Token
 from trio_pool_serve.rendering.tokenizer import Tokenizer
-from trio_pool_serve.types import (
-    EmbedsPrompt,
-    PairPrompt,
-    Prompt,
-    RenderedPrompt,
-    RenderingParams,
-    TextPrompt,
-    TokensPrompt,
-)
+from trio_pool_serve.types import RenderedPrompt
 
 
 @define(eq=False)
@@ -60,6 +53,19 @@ class Renderer:
     def vocab_size(self) -> int:
         """Token ids are less."""
         return self.texts.vocab_size
+
+    @property
+    def image_processor(self) -> ImageProcessor | None:
+        """What makes features of images; ``None`` for a model that reads texts only."""
+        image_format = None if self.conversations is None else self.conversations.image_format
+        return None if image_format is None else image_format.processor
+
+    def estimated_tokens(self, prompt: Prompt) -> int:
+        """Return cheaply how many tokens a prompt may have, for admission: a guess, of token embeddings a bound."""
+        if not isinstance(prompt, EmbedsPrompt):
+            return prompt.estimated_tokens
+        # Without a format they are refused.
+        return 0 if isinstance(self.embeds_format, str) else self.embeds_format.most_rows(prompt)
 
     async def render(self, prompt: Prompt, params: RenderingParams) -> RenderedPrompt:
         """Return what the model reads for one prompt.

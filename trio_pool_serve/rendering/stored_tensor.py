@@ -67,6 +67,11 @@ class StoredTensor:
             size *= length
         return size
 
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that its numbers, and others of the same storage, take in the buffer."""
+        return self.numbers * ITEM_BYTES[self.dtype]
+
     def rows(self, first: int, last: int) -> npt.NDArray[np.generic]:
         """Return some rows of a matrix without copying them; bfloat16 as the uint16 that hold it."""
         kind = {"float16": "<f2", "bfloat16": "<u2", "float32": "<f4"}[self.dtype]

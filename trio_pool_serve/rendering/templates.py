@@ -8,11 +8,12 @@ from trio_pool_serve.model_folder.architecture import Architecture
 from trio_pool_serve.model_folder.chat_format import ChatFormat
 from trio_pool_serve.model_folder.classification import SequenceClassifier
 from trio_pool_serve.model_folder.reranking import GenerativeReranker, JudgeFormat
+from trio_pool_serve.prompts import PairPrompt, RenderingParams
 from trio_pool_serve.rendering.length_limit import room_for_tokens, too_long
 from trio_pool_serve.rendering.pairs import PairFormat, shorten
 from trio_pool_serve.rendering.text_window import WindowedText, encode_window
 from trio_pool_serve.rendering.tokenizer import RenderChat, Tokenizer
-from trio_pool_serve.types import PairPrompt, RenderedPrompt, RenderingParams, TokenIds
+from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 MAX_KNOWN_SUFFIXES = 1024
 """Clients may send instructions of their own: the memory of what they end with must not grow for ever."""

@@ -14,8 +14,9 @@ from trio_pool_serve.model_folder.late_interaction import LateInteraction, Query
 from trio_pool_serve.model_folder.page_retrieval import AUGMENTATION, PageRetrieval
 from trio_pool_serve.model_folder.sparse import Sparse
 from trio_pool_serve.model_folder.vision_language import VisionLanguage
+from trio_pool_serve.prompts import Role
 from trio_pool_serve.rendering.tokenizer import Tokenizer
-from trio_pool_serve.types import RenderedPrompt, Role, TokenIds
+from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 
 @frozen(kw_only=True)

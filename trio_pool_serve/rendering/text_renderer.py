@@ -8,6 +8,7 @@ import numpy.typing as npt
 from attrs import define, evolve, field
 
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
+from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt, TokensPrompt
 from trio_pool_serve.rendering.length_limit import room_for_tokens, too_long
 from trio_pool_serve.rendering.pairs import JoinedPair, PairFormat, shorten
 from trio_pool_serve.rendering.text_format import TextFormat
@@ -15,14 +16,7 @@ from trio_pool_serve.rendering.text_window import encode_window
 from trio_pool_serve.rendering.token import Token
 from trio_pool_serve.rendering.tokenizer import Encoded, Tokenizer
 from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
-from trio_pool_serve.types import (
-    PairPrompt,
-    RenderedPrompt,
-    RenderingParams,
-    TextPrompt,
-    TokenIds,
-    TokensPrompt,
-)
+from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 
 @define(eq=False)

@@ -19,8 +19,8 @@ import re
 
 from attrs import frozen
 
+from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.rendering.tokenizer import Encoded, Tokenizer
-from trio_pool_serve.types import TruncationSide
 
 CHARACTERS_PER_TOKEN = 8
 """First guess of the window; English has four, few scripts have more than this."""

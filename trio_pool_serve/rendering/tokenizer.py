@@ -11,8 +11,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from attrs import Factory, frozen
 
+from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.rendering.token import Token
-from trio_pool_serve.types import TokenIds, TruncationSide
+from trio_pool_serve.types import TokenIds
 
 Encoded: TypeAlias = Any
 """What ``encode`` made for ``finish``: it has a length, in tokens."""

@@ -9,6 +9,7 @@ from attrs import frozen
 
 from trio_pool_serve.engine.interface import Engine
 from trio_pool_serve.errors import NotFiniteError, PoolServeError, innermost
+from trio_pool_serve.prompts import Prompt, RenderingParams
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import (
@@ -16,9 +17,7 @@ from trio_pool_serve.types import (
     PoolingOutput,
     PoolingParams,
     PoolingRequest,
-    Prompt,
     RenderedPrompt,
-    RenderingParams,
     SparseVector,
 )
 

@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 
 from attrs import Factory, frozen
 
+from trio_pool_serve.prompts import Prompt
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.reading import ReadingParams
-from trio_pool_serve.types import Activation, PooledValue, PoolingParams, PoolingTask, Prompt
+from trio_pool_serve.types import Activation, PooledValue, PoolingParams, PoolingTask
 
 
 @frozen(eq=False, kw_only=True)
@@ -24,13 +25,6 @@ class PoolJob:
     normalize: bool | None = None
     activation: Activation = "probabilities"
     priority: int = 0
-
-    @property
-    def estimated_tokens(self) -> int:
-        """A cheap guess of all prompts' tokens, for admission."""
-        return sum(prompt.estimated_tokens for prompt in self.prompts) + self.reading.estimated_tokens(
-            len(self.prompts)
-        )
 
 
 def unchanged(value: PooledValue) -> PooledValue:

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
+from trio_pool_serve.prompts import RenderingParams
 from trio_pool_serve.tasks.fan_out import AskedRow, ComputedRow, compute_rows
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.sides import Side, prompt_of
 from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import HeldQuery, HoldQuery, MaxSim, QueryScope, RenderingParams
+from trio_pool_serve.types import HeldQuery, HoldQuery, MaxSim, QueryScope
 
 
 @frozen(eq=False)

@@ -64,7 +64,7 @@ def estimated_tokens(model: Model, job: PoolJob, asked: Sequence[AskedRow]) -> i
 
     Raises ``InvalidRequestError`` for an answer of vectors per token that would fill the memory.
     """
-    estimate = job.estimated_tokens
+    estimate = sum(map(model.renderer.estimated_tokens, job.prompts)) + job.reading.estimated_tokens(len(job.prompts))
     if not any(row.in_windows for row in asked):
         estimate = min(estimate, len(asked) * model.renderer.max_model_len)
     numbers = estimate * model.engine.dimensions

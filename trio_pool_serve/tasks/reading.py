@@ -7,8 +7,8 @@ from attrs import frozen
 
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.model_folder.late_interaction import LateInteraction
+from trio_pool_serve.prompts import RenderingParams, Role, TextPrompt, TruncationSide
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.types import RenderingParams, Role, TextPrompt, TruncationSide
 
 INSTRUCTION_CHARACTERS_PER_TOKEN = 8
 """Bounds a client's own instruction by the model's length: no script has many tokens longer than this."""

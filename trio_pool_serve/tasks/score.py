@@ -8,6 +8,7 @@ from attrs import Factory, evolve, frozen
 
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.model_folder.architecture import Scoring, Similarity
+from trio_pool_serve.prompts import PairPrompt, RenderingParams, Role
 from trio_pool_serve.tasks.embed import vector_of
 from trio_pool_serve.tasks.fan_out import AskedRow, ComputedRow, compute_rows
 from trio_pool_serve.tasks.late_interaction import Document, encode_queries, score_documents
@@ -15,15 +16,7 @@ from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.reading import ReadingParams, rendering_params
 from trio_pool_serve.tasks.sides import Side, has_images, prompt_of, text_of
 from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import (
-    Activation,
-    Classify,
-    Embed,
-    PairPrompt,
-    RenderingParams,
-    Role,
-    Vectors,
-)
+from trio_pool_serve.types import Activation, Classify, Embed, Vectors
 
 LOOP_BYTES = 256 * 1024
 """Vectors up to this size are compared on the loop: 64 of 1024 numbers took 83 µs, 170 of 384 took 122."""

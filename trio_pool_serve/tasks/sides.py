@@ -2,7 +2,7 @@
 
 from typing import TypeAlias
 
-from trio_pool_serve.types import ContentPrompt, TextPart, TextPrompt
+from trio_pool_serve.prompts import ContentPrompt, TextPart, TextPrompt
 
 Side: TypeAlias = str | ContentPrompt
 """A text, or texts and images that make one side together."""

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.rendering.token import Token
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.types import TextPrompt
 
 MAX_CHARACTERS = 200_000
 """Each token is an object of its own until the answer is written."""

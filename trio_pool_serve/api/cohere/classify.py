@@ -15,9 +15,10 @@ from trio_pool_serve.api.prompts import require_few
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.model_folder.classification import Classifier
+from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import Pooled, pool
-from trio_pool_serve.types import TextPrompt, Vectors
+from trio_pool_serve.types import Vectors
 
 LIKELY = 0.5
 

@@ -16,10 +16,11 @@ from trio_pool_serve.api.prompts import require_few
 from trio_pool_serve.api.purposes import for_purpose
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import ContextLengthError, EmptyInputError, InvalidRequestError
+from trio_pool_serve.prompts import ImagePart, Prompt, TextPrompt
 from trio_pool_serve.tasks.embed import check_dimensions
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import Pooled, PooledRow, pool
-from trio_pool_serve.types import ImagePart, Prompt, TextPrompt, Vectors
+from trio_pool_serve.types import Vectors
 
 EmbeddingType: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
@@ -78,7 +79,7 @@ class EmbedRequest:
         if self.images:
             return image_prompts(self.images, network, param="images")
         return [TextPrompt(text) for text in self.texts or ()] or [
-            content.plain_prompt(network, "inputs") for content in self.inputs or ()
+            content.plain_prompt(network, f"inputs[{index}]") for index, content in enumerate(self.inputs or ())
         ]
 
 

@@ -11,6 +11,7 @@ from trio_pool_serve.api.encodings import row_json
 from trio_pool_serve.api.endpoint import Call, EncodedAnswer
 from trio_pool_serve.api.ranking import ranked
 from trio_pool_serve.api.tei.wire import DecodeJob, PredictJob, TokenizeJob
+from trio_pool_serve.prompts import PairPrompt, Prompt, TextPrompt
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.pool import PooledRow, pool
@@ -19,7 +20,7 @@ from trio_pool_serve.tasks.score import ScoreJob, score
 from trio_pool_serve.tasks.sides import text_of
 from trio_pool_serve.tasks.tokenize import detokenize, tokenize
 from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import PairPrompt, PooledValue, Prompt, SparseVector, TextPrompt, Vectors
+from trio_pool_serve.types import PooledValue, SparseVector, Vectors
 
 
 @frozen

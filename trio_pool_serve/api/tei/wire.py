@@ -12,10 +12,11 @@ from attrs import frozen
 from trio_pool_serve.api.prompts import Input, prompts_of, require_few
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
+from trio_pool_serve.prompts import PairPrompt, Prompt, TextPrompt, TokensPrompt, TruncationSide
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.reading import ReadingParams
 from trio_pool_serve.tasks.score import ScoreJob
-from trio_pool_serve.types import PairPrompt, PoolingTask, Prompt, TextPrompt, TokensPrompt, TruncationSide
+from trio_pool_serve.types import PoolingTask
 
 Sequences = str | list[str | list[str]]
 """One text; one text or pair in a list; a list of those."""

@@ -13,10 +13,11 @@ from trio_pool_serve.api.encodings import row_json
 from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
 from trio_pool_serve.api.prompts import InputFields
 from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import pool
 from trio_pool_serve.tasks.reading import ReadingParams
-from trio_pool_serve.types import TruncationSide, Vectors
+from trio_pool_serve.types import Vectors
 
 
 @frozen(kw_only=True)

@@ -17,10 +17,10 @@ from trio_pool_serve.api.ranking import ranked, require_top
 from trio_pool_serve.api.vllm.score import score_job
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
+from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.tasks.reading import ReadingParams
 from trio_pool_serve.tasks.score import ScoreJob
 from trio_pool_serve.tasks.sides import Side, text_of
-from trio_pool_serve.types import TruncationSide
 
 
 @frozen
@@ -37,10 +37,10 @@ class AskedDocument:
     text: str | None = None
     content: WireContent | None = None
 
-    def side(self, network: NetworkConfig) -> Side:
-        """Return the document. Raises ``InvalidRequestError``."""
+    def side(self, network: NetworkConfig, place: str) -> Side:
+        """Return the document that stands at ``place``. Raises ``InvalidRequestError``."""
         if self.content is not None:
-            return ContentInput(content=self.content).prompt(network, "documents")
+            return ContentInput(content=self.content).prompt(network, place)
         if self.text is None:
             raise InvalidRequestError("A document has neither text nor content.", param="documents")
         return self.text
@@ -83,7 +83,8 @@ class RerankRequest:
         return ScoreJob(
             queries=[self.query if isinstance(self.query, str) else self.query.prompt(network, "query")],
             documents=[
-                document if isinstance(document, str) else document.side(network) for document in self.documents
+                document if isinstance(document, str) else document.side(network, f"documents[{index}]")
+                for index, document in enumerate(self.documents)
             ],
             reading=ReadingParams(
                 truncate_to=self.truncate_prompt_tokens,

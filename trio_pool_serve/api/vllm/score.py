@@ -14,10 +14,10 @@ from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
 from trio_pool_serve.api.prompts import require_few
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
+from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.tasks.reading import ReadingParams
 from trio_pool_serve.tasks.score import ScoreJob, Scores, score
 from trio_pool_serve.tasks.sides import Side
-from trio_pool_serve.types import TruncationSide
 
 NAMES = (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"), ("queries", "items"))
 """What the two sides are called; vLLM has renamed them more than once."""
@@ -88,7 +88,10 @@ class ScoreRequest:
         if not sides:
             raise EmptyInputError(f"{name} is empty.", param=name)
         require_few(sides, network, param=name)
-        return [side if isinstance(side, str) else side.prompt(network, name) for side in sides]
+        return [
+            side if isinstance(side, str) else side.prompt(network, name if sides is not given else f"{name}[{index}]")
+            for index, side in enumerate(sides)
+        ]
 
 
 def _missing(wire: ScoreRequest) -> str | None:

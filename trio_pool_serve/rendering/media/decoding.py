@@ -8,6 +8,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from trio_pool_serve.errors import MediaError
 from trio_pool_serve.rendering.image_format import ImageProcessor
 from trio_pool_serve.types import ImageFeatures
+from trio_pool_serve.worker_processes import prepare_worker
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """What browsers show. Pillow reads dozens of others, each by a parser of its own."""
@@ -53,6 +54,13 @@ def _upright_rgb(image: Image.Image) -> Image.Image:
 def features_of(encoded: bytes, processor: ImageProcessor, limits: MediaLimits) -> ImageFeatures:
     """Return what a processor makes of an encoded image. Raises ``MediaError``."""
     return processor(decode_image(encoded, limits))
+
+
+def prepare_process(*processors: ImageProcessor) -> None:
+    """Make a process ready for images: a processor loads what it needs with the first one that it is given."""
+    prepare_worker()
+    for processor in processors:
+        processor(Image.new("RGB", (64, 48)))
 
 
 def too_large(max_bytes: int) -> MediaError:

@@ -77,7 +77,7 @@ class FolderProcessor:
         return found
 
     def _load(self) -> Any:
-        # Imported here: it takes seconds, and a worker process needs it only if it is given an image.
+        # Imported here: it takes seconds, and only the processes for images need it.
         import transformers
 
         return getattr(transformers, f"{self.class_name}Pil").from_dict(dict(self.settings))

@@ -19,16 +19,29 @@ class QwenVision(Backbone):
     image_token_id: int = field(kw_only=True)
 
     def __call__(self, forward: ForwardPass) -> Tensor:
-        """Return the states, [rows, tokens, hidden]; rows without images may be among the others."""
-        images = images_of(forward.requests)
-        if not images:
+        """Return the states, [rows, tokens, hidden]; rows without images may be among the others.
+
+        Rows that bring embeddings are computed by themselves where others have images: the model finds the places of
+        images by what is embedded there, and anybody can send just that.
+        """
+        requests = forward.requests
+        if not images_of(requests):
             return super().__call__(forward)
+        embedded = [row for row, request in enumerate(requests) if request.prompt.embeds is not None]
+        if not embedded:
+            return self._beside_images(forward)
+        others = [row for row, request in enumerate(requests) if request.prompt.embeds is None]
+        parts = [super().__call__(forward.select(embedded)), self._beside_images(forward.select(others))]
+        places = torch.tensor([*embedded, *others]).argsort().to(forward.input_ids.device, non_blocking=True)
+        return torch.cat(parts)[places]
+
+    def _beside_images(self, forward: ForwardPass) -> Tensor:
         model: Any = self.model
         states = model(
             input_ids=forward.input_ids,
             attention_mask=forward.attention_mask,
             position_ids=self._positions(forward),
-            **image_inputs(images, device=forward.input_ids.device, dtype=model.dtype),
+            **image_inputs(images_of(forward.requests), device=forward.input_ids.device, dtype=model.dtype),
         ).last_hidden_state
         assert isinstance(states, Tensor)  # noqa: S101
         return states
