@@ -67,11 +67,7 @@ class Renderer:
         Raises ``ContextLengthError``, ``InvalidRequestError`` or ``MediaError``. Cancellation: while waiting for a
         worker of the backend and while one works, at once; the worker keeps its place until it is done.
         """
-        rendered = await self._render(prompt, params)
-        if rendered.images is None and self.conversations is not None and self.conversations.image_format is not None:
-            # A text, or ids, can hold a placeholder that no image is for: it would be found out amid a batch of others.
-            self.conversations.image_format.expand(rendered.token_ids, ())
-        return rendered
+        return self._without_placeholders(await self._render(prompt, params))
 
     async def _render(self, prompt: Prompt, params: RenderingParams) -> RenderedPrompt:
         if isinstance(prompt, TokensPrompt):
@@ -110,7 +106,14 @@ class Renderer:
         """
         if not isinstance(prompt, TextPrompt) or self._in_conversation:
             return [await self.render(prompt, params)]
-        return await self.backend.run("render", self.texts.render_windows, prompt, params)
+        windows = await self.backend.run("render", self.texts.render_windows, prompt, params)
+        return [self._without_placeholders(window) for window in windows]
+
+    def _without_placeholders(self, rendered: RenderedPrompt) -> RenderedPrompt:
+        """Refuse a text, or ids, with a placeholder that no image is for: a batch of others would fail by it."""
+        if rendered.images is None and self.conversations is not None and self.conversations.image_format is not None:
+            self.conversations.image_format.expand(rendered.token_ids, ())
+        return rendered
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[Token]:
         """Return a text's tokens, none cut off. Raises and is cancelled as ``render``."""

@@ -13,7 +13,6 @@ from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.model_folder.late_interaction import LateInteraction, QueryExpansion, ScoringMask
 from trio_pool_serve.model_folder.page_retrieval import AUGMENTATION, PageRetrieval
 from trio_pool_serve.model_folder.sparse import Sparse
-from trio_pool_serve.model_folder.vision_language import VisionLanguage
 from trio_pool_serve.rendering.tokenizer import Tokenizer
 from trio_pool_serve.types import RenderedPrompt, Role, TokenIds
 
@@ -164,22 +163,9 @@ class FilledFormat(TextFormat):
 
 
 def refuse_placeholders(token_ids: TokenIds, placeholder_id: int) -> None:
-    """Raise ``InvalidRequestError`` if a text holds what stands for an image."""
+    """Raise ``InvalidRequestError`` for what stands for an image: a model would look for it in the whole batch."""
     if placeholder_id in token_ids:
         raise InvalidRequestError("An input has a placeholder for an image, but no image.", param="input")
-
-
-@frozen(kw_only=True)
-class WithoutPlaceholders(TextFormat):
-    """A text by itself has no placeholder for an image: the model would look for the image in the whole batch."""
-
-    placeholder_id: int
-
-    def finish(self, token_ids: TokenIds, role: Role | None, *, instruction_tokens: int = 0) -> RenderedPrompt:
-        """Refuse a text with a placeholder, by ``InvalidRequestError``."""
-        del role
-        refuse_placeholders(token_ids, self.placeholder_id)
-        return RenderedPrompt(token_ids, instruction_tokens)
 
 
 def text_format_of(folder: ModelFolder, tokenizer: Tokenizer) -> TextFormat:
@@ -197,8 +183,6 @@ def text_format_of(folder: ModelFolder, tokenizer: Tokenizer) -> TextFormat:
         )
     if isinstance(architecture, DualEncoder) and architecture.filling is not None:
         return _filled_format(architecture.filling, tokenizer)
-    if isinstance(architecture, VisionLanguage):
-        return WithoutPlaceholders(placeholder_id=architecture.patches.token_id)
     if isinstance(architecture, BgeM3):
         return FirstTokenLeftOut(token_id=tokenizer.id_named("cls_token"))
     return TextFormat()

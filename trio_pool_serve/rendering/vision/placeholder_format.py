@@ -7,6 +7,7 @@ from attrs import frozen
 
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.rendering.length_limit import too_long
+from trio_pool_serve.rendering.text_format import refuse_placeholders
 from trio_pool_serve.rendering.vision.folder_processor import FolderProcessor
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
 
@@ -30,14 +31,15 @@ class PlaceholderFormat:
         Raises ``InvalidRequestError`` unless there are as many placeholders as images: a text can hold the
         placeholder's own name. Raises ``ContextLengthError`` for more tokens than the model takes.
         """
+        if not images:
+            refuse_placeholders(token_ids, self.token_id)
+            return RenderedPrompt(token_ids)
         (places,) = np.nonzero(token_ids == self.token_id)
         sizes = [tokens for image in images for tokens in image.tokens]
         if len(places) != len(sizes):
             raise InvalidRequestError(
                 f"An input has {len(sizes)} images, but {len(places)} placeholders for images.", param="input"
             )
-        if not images:
-            return RenderedPrompt(token_ids)
         repeats = np.ones(len(token_ids), dtype=np.int64)
         repeats[places] = sizes
         if repeats.sum() > self.max_model_len:
