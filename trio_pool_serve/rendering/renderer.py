@@ -20,6 +20,7 @@ from trio_pool_serve.rendering.text_renderer import TextRenderer
 from trio_pool_serve.rendering.token import Token
 from trio_pool_serve.rendering.tokenizer import Tokenizer
 from trio_pool_serve.types import (
+    ChatPrompt,
     EmbedsPrompt,
     PairPrompt,
     Prompt,
@@ -67,7 +68,7 @@ class Renderer:
         Raises ``ContextLengthError``, ``InvalidRequestError`` or ``MediaError``. Cancellation: while waiting for a
         worker of the backend and while one works, at once; the worker keeps its place until it is done.
         """
-        return self._without_placeholders(await self._render(prompt, params))
+        return self._without_placeholders(await self._render(prompt, params), prompt)
 
     async def _render(self, prompt: Prompt, params: RenderingParams) -> RenderedPrompt:
         if isinstance(prompt, TokensPrompt):
@@ -107,12 +108,16 @@ class Renderer:
         if not isinstance(prompt, TextPrompt) or self._in_conversation:
             return [await self.render(prompt, params)]
         windows = await self.backend.run("render", self.texts.render_windows, prompt, params)
-        return [self._without_placeholders(window) for window in windows]
+        return [self._without_placeholders(window, prompt) for window in windows]
 
-    def _without_placeholders(self, rendered: RenderedPrompt) -> RenderedPrompt:
+    def _without_placeholders(self, rendered: RenderedPrompt, prompt: Prompt) -> RenderedPrompt:
         """Refuse a text, or ids, with a placeholder that no image is for: a batch of others would fail by it."""
         if rendered.images is None and self.conversations is not None and self.conversations.image_format is not None:
-            self.conversations.image_format.expand(rendered.token_ids, ())
+            try:
+                self.conversations.image_format.expand(rendered.token_ids, ())
+            except InvalidRequestError as error:
+                error.param = "messages" if isinstance(prompt, ChatPrompt) else "input"
+                raise
         return rendered
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[Token]:
