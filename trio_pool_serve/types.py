@@ -146,9 +146,11 @@ class EmbedsPrompt:
     """Token embeddings that the client made itself, in place of tokens.
 
     ``payload`` is base64 of a serialised tensor, still to be decoded. Which form it has is seen from its first bytes.
+    ``index`` is its place among several of one request, by which an error names it.
     """
 
     payload: bytes | memoryview
+    index: int | None = None
 
     @property
     def estimated_tokens(self) -> int:

@@ -98,7 +98,12 @@ class Renderer:
         if isinstance(embeds_format, str):
             raise InvalidRequestError(embeds_format, param="prompt_embeds")
         # Always in a thread: megabytes of payload and of numbers would go through the pipes of a process.
-        return await ThreadBackend(self.offload).run("render", embeds_format.render, prompt, params)
+        try:
+            return await ThreadBackend(self.offload).run("render", embeds_format.render, prompt, params)
+        except InvalidRequestError as error:
+            if prompt.index is None:
+                raise
+            raise type(error)(f"prompt_embeds[{prompt.index}]: {error}", param=error.param) from error
 
     async def render_windows(self, prompt: Prompt, params: RenderingParams) -> list[RenderedPrompt]:
         """Return what the model reads for one text in as many passes as it takes; several only if it is too long.
