@@ -1,11 +1,13 @@
-"""The loop's heart beats while prompts are rendered that take a hundred milliseconds and more of work."""
+"""The loop's heart beats while bodies and prompts are read that take a hundred milliseconds and more of work."""
 
 import json
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import attrs
+import msgspec
 import pybase64
 import pytest
 import trio
@@ -64,7 +66,7 @@ def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def gap_while_posting(folder: Path, body: bytes, *, in_threads: bool) -> float:
+async def gap_while_posting(folder: Path, body: bytes, *, in_threads: bool = True, status: bytes = b"200") -> float:
     config = Config(
         models=(str(folder),),
         network=NetworkConfig(max_body_bytes=2**28),
@@ -78,7 +80,7 @@ async def gap_while_posting(folder: Path, body: bytes, *, in_threads: bool) -> f
     ):
         await post(url, "/v1/embeddings", b'{"input": "warm"}')
         async with heart.beating():
-            await post(url, "/v1/embeddings", body)
+            await post(url, "/v1/embeddings", body, status=status)
         await wait_idle(service)
     return heart.longest_gap
 
@@ -101,3 +103,27 @@ async def test_decoding_prompt_embeds_keeps_the_loop_free(wide_folder, rows):
     with_threads = min([await gap_while_posting(wide_folder, body, in_threads=True) for _ in range(8)])
     without = min([await gap_while_posting(wide_folder, body, in_threads=False) for _ in range(2)])
     assert 10 * with_threads <= without, f"{without * 1e3:.1f} ms without threads, {with_threads * 1e3:.1f} with"
+
+
+BOMBS: Mapping[str, Callable[[], bytes]] = {
+    "four million lists": lambda: b'{"input":[' + b"[1]," * (2**22 - 1) + b"[1]]}",
+    # Where one of the fields tells whose the request is, all names are read.
+    "many unknown names": lambda: b'{"task":null,' + b",".join(b'"%d":1' % n for n in range(1_200_000)) + b"}",
+    "eight million ids": lambda: b'{"input":[' + b"1," * (8 * 10**6 - 1) + b"1]}",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+async def test_what_is_dear_to_parse_is_refused_before_a_parser_holds_the_lock(wide_folder, name):
+    """A parser holds it in a thread too: what a thread cannot help against is compared with the parser itself."""
+    body = BOMBS[name]()
+    gap = min([await gap_while_posting(wide_folder, body, status=b"400") for _ in range(8)])
+    decoding = min(seconds_to_decode(body) for _ in range(3))
+    assert 10 * gap <= decoding, f"{decoding * 1e3:.1f} ms to decode it, {gap * 1e3:.1f} of the loop's to refuse it"
+
+
+def seconds_to_decode(body: bytes) -> float:
+    """How long the loop would stand still, until what was made is let go of."""
+    before = time.perf_counter()
+    msgspec.json.decode(body)
+    return time.perf_counter() - before
