@@ -63,3 +63,26 @@ async def test_questions_and_pages_agree(name: str, oracle: str, tmp_path: Path,
         assert_same_ranking(found, scores)
     record_agreement(name, "token_embed", oracle, max(differences))
     record_agreement(name, "score", oracle, difference)
+
+
+SAID = ("each by itself", "not several together", "no chat template")
+"""By whether the folder has a chat template."""
+
+
+@pytest.mark.parametrize("name", ["colqwen2", "colpali"])
+async def test_a_page_is_an_input_by_itself(name: str, tmp_path: Path):
+    path = PAGE_RETRIEVERS[name](tmp_path / name)
+    both = parts(["what is this?", PICTURES[0]])
+    async with serving_folder(path) as ours:
+        for body, param in (
+            ({"input": [{"text": "what is this?", "image": as_url(PICTURES[0])}]}, "input"),
+            ({"messages": [{"role": "user", "content": both}]}, "messages"),
+        ):
+            answer = await ours.client.post("/pooling", json=body)
+            assert answer.status_code == 400, answer.text
+            error = answer.json()["error"]
+            assert error["param"] == param
+            assert any(said in error["message"] for said in SAID), error
+        score = await ours.client.post("/score", json={"text_1": "what is this?", "text_2": [{"content": both}]})
+        assert score.status_code == 400, score.text
+        await wait_idle(ours.service)

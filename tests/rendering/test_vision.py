@@ -230,12 +230,6 @@ def test_ids_with_a_placeholder_and_no_image_are_refused(paths: dict[str, Path],
         images.expand(np.array([50, images.token_id, 60], dtype=np.int32), ())
 
 
-async def test_a_question_with_a_placeholder_is_refused(paths: dict[str, Path]):
-    served = SeeingModel(paths["colqwen2"])
-    with pytest.raises(InvalidRequestError, match="a placeholder for an image, but no image"):
-        await served.read("what is <|image_pad|> here")
-
-
 @pytest.mark.parametrize("name", ["clip", "siglip2_naflex", "colqwen2", "colpali"])
 async def test_bfloat16_is_near_float32(paths: dict[str, Path], name: str):
     """Pixels are handed over in the type that the model computes in."""

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import Factory, frozen
 
-from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
+from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.model_folder.bge_m3 import BgeM3
 from trio_pool_serve.model_folder.dual_encoder import DualEncoder, TextFilling
 from trio_pool_serve.model_folder.folder import ModelFolder
@@ -93,7 +93,6 @@ class QuestionFormat(TextFormat):
     """
 
     suffix: TokenIds
-    placeholder_id: int
     counting: TokensThatCount | None
 
     def most_tokens(self, role: Role | None, max_model_len: int) -> int:
@@ -106,8 +105,7 @@ class QuestionFormat(TextFormat):
         return False
 
     def finish(self, token_ids: TokenIds, role: Role | None, *, instruction_tokens: int = 0) -> RenderedPrompt:
-        """End a question. Raises ``InvalidRequestError`` for a placeholder: there is no image for it."""
-        refuse_placeholders(token_ids, self.placeholder_id)
+        """End a question."""
         token_ids = np.concatenate([token_ids, self.suffix])
         kept = None if self.counting is None else self.counting.of(token_ids, role)
         return RenderedPrompt(token_ids, instruction_tokens, kept=None if kept is None or kept.all() else kept)
@@ -160,12 +158,6 @@ class FilledFormat(TextFormat):
         start = len(filled) - tokens if self.filling.on_the_left else 0
         filled[start : start + tokens] = token_ids
         return RenderedPrompt(filled, instruction_tokens, attended=None if self.filling.attends else tokens)
-
-
-def refuse_placeholders(token_ids: TokenIds, placeholder_id: int) -> None:
-    """Raise ``InvalidRequestError`` for what stands for an image: a model would look for it in the whole batch."""
-    if placeholder_id in token_ids:
-        raise InvalidRequestError("An input has a placeholder for an image, but no image.", param="input")
 
 
 def text_format_of(folder: ModelFolder, tokenizer: Tokenizer) -> TextFormat:
@@ -223,7 +215,6 @@ def _question_format(architecture: PageRetrieval, tokenizer: Tokenizer) -> Quest
     return QuestionFormat(
         prefix=architecture.text_prefix,
         suffix=np.concatenate([np.full(AUGMENTATION, pad_id, dtype=np.int32), end_ids]),
-        placeholder_id=architecture.placeholder_id,
         counting=None if architecture.mask is None else tokens_that_count(architecture.mask, tokenizer),
     )
 

@@ -7,7 +7,6 @@ from attrs import frozen
 
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.rendering.length_limit import too_long
-from trio_pool_serve.rendering.text_format import refuse_placeholders
 from trio_pool_serve.rendering.vision.folder_processor import FolderProcessor
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
 
@@ -45,6 +44,12 @@ class PlaceholderFormat:
         if repeats.sum() > self.max_model_len:
             raise too_long(f"{repeats.sum()}", self.max_model_len)
         return RenderedPrompt(np.repeat(token_ids, repeats), images=join(images))
+
+
+def refuse_placeholders(token_ids: TokenIds, token_id: int) -> None:
+    """Raise ``InvalidRequestError`` for what stands for an image: a model would look for it in the whole batch."""
+    if token_id in token_ids:
+        raise InvalidRequestError("An input has a placeholder for an image, but no image.", param="input")
 
 
 def join(images: Sequence[ImageFeatures]) -> ImageFeatures:
