@@ -144,3 +144,13 @@ def innermost(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def at_place(place: str, error: InvalidRequestError | MediaError) -> InvalidRequestError | MediaError:
+    """Return an error that says which part of the request is to blame, as errors of the JSON itself do.
+
+    A new one: whoever waits for the same image in another request is told where it is there.
+    """
+    if not place:
+        return type(error)(str(error), param=error.param)
+    return type(error)(f"{str(error).removesuffix('.')} - at `$.{place}`", param=field_of(place))

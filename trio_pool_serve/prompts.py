@@ -134,9 +134,11 @@ class EmbedsPrompt:
     """Token embeddings that the client made itself, in place of tokens.
 
     ``payload`` is base64 of a serialised tensor, still to be decoded. Which form it has is seen from its first bytes.
+    ``place`` is where it stands in the request, as in ``prompt_embeds[3]``, for errors.
     """
 
     payload: bytes | memoryview
+    place: str = ""
 
 
 Prompt: TypeAlias = TextPrompt | TokensPrompt | PairPrompt | ContentPrompt | ChatPrompt | EmbedsPrompt

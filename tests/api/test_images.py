@@ -11,6 +11,7 @@ import httpx
 import pytest
 import trio
 
+from tests.api.scripted_models import Everything, serve_as
 from tests.conftest import assert_idle, listening, running, wait_idle
 from tests.rendering.media.image_server import ImageServer, drips, redirects, says, serving
 from tests.rendering.media.images import (
@@ -142,6 +143,40 @@ async def test_what_the_model_cannot_read_is_told(client, service):
     answer = await client.post("/v1/embeddings", json={"input": mixed})
     assert answer.status_code == 400
     assert_idle(service)
+
+
+def too_many(images: list[dict]) -> list[tuple[str, dict]]:
+    """Inputs with those images, as each dialect has them."""
+    contents = [{"content": "hello"}, {"content": images}]
+    messages = [{"role": "user", "content": images[:1]}, {"role": "user", "content": images[1:]}]
+    conversation = {"messages": messages, "chat_template": "hello"}
+    return [
+        ("/v1/embed", {"inputs": contents}),
+        ("/v2/embed", {"inputs": contents, "input_type": "search_document"}),
+        ("/v1/multimodalembeddings", {"inputs": contents}),
+        ("/v1/embeddings", conversation),
+        ("/v1/embeddings", {**conversation, "task": "retrieval.passage"}),
+        ("/v1/embeddings", {**conversation, "input_type": "document"}),
+        ("/pooling", conversation),
+        ("/score", {"text_1": "hello", "text_2": contents}),
+        ("/rerank", {"query": contents[1], "documents": ["hello"]}),
+    ]
+
+
+async def test_an_input_has_at_most_as_many_images_as_the_flag_says(config):
+    image = {"type": "image_url", "image_url": {"url": IMAGE}}
+    async with served(config, max_images_per_input=2, trust_request_chat_template=True) as (service, client):
+        serve_as(service, Everything())
+        for path, body in too_many([image] * 3):
+            answer = await client.post(path, json=body)
+            assert answer.status_code == 400, (path, answer.text)
+            assert "3 images; at most 2 are taken (--max-images-per-input)" in answer.text, path
+            await wait_idle(service)
+        # The processor has seen none of them, and of as many as are allowed it sees all; inputs can have one each.
+        assert service.media.cache.statistics().misses == 0
+        conversation = [{"role": "user", "content": [image]}, {"role": "user", "content": [image]}]
+        await post(client, "/v1/embeddings", messages=conversation, chat_template="hello")
+        assert await embed(client, input=[{"image": IMAGE}] * 5) == [vector_of(RED)] * 5
 
 
 # -- the cache --------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ import pytest
 import transformers
 import trio
 
+from tests.api.able_service import PROMPTS, become
+from tests.api.able_service import Everything as Able
 from tests.api.scripted_models import Dots, Everything, Judge, LateInteraction, serve_as
 from tests.conftest import assert_idle, listening, running, wait_idle
 from tests.model_folders import VOCABULARY
@@ -125,6 +127,60 @@ async def test_contents_are_texts_or_lists_of_parts(client, theirs):
     nothing = theirs.apply_chat_template([{"role": "user", "content": ""}], return_dict=False)
     for message in ({"role": "user"}, {"role": "user", "content": None}, {"role": "user", "content": []}):
         assert await embedded(client, messages=[message]) == vector(nothing)
+
+
+MARKS = [
+    {"task": "text-matching"},
+    {"task": "retrieval.passage"},
+    {"task": None},
+    {"embedding_type": "float"},
+    {"embedding_type": ["float"]},
+    {"normalized": False},
+    {"truncate": True},
+    {"late_chunking": False},
+    {"input_type": "document"},
+    {"output_dtype": "float"},
+    {"output_dimension": 8},
+    {"truncation": False},
+]
+"""Fields of Jina's and of Voyage's that leave a vector as it is."""
+
+
+@pytest.mark.parametrize("mark", MARKS, ids=str)
+async def test_fields_of_jina_and_voyage_hold_beside_a_conversation(client, service, theirs, mark):
+    ids = theirs.apply_chat_template(HELLO, return_dict=False)
+    assert await embedded(client, messages=HELLO, **mark) == vector(ids)
+    assert await embedded(client, messages=HELLO, input=None, prompt_embeds=None, **mark) == vector(ids)
+    for body in ({"messages": HELLO, "input": "hello"}, {"messages": HELLO, "prompt_embeds": "AAAA"}):
+        assert "messages" in (await refusal(client, **body, **mark))["message"]
+    assert (await refusal(client, messages=[], **mark))["param"] == "messages"
+    assert (await refusal(client, messages="hello", **mark))["param"] == "messages"
+    await wait_idle(service)
+
+
+@pytest.mark.parametrize(
+    ("asked", "dialect"), [("query", "input_type"), ("retrieval.query", "task"), ("query", "prompt_name")]
+)
+async def test_a_query_s_prompt_is_a_system_message(client, service, theirs, asked, dialect):
+    become(service, Able())
+    system = {"role": "system", "content": PROMPTS["query"]}
+    ids = theirs.apply_chat_template([system, *HELLO], return_dict=False)
+    assert await embedded(client, messages=HELLO, **{dialect: asked}) == vector(ids)
+
+
+@pytest.mark.parametrize("mark", [{"truncate": True}, {"truncation": True}, {"input_type": "document"}])
+async def test_a_long_conversation_is_cut_where_jina_and_voyage_say_so(client, theirs, mark):
+    long = [{"role": "user", "content": "hello " * 500}]
+    ids = theirs.apply_chat_template(long, return_dict=False)
+    assert await embedded(client, messages=long, **mark) == vector(ids[:512])
+    for refusing in ({"truncate": False}, {"truncation": False}, {"task": "retrieval.passage"}):
+        assert "at most 512" in (await refusal(client, messages=long, **refusing))["message"]
+
+
+async def test_a_conversation_is_not_chunked_late(client, service, scripted):
+    assert (await refusal(client, messages=HELLO, late_chunking=True))["param"] == "late_chunking"
+    assert scripted.batches == []
+    await wait_idle(service)
 
 
 async def test_null_stands_for_not_given(client, theirs):

@@ -9,8 +9,10 @@ import attrs
 import httpx
 import numpy as np
 import pytest
+import torch
 import trio
 
+from tests.api.able_service import Everything, become
 from tests.conftest import listening, running, wait_idle
 from tests.tensors import HOSTILE, ROWS, WIDTH, as_npy, as_torch
 from trio_pool_serve.api.payloads import LONG, Payloads, cut_payloads, payload_decoder
@@ -67,6 +69,67 @@ async def test_json_escapes_are_undone(client, scripted):
     )
     assert answer.status_code == 200, answer.text
     assert np.array_equal(sent(scripted)[0], ROWS.numpy())
+
+
+MARKS = [
+    {"task": "retrieval.query"},
+    {"task": None},
+    {"embedding_type": "float"},
+    {"normalized": False},
+    {"truncate": True},
+    {"late_chunking": False},
+    {"input_type": "query"},
+    {"output_dtype": "float"},
+    {"output_dimension": 8},
+    {"truncation": True},
+]
+"""Fields of Jina's and of Voyage's: what a text is for is nothing to embeddings, which are taken as they are."""
+
+
+@pytest.mark.parametrize("mark", MARKS, ids=str)
+async def test_fields_of_jina_and_voyage_hold_beside_them(client, service, scripted, mark):
+    become(service, Everything())
+    answer = await client.post("/v1/embeddings", json={"prompt_embeds": [GOOD, GOOD], **mark})
+    assert answer.status_code == 200, answer.text
+    assert [item["embedding"][0] for item in answer.json()["data"]] == [5, 5]  # scripted: the length
+    assert all(np.array_equal(embeds, ROWS.numpy()) for embeds in sent(scripted))
+    for body, param in (
+        ({"prompt_embeds": GOOD, "input": "hello"}, "input"),
+        ({"prompt_embeds": ["AAAA"]}, "prompt_embeds"),
+        ({"prompt_embeds": 7}, "prompt_embeds"),
+    ):
+        answer = await client.post("/v1/embeddings", json={**body, **mark})
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == param
+    await wait_idle(service)
+
+
+@pytest.mark.parametrize(
+    "mark", [{"truncate": True}, {"truncation": True}, {"truncate_prompt_tokens": -1, "task": "x"}]
+)
+async def test_rows_are_cut_where_jina_and_voyage_say_so(client, scripted, mark):
+    long = torch.cat([ROWS] * 13)
+    encoded = base64.b64encode(as_npy(long)).decode()
+    answer = await client.post("/v1/embeddings", json={"prompt_embeds": encoded, **mark})
+    assert answer.status_code == 200, answer.text
+    (embeds,) = sent(scripted)
+    assert np.array_equal(embeds, long[:64].numpy())
+    answer = await client.post("/v1/embeddings", json={"prompt_embeds": encoded, "task": "x"})
+    assert answer.status_code == 400
+    assert "at most 64 rows" in answer.json()["error"]["message"]
+
+
+async def test_encodings_of_jina_and_voyage_hold_too(client):
+    for mark in ({"embedding_type": "binary"}, {"output_dtype": "binary"}):
+        answer = await client.post("/v1/embeddings", json={"prompt_embeds": GOOD, **mark})
+        assert len(answer.json()["data"][0]["embedding"]) == 1, answer.text
+
+
+async def test_a_large_one_is_read_with_the_fields_of_its_dialect(client):
+    """A body in which names are searched for, and of which the payload has been cut."""
+    padded = json.dumps({"prompt_embeds": GOOD, "user": "x" * 300_000, "output_dtype": "binary"})
+    answer = await client.post("/v1/embeddings", content=padded, headers={"Content-Type": "application/json"})
+    assert len(answer.json()["data"][0]["embedding"]) == 1, answer.text
 
 
 async def test_null_stands_for_nothing(client):
@@ -167,7 +230,9 @@ async def test_the_first_bad_one_cancels_its_siblings(one_at_a_time):
     # More prompts than may wait for a thread at once: those behind the bad one have not entered the queue by then.
     answer = await client.post("/v1/embeddings", json={"prompt_embeds": prompts + prompts[3:] * 20})
     assert answer.status_code == 400
-    assert "no form that is known" in answer.json()["error"]["message"]
+    error = answer.json()["error"]
+    assert error["message"].endswith(" - at `$.prompt_embeds[2]`")
+    assert "no form that is known" in error["message"]
     await wait_idle(service)
     assert noting.begun[:3] == [len(prompt) for prompt in prompts[:3]]
     assert len(noting.begun) < 10

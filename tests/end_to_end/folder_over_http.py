@@ -10,7 +10,7 @@ import numpy as np
 from attrs import define
 
 from tests.conftest import listening, running
-from trio_pool_serve.config import Config, ModelConfig
+from trio_pool_serve.config import Config, InputConfig, ModelConfig
 from trio_pool_serve.service import Service
 from trio_pool_serve.types import Vectors
 
@@ -23,6 +23,7 @@ class AskedFolder:
     """Asks the routes about the one model, and reads the numbers of their answers."""
 
     client: httpx.AsyncClient
+    service: Service
 
     async def post(self, route: str, **body: Any) -> Any:
         """Return the JSON of an answer, which must be a good one."""
@@ -70,15 +71,21 @@ def unranked(items: Sequence[Any], name: str, count: int) -> Vectors:
 
 
 @asynccontextmanager
-async def serving_folder(path: Path, **loading: Any) -> AsyncIterator[AskedFolder]:
+async def serving_folder(
+    path: Path, *, inputs: InputConfig | None = None, **loading: Any
+) -> AsyncIterator[AskedFolder]:
     """Serve a folder in float32 on a real socket until the block is left."""
-    config = Config(models=(str(path),), loading=ModelConfig(dtype="float32", device="cpu", **loading))
+    config = Config(
+        models=(str(path),),
+        loading=ModelConfig(dtype="float32", device="cpu", **loading),
+        input=inputs or InputConfig(),
+    )
     async with (
         running(Service(config)) as service,
         listening(service) as url,
         httpx.AsyncClient(base_url=url, timeout=60) as client,
     ):
-        yield AskedFolder(client)
+        yield AskedFolder(client, service)
 
 
 def farthest(ours: Sequence[Any], theirs: Sequence[Any]) -> float:

@@ -1,12 +1,14 @@
-"""The loop's heart beats while prompts are rendered that take a hundred milliseconds and more of work."""
+"""The loop's heart beats while bodies and prompts are read that take a hundred milliseconds and more of work."""
 
 import io
 import json
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import attrs
+import msgspec
 import pybase64
 import pytest
 import trio
@@ -24,6 +26,8 @@ WIDTH = 4096
 MOST_ROWS = 8192
 
 MOST_RUNS = 40
+
+WARM = b'{"input": "warm"}'
 
 
 @attrs.define
@@ -60,13 +64,13 @@ async def post(url: str, path: str, body: bytes, *, status: bytes = b"200") -> N
     assert answer.startswith(b"HTTP/1.1 " + status), answer[:2000]
 
 
-async def gap_while_posting(service: Service, body: bytes, warm: bytes) -> float:
+async def gap_while_posting(service: Service, body: bytes, warm: bytes, *, status: bytes = b"200") -> float:
     """Return how long (seconds) the loop was held up at worst while a body was answered."""
     heart = Heartbeat()
     async with running(service), listening(service) as url:
         await post(url, "/v1/embeddings", warm)
         async with heart.beating():
-            await post(url, "/v1/embeddings", body)
+            await post(url, "/v1/embeddings", body, status=status)
         await wait_idle(service)
     return heart.longest_gap
 
@@ -120,7 +124,7 @@ def bfloat16_tensor(rows: int) -> bytes:
 async def test_decoding_prompt_embeds_keeps_the_loop_free(tmp_path, rows):
     folder = write_wide_folder(tmp_path / "model")
     body = b'{"prompt_embeds": "' + pybase64.b64encode(bfloat16_tensor(rows)) + b'"}'
-    await assert_a_tenth(scripted(folder, embeds_width=WIDTH), body, warm=b'{"input": "warm"}')
+    await assert_a_tenth(scripted(folder, embeds_width=WIDTH), body, WARM)
 
 
 # -- conversations --------------------------------------------------------------------------------------
@@ -132,7 +136,7 @@ async def test_rendering_a_conversation_of_a_megabyte_keeps_the_loop_free(tmp_pa
     said = ("It was the best of times, it was naïve, " * 30_000)[: 10**6 // messages]
     talk = [{"role": ("user", "assistant")[turn % 2], "content": said} for turn in range(messages)]
     body = json.dumps({"messages": talk, "truncate_prompt_tokens": -1}, ensure_ascii=False).encode()
-    await assert_a_tenth(scripted(folder), body, warm=b'{"messages": [{"role": "user", "content": "warm"}]}')
+    await assert_a_tenth(scripted(folder), body, b'{"messages": [{"role": "user", "content": "warm"}]}')
 
 
 # -- images ---------------------------------------------------------------------------------------------
@@ -150,4 +154,31 @@ async def test_preparing_images_of_a_megapixel_keeps_the_loop_free(tmp_path):
         picture(*size).save(file, "JPEG", quality=90)
         urls.append(f"data:image/jpeg;base64,{pybase64.b64encode(file.getvalue()).decode()}")
     body = json.dumps({"input": urls, "modality": "image"}).encode()
-    await assert_a_tenth(scripted(folder), body, warm=b'{"input": "warm"}')
+    await assert_a_tenth(scripted(folder), body, WARM)
+
+
+# -- bombs ----------------------------------------------------------------------------------------------
+
+
+BOMBS: Mapping[str, Callable[[], bytes]] = {
+    "four million lists": lambda: b'{"input":[' + b"[1]," * (2**22 - 1) + b"[1]]}",
+    # Where one of the fields tells whose the request is, all names are read.
+    "many unknown names": lambda: b'{"task":null,' + b",".join(b'"%d":1' % n for n in range(1_200_000)) + b"}",
+    "eight million ids": lambda: b'{"input":[' + b"1," * (8 * 10**6 - 1) + b"1]}",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+async def test_what_is_dear_to_parse_is_refused_before_a_parser_holds_the_lock(tmp_path, name):
+    """A parser holds it in a thread too: what a thread cannot help against is compared with the parser itself."""
+    body, serve = BOMBS[name](), scripted(write_scripted_folder(tmp_path / "model"))
+    gap = min([await gap_while_posting(serve(Offload()), body, WARM, status=b"400") for _ in range(8)])
+    decoding = min(seconds_to_decode(body) for _ in range(3))
+    assert 10 * gap <= decoding, f"{decoding * 1e3:.1f} ms to decode it, {gap * 1e3:.1f} of the loop's to refuse it"
+
+
+def seconds_to_decode(body: bytes) -> float:
+    """How long the loop would stand still, until what was made is let go of."""
+    before = time.perf_counter()
+    msgspec.json.decode(body)
+    return time.perf_counter() - before

@@ -221,12 +221,13 @@ def test_a_page_retriever_needs_its_placeholder_to_be_one_token(tmp_path: Path):
         format_of(path)
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "colqwen2"])
-async def test_a_text_with_a_placeholder_and_no_image_is_refused(paths: dict[str, Path], name: str):
+@pytest.mark.parametrize("name", ["qwen2_vl", "colqwen2", "colpali"])
+def test_ids_with_a_placeholder_and_no_image_are_refused(paths: dict[str, Path], name: str):
     """The model would look for the image among those of the batch's other rows."""
-    served = SeeingModel(paths[name])
+    images: Any = format_of(paths[name])
+    assert images.expand(np.array([50, 60], dtype=np.int32), ()).images is None
     with pytest.raises(InvalidRequestError, match="a placeholder for an image, but no image"):
-        await served.read("what is <|image_pad|> here")
+        images.expand(np.array([50, images.token_id, 60], dtype=np.int32), ())
 
 
 @pytest.mark.parametrize("name", ["clip", "siglip2_naflex", "colqwen2", "colpali"])

@@ -16,8 +16,8 @@ from tests.runner.vision_families import (
     SENTENCES,
     SeeingModel,
     shuffled,
-    towers_of_transformers,
 )
+from tests.runner.vision_oracles import dual_encoder_vectors
 from trio_pool_serve.types import Batch, Embed, PoolingRequest, Vectors
 
 TOLERANCE = 1e-5
@@ -69,12 +69,7 @@ PARAMS = [(name, "transformers") for name in BARE] + [
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     name, oracle = request.param
     path = DUAL_ENCODERS[name](tmp_path_factory.mktemp("seeing") / name)
-    if oracle == "transformers":
-        expected = np.concatenate(towers_of_transformers(path))
-    else:
-        theirs = reference(path)
-        expected = np.concatenate([theirs.encode(list(SENTENCES)), theirs.encode(list(PICTURES))])
-    return Pair(name, oracle, SeeingModel(path), expected)
+    return Pair(name, oracle, SeeingModel(path), dual_encoder_vectors(path, oracle))
 
 
 async def test_each_alone_agrees(pair: Pair, record_agreement: Callable[..., None]):

@@ -1,18 +1,16 @@
 """Questions and pages have the vectors, and the scores, that transformers and sentence-transformers give them."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import transformers
 from attrs import frozen
 from PIL import Image
 
 from tests.runner.model_families import largest_difference
 from tests.runner.retrieval_families import assert_same_ranking
 from tests.runner.vision_families import PAGE_RETRIEVERS, PICTURES, SENTENCES, SeeingModel, shuffled
+from tests.runner.vision_oracles import page_vectors
 from trio_pool_serve.types import (
     Batch,
     HeldQuery,
@@ -44,28 +42,6 @@ class Pair:
         return [await self.ours.read(item, role="query") for item in items]
 
 
-def by_transformers(path: Any) -> tuple[list[Vectors], Vectors]:
-    config = transformers.AutoConfig.from_pretrained(path)
-    model = getattr(transformers, config.architectures[0]).from_pretrained(path).eval()
-    processor = transformers.AutoProcessor.from_pretrained(path)
-    vectors = []
-    with torch.inference_mode():
-        for inputs in (processor.process_queries(list(SENTENCES)), processor.process_images(list(PICTURES))):
-            made = model(**inputs).embeddings
-            vectors.append([row[mask.bool()] for row, mask in zip(made, inputs["attention_mask"], strict=True)])
-    scores = processor.score_retrieval(*vectors).numpy()
-    return [row.numpy() for rows in vectors for row in rows], scores
-
-
-def by_sentence_transformers(path: Any) -> tuple[list[Vectors], Vectors]:
-    from sentence_transformers import MultiVectorEncoder
-
-    theirs = MultiVectorEncoder(str(path), device="cpu", local_files_only=True)
-    questions = theirs.encode_query(list(SENTENCES))
-    pages = theirs.encode_document(list(PICTURES))
-    return [np.asarray(row) for row in [*questions, *pages]], theirs.similarity(questions, pages).numpy()
-
-
 @pytest.fixture(
     scope="module",
     params=[("colqwen2", "transformers"), ("colpali", "transformers")]
@@ -75,8 +51,7 @@ def by_sentence_transformers(path: Any) -> tuple[list[Vectors], Vectors]:
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     name, oracle = request.param
     path = PAGE_RETRIEVERS[name](tmp_path_factory.mktemp("seeing") / name)
-    expected = by_transformers(path) if oracle == "transformers" else by_sentence_transformers(path)
-    return Pair(name, oracle, SeeingModel(path), *expected)
+    return Pair(name, oracle, SeeingModel(path), *page_vectors(path, oracle))
 
 
 async def test_each_alone_agrees(pair: Pair, record_agreement: Callable[..., None]):

@@ -23,7 +23,7 @@ from tests.runner.vision_families import (
     qwen_text,
     shuffled,
 )
-from trio_pool_serve.model_folder.vision_language import VisionLanguage
+from tests.runner.vision_oracles import last_at_unit_length, template_options
 from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat, embeds_format_of
 from trio_pool_serve.types import Batch, Embed, PoolingParams, PoolingRequest, RenderedPrompt, TokenEmbed, Vectors
 
@@ -41,12 +41,11 @@ class Pair:
     @property
     def vectors(self) -> Vectors:
         """The last token's, at unit length."""
-        last = np.stack([states[-1] for states in self.states])
-        return last / np.linalg.norm(last, axis=1, keepdims=True)
+        return last_at_unit_length(self.states)
 
     def render(self, content: Content, **more: Any) -> RenderedPrompt:
         """Put the images into the conversation that sentence-transformers makes."""
-        options = template_options(self.ours)
+        options = template_options(self.ours.path)
         tokenizer = transformers.AutoTokenizer.from_pretrained(self.ours.path)
         ids = np.array(tokenizer(qwen_text(self.ours.path, content, **more, **options))["input_ids"], dtype=np.int32)
         pictures = [part for part in content if not isinstance(part, str)]
@@ -57,20 +56,11 @@ class Pair:
         return [value for (value,) in await self.ours.runner.launch(Batch(tuple(requests)))]
 
 
-def template_options(ours: SeeingModel) -> dict[str, Any]:
-    architecture = ours.folder.architecture
-    assert isinstance(architecture, VisionLanguage)
-    assert architecture.in_conversation
-    assert architecture.conversation is not None
-    assert architecture.conversation.structured
-    return dict(architecture.conversation.options)
-
-
 @pytest.fixture(scope="module", params=VISION_LANGUAGE)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     path = VISION_LANGUAGE[request.param](tmp_path_factory.mktemp("seeing") / request.param)
     ours = SeeingModel(path)
-    return Pair(request.param, ours, qwen_states(path, CONTENTS, **template_options(ours)))
+    return Pair(request.param, ours, qwen_states(path, CONTENTS, **template_options(path)))
 
 
 async def test_each_alone_agrees(pair: Pair, record_agreement: Callable[..., None]):
@@ -137,10 +127,9 @@ async def test_the_embedding_of_the_placeholder_fails_nobodys_batch(pair: Pair):
 
 async def test_an_instruction_is_a_system_message(pair: Pair):
     instruction = pair.ours.folder.prompts["query"]
-    states = qwen_states(pair.ours.path, CONTENTS[:3], instruction=instruction, **template_options(pair.ours))
-    expected = [row[-1] / np.linalg.norm(row[-1]) for row in states]
+    states = qwen_states(pair.ours.path, CONTENTS[:3], instruction=instruction, **template_options(pair.ours.path))
     rows = await pair.compute(CONTENTS[:3], Embed(), instruction=instruction)
-    assert largest_difference(rows, expected) < TOLERANCE
+    assert largest_difference(rows, last_at_unit_length(states)) < TOLERANCE
 
 
 def test_both_read_the_same_number_of_tokens(pair: Pair):

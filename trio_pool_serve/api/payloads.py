@@ -39,7 +39,9 @@ class Payloads:
         """Return a prompt for each. Raises ``EmptyInputError`` if there are none."""
         if not self.items:
             raise EmptyInputError(f"{FIELD} is empty.", param=FIELD)
-        return [EmbedsPrompt(item) for item in self.items]
+        if len(self.items) == 1:
+            return [EmbedsPrompt(self.items[0])]
+        return [EmbedsPrompt(item, f"{FIELD}[{index}]") for index, item in enumerate(self.items)]
 
 
 PromptEmbeds: TypeAlias = Annotated[
@@ -97,13 +99,16 @@ def payload_decoder(cuts: Sequence[memoryview]) -> Callable[[type, Any], Any]:
         strings = [value] if isinstance(value, str) else value
         if not isinstance(strings, list) or not all(isinstance(string, str) for string in strings):
             raise TypeError("Expected `str | list[str]`")
-        return Payloads([by_name.get(string) or _encoded(string) for string in strings])
+        names = [FIELD] if len(strings) == 1 else [f"{FIELD}[{index}]" for index in range(len(strings))]
+        return Payloads(
+            [by_name.get(string) or _encoded(string, name) for string, name in zip(strings, names, strict=True)]
+        )
 
     return decode
 
 
-def _encoded(string: str) -> bytes:
+def _encoded(string: str, name: str) -> bytes:
     try:
         return string.encode("ascii")
     except UnicodeEncodeError as error:
-        raise InvalidRequestError("The tensor is not valid base64.", param=FIELD) from error
+        raise InvalidRequestError(f"{name}: The tensor is not valid base64.", param=FIELD) from error

@@ -12,7 +12,7 @@ from trio_pool_serve.errors import (
     InvalidRequestError,
     MediaError,
     PoolServeError,
-    field_of,
+    at_place,
     innermost,
 )
 from trio_pool_serve.model_folder.chat_format import wants_parts
@@ -224,7 +224,7 @@ class Conversations:
             try:
                 loaded[index] = await media.load(image, image_format.processor)
             except (InvalidRequestError, MediaError) as error:
-                raise _at(image.place, error) from error
+                raise at_place(image.place, error) from error
 
         await _together(*(partial(one, index, image) for index, image in enumerate(images)))
         return [loaded[index] for index in range(len(images))]
@@ -246,16 +246,6 @@ async def _together(*works: Callable[[], Awaitable[None]]) -> None:
         if expected is None or rest is not None:
             raise
         raise innermost(expected) from None
-
-
-def _at(place: str, error: InvalidRequestError | MediaError) -> InvalidRequestError | MediaError:
-    """Return an error that says which image of the request is to blame, as errors of the JSON itself do.
-
-    A new one: whoever waits for the same image in another request is told where it is there.
-    """
-    if not place:
-        return error
-    return type(error)(f"{str(error).removesuffix('.')} - at `$.{place}`", param=field_of(place))
 
 
 def _images(parts: Sequence[Part]) -> list[ImagePart]:

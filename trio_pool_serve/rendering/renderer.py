@@ -7,10 +7,18 @@ import numpy.typing as npt
 from attrs import define, field
 
 from trio_pool_serve.config import InputConfig
-from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.errors import InvalidRequestError, at_place
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.offload import Offload
-from trio_pool_serve.prompts import EmbedsPrompt, PairPrompt, Prompt, RenderingParams, TextPrompt, TokensPrompt
+from trio_pool_serve.prompts import (
+    ChatPrompt,
+    EmbedsPrompt,
+    PairPrompt,
+    Prompt,
+    RenderingParams,
+    TextPrompt,
+    TokensPrompt,
+)
 from trio_pool_serve.rendering.backend import RenderBackend, ThreadBackend
 from trio_pool_serve.rendering.chat_templates import ChatTemplates
 from trio_pool_serve.rendering.conversations import Conversations, ImageLoader
@@ -73,11 +81,7 @@ class Renderer:
         Raises ``ContextLengthError``, ``InvalidRequestError`` or ``MediaError``. Cancellation: while waiting for a
         worker of the backend and while one works, at once; the worker keeps its place until it is done.
         """
-        rendered = await self._render(prompt, params)
-        if rendered.images is None and self.conversations is not None and self.conversations.image_format is not None:
-            # A text, or ids, can hold a placeholder that no image is for: it would be found out amid a batch of others.
-            self.conversations.image_format.expand(rendered.token_ids, ())
-        return rendered
+        return self._without_placeholders(await self._render(prompt, params), prompt)
 
     async def _render(self, prompt: Prompt, params: RenderingParams) -> RenderedPrompt:
         if isinstance(prompt, TokensPrompt):
@@ -107,7 +111,10 @@ class Renderer:
         if isinstance(embeds_format, str):
             raise InvalidRequestError(embeds_format, param="prompt_embeds")
         # Always in a thread: megabytes of payload and of numbers would go through the pipes of a process.
-        return await ThreadBackend(self.offload).run("render", embeds_format.render, prompt, params)
+        try:
+            return await ThreadBackend(self.offload).run("render", embeds_format.render, prompt, params)
+        except InvalidRequestError as error:
+            raise at_place(prompt.place, error) from error
 
     async def render_windows(self, prompt: Prompt, params: RenderingParams) -> list[RenderedPrompt]:
         """Return what the model reads for one text in as many passes as it takes; several only if it is too long.
@@ -116,7 +123,18 @@ class Renderer:
         """
         if not isinstance(prompt, TextPrompt) or self._in_conversation:
             return [await self.render(prompt, params)]
-        return await self.backend.run("render", self.texts.render_windows, prompt, params)
+        windows = await self.backend.run("render", self.texts.render_windows, prompt, params)
+        return [self._without_placeholders(window, prompt) for window in windows]
+
+    def _without_placeholders(self, rendered: RenderedPrompt, prompt: Prompt) -> RenderedPrompt:
+        """Refuse a text, or ids, with a placeholder that no image is for: a batch of others would fail by it."""
+        if rendered.images is None and self.conversations is not None and self.conversations.image_format is not None:
+            try:
+                self.conversations.image_format.expand(rendered.token_ids, ())
+            except InvalidRequestError as error:
+                error.param = "messages" if isinstance(prompt, ChatPrompt) else "input"
+                raise
+        return rendered
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[Token]:
         """Return a text's tokens, none cut off. Raises and is cancelled as ``render``."""

@@ -6,14 +6,13 @@ import numpy as np
 import numpy.typing as npt
 from attrs import Factory, frozen
 
-from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
+from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.model_folder.bge_m3 import BgeM3
 from trio_pool_serve.model_folder.dual_encoder import DualEncoder, TextFilling
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.model_folder.late_interaction import LateInteraction, QueryExpansion, ScoringMask
 from trio_pool_serve.model_folder.page_retrieval import AUGMENTATION, PageRetrieval
 from trio_pool_serve.model_folder.sparse import Sparse
-from trio_pool_serve.model_folder.vision_language import VisionLanguage
 from trio_pool_serve.prompts import Role
 from trio_pool_serve.rendering.tokenizer import Tokenizer
 from trio_pool_serve.types import RenderedPrompt, TokenIds
@@ -95,7 +94,6 @@ class QuestionFormat(TextFormat):
     """
 
     suffix: TokenIds
-    placeholder_id: int
     counting: TokensThatCount | None
 
     def most_tokens(self, role: Role | None, max_model_len: int) -> int:
@@ -108,8 +106,7 @@ class QuestionFormat(TextFormat):
         return False
 
     def finish(self, token_ids: TokenIds, role: Role | None, *, instruction_tokens: int = 0) -> RenderedPrompt:
-        """End a question. Raises ``InvalidRequestError`` for a placeholder: there is no image for it."""
-        refuse_placeholders(token_ids, self.placeholder_id)
+        """End a question."""
         token_ids = np.concatenate([token_ids, self.suffix])
         kept = None if self.counting is None else self.counting.of(token_ids, role)
         return RenderedPrompt(token_ids, instruction_tokens, kept=None if kept is None or kept.all() else kept)
@@ -164,25 +161,6 @@ class FilledFormat(TextFormat):
         return RenderedPrompt(filled, instruction_tokens, attended=None if self.filling.attends else tokens)
 
 
-def refuse_placeholders(token_ids: TokenIds, placeholder_id: int) -> None:
-    """Raise ``InvalidRequestError`` if a text holds what stands for an image."""
-    if placeholder_id in token_ids:
-        raise InvalidRequestError("An input has a placeholder for an image, but no image.", param="input")
-
-
-@frozen(kw_only=True)
-class WithoutPlaceholders(TextFormat):
-    """A text by itself has no placeholder for an image: the model would look for the image in the whole batch."""
-
-    placeholder_id: int
-
-    def finish(self, token_ids: TokenIds, role: Role | None, *, instruction_tokens: int = 0) -> RenderedPrompt:
-        """Refuse a text with a placeholder, by ``InvalidRequestError``."""
-        del role
-        refuse_placeholders(token_ids, self.placeholder_id)
-        return RenderedPrompt(token_ids, instruction_tokens)
-
-
 def text_format_of(folder: ModelFolder, tokenizer: Tokenizer) -> TextFormat:
     """Return a model's format. Raises ``ModelLoadError`` where the tokenizer lacks what that needs."""
     architecture = folder.architecture
@@ -198,8 +176,6 @@ def text_format_of(folder: ModelFolder, tokenizer: Tokenizer) -> TextFormat:
         )
     if isinstance(architecture, DualEncoder) and architecture.filling is not None:
         return _filled_format(architecture.filling, tokenizer)
-    if isinstance(architecture, VisionLanguage):
-        return WithoutPlaceholders(placeholder_id=architecture.patches.token_id)
     if isinstance(architecture, BgeM3):
         return FirstTokenLeftOut(token_id=tokenizer.id_named("cls_token"))
     return TextFormat()
@@ -240,7 +216,6 @@ def _question_format(architecture: PageRetrieval, tokenizer: Tokenizer) -> Quest
     return QuestionFormat(
         prefix=architecture.text_prefix,
         suffix=np.concatenate([np.full(AUGMENTATION, pad_id, dtype=np.int32), end_ids]),
-        placeholder_id=architecture.placeholder_id,
         counting=None if architecture.mask is None else tokens_that_count(architecture.mask, tokenizer),
     )
 

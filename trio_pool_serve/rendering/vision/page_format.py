@@ -9,6 +9,7 @@ from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.rendering.length_limit import too_long
 from trio_pool_serve.rendering.text_format import TokensThatCount
 from trio_pool_serve.rendering.vision.folder_processor import FolderProcessor
+from trio_pool_serve.rendering.vision.placeholder_format import refuse_placeholders
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
 
 
@@ -36,11 +37,10 @@ class PageFormat:
 
     def expand(self, token_ids: TokenIds, images: Sequence[ImageFeatures]) -> RenderedPrompt:
         """Return a text as it is. Raises ``InvalidRequestError`` for images, or places for some, in it."""
-        if (token_ids == self.token_id).any():
-            raise InvalidRequestError("A text holds the name of the placeholder for images.", param="input")
         if images:
             raise InvalidRequestError(
                 "This model reads a text or the image of a page, each by itself: an input cannot have both.",
                 param="input",
             )
+        refuse_placeholders(token_ids, self.token_id)
         return RenderedPrompt(token_ids)

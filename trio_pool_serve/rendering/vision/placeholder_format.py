@@ -30,19 +30,26 @@ class PlaceholderFormat:
         Raises ``InvalidRequestError`` unless there are as many placeholders as images: a text can hold the
         placeholder's own name. Raises ``ContextLengthError`` for more tokens than the model takes.
         """
+        if not images:
+            refuse_placeholders(token_ids, self.token_id)
+            return RenderedPrompt(token_ids)
         (places,) = np.nonzero(token_ids == self.token_id)
         sizes = [tokens for image in images for tokens in image.tokens]
         if len(places) != len(sizes):
             raise InvalidRequestError(
                 f"An input has {len(sizes)} images, but {len(places)} placeholders for images.", param="input"
             )
-        if not images:
-            return RenderedPrompt(token_ids)
         repeats = np.ones(len(token_ids), dtype=np.int64)
         repeats[places] = sizes
         if repeats.sum() > self.max_model_len:
             raise too_long(f"{repeats.sum()}", self.max_model_len)
         return RenderedPrompt(np.repeat(token_ids, repeats), images=join(images))
+
+
+def refuse_placeholders(token_ids: TokenIds, token_id: int) -> None:
+    """Raise ``InvalidRequestError`` for what stands for an image: a model would look for it in the whole batch."""
+    if token_id in token_ids:
+        raise InvalidRequestError("An input has a placeholder for an image, but no image.", param="input")
 
 
 def join(images: Sequence[ImageFeatures]) -> ImageFeatures:

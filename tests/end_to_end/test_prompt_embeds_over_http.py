@@ -1,0 +1,167 @@
+"""A text's token embeddings, sent in its place in every form and type, give the vectors of real models."""
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import trio
+from attrs import frozen
+from torch import Tensor
+
+from tests.conftest import wait_idle
+from tests.end_to_end.folder_over_http import AskedFolder, farthest, serving_folder
+from tests.runner.classifier_families import write_classifier
+from tests.runner.model_families import TEXTS, reference, write_family
+from tests.tensors import FORMS
+from trio_pool_serve.config import InputConfig
+from trio_pool_serve.types import Vectors
+
+TOLERANCE = 1e-5
+FAMILIES = ("bert", "modernbert", "qwen3", "gemma3", "t5")
+KEPT = [text for text in TEXTS if text]
+TAKEN = InputConfig(enable_prompt_embeds=True)
+
+SENT = [
+    (form, dtype)
+    for form in FORMS
+    for dtype in (torch.float32, torch.float16, torch.bfloat16)
+    if (form, dtype) != ("npy", torch.bfloat16)  # numpy has no such type
+]
+
+
+def payload(form: str, rows: Tensor) -> str:
+    return base64.b64encode(FORMS[form](rows)).decode()
+
+
+@frozen(eq=False)
+class Rounded:
+    """What the oracle has for KEPT, with its embeddings rounded to the type in which they are sent."""
+
+    ids: Sequence[list[int]]
+    rows: Sequence[Tensor]
+    """Of each text, as its embedding layer makes them: dtype as sent, shape (tokens, hidden)."""
+    expected: Vectors
+
+
+def rounded(path: Path, dtype: torch.dtype) -> Rounded:
+    theirs = reference(path)
+    model = theirs[0].auto_model
+    layer = model.get_input_embeddings()
+    inputs = theirs.preprocess(KEPT)
+    ids = [row[mask.bool()] for row, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)]
+    with torch.no_grad():
+        rows = [layer(row).to(dtype) for row in ids]
+    for module in model.modules():
+        if getattr(module, "weight", None) is layer.weight:  # T5 has two layers of the same numbers
+            module.register_forward_hook(lambda _module, _inputs, made: made.to(dtype).float())
+    return Rounded([row.tolist() for row in ids], rows, theirs.encode(KEPT))
+
+
+async def vectors_of_embeds(ours: AskedFolder, payloads: Sequence[str] | str, **more: Any) -> Vectors:
+    answer = await ours.post("/v1/embeddings", prompt_embeds=payloads, **more)
+    return np.array([item["embedding"] for item in answer["data"]], dtype=np.float32)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_every_form_and_type_agrees(name: str, tmp_path: Path):
+    path = write_family(tmp_path / name, name)
+    by_dtype = {dtype: rounded(path, dtype) for _, dtype in SENT}
+    differences: dict[str, float] = {}
+    async with serving_folder(path, inputs=TAKEN) as ours:
+
+        async def ask(form: str, dtype: torch.dtype) -> None:
+            """All in one request, and the first by itself."""
+            theirs = by_dtype[dtype]
+            payloads = [payload(form, rows) for rows in theirs.rows]
+            found = [*await vectors_of_embeds(ours, payloads), *await vectors_of_embeds(ours, payloads[0])]
+            differences[f"{form} {dtype}"] = farthest(found, [*theirs.expected, theirs.expected[0]])
+
+        async with trio.open_nursery() as clients:
+            for form, dtype in SENT:
+                clients.start_soon(ask, form, dtype)
+        exact = by_dtype[torch.float32]
+        of_ids = await ours.embeddings(exact.ids)
+        of_embeds = await vectors_of_embeds(ours, [payload("npy", rows) for rows in exact.rows])
+        await wait_idle(ours.service)
+    assert len(differences) == len(SENT)
+    assert max(differences.values()) < TOLERANCE, differences
+    assert farthest(of_embeds, of_ids) < TOLERANCE
+    for dtype in (torch.float16, torch.bfloat16):  # else the rounding would prove nothing
+        assert farthest(by_dtype[dtype].expected, exact.expected) > TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["bert", "qwen3"])
+async def test_texts_and_embeddings_share_batches(name: str, tmp_path: Path):
+    path = write_family(tmp_path / name, name)
+    theirs = rounded(path, torch.float32)
+    payloads = [payload("safetensors", rows) for rows in theirs.rows]
+    async with serving_folder(path, inputs=TAKEN) as ours:
+
+        async def embeds() -> None:
+            assert farthest(await vectors_of_embeds(ours, payloads), theirs.expected) < TOLERANCE
+            pooled = (await ours.post("/pooling", prompt_embeds=payloads, task="embed"))["data"]
+            assert farthest([item["data"] for item in pooled], theirs.expected) < TOLERANCE
+
+        async def texts() -> None:
+            assert farthest(await ours.embeddings(KEPT, truncate_prompt_tokens=-1), theirs.expected) < TOLERANCE
+
+        async with trio.open_nursery() as clients:
+            for _ in range(4):
+                clients.start_soon(embeds)
+                clients.start_soon(texts)
+        await wait_idle(ours.service)
+
+
+@pytest.mark.parametrize("name", ["bert", "qwen3"])
+async def test_rows_are_cut_as_tokens_are(name: str, tmp_path: Path):
+    path = write_family(tmp_path / name, name)
+    theirs = rounded(path, torch.float32)
+    async with serving_folder(path, inputs=TAKEN) as ours:
+        cut = await vectors_of_embeds(ours, [payload("npy", rows) for rows in theirs.rows], truncate_prompt_tokens=7)
+        assert farthest(cut, await ours.embeddings([ids[:7] for ids in theirs.ids])) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["bert", "qwen3"])
+async def test_a_bad_one_among_good_ones_is_named_and_leaves_nothing(name: str, tmp_path: Path):
+    path = write_family(tmp_path / name, name)
+    theirs = rounded(path, torch.float32)
+    good = [payload("torch.save", rows) for rows in theirs.rows]
+    infinite = theirs.rows[2].clone()
+    infinite[0, 3] = float("inf")
+    bad = {
+        "not finite": payload("safetensors", infinite),
+        "wide": payload("npy", theirs.rows[2][:, 1:]),
+        "no rows": payload("torch.save", theirs.rows[2][:0]),
+        "no form that is known": base64.b64encode(b"GIF89a" + bytes(99)).decode(),
+        "base64": "größer",
+    }
+    async with serving_folder(path, inputs=TAKEN) as ours:
+        for said, broken in bad.items():
+            answer = await ours.client.post("/v1/embeddings", json={"prompt_embeds": [*good[:3], broken, *good[3:]]})
+            assert answer.status_code == 400, answer.text
+            error = answer.json()["error"]
+            assert said in error["message"]
+            assert error["message"].endswith("at `$.prompt_embeds[3]`"), error
+            assert error["param"] == "prompt_embeds"
+            await wait_idle(ours.service)
+            assert farthest(await vectors_of_embeds(ours, good), theirs.expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["bert", "qwen3"])
+async def test_classes_are_those_of_the_text(name: str, tmp_path: Path):
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    path = write_classifier(tmp_path / "model", name, id2label={0: "calm", 1: "glad", 2: "cross"})
+    theirs = AutoModelForSequenceClassification.from_pretrained(path).eval()
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    ids = [tokenizer(text, truncation=True, return_tensors="pt")["input_ids"] for text in KEPT]
+    with torch.inference_mode():
+        expected = [theirs(row).logits.softmax(-1)[0].numpy() for row in ids]
+        rows = [theirs.get_input_embeddings()(row)[0].clone() for row in ids]
+    async with serving_folder(path, inputs=TAKEN) as ours:
+        answer = await ours.post("/classify", prompt_embeds=[payload("torch.save", row) for row in rows])
+    assert farthest([item["probs"] for item in answer["data"]], expected) < TOLERANCE

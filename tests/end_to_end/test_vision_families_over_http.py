@@ -1,0 +1,180 @@
+"""Vectors of texts and images are those of transformers and sentence-transformers, in every dialect's form.
+
+Every form is asked at once by a client of its own, so that texts and images of different requests share batches.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from transformers.utils import is_protobuf_available
+
+from tests.conftest import wait_idle
+from tests.end_to_end.folder_over_http import WHOLE, AskedFolder, farthest, serving_folder
+from tests.end_to_end.seen_contents import (
+    OF_IMAGES,
+    OF_OBJECTS,
+    OF_PARTS,
+    as_url,
+    goes_into_an_object,
+    parts,
+    voyage,
+)
+from tests.runner.model_families import reference
+from tests.runner.retrieval_families import assert_same_ranking
+from tests.runner.vision_families import (
+    CONTENTS,
+    DUAL_ENCODERS,
+    PICTURES,
+    SENTENCES,
+    VISION_LANGUAGE,
+    Content,
+    qwen_states,
+    shuffled,
+)
+from tests.runner.vision_oracles import dual_encoder_vectors, last_at_unit_length, template_options
+from trio_pool_serve.types import Vectors
+
+TOLERANCE = 1e-5
+SCORE_TOLERANCE = 1e-4
+
+Record = Callable[[str, str, str, float], None]
+
+Asks = Mapping[str, Callable[[], Awaitable[float]]]
+"""By form: how far from the oracle the answer to a client is."""
+
+
+async def asked_at_once(ours: AskedFolder, asks: Asks) -> dict[str, float]:
+    """Let each client ask; all must be answered, and leave nothing."""
+    differences: dict[str, float] = {}
+
+    async def one(form: str, ask: Callable[[], Awaitable[float]]) -> None:
+        differences[form] = await ask()
+
+    async with trio.open_nursery() as nursery:
+        for form, ask in asks.items():
+            nursery.start_soon(one, form, ask)
+    await wait_idle(ours.service)
+    return differences
+
+
+def in_every_form(ours: AskedFolder, contents: Sequence[Content], expected: Vectors) -> Asks:
+    """Requests for all contents, texts among images, each form in an order of its own."""
+    asks: dict[str, Callable[[], Awaitable[float]]] = {}
+
+    def compare(request: Callable[[AskedFolder, Any], Awaitable[Vectors]], inputs: Sequence[Any], rows: Vectors) -> Any:
+        async def ask() -> float:
+            return farthest(await request(ours, inputs), rows)
+
+        return ask
+
+    for seed, (form, request) in enumerate({**OF_OBJECTS, **OF_PARTS}.items()):
+        fits = [index for index, content in enumerate(contents) if form in OF_PARTS or goes_into_an_object(content)]
+        order = [fits[place] for place in shuffled(fits, seed=seed)]
+        asks[form] = compare(request, [contents[index] for index in order], expected[order])
+    alone = [index for index, content in enumerate(contents) if len(content) == 1 and not isinstance(content[0], str)]
+    for form, image_request in OF_IMAGES.items():
+        asks[form] = compare(image_request, [contents[index][0] for index in alone], expected[alone])
+    return asks
+
+
+# -- dual encoders ----------------------------------------------------------------------------------------
+
+NEEDS_PROTOBUF = pytest.mark.skipif(not is_protobuf_available(), reason="SigLIP's first tokenizer needs protobuf")
+
+
+@pytest.mark.parametrize(
+    ("name", "oracle"),
+    [
+        ("clip", "transformers"),
+        ("clip_with_heads", "sentence-transformers"),
+        pytest.param("siglip", "transformers", marks=NEEDS_PROTOBUF),
+        ("siglip_with_modules", "sentence-transformers"),
+        ("siglip2_of_one_size", "transformers"),
+        ("siglip2_naflex", "transformers"),
+    ],
+)
+async def test_dual_encoders_agree(name: str, oracle: str, tmp_path: Path, record_agreement: Record):
+    path = DUAL_ENCODERS[name](tmp_path / name)
+    expected = dual_encoder_vectors(path, oracle)
+    contents = [[item] for item in (*SENTENCES, *PICTURES)]
+    async with serving_folder(path) as ours:
+        differences = await asked_at_once(ours, in_every_form(ours, contents, expected))
+        differences["input"] = farthest(await ours.embeddings(SENTENCES, **WHOLE), expected[: len(SENTENCES)])
+    assert max(differences.values()) < TOLERANCE, differences
+    record_agreement(name, "embed", oracle, max(differences.values()))
+
+
+async def test_images_are_ranked_for_a_text(tmp_path: Path, record_agreement: Record):
+    path = DUAL_ENCODERS["clip_with_heads"](tmp_path / "clip")
+    theirs = reference(path)
+    scores = theirs.similarity(theirs.encode_query(list(SENTENCES)), theirs.encode_document(list(PICTURES))).numpy()
+    documents = [{"content": parts([picture])} for picture in PICTURES]
+    async with serving_folder(path) as ours:
+        found = [await ours.scores(sentence, documents) for sentence in SENTENCES]
+        ranked = [await ours.reranked(sentence, documents) for sentence in SENTENCES]
+    for rows in (found, ranked):
+        assert farthest(rows, scores) < SCORE_TOLERANCE
+        assert_same_ranking(np.stack(rows), scores)
+    record_agreement("clip_with_heads", "score", "sentence-transformers", farthest([*found, *ranked], [*scores] * 2))
+
+
+async def test_an_input_of_a_dual_encoder_is_a_text_or_an_image(tmp_path: Path):
+    path = DUAL_ENCODERS["clip"](tmp_path / "clip")
+    both = ["a cat", PICTURES[0]]
+    async with serving_folder(path) as ours:
+        for body in (
+            {"input": [{"text": "a cat", "image": as_url(PICTURES[0])}, "hello"]},
+            {"messages": [{"role": "user", "content": parts(both)}]},
+        ):
+            answer = await ours.client.post("/v1/embeddings", json=body)
+            assert answer.status_code == 400, answer.text
+            assert answer.json()["error"]["param"] == next(iter(body))
+        await wait_idle(ours.service)
+
+
+# -- vision-language models -------------------------------------------------------------------------------
+
+TEXT_BEFORE_IMAGE: Content = ["Which is larger?", PICTURES[5]]
+
+
+@pytest.mark.parametrize("name", VISION_LANGUAGE)
+async def test_vision_language_models_agree(name: str, tmp_path: Path, record_agreement: Record):
+    path = VISION_LANGUAGE[name](tmp_path / name)
+    options = template_options(path)
+    contents = [*CONTENTS, TEXT_BEFORE_IMAGE]
+    expected = last_at_unit_length(qwen_states(path, contents, **options))
+    async with serving_folder(path) as ours:
+
+        def messages(index: int) -> Callable[[], Awaitable[float]]:
+            async def ask() -> float:
+                conversation = [{"role": "user", "content": parts(contents[index])}]
+                answer = await ours.post("/v1/embeddings", messages=conversation, **options)
+                return farthest([answer["data"][0]["embedding"]], expected[index : index + 1])
+
+            return ask
+
+        each = {f"messages {index}": messages(index) for index in range(len(contents))}
+        differences = await asked_at_once(ours, {**in_every_form(ours, contents, expected), **each})
+    assert max(differences.values()) < TOLERANCE, differences
+    record_agreement(name, "embed", "transformers", max(differences.values()))
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
+async def test_a_query_is_read_with_its_prompt_and_compared_with_contents(name: str, tmp_path: Path):
+    path = VISION_LANGUAGE[name](tmp_path / name)
+    options = template_options(path)
+    prompt = "Find the picture that is described."
+    queries = last_at_unit_length(qwen_states(path, CONTENTS, instruction=prompt, **options))
+    documents = last_at_unit_length(qwen_states(path, CONTENTS, **options))
+    contents = [{"content": parts(content)} for content in CONTENTS]
+    async with serving_folder(path) as ours:
+        assert farthest(await voyage(ours, CONTENTS, input_type="query"), queries) < TOLERANCE
+        found = [await ours.scores(content, contents) for content in contents]
+        ranked = [await ours.reranked(content, contents) for content in contents]
+    for rows in (found, ranked):
+        assert farthest(rows, queries @ documents.T) < SCORE_TOLERANCE
+        assert_same_ranking(np.stack(rows), queries @ documents.T)
