@@ -122,12 +122,14 @@ class Service:
     def _make_render_backend(self) -> RenderBackend:
         threads = self.config.threads
         niceness = niceness_beside(threads.niceness)
-        self.processes["template"] = WorkerProcesses(
-            threads.renderer_num_workers,
-            template_process.prepare,
-            in_processes=self.offload.in_threads,
-            niceness=niceness,
-        )
+        trusted = self.config.input.trust_request_chat_template
+        for name in ("template", "client_template") if trusted else ("template",):
+            self.processes[name] = WorkerProcesses(
+                threads.renderer_num_workers,
+                template_process.prepare,
+                in_processes=self.offload.in_threads,
+                niceness=niceness,
+            )
         if threads.renderer_backend == "thread":
             return ThreadBackend(self.offload)
         render = WorkerProcesses(
@@ -150,7 +152,9 @@ class Service:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(sample_loop_lag, self.metrics.loop_lag)
-                await nursery.start(self.processes["template"].run)
+                for name in ("template", "client_template"):
+                    if name in self.processes:
+                        await nursery.start(self.processes[name].run)
                 await nursery.start(self.media.run)
                 for served in self.served.values():
                     # In their order: each queues for the one thread that loads and computes.
@@ -209,7 +213,10 @@ class Service:
                 backend=self.render_backend,
                 recipe=TextRecipe(path, config.loading),
                 templates=ChatTemplates(
-                    self.processes["template"], self.offload, config.time_limits.template_timeout_s
+                    self.processes["template"],
+                    self.processes.get("client_template", self.processes["template"]),
+                    self.offload,
+                    config.time_limits.template_timeout_s,
                 ),
                 settings=config.input,
                 media=self.media,

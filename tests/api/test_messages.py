@@ -248,7 +248,8 @@ async def test_without_offloading_templates_are_rendered_on_the_loop(config, scr
 async def test_load_and_metrics_tell_of_the_processes(client):
     await embedded(client, messages=HELLO)
     load = (await client.get("/load")).json()
-    assert load["workers"] == {"template": {"capacity": 2, "borrowed": 0, "waiting": 0, "killed": 0}}
+    idle = {"capacity": 2, "borrowed": 0, "waiting": 0, "killed": 0}
+    assert load["workers"] == {"template": idle, "client_template": idle}
     metrics = (await client.get("/metrics")).text
     assert 'worker_capacity{of="template"} 2.0' in metrics
 
@@ -349,9 +350,10 @@ async def test_a_hundred_thousand_prompts_are_refused_and_leave_nothing(client, 
 # -- templates that do not end ---------------------------------------------------------------------------
 
 
-async def busy(service: Service) -> None:
+async def busy(service: Service, waiting: int = 0) -> None:
+    processes = service.processes["client_template"]
     with trio.fail_after(60):
-        while not service.processes["template"].statistics().borrowed:  # noqa: ASYNC110
+        while not processes.statistics().borrowed or processes.statistics().waiting < waiting:  # noqa: ASYNC110
             await trio.sleep(0.001)
 
 
@@ -361,8 +363,24 @@ async def test_an_endless_template_is_400_and_the_next_request_is_answered(clien
     assert "--template-timeout-s" in error["message"]
     assert_idle(service)
     assert await embedded(client, messages=HELLO) == vector(theirs.apply_chat_template(HELLO, return_dict=False))
-    assert service.processes["template"].statistics().killed == 1
+    assert service.processes["client_template"].statistics().killed == 1
     assert_idle(service)
+
+
+async def test_endless_templates_do_not_hold_up_the_model_s_own(client, service, theirs):
+    async with trio.open_nursery() as nursery:
+        for _ in range(4):  # twice as many as there are processes
+            nursery.start_soon(refused, client)
+        await busy(service, waiting=2)
+        assert await embedded(client, messages=HELLO) == vector(theirs.apply_chat_template(HELLO, return_dict=False))
+        stats = service.processes["client_template"].statistics()
+        assert (stats.borrowed, stats.waiting, stats.killed) == (2, 2, 0)
+    assert service.processes["client_template"].statistics().killed == 4
+    await wait_idle(service)
+
+
+async def refused(client: httpx.AsyncClient) -> None:
+    await refusal(client, messages=HELLO, chat_template=ENDLESS)
 
 
 async def test_a_client_that_leaves_while_its_template_loops_leaves_nothing(client, service, theirs):
@@ -373,7 +391,7 @@ async def test_a_client_that_leaves_while_its_template_loops_leaves_nothing(clie
         assert await embedded(client, messages=HELLO) == vector(theirs.apply_chat_template(HELLO, return_dict=False))
         nursery.cancel_scope.cancel(reason="the client leaves")
     await wait_idle(service)
-    assert service.processes["template"].statistics().killed == 1
+    assert service.processes["client_template"].statistics().killed == 1
     assert await embedded(client, messages=HELLO) == vector(theirs.apply_chat_template(HELLO, return_dict=False))
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.rendering.test_tokenizer import FAST_KINDS, fast_tokenizer
 from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.rendering.fast_tokenizer import FastTokenizer
-from trio_pool_serve.rendering.text_window import MARGIN_TOKENS, MAX_CHARACTERS_PER_TOKEN, encode_window
+from trio_pool_serve.rendering.text_window import MARGIN_TOKENS, encode_window, most_characters
 from trio_pool_serve.rendering.tokenizer import Encoded
 from trio_pool_serve.types import TokenIds
 
@@ -142,10 +142,17 @@ def test_of_10_megabytes_of_one_thing_a_bounded_part_is_tokenised(kind, filler, 
     tokenizer = CountingTokenizer(TOKENIZERS[kind])
     window = encode_window(tokenizer, text, 30, side)
     assert not window.is_whole
-    assert tokenizer.characters <= (30 + MARGIN_TOKENS) * MAX_CHARACTERS_PER_TOKEN * 4 / 3
+    assert tokenizer.characters <= most_characters(30) * 4 / 3
     kept = tokenizer.finish(window.encoded, 2, side, add_special_tokens=False).tolist()
     end = "first " + filler * 300 if side == "right" else filler * 300 + " last"
     assert kept[0 if side == "right" else -1] == whole_bare(tokenizer.inner, end)[0 if side == "right" else -1]
+
+
+@pytest.mark.parametrize("kind", FAST_KINDS)
+def test_for_many_tokens_no_more_of_one_thing_is_tokenised(kind):
+    tokenizer = CountingTokenizer(TOKENIZERS[kind])
+    encode_window(tokenizer, "ab" * (MEGABYTES_10 // 2), 10_000, "right")
+    assert tokenizer.characters <= 2**19 * 4 / 3
 
 
 @pytest.mark.parametrize("kind", FAST_KINDS)

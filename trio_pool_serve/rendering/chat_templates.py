@@ -48,19 +48,24 @@ class ChatTemplate:
     """A template in Jinja, and what it is rendered with.
 
     ``variables`` are the special tokens, by name, and whatever the model's files hand to it. ``structured`` has
-    texts handed to it as parts of a message; images always are.
+    texts handed to it as parts of a message; images always are. ``is_client_s`` says that it came with a request.
     """
 
     text: str
     variables: Mapping[str, Any]
     structured: bool
+    is_client_s: bool = False
 
 
 @define(eq=False)
 class ChatTemplates:
-    """Renders templates in processes of their own, which are killed after ``timeout_s`` seconds."""
+    """Renders templates in processes of their own, which are killed after ``timeout_s`` seconds.
+
+    Those of clients have other processes than the models' own: whoever sends endless ones waits for the like.
+    """
 
     processes: WorkerProcesses
+    processes_of_clients: WorkerProcesses
     offload: Offload
     timeout_s: float
 
@@ -76,8 +81,9 @@ class ChatTemplates:
             question = _question(template, prompt)
         else:
             question = await self.offload.run("render", lambda: _question(template, prompt), abandon_on_cancel=True)
+        processes = self.processes_of_clients if template.is_client_s else self.processes
         try:
-            text = await self.processes.call(render_template, question, max_characters, timeout_s=self.timeout_s)
+            text = await processes.call(render_template, question, max_characters, timeout_s=self.timeout_s)
         except WorkerTooSlowError as error:
             raise InvalidRequestError(
                 f"The chat template took longer than the {self.timeout_s:g} s that it may take (--template-timeout-s).",

@@ -29,12 +29,16 @@ from trio_pool_serve.prompts import (
 from trio_pool_serve.rendering.chat_templates import ChatTemplate, ChatTemplates
 from trio_pool_serve.rendering.image_format import ImageFormat, ImageProcessor
 from trio_pool_serve.rendering.length_limit import too_long
-from trio_pool_serve.rendering.text_window import MARGIN_TOKENS, MAX_CHARACTERS_PER_TOKEN
 from trio_pool_serve.rendering.tokenizer import ChatTexts
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt
 
 MAX_TEMPLATE_CHARACTERS = 64 * 1024
 """Of a template that comes with a request; the longest that models are published with have a third of it."""
+
+
+MAX_CHARACTERS_PER_TOKEN = 1024
+MIN_TEXT_CHARACTERS = 2**17
+"""Of what a template makes: far more than is read, for whoever wants a long conversation cut."""
 
 
 class ImageLoader(Protocol):
@@ -76,8 +80,8 @@ class Conversations:
 
     @property
     def max_characters(self) -> int:
-        """The longest text that is looked at: as for a plain one, past it nobody tokenises."""
-        return (self.max_model_len + MARGIN_TOKENS) * MAX_CHARACTERS_PER_TOKEN
+        """The longest text that a template may make; only its beginning may be tokenised."""
+        return max(MIN_TEXT_CHARACTERS, self.max_model_len * MAX_CHARACTERS_PER_TOKEN)
 
     async def render(self, prompt: TextPrompt | ContentPrompt | ChatPrompt, params: RenderingParams) -> RenderedPrompt:
         """Return what the model reads.
@@ -191,7 +195,7 @@ class Conversations:
                 f"The chat template has {len(asked)} characters; at most {MAX_TEMPLATE_CHARACTERS} are taken.",
                 param="chat_template",
             )
-        return ChatTemplate(text=asked, variables=self._variables, structured=wants_parts(asked))
+        return ChatTemplate(text=asked, variables=self._variables, structured=wants_parts(asked), is_client_s=True)
 
     @property
     def _variables(self) -> dict[str, Any]:

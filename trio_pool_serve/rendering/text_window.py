@@ -11,8 +11,8 @@ unknown token), the window grows.
 Tokens that are not kept cost more than their time: cutting them off, and letting go of them, holds the interpreter
 lock, 10 ms for a hundred thousand. Where the first guess would be large, a sample of the text makes it better.
 
-It does not grow for ever, or ten megabytes of one letter would hold a thread for seconds: past a thousand
-characters for each token that is kept, the window is taken as it is.
+It does not grow for ever, or ten megabytes of one letter would hold a thread for a minute: past a thousand
+characters for each token that is kept, or past half a million and sixteen for each, the window is taken as it is.
 """
 
 import re
@@ -38,6 +38,10 @@ of more than 100 characters, but up to 100 tokens for what a cut leaves of it.""
 
 MAX_CHARACTERS_PER_TOKEN = 1024
 """Where the window stops to grow. Beyond it, only what a tokenizer makes next to nothing of is left out."""
+
+MAX_CHARACTERS = 2**19
+MANY_CHARACTERS_PER_TOKEN = 16
+"""It stops earlier where many tokens are kept: one letter over and over takes 3 µs a letter to tokenise."""
 
 GROWTH = 4
 
@@ -67,7 +71,7 @@ class WindowedText:
 def encode_window(tokenizer: Tokenizer, text: str, keep: int, side: TruncationSide) -> WindowedText:
     """Tokenise enough of ``text`` to know its ``keep`` tokens opposite of ``side``, where it is cut."""
     needed = keep + MARGIN_TOKENS
-    characters, most = needed * CHARACTERS_PER_TOKEN, needed * MAX_CHARACTERS_PER_TOKEN
+    characters, most = needed * CHARACTERS_PER_TOKEN, most_characters(keep)
     if min(characters, len(text)) >= SAMPLED_FROM:
         sampled = len(tokenizer.encode(_beginning(text, SAMPLE_CHARACTERS, side)))
         characters = min(characters, int(SAMPLE_SLACK * needed * SAMPLE_CHARACTERS / max(1, sampled)))
@@ -82,6 +86,12 @@ def encode_window(tokenizer: Tokenizer, text: str, keep: int, side: TruncationSi
     if len(text) > most:
         return WindowedText(tokenizer.encode(_beginning(text, most, side)), is_whole=False)
     return WindowedText(tokenizer.encode(text), is_whole=True)
+
+
+def most_characters(keep: int) -> int:
+    """Return how much of a text is looked at, at most, for the sake of so many tokens."""
+    needed = keep + MARGIN_TOKENS
+    return min(needed * MAX_CHARACTERS_PER_TOKEN, max(MAX_CHARACTERS, needed * MANY_CHARACTERS_PER_TOKEN))
 
 
 def _beginning(text: str, characters: int, side: TruncationSide) -> str:
