@@ -1,12 +1,13 @@
 """Serialised matrices to numbers: every form in every type, and nothing that only looks like one."""
 
 import base64
+import contextlib
 import itertools
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, strategies
+from hypothesis import assume, given, strategies
 
 from tests.tensors import FORMS, HOSTILE, MAX_ROWS, ROWS, WIDTH, as_npy, as_torch, numpy_file
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
@@ -23,9 +24,10 @@ def render(stored: bytes, embeds_format: EmbedsFormat = FORMAT, **params) -> Ren
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-@pytest.mark.parametrize(
-    ("form", "dtype"), [pair for pair in itertools.product(FORMS, DTYPES) if pair != ("npy", torch.bfloat16)]
-)
+FORMS_AND_TYPES = [pair for pair in itertools.product(FORMS, DTYPES) if pair != ("npy", torch.bfloat16)]
+
+
+@pytest.mark.parametrize(("form", "dtype"), FORMS_AND_TYPES)
 def test_every_form_holds_every_type_that_it_has_exactly(form, dtype):
     rows = ROWS.to(dtype)
     rendered = render(FORMS[form](rows))
@@ -36,11 +38,42 @@ def test_every_form_holds_every_type_that_it_has_exactly(form, dtype):
 
 @pytest.mark.parametrize(
     "view",
-    [ROWS.T.contiguous().T, torch.cat([ROWS, ROWS])[2:6], torch.cat([ROWS, ROWS])[::2], ROWS[:1].expand(7, WIDTH)],
-    ids=["transposed", "slice", "every other row", "expanded"],
+    [
+        ROWS.T.contiguous().T,
+        torch.cat([ROWS, ROWS])[2:6],
+        torch.cat([ROWS, ROWS])[::2],
+        torch.cat([ROWS, ROWS], dim=1)[:, ::2],
+        ROWS[0].expand(1, WIDTH),
+        ROWS.T.contiguous().T[2:3],
+        torch.as_strided(ROWS, (1, WIDTH), (0, 3)),
+    ],
+    ids=["transposed", "slice", "every other row", "every other column", "one row", "column", "strided"],
 )
 def test_views_are_read_as_torch_reads_them(view):
     assert np.array_equal(render(as_torch(view)).embeds, view.numpy())
+
+
+@given(
+    sizes=strategies.tuples(*[strategies.integers(1, 30)] * 2),
+    strides=strategies.tuples(*[strategies.integers(0, 40)] * 2),
+)
+def test_no_number_is_read_twice_whatever_the_strides_are(sizes, strides):
+    assume((sizes[0] - 1) * strides[0] + (sizes[1] - 1) * strides[1] < 40)
+    view = torch.arange(40.0).as_strided(sizes, strides)
+    embeds_format = EmbedsFormat(sizes[1], 64)
+    if len(view.unique()) < view.numel():
+        with pytest.raises(InvalidRequestError, match="overlapping"):
+            render(as_torch(view), embeds_format)
+    else:
+        with contextlib.suppress(InvalidRequestError):  # of rows that are interleaved like the teeth of two combs
+            assert np.array_equal(render(as_torch(view), embeds_format).embeds, view.numpy())
+
+
+@pytest.mark.parametrize(("form", "dtype"), FORMS_AND_TYPES)
+def test_numbers_take_at_most_one_and_a_half_times_the_characters_that_came(form, dtype):
+    payload = base64.b64encode(FORMS[form](torch.zeros(MAX_ROWS, 4 * WIDTH, dtype=dtype)))
+    rendered = EmbedsFormat(4 * WIDTH, MAX_ROWS).render(EmbedsPrompt(payload), RenderingParams())
+    assert rendered.embeds.nbytes <= 1.5 * len(payload)
 
 
 def test_what_torch_may_write_besides_changes_nothing():
