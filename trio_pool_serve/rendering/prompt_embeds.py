@@ -15,6 +15,7 @@ from trio_pool_serve.errors import ContextLengthError, EmptyInputError
 from trio_pool_serve.model_folder.folder import ModelFolder
 from trio_pool_serve.rendering.stored_tensor import (
     FIELD,
+    StoredDtype,
     StoredTensor,
     read_npy,
     read_safetensors,
@@ -26,8 +27,11 @@ from trio_pool_serve.types import EmbedsPrompt, RenderedPrompt, RenderingParams
 DECODED_AT_ONCE = 256 * 1024
 """Characters of base64; a multiple of four."""
 
-CONVERTED_AT_ONCE = 2**18
+COPIED_AT_ONCE = 2**18
 """Numbers."""
+
+EXPONENTS: dict[StoredDtype, int] = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000}
+"""Bits that are all set in infinities and in what is no number."""
 
 FRAMING = 64 * 1024
 """Bytes that a file may have beside its numbers."""
@@ -65,7 +69,7 @@ class EmbedsFormat:
         if keep > self.max_rows:
             raise self._too_long(f"{rows} rows")
         first = rows - keep if params.truncation_side == "left" else 0
-        embeds = _finite_float32(tensor, first, first + keep)
+        embeds = _finite_rows(tensor, first, first + keep)
         return RenderedPrompt(np.zeros(keep, dtype=np.int32), embeds=embeds)
 
     def _decode(self, payload: bytes | memoryview) -> npt.NDArray[np.uint8]:
@@ -123,18 +127,18 @@ def read_tensor(buffer: npt.NDArray[np.uint8]) -> StoredTensor:
     raise refused("The tensor is in no form that is known: torch.save, safetensors and .npy are.")
 
 
-def _finite_float32(tensor: StoredTensor, first: int, last: int) -> npt.NDArray[np.float32]:
-    width = tensor.shape[1]
-    converted = np.empty((last - first, width), dtype=np.float32)
-    bits: Any = converted.view(np.uint32)
-    step = max(1, CONVERTED_AT_ONCE // width)
-    for begin in range(first, last, step):
-        end = min(begin + step, last)
-        stored, place = tensor.rows(begin, end), slice(begin - first, end - first)
-        if tensor.dtype == "bfloat16":  # the upper half of a float32
-            np.left_shift(stored, 16, out=bits[place], dtype=np.uint32)
-        else:
-            converted[place] = stored
-        if not np.isfinite(converted[place]).all():
+def _finite_rows(tensor: StoredTensor, first: int, last: int) -> npt.NDArray[Any]:
+    """Return a copy of rows as they are stored: float16, float32, or bfloat16 as the uint16 that hold it.
+
+    The forward pass widens them; until then, prompts may wait for their turn for a long time.
+    """
+    width, exponent = tensor.shape[1], EXPONENTS[tensor.dtype]
+    rows = np.empty((last - first, width), dtype=tensor.rows(first, first).dtype)
+    bits = rows.view(f"<u{rows.itemsize}")
+    step = max(1, COPIED_AT_ONCE // width)
+    for begin in range(0, last - first, step):
+        end = min(begin + step, last - first)
+        rows[begin:end] = tensor.rows(first + begin, first + end)
+        if ((bits[begin:end] & exponent) == exponent).any():
             raise refused("The tensor has numbers that are not finite.")
-    return converted
+    return rows

@@ -42,7 +42,7 @@ class StoredTensor:
     """A dense tensor of little-endian numbers within ``buffer`` (uint8).
 
     ``strides`` count numbers, and so does ``first`` from byte ``start``; ``numbers`` is how many there are from there.
-    No number is in two places: as float32 they take at most twice the bytes of the file.
+    No number is in two places: they take at most the bytes of the file.
     Raises ``InvalidRequestError`` when made of numbers that do not fit together.
     """
 
