@@ -1,5 +1,6 @@
 """Tensors as their authors' libraries write them, and as an attacker would."""
 
+import collections
 import io
 import pickle
 import struct
@@ -7,6 +8,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import attrs
 import numpy as np
 import safetensors.torch
 import torch
@@ -65,6 +67,34 @@ def without_numbers() -> bytes:
     return rezipped(as_torch(ROWS), lambda name, content: b"" if name.endswith("data/0") else content)
 
 
+@attrs.frozen
+class Storage:
+    """What a pickle of torch names by reference."""
+
+
+class _Described:
+    """Pickled as torch pickles a tensor, of whatever numbers."""
+
+    def __init__(self, *numbers: Any) -> None:
+        self.numbers = numbers
+
+    def __reduce__(self) -> Any:
+        first, shape, strides = self.numbers
+        return (torch._utils._rebuild_tensor_v2, (Storage(), first, shape, strides, False, collections.OrderedDict()))
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, obj: Any) -> Any:
+        return ("storage", torch.FloatStorage, "0", "cpu", ROWS.numel()) if isinstance(obj, Storage) else None
+
+
+def described(shape: Any, strides: Any, first: Any = 0) -> bytes:
+    """The file of ``ROWS`` with other sizes in its pickle."""
+    file = io.BytesIO()
+    _Pickler(file, 2).dump(_Described(first, shape, strides))
+    return with_pickle(file.getvalue())
+
+
 class RunsCode:
     def __reduce__(self) -> Any:
         return (exec, ("raise SystemExit('the pickle has run')",))
@@ -102,9 +132,21 @@ HOSTILE: Mapping[str, tuple[bytes, type[InvalidRequestError], str]] = {
     "nothing": (b"", EmptyInputError, "no tensor"),
     "no form that is known": (b"GIF89a" + bytes(99), InvalidRequestError, "no form that is known"),
     "sparse bomb": (as_torch(_sparse()), InvalidRequestError, "dense tensor"),
-    "expanded bomb": (as_torch(torch.zeros(1, WIDTH).expand(10**12, WIDTH)), ContextLengthError, "1000000000000 rows"),
-    "expanded": (as_torch(ROWS[:1].expand(MAX_ROWS, WIDTH)), InvalidRequestError, "fewer numbers than places"),
-    "windows": (as_torch(ROWS.view(-1).as_strided((40, WIDTH), (1, 1))), InvalidRequestError, "fewer numbers"),
+    "expanded bomb": (as_torch(torch.zeros(1, WIDTH).expand(10**12, WIDTH)), InvalidRequestError, "expanded"),
+    "expanded rows": (as_torch(torch.zeros(1, WIDTH).expand(2, WIDTH)), InvalidRequestError, "expanded"),
+    "expanded columns": (as_torch(torch.zeros(5, 1).expand(5, WIDTH)), InvalidRequestError, "expanded"),
+    "one number": (as_torch(torch.zeros(1).expand(5, WIDTH)), InvalidRequestError, "expanded"),
+    "sliding window": (as_torch(torch.zeros(40).unfold(0, WIDTH, 1)), InvalidRequestError, "overlapping"),
+    "enormous shape": (described((10**500, WIDTH), (WIDTH, 1)), InvalidRequestError, "make no sense"),
+    "enormous stride": (described((1, WIDTH), (2**63, 1)), InvalidRequestError, "make no sense"),
+    "negative shape": (described((-5, WIDTH), (WIDTH, 1)), InvalidRequestError, "make no sense"),
+    "negative stride": (described((5, WIDTH), (-WIDTH, 1)), InvalidRequestError, "make no sense"),
+    "shape of a bool": (described((True, WIDTH), (WIDTH, 1)), InvalidRequestError, "no plain tensor"),
+    "stride of a bool": (described((5, WIDTH), (WIDTH, True)), InvalidRequestError, "no plain tensor"),
+    "shape of a float": (described((5.0, WIDTH), (WIDTH, 1)), InvalidRequestError, "BINFLOAT"),
+    "offset of a bool": (described((1, WIDTH), (WIDTH, 1), first=True), InvalidRequestError, "no plain tensor"),
+    "no strides": (described((5, WIDTH), ()), InvalidRequestError, "make no sense"),
+    "thousands of dimensions": (described((1,) * 3000, (1,) * 3000), InvalidRequestError, "3000 dimensions"),
     "meta": (as_torch(torch.zeros(10**6, WIDTH, device="meta")), InvalidRequestError, "dense tensor"),
     "bytes": (as_torch(torch.zeros(5, WIDTH, dtype=torch.int8)), InvalidRequestError, "CharStorage"),
     "complex": (as_torch(ROWS.to(torch.complex64)), InvalidRequestError, "ComplexFloatStorage"),
@@ -158,10 +200,37 @@ HOSTILE: Mapping[str, tuple[bytes, type[InvalidRequestError], str]] = {
     "broken safetensors header": (safetensors_header(b'{"a":'), InvalidRequestError, "cannot be read"),
     "safetensors bomb": (safetensors_header(SIZES % (10**12, WIDTH, 320)), InvalidRequestError, "contradict"),
     "safetensors of negative sizes": (safetensors_header(SIZES % (-5, -WIDTH, 320)), InvalidRequestError, "contradict"),
+    **{
+        f"safetensors with {size} rows": (
+            safetensors_header(b'{"a":{"dtype":"F32","shape":[%s,16],"data_offsets":[0,64]}}' % size.encode()),
+            InvalidRequestError,
+            "cannot be read",
+        )
+        for size in ("true", "1.0", "1e0", '"1"', "null")
+    },
+    "safetensors with enormous sizes": (
+        safetensors_header(SIZES % (10**30, 10**30, 320)),
+        InvalidRequestError,
+        "contradict",
+    ),
+    "safetensors with too many rows": (
+        safetensors_header(SIZES % (2**63, 0, 0)),
+        InvalidRequestError,
+        "make no sense",
+    ),
+    "safetensors with a place that is true": (
+        safetensors_header(b'{"a":{"dtype":"F32","shape":[5,16],"data_offsets":[false,320]}}'),
+        InvalidRequestError,
+        "cannot be read",
+    ),
     "truncated safetensors": (as_safetensors(ROWS)[:-1], InvalidRequestError, "truncated"),
     "truncated array": (as_npy(ROWS)[:-1], InvalidRequestError, "truncated"),
     "array bomb": (npy_header("'<f4'", f"({10**15}, {WIDTH})"), InvalidRequestError, "truncated"),
     "array of negative sizes": (npy_header("'<f4'", f"(-5, -{WIDTH})"), InvalidRequestError, "make no sense"),
+    "array of a bool": (npy_header("'<f4'", f"(True, {WIDTH})"), InvalidRequestError, "make no sense"),
+    "array of False": (npy_header("'<f4'", f"(False, {WIDTH})"), InvalidRequestError, "make no sense"),
+    "array of a float": (npy_header("'<f4'", f"(5.0, {WIDTH})"), InvalidRequestError, "cannot be read"),
+    "array of enormous sizes": (npy_header("'<f4'", f"({10**2000}, 0)"), InvalidRequestError, "make no sense"),
     "array of float64": (numpy_file(ROWS.double().numpy()), InvalidRequestError, "<f8"),
     "array of big-endian numbers": (numpy_file(ROWS.numpy().astype(">f4")), InvalidRequestError, ">f4"),
     "array of objects": (numpy_file(np.array([RunsCode()])), InvalidRequestError, "|O"),

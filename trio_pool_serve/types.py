@@ -54,7 +54,8 @@ class RenderedPrompt:
     ``kept`` (bool, one per token) chooses the tokens whose vectors leave the model, ``None`` for all.
 
     ``images`` are read beside the tokens, or by themselves: then the ids are zeros, one for each position that they
-    take. ``embeds`` (float32, shape (tokens, hidden)) are read in place of the ids, which are zeros as well.
+    take. ``embeds`` (float32, float16, or uint16 that hold bfloat16; shape (tokens, hidden)) are read in place of the
+    ids, which are zeros as well.
     """
 
     token_ids: TokenIds
@@ -63,7 +64,7 @@ class RenderedPrompt:
     attended: int | None = None
     kept: npt.NDArray[np.bool_] | None = None
     images: ImageFeatures | None = None
-    embeds: npt.NDArray[np.float32] | None = None
+    embeds: npt.NDArray[np.float32 | np.float16 | np.uint16] | None = None
 
 
 # -- what is wanted of the model -------------------------------------------------------------------------

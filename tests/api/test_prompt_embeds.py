@@ -15,8 +15,10 @@ import trio
 from tests.api.able_service import Everything, become
 from tests.conftest import listening, running, wait_idle
 from tests.tensors import HOSTILE, ROWS, WIDTH, as_npy, as_torch
+from trio_pool_serve.api.dialects import DIALECTS
+from trio_pool_serve.api.dispatch import candidates_by_path, read_request
 from trio_pool_serve.api.payloads import LONG, Payloads, cut_payloads, payload_decoder
-from trio_pool_serve.config import Config, InputConfig, SchedulingConfig
+from trio_pool_serve.config import Config, InputConfig, NetworkConfig, SchedulingConfig
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
 from trio_pool_serve.runner.scripted import ScriptedRunner
@@ -261,9 +263,12 @@ async def test_rows_count_towards_the_queue_however_narrow_they_are(config, scri
 # -- long ones are cut out of the body ------------------------------------------------------------------------
 
 
+MOST = 8
+
+
 def read(body: bytes) -> tuple[dict, list[bytes]]:
     """Return the rest of a body, and the payloads."""
-    rest, cuts = cut_payloads(bytearray(body))
+    rest, cuts = cut_payloads(bytearray(body), MOST)
     document = json.loads(bytes(rest))
     payloads = payload_decoder(cuts)
     return document, [bytes(item) for item in payloads(Payloads, document["prompt_embeds"]).items]
@@ -287,8 +292,82 @@ LONG_ONE, LONG_TWO = "A" * (LONG + 4), "B" * (LONG + 8)
 def test_long_payloads_are_cut_and_put_back(text, expected, cut):
     document, payloads = read(text.encode())
     assert payloads == [payload.encode() for payload in expected]
-    assert len(cut_payloads(bytearray(text.encode()))[1]) == cut
+    assert len(cut_payloads(bytearray(text.encode()), MOST)[1]) == cut
     assert set(document) == set(json.loads(text))
+
+
+def test_no_more_are_cut_than_a_request_may_have():
+    several = [LONG_ONE, "C", LONG_TWO, LONG_ONE]
+    rest, cuts = cut_payloads(bytearray(json.dumps({"prompt_embeds": several}).encode()), 3)
+    assert [bytes(cut).decode() for cut in cuts.values()] == [LONG_ONE, LONG_TWO]
+    document = json.loads(bytes(rest))
+    assert document["prompt_embeds"][1::2] == ["C", LONG_ONE]
+    assert [
+        bytes(item).decode() for item in payload_decoder(cuts)(Payloads, document["prompt_embeds"]).items
+    ] == several
+
+
+def test_the_same_body_is_given_other_names_each_time():
+    body = json.dumps({"prompt_embeds": [LONG_ONE, LONG_TWO]}).encode()
+    names = [name for _ in range(3) for name in cut_payloads(bytearray(body), MOST)[1]]
+    assert len(set(names)) == 6
+
+
+class Counted(bytearray):
+    """Counts how often something is looked for in it, and past how many bytes."""
+
+    searches = searched = 0
+
+    def find(self, what, start, end):
+        found = super().find(what, start, end)
+        self.searches += 1
+        self.searched += (end if found < 0 else found) - start
+        return found
+
+
+def work_of(payloads: str, most: int) -> Counted:
+    body = Counted(f'{{"prompt_embeds":[{payloads}]}}'.encode())
+    cut_payloads(body, most)
+    return body
+
+
+@pytest.mark.parametrize("piece", ['""', f'"{LONG_ONE}"', f'"{LONG_ONE}\\\\"'], ids=["empty", "long", "escaped"])
+def test_twice_the_body_is_at_most_twice_the_work(piece):
+    count = 4 + 2 * LONG // len(piece)
+    once, twice = (work_of(",".join([piece] * many), 10**6) for many in (count, 2 * count))
+    assert once.searches >= count
+    assert twice.searches <= 2 * once.searches
+    assert twice.searched <= 2.1 * once.searched
+    assert once.searched <= 2.1 * len(once)
+
+
+def test_strings_past_the_most_are_not_looked_at():
+    once, many = (work_of(",".join(['""'] * count), 100) for count in (50_000, 200_000))
+    assert once.searches == many.searches == 101
+    assert once.searched == many.searched
+
+
+async def test_more_empty_strings_than_inputs_are_counted_exactly(client):
+    answer = await client.post("/v1/embeddings", json={"prompt_embeds": [""] * 50_000})
+    assert answer.status_code == 400
+    assert "50000 inputs are more than 2048" in answer.json()["error"]["message"]
+
+
+def test_nothing_is_cut_where_no_embeds_are_taken():
+    body = Counted(json.dumps({"prompt_embeds": [LONG_ONE, "C"]}).encode())
+    asked = read_request(body, candidates_by_path(DIALECTS)["/v1/embeddings"], NetworkConfig())
+    assert body.searches == 0
+    assert [type(item) for item in asked.wire.prompt_embeds.items] == [bytes, bytes]
+
+
+async def test_a_client_cannot_name_what_was_cut(client):
+    long = base64.b64encode(as_torch(torch.zeros(1000, WIDTH)[:5])).decode()  # torch.save writes all thousand rows
+    assert len(long) > LONG
+    assert (await client.post("/v1/embeddings", json={"prompt_embeds": [long]})).status_code == 200
+    for names in (["#0"] * 3, ["#0"], ["#"], ["#00", "#1"]):
+        answer = await client.post("/v1/embeddings", json={"prompt_embeds": [*names, long]})
+        assert answer.status_code == 400
+        assert "not valid base64" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("text", [f'{{"prompt_embeds":"{LONG_ONE}', f'{{"prompt_embeds":"{LONG_ONE}" "', LONG_ONE])

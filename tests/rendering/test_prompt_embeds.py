@@ -1,17 +1,19 @@
 """Serialised matrices to numbers: every form in every type, and nothing that only looks like one."""
 
 import base64
+import contextlib
 import itertools
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, strategies
+from hypothesis import assume, given, strategies
 
 from tests.tensors import FORMS, HOSTILE, MAX_ROWS, ROWS, WIDTH, as_npy, as_torch, numpy_file
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.prompts import EmbedsPrompt, RenderingParams
 from trio_pool_serve.rendering.prompt_embeds import DECODED_AT_ONCE, EmbedsFormat
+from trio_pool_serve.runner.forward_pass import to_device
 from trio_pool_serve.types import RenderedPrompt
 
 FORMAT = EmbedsFormat(WIDTH, MAX_ROWS)
@@ -24,24 +26,55 @@ def render(stored: bytes, embeds_format: EmbedsFormat = FORMAT, **params) -> Ren
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-@pytest.mark.parametrize(
-    ("form", "dtype"), [pair for pair in itertools.product(FORMS, DTYPES) if pair != ("npy", torch.bfloat16)]
-)
+FORMS_AND_TYPES = [pair for pair in itertools.product(FORMS, DTYPES) if pair != ("npy", torch.bfloat16)]
+
+
+@pytest.mark.parametrize(("form", "dtype"), FORMS_AND_TYPES)
 def test_every_form_holds_every_type_that_it_has_exactly(form, dtype):
     rows = ROWS.to(dtype)
     rendered = render(FORMS[form](rows))
-    assert rendered.embeds.dtype == np.float32
-    assert np.array_equal(rendered.embeds, rows.float().numpy())
+    assert torch.equal(to_device(rendered.embeds, torch.device("cpu")), rows)
     assert rendered.token_ids.tolist() == [0] * len(rows)
 
 
 @pytest.mark.parametrize(
     "view",
-    [ROWS.T.contiguous().T, torch.cat([ROWS, ROWS])[2:6], torch.cat([ROWS, ROWS])[::2]],
-    ids=["transposed", "slice", "every other row"],
+    [
+        ROWS.T.contiguous().T,
+        torch.cat([ROWS, ROWS])[2:6],
+        torch.cat([ROWS, ROWS])[::2],
+        torch.cat([ROWS, ROWS], dim=1)[:, ::2],
+        ROWS[0].expand(1, WIDTH),
+        ROWS.T.contiguous().T[2:3],
+        torch.as_strided(ROWS, (1, WIDTH), (0, 3)),
+    ],
+    ids=["transposed", "slice", "every other row", "every other column", "one row", "column", "strided"],
 )
 def test_views_are_read_as_torch_reads_them(view):
     assert np.array_equal(render(as_torch(view)).embeds, view.numpy())
+
+
+@given(
+    sizes=strategies.tuples(*[strategies.integers(1, 30)] * 2),
+    strides=strategies.tuples(*[strategies.integers(0, 40)] * 2),
+)
+def test_no_number_is_read_twice_whatever_the_strides_are(sizes, strides):
+    assume((sizes[0] - 1) * strides[0] + (sizes[1] - 1) * strides[1] < 40)
+    view = torch.arange(40.0).as_strided(sizes, strides)
+    embeds_format = EmbedsFormat(sizes[1], 64)
+    if len(view.unique()) < view.numel():
+        with pytest.raises(InvalidRequestError, match="overlapping"):
+            render(as_torch(view), embeds_format)
+    else:
+        with contextlib.suppress(InvalidRequestError):  # of rows that are interleaved like the teeth of two combs
+            assert np.array_equal(render(as_torch(view), embeds_format).embeds, view.numpy())
+
+
+@pytest.mark.parametrize(("form", "dtype"), FORMS_AND_TYPES)
+def test_numbers_take_fewer_bytes_than_the_characters_that_came(form, dtype):
+    payload = base64.b64encode(FORMS[form](torch.zeros(MAX_ROWS, 4 * WIDTH, dtype=dtype)))
+    rendered = EmbedsFormat(4 * WIDTH, MAX_ROWS).render(EmbedsPrompt(payload), RenderingParams())
+    assert rendered.embeds.nbytes <= 0.75 * len(payload)
 
 
 def test_what_torch_may_write_besides_changes_nothing():
@@ -65,8 +98,15 @@ def test_a_payload_is_taken_for_no_fewer_rows_than_it_has(form, dtype):
     wide = EmbedsFormat(1024, 512)
     for count in (1, 2, 3, 40, 500):
         stored = FORMS[form](torch.zeros(count, wide.width, dtype=dtype))
-        most = wide.most_rows(EmbedsPrompt(base64.b64encode(stored)))
-        assert count <= most <= min(count * dtype.itemsize // 2 + 1, wide.max_rows)  # the header is less than a row
+        most = wide.estimated_tokens(EmbedsPrompt(base64.b64encode(stored)))
+        rows = min(count * dtype.itemsize // 2 + 1, wide.max_rows)  # the header is less than a row
+        assert count <= most <= max(rows, len(stored) // 2048)
+
+
+def test_wide_rows_count_for_the_memory_that_they_wait_in():
+    very_wide = EmbedsFormat(8192, 512)
+    stored = as_npy(torch.zeros(4, very_wide.width))
+    assert very_wide.estimated_tokens(EmbedsPrompt(base64.b64encode(stored))) == len(stored) // 2048
 
 
 def test_rows_are_cut_off_as_tokens_are():
@@ -134,7 +174,7 @@ def test_a_file_with_any_byte_changed_gives_a_matrix_or_its_error(form, data):
     except InvalidRequestError:
         return
     assert rendered.embeds.shape[1] == WIDTH
-    assert np.isfinite(rendered.embeds).all()
+    assert to_device(rendered.embeds, torch.device("cpu")).isfinite().all()
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -1,7 +1,8 @@
 """Request bodies to wire types."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TypeVar, cast
 
 import msgspec
@@ -17,6 +18,8 @@ T = TypeVar("T")
 LOOP_BYTES = 16 * 1024
 """Bodies and answers up to this size are decoded and encoded on the loop. Texts and base64 take less time
 than a thread hop then, token ids and decimal numbers about two (``benchmarks/hop_size.py``)."""
+
+NO_CUTS: Mapping[str, memoryview] = MappingProxyType({})
 
 
 async def read_body(parse: Callable[[Buffer], T], offload: Offload) -> T:
@@ -34,11 +37,11 @@ async def read_body(parse: Callable[[Buffer], T], offload: Offload) -> T:
 
 
 def decode_json(
-    body: Buffer | bytes, wire_type: type[T], *, strict: bool = False, cuts: Sequence[memoryview] = ()
+    body: Buffer | bytes, wire_type: type[T], *, strict: bool = False, cuts: Mapping[str, memoryview] = NO_CUTS
 ) -> T:
     """Decode a body; ``strict`` refuses fields that nobody knows. Raises ``InvalidRequestError``.
 
-    ``cuts`` are the payloads that have been cut out of it.
+    ``cuts`` are the payloads that have been cut out of it, by what stands in their place.
     """
     try:
         decoded = msgspec.json.decode(body, type=wire_type, dec_hook=payload_decoder(cuts))

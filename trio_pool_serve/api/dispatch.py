@@ -67,7 +67,11 @@ def dialect_routes(service: Service, dialects: Sequence[Dialect]) -> Blueprint:
 def _handler(service: Service, candidates: Sequence[Candidate]) -> Any:
     @measured(service)
     async def handle() -> Response:
-        asked = await read_body(lambda body: read_request(body, candidates, service.config.network), service.offload)
+        config = service.config
+        asked = await read_body(
+            lambda body: read_request(body, candidates, config.network, embeds=config.input.enable_prompt_embeds),
+            service.offload,
+        )
         g.dialect = asked.candidate.dialect
         if asked.error is not None:
             raise asked.error
@@ -84,11 +88,16 @@ def _handler(service: Service, candidates: Sequence[Candidate]) -> Any:
     return handle
 
 
-def read_request(body: Buffer, candidates: Sequence[Candidate], network: NetworkConfig) -> ReadRequest:
-    """Find the endpoint and make its job of a body; an error is returned, with whose it is."""
+def read_request(
+    body: Buffer, candidates: Sequence[Candidate], network: NetworkConfig, *, embeds: bool = False
+) -> ReadRequest:
+    """Find the endpoint and make its job of a body; an error is returned, with whose it is.
+
+    Where ``embeds`` are not taken, they are not looked for either.
+    """
     candidate = candidates[-1]
     try:
-        rest, cuts = cut_payloads(body)
+        rest, cuts = cut_payloads(body, network.max_inputs_per_request if embeds else 0)
         json_limits_of(network).refuse(rest)
         if len(candidates) > 1:
             candidate = _claimant(_fields(rest, candidates), candidates)

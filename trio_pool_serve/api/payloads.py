@@ -2,17 +2,19 @@
 
 A JSON parser holds the interpreter lock while it walks through a string of a hundred megabytes, and again while it
 makes a copy. So the long strings of ``prompt_embeds`` are cut out of the body first, in pieces between which others
-run, and stay where they are; the parser sees ``#0``, ``#1``, … in their place, which no base64 is.
+run, and stay where they are; in their place the parser sees names that are made up for each body: of a payload that is
+there once, a client that could name it would get as many decoded as it has names.
 """
 
 import re
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
 from trio_pool_serve.api.received_body import Buffer
-from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
+from trio_pool_serve.errors import EmptyInputError
 from trio_pool_serve.prompts import EmbedsPrompt
 
 FIELD = "prompt_embeds"
@@ -54,29 +56,37 @@ PromptEmbeds: TypeAlias = Annotated[
 """The type of the field ``prompt_embeds`` in a wire type."""
 
 
-def cut_payloads(body: Buffer) -> tuple[Buffer | bytes, list[memoryview]]:
-    """Return the body without its long payloads, and those. What does not look as expected is left to the parser."""
+def cut_payloads(body: Buffer, most: int) -> tuple[Buffer | bytes, dict[str, memoryview]]:
+    """Return the body without its long payloads, and those by what stands in their place.
+
+    At most ``most`` strings are looked at. What does not look as expected, and what comes behind them, is left to the
+    parser.
+    """
     key = f'"{FIELD}"'.encode()
-    place = find(body, key, 0) if len(body) > LONG else -1
+    place = find(body, key, 0) if most and len(body) > LONG else -1
     if place < 0 or body[place - 1 : place] == b"\\":  # then it is the end of a longer string
-        return body, []
-    cuts: list[memoryview] = []
+        return body, {}
+    token = secrets.token_hex(16)
+    cuts: dict[str, memoryview] = {}
     pieces: list[bytes | memoryview] = []
     kept = 0
     view = memoryview(body)
     opening = BEFORE_FIRST.match(body, place + len(key))
     is_list = opening is not None and opening[1] == b"["
-    while opening is not None:
+    looked_at = 0
+    while opening is not None and looked_at < most:
+        looked_at += 1
         begin = opening.end()
         end = find(body, b'"', begin)
         if end < 0:
-            return body, []
+            return body, {}
         if end - begin > LONG and find(body, b"\\", begin, end) < 0:
-            pieces += [view[kept:begin], f"#{len(cuts)}".encode()]
-            cuts.append(view[begin:end])
+            name = f"#{token}{len(cuts)}"
+            pieces += [view[kept:begin], name.encode()]
+            cuts[name] = view[begin:end]
             kept = end
         opening = BEFORE_NEXT.match(body, end + 1) if is_list else None
-    return (b"".join([*pieces, view[kept:]]), cuts) if cuts else (body, [])
+    return (b"".join([*pieces, view[kept:]]), cuts) if cuts else (body, {})
 
 
 def find(body: Buffer | bytes, what: bytes, begin: int = 0, end: int | None = None) -> int:
@@ -89,9 +99,8 @@ def find(body: Buffer | bytes, what: bytes, begin: int = 0, end: int | None = No
     return -1
 
 
-def payload_decoder(cuts: Sequence[memoryview]) -> Callable[[type, Any], Any]:
+def payload_decoder(cuts: Mapping[str, memoryview]) -> Callable[[type, Any], Any]:
     """Return the hook that puts what was cut from a body into ``Payloads`` when msgspec decodes the rest of it."""
-    by_name: dict[str, Payload] = {f"#{index}": cut for index, cut in enumerate(cuts)}
 
     def decode(kind: type, value: Any) -> Payloads:
         if kind is not Payloads:
@@ -99,16 +108,11 @@ def payload_decoder(cuts: Sequence[memoryview]) -> Callable[[type, Any], Any]:
         strings = [value] if isinstance(value, str) else value
         if not isinstance(strings, list) or not all(isinstance(string, str) for string in strings):
             raise TypeError("Expected `str | list[str]`")
-        names = [FIELD] if len(strings) == 1 else [f"{FIELD}[{index}]" for index in range(len(strings))]
-        return Payloads(
-            [by_name.get(string) or _encoded(string, name) for string, name in zip(strings, names, strict=True)]
-        )
+        return Payloads([cuts.get(string) or _encoded(string) for string in strings])
 
     return decode
 
 
-def _encoded(string: str, name: str) -> bytes:
-    try:
-        return string.encode("ascii")
-    except UnicodeEncodeError as error:
-        raise InvalidRequestError(f"{name}: The tensor is not valid base64.", param=FIELD) from error
+def _encoded(string: str) -> bytes:
+    """Return the characters; one that base64 does not have remains one."""
+    return string.encode("ascii", "replace")

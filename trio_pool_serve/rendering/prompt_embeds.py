@@ -17,6 +17,7 @@ from trio_pool_serve.prompts import EmbedsPrompt, RenderingParams
 from trio_pool_serve.rendering.stored_tensor import (
     FIELD,
     ITEM_BYTES,
+    StoredDtype,
     StoredTensor,
     read_npy,
     read_safetensors,
@@ -28,8 +29,14 @@ from trio_pool_serve.types import RenderedPrompt
 DECODED_AT_ONCE = 256 * 1024
 """Characters of base64; a multiple of four."""
 
-CONVERTED_AT_ONCE = 2**18
+COPIED_AT_ONCE = 2**18
 """Numbers."""
+
+EXPONENTS: dict[StoredDtype, int] = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000}
+"""Bits that are all set in infinities and in what is no number."""
+
+BYTES_PER_TOKEN = 2048
+"""With ``--max-queue-tokens`` at its default of a million, two gigabytes of embeds are admitted."""
 
 FRAMING = 64 * 1024
 """Bytes that a file may have beside its numbers."""
@@ -47,9 +54,13 @@ class EmbedsFormat:
         """Of a file: the longest matrix in float32, and its header."""
         return self.max_rows * self.width * 4 + FRAMING
 
-    def most_rows(self, prompt: EmbedsPrompt) -> int:
-        """Return as many rows as the payload has room for, and the model takes."""
-        return min(self.max_rows, len(prompt.payload) * 3 // 4 // (min(ITEM_BYTES.values()) * self.width))
+    def estimated_tokens(self, prompt: EmbedsPrompt) -> int:
+        """Return what admission takes a prompt for: as many rows as it has room for and the model takes.
+
+        One for every two KiB, if that is more: decoded prompts wait in the queue, and wide ones fill the memory sooner.
+        """
+        size = len(prompt.payload) * 3 // 4
+        return max(min(self.max_rows, size // (min(ITEM_BYTES.values()) * self.width)), size // BYTES_PER_TOKEN)
 
     def render(self, prompt: EmbedsPrompt, params: RenderingParams) -> RenderedPrompt:
         """Return what the model reads; rows are cut off as tokens are.
@@ -67,13 +78,11 @@ class EmbedsFormat:
             raise EmptyInputError("The tensor has no rows.", param=FIELD)
         if tensor.nbytes > self.max_bytes:
             raise self._too_long(f"{rows} rows")
-        if tensor.nbytes > tensor.stored_bytes:  # nobody could tell from its length how much work a payload is
-            raise refused("The tensor has fewer numbers than places: clone what has been expanded before it is saved.")
         keep = rows if params.truncate_to is None else min(rows, params.truncate_to)
         if keep > self.max_rows:
             raise self._too_long(f"{rows} rows")
         first = rows - keep if params.truncation_side == "left" else 0
-        embeds = _finite_float32(tensor, first, first + keep)
+        embeds = _finite_rows(tensor, first, first + keep)
         return RenderedPrompt(np.zeros(keep, dtype=np.int32), embeds=embeds)
 
     def _decode(self, payload: bytes | memoryview) -> npt.NDArray[np.uint8]:
@@ -131,18 +140,18 @@ def read_tensor(buffer: npt.NDArray[np.uint8]) -> StoredTensor:
     raise refused("The tensor is in no form that is known: torch.save, safetensors and .npy are.")
 
 
-def _finite_float32(tensor: StoredTensor, first: int, last: int) -> npt.NDArray[np.float32]:
-    width = tensor.shape[1]
-    converted = np.empty((last - first, width), dtype=np.float32)
-    bits: Any = converted.view(np.uint32)
-    step = max(1, CONVERTED_AT_ONCE // width)
-    for begin in range(first, last, step):
-        end = min(begin + step, last)
-        stored, place = tensor.rows(begin, end), slice(begin - first, end - first)
-        if tensor.dtype == "bfloat16":  # the upper half of a float32
-            np.left_shift(stored, 16, out=bits[place], dtype=np.uint32)
-        else:
-            converted[place] = stored
-        if not np.isfinite(converted[place]).all():
+def _finite_rows(tensor: StoredTensor, first: int, last: int) -> npt.NDArray[Any]:
+    """Return a copy of rows as they are stored: float16, float32, or bfloat16 as the uint16 that hold it.
+
+    The forward pass widens them; until then, prompts may wait for their turn for a long time.
+    """
+    width, exponent = tensor.shape[1], EXPONENTS[tensor.dtype]
+    rows = np.empty((last - first, width), dtype=tensor.rows(first, first).dtype)
+    bits = rows.view(f"<u{rows.itemsize}")
+    step = max(1, COPIED_AT_ONCE // width)
+    for begin in range(0, last - first, step):
+        end = min(begin + step, last - first)
+        rows[begin:end] = tensor.rows(first + begin, first + end)
+        if ((bits[begin:end] & exponent) == exponent).any():
             raise refused("The tensor has numbers that are not finite.")
-    return converted
+    return rows

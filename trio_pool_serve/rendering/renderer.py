@@ -73,7 +73,7 @@ class Renderer:
         if not isinstance(prompt, EmbedsPrompt):
             return prompt.estimated_tokens
         # Without a format they are refused.
-        return 0 if isinstance(self.embeds_format, str) else self.embeds_format.most_rows(prompt)
+        return 0 if isinstance(self.embeds_format, str) else self.embeds_format.estimated_tokens(prompt)
 
     async def render(self, prompt: Prompt, params: RenderingParams) -> RenderedPrompt:
         """Return what the model reads for one prompt.

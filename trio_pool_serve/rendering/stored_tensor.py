@@ -23,6 +23,9 @@ FIELD = "prompt_embeds"
 MAX_HEADER = 64 * 1024
 """Bytes. One tensor's header has a hundred or two."""
 
+MAX_SIZE = 2**63 - 1
+"""As torch and numpy have; numbers of thousands of digits take their time, too."""
+
 MAX_DIMENSIONS = 64
 """As numpy has; products of thousands of sizes take their time."""
 
@@ -39,6 +42,7 @@ class StoredTensor:
     """A dense tensor of little-endian numbers within ``buffer`` (uint8).
 
     ``strides`` count numbers, and so does ``first`` from byte ``start``; ``numbers`` is how many there are from there.
+    No number is in two places: they take at most the bytes of the file.
     Raises ``InvalidRequestError`` when made of numbers that do not fit together.
     """
 
@@ -52,12 +56,28 @@ class StoredTensor:
 
     def __attrs_post_init__(self) -> None:
         sizes = (*self.shape, *self.strides, self.start, self.numbers, self.first)
-        if any(size < 0 for size in sizes) or len(self.shape) != len(self.strides):
+        # A bool is an int as well, and numpy lets it pass for a size.
+        whole = all(type(size) is int and 0 <= size <= MAX_SIZE for size in sizes)
+        if not whole or len(self.shape) != len(self.strides):
             raise refused("The tensor's sizes make no sense.")
         last = self.first + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
         end = self.start + self.numbers * ITEM_BYTES[self.dtype]
         if end > len(self.buffer) or (0 not in self.shape and last >= self.numbers):
             raise refused("The tensor is truncated: its header tells of more numbers than there are.")
+        if 0 not in self.shape and not self._apart():
+            raise refused("The tensor is an expanded or overlapping view: save a contiguous copy of it.")
+
+    def _apart(self) -> bool:
+        """Whether every number has bytes of its own: one number read in many places would fill the memory for free.
+
+        Each step has to lead past all that the smaller ones reach. Every slice and transposition of a tensor does so.
+        """
+        reach = 0
+        for stride, size in sorted(zip(self.strides, self.shape, strict=True)):
+            if size > 1 and stride <= reach:
+                return False
+            reach += (size - 1) * stride
+        return True
 
     @property
     def nbytes(self) -> int:
@@ -66,11 +86,6 @@ class StoredTensor:
         for length in self.shape:
             size *= length
         return size
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes that its numbers, and others of the same storage, take in the buffer."""
-        return self.numbers * ITEM_BYTES[self.dtype]
 
     def rows(self, first: int, last: int) -> npt.NDArray[np.generic]:
         """Return some rows of a matrix without copying them; bfloat16 as the uint16 that hold it."""

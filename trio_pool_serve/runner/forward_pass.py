@@ -92,6 +92,8 @@ def overwrite_embeds(inputs: Tensor, requests: Sequence[PoolingRequest]) -> Tens
 
 
 def to_device(arrays: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    """Return an array as a tensor on the device, copied without waiting for it."""
+    """Return an array as a tensor on the device, copied without waiting for it; uint16 hold bfloat16."""
     tensor = torch.from_numpy(arrays)
+    if arrays.dtype == np.uint16:
+        tensor = tensor.view(torch.bfloat16)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
