@@ -13,7 +13,7 @@ from tests.rendering.media.images import encoded
 from trio_pool_serve.errors import InvalidRequestError, MediaError
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.media.addresses import is_any, is_public
-from trio_pool_serve.rendering.media.fetching import CONCURRENT_FETCHES, MAX_REDIRECTS, ImageFetcher
+from trio_pool_serve.rendering.media.fetching import CONCURRENT_FETCHES, MAX_ADDRESSES, MAX_REDIRECTS, ImageFetcher
 from trio_pool_serve.rendering.media.resolver import Resolver
 
 IMAGE = encoded()
@@ -176,6 +176,7 @@ async def test_no_more_images_are_fetched_at_once_than_allowed():
 BROKEN = {
     "no HTTP": b"hello\r\n\r\n",
     "a head without end": HEAD + b"A: " + b"a" * 200_000,
+    "a head of many lines": HEAD + b"a:b\r\n" * 2000 + b"\r\n",
     "half a body": HEAD + b"Content-Length: 10\r\n\r\nabc",
     "a length that is none": HEAD + b"Content-Length: -1\r\n\r\n",
     "two lengths": HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab",
@@ -256,7 +257,7 @@ MANY_STEPS = {
 
 @pytest.mark.parametrize("content", MANY_STEPS.values(), ids=MANY_STEPS)
 async def test_others_have_a_turn_after_each_thing_that_a_server_says(content):
-    """All of it is there before the first byte is read."""
+    """Turns are counted from when it is sent, all at once."""
     turns = 0
 
     async def take_turns():
@@ -266,6 +267,8 @@ async def test_others_have_a_turn_after_each_thing_that_a_server_says(content):
             turns += 1
 
     async def answer(stream):
+        nonlocal turns
+        turns = 0
         await stream.send_all(content)
 
     async with serving({"/": answer}) as server, trio.open_nursery() as nursery:
@@ -324,6 +327,17 @@ async def test_a_public_name_with_a_private_address_is_not_connected_to(server: 
     assert server.heads == []
 
 
+async def test_a_host_of_very_many_addresses_is_not_connected_to(server: ImageServer):
+    addresses = [f"127.0.1.{n}" for n in range(MAX_ADDRESSES)]
+    names = Names(few_test=[["127.0.0.1", *addresses[1:]]], many_test=[["127.0.0.1", *addresses]])
+    looked_at: list[str] = []
+    fetching = fetcher(is_allowed=lambda address: not looked_at.append(address), resolver=Resolver(names))
+    assert await refused(fetching, server.url("/image", "many.test")) == NO_ADDRESS
+    assert looked_at == []
+    assert b"".join(await fetching.fetch(server.url("/image", "few.test"))) == IMAGE
+    assert looked_at == ["127.0.0.1", *addresses[1:]]
+
+
 async def test_a_redirect_to_a_private_address_is_not_followed():
     """One address of this machine is taken for a public one, so that there is something to be redirected by."""
     fetching = fetcher(is_allowed=lambda address: address == "127.0.0.1")
@@ -374,7 +388,9 @@ async def test_credentials_are_refused(server: ImageServer):
     assert "not followed" in await refused(fetcher(), server.url("/image"))
 
 
-@pytest.mark.parametrize("location", ["file:///etc/passwd", "data:,a", "ftp://127.0.0.1/", "http://a:b/", "gopher:a"])
+@pytest.mark.parametrize(
+    "location", ["file:///etc/passwd", "data:,a", "ftp://127.0.0.1/", "http://a:b/", "gopher:a", "/" * 8193]
+)
 async def test_redirects_to_elsewhere_are_not_followed(location):
     async with serving({"/": redirects(location)}) as server:
         assert "not followed" in await refused(fetcher(), server.url("/"))

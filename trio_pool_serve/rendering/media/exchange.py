@@ -13,7 +13,7 @@ MAX_HEAD_BYTES = 32 * 1024
 """Of one head, of the trailers of a body, or of the line before a chunk. The longest that sites send have 6 KiB."""
 
 MAX_HEAD_LINES = 128
-"""Of a head, or of trailers. They are parsed all at once, so this is how long that can take."""
+"""Of a head, or of trailers, and what is read at once. They are parsed all at once, so this is how long that takes."""
 
 MAX_FRAMING_BYTES = 64 * 1024
 PAYLOAD_PER_FRAMING = 32
@@ -21,7 +21,7 @@ PAYLOAD_PER_FRAMING = 32
 of the body. A chunk costs the loop as much as its frame, however little is in it; servers send chunks of kilobytes."""
 
 HEAD_READ_BYTES = 2 * 1024
-BODY_READ_BYTES = 16 * 1024
+BODY_READ_BYTES = 8 * 1024
 """At once, so that no more is parsed before somebody else has a turn."""
 
 

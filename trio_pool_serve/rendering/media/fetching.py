@@ -19,8 +19,14 @@ CONCURRENT_FETCHES = 16
 """So many images of ``--max-media-bytes`` are in memory because of slow servers, and no more."""
 
 MAX_REDIRECTS = 5
-MAX_ADDRESSES = 4
-"""Of one host that are tried; the time limit is divided between them."""
+MAX_LOCATION = 8192
+"""Characters of where a redirect leads to."""
+
+MAX_ADDRESSES = 32
+"""Of one host, all of which are looked at. Whoever owns a domain can list thousands."""
+
+MAX_TRIED_ADDRESSES = 4
+"""Of one host; the time limit is divided between them."""
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
@@ -113,9 +119,9 @@ class ImageFetcher:
         host = _host(url)
         port = url.port or (443 if url.scheme == "https" else 80)
         addresses = await self.resolver.resolve(host, port)
-        if not addresses or not all(map(self.is_allowed, addresses)):
+        if not 0 < len(addresses) <= MAX_ADDRESSES or not all(map(self.is_allowed, addresses)):
             raise MediaError("The host of an image has no address that images are fetched from.")
-        addresses = addresses[:MAX_ADDRESSES]
+        addresses = addresses[:MAX_TRIED_ADDRESSES]
         ssl_context = await self._trusted() if url.scheme == "https" else None
         for address in addresses:
             try:
@@ -139,6 +145,8 @@ class ImageFetcher:
         location = httpx.Headers(list(response.headers)).get("Location")
         if response.status_code not in REDIRECTS or location is None:
             return None
+        if len(location) > MAX_LOCATION:
+            raise MediaError("An image is behind a redirect that is not followed.")
         try:
             return self._checked(str(url.join(location)))
         except (httpx.InvalidURL, UnicodeError, ValueError, InvalidRequestError) as error:
