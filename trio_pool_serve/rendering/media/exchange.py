@@ -10,7 +10,7 @@ from attrs import define, field
 from trio_pool_serve.errors import MediaError
 
 MAX_HEAD_BYTES = 32 * 1024
-"""Of one head, of the trailers of a body, or of the line before a chunk. The longest that sites send have 6 KiB."""
+"""Of one head, of the trailers of a body, or of the line before a chunk. Sites send a few KiB."""
 
 MAX_HEAD_LINES = 128
 """Of a head, or of trailers, and what is read at once. They are parsed all at once, so this is how long that takes."""
