@@ -1,6 +1,7 @@
 """Images from servers that misbehave, over real sockets."""
 
 import gzip
+import socket
 import ssl
 
 import pytest
@@ -12,7 +13,8 @@ from tests.rendering.media.images import encoded
 from trio_pool_serve.errors import InvalidRequestError, MediaError
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.media.addresses import is_any, is_public
-from trio_pool_serve.rendering.media.fetching import CONCURRENT_FETCHES, MAX_REDIRECTS, ImageFetcher
+from trio_pool_serve.rendering.media.fetching import CONCURRENT_FETCHES, MAX_ADDRESSES, MAX_REDIRECTS, ImageFetcher
+from trio_pool_serve.rendering.media.resolver import Resolver
 
 IMAGE = encoded()
 LIMIT = 10_000
@@ -32,23 +34,19 @@ async def refused(fetching: ImageFetcher, url: str, kind: type[Exception] = Medi
     return str(caught.value)
 
 
-class Names(trio.abc.HostnameResolver):
+class Names:
     """A name server that knows other hosts than the real one; each is asked for as often as it is listed."""
 
     def __init__(self, **addresses: list[list[str]]):
         self.addresses = {name.replace("_", "."): answers for name, answers in addresses.items()}
         self.asked: list[str] = []
 
-    async def getaddrinfo(self, host, port, family=0, type=0, proto=0, flags=0):  # noqa: A002
-        name = host.decode() if isinstance(host, bytes) else host
-        self.asked.append(name)
-        answers = self.addresses[name]
+    def __call__(self, host: str, port: int, *, type: int):  # noqa: A002
+        self.asked.append(host)
+        answers = self.addresses[host]
         found = answers.pop(0) if len(answers) > 1 else answers[0]
-        families = [trio.socket.AF_INET6 if ":" in address else trio.socket.AF_INET for address in found]
-        return [(kind, type, proto, "", (address, port)) for kind, address in zip(families, found, strict=True)]
-
-    async def getnameinfo(self, sockaddr, flags):
-        raise AssertionError
+        families = [socket.AF_INET6 if ":" in address else socket.AF_INET for address in found]
+        return [(kind, type, 0, "", (address, port)) for kind, address in zip(families, found, strict=True)]
 
 
 @pytest.fixture
@@ -178,9 +176,12 @@ async def test_no_more_images_are_fetched_at_once_than_allowed():
 BROKEN = {
     "no HTTP": b"hello\r\n\r\n",
     "a head without end": HEAD + b"A: " + b"a" * 200_000,
+    "a head of many lines": HEAD + b"a:b\r\n" * 2000 + b"\r\n",
     "half a body": HEAD + b"Content-Length: 10\r\n\r\nabc",
     "a length that is none": HEAD + b"Content-Length: -1\r\n\r\n",
     "two lengths": HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+    "a length of many digits": HEAD + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\nx",
+    "another protocol": b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nxxxx",
     "nothing": b"",
 }
 
@@ -206,6 +207,89 @@ async def test_a_server_that_is_not_there_is_told(server: ImageServer):
         await unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
         assert await refused(fetcher(), f"http://127.0.0.1:{port}/") == "The server of an image cannot be reached."
+
+
+# -- floods -----------------------------------------------------------------------------------------------
+
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+FLOODS = {
+    "interim answers": (b"", b"HTTP/1.1 100 C\r\n\r\n"),
+    "headers": (HEAD, b"a:b\r\n"),
+    "a header": (HEAD + b"a:", b"b"),
+    "chunks of one byte": (CHUNKED, b"1\r\nX\r\n"),
+    "an extension of a chunk": (CHUNKED + b"1;", b"x"),
+    "extensions of chunks": (CHUNKED, b"10;%b\r\n0123456789abcdef\r\n" % (b"x" * 1000)),
+    "trailers": (CHUNKED + b"0\r\n", b"a:b\r\n"),
+    "a trailer": (CHUNKED + b"0\r\na:", b"b"),
+}
+
+
+@pytest.mark.parametrize(("begin", "flood"), FLOODS.values(), ids=FLOODS)
+async def test_a_flood_is_left_long_before_the_limits_of_time_and_size(begin, flood):
+    sent = 0
+
+    async def answer(stream):
+        nonlocal sent
+        await stream.send_all(begin)
+        while True:
+            await stream.send_all(flood * 100)
+            sent += len(flood) * 100
+
+    async with serving({"/": answer}) as server:
+        with trio.fail_after(30):
+            told = await refused(fetcher(max_bytes=10**12), server.url("/"))
+    assert told == "The connection to the server of an image broke."
+    assert sent < 10**8  # what is read and what the system keeps for who reads it
+
+
+def in_chunks(size: int, count: int) -> bytes:
+    return CHUNKED + b"%x\r\n%b\r\n" % (size, bytes(size)) * count + b"0\r\n\r\n"
+
+
+MANY = 2000
+
+MANY_STEPS = {
+    "interim answers": b"HTTP/1.1 100 C\r\n\r\n" * MANY + HEAD + b"Content-Length: 1\r\n\r\nx",
+    "chunks": in_chunks(1, MANY),
+}
+
+
+@pytest.mark.parametrize("content", MANY_STEPS.values(), ids=MANY_STEPS)
+async def test_others_have_a_turn_after_each_thing_that_a_server_says(content):
+    """Turns are counted from when it is sent, all at once."""
+    turns = 0
+
+    async def take_turns():
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async def answer(stream):
+        nonlocal turns
+        turns = 0
+        await stream.send_all(content)
+
+    async with serving({"/": answer}) as server, trio.open_nursery() as nursery:
+        nursery.start_soon(take_turns)
+        assert await fetcher().fetch(server.url("/"))
+        nursery.cancel_scope.cancel()
+    assert turns >= MANY
+
+
+async def test_who_sends_small_chunks_is_read_if_there_is_enough_in_them():
+    async def answer(stream):
+        await stream.send_all(in_chunks(256, 8000))
+
+    async with serving({"/": answer}) as server:
+        assert sum(map(len, await fetcher(max_bytes=10**7).fetch(server.url("/")))) == 256 * 8000
+
+
+async def test_a_head_may_be_long():
+    lines = [f"X-{n}: {'a' * 200}" for n in range(100)]
+    async with serving({"/": says(IMAGE, *lines)}) as server:
+        assert b"".join(await fetcher().fetch(server.url("/"))) == IMAGE
 
 
 # -- addresses --------------------------------------------------------------------------------------------
@@ -235,10 +319,23 @@ async def test_a_host_that_does_not_exist_is_not_told_from_one_that_is_private()
 
 async def test_a_public_name_with_a_private_address_is_not_connected_to(server: ImageServer):
     names = Names(images_example_org=[["127.0.0.1"]], both_example_org=[["8.8.8.8", "127.0.0.1"]])
-    trio.socket.set_custom_hostname_resolver(names)
     for host in ("images.example.org", "both.example.org"):
-        assert await refused(fetcher(is_allowed=is_public), server.url("/image", host)) == NO_ADDRESS
+        assert (
+            await refused(fetcher(is_allowed=is_public, resolver=Resolver(names)), server.url("/image", host))
+            == NO_ADDRESS
+        )
     assert server.heads == []
+
+
+async def test_a_host_of_very_many_addresses_is_not_connected_to(server: ImageServer):
+    addresses = [f"127.0.1.{n}" for n in range(MAX_ADDRESSES)]
+    names = Names(few_test=[["127.0.0.1", *addresses[1:]]], many_test=[["127.0.0.1", *addresses]])
+    looked_at: list[str] = []
+    fetching = fetcher(is_allowed=lambda address: not looked_at.append(address), resolver=Resolver(names))
+    assert await refused(fetching, server.url("/image", "many.test")) == NO_ADDRESS
+    assert looked_at == []
+    assert b"".join(await fetching.fetch(server.url("/image", "few.test"))) == IMAGE
+    assert looked_at == ["127.0.0.1", *addresses[1:]]
 
 
 async def test_a_redirect_to_a_private_address_is_not_followed():
@@ -255,15 +352,14 @@ async def test_a_redirect_to_a_private_address_is_not_followed():
 
 async def test_a_name_is_asked_for_once_so_its_second_answer_does_not_matter(server: ImageServer):
     names = Names(images_example_org=[["127.0.0.1"], ["10.9.8.7"]])
-    trio.socket.set_custom_hostname_resolver(names)
-    assert b"".join(await fetcher().fetch(server.url("/image", "images.example.org"))) == IMAGE
+    assert b"".join(await fetcher(resolver=Resolver(names)).fetch(server.url("/image", "images.example.org"))) == IMAGE
     assert names.asked == ["images.example.org"]
     assert server.header("host") == f"images.example.org:{server.port}"
 
 
 async def test_the_next_address_is_tried_where_nobody_listens(server: ImageServer):
-    trio.socket.set_custom_hostname_resolver(Names(images_example_org=[["127.0.0.9", "127.0.0.1"]]))
-    assert b"".join(await fetcher().fetch(server.url("/image", "images.example.org"))) == IMAGE
+    resolver = Resolver(Names(images_example_org=[["127.0.0.9", "127.0.0.1"]]))
+    assert b"".join(await fetcher(resolver=resolver).fetch(server.url("/image", "images.example.org"))) == IMAGE
 
 
 # -- URLs -------------------------------------------------------------------------------------------------
@@ -292,7 +388,9 @@ async def test_credentials_are_refused(server: ImageServer):
     assert "not followed" in await refused(fetcher(), server.url("/image"))
 
 
-@pytest.mark.parametrize("location", ["file:///etc/passwd", "data:,a", "ftp://127.0.0.1/", "http://a:b/", "gopher:a"])
+@pytest.mark.parametrize(
+    "location", ["file:///etc/passwd", "data:,a", "ftp://127.0.0.1/", "http://a:b/", "gopher:a", "/" * 8193]
+)
 async def test_redirects_to_elsewhere_are_not_followed(location):
     async with serving({"/": redirects(location)}) as server:
         assert "not followed" in await refused(fetcher(), server.url("/"))
@@ -300,8 +398,7 @@ async def test_redirects_to_elsewhere_are_not_followed(location):
 
 async def test_only_allowed_hosts_are_asked(server: ImageServer):
     names = {"images_example_org": [["127.0.0.1"]], "example_org": [["127.0.0.1"]], "a_b_test": [["127.0.0.1"]]}
-    trio.socket.set_custom_hostname_resolver(Names(**names))
-    fetching = fetcher(domains=frozenset({"example.org", "*.b.test"}))
+    fetching = fetcher(domains=frozenset({"example.org", "*.b.test"}), resolver=Resolver(Names(**names)))
     for host in ("example.org", "EXAMPLE.org", "example.org.", "a.b.test"):
         assert b"".join(await fetching.fetch(server.url("/image", host))) == IMAGE
     asked = len(server.heads)
@@ -335,14 +432,14 @@ async def test_the_certificate_is_asked_for_and_looked_at_by_name_at_the_address
     asked: list[str | None] = []
     context = context_for(authority.issue_cert("images.example.org"), asked)
     hosts = {"images_example_org": [["127.0.0.1"]], "other_example_org": [["127.0.0.1"]]}
-    trio.socket.set_custom_hostname_resolver(Names(**hosts))
+    fetching = fetcher(resolver=Resolver(Names(**hosts)))
     async with serving({"/image": says(IMAGE)}, context) as server:
         url = server.url("/image", "images.example.org", "https")
-        assert b"".join(await fetcher().fetch(url)) == IMAGE
+        assert b"".join(await fetching.fetch(url)) == IMAGE
         assert asked == ["images.example.org"]
         assert server.header("host") == f"images.example.org:{server.port}"
         url = server.url("/image", "other.example.org", "https")
-        assert "cannot be reached" in await refused(fetcher(), url)
+        assert "cannot be reached" in await refused(fetching, url)
         assert len(server.heads) == 1
 
 

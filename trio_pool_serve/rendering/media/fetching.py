@@ -2,24 +2,31 @@
 
 import ssl
 from collections.abc import Callable, Collection
-from functools import partial
 
+import h11
 import httpx
 import trio
 from attrs import define, field, frozen
 
 from trio_pool_serve.errors import InvalidRequestError, MediaError
 from trio_pool_serve.offload import Offload
-from trio_pool_serve.rendering.media.addresses import is_public, resolve
+from trio_pool_serve.rendering.media.addresses import is_public
 from trio_pool_serve.rendering.media.decoding import too_large
+from trio_pool_serve.rendering.media.exchange import Exchange, open_stream
+from trio_pool_serve.rendering.media.resolver import Resolver
 
 CONCURRENT_FETCHES = 16
-"""So many images of ``--max-media-bytes`` are in memory because of slow servers, and no more; nor do many look-ups of
-names that nobody answers take all of trio's threads."""
+"""So many images of ``--max-media-bytes`` are in memory because of slow servers, and no more."""
 
 MAX_REDIRECTS = 5
-MAX_ADDRESSES = 4
-"""Of one host that are tried; the time limit is divided between them."""
+MAX_LOCATION = 8192
+"""Characters of where a redirect leads to."""
+
+MAX_ADDRESSES = 32
+"""Of one host, all of which are looked at. Whoever owns a domain can list thousands."""
+
+MAX_TRIED_ADDRESSES = 4
+"""Of one host; the time limit is divided between them."""
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
@@ -47,9 +54,12 @@ class ImageFetcher:
     """Fetches images by HTTP, from the addresses that ``is_allowed``: those of the public internet.
 
     A host name is resolved once for each request: all its addresses are looked at, and one of them is connected to,
-    so no name server can say one thing and then another. Any port is allowed, for public addresses have nothing that
-    is not reached without this server too. There are no cookies, no proxies, no credentials, and no connection is
-    used twice.
+    so no name server can say one thing and then another. Any port is allowed. There are no cookies, no proxies, no
+    credentials, and no connection is used twice.
+
+    A public address can answer this server and not others: a firewall lets it through, or a router leads back to this
+    machine or its neighbours. That cannot be seen from here. Whoever runs the server where this is so has to name the
+    ``domains``, or to have the network refuse what the server may not reach.
 
     ``domains`` are the only hosts that images are fetched from, in lower case, unless there are none;
     ``*.example.org`` stands for all below ``example.org``. Every limit holds for redirects as well.
@@ -60,6 +70,7 @@ class ImageFetcher:
     max_bytes: int
     domains: Collection[str] = ()
     is_allowed: Callable[[str], bool] = is_public
+    resolver: Resolver = field(factory=Resolver)
     _limiter: trio.CapacityLimiter = field(init=False, factory=lambda: trio.CapacityLimiter(CONCURRENT_FETCHES))
     _ssl_context: ssl.SSLContext | None = field(init=False, default=None)
 
@@ -107,78 +118,67 @@ class ImageFetcher:
         """Return what is behind a URL, or the URL that it says to ask next."""
         host = _host(url)
         port = url.port or (443 if url.scheme == "https" else 80)
-        addresses = await resolve(host, port)
-        if not addresses or not all(map(self.is_allowed, addresses)):
+        addresses = await self.resolver.resolve(host, port)
+        if not 0 < len(addresses) <= MAX_ADDRESSES or not all(map(self.is_allowed, addresses)):
             raise MediaError("The host of an image has no address that images are fetched from.")
-        addresses = addresses[:MAX_ADDRESSES]
-        async with httpx.AsyncHTTPTransport(verify=await self._trusted(), trust_env=False) as transport:
-            for address in addresses:
-                request = httpx.Request(
-                    "GET",
-                    url.copy_with(host=address),
-                    headers={"Host": url.netloc.decode("ascii"), **HEADERS},
-                    extensions={
-                        "sni_hostname": host,  # what the certificate must be for
-                        "timeout": {"connect": self.timeout_s / len(addresses)},
-                    },
-                )
-                try:
-                    response = await transport.handle_async_request(request)
-                except (httpx.ConnectError, httpx.ConnectTimeout):
-                    continue
-                except httpx.TransportError as error:
-                    raise _broken() from error
-                try:
-                    return self._redirect(url, response) or await self._read(response)
-                except httpx.TransportError as error:
-                    raise _broken() from error
-                finally:
-                    await response.aclose()
+        addresses = addresses[:MAX_TRIED_ADDRESSES]
+        ssl_context = await self._trusted() if url.scheme == "https" else None
+        for address in addresses:
+            try:
+                with trio.fail_after(self.timeout_s / len(addresses)):
+                    stream = await open_stream(address, port, host, ssl_context)
+            except (OSError, ValueError, trio.BrokenResourceError, trio.TooSlowError):
+                continue
+            async with stream:
+                exchange = Exchange(stream)
+                response = await exchange.ask(url.raw_path, [("Host", url.netloc.decode("ascii")), *HEADERS.items()])
+                return self._redirect(url, response) or await self._read(response, exchange)
         raise MediaError("The server of an image cannot be reached.")
 
     async def _trusted(self) -> ssl.SSLContext:
         """Return what certificates are looked at by: the authorities of SSL_CERT_FILE, else certifi's."""
         if self._ssl_context is None:
-            read = partial(httpx.create_ssl_context, trust_env=True)  # reads and parses a file
-            self._ssl_context = await self.offload.run("media", read, abandon_on_cancel=True)
+            self._ssl_context = await self.offload.run("media", _read_authorities, abandon_on_cancel=True)
         return self._ssl_context
 
-    def _redirect(self, url: httpx.URL, response: httpx.Response) -> httpx.URL | None:
-        location = response.headers.get("Location")
+    def _redirect(self, url: httpx.URL, response: h11.Response) -> httpx.URL | None:
+        location = httpx.Headers(list(response.headers)).get("Location")
         if response.status_code not in REDIRECTS or location is None:
             return None
+        if len(location) > MAX_LOCATION:
+            raise MediaError("An image is behind a redirect that is not followed.")
         try:
             return self._checked(str(url.join(location)))
         except (httpx.InvalidURL, UnicodeError, ValueError, InvalidRequestError) as error:
             raise MediaError("An image is behind a redirect that is not followed.") from error
 
-    async def _read(self, response: httpx.Response) -> list[bytes]:
+    async def _read(self, response: h11.Response, exchange: Exchange) -> list[bytes]:
         if response.status_code != 200:
             raise MediaError(f"The server of an image answers {response.status_code}.")
-        if response.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+        headers = httpx.Headers(list(response.headers))
+        if headers.get("Content-Encoding", "identity").strip().lower() != "identity":
             raise MediaError("An image was sent compressed, which was not asked for.")
-        length = response.headers.get("Content-Length", "")
+        length = headers.get("Content-Length", "")
         if length.isdecimal() and int(length) > self.max_bytes:
             raise too_large(self.max_bytes)
         chunks: list[bytes] = []
         received = 0
-        try:
-            async for chunk in response.aiter_raw():
-                received += len(chunk)
-                chunks.append(chunk)
-                if received > self.max_bytes:
-                    # Then the iteration ends by itself; one that is left alone is a generator that nobody closes.
-                    await response.aclose()
-        except httpx.TransportError:
-            if received <= self.max_bytes:
-                raise
-        if received > self.max_bytes:
-            raise too_large(self.max_bytes)
+        while chunk := await exchange.read():
+            received += len(chunk)
+            if received > self.max_bytes:
+                raise too_large(self.max_bytes)
+            chunks.append(chunk)
         return chunks
 
     def __repr__(self) -> str:
         stats = self.statistics()
         return f"<ImageFetcher {stats.borrowed}/{stats.capacity}+{stats.waiting}>"
+
+
+def _read_authorities() -> ssl.SSLContext:
+    context = httpx.create_ssl_context(trust_env=True)  # reads and parses a file
+    context.set_alpn_protocols(["http/1.1"])
+    return context
 
 
 def _host(url: httpx.URL) -> str:
@@ -189,7 +189,3 @@ def _host(url: httpx.URL) -> str:
 def _is_among(host: str, domains: Collection[str]) -> bool:
     parents = (f"*{host[at:]}" for at, character in enumerate(host) if character == ".")
     return host in domains or any(parent in domains for parent in parents)
-
-
-def _broken() -> MediaError:
-    return MediaError("The connection to the server of an image broke.")

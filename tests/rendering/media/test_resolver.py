@@ -1,0 +1,81 @@
+"""How hosts become addresses, and what name servers that take their time take along."""
+
+import threading
+
+import pytest
+import trio
+
+from trio_pool_serve.errors import MediaError
+from trio_pool_serve.offload import Offload
+from trio_pool_serve.rendering.media.addresses import is_any
+from trio_pool_serve.rendering.media.fetching import ImageFetcher
+from trio_pool_serve.rendering.media.resolver import CONCURRENT_LOOK_UPS, Resolver
+
+
+async def test_a_name_has_the_addresses_that_the_system_knows():
+    found = await Resolver().resolve("localhost", 80)
+    assert "127.0.0.1" in found
+    assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize("host", ["127.1", "0x7f.1", "2130706433", "0177.0.0.1"])
+async def test_an_address_in_disguise_is_resolved_to_what_it_is(host):
+    assert await Resolver().resolve(host, 80) == ["127.0.0.1"]
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 64 + ".org", ".", "a..b"])
+async def test_a_host_that_does_not_exist_has_no_address(host):
+    assert await Resolver().resolve(host, 80) == []
+
+
+async def wait_until(fact) -> None:
+    with trio.fail_after(10):
+        while not fact():  # noqa: ASYNC110
+            await trio.sleep(0.001)
+
+
+@pytest.fixture
+def answered():
+    """When the name server answers; by the end of the test it does."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def slow(answered: threading.Event) -> Resolver:
+    def look_up(host, port, *, type):  # noqa: A002
+        answered.wait()
+        return [(2, type, 0, "", ("127.0.0.1", port))]
+
+    return Resolver(look_up)
+
+
+async def leave_look_ups(resolver: Resolver, count: int) -> None:
+    """Ask for names whose name server does not answer, and go away."""
+    async with trio.open_nursery() as nursery:
+        for n in range(count):
+            nursery.start_soon(resolver.resolve, f"{n}.slow.test", 80)
+        await wait_until(lambda: resolver.statistics().borrowed == CONCURRENT_LOOK_UPS)
+        nursery.cancel_scope.cancel()
+
+
+async def test_look_ups_that_nobody_waits_for_take_no_thread_of_anybody_else(slow: Resolver, answered: threading.Event):
+    await leave_look_ups(slow, 3 * CONCURRENT_LOOK_UPS)
+    assert (slow.statistics().borrowed, slow.statistics().waiting) == (CONCURRENT_LOOK_UPS, 0)
+    assert repr(slow) == "<Resolver 16/16+0>"
+    assert trio.to_thread.current_default_thread_limiter().borrowed_tokens == 0
+    assert await slow.resolve("127.0.0.1", 80) == ["127.0.0.1"]
+
+    answered.set()
+    await wait_until(lambda: slow.statistics().borrowed == 0)
+    assert await slow.resolve("name.test", 80) == ["127.0.0.1"]
+    assert slow.statistics().borrowed == 0
+
+
+async def test_who_waits_too_long_for_a_look_up_is_told_what_everybody_is_told(slow: Resolver):
+    await leave_look_ups(slow, CONCURRENT_LOOK_UPS)
+    fetching = ImageFetcher(Offload(), 0.1, 10, is_allowed=is_any, resolver=slow)
+    with pytest.raises(MediaError, match=r"^An image did not arrive within 0\.1 s\.$"):
+        await fetching.fetch("http://name.test/")
+    assert (fetching.statistics().borrowed, slow.statistics().waiting) == (0, 0)
