@@ -120,7 +120,14 @@ class WorkerTooSlowError(PoolServeError):
 
 
 class WorkerDiedError(PoolServeError):
-    """The process that did some work has died of it, of too much memory say; whoever asked says what that was."""
+    """The process that did some work has died; whoever asked says what the work was.
+
+    ``exit_code`` is as ``multiprocessing`` has it: of a signal, its negative number.
+    """
+
+    def __init__(self, message: str, *, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 # -- start-up and the device --------------------------------------------------------------------------

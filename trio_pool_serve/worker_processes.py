@@ -195,9 +195,10 @@ class WorkerProcesses:
                 is_gone = True
                 self._killed += 1
                 work.result = outcome.Error(WorkerTooSlowError(f"The work took longer than {timeout_s:g} s."))
-        except trio_parallel.BrokenWorkerError:
+        except trio_parallel.BrokenWorkerError as error:
             is_gone = True
-            work.result = outcome.Error(WorkerDiedError("The process that did the work has died."))
+            died = WorkerDiedError("The process that did the work has died.", exit_code=error.args[-1].exitcode)
+            work.result = outcome.Error(died)
         except Exception as error:
             work.result = outcome.Error(error)
         finally:

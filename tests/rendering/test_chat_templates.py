@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import psutil
 import pytest
 import trio
 
@@ -316,3 +317,21 @@ async def test_a_server_that_ends_says_so():
         pass
     with pytest.raises(UnavailableError):
         await render(to, PLAIN)
+
+
+async def test_a_process_that_somebody_kills_is_not_the_template_s_fault():
+    async with templates() as to:
+        await assert_usable(to)
+        (process,) = [child for child in psutil.Process().children() if "spawn_main" in "".join(child.cmdline())]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(killed, to)
+            with trio.fail_after(60):
+                while process.cpu_percent(interval=None) == 0.0:  # noqa: ASYNC110  (a process: there is no event)
+                    await trio.sleep(0.001)
+            process.kill()
+        await assert_usable(to)
+
+
+async def killed(to: ChatTemplates) -> None:
+    with pytest.raises(UnavailableError, match="was killed"):
+        await render(to, ENDLESS)

@@ -1,12 +1,13 @@
 """Conversations to texts by chat templates, each in a process that can be killed."""
 
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 from attrs import define, frozen
 
-from trio_pool_serve.errors import InvalidRequestError, WorkerDiedError, WorkerTooSlowError
+from trio_pool_serve.errors import InvalidRequestError, UnavailableError, WorkerDiedError, WorkerTooSlowError
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.prompts import ChatMessage, ChatPrompt, ImagePart, Part
 from trio_pool_serve.rendering.template_process import MEMORY_BYTES, TemplateQuestion, render_template
@@ -73,7 +74,8 @@ class ChatTemplates:
         """Return the text of a conversation.
 
         Raises ``InvalidRequestError`` for a template or a conversation that cannot be rendered, within the time
-        limit, the memory and ``max_characters`` that there are; ``UnavailableError`` when the server shuts down.
+        limit, the memory and ``max_characters`` that there are; ``UnavailableError`` when the server shuts down, or
+        somebody kills the process.
         Cancellation: at once; the process keeps its place until it is done, or killed.
         """
         param = "messages" if prompt.chat_template is None else "chat_template"
@@ -90,6 +92,8 @@ class ChatTemplates:
                 param=param,
             ) from error
         except WorkerDiedError as error:
+            if error.exit_code == -signal.SIGKILL:  # somebody else's doing
+                raise UnavailableError("The process that rendered the chat template was killed.") from error
             raise InvalidRequestError(
                 f"The chat template needs more than the {MEMORY_BYTES >> 20} MiB of memory that it may take.",
                 param=param,
