@@ -4,6 +4,7 @@ Every form is asked at once by a client of its own, so that texts and images of 
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,17 @@ def in_every_form(ours: AskedFolder, contents: Sequence[Content], expected: Vect
     return asks
 
 
+def in_messages(ours: AskedFolder, contents: Sequence[Content], expected: Vectors, **options: Any) -> Asks:
+    """A request for each content, as vLLM's clients send images to any model."""
+
+    async def ask(index: int) -> float:
+        conversation = [{"role": "user", "content": parts(contents[index])}]
+        answer = await ours.post("/v1/embeddings", messages=conversation, **options)
+        return farthest([answer["data"][0]["embedding"]], expected[index : index + 1])
+
+    return {f"messages {index}": partial(ask, index) for index in range(len(contents))}
+
+
 # -- dual encoders ----------------------------------------------------------------------------------------
 
 NEEDS_PROTOBUF = pytest.mark.skipif(not is_protobuf_available(), reason="SigLIP's first tokenizer needs protobuf")
@@ -102,7 +114,8 @@ async def test_dual_encoders_agree(name: str, oracle: str, tmp_path: Path, recor
     expected = dual_encoder_vectors(path, oracle)
     contents = [[item] for item in (*SENTENCES, *PICTURES)]
     async with serving_folder(path) as ours:
-        differences = await asked_at_once(ours, in_every_form(ours, contents, expected))
+        each = in_messages(ours, contents, expected, truncate_prompt_tokens=-1)
+        differences = await asked_at_once(ours, {**in_every_form(ours, contents, expected), **each})
         differences["input"] = farthest(await ours.embeddings(SENTENCES, **WHOLE), expected[: len(SENTENCES)])
     assert max(differences.values()) < TOLERANCE, differences
     record_agreement(name, "embed", oracle, max(differences.values()))
@@ -129,6 +142,9 @@ async def test_an_input_of_a_dual_encoder_is_a_text_or_an_image(tmp_path: Path):
         for body in (
             {"input": [{"text": "a cat", "image": as_url(PICTURES[0])}, "hello"]},
             {"messages": [{"role": "user", "content": parts(both)}]},
+            {"messages": [{"role": "user", "content": "a cat"}, {"role": "assistant", "content": "a dog"}]},
+            {"messages": [{"role": "system", "content": "a cat"}]},
+            {"messages": [{"role": "user", "content": []}]},
         ):
             answer = await ours.client.post("/v1/embeddings", json=body)
             assert answer.status_code == 400, answer.text
@@ -148,16 +164,7 @@ async def test_vision_language_models_agree(name: str, tmp_path: Path, record_ag
     contents = [*CONTENTS, TEXT_BEFORE_IMAGE]
     expected = last_at_unit_length(qwen_states(path, contents, **options))
     async with serving_folder(path) as ours:
-
-        def messages(index: int) -> Callable[[], Awaitable[float]]:
-            async def ask() -> float:
-                conversation = [{"role": "user", "content": parts(contents[index])}]
-                answer = await ours.post("/v1/embeddings", messages=conversation, **options)
-                return farthest([answer["data"][0]["embedding"]], expected[index : index + 1])
-
-            return ask
-
-        each = {f"messages {index}": messages(index) for index in range(len(contents))}
+        each = in_messages(ours, contents, expected, **options)
         differences = await asked_at_once(ours, {**in_every_form(ours, contents, expected), **each})
     assert max(differences.values()) < TOLERANCE, differences
     record_agreement(name, "embed", "transformers", max(differences.values()))

@@ -116,6 +116,11 @@ class Conversations:
             raise InvalidRequestError("This model reads a text or an image, not several together.", param="input")
         return await self._render_in_conversation(parts, params)
 
+    @property
+    def _reads_single_messages(self) -> bool:
+        """Whether it reads texts and images but no conversations: clients send it what it reads in a message."""
+        return self.image_format is not None and not self.chat.templates
+
     # -- conversations --------------------------------------------------------------------------------
 
     async def _render_in_conversation(self, parts: Sequence[Part], params: RenderingParams) -> RenderedPrompt:
@@ -132,6 +137,8 @@ class Conversations:
     async def _render_chat(self, prompt: ChatPrompt, params: RenderingParams) -> RenderedPrompt:
         if not prompt.messages:
             raise EmptyInputError("messages is empty.", param="messages")
+        if self._reads_single_messages and prompt.chat_template is None:
+            return await self._render_parts(_only_message(prompt), evolve(params, add_special_tokens=True))
         if prompt.add_generation_prompt and prompt.continue_final_message:
             raise InvalidRequestError(
                 "add_generation_prompt and continue_final_message exclude each other.", param="continue_final_message"
@@ -250,6 +257,14 @@ async def _together(*works: Callable[[], Awaitable[None]]) -> None:
         if expected is None or rest is not None:
             raise
         raise innermost(expected) from None
+
+
+def _only_message(prompt: ChatPrompt) -> Sequence[Part]:
+    if len(prompt.messages) > 1 or prompt.messages[0].role != "user":
+        raise InvalidRequestError(
+            "This model reads one message, of the user, with a text or an image.", param="messages"
+        )
+    return prompt.messages[0].parts
 
 
 def _images(parts: Sequence[Part]) -> list[ImagePart]:

@@ -9,6 +9,7 @@ from attrs import define, field
 from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import InvalidRequestError, at_place
 from trio_pool_serve.model_folder.folder import ModelFolder
+from trio_pool_serve.model_folder.page_retrieval import PageRetrieval
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.prompts import (
     ChatPrompt,
@@ -27,7 +28,7 @@ from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
 from trio_pool_serve.rendering.text_loading import TextRecipe, text_renderer_of
 from trio_pool_serve.rendering.text_renderer import TextRenderer
 from trio_pool_serve.rendering.token import Token
-from trio_pool_serve.rendering.tokenizer import Tokenizer
+from trio_pool_serve.rendering.tokenizer import ChatTexts, Tokenizer
 from trio_pool_serve.types import RenderedPrompt
 
 
@@ -173,7 +174,8 @@ def renderer_of(
         settings = settings or InputConfig()
         renderer.conversations = Conversations(
             templates=templates,
-            chat=tokenizer.chat,
+            # A page retriever's template is for its training, not for what it reads.
+            chat=ChatTexts() if isinstance(folder.architecture, PageRetrieval) else tokenizer.chat,
             read_text=renderer.render_text,
             shorten=renderer.shorten,
             max_model_len=folder.max_model_len,
