@@ -4,9 +4,11 @@ from io import BytesIO
 
 from attrs import frozen
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.ImageFile import ImageFile
 
 from trio_pool_serve.errors import MediaError
 from trio_pool_serve.rendering.image_format import ImageProcessor
+from trio_pool_serve.rendering.media.decoding_bounds import are_too_many, count_scans
 from trio_pool_serve.types import ImageFeatures
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -26,21 +28,33 @@ class MediaLimits:
 def decode_image(encoded: bytes, limits: MediaLimits) -> Image.Image:
     """Return the image that some bytes are, upright, in RGB, as transformers' ``load_image`` does.
 
-    Of several frames the first counts. Raises ``MediaError`` for what is no image, is not whole, or has more pixels
-    than the limit, which is seen from its header.
+    Of several frames the first counts. Raises ``MediaError`` for what is no image, is not whole, has more pixels than
+    the limit, which is seen from its header, or would take longer to decode than its pixels account for.
     """
     if len(encoded) > limits.max_bytes:
         raise too_large(limits.max_bytes)
+    scans = count_scans(encoded)
     try:
         with Image.open(BytesIO(encoded), formats=FORMATS) as image:
-            pixels = image.width * image.height
-            if 1 <= pixels <= limits.max_pixels:
-                return _upright_rgb(image)
+            _require_bounded(image, scans, limits.max_pixels)
+            return _upright_rgb(image)
+    except MediaError:
+        raise
     except UnidentifiedImageError as error:
         raise MediaError(f"An image is in none of the formats that are read: {', '.join(FORMATS)}.") from error
     except Exception as error:  # parsers of bytes that anybody may have made raise whatever they meet
         raise MediaError("An image is broken: it cannot be decoded.") from error
-    raise MediaError(f"An image has {image.width} × {image.height} pixels; at most {limits.max_pixels} are decoded.")
+
+
+def _require_bounded(image: ImageFile, scans: int, max_pixels: int) -> None:
+    width, height = image.size
+    if not 1 <= width * height <= max_pixels:
+        raise MediaError(f"An image has {width} × {height} pixels; at most {max_pixels} are decoded.")
+    if are_too_many(scans, width, height, max_pixels):
+        raise MediaError(f"An image of {width} × {height} pixels has {scans} scans, too many to decode them.")
+    if any(tile.codec_name == "bmp_rle" for tile in image.tile):
+        # Pillow's decoder of them is in Python: 7 s for an image of a kilobyte, the interpreter lock held.
+        raise MediaError("An image is a BMP in run-length encoding, which is not read.")
 
 
 def _upright_rgb(image: Image.Image) -> Image.Image:
