@@ -118,6 +118,15 @@ def test_a_jpeg_of_a_hundred_thousand_segments_is_refused():
     assert decoded(jpeg(8, 8, mean_scan(8, 8), before=segment(0xE5, bytes(2000)) * 9000)).size == (8, 8)
 
 
+@pytest.mark.parametrize("filler", [b"\xff", b"\xff\xd0", b"\xff\0"])
+def test_a_jpeg_of_a_megabyte_of_filler_is_refused(filler):
+    first = mean_scan(8, 8)
+    with pytest.raises(MediaError, match="filler"):
+        decoded(jpeg(8, 8, first, before=filler * 2**20))
+    assert decoded(jpeg(8, 8, first, before=filler * 1000)).size == (8, 8)
+    assert decoded(jpeg(8, 8, first + filler * 2**20)).size == (8, 8)
+
+
 @pytest.mark.parametrize("frame", [0xC9, 0xCA])
 def test_a_jpeg_in_arithmetic_coding_is_refused(frame):
     last = 0 if frame == 0xCA else 63

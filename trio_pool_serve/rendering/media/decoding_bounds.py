@@ -21,6 +21,9 @@ progressive files, which most programs use, has 10 scans in colour and 18 in CMY
 MAX_JPEG_SEGMENTS = 10_000
 """Pillow reads them one by one, some microseconds each. 20 megabytes of metadata are 320 of the largest."""
 
+MAX_JPEG_FILLER = 65_536
+"""Bytes between the segments before a JPEG's first scan: Pillow reads them one by one. Honest files have none."""
+
 MAX_PNG_CHUNKS = 50_000
 """As segments of JPEG. libpng writes chunks of 8 KiB: 20 megabytes are 2,500."""
 
@@ -65,15 +68,20 @@ def are_too_many(scans: int, width: int, height: int, max_pixels: int) -> bool:
 
 
 def _jpeg_scans(encoded: bytes) -> int:
-    scans, at = 0, 2
+    scans = filler = 0
+    end = 2
     for _ in range(MAX_JPEG_SEGMENTS):
-        at = _segment_from(encoded, at)
+        at = _segment_from(encoded, end)
+        if not scans:
+            filler += (at if at >= 0 else len(encoded)) - end
+        if filler > MAX_JPEG_FILLER:
+            raise MediaError("An image is a JPEG with filler between its segments.")
         if at < 0 or encoded[at + 1] == _END:
             return scans  # what follows the end is another file's: a smaller picture, a film
         scans += encoded[at + 1] == _SCAN
         if encoded[at + 1] in _ARITHMETIC:
             raise MediaError("An image is a JPEG in arithmetic coding, which is not read.")
-        at += 2 + max(2, int.from_bytes(encoded[at + 2 : at + 4]))
+        end = at + 2 + max(2, int.from_bytes(encoded[at + 2 : at + 4]))
     raise MediaError(f"An image is a JPEG of more than {MAX_JPEG_SEGMENTS} segments.")
 
 
