@@ -3,7 +3,7 @@
 from io import BytesIO
 
 from attrs import frozen
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
 from trio_pool_serve.errors import MediaError
@@ -13,6 +13,17 @@ from trio_pool_serve.types import ImageFeatures
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """What browsers show. Pillow reads dozens of others, each by a parser of its own."""
+
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What turns an image upright, by the orientation that its EXIF data say it was taken in."""
 
 Image.MAX_IMAGE_PIXELS = None  # the limit is a setting, and looked at below, before any pixel is decoded
 
@@ -58,10 +69,12 @@ def _require_bounded(image: ImageFile, scans: int, max_pixels: int) -> None:
 
 
 def _upright_rgb(image: Image.Image) -> Image.Image:
-    ImageOps.exif_transpose(image, in_place=True)
-    image.load()
+    image.load()  # what is said of an image may come after its pixels
     image.info.pop("transparency", None)  # it would not outlive the conversion, and Pillow warns of some kinds
-    return image.convert("RGB")
+    # ImageOps.exif_transpose would write all EXIF data anew, which nobody reads: 10 s for 20 MB, in 1.3 GB.
+    turn = UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    rgb = image.convert("RGB")
+    return rgb if turn is None else rgb.transpose(turn)
 
 
 def features_of(encoded: bytes, processor: ImageProcessor, limits: MediaLimits) -> ImageFeatures:
