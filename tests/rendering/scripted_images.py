@@ -21,7 +21,10 @@ class ScriptedProcessor:
 
 @define(eq=False)
 class ScriptedLoader:
-    """An image of ``tokens:3`` takes three positions; one of ``broken:`` is none. Clear ``gate`` to have it wait."""
+    """An image of ``tokens:3`` takes three positions; one of ``broken:`` is none, one of ``slow:`` never arrives.
+
+    Clear ``gate`` to have it wait.
+    """
 
     loading: int = field(default=0, init=False)
     loaded: list[str] = field(factory=list, init=False)
@@ -35,6 +38,8 @@ class ScriptedLoader:
             if kind == "broken":
                 await trio.lowlevel.checkpoint()
                 raise MediaError("The image is broken.")
+            if kind == "slow":
+                await trio.sleep_forever()
             await self.gate.wait()
             self.loaded.append(part.url)
             return ImageFeatures({"pixel_values": np.full((1, 2), int(count), np.float32)}, (int(count),))

@@ -315,6 +315,15 @@ async def test_what_is_too_long_with_its_images_is_refused_and_never_cut(folder,
             await renderer.render(alone, RenderingParams())
 
 
+async def test_images_that_are_too_long_together_end_the_loading_of_the_rest(folder, loader):
+    half = MAX_MODEL_LEN // 2 + 1
+    async with rendering(folder, **reads_images(loader)) as renderer:
+        with trio.fail_after(10), pytest.raises(ContextLengthError, match=f"has at least {2 * half} tokens"):
+            await renderer.render(sees(f"tokens:{half}", "slow:1", f"tokens:{half}", "slow:2"), NO_SPECIAL)
+    assert sorted(loader.cancelled) == ["slow:1", "slow:2"]
+    assert loader.loading == 0
+
+
 async def test_too_many_images_and_images_for_a_model_of_texts_are_refused_before_any_is_loaded(folder, loader):
     async with rendering(folder, **reads_images(loader)) as renderer:
         with pytest.raises(InvalidRequestError, match="5 images; at most 4"):

@@ -174,7 +174,7 @@ class Conversations:
             text = await self.templates.render(template, prompt, max_characters=self.max_characters)
 
         async def load() -> None:
-            features.extend(await self._load(images, image_format))
+            features.extend(await self._load(images, image_format, self.max_model_len))
 
         await _together(render, load)
         return text, features
@@ -225,8 +225,14 @@ class Conversations:
             )
         return self.image_format
 
-    async def _load(self, images: Sequence[ImagePart], image_format: ImageFormat) -> list[ImageFeatures]:
-        """Return the features of images, loaded concurrently, in order."""
+    async def _load(
+        self, images: Sequence[ImagePart], image_format: ImageFormat, max_tokens: int | None = None
+    ) -> list[ImageFeatures]:
+        """Return the features of images, loaded concurrently, in order.
+
+        Raises ``ContextLengthError`` as soon as those that are loaded have more than ``max_tokens`` tokens: of one
+        image a model may read 300 MB, and the rest need not be held beside it.
+        """
         media = self.media
         assert media is not None  # noqa: S101  (there is a format)
         loaded: dict[int, ImageFeatures] = {}
@@ -236,6 +242,9 @@ class Conversations:
                 loaded[index] = await media.load(image, image_format.processor)
             except (InvalidRequestError, MediaError) as error:
                 raise at_place(image.place, error) from error
+            tokens = sum(sum(features.tokens) for features in loaded.values())
+            if max_tokens is not None and tokens > max_tokens:
+                raise too_long(f"at least {tokens}", max_tokens)
 
         await _together(*(partial(one, index, image) for index, image in enumerate(images)))
         return [loaded[index] for index in range(len(images))]

@@ -87,3 +87,43 @@ class ColourFormat:
     def expand(self, token_ids: TokenIds, images: list[ImageFeatures]) -> RenderedPrompt:
         ids = [image.arrays["pixel_values"].astype(np.int32) for image in images]
         return RenderedPrompt(np.concatenate([token_ids, *ids]))
+
+
+def jpeg(width: int, height: int, *scans: bytes, frame: int = 0xC2, before: bytes = b"") -> bytes:
+    """A grey JPEG, progressive if nothing else is said, of whatever scans, and segments before its frame."""
+    tables = segment(0xDB, bytes([0]) + bytes([1]) * 64)
+    tables += segment(0xC4, bytes([0x00, 1, *[0] * 15, 0]))  # no difference: 0
+    tables += segment(0xC4, bytes([0x10, 0, 0, 0, 15, *[0] * 12, *(n << 4 for n in range(15))]))  # 2 ** n empty blocks
+    header = struct.pack(">BHHBBBB", 8, height, width, 1, 1, 0x11, 0)
+    return b"\xff\xd8" + before + tables + segment(frame, header) + b"".join(scans) + b"\xff\xd9"
+
+
+def segment(kind: int, content: bytes) -> bytes:
+    return bytes([0xFF, kind]) + struct.pack(">H", len(content) + 2) + content
+
+
+def mean_scan(width: int, height: int) -> bytes:
+    """The first scan of a progressive JPEG: every block is grey."""
+    blocks = -(-width // 8) * -(-height // 8)
+    return segment(0xDA, bytes([1, 1, 0, 0, 0, 0])) + bytes(-(-blocks // 8))
+
+
+def empty_scan(width: int, height: int) -> bytes:
+    """A later scan, in which nothing changes: runs of 2 ** 14 blocks and more, of three or four bytes each."""
+    left = -(-width // 8) * -(-height // 8)
+    bits = ""
+    while left:
+        run = min(left, 2**15 - 1)
+        power = run.bit_length() - 1
+        bits += f"{power:04b}" + bin(run)[3:]
+        left -= run
+    bits += "1" * (-len(bits) % 8)
+    runs = int(bits, 2).to_bytes(len(bits) // 8)
+    return segment(0xDA, bytes([1, 1, 0, 1, 63, 0x10])) + runs.replace(b"\xff", b"\xff\0")
+
+
+def run_length_bmp(width: int, height: int) -> bytes:
+    """A BMP whose every line ends where it begins: two bytes for as many pixels as it is wide."""
+    lines = b"\x01\0\0\0" * height + b"\0\x01"
+    header = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, len(lines), 0, 0, 256, 0)
+    return b"BM" + struct.pack("<IHHI", 1078 + len(lines), 0, 0, 1078) + header + bytes(1024) + lines

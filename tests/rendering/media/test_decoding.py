@@ -1,5 +1,7 @@
 """Bytes to pixels: as transformers reads them, and within limits."""
 
+import struct
+import zlib
 from io import BytesIO
 
 import numpy as np
@@ -65,6 +67,15 @@ def test_an_image_is_turned_upright(orientation):
     image = decode_image(written.getvalue(), LIMITS)
     assert image.size == ((12, 7) if orientation < 5 else (7, 12))
     assert np.array_equal(np.asarray(image), as_transformers_reads_it(written.getvalue()))
+
+
+def test_an_image_is_turned_upright_whatever_else_is_said_of_it():
+    """Nothing of it is written anew: some could not be, and of megabytes it would take seconds."""
+    orientation = struct.pack(">HHIHH", 0x0112, 3, 1, 6, 0)
+    interpretation = struct.pack(">HHI4s", 0x0106, 2, 4, b"odd")  # a text, where there should be a number
+    exif = b"MM\0*" + struct.pack(">IH", 8, 2) + interpretation + orientation + bytes(4)
+    pixels = zlib.compress(bytes(2 * 5))
+    assert decode_image(png(3, 5, chunk(b"eXIf", exif), chunk(b"IDAT", pixels)), LIMITS).size == (5, 3)
 
 
 @pytest.mark.parametrize("transparency", [3, bytes(range(0, 256, 2))])

@@ -1,0 +1,109 @@
+"""What decoding an image may cost beside its pixels, seen in its bytes before a decoder is given them.
+
+A thread that decodes cannot be stopped, and some formats let a few bytes ask for a pass over all pixels, or for a
+megabyte to be inflated, as often as they are repeated. Everything here blocks, for hundredths of a second at most.
+"""
+
+import re
+import struct
+
+from trio_pool_serve.errors import MediaError
+
+SCANS_OF_THE_LARGEST = 32
+"""Scans that a JPEG of as many pixels as are allowed may have; a smaller one may have more in proportion.
+
+Each scan is a pass over all pixels, 35 ms for 50 million, and 87 bytes suffice for one: runs of blocks without
+anything in them. The standard sets no limit, which is why libjpeg-turbo calls such files legal and advises programs to
+set one of their own (its ``-maxscans`` and ``TJPARAM_SCANLIMIT``; its own fuzzers stop at 500). libjpeg's script for
+progressive files, which most programs use, has 10 scans in colour and 18 in CMYK.
+"""
+
+MAX_JPEG_SEGMENTS = 10_000
+"""Pillow reads them one by one, some microseconds each. 20 megabytes of metadata are 320 of the largest."""
+
+MAX_JPEG_FILLER = 65_536
+"""Bytes between the segments before a JPEG's first scan: Pillow reads them one by one. Honest files have none."""
+
+MAX_PNG_CHUNKS = 50_000
+"""As segments of JPEG. libpng writes chunks of 8 KiB: 20 megabytes are 2,500."""
+
+MAX_INFLATED_CHUNKS = 100
+"""Chunks of a PNG with something compressed beside the pixels: a colour profile, texts.
+
+Pillow inflates each to a megabyte at most, 4 ms for a kilobyte of the file, but counts only texts that it keeps.
+"""
+
+LARGEST_UNIT = 32
+"""Pixels a side of the largest unit that JPEG decodes at once: 4 × 4 blocks of 8 × 8 pixels."""
+
+# In JPEG all but these have no length: FF 00 is a pixel's FF, D0-D7 stand among pixels, and what is unknown is an error
+# when it is met. Where a marker is met, libjpeg searches on from there, so what it is not sure of is not skipped.
+_SEGMENT = re.compile(rb"\xff[\xc0-\xc7\xc9-\xcf\xd9-\xef\xfe]")
+_END, _SCAN = 0xD9, 0xDA
+_ARITHMETIC = frozenset({0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF})
+
+_SEARCHED = 2**18
+"""Bytes searched at once, 3 ms at worst: other threads have their turn between."""
+
+_INFLATED = frozenset({b"iCCP", b"zTXt", b"iTXt"})
+
+
+def count_scans(encoded: bytes) -> int:
+    """Return how often the pixels of an image are passed over: the scans of a JPEG, else 1.
+
+    Raises ``MediaError`` for a file in more pieces than honest files have, and for a JPEG in arithmetic coding, which
+    no browser shows and which takes many times as long to decode.
+    """
+    if encoded.startswith(b"\xff\xd8\xff"):
+        return _jpeg_scans(encoded)
+    if encoded.startswith(b"\x89PNG\r\n\x1a\n"):
+        _require_few_chunks(encoded)
+    return 1
+
+
+def are_too_many(scans: int, width: int, height: int, max_pixels: int) -> bool:
+    """Return whether so many scans of an image are more work than the largest image may be."""
+    units = -(-width // LARGEST_UNIT) * -(-height // LARGEST_UNIT)
+    return scans > SCANS_OF_THE_LARGEST and scans * units * LARGEST_UNIT**2 > SCANS_OF_THE_LARGEST * max_pixels
+
+
+def _jpeg_scans(encoded: bytes) -> int:
+    scans = filler = 0
+    end = 2
+    for _ in range(MAX_JPEG_SEGMENTS):
+        at = _segment_from(encoded, end)
+        if not scans:
+            filler += (at if at >= 0 else len(encoded)) - end
+        if filler > MAX_JPEG_FILLER:
+            raise MediaError("An image is a JPEG with filler between its segments.")
+        if at < 0 or encoded[at + 1] == _END:
+            return scans  # what follows the end is another file's: a smaller picture, a film
+        scans += encoded[at + 1] == _SCAN
+        if encoded[at + 1] in _ARITHMETIC:
+            raise MediaError("An image is a JPEG in arithmetic coding, which is not read.")
+        end = at + 2 + max(2, int.from_bytes(encoded[at + 2 : at + 4]))
+    raise MediaError(f"An image is a JPEG of more than {MAX_JPEG_SEGMENTS} segments.")
+
+
+def _segment_from(encoded: bytes, at: int) -> int:
+    while at < len(encoded):
+        found = _SEGMENT.search(encoded, at, at + _SEARCHED + 1)  # by a byte more: a marker has two
+        if found is not None:
+            return found.start()
+        at += _SEARCHED
+    return -1
+
+
+def _require_few_chunks(encoded: bytes) -> None:
+    at, inflated = 8, 0
+    for _ in range(MAX_PNG_CHUNKS):
+        if len(encoded) - at < 8:
+            return
+        length, kind = struct.unpack_from(">I4s", encoded, at)
+        if kind == b"IEND":
+            return
+        inflated += kind in _INFLATED
+        if inflated > MAX_INFLATED_CHUNKS:
+            raise MediaError(f"An image is a PNG with more than {MAX_INFLATED_CHUNKS} compressed texts or profiles.")
+        at += 12 + length
+    raise MediaError(f"An image is a PNG of more than {MAX_PNG_CHUNKS} chunks.")
