@@ -38,6 +38,7 @@ from trio_pool_serve.rendering.renderer import renderer_of
 from trio_pool_serve.rendering.text_loading import TextRecipe
 from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
 from trio_pool_serve.rendering.vision.loading import load_image_format
+from trio_pool_serve.rendering.waiting_bytes import WaitingBytes
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.loop_lag import sample_loop_lag
 from trio_pool_serve.telemetry.metrics import Gauges, Metrics
@@ -78,6 +79,7 @@ class Service:
     load_runner: RunnerLoader = load_transformer
     offload: Offload = field(kw_only=True)
     metrics: Metrics = field(factory=Metrics, kw_only=True)
+    waiting: WaitingBytes = field(init=False, factory=WaitingBytes)
     media: MediaLoader = field(init=False)
     started: float = field(factory=time.time, init=False)
     """Seconds since the epoch."""
@@ -105,7 +107,7 @@ class Service:
         self.offload.observe = self.metrics.observe_hop
         self.render_backend = self._make_render_backend()
         self.media = MediaLoader(
-            self.config.input, self.config.time_limits.media_timeout_s, self.offload, self.render_backend
+            self.config.input, self.config.time_limits.media_timeout_s, self.offload, self.render_backend, self.waiting
         )
         if not isinstance(self.render_backend, ProcessBackend):
             self._is_prepared.set()
@@ -221,6 +223,7 @@ class Service:
                 settings=config.input,
                 media=self.media,
                 image_format=load_image_format(folder),
+                waiting=self.waiting,
                 embeds_format=embeds_format_of(folder, runner.embeds_width, enabled=config.input.enable_prompt_embeds),
             ),
             served.engine,

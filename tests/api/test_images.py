@@ -10,6 +10,7 @@ import attrs
 import httpx
 import pytest
 import trio
+import trio.testing
 
 from tests.api.scripted_models import Everything, serve_as
 from tests.conftest import assert_idle, listening, running, wait_idle
@@ -26,6 +27,7 @@ from tests.rendering.media.images import (
 )
 from trio_pool_serve.config import Config, InputConfig, TimeLimitsConfig
 from trio_pool_serve.errors import MediaError
+from trio_pool_serve.rendering.waiting_bytes import MADE_AT_ONCE
 from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.service import Service
 
@@ -424,3 +426,38 @@ async def ask_and_leave(client: httpx.AsyncClient, server: ImageServer) -> None:
             while not server.heads:  # noqa: ASYNC110
                 await trio.sleep(0.001)
         nursery.cancel_scope.cancel()
+
+
+# -- memory -----------------------------------------------------------------------------------------------
+
+
+async def test_images_are_not_prepared_faster_than_they_are_computed(client, service, scripted, images):
+    service.waiting.most = 1
+    scripted.gate.clear()
+    urls = [data_url(encoded((shade, 0, 0))) for shade in range(1, 31)]
+    answers = []
+
+    async def ask() -> None:
+        answers.extend(await embed(client, input=urls, modality="image"))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        await trio.to_thread.run_sync(scripted.launching.wait)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert service.waiting.held > 0
+        assert service.media.cache.statistics().misses <= 2 * MADE_AT_ONCE
+        scripted.gate.set()
+    assert answers == [vector_of((shade, 0, 0)) for shade in range(1, 31)]
+    assert service.waiting.held == 0
+
+
+async def test_a_client_that_leaves_holds_no_images(client, service, scripted, images):
+    scripted.gate.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: embed(client, input=[IMAGE], modality="image"))
+        await trio.to_thread.run_sync(scripted.launching.wait)
+        assert service.waiting.held > 0
+        nursery.cancel_scope.cancel(reason="the client leaves")
+    scripted.gate.set()
+    await wait_idle(service)
+    assert service.waiting.held == 0

@@ -166,7 +166,13 @@ class Conversations:
     async def _render_beside_images(
         self, template: ChatTemplate, prompt: ChatPrompt, images: Sequence[ImagePart], image_format: ImageFormat
     ) -> tuple[str, Sequence[ImageFeatures]]:
-        """Render the template while the images are loaded; the first failure ends both, and is raised as itself."""
+        """Render the template while the images are loaded; the first failure ends both, and is raised as itself.
+
+        A client's template, which may take long, comes first: images are not held for its sake.
+        """
+        if template.is_client_s:
+            text = await self.templates.render(template, prompt, max_characters=self.max_characters)
+            return text, await self._load(images, image_format, self.max_model_len)
         text, features = "", list[ImageFeatures]()
 
         async def render() -> None:
@@ -270,9 +276,9 @@ async def _together(*works: Callable[[], Awaitable[None]]) -> None:
 
 def _only_message(prompt: ChatPrompt) -> Sequence[Part]:
     if len(prompt.messages) > 1 or prompt.messages[0].role != "user":
-        raise InvalidRequestError(
-            "This model reads one message, of the user, with a text or an image.", param="messages"
-        )
+        raise InvalidRequestError("This model reads one message of the user: a text or an image.", param="messages")
+    if not prompt.messages[0].parts:
+        raise EmptyInputError("The message has no text and no image.", param="messages")
     return prompt.messages[0].parts
 
 

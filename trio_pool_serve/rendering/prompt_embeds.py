@@ -35,9 +35,6 @@ COPIED_AT_ONCE = 2**18
 EXPONENTS: dict[StoredDtype, int] = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000}
 """Bits that are all set in infinities and in what is no number."""
 
-BYTES_PER_TOKEN = 2048
-"""With ``--max-queue-tokens`` at its default of a million, two gigabytes of embeds are admitted."""
-
 FRAMING = 64 * 1024
 """Bytes that a file may have beside its numbers."""
 
@@ -55,12 +52,8 @@ class EmbedsFormat:
         return self.max_rows * self.width * 4 + FRAMING
 
     def estimated_tokens(self, prompt: EmbedsPrompt) -> int:
-        """Return what admission takes a prompt for: as many rows as it has room for and the model takes.
-
-        One for every two KiB, if that is more: decoded prompts wait in the queue, and wide ones fill the memory sooner.
-        """
-        size = len(prompt.payload) * 3 // 4
-        return max(min(self.max_rows, size // (min(ITEM_BYTES.values()) * self.width)), size // BYTES_PER_TOKEN)
+        """Return what admission takes a prompt for: as many rows as it has room for, and the model takes."""
+        return min(self.max_rows, len(prompt.payload) * 3 // 4 // (min(ITEM_BYTES.values()) * self.width))
 
     def render(self, prompt: EmbedsPrompt, params: RenderingParams) -> RenderedPrompt:
         """Return what the model reads; rows are cut off as tokens are.

@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
-from attrs import define, field
+from attrs import Factory, define, field
 
 from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import InvalidRequestError, at_place
@@ -29,6 +29,7 @@ from trio_pool_serve.rendering.text_loading import TextRecipe, text_renderer_of
 from trio_pool_serve.rendering.text_renderer import TextRenderer
 from trio_pool_serve.rendering.token import Token
 from trio_pool_serve.rendering.tokenizer import ChatTexts, Tokenizer
+from trio_pool_serve.rendering.waiting_bytes import WaitingBytes
 from trio_pool_serve.types import RenderedPrompt
 
 
@@ -43,6 +44,8 @@ class Renderer:
     """Which token embeddings are taken in place of texts, or why none are."""
     conversations: Conversations | None = None
     """Reads whatever is not a text by itself; set once there is a renderer that it can read texts with."""
+    waiting: WaitingBytes = Factory(WaitingBytes)
+    """Shared by all models of a server."""
 
     @backend.default
     def _in_threads(self) -> RenderBackend:
@@ -113,7 +116,8 @@ class Renderer:
             raise InvalidRequestError(embeds_format, param="prompt_embeds")
         # Always in a thread: megabytes of payload and of numbers would go through the pipes of a process.
         try:
-            return await ThreadBackend(self.offload).run("render", embeds_format.render, prompt, params)
+            async with self.waiting.room():
+                return await ThreadBackend(self.offload).run("render", embeds_format.render, prompt, params)
         except InvalidRequestError as error:
             raise at_place(prompt.place, error) from error
 
@@ -162,6 +166,7 @@ def renderer_of(
     settings: InputConfig | None = None,
     media: ImageLoader | None = None,
     image_format: ImageFormat | None = None,
+    waiting: WaitingBytes | None = None,
 ) -> Renderer:
     """Return the renderer for a model, with ``workers`` copies of its tokenizer. Raises ``ModelLoadError``.
 
@@ -169,7 +174,9 @@ def renderer_of(
     ``templates`` it reads single texts, tokens and token embeddings only.
     """
     texts = text_renderer_of(folder, tokenizer, workers=workers, recipe=recipe)
-    renderer = Renderer(texts, offload, backend or ThreadBackend(offload), embeds_format)
+    renderer = Renderer(
+        texts, offload, backend or ThreadBackend(offload), embeds_format, waiting=waiting or WaitingBytes()
+    )
     if templates is not None:
         settings = settings or InputConfig()
         renderer.conversations = Conversations(

@@ -103,7 +103,8 @@ async def compute_rows(
         await trio.lowlevel.checkpoint_if_cancelled()
         timings.render_s = time.perf_counter() - began
         prompts = rendered if isinstance(rendered, list) else [rendered]
-        outputs = await _submit_all(engine, [PoolingRequest(prompt, row.params, priority) for prompt in prompts])
+        with renderer.waiting.holding(prompts):
+            outputs = await _submit_all(engine, [PoolingRequest(prompt, row.params, priority) for prompt in prompts])
         for output in outputs:
             timings.add_row(queue_s=output.queue_s, forward_s=output.forward_s, copy_s=output.copy_s)
             require_finite(output.values)

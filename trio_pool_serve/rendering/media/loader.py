@@ -3,7 +3,7 @@
 from functools import partial
 
 import trio
-from attrs import define, field
+from attrs import Factory, define, field
 
 from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import InvalidRequestError
@@ -16,6 +16,7 @@ from trio_pool_serve.rendering.media.cache import MediaCache
 from trio_pool_serve.rendering.media.decoding import MediaLimits, features_of
 from trio_pool_serve.rendering.media.encoded_image import EncodedImage, of_chunks, of_data_url, of_file_url
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
+from trio_pool_serve.rendering.waiting_bytes import WaitingBytes
 from trio_pool_serve.types import ImageFeatures
 
 MAX_URL = 8192
@@ -34,6 +35,7 @@ class MediaLoader:
     timeout_s: float
     offload: Offload
     backend: RenderBackend
+    waiting: WaitingBytes = Factory(WaitingBytes)
     cache: MediaCache = field(init=False)
     fetcher: ImageFetcher = field(init=False)
     limits: MediaLimits = field(init=False)
@@ -63,8 +65,14 @@ class MediaLoader:
         Cancellation: at once; a thread that works on this image keeps its token until it is done.
         """
         image = await self._encoded(part.url)
-        prepare = partial(self.backend.run, "media", features_of, image.content, processor, self.limits)
-        return await self.cache.get((processor.key, image.digest), prepare)
+
+        async def prepare() -> ImageFeatures:
+            async with self.waiting.room():
+                return await self.backend.run("media", features_of, image.content, processor, self.limits)
+
+        features = await self.cache.get((processor.key, image.digest), prepare)
+        await self.waiting.until_there_is_room()  # of what is kept, copies are made
+        return features
 
     async def _encoded(self, url: str) -> EncodedImage:
         match url[:MAX_URL].partition(":")[0].lower():  # a data: URL may be megabytes long
