@@ -34,7 +34,7 @@ def vector_of(row: ComputedRow, index: int = 0) -> Vectors:
     vectors = [window for window in windows if not isinstance(window, SparseVector)]
     if len(vectors) == 1:
         return vectors[0]
-    weights = np.array([len(window.prompt.token_ids) for window in row.windows], dtype=np.float32)
+    weights = np.array([window.tokens for window in row.windows], dtype=np.float32)
     mean: Vectors = np.average(np.stack(vectors), axis=0, weights=weights).astype(np.float32)
     lengths = np.linalg.norm(np.stack(vectors), axis=1)
     return mean / np.linalg.norm(mean) if np.allclose(lengths, 1, atol=1e-3) else mean

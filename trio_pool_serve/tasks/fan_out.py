@@ -17,7 +17,6 @@ from trio_pool_serve.types import (
     PoolingOutput,
     PoolingParams,
     PoolingRequest,
-    RenderedPrompt,
     SparseVector,
 )
 
@@ -48,9 +47,9 @@ class AskedRow:
 
 @frozen(eq=False)
 class ComputedWindow:
-    """What the model read in one pass, and what it made of it."""
+    """How many tokens the model read in one pass, and what it made of them. What it read may be large, and is gone."""
 
-    prompt: RenderedPrompt
+    tokens: int
     output: PoolingOutput
 
 
@@ -68,7 +67,7 @@ class ComputedRow:
     @property
     def tokens(self) -> int:
         """Tokens the model read."""
-        return sum(len(window.prompt.token_ids) for window in self.windows)
+        return sum(window.tokens for window in self.windows)
 
 
 RowDone = Callable[[int, ComputedRow], None]
@@ -108,7 +107,8 @@ async def compute_rows(
         for output in outputs:
             timings.add_row(queue_s=output.queue_s, forward_s=output.forward_s, copy_s=output.copy_s)
             require_finite(output.values)
-        computed[index] = ComputedRow(tuple(map(ComputedWindow, prompts, outputs)))
+        tokens = [len(prompt.token_ids) for prompt in prompts]
+        computed[index] = ComputedRow(tuple(map(ComputedWindow, tokens, outputs)))
         if row_done is not None:
             row_done(index, computed[index])
 
