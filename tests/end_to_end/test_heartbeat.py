@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -76,7 +77,10 @@ async def gap_while_posting(service: Service, body: bytes, warm: bytes, *, statu
 
 
 async def assert_a_tenth(serve: Callable[[Offload], Service], body: bytes, warm: bytes) -> None:
-    """The longest gap is less than a tenth of that with everything on the loop.
+    """The longest gap is less than a tenth of that with everything on the loop, or as short as threads have it.
+
+    A thread may keep the interpreter lock for a switch interval, twice if another is quicker: where rendering itself
+    takes a few milliseconds, as in memory that is used again, a tenth would be less than that.
 
     Whatever else the machine does can only lengthen a gap: the best of some runs is nearer to the truth.
     """
@@ -85,7 +89,7 @@ async def assert_a_tenth(serve: Callable[[Offload], Service], body: bytes, warm:
     for _ in range(MOST_RUNS):
         offload = Offload(render=2, media=2)
         with_threads = min(with_threads, await gap_while_posting(serve(offload), body, warm))
-        if 10 * with_threads < without:
+        if with_threads < max(without / 10, 2 * sys.getswitchinterval()):
             return
     raise AssertionError(f"{without * 1e3:.1f} ms on the loop, {with_threads * 1e3:.1f} ms in threads")
 
