@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Regex, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Encoding, Regex, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, ByT5Tokenizer, CanineTokenizer, PreTrainedTokenizerFast
 
@@ -133,6 +133,25 @@ def test_special_tokens_are_counted_and_known(folders, kind, special):
     ids = tokenizer.finish(tokenizer.encode("word"), 10, "right", add_special_tokens=True)
     assert tokenizer.is_special(int(ids[-1]))
     assert not tokenizer.is_special(int(ids[-2]))
+
+
+@pytest.mark.parametrize("prefix", ["", "query: "])
+@pytest.mark.parametrize("add_special_tokens", [True, False])
+@pytest.mark.parametrize("kind", FAST_KINDS)
+def test_windows_are_those_that_the_library_makes(kind, add_special_tokens, prefix):
+    tokenizer, backend = fast_tokenizer(kind), fast_tokenizer(kind)._backend
+    for text in TEXTS:
+        for size in (1, 3, 100):
+            rest, ahead = tokenizer.encode(text), tokenizer.encode(prefix)
+            rest.truncate(size, stride=0, direction="right")
+            expected = [Encoding.merge([ahead, window]) for window in (rest, *rest.overflowing)]
+            if add_special_tokens:
+                expected = [backend.post_process(window) for window in expected]
+            windows = tokenizer.finish_windows(
+                tokenizer.encode(text), size, prefix=ahead, add_special_tokens=add_special_tokens
+            )
+            assert [window.tolist() for window in windows] == [window.ids for window in expected]
+            assert {window.dtype for window in windows} == {np.dtype(np.int32)}
 
 
 @pytest.mark.parametrize(("kind", "tokenizer_class"), [("byt5", SlowTokenizer), ("unigram", FastTokenizer)])
