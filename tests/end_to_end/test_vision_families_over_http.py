@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from transformers.utils import is_protobuf_available
 
 from tests.conftest import wait_idle
 from tests.end_to_end.folder_over_http import WHOLE, AskedFolder, farthest, serving_folder
@@ -95,15 +94,13 @@ def in_messages(ours: AskedFolder, contents: Sequence[Content], expected: Vector
 
 # -- dual encoders ----------------------------------------------------------------------------------------
 
-NEEDS_PROTOBUF = pytest.mark.skipif(not is_protobuf_available(), reason="SigLIP's first tokenizer needs protobuf")
-
 
 @pytest.mark.parametrize(
     ("name", "oracle"),
     [
         ("clip", "transformers"),
         ("clip_with_heads", "sentence-transformers"),
-        pytest.param("siglip", "transformers", marks=NEEDS_PROTOBUF),
+        ("siglip", "transformers"),
         ("siglip_with_modules", "sentence-transformers"),
         ("siglip2_of_one_size", "transformers"),
         ("siglip2_naflex", "transformers"),

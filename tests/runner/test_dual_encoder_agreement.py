@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from attrs import frozen
-from transformers.utils import is_protobuf_available
 
 from tests.runner.model_families import largest_difference, reference
 from tests.runner.vision_families import (
@@ -52,8 +51,6 @@ class Pair:
     expected: Vectors
 
 
-NEEDS_PROTOBUF = pytest.mark.skipif(not is_protobuf_available(), reason="SigLIP's first tokenizer needs protobuf")
-
 PARAMS = [(name, "transformers") for name in BARE] + [
     (name, "sentence-transformers") for name in WITH_SENTENCE_TRANSFORMERS
 ]
@@ -61,10 +58,7 @@ PARAMS = [(name, "transformers") for name in BARE] + [
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(param, id="-".join(param), marks=[NEEDS_PROTOBUF] if param[0] == "siglip" else [])
-        for param in PARAMS
-    ],
+    params=[pytest.param(param, id="-".join(param)) for param in PARAMS],
 )
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     name, oracle = request.param

@@ -9,7 +9,7 @@ into step. If not (long runs of blanks, one letter a thousand times over, words 
 unknown token), the window grows.
 
 Tokens that are not kept cost more than their time: cutting them off, and letting go of them, holds the interpreter
-lock, 10 ms for a hundred thousand. Where the first guess would be large, a sample of the text makes it better.
+lock, 15 ms for a hundred thousand. Where the first guess would be large, a sample of the text makes it better.
 
 It does not grow for ever, or ten megabytes of one letter would hold a thread for a minute: past a thousand
 characters for each token that is kept, or past half a million and sixteen for each, the window is taken as it is.
