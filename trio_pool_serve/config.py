@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, get_args
 
+import msgspec
 from attrs import Factory, field, frozen
 from attrs.validators import and_, deep_iterable, ge, gt, in_, le, matches_re, min_len, optional
 from cyclopts import Group, Parameter
@@ -16,6 +17,7 @@ from trio_pool_serve.types import PoolingTask
 
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 RendererBackend: TypeAlias = Literal["thread", "process"]
+Placement: TypeAlias = Literal["local", "process"]
 LongText: TypeAlias = Literal["refuse", "chunk"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
@@ -130,7 +132,35 @@ class SchedulingConfig:
     ] = field(default=300.0, validator=gt(0))
 
 
-@Parameter(name="*", group=Group("Threads", sort_key=4))
+@Parameter(name="*", group=Group("Processes", sort_key=4))
+@frozen(kw_only=True)
+class ProcessesConfig:
+    """Which processes the server is made of."""
+
+    engine: Annotated[
+        Placement | None,
+        _help(
+            "Where models compute. local: in the process that answers requests. process: in processes of their own, "
+            "behind Unix sockets. [default: process on two cores and more, local on one and under plain hypercorn]"
+        ),
+    ] = field(default=None, validator=optional(in_(("local", "process"))))
+    replicas: Annotated[
+        int | None,
+        _help(
+            "Engine processes per model, with --engine process. [default: 1 on a GPU; on a processor one per core, at "
+            "most 4]"
+        ),
+    ] = field(default=None, validator=optional(gt(0)))
+    api_workers: Annotated[
+        int, _help("Processes that answer requests, on one listening socket. More than 1 need --engine process.")
+    ] = field(default=1, validator=gt(0))
+
+    def __attrs_post_init__(self) -> None:
+        if self.engine == "local" and (self.api_workers > 1 or self.replicas is not None):
+            raise ValueError("--engine local computes in the one process that answers requests.")
+
+
+@Parameter(name="*", group=Group("Threads", sort_key=5))
 @frozen(kw_only=True)
 class ThreadsConfig:
     """How much blocking work runs at once."""
@@ -158,7 +188,7 @@ class ThreadsConfig:
     ] = field(default=10, validator=and_(ge(0), le(19)))
 
 
-@Parameter(name="*", group=Group("Time limits", sort_key=5))
+@Parameter(name="*", group=Group("Time limits", sort_key=6))
 @frozen(kw_only=True)
 class TimeLimitsConfig:
     """How long things may take."""
@@ -180,7 +210,7 @@ class TimeLimitsConfig:
     ] = field(default=30.0, validator=gt(0))
 
 
-@Parameter(name="*", group=Group("Input", sort_key=6))
+@Parameter(name="*", group=Group("Input", sort_key=7))
 @frozen(kw_only=True)
 class InputConfig:
     """Which inputs beside texts are taken, and from where."""
@@ -225,7 +255,7 @@ class InputConfig:
         return frozenset(name for name in names if name)
 
 
-@Parameter(name="*", group=Group("Logging", sort_key=7))
+@Parameter(name="*", group=Group("Logging", sort_key=8))
 @frozen(kw_only=True)
 class LoggingConfig:
     """What is said on standard error."""
@@ -256,6 +286,7 @@ class Config:
     loading: ModelConfig = Factory(ModelConfig)
     network: NetworkConfig = Factory(NetworkConfig)
     scheduling: SchedulingConfig = Factory(SchedulingConfig)
+    processes: ProcessesConfig = Factory(ProcessesConfig)
     threads: ThreadsConfig = Factory(ThreadsConfig)
     time_limits: TimeLimitsConfig = Factory(TimeLimitsConfig)
     input: InputConfig = Factory(InputConfig)
@@ -279,3 +310,13 @@ def _source(model: str, served_model_name: str | None) -> ModelSource:
     if not equals or Path(model).is_dir():
         name, location = model, model
     return ModelSource(served_model_name or name, location)
+
+
+def encode_config(config: Config) -> bytes:
+    """Return settings for another process, as JSON."""
+    return msgspec.json.encode(config, enc_hook=str)
+
+
+def decode_config(encoded: bytes) -> Config:
+    """Return the settings that ``encode_config`` was given."""
+    return msgspec.json.decode(encoded, type=Config, dec_hook=lambda kind, value: kind(value))

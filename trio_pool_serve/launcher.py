@@ -1,87 +1,28 @@
 """The process behind ``trio-pool-serve serve``: engine nursery outside, a restartable listener inside."""
 
-import contextlib
 import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
+from functools import partial
 
 import trio
-from hypercorn.config import Config as HypercornConfig
-from hypercorn.trio import serve as hypercorn_serve
+from attrs import evolve
 from rich.console import Console
 
-from trio_pool_serve.app import create_app
-from trio_pool_serve.config import Config, NetworkConfig
+from trio_pool_serve.api_workers import serve_by_workers
+from trio_pool_serve.config import Config
 from trio_pool_serve.containment import contain_connections
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
-from trio_pool_serve.service import Service
+from trio_pool_serve.listener import drain, leave, open_listening_socket, serve_listeners, unlinked, url_of
+from trio_pool_serve.model_folder.folder import ModelFolder, read_model_folder
+from trio_pool_serve.model_hub import locate_model
+from trio_pool_serve.service import Service, load_transformer, loader_name
 from trio_pool_serve.types import PoolingTask
+from trio_pool_serve.without_torch import do_without_torch
 
 logger = logging.getLogger(__name__)
-
-BACKLOG = 2048
-
-RESTART_BACKOFF_S = (0.0, 0.01, 0.05, 0.1, 0.25)
-"""Pause before the next restart of the listener; the last one repeats. Well under a second: the model is
-loaded and the socket is open, so clients only wait."""
-
-CALM_S = 10.0
-"""A listener that has lived this long is not in a row of crashes any more."""
-
-
-def open_listening_socket(network: NetworkConfig) -> socket.socket:
-    """Return a bound and listening socket; it outlives every listener that serves on it."""
-    if network.uds is not None:
-        _remove_dead_socket(network.uds)
-        listening = socket.socket(socket.AF_UNIX)
-        listening.bind(str(network.uds))
-    else:
-        family = socket.AF_INET6 if ":" in network.host else socket.AF_INET
-        listening = socket.socket(family)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # hypercorn's writes have no time limit, but the kernel's have one, and connections inherit it.
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(network.write_timeout_s * 1000))
-        listening.bind((network.host, network.port))
-    listening.listen(BACKLOG)
-    listening.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
-    return listening
-
-
-def _remove_dead_socket(path: Path) -> None:
-    """Remove what a killed server left; a socket that somebody serves, or another file, stays in the way."""
-    if not path.is_socket():
-        return
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
-
-
-def url_of(listening: socket.socket) -> str:
-    """Return where clients find a socket."""
-    name = listening.getsockname()
-    if listening.family == socket.AF_UNIX:
-        return f"unix:{name}"
-    host = f"[{name[0]}]" if listening.family == socket.AF_INET6 else name[0]
-    return f"http://{host}:{name[1]}"
-
-
-def hypercorn_config(config: Config, fd: int) -> HypercornConfig:
-    """Return hypercorn's settings for one listener on ``fd``, which it will close."""
-    settings = HypercornConfig()
-    settings.bind = [f"fd://{fd}"]
-    settings.backlog = BACKLOG
-    settings.graceful_timeout = config.time_limits.drain_timeout_s
-    settings.keep_alive_timeout = 75
-    settings.keep_alive_max_requests = 1_000_000  # the default of 1000 closes busy connections
-    settings.include_server_header = False
-    settings.accesslog = logging.getLogger("hypercorn.access") if config.logging.access_log else None
-    settings.errorlog = logging.getLogger("hypercorn.error")
-    return settings
 
 
 async def serve(config: Config, service: Service | None = None) -> None:
@@ -90,39 +31,43 @@ async def serve(config: Config, service: Service | None = None) -> None:
     Raises ``ModelLoadError`` or ``EngineDeadError``. A second signal, and a drain that outlasts
     ``--drain-timeout-s``, end the process on the spot. Cancellation: as the end of the drain.
     """
-    contain_connections()
-    service = service or Service(config)
-    stop = trio.Event()
-    with open_listening_socket(config.network) as listening, _unlinked(config.network):
-        try:
-            async with trio.open_nursery() as nursery:
-                await nursery.start(_watch_signals, service, listening, stop)
-                await nursery.start(service.run)
-                nursery.start_soon(_announce, service, url_of(listening))
-                await _serve_listeners(config, service, listening, stop)
-                nursery.cancel_scope.cancel(reason="drained")
-        except* (ModelLoadError, EngineDeadError) as group:
-            failure = innermost(group)
-        else:
+    try:
+        if service is not None:
+            await _serve_alone(config, service)
             return
-        raise failure
+        config = placed(config)
+        if config.processes.engine == "process":
+            do_without_torch()
+        if config.processes.api_workers > 1:
+            await serve_by_workers(config, loader_name(load_transformer), partial(_announce_workers, config))
+        else:
+            await _serve_alone(config, Service(config))
+    except* (ModelLoadError, EngineDeadError) as group:
+        failure = innermost(group.split(ModelLoadError)[0] or group)
+    else:
+        return
+    raise failure
 
 
-async def _serve_listeners(config: Config, service: Service, listening: socket.socket, stop: trio.Event) -> None:
-    """Keep a listener on the socket until ``stop``, starting a new one should it ever crash."""
-    crashes = 0
-    while not stop.is_set():
-        began = trio.current_time()
-        settings = hypercorn_config(config, os.dup(listening.fileno()))
-        try:
-            # A new app each time: quart's cannot start twice.
-            await hypercorn_serve(create_app(config, service), settings, shutdown_trigger=stop.wait)
-        except Exception as error:
-            crashes = 0 if trio.current_time() - began > CALM_S else crashes
-            service.metrics.listener_restarts.inc()
-            logger.warning("the listener crashed; it restarts", exc_info=error)
-            await trio.sleep(RESTART_BACKOFF_S[min(crashes, len(RESTART_BACKOFF_S) - 1)])
-            crashes += 1
+def placed(config: Config) -> Config:
+    """Return settings that say where to compute, if they do not."""
+    if config.processes.engine is not None:
+        return config
+    several = len(os.sched_getaffinity(0)) > 1
+    return evolve(config, processes=evolve(config.processes, engine="process" if several else "local"))
+
+
+async def _serve_alone(config: Config, service: Service) -> None:
+    """Answer requests in this process."""
+    contain_connections()
+    stop = trio.Event()
+    with open_listening_socket(config.network) as listening, unlinked(config.network):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(_watch_signals, service, listening, stop)
+            await nursery.start(service.run)
+            nursery.start_soon(_announce, service, url_of(listening))
+            await serve_listeners(config, service, listening, stop)
+            nursery.cancel_scope.cancel(reason="drained")
 
 
 async def _watch_signals(
@@ -133,29 +78,18 @@ async def _watch_signals(
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Drain on the first signal; leave at once on the second, or when the drain takes too long."""
+    status = 0
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+
+        async def wait_for_another() -> str:
+            nonlocal status
+            status = 128 + await anext(signals)
+            return "a second signal"
+
         task_status.started()
-        first = await anext(signals)
-        limit_s = service.config.time_limits.drain_timeout_s
-        logger.info("%s: draining, for at most %g s", signal.Signals(first).name, limit_s)
-        service.draining = True
-        stop.set()
-        listening.close()  # or newcomers would wait in its backlog for an answer that never comes
-        second = None
-        with trio.move_on_after(limit_s):
-            second = await anext(signals)
-        # hypercorn shields its writes: a client that does not read would keep the process for ever.
-        logger.warning(
-            "leaving with %d rows unfinished: %s",
-            sum(served.engine.statistics().queued_rows for served in service.served.values()),
-            "a second signal" if second else "the drain took too long",
-        )
-        _leave(128 + second if second else 0)
-
-
-def _leave(status: int) -> None:
-    logging.shutdown()
-    os._exit(status)
+        logger.info("%s", signal.Signals(await anext(signals)).name)
+        await drain(service, listening, stop, wait_for_another)
+        leave(status)
 
 
 EXAMPLES: Mapping[PoolingTask, tuple[str, str]] = {
@@ -174,25 +108,26 @@ async def _announce(service: Service, url: str) -> None:
         await service.wait_ready()
     except EngineDeadError:
         return  # whoever runs the service says why
-    model = service.model()
-    task = next(task for task in EXAMPLES if task in model.folder.architecture.tasks)
+    _say_ready(service.config, service.model().folder, url)
+
+
+def _announce_workers(config: Config, url: str) -> None:
+    source = config.sources[0]
+    path = locate_model(source.location, revision=config.loading.revision)
+    _say_ready(config, read_model_folder(path, config.loading), url)
+
+
+def _say_ready(config: Config, folder: ModelFolder, url: str) -> None:
+    names = ", ".join(source.name for source in config.sources)
+    task = next(task for task in EXAMPLES if task in folder.architecture.tasks)
     path, body = EXAMPLES[task]
     target = (
         f"--unix-socket {url.removeprefix('unix:')} http://localhost{path}" if url.startswith("unix:") else url + path
     )
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    console.print(f"[bold green]ready[/] [bold]{', '.join(service.served)}[/] on [bold]{url}[/]  Try:", markup=True)
-    key = " -H 'Authorization: Bearer KEY'" if service.config.network.api_key else ""
+    console.print(f"[bold green]ready[/] [bold]{names}[/] on [bold]{url}[/]  Try:", markup=True)
+    key = " -H 'Authorization: Bearer KEY'" if config.network.api_key else ""
     console.print(
         f"  curl {target} -H 'Content-Type: application/json'{key} -d '{body}'",
         markup=False,
     )
-
-
-@contextlib.contextmanager
-def _unlinked(network: NetworkConfig) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        if network.uds is not None:
-            network.uds.unlink(missing_ok=True)

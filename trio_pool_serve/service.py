@@ -6,6 +6,8 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal, TypeAlias
 
 import attrs
@@ -15,6 +17,8 @@ from attrs import define, field
 from trio_pool_serve.config import Config, ModelConfig, ModelSource
 from trio_pool_serve.engine.interface import Engine
 from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.engine.process.engine import ProcessEngine
+from trio_pool_serve.engine.process.supervision import EngineProcesses, socket_paths
 from trio_pool_serve.errors import (
     DrainingError,
     EngineDeadError,
@@ -36,12 +40,14 @@ from trio_pool_serve.rendering.process_backend import ProcessBackend
 from trio_pool_serve.rendering.prompt_embeds import embeds_format_of
 from trio_pool_serve.rendering.renderer import renderer_of
 from trio_pool_serve.rendering.text_loading import TextRecipe
+from trio_pool_serve.rendering.tokenizer import Tokenizer
 from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
 from trio_pool_serve.rendering.vision.loading import load_image_format
 from trio_pool_serve.rendering.waiting_bytes import WaitingBytes
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.loop_lag import sample_loop_lag
 from trio_pool_serve.telemetry.metrics import Gauges, Metrics
+from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, gather_snapshots, serve_snapshots
 from trio_pool_serve.types import Runner
 from trio_pool_serve.worker_processes import WorkerProcesses, prepare_worker
 
@@ -57,6 +63,11 @@ def load_transformer(folder: ModelFolder, config: ModelConfig, offload: Offload)
     from trio_pool_serve.runner.loading import load_runner
 
     return load_runner(folder, config, offload)
+
+
+def loader_name(load: RunnerLoader) -> str:
+    """Return by what name another process finds a loader, a function of some module."""
+    return f"{load.__module__}:{load.__qualname__}"
 
 
 @define(eq=False)
@@ -77,6 +88,8 @@ class Service:
 
     config: Config
     load_runner: RunnerLoader = load_transformer
+    folder: Path | None = field(default=None, kw_only=True)
+    """Where the processes of the server find each other, if it has several and somebody else keeps them alive."""
     offload: Offload = field(kw_only=True)
     metrics: Metrics = field(factory=Metrics, kw_only=True)
     waiting: WaitingBytes = field(init=False, factory=WaitingBytes)
@@ -87,10 +100,11 @@ class Service:
     """Worker processes, by what they are for."""
     render_backend: RenderBackend = field(init=False)
     _is_prepared: trio.Event = field(init=False, factory=trio.Event)
-    """Whether requests find worker processes that wait for them."""
+    """Whether all models are loaded, and requests find worker processes that wait for them."""
     served: dict[str, ServedModel] = field(init=False, factory=dict)
     """By name, in the order of the settings: the first is the default."""
     draining: bool = field(default=False, init=False)
+    _own_folder: TemporaryDirectory[str] | None = field(default=None, init=False)
 
     @offload.default
     def _make_offload(self) -> Offload:
@@ -109,17 +123,21 @@ class Service:
         self.media = MediaLoader(
             self.config.input, self.config.time_limits.media_timeout_s, self.offload, self.render_backend, self.waiting
         )
-        if not isinstance(self.render_backend, ProcessBackend):
-            self._is_prepared.set()
         self.metrics.add_gauges(self._gauges)
-        for source in self.config.sources:
-            engine = LocalEngine(
-                lambda source=source: self._load(source),  # type: ignore[misc]
-                self.offload,
-                self.metrics.of_engine(source.name),
-                self.config.scheduling,
-            )
-            self.served[source.name] = ServedModel(source, engine)
+        if self.config.processes.engine == "process" and self.folder is None:
+            # Nobody but this user can enter it: whoever can connect to an engine can have anything computed.
+            self._own_folder = TemporaryDirectory(prefix="trio_pool_serve-")
+            self.folder = Path(self._own_folder.name)
+        for number, source in enumerate(self.config.sources):
+            self.served[source.name] = ServedModel(source, self._make_engine(number, source))
+
+    def _make_engine(self, number: int, source: ModelSource) -> Engine:
+        scheduling = self.config.scheduling
+        if self.folder is not None:
+            sockets = socket_paths(self.config, self.folder, number)
+            return ProcessEngine(sockets, scheduling.max_queue_tokens // self.config.processes.api_workers)
+        load = partial(self._load_runner, source)
+        return LocalEngine(load, self.offload, self.metrics.of_engine(source.name), scheduling)
 
     def _make_render_backend(self) -> RenderBackend:
         threads = self.config.threads
@@ -158,14 +176,22 @@ class Service:
                     if name in self.processes:
                         await nursery.start(self.processes[name].run)
                 await nursery.start(self.media.run)
+                if self._own_folder is not None:
+                    await nursery.start(self._own_engines().run)
+                if self.folder is not None:
+                    nursery.start_soon(serve_snapshots, self.folder, self.snapshot)
                 for served in self.served.values():
-                    # In their order: each queues for the one thread that loads and computes.
+                    # In their order: those in this process queue for the one thread that loads and computes.
                     await nursery.start(served.engine.run)
-                await self._prepare_processes(nursery)
+                await self._load(nursery)
         except* (ModelLoadError, EngineDeadError) as group:
-            failure = innermost(group)
+            # Whoever waits for an engine is told that it has stopped; why, is what somebody else raises.
+            failure = innermost(group.split(ModelLoadError)[0] or group)
         else:
             return
+        finally:
+            if self._own_folder is not None:
+                self._own_folder.cleanup()
         raise failure
 
     async def _prepare_processes(self, nursery: trio.Nursery) -> None:
@@ -173,11 +199,6 @@ class Service:
         backend = self.render_backend
         if not isinstance(backend, ProcessBackend):
             return
-        try:
-            for served in self.served.values():
-                await served.engine.wait_ready()
-        except EngineDeadError:
-            return  # the engine itself says why
         models = [served.loaded for served in self.served.values() if served.loaded is not None]
         processors = [model.renderer.image_processor for model in models if model.renderer.image_processor is not None]
         backend.render.prepare = partial(prepare_worker, *(model.renderer.texts for model in models))
@@ -192,20 +213,49 @@ class Service:
         except* Exception as group:
             error = innermost(group)
             raise ModelLoadError(f"--renderer-backend process: no process can be made ready: {error}") from error
+
+    async def _load(self, nursery: trio.Nursery) -> None:
+        """Have a renderer for each model, while its engine loads, and then whatever else requests will need.
+
+        Raises ``ModelLoadError``.
+        """
+        async with trio.open_nursery() as loading:
+            for served in self.served.values():
+                loading.start_soon(self._load_model, served)
+        # What has been loaded stays: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        await self._prepare_processes(nursery)
         self._is_prepared.set()
 
-    def _load(self, source: ModelSource) -> Runner:
-        """Find the files, load the tokenizer, load the model. Runs in a thread."""
+    async def _load_model(self, served: ServedModel) -> None:
         began = time.perf_counter()
-        config = self.config
+        folder, tokenizer = await self.offload.run(
+            "render", partial(self._load_tokenizer, served.source), abandon_on_cancel=True
+        )
+        await served.engine.wait_ready()
+        make = partial(self._make_model, served, folder, tokenizer)
+        served.loaded = await self.offload.run("render", make, abandon_on_cancel=True)
+        logger.info("%s is loaded after %.1f s", served.source.name, time.perf_counter() - began)
+
+    def _load_tokenizer(self, source: ModelSource) -> tuple[ModelFolder, Tokenizer]:
+        """Find the files and load the tokenizer. Runs in a thread."""
+        path = locate_model(source.location, revision=self.config.loading.revision)
+        folder = read_model_folder(path, self.config.loading)
+        return folder, load_tokenizer(folder, trust_remote_code=self.config.loading.trust_remote_code)
+
+    def _load_runner(self, source: ModelSource) -> Runner:
+        """Find the files and load the model. Runs in a thread."""
         logger.info("loading %s", source.location)
-        path = locate_model(source.location, revision=config.loading.revision)
-        folder = read_model_folder(path, config.loading)
-        tokenizer = load_tokenizer(folder, trust_remote_code=config.loading.trust_remote_code)
-        runner = self.load_runner(folder, config.loading, self.offload)
-        served = self.served[source.name]
-        served.loaded = Model(
-            source.name,
+        path = locate_model(source.location, revision=self.config.loading.revision)
+        runner = self.load_runner(read_model_folder(path, self.config.loading), self.config.loading, self.offload)
+        logger.info("loaded: %s: %s", source.name, runner.describe())
+        return runner
+
+    def _make_model(self, served: ServedModel, folder: ModelFolder, tokenizer: Tokenizer) -> Model:
+        config = self.config
+        return Model(
+            served.source.name,
             folder,
             renderer_of(
                 folder,
@@ -213,7 +263,7 @@ class Service:
                 self.offload,
                 workers=config.threads.renderer_num_workers,
                 backend=self.render_backend,
-                recipe=TextRecipe(path, config.loading),
+                recipe=TextRecipe(folder.path, config.loading),
                 templates=ChatTemplates(
                     self.processes["template"],
                     self.processes.get("client_template", self.processes["template"]),
@@ -224,16 +274,17 @@ class Service:
                 media=self.media,
                 image_format=load_image_format(folder),
                 waiting=self.waiting,
-                embeds_format=embeds_format_of(folder, runner.embeds_width, enabled=config.input.enable_prompt_embeds),
+                embeds_format=embeds_format_of(
+                    folder, served.engine.embeds_width, enabled=config.input.enable_prompt_embeds
+                ),
             ),
             served.engine,
             splits_long_texts=config.loading.long_text == "chunk",
         )
-        # What has been loaded stays: the collector need not look at it again.
-        gc.collect()
-        gc.freeze()
-        logger.info("loaded in %.1f s: %s: %s", time.perf_counter() - began, source.name, runner.describe())
-        return runner
+
+    def _own_engines(self) -> EngineProcesses:
+        assert self.folder is not None  # noqa: S101  (made with them)
+        return EngineProcesses(self.config, loader_name(self.load_runner), self.folder)
 
     # -- being asked ----------------------------------------------------------------------------------
 
@@ -280,6 +331,23 @@ class Service:
             raise DrainingError("The server is shutting down.")
 
     # -- telling --------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """Return what this process has to tell."""
+        self.metrics.take_gauges()
+        load = {
+            "models": {name: attrs.asdict(served.engine.statistics()) for name, served in self.served.items()},
+            "limiters": {kind: attrs.asdict(limiter) for kind, limiter in self.offload.statistics().items()},
+            "workers": {name: attrs.asdict(processes.statistics()) for name, processes in self.processes.items()},
+            "media_cache": attrs.asdict(self.media.cache.statistics()),
+            "media_fetches": attrs.asdict(self.media.fetcher.statistics()),
+        }
+        return Snapshot(families_of(self.metrics.registry), load)
+
+    async def snapshots(self) -> list[Snapshot]:
+        """Return what this process and the others of the server have to tell. Cancellation: at once."""
+        others = [] if self.folder is None else await gather_snapshots(self.folder)
+        return [self.snapshot(), *others]
 
     def _gauges(self) -> Gauges:
         stats = self.offload.statistics()

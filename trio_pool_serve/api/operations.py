@@ -1,12 +1,14 @@
 """What operators and probes ask."""
 
-import attrs
+from functools import partial
+
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from quart import Blueprint, Response
 
 import trio_pool_serve
 from trio_pool_serve.service import Service
+from trio_pool_serve.telemetry.snapshots import exposition_of, merged_load
 
 LIVENESS_PATHS = ("/livez", "/health", "/ping")
 READINESS_PATH = "/readyz"
@@ -31,25 +33,15 @@ def operations_routes(service: Service) -> Blueprint:
 
     @routes.get("/metrics")
     async def metrics() -> Response:
-        service.metrics.take_gauges()
-        text = await service.offload.run("postprocess", service.metrics.exposition)
+        """Tell what all processes of the server count, added up."""
+        exposition = partial(exposition_of, await service.snapshots())
+        text = await service.offload.run("postprocess", exposition)
         return Response(text, content_type=CONTENT_TYPE_LATEST)
 
     @routes.get("/load")
     async def load() -> Response:
-        limiters = {kind: attrs.asdict(stats) for kind, stats in service.offload.statistics().items()}
-        models = {name: attrs.asdict(served.engine.statistics()) for name, served in service.served.items()}
-        workers = {name: attrs.asdict(processes.statistics()) for name, processes in service.processes.items()}
-        media = service.media
-        return _json(
-            {
-                "models": models,
-                "limiters": limiters,
-                "workers": workers,
-                "media_cache": attrs.asdict(media.cache.statistics()),
-                "media_fetches": attrs.asdict(media.fetcher.statistics()),
-            }
-        )
+        """Tell what all processes of the server do, added up."""
+        return _json(merged_load(await service.snapshots()))
 
     @routes.post("/reset_mm_cache")
     async def reset_mm_cache() -> Response:

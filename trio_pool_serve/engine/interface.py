@@ -71,6 +71,11 @@ class Engine(ABC):
     def dimensions(self) -> int:
         """Length of the vectors when nothing is cut off. Raises what ``submit`` raises when not ready."""
 
+    @property
+    @abstractmethod
+    def embeds_width(self) -> int:
+        """Width of the token embeddings that rows may bring in place of ids; 0 if they may not. Raises likewise."""
+
     @abstractmethod
     async def wait_ready(self) -> None:
         """Wait until the model is loaded. Raises ``EngineDeadError`` if it never will be.

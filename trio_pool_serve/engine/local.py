@@ -63,32 +63,42 @@ class LocalEngine(Engine):
     # -- for those who want something computed --------------------------------------------------------
 
     async def submit(self, request: PoolingRequest) -> PoolingOutput:  # noqa: D102
-        self._require_ready()
         entry = QueueEntry(request)
-        self._queue.put_nowait(entry)
+        self.submit_nowait(entry)
         try:
-            await entry.done.wait()
+            return await entry.wait()
         finally:
-            self._queue.withdraw(entry)
-        if entry.error is not None:
-            raise entry.error
-        assert entry.output is not None  # noqa: S101  (done is set by finish or fail alone)
-        return entry.output
+            self.withdraw(entry)
+
+    def submit_nowait(self, entry: QueueEntry) -> None:
+        """Queue a row whose entry will be finished or failed, on the loop. Raises as ``submit`` when not ready."""
+        self._require_ready()
+        self._queue.put_nowait(entry)
+
+    def withdraw(self, entry: QueueEntry) -> None:
+        """Take a row out of the queue; one that has been launched is computed."""
+        self._queue.withdraw(entry)
 
     def admit(self, tokens: int) -> AbstractContextManager[None]:  # noqa: D102
         self._require_ready()
         return self._admission.admit(tokens)
 
     def open_scope(self) -> AbstractContextManager[QueryScope]:  # noqa: D102
-        self._require_ready()
-        assert self.runner is not None  # noqa: S101  (ready means loaded)
-        return closing(self.runner.open_scope())
+        return closing(self._loaded.open_scope())
 
     @property
     def dimensions(self) -> int:  # noqa: D102
+        return self._loaded.dimensions
+
+    @property
+    def embeds_width(self) -> int:  # noqa: D102
+        return self._loaded.embeds_width
+
+    @property
+    def _loaded(self) -> Runner:
         self._require_ready()
         assert self.runner is not None  # noqa: S101  (ready means loaded)
-        return self.runner.dimensions
+        return self.runner
 
     async def wait_ready(self) -> None:  # noqa: D102
         await self._settled.wait()
@@ -108,6 +118,16 @@ class LocalEngine(Engine):
             failed_batches=self._failed_batches,
             held_bytes=self.runner.held_bytes if self.runner else 0,
         )
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of all rows that are queued or in flight."""
+        return self._queue.tokens + sum(batch.tokens for batch in self._in_flight)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Rate at which rows have lately been finished; 0 before the first batch."""
+        return self._admission.tokens_per_s
 
     # -- the loop that computes -----------------------------------------------------------------------
 

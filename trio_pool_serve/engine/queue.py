@@ -19,6 +19,14 @@ class QueueEntry:
     output: PoolingOutput | None = None
     error: Exception | None = None
 
+    async def wait(self) -> PoolingOutput:
+        """Wait for the row. Raises what it failed by. Cancellation: at once; the row is left where it is."""
+        await self.done.wait()
+        if self.error is not None:
+            raise self.error
+        assert self.output is not None  # noqa: S101  (done is set by finish or fail alone)
+        return self.output
+
     def finish(self, output: PoolingOutput) -> None:
         """Wake the waiter with its row."""
         self.output = output

@@ -1,0 +1,143 @@
+"""The engine that computes in other processes."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from pathlib import Path
+
+import trio
+from attrs import define, field
+
+from trio_pool_serve.engine.admission import Admission
+from trio_pool_serve.engine.interface import Engine, EngineState, EngineStatistics
+from trio_pool_serve.engine.process.link import Link
+from trio_pool_serve.engine.process.wire import Hello
+from trio_pool_serve.engine.queue import QueueEntry
+from trio_pool_serve.errors import EngineDeadError, EngineLoadingError
+from trio_pool_serve.types import HoldQuery, MaxSim, PoolingOutput, PoolingRequest, QueryScope
+
+
+@define(eq=False)
+class ProcessEngine(Engine):
+    """Sends each row to the engine process that has least before it.
+
+    ``sockets`` are where the replicas of one model listen, or will. Whoever keeps the processes alive is not known
+    here: one that dies fails the rows it had, and while none is left the engine is loading again. ``max_tokens`` are
+    admitted by this process alone.
+    """
+
+    sockets: Sequence[Path]
+    max_tokens: int
+    _links: list[Link] = field(init=False)
+    _admission: Admission = field(init=False)
+    _dead: bool = field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._links = [Link(path) for path in self.sockets]
+        self._admission = Admission(self.max_tokens)
+
+    async def submit(self, request: PoolingRequest) -> PoolingOutput:  # noqa: D102
+        link = self._link_for(request)
+        entry = QueueEntry(request)
+        link.send_nowait(entry)
+        try:
+            return await entry.wait()
+        finally:
+            link.withdraw(entry)
+
+    def _link_for(self, request: PoolingRequest) -> Link:
+        self._require_ready()
+        for param in request.params:
+            if isinstance(param, HoldQuery | MaxSim):
+                return self._holder_of(param.query.scope)
+        return self._least_busy()
+
+    def _holder_of(self, scope: QueryScope) -> Link:
+        for link in self._links:
+            if scope in link.scopes:
+                return link
+        raise EngineDeadError("The engine process that held the query has died.")
+
+    def _least_busy(self) -> Link:
+        return min(self._ready_links, key=lambda link: link.waiting_tokens)
+
+    @property
+    def _ready_links(self) -> list[Link]:
+        return [link for link in self._links if link.hello is not None]
+
+    @contextmanager
+    def admit(self, tokens: int) -> Iterator[None]:  # noqa: D102
+        self._require_ready()
+        self._admission.tokens_per_s = sum(link.tokens_per_s for link in self._links)
+        with self._admission.admit(tokens):
+            yield
+
+    def open_scope(self) -> AbstractContextManager[QueryScope]:  # noqa: D102
+        self._require_ready()
+        return closing(self._least_busy().open_scope())
+
+    @property
+    def dimensions(self) -> int:  # noqa: D102
+        return self._hello.dimensions
+
+    @property
+    def embeds_width(self) -> int:  # noqa: D102
+        return self._hello.embeds_width
+
+    @property
+    def _hello(self) -> Hello:
+        self._require_ready()
+        hello = self._least_busy().hello
+        assert hello is not None  # noqa: S101  (those that are ready have greeted)
+        return hello
+
+    async def wait_ready(self) -> None:  # noqa: D102
+        async with trio.open_nursery() as nursery:
+
+            async def wait(link: Link) -> None:
+                await link.wait_greeted()
+                nursery.cancel_scope.cancel(reason="one is enough")
+
+            for link in self._links:
+                nursery.start_soon(wait, link)
+        if self._dead:
+            raise EngineDeadError("The engine has stopped.")
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:  # noqa: D102
+        task_status.started()
+        try:
+            async with trio.open_nursery() as nursery:
+                for link in self._links:
+                    nursery.start_soon(link.run)
+        finally:
+            self._dead = True
+
+    @property
+    def state(self) -> EngineState:
+        """Ready as long as one process is."""
+        if self._dead:
+            return "dead"
+        return "ready" if self._ready_links else "loading"
+
+    def statistics(self) -> EngineStatistics:  # noqa: D102
+        return EngineStatistics(
+            state=self.state,
+            queued_rows=sum(link.waiting_rows for link in self._links),
+            queued_tokens=sum(link.own_tokens for link in self._links),
+            in_flight_batches=0,
+            oldest_in_flight_s=0.0,
+            admitted_tokens=self._admission.admitted_tokens,
+            tokens_per_s=sum(link.tokens_per_s for link in self._links),
+            batches=0,
+            failed_batches=0,
+            held_bytes=0,
+        )
+
+    def _require_ready(self) -> None:
+        state = self.state
+        if state == "loading":
+            raise EngineLoadingError("No engine process is ready; one is being started.")
+        if state == "dead":
+            raise EngineDeadError("The engine has stopped.")
+
+    def __repr__(self) -> str:
+        return f"<ProcessEngine {self.state}, {self._links!r}>"

@@ -1,0 +1,137 @@
+"""The engine's end of the wire: rows of any number of connections into one engine, and their answers back."""
+
+import logging
+from collections.abc import Callable
+
+import trio
+from attrs import define, field
+
+from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.engine.process.wire import (
+    Answer,
+    Answers,
+    CloseScope,
+    Failure,
+    Hello,
+    Payload,
+    Scopes,
+    Submit,
+    ToEngine,
+    Withdraw,
+    failure_of,
+    read_rows,
+    write_value,
+)
+from trio_pool_serve.engine.queue import QueueEntry
+from trio_pool_serve.errors import PoolServeError
+from trio_pool_serve.framed_stream import Buffer, FramedStream
+from trio_pool_serve.types import PoolingOutput, PoolingRequest
+
+logger = logging.getLogger(__name__)
+
+Done = Callable[["RemoteEntry"], None]
+
+
+class RemoteEntry(QueueEntry):
+    """A row of somebody in another process: no task waits for it, its answer goes on the wire."""
+
+    def __init__(self, number: int, request: PoolingRequest, done: Done) -> None:
+        super().__init__(request)
+        self.number = number
+        self._done = done
+
+    def finish(self, output: PoolingOutput) -> None:
+        """Send the answer."""
+        super().finish(output)
+        self._done(self)
+
+    def fail(self, error: Exception) -> None:
+        """Send the error."""
+        super().fail(error)
+        self._done(self)
+
+
+@define(eq=False)
+class EngineConnection:
+    """One process that asks. What it waited for leaves the queue with it."""
+
+    engine: LocalEngine
+    stream: FramedStream[ToEngine]
+    _waiting: dict[int, RemoteEntry] = field(init=False, factory=dict)
+    _done: list[RemoteEntry] = field(init=False, factory=list)
+    _some_done: trio.Event = field(init=False, factory=trio.Event)
+    _scopes: Scopes = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._scopes = Scopes(lambda: self.engine.runner.open_scope())  # type: ignore[union-attr]
+
+    async def serve(self) -> None:
+        """Serve until the other end is gone. Cancellation: at once; its rows leave the queue."""
+        try:
+            await self.stream.send(Hello(self.engine.dimensions, self.engine.embeds_width))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._answer)
+                await self._receive()
+                nursery.cancel_scope.cancel(reason="the other end is gone")
+        except* trio.BrokenResourceError:
+            logger.info("an API process has left in the middle of an answer")
+        finally:
+            for entry in list(self._waiting.values()):
+                self.engine.withdraw(entry)
+            self._scopes.close_all()
+            await self.stream.aclose()
+
+    async def _receive(self) -> None:
+        while (received := await self.stream.receive()) is not None:
+            message, behind = received
+            match message:
+                case Submit():
+                    self._submit(message, Payload(behind))
+                case Withdraw(ids):
+                    for number in ids:
+                        entry = self._waiting.pop(number, None)
+                        if entry is not None:
+                            self.engine.withdraw(entry)
+                case CloseScope(scope):
+                    self._scopes.close(scope)
+
+    def _submit(self, message: Submit, payload: Payload) -> None:
+        for number, request in read_rows(message, payload, self._scopes):
+            entry = self._waiting[number] = RemoteEntry(number, request, self._finished)
+            try:
+                self.engine.submit_nowait(entry)
+            except PoolServeError as error:
+                entry.fail(error)
+
+    def _finished(self, entry: RemoteEntry) -> None:
+        if self._waiting.pop(entry.number, None) is not None:  # else it was withdrawn after it had been launched
+            self._done.append(entry)
+            self._some_done.set()
+
+    async def _answer(self) -> None:
+        """Send whatever is done, and what gets done meanwhile in one frame after it."""
+        while True:
+            await self._some_done.wait()
+            self._some_done = trio.Event()
+            done, self._done = self._done, []
+            rows: list[Answer] = []
+            failures: list[Failure] = []
+            buffers: list[Buffer] = []
+            for entry in done:
+                output = entry.output
+                if output is None:
+                    failures.append(failure_of(entry.number, entry.error or PoolServeError("it was not computed")))
+                    continue
+                values = [write_value(value, buffers) for value in output.values]
+                rows.append(Answer(entry.number, output.queue_s, output.forward_s, output.copy_s, values))
+            busy = self.engine.waiting_tokens, self.engine.tokens_per_s
+            await self.stream.send(Answers(rows, failures, *busy), buffers)
+
+
+async def serve_engine(engine: LocalEngine, listener: trio.SocketListener) -> None:
+    """Serve whoever connects, for ever. Cancellation: at once, connections included."""
+
+    async def serve(stream: trio.SocketStream) -> None:
+        await EngineConnection(engine, FramedStream(stream, ToEngine)).serve()
+
+    await trio.serve_listeners(serve, [listener])

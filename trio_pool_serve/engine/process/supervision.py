@@ -1,0 +1,146 @@
+"""Engine processes, kept alive."""
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn, TypeAlias
+
+import msgspec
+import trio
+from attrs import define
+
+from trio_pool_serve.child_process import keep_alive, open_child
+from trio_pool_serve.config import Config, ModelConfig, ModelSource, encode_config
+from trio_pool_serve.errors import ModelLoadError
+
+logger = logging.getLogger(__name__)
+
+MODULE = "trio_pool_serve.engine_process"
+
+BACKLOG = 128
+
+MOST_REPLICAS = 4
+"""By default on a processor: each takes the model's memory once more."""
+
+
+class EngineJob(msgspec.Struct, tag=True, array_like=True):
+    """What an engine process is to do: load a model with ``loader`` (``module:function``), listen on ``fd``.
+
+    It is the ``replica``-th of ``replicas``, which share the machine's cores by the file ``cores`` if there is one.
+    ``folder`` is where the processes of the server find each other.
+    """
+
+    config: bytes
+    model: str
+    loader: str
+    folder: str
+    fd: int
+    replica: int
+    replicas: int
+    cores: str
+
+
+class Loaded(msgspec.Struct, tag=True, array_like=True):
+    """The model is loaded; what it says of itself."""
+
+    description: str
+
+
+class LoadFailed(msgspec.Struct, tag=True, array_like=True):
+    """The model cannot be loaded: a message for people."""
+
+    message: str
+
+
+EngineStatus: TypeAlias = Loaded | LoadFailed
+
+
+def has_gpu(loading: ModelConfig) -> bool:
+    """Tell whether the model will be on a GPU, as far as can be known without torch."""
+    return loading.device.startswith("cuda") or (loading.device == "auto" and Path("/dev/nvidiactl").exists())
+
+
+def replicas_of(config: Config) -> int:
+    """Return how many engine processes each model has."""
+    if config.processes.replicas is not None:
+        return config.processes.replicas
+    return 1 if has_gpu(config.loading) else min(MOST_REPLICAS, len(os.sched_getaffinity(0)))
+
+
+def socket_paths(config: Config, folder: Path, model: int) -> list[Path]:
+    """Return where the replicas of the ``model``-th model listen, or will."""
+    return [folder / f"{model}-{replica}.engine" for replica in range(replicas_of(config))]
+
+
+@define(eq=False)
+class EngineProcesses:
+    """The engine processes of all models of a server.
+
+    Their sockets are bound here, in a folder that nobody else can enter, and outlive them: those who connect while a
+    process is being started wait for it.
+    """
+
+    config: Config
+    loader: str
+    folder: Path
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Start the processes, and again those that die, for ever; ``started`` once they can be connected to.
+
+        Raises ``ModelLoadError`` if one cannot load its model at first. Cancellation: they are told to leave, and
+        killed if they do not.
+        """
+        async with trio.open_nursery() as nursery:
+            for number, source in enumerate(self.config.sources):
+                paths = socket_paths(self.config, self.folder, number)
+                for replica, path in enumerate(paths):
+                    await nursery.start(self._keep, source, path, replica, len(paths))
+            task_status.started()
+
+    async def _keep(
+        self, source: ModelSource, path: Path, replica: int, replicas: int, *, task_status: trio.TaskStatus[None]
+    ) -> NoReturn:
+        name = f"{source.name}, replica {replica}" if replicas > 1 else source.name
+        with _listening(path) as listening:
+            task_status.started()
+            job = EngineJob(
+                encode_config(self.config),
+                source.name,
+                self.loader,
+                str(self.folder),
+                listening.fileno(),
+                replica,
+                replicas,
+                "" if replicas == 1 or has_gpu(self.config.loading) else str(self.folder / "cores"),
+            )
+            has_loaded = False
+
+            async def live() -> str:
+                nonlocal has_loaded
+                async with open_child(MODULE, job, EngineStatus, fds=[listening.fileno()]) as child:
+                    status = await child.status()
+                    if isinstance(status, Loaded):
+                        logger.info("engine process %d is ready: %s: %s", child.process.pid, name, status.description)
+                        has_loaded = True
+                    end = await child.wait()
+                if not has_loaded:
+                    has_said = isinstance(status, LoadFailed)
+                    raise ModelLoadError(status.message if has_said else f"The engine process of {name} has {end}.")
+                return end
+
+            await keep_alive(f"the engine of {name}", live)
+
+
+@contextmanager
+def _listening(path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen(BACKLOG)
+        listening.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
+        try:
+            yield listening
+        finally:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,136 @@
+"""The listening socket, and the restartable listener of one process on it."""
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import trio
+from hypercorn.config import Config as HypercornConfig
+from hypercorn.trio import serve as hypercorn_serve
+
+from trio_pool_serve.app import create_app
+from trio_pool_serve.config import Config, NetworkConfig
+from trio_pool_serve.service import Service
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 2048
+
+RESTART_BACKOFF_S = (0.0, 0.01, 0.05, 0.1, 0.25)
+"""Pause before the next restart of the listener; the last one repeats. Well under a second: the model is
+loaded and the socket is open, so clients only wait."""
+
+CALM_S = 10.0
+"""A listener that has lived this long is not in a row of crashes any more."""
+
+
+def open_listening_socket(network: NetworkConfig) -> socket.socket:
+    """Return a bound and listening socket; it outlives every listener that serves on it."""
+    if network.uds is not None:
+        _remove_dead_socket(network.uds)
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(str(network.uds))
+    else:
+        family = socket.AF_INET6 if ":" in network.host else socket.AF_INET
+        listening = socket.socket(family)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # hypercorn's writes have no time limit, but the kernel's have one, and connections inherit it.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(network.write_timeout_s * 1000))
+        listening.bind((network.host, network.port))
+    listening.listen(BACKLOG)
+    listening.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
+    return listening
+
+
+def _remove_dead_socket(path: Path) -> None:
+    """Remove what a killed server left; a socket that somebody serves, or another file, stays in the way."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+
+
+def url_of(listening: socket.socket) -> str:
+    """Return where clients find a socket."""
+    name = listening.getsockname()
+    if listening.family == socket.AF_UNIX:
+        return f"unix:{name}"
+    host = f"[{name[0]}]" if listening.family == socket.AF_INET6 else name[0]
+    return f"http://{host}:{name[1]}"
+
+
+def hypercorn_config(config: Config, fd: int) -> HypercornConfig:
+    """Return hypercorn's settings for one listener on ``fd``, which it will close."""
+    settings = HypercornConfig()
+    settings.bind = [f"fd://{fd}"]
+    settings.backlog = BACKLOG
+    settings.graceful_timeout = config.time_limits.drain_timeout_s
+    settings.keep_alive_timeout = 75
+    settings.keep_alive_max_requests = 1_000_000  # the default of 1000 closes busy connections
+    settings.include_server_header = False
+    settings.accesslog = logging.getLogger("hypercorn.access") if config.logging.access_log else None
+    settings.errorlog = logging.getLogger("hypercorn.error")
+    return settings
+
+
+async def serve_listeners(config: Config, service: Service, listening: socket.socket, stop: trio.Event) -> None:
+    """Keep a listener on the socket until ``stop``, starting a new one should it ever crash."""
+    crashes = 0
+    while not stop.is_set():
+        began = trio.current_time()
+        settings = hypercorn_config(config, os.dup(listening.fileno()))
+        try:
+            # A new app each time: quart's cannot start twice.
+            await hypercorn_serve(create_app(config, service), settings, shutdown_trigger=stop.wait)
+        except Exception as error:
+            crashes = 0 if trio.current_time() - began > CALM_S else crashes
+            service.metrics.listener_restarts.inc()
+            logger.warning("the listener crashed; it restarts", exc_info=error)
+            await trio.sleep(RESTART_BACKOFF_S[min(crashes, len(RESTART_BACKOFF_S) - 1)])
+            crashes += 1
+
+
+async def drain(
+    service: Service, listening: socket.socket, stop: trio.Event, wait_for_more: Callable[[], Awaitable[str]]
+) -> None:
+    """Let running requests finish; leave at once when that takes too long, or for a reason that is waited for.
+
+    Cancellation: at once, as when the last request has been answered.
+    """
+    limit_s = service.config.time_limits.drain_timeout_s
+    logger.info("draining, for at most %g s", limit_s)
+    service.draining = True
+    stop.set()
+    listening.close()  # or newcomers would wait in its backlog for an answer that never comes
+    reason = "the drain took too long"
+    with trio.move_on_after(limit_s):
+        reason = await wait_for_more()
+    # hypercorn shields its writes: a client that does not read would keep the process for ever.
+    logger.warning(
+        "leaving with %d rows unfinished: %s",
+        sum(served.engine.statistics().queued_rows for served in service.served.values()),
+        reason,
+    )
+
+
+def leave(status: int) -> NoReturn:
+    """End the process on the spot."""
+    logging.shutdown()
+    os._exit(status)
+
+
+@contextlib.contextmanager
+def unlinked(network: NetworkConfig) -> Iterator[None]:
+    """Remove the file of a Unix socket in the end."""
+    try:
+        yield
+    finally:
+        if network.uds is not None:
+            network.uds.unlink(missing_ok=True)
