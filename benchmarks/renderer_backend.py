@@ -105,7 +105,8 @@ async def _texts(texts: list[str], renderer: Renderer) -> list[np.ndarray]:
 
 
 async def _windows(text: str, renderer: Renderer) -> list[np.ndarray]:
-    return [window.token_ids for window in await renderer.render_windows(TextPrompt(text), RenderingParams())]
+    (windows,) = await renderer.render_plain([(TextPrompt(text), RenderingParams(), True)])
+    return [window.token_ids for window in windows]
 
 
 async def _image(encoded: bytes, processor: str, renderer: Renderer) -> list[np.ndarray]:

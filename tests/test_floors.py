@@ -8,9 +8,9 @@ import trio_pool_serve
 PACKAGE = Path(trio_pool_serve.__file__).parent
 
 FLOORS = [
-    {"", "dedicated_thread", "errors", "priority", "prompts", "types"},
+    {"", "dedicated_thread", "errors", "framed_stream", "idle_timer", "priority", "prompts", "types", "without_torch"},
     {"config"},
-    {"offload", "worker_processes"},
+    {"child_process", "offload", "worker_processes"},
     {"telemetry", "model_folder", "model_hub", "containment"},
     {"runner"},
     {"rendering", "engine"},
@@ -18,7 +18,7 @@ FLOORS = [
     {"service"},
     {"api"},
     {"app"},
-    {"cli", "asgi", "launcher", "__main__"},
+    {"__main__", "api_process", "api_workers", "asgi", "cli", "engine_process", "launcher", "listener"},
 ]
 
 NEIGHBOURS_THAT_NEVER_MEET = [("rendering", "engine"), ("engine", "rendering")]

@@ -100,7 +100,8 @@ def as_values(rendered: RenderedPrompt) -> dict[str, Any]:
 async def outcome_of(renderer: Renderer, prompt: Prompt, params: RenderingParams, *, windows: bool) -> Any:
     try:
         if windows:
-            return [as_values(window) for window in await renderer.render_windows(prompt, params)]
+            (read,) = await renderer.render_plain([(prompt, params, True)])
+            return [as_values(window) for window in read]
         return as_values(await renderer.render(prompt, params))
     except InvalidRequestError as error:
         return type(error), str(error), error.param

@@ -234,7 +234,7 @@ async def test_a_model_that_converses_reads_everything_as_a_user_s_message(tmp_p
         assert await text_of(renderer, TextPrompt("hello"), params) == asked.format("hello")
         content = ContentPrompt((TextPart("one"), TextPart("two")))
         assert await text_of(renderer, content, params) == asked.format("one\ntwo")
-        (window,) = await renderer.render_windows(TextPrompt("hello"), params)
+        window = await renderer.render(TextPrompt("hello"), params)
         assert await renderer.detokenize(window.token_ids, skip_special_tokens=False) == asked.format("hello")
         cut = attrs.evolve(params, max_text_tokens=2)
         assert await text_of(renderer, TextPrompt("hello"), cut) == asked.format("he")

@@ -278,7 +278,7 @@ async def test_every_window_is_behind_the_instruction(tokenizer: Tokenizer, inst
     """Without the blank, the instruction and the text would become one word."""
     renderer = make_renderer(tokenizer, max_model_len=5)
     params = RenderingParams(instruction=instruction)
-    windows = await renderer.render_windows(TextPrompt("w1 w2 w3 w4 w5"), params)
+    (windows,) = await renderer.render_plain([(TextPrompt("w1 w2 w3 w4 w5"), params, True)])
     expected = [["w1", "w2"], ["w3", "w4"], ["w5"]]
     assert [window.token_ids.tolist() for window in windows] == [
         [CLS, *ids_of("w9", *words), SEP] for words in expected

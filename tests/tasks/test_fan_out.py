@@ -30,7 +30,7 @@ from trio_pool_serve.rendering.tokenizer import Encoded, Tokenizer
 from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
 from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
 from trio_pool_serve.runner.scripted import ScriptedRunner
-from trio_pool_serve.tasks.fan_out import PROMPTS_AHEAD, AskedRow, ComputedRow, compute_rows
+from trio_pool_serve.tasks.fan_out import CHUNKS_AHEAD, AskedRow, ComputedRow, compute_rows
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import Batch, Embed, PooledBatch, TokenIds
@@ -115,7 +115,7 @@ def make_floor(scripted_folder: Path, runner: ScriptedRunner) -> Floor:
     folder = read_model_folder(scripted_folder)
     tokenizer = NotingTokenizer(load_tokenizer(folder))
     texts = TextRenderer(TokenizerPool(tokenizer, 1), max_model_len=folder.max_model_len, vocab_size=folder.vocab_size)
-    renderer = Renderer(texts, offload)
+    renderer = Renderer(texts, offload, loop_characters=0)
     engine = LocalEngine(
         lambda: runner, offload, Metrics().of_engine("m"), SchedulingConfig(max_in_flight=1, max_batch_tokens=16)
     )
@@ -196,7 +196,7 @@ async def test_the_first_failure_stops_the_rest_from_being_rendered(floor):
         await floor.compute(*["good"] * 10, TOO_LONG, *["never"] * 200)
     assert floor.tokenizer.texts.count(TOO_LONG) == 1
     # The thread may have taken up those that waited in line with the failed one.
-    assert floor.tokenizer.texts.count("never") <= PROMPTS_AHEAD
+    assert floor.tokenizer.texts.count("never") <= CHUNKS_AHEAD
     assert await floor.compute("still there")
     await floor.assert_idle()
 
@@ -279,7 +279,7 @@ async def test_a_single_prompt_does_not_wait_behind_all_of_a_large_request(floor
         nursery.start_soon(floor.compute, "small")
         await wait_all_tasks_blocked()
         floor.tokenizer.gate.set()
-    assert floor.tokenizer.texts.index("small") <= floor.renderer.workers + PROMPTS_AHEAD
+    assert floor.tokenizer.texts.index("small") <= floor.renderer.workers + CHUNKS_AHEAD
     assert len(floor.tokenizer.texts) == 301
 
 
@@ -290,7 +290,7 @@ async def test_no_more_prompts_of_one_request_wait_for_a_renderer_than_allowed(f
         await in_thread(floor.tokenizer.entered.wait)
         await wait_all_tasks_blocked()
         render = floor.offload.statistics()["render"]
-        assert (render.borrowed, render.waiting) == (floor.renderer.workers, PROMPTS_AHEAD)
+        assert (render.borrowed, render.waiting) == (floor.renderer.workers, CHUNKS_AHEAD)
         floor.tokenizer.gate.set()
 
 

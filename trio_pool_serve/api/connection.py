@@ -38,6 +38,13 @@ class PoolServeConnection(TrioASGIHTTPConnection):
         self._answering = False
         self._arrived = trio.Event()
 
+    async def __call__(self, receive: Any, send: Any) -> None:
+        """Handle the request in this task, with a child that receives. Cancellation: at once."""
+        request = self._create_request_from_scope(send)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.handle_messages, nursery, request, receive)
+            await self.handle_request(nursery, request, send)
+
     async def handle_messages(self, nursery: trio.Nursery, request: Request, receive: Any) -> None:  # type: ignore[override]
         """Receive until the client is gone. Cancellation: at once."""
 

@@ -1,12 +1,15 @@
 """The one way to compute."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, TypeAlias
 
 import trio
 from attrs import frozen
 
+from trio_pool_serve.engine.queue import QueueEntry
+from trio_pool_serve.engine.submission import RowDone, Submission
 from trio_pool_serve.types import PoolingOutput, PoolingRequest, QueryScope
 
 EngineState: TypeAlias = Literal["loading", "ready", "dead"]
@@ -44,13 +47,36 @@ class Engine(ABC):
         ``EngineDeadError``, and a device call that is running is abandoned to its thread.
         """
 
-    @abstractmethod
     async def submit(self, request: PoolingRequest) -> PoolingOutput:
-        """Compute one row.
+        """Compute one row. Raises and is cancelled as ``submit_all``."""
+        (output,) = await self.submit_all([request])
+        return output
 
-        Raises ``BatchFailedError``, ``EngineLoadingError`` or ``EngineDeadError``. Cancellation: a row
-        that has not been launched leaves the queue; one that has is computed and its result dropped.
+    async def submit_all(
+        self, requests: Sequence[PoolingRequest], row_done: RowDone | None = None
+    ) -> list[PoolingOutput]:
+        """Compute rows; return them in the order of the requests.
+
+        Raises ``EngineLoadingError``, ``EngineDeadError``, or what the first row failed by: ``BatchFailedError``, or
+        whatever ``row_done`` raises. Then, and on cancellation, rows that have not been launched leave the queue;
+        those that have are computed, and dropped.
         """
+        submission = Submission(requests, row_done)
+        try:
+            for entry in list(submission.entries):
+                self.submit_nowait(entry)
+            return await submission.wait()
+        finally:
+            for entry in submission.entries:
+                self.withdraw(entry)
+
+    @abstractmethod
+    def submit_nowait(self, entry: QueueEntry) -> None:
+        """Have a row computed; its entry is settled on the loop. Raises as ``submit_all`` when not ready."""
+
+    @abstractmethod
+    def withdraw(self, entry: QueueEntry) -> None:
+        """Take a row back that nobody waits for any more; one that has been launched is computed, and dropped."""
 
     @abstractmethod
     def admit(self, tokens: int) -> AbstractContextManager[None]:

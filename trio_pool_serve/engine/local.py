@@ -24,7 +24,7 @@ from trio_pool_serve.errors import (
 )
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.telemetry.metrics import EngineMetrics, Gauges
-from trio_pool_serve.types import Batch, PooledBatch, PoolingOutput, PoolingRequest, QueryScope, Runner
+from trio_pool_serve.types import Batch, PooledBatch, PoolingOutput, QueryScope, Runner
 
 T = TypeVar("T")
 
@@ -62,21 +62,11 @@ class LocalEngine(Engine):
 
     # -- for those who want something computed --------------------------------------------------------
 
-    async def submit(self, request: PoolingRequest) -> PoolingOutput:  # noqa: D102
-        entry = QueueEntry(request)
-        self.submit_nowait(entry)
-        try:
-            return await entry.wait()
-        finally:
-            self.withdraw(entry)
-
-    def submit_nowait(self, entry: QueueEntry) -> None:
-        """Queue a row whose entry will be finished or failed, on the loop. Raises as ``submit`` when not ready."""
+    def submit_nowait(self, entry: QueueEntry) -> None:  # noqa: D102
         self._require_ready()
         self._queue.put_nowait(entry)
 
-    def withdraw(self, entry: QueueEntry) -> None:
-        """Take a row out of the queue; one that has been launched is computed."""
+    def withdraw(self, entry: QueueEntry) -> None:  # noqa: D102
         self._queue.withdraw(entry)
 
     def admit(self, tokens: int) -> AbstractContextManager[None]:  # noqa: D102
@@ -227,7 +217,7 @@ class LocalEngine(Engine):
         self._in_flight.clear()
         for entry in waiting:
             self._queue.withdraw(entry)
-            if not entry.done.is_set():
+            if not entry.is_settled:
                 entry.fail(EngineDeadError("The engine has stopped."))
 
     def _require_ready(self) -> None:

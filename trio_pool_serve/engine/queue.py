@@ -1,7 +1,7 @@
 """Rows that wait for a batch."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import trio
 from attrs import define, field
@@ -9,33 +9,34 @@ from attrs import define, field
 from trio_pool_serve.types import Batch, PoolingOutput, PoolingRequest
 
 
+def _ignore(entry: "QueueEntry") -> None:
+    """Tell nobody."""
+
+
 @define(eq=False)
 class QueueEntry:
-    """One waiting row, and where its answer goes."""
+    """One waiting row. ``settled(entry)`` is called on the loop once it is finished or has failed."""
 
     request: PoolingRequest
+    settled: Callable[["QueueEntry"], None] = field(default=_ignore, repr=False)
     queued_at: float = field(factory=time.perf_counter)
-    done: trio.Event = field(factory=trio.Event, repr=False)
     output: PoolingOutput | None = None
     error: Exception | None = None
 
-    async def wait(self) -> PoolingOutput:
-        """Wait for the row. Raises what it failed by. Cancellation: at once; the row is left where it is."""
-        await self.done.wait()
-        if self.error is not None:
-            raise self.error
-        assert self.output is not None  # noqa: S101  (done is set by finish or fail alone)
-        return self.output
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is finished or has failed."""
+        return self.output is not None or self.error is not None
 
     def finish(self, output: PoolingOutput) -> None:
-        """Wake the waiter with its row."""
+        """Hand over the row."""
         self.output = output
-        self.done.set()
+        self.settled(self)
 
     def fail(self, error: Exception) -> None:
-        """Wake the waiter with an error."""
+        """Hand over what it failed by."""
         self.error = error
-        self.done.set()
+        self.settled(self)
 
 
 @define(eq=False)

@@ -1,6 +1,8 @@
 """Prompts to what the model reads, off the loop."""
 
+from collections.abc import Sequence
 from functools import partial
+from typing import TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +28,25 @@ from trio_pool_serve.rendering.conversations import Conversations, ImageLoader
 from trio_pool_serve.rendering.image_format import ImageFormat, ImageProcessor
 from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
 from trio_pool_serve.rendering.text_loading import TextRecipe, text_renderer_of
-from trio_pool_serve.rendering.text_renderer import TextRenderer
+from trio_pool_serve.rendering.text_renderer import AskedPrompt, PlainPrompt, TextRenderer
 from trio_pool_serve.rendering.token import Token
 from trio_pool_serve.rendering.tokenizer import ChatTexts, Tokenizer
 from trio_pool_serve.rendering.waiting_bytes import WaitingBytes
 from trio_pool_serve.types import RenderedPrompt
+
+LOOP_CHARACTERS = 512
+"""Such texts take less time than a thread hop (``benchmarks/hop_size.py``)."""
+
+
+def plain_characters(prompt: PlainPrompt, params: RenderingParams) -> int:
+    """Return how much text there is to tokenise."""
+    match prompt:
+        case TextPrompt(text):
+            return len(text) + len(params.instruction)
+        case PairPrompt():
+            return len(prompt.first) + len(prompt.second) + len(params.instruction)
+        case TokensPrompt():
+            return 0
 
 
 @define(eq=False)
@@ -46,6 +62,8 @@ class Renderer:
     """Reads whatever is not a text by itself; set once there is a renderer that it can read texts with."""
     waiting: WaitingBytes = Factory(WaitingBytes)
     """Shared by all models of a server."""
+    loop_characters: int = LOOP_CHARACTERS
+    """Texts of so many characters altogether are rendered on the event loop."""
 
     @backend.default
     def _in_threads(self) -> RenderBackend:
@@ -78,6 +96,26 @@ class Renderer:
             return prompt.estimated_tokens
         # Without a format they are refused.
         return 0 if isinstance(self.embeds_format, str) else self.embeds_format.estimated_tokens(prompt)
+
+    def is_plain(self, prompt: Prompt) -> TypeGuard[PlainPrompt]:
+        """Whether a prompt is a text, or tokens, to be read as it is: ``render_plain`` takes several of those."""
+        if isinstance(prompt, PairPrompt | TokensPrompt):
+            return True
+        return isinstance(prompt, TextPrompt) and not self._in_conversation
+
+    async def render_plain(self, asked: Sequence[AskedPrompt]) -> list[list[RenderedPrompt]]:
+        """Return what the model reads for each of several prompts, in one pass each, or in windows.
+
+        Raises and is cancelled as ``render``; the first failure ends all.
+        """
+        if sum(plain_characters(prompt, params) for prompt, params, _ in asked) <= self.loop_characters:
+            rows = self.texts.render_rows(asked)
+        else:
+            rows = await self.backend.run("render", self.texts.render_rows, asked)
+        for (prompt, _, _), windows in zip(asked, rows, strict=True):
+            for window in windows:
+                self._without_placeholders(window, prompt)
+        return rows
 
     async def render(self, prompt: Prompt, params: RenderingParams) -> RenderedPrompt:
         """Return what the model reads for one prompt.
@@ -120,16 +158,6 @@ class Renderer:
                 return await ThreadBackend(self.offload).run("render", embeds_format.render, prompt, params)
         except InvalidRequestError as error:
             raise at_place(prompt.place, error) from error
-
-    async def render_windows(self, prompt: Prompt, params: RenderingParams) -> list[RenderedPrompt]:
-        """Return what the model reads for one text in as many passes as it takes; several only if it is too long.
-
-        Raises and is cancelled as ``render``.
-        """
-        if not isinstance(prompt, TextPrompt) or self._in_conversation:
-            return [await self.render(prompt, params)]
-        windows = await self.backend.run("render", self.texts.render_windows, prompt, params)
-        return [self._without_placeholders(window, prompt) for window in windows]
 
     def _without_placeholders(self, rendered: RenderedPrompt, prompt: Prompt) -> RenderedPrompt:
         """Refuse a text, or ids, with a placeholder that no image is for: a batch of others would fail by it."""

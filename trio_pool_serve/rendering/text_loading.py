@@ -45,7 +45,7 @@ def text_renderer_of(
     """
     architecture = folder.architecture
     return TextRenderer(
-        TokenizerPool(tokenizer, workers),
+        TokenizerPool(tokenizer, workers + 1),  # one for the event loop, which renders short texts by itself
         max_model_len=folder.max_model_len,
         vocab_size=folder.vocab_size,
         pools_instruction=not isinstance(architecture, Embedding) or architecture.pools_instruction,

@@ -1,7 +1,8 @@
 """Texts to token ids: everything that needs a tokenizer. Blocks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import takewhile
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,12 @@ from trio_pool_serve.rendering.token import Token
 from trio_pool_serve.rendering.tokenizer import Encoded, Tokenizer
 from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
 from trio_pool_serve.types import RenderedPrompt, TokenIds
+
+PlainPrompt: TypeAlias = TextPrompt | PairPrompt | TokensPrompt
+"""Prompts that need a tokenizer at most."""
+
+AskedPrompt: TypeAlias = tuple[PlainPrompt, RenderingParams, bool]
+"""A prompt, how to render it, and whether to read it in several windows if it is too long."""
 
 
 @define(eq=False)
@@ -45,6 +52,20 @@ class TextRenderer:
         if isinstance(prompt, PairPrompt):
             return self._render_pair(prompt, params)
         return self._render_text(prompt, params)
+
+    def render_rows(self, asked: Sequence[AskedPrompt]) -> list[list[RenderedPrompt]]:
+        """Return what the model reads for each of several prompts, in as many passes as it takes. Raises as ``render``.
+
+        At once, because to come here from the event loop and back takes as long as one short text.
+        """
+        return [self._render_row(prompt, params, in_windows=in_windows) for prompt, params, in_windows in asked]
+
+    def _render_row(self, prompt: PlainPrompt, params: RenderingParams, *, in_windows: bool) -> list[RenderedPrompt]:
+        if isinstance(prompt, TokensPrompt):
+            return [self.render_tokens(prompt, params)]
+        if in_windows and isinstance(prompt, TextPrompt):
+            return self.render_windows(prompt, params)
+        return [self.render(prompt, params)]
 
     def render_windows(self, prompt: TextPrompt, params: RenderingParams) -> list[RenderedPrompt]:
         """Return what the model reads in as many passes as the text takes. Raises as ``render``."""

@@ -13,7 +13,7 @@ from trio_pool_serve.engine.process.link import Link
 from trio_pool_serve.engine.process.wire import Hello
 from trio_pool_serve.engine.queue import QueueEntry
 from trio_pool_serve.errors import EngineDeadError, EngineLoadingError
-from trio_pool_serve.types import HoldQuery, MaxSim, PoolingOutput, PoolingRequest, QueryScope
+from trio_pool_serve.types import HoldQuery, MaxSim, PoolingRequest, QueryScope
 
 
 @define(eq=False)
@@ -35,13 +35,11 @@ class ProcessEngine(Engine):
         self._links = [Link(path) for path in self.sockets]
         self._admission = Admission(self.max_tokens)
 
-    async def submit(self, request: PoolingRequest) -> PoolingOutput:  # noqa: D102
-        link = self._link_for(request)
-        entry = QueueEntry(request)
-        link.send_nowait(entry)
-        try:
-            return await entry.wait()
-        finally:
+    def submit_nowait(self, entry: QueueEntry) -> None:  # noqa: D102
+        self._link_for(entry.request).send_nowait(entry)
+
+    def withdraw(self, entry: QueueEntry) -> None:  # noqa: D102
+        for link in self._links:
             link.withdraw(entry)
 
     def _link_for(self, request: PoolingRequest) -> Link:

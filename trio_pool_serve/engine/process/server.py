@@ -1,7 +1,6 @@
 """The engine's end of the wire: rows of any number of connections into one engine, and their answers back."""
 
 import logging
-from collections.abc import Callable
 
 import trio
 from attrs import define, field
@@ -25,30 +24,8 @@ from trio_pool_serve.engine.process.wire import (
 from trio_pool_serve.engine.queue import QueueEntry
 from trio_pool_serve.errors import PoolServeError
 from trio_pool_serve.framed_stream import Buffer, FramedStream
-from trio_pool_serve.types import PoolingOutput, PoolingRequest
 
 logger = logging.getLogger(__name__)
-
-Done = Callable[["RemoteEntry"], None]
-
-
-class RemoteEntry(QueueEntry):
-    """A row of somebody in another process: no task waits for it, its answer goes on the wire."""
-
-    def __init__(self, number: int, request: PoolingRequest, done: Done) -> None:
-        super().__init__(request)
-        self.number = number
-        self._done = done
-
-    def finish(self, output: PoolingOutput) -> None:
-        """Send the answer."""
-        super().finish(output)
-        self._done(self)
-
-    def fail(self, error: Exception) -> None:
-        """Send the error."""
-        super().fail(error)
-        self._done(self)
 
 
 @define(eq=False)
@@ -57,8 +34,9 @@ class EngineConnection:
 
     engine: LocalEngine
     stream: FramedStream[ToEngine]
-    _waiting: dict[int, RemoteEntry] = field(init=False, factory=dict)
-    _done: list[RemoteEntry] = field(init=False, factory=list)
+    _waiting: dict[int, QueueEntry] = field(init=False, factory=dict)
+    _number_of: dict[QueueEntry, int] = field(init=False, factory=dict)
+    _done: list[tuple[int, QueueEntry]] = field(init=False, factory=list)
     _some_done: trio.Event = field(init=False, factory=trio.Event)
     _scopes: Scopes = field(init=False)
 
@@ -91,21 +69,26 @@ class EngineConnection:
                     for number in ids:
                         entry = self._waiting.pop(number, None)
                         if entry is not None:
+                            del self._number_of[entry]
                             self.engine.withdraw(entry)
                 case CloseScope(scope):
                     self._scopes.close(scope)
 
     def _submit(self, message: Submit, payload: Payload) -> None:
         for number, request in read_rows(message, payload, self._scopes):
-            entry = self._waiting[number] = RemoteEntry(number, request, self._finished)
+            # No task waits for the row: its answer goes on the wire.
+            entry = self._waiting[number] = QueueEntry(request, self._settled)
+            self._number_of[entry] = number
             try:
                 self.engine.submit_nowait(entry)
             except PoolServeError as error:
                 entry.fail(error)
 
-    def _finished(self, entry: RemoteEntry) -> None:
-        if self._waiting.pop(entry.number, None) is not None:  # else it was withdrawn after it had been launched
-            self._done.append(entry)
+    def _settled(self, entry: QueueEntry) -> None:
+        number = self._number_of.pop(entry, None)
+        if number is not None:  # else it was withdrawn after it had been launched
+            del self._waiting[number]
+            self._done.append((number, entry))
             self._some_done.set()
 
     async def _answer(self) -> None:
@@ -117,13 +100,13 @@ class EngineConnection:
             rows: list[Answer] = []
             failures: list[Failure] = []
             buffers: list[Buffer] = []
-            for entry in done:
+            for number, entry in done:
                 output = entry.output
                 if output is None:
-                    failures.append(failure_of(entry.number, entry.error or PoolServeError("it was not computed")))
+                    failures.append(failure_of(number, entry.error))
                     continue
                 values = [write_value(value, buffers) for value in output.values]
-                rows.append(Answer(entry.number, output.queue_s, output.forward_s, output.copy_s, values))
+                rows.append(Answer(number, output.queue_s, output.forward_s, output.copy_s, values))
             busy = self.engine.waiting_tokens, self.engine.tokens_per_s
             await self.stream.send(Answers(rows, failures, *busy), buffers)
 

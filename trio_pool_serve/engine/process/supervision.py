@@ -127,8 +127,9 @@ class EngineProcesses:
                         has_loaded = True
                     end = await child.wait()
                 if not has_loaded:
-                    has_said = isinstance(status, LoadFailed)
-                    raise ModelLoadError(status.message if has_said else f"The engine process of {name} has {end}.")
+                    if isinstance(status, LoadFailed):
+                        raise ModelLoadError(status.message)
+                    raise ModelLoadError(f"The engine process of {name} has {end}.")
                 return end
 
             await keep_alive(f"the engine of {name}", live)

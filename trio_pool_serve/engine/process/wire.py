@@ -311,7 +311,7 @@ def read_value(shape: tuple[int, ...], payload: Payload) -> PooledValue:
     return payload.take(("<f4", shape))
 
 
-def failure_of(number: int, error: Exception) -> Failure:
+def failure_of(number: int, error: Exception | None) -> Failure:
     """Return how an error goes over the wire."""
     kind = type(error).__name__
     return Failure(number, kind if kind in FAILURES else BatchFailedError.__name__, str(error))
