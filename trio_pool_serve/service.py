@@ -229,14 +229,12 @@ class Service:
         self._is_prepared.set()
 
     async def _load_model(self, served: ServedModel) -> None:
-        began = time.perf_counter()
         folder, tokenizer = await self.offload.run(
             "render", partial(self._load_tokenizer, served.source), abandon_on_cancel=True
         )
         await served.engine.wait_ready()
         make = partial(self._make_model, served, folder, tokenizer)
         served.loaded = await self.offload.run("render", make, abandon_on_cancel=True)
-        logger.info("%s is loaded after %.1f s", served.source.name, time.perf_counter() - began)
 
     def _load_tokenizer(self, source: ModelSource) -> tuple[ModelFolder, Tokenizer]:
         """Find the files and load the tokenizer. Runs in a thread."""
@@ -246,10 +244,11 @@ class Service:
 
     def _load_runner(self, source: ModelSource) -> Runner:
         """Find the files and load the model. Runs in a thread."""
+        began = time.perf_counter()
         logger.info("loading %s", source.location)
         path = locate_model(source.location, revision=self.config.loading.revision)
         runner = self.load_runner(read_model_folder(path, self.config.loading), self.config.loading, self.offload)
-        logger.info("loaded: %s: %s", source.name, runner.describe())
+        logger.info("loaded in %.1f s: %s: %s", time.perf_counter() - began, source.name, runner.describe())
         return runner
 
     def _make_model(self, served: ServedModel, folder: ModelFolder, tokenizer: Tokenizer) -> Model:
