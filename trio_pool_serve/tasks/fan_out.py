@@ -1,5 +1,6 @@
 """From the rows that one request asks for to their answers: a nursery with a child per row."""
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 
@@ -89,6 +90,7 @@ async def compute_rows(
     raised as itself, not as a group. Cancellation: rows that have not been launched leave the queue.
     """
     computed: dict[int, ComputedRow] = {}
+    flow = 1 + secrets.randbits(62)
     ahead = trio.CapacityLimiter(renderer.workers + PROMPTS_AHEAD)
     began = time.perf_counter()
 
@@ -103,7 +105,8 @@ async def compute_rows(
         timings.render_s = time.perf_counter() - began
         prompts = rendered if isinstance(rendered, list) else [rendered]
         with renderer.waiting.holding(prompts):
-            outputs = await _submit_all(engine, [PoolingRequest(prompt, row.params, priority) for prompt in prompts])
+            requests = [PoolingRequest(prompt, row.params, priority, flow) for prompt in prompts]
+            outputs = await _submit_all(engine, requests)
         for output in outputs:
             timings.add_row(queue_s=output.queue_s, forward_s=output.forward_s, copy_s=output.copy_s)
             require_finite(output.values)
