@@ -5,7 +5,7 @@ from attrs import define, field
 PADDING_SHARE = 0.1
 """The part of a batch's tokens that may be padding …"""
 
-FREE_PADDING = 32
+FREE_PADDING = 64
 """… and a batch's budget over this may be in any case: to a processor another batch costs about as much."""
 
 
@@ -20,6 +20,11 @@ class BatchRoom:
     tokens: int = field(default=0, init=False)
     """Without padding."""
     longest: int = field(default=0, init=False)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no row fits any more, however short."""
+        return self.longest * (self.rows + 1) > self.max_tokens
 
     def try_add(self, tokens: int) -> bool:
         """Take room for a row if it fits, and tell whether it did; the first row always does."""

@@ -22,7 +22,7 @@ from trio_pool_serve.engine.batching import FREE_PADDING, BatchRoom, length_clas
 from trio_pool_serve.types import Batch, PoolingOutput, PoolingRequest
 
 PATIENCE = 8
-"""Tokens of others that may go before each of a flow's own: who always has rows waiting gets an eighth of the device."""
+"""Tokens taken in all to each of a flow's own, at most: a flow that always has rows waiting gets an eighth at least."""
 
 BULK_TOKENS = 256
 """A row is bulk if more tokens of its flow than this wait with it, its own included."""
@@ -157,7 +157,7 @@ class RequestQueue:
         turns = [(lane.priority, abs(lane.length - opening.length), lane.first.due, i) for i, lane in enumerate(lanes)]
         heapq.heapify(turns)
         taken: list[QueueEntry] = []
-        while turns:
+        while turns and not room.is_full:
             priority, distance, _, index = turns[0]
             lane = lanes[index]
             entry = lane.first
