@@ -141,17 +141,23 @@ async def run_load(job: LoadJob) -> LoadResult:
     return msgspec.json.decode(done.stdout, type=LoadResult)
 
 
-async def run_load_and_probe(job: LoadJob, probe: LoadJob) -> tuple[LoadResult, LoadResult]:
-    """Run two jobs side by side, each in its own process."""
-    results: dict[str, LoadResult] = {}
+async def run_loads(*jobs: LoadJob) -> list[LoadResult]:
+    """Run jobs side by side, each in its own process; return their results in order."""
+    results: dict[int, LoadResult] = {}
 
-    async def run(name: str, one: LoadJob) -> None:
-        results[name] = await run_load(one)
+    async def run(number: int, job: LoadJob) -> None:
+        results[number] = await run_load(job)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(run, "load", job)
-        nursery.start_soon(run, "probe", probe)
-    return results["load"], results["probe"]
+        for number, job in enumerate(jobs):
+            nursery.start_soon(run, number, job)
+    return [results[number] for number in range(len(jobs))]
+
+
+async def run_load_and_probe(job: LoadJob, probe: LoadJob) -> tuple[LoadResult, LoadResult]:
+    """Run two jobs side by side, each in its own process."""
+    load, health = await run_loads(job, probe)
+    return load, health
 
 
 if __name__ == "__main__":

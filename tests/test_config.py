@@ -34,6 +34,7 @@ WRITTEN = {
     "auto_truncate": ("false", False),
     "max_inputs_per_request": ("7", 7),
     "max_batch_tokens": ("512", 512),
+    "bulk_batch_s": ("0.5", 0.5),
     "max_in_flight": ("3", 3),
     "max_queue_tokens": ("1000", 1000),
     "batch_timeout_s": ("2.5", 2.5),

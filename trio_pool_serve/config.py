@@ -121,6 +121,13 @@ class SchedulingConfig:
             "[default: by device: 16384 on a GPU, 2048 on a processor]"
         ),
     ] = field(default=None, validator=optional(gt(0)))
+    bulk_batch_s: Annotated[
+        float,
+        _help(
+            "Seconds that a batch of long inputs, or of the rest of a large request, may take at the measured rate "
+            "while small requests come; a single input may take longer."
+        ),
+    ] = field(default=0.02, validator=gt(0))
     max_in_flight: Annotated[
         int, _help("Batches launched and not yet copied back. 1 makes the device loop serial.")
     ] = field(default=2, validator=gt(0))

@@ -1,13 +1,18 @@
+from collections import Counter
+
 import numpy as np
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from trio_pool_serve.engine.queue import QueueEntry, RequestQueue, batch_of
+from trio_pool_serve.engine.batching import BatchRoom, length_class
+from trio_pool_serve.engine.queue import PATIENCE, SMALL_REQUESTS_LAST, QueueEntry, RequestQueue, batch_of
 from trio_pool_serve.types import PoolingRequest, RenderedPrompt
 
 
-def entry(tokens: int, priority: int = 0) -> QueueEntry:
-    return QueueEntry(PoolingRequest(RenderedPrompt(np.ones(tokens, dtype=np.int32)), priority=priority))
+def entry(tokens: int, priority: int = 0, flow: int = 0) -> QueueEntry:
+    return QueueEntry(PoolingRequest(RenderedPrompt(np.ones(tokens, dtype=np.int32)), priority=priority, flow=flow))
 
 
 def queue_of(*entries: QueueEntry) -> RequestQueue:
@@ -18,16 +23,18 @@ def queue_of(*entries: QueueEntry) -> RequestQueue:
 
 
 def test_a_batch_stays_within_the_padded_budget():
-    entries = [entry(3), entry(3), entry(6), entry(1)]
+    entries = [entry(3) for _ in range(6)]
     queue = queue_of(*entries)
-    assert queue.take_batch(12) == entries[:2]  # with the third they would be 3 rows of 6
-    assert queue.take_batch(12) == entries[2:]
+    assert queue.take_batch(14) == entries[:4]
+    assert queue.take_batch(14) == entries[4:]
+    assert queue.take_batch(14) == []
 
 
 def test_an_entry_longer_than_the_budget_rides_alone():
-    entries = [entry(100), entry(1)]
-    queue = queue_of(*entries)
-    assert queue.take_batch(10) == entries[:1]
+    long, short = entry(100), entry(1)
+    queue = queue_of(long, short)
+    assert queue.take_batch(10) == [short]
+    assert queue.take_batch(10) == [long]
 
 
 def test_the_smaller_priority_goes_first_and_age_decides_among_equals():
@@ -46,10 +53,10 @@ def test_a_withdrawn_entry_leaves_at_once_with_its_tokens():
 
 
 def test_a_batch_has_its_rows_in_the_queue_s_order():
-    entries = [entry(2), entry(5)]
+    entries = [entry(4), entry(5)]
     batch = batch_of(queue_of(*entries).take_batch(100))
-    assert [request.tokens for request in batch.requests] == [2, 5]
-    assert (batch.tokens, batch.longest, batch.padded_tokens) == (7, 5, 10)
+    assert [request.tokens for request in batch.requests] == [4, 5]
+    assert (batch.tokens, batch.longest, batch.padded_tokens) == (9, 5, 10)
 
 
 async def test_waiting_ends_with_the_first_entry_and_takes_nothing():
@@ -69,3 +76,195 @@ async def test_waiting_can_be_cancelled_and_resumed():
     assert scope.cancelled_caught
     queue.put_nowait(entry(1))
     await queue.wait_not_empty()
+
+
+# -- whose turn it is ---------------------------------------------------------------------------------
+
+
+def test_a_short_row_goes_before_a_long_one_that_came_earlier():
+    long, short = entry(512), entry(16)
+    assert queue_of(long, short).take_batch(2048) == [short]
+
+
+def test_a_single_row_goes_before_the_rest_of_a_large_request():
+    large = [entry(34, flow=1) for _ in range(100)]
+    single = entry(34, flow=2)
+    assert queue_of(*large, single).take_batch(4 * 34) == [large[0], single, *large[1:3]]
+
+
+def test_two_large_requests_take_turns():
+    first = [entry(10, flow=1) for _ in range(64)]
+    second = [entry(10, flow=2) for _ in range(64)]
+    queue = queue_of(*first, *second)
+    taken = [row.request.flow for _ in range(8) for row in queue.take_batch(80)]
+    assert 24 <= taken.count(2) <= 40
+
+
+def test_a_request_s_rows_keep_their_order():
+    rows = [entry(7, flow=1) for _ in range(300)]
+    queue = queue_of(*rows)
+    assert [row for _ in range(10) for row in queue.take_batch(30 * 7)] == rows
+
+
+def test_the_smaller_priority_opens_a_batch_even_if_it_is_due_later():
+    urgent, ordinary = entry(512, -1), entry(16)
+    queue = queue_of(entry(16))
+    queue.take_batch(2048)
+    queue.put_nowait(ordinary)
+    queue.put_nowait(urgent)
+    assert queue.take_batch(2048, 100) == [urgent]
+
+
+def test_a_long_row_is_not_overtaken_for_ever_by_short_ones():
+    long = entry(512)
+    queue = queue_of(long)
+    for _ in range(PATIENCE * 512 // (16 * 16) + 1):
+        for _ in range(16):
+            queue.put_nowait(entry(16))
+        queue.take_batch(16 * 16)
+    assert long.lane is None
+    assert queue.tokens > 0
+
+
+def test_turns_are_the_same_after_much_has_been_computed():
+    queue = queue_of(entry(100_000))
+    queue.take_batch(2048)
+    large = [entry(34, flow=1) for _ in range(100)]
+    long, single = entry(512, flow=2), entry(34, flow=3)
+    for row in (long, *large, single):
+        queue.put_nowait(row)
+    assert queue.take_batch(2 * 34) == [large[0], single]
+    assert queue.take_batch(2 * 34) == large[1:3]
+
+
+def test_the_rest_of_a_large_request_gets_its_eighth_while_others_never_stop_coming():
+    large = [entry(32, flow=1) for _ in range(80)]
+    queue = queue_of(*large)
+    for _ in range(2 * PATIENCE * 80 // 8):  # twice, as waiting times are rounded up to powers of two
+        for _ in range(8):
+            queue.put_nowait(entry(32))
+        queue.take_batch(8 * 32)
+    assert all(row.lane is None for row in large)
+
+
+# -- what rides together ------------------------------------------------------------------------------
+
+
+def test_rows_of_other_lengths_ride_along_as_long_as_they_waste_little():
+    queue = queue_of(*[entry(100) for _ in range(6)], entry(96), entry(95), entry(40))
+    assert [row.request.tokens for row in queue.take_batch(900)] == [40]
+    assert sorted(row.request.tokens for row in queue.take_batch(900)) == [95, 96, *[100] * 6]
+
+
+def test_lengths_mix_only_as_far_as_little_is_wasted():
+    rng = np.random.default_rng(0)
+    queue = queue_of(*[entry(int(tokens)) for tokens in np.clip(rng.lognormal(3.3, 0.9, 2000), 4, 512)])
+    padded = real = 0
+    while queue:
+        batch = batch_of(queue.take_batch(2048))
+        padded += batch.padded_tokens
+        real += batch.tokens
+    assert real / padded > 0.9
+
+
+def test_short_and_long_rows_never_ride_together():
+    queue = queue_of(*[entry(512 if index % 20 == 0 else 16) for index in range(400)])
+    while queue:
+        batch = batch_of(queue.take_batch(2048))
+        assert batch.tokens == batch.padded_tokens
+
+
+def test_a_length_is_rounded_up_by_an_eighth_at_most():
+    for tokens in range(9000):
+        assert tokens <= length_class(tokens) <= tokens * 9 / 8
+    assert len({length_class(tokens) for tokens in range(1, 8193)}) < 90
+
+
+def test_room_knows_when_nothing_fits_any_more():
+    room = BatchRoom(max_tokens=10, free_padding=0)
+    assert room.try_add(5)
+    assert not room.is_full
+    assert room.try_add(5)
+    assert room.is_full
+    assert not room.try_add(1)
+
+
+# -- bulk ---------------------------------------------------------------------------------------------
+
+
+def test_while_small_requests_come_bulk_rides_apart_in_small_batches():
+    queue = queue_of(entry(34, flow=1))
+    queue.take_batch(2048, 100)
+    for _ in range(100):
+        queue.put_nowait(entry(34, flow=2))
+    single = entry(34, flow=3)
+    queue.put_nowait(single)
+    small = queue.take_batch(2048, 100)
+    assert single in small
+    assert len(small) == 1 + 256 // 34  # with the part of the large request that is none yet
+    assert [len(queue.take_batch(2048, 100)) for _ in range(3)] == [2, 2, 2]
+
+
+def test_bulk_has_full_batches_when_no_small_request_has_come_for_long():
+    queue = queue_of(entry(34, flow=1))
+    queue.take_batch(2048, 100)
+    for _ in range(2048):
+        queue.put_nowait(entry(34, flow=2))
+    while queue.clock <= 34 + SMALL_REQUESTS_LAST * 2048:
+        assert 1 < len(queue.take_batch(2048, 100)) < 8
+    assert len(queue.take_batch(2048, 100)) == 2048 // 34
+
+
+def test_a_large_request_alone_has_full_batches_from_the_start():
+    queue = queue_of(*[entry(34, flow=1) for _ in range(200)])
+    assert len(queue.take_batch(2048, 100)) == 2048 // 34
+
+
+# -- whatever happens ---------------------------------------------------------------------------------
+
+PUT = st.tuples(st.just("put"), st.integers(0, 600), st.integers(0, 4), st.integers(0, 1))
+WITHDRAW = st.tuples(st.just("withdraw"), st.integers(0, 50))
+TAKE = st.tuples(st.just("take"), st.integers(1, 3000), st.none() | st.integers(0, 400))
+
+
+@given(st.lists(PUT | WITHDRAW | TAKE, max_size=200))
+def test_every_row_is_taken_once_within_the_budget_and_none_is_overtaken_once_it_is_due(steps):
+    queue = RequestQueue()
+    waiting: dict[QueueEntry, tuple[int, int]] = {}  # when it came, and when it is due at the latest
+    of_flow: Counter[int] = Counter()
+
+    def take(max_tokens: int, bulk_tokens: int | None) -> None:
+        began = queue.clock
+        taken = queue.take_batch(max_tokens, bulk_tokens)
+        assert bool(taken) == bool(waiting)
+        if not taken:
+            return
+        opening = taken[0]
+        came, _ = waiting[opening]
+        for row in taken:
+            del waiting[row]  # raises if it was not waiting: nothing is taken twice
+        assert len(taken) == 1 or batch_of(taken).padded_tokens <= max_tokens
+        for row, (_, due) in waiting.items():
+            assert row.request.priority >= opening.request.priority
+            if row.request.priority == opening.request.priority and due <= began:
+                assert came < due
+
+    for step in [*steps, *[("take", 500, None)] * len(steps)]:
+        match step:
+            case "put", tokens, flow, priority:
+                row = entry(tokens, priority, flow)
+                of_flow[flow] += tokens
+                weight = of_flow[flow] if flow else tokens
+                waiting[row] = (queue.clock, queue.clock + max(2, 2 * PATIENCE * weight))
+                queue.put_nowait(row)
+            case "withdraw", index if index < len(waiting):
+                row = list(waiting)[index]
+                del waiting[row]
+                queue.withdraw(row)
+            case "take", max_tokens, bulk_tokens:
+                take(max_tokens, bulk_tokens)
+        assert len(queue) == len(waiting)
+        assert set(queue) == set(waiting)
+        assert queue.tokens == sum(row.request.tokens for row in waiting)
+    assert not waiting
+    assert (queue.tokens, queue._lanes, queue._flows) == (0, {}, {})

@@ -180,6 +180,16 @@ async def test_no_prompts_are_no_rows(floor):
     assert await floor.compute() == []
 
 
+async def test_the_rows_of_one_request_are_one_flow_of_their_own(floor):
+    for _ in range(2):
+        await floor.compute("hello", "hello", "hello")
+    flows = [row.flow for batch in floor.runner.batches for row in batch.requests]
+    assert len(flows) == 6
+    assert len(set(flows[:3])) == len(set(flows[3:])) == 1
+    assert flows[0] != flows[3]
+    assert all(0 < flow < 2**63 for flow in flows)
+
+
 async def test_timings_are_those_of_the_whole_request(floor):
     timings = RequestTimings()
     rows = await floor.compute(*["hello"] * 9, timings=timings)

@@ -11,7 +11,7 @@ from trio_pool_serve.errors import OverloadedError
 MAX_RETRY_AFTER_S = 30.0
 
 RATE_WEIGHT = 0.2
-"""Weight of the newest batch in the drain rate's exponential moving average."""
+"""Weight of the newest batch in the exponential moving averages that the drain rate is the ratio of."""
 
 
 @define(eq=False)
@@ -23,7 +23,13 @@ class Admission:
 
     max_tokens: int
     admitted_tokens: int = field(default=0, init=False)
-    tokens_per_s: float = field(default=0.0, init=False)
+    _tokens: float = field(default=0.0, init=False)
+    _seconds: float = field(default=0.0, init=False)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Rate at which the device has lately drained tokens; 0 before the first batch."""
+        return self._tokens / self._seconds if self._seconds else 0.0
 
     @contextmanager
     def admit(self, tokens: int) -> Iterator[None]:
@@ -42,8 +48,9 @@ class Admission:
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Take note of a batch of ``tokens`` tokens that occupied the device for ``seconds``."""
-        rate = tokens / max(seconds, 1e-6)
-        self.tokens_per_s += (rate - self.tokens_per_s) * (RATE_WEIGHT if self.tokens_per_s else 1.0)
+        weight = RATE_WEIGHT if self._seconds else 1.0
+        self._tokens += (tokens - self._tokens) * weight
+        self._seconds += (max(seconds, 1e-6) - self._seconds) * weight
 
     def retry_after_s(self, tokens: int) -> float:
         """Return the whole seconds until ``tokens`` more would fit, at the measured drain rate."""

@@ -145,7 +145,8 @@ class LocalEngine(Engine):
         while True:
             await slots.acquire()
             await self._queue.wait_not_empty()
-            entries = self._queue.take_batch(max_tokens)
+            bulk_tokens = int(self.config.bulk_batch_s * self._admission.tokens_per_s)
+            entries = self._queue.take_batch(max_tokens, bulk_tokens)
             batch = batch_of(entries)
             launched = time.perf_counter()
             self._in_flight[batch] = (launched, entries)
@@ -233,6 +234,7 @@ class LocalEngine(Engine):
             self.metrics.queue.observe(launched - entry.queued_at)
         self.metrics.batch_rows.observe(len(entries))
         self.metrics.batch_tokens.observe(batch.padded_tokens)
+        self.metrics.tokens.inc(batch.tokens)
         self.metrics.padding_waste.observe(1 - batch.tokens / batch.padded_tokens)
 
     def _gauges(self) -> Gauges:

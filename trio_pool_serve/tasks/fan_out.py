@@ -1,5 +1,6 @@
 """From the rows that one request asks for to their answers: rendered in chunks, computed row by row."""
 
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -92,6 +93,7 @@ async def compute_rows(
     raised as itself, not as a group. Cancellation: rows that have not been launched leave the queue.
     """
     computed: dict[int, ComputedRow] = {}
+    flow = 1 + secrets.randbits(62)
     ahead = trio.CapacityLimiter(renderer.workers + CHUNKS_AHEAD)
     began = time.perf_counter()
 
@@ -110,7 +112,7 @@ async def compute_rows(
     async def compute(chunk: range, rendered: Sequence[Sequence[RenderedPrompt]]) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
         requests = [
-            PoolingRequest(prompt, rows[index].params, priority)
+            PoolingRequest(prompt, rows[index].params, priority, flow)
             for index, prompts in zip(chunk, rendered, strict=True)
             for prompt in prompts
         ]

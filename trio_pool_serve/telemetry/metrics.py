@@ -33,6 +33,7 @@ class EngineMetrics:
     copy_wait: Histogram
     batch_rows: Histogram
     batch_tokens: Histogram
+    tokens: Counter
     padding_waste: Histogram
     add_gauges: Callable[[Callable[[], Gauges]], None]
     """Has its argument asked for gauges before each scrape."""
@@ -73,6 +74,7 @@ class Metrics:
     total: Histogram = field(init=False)
     batch_rows: Histogram = field(init=False)
     batch_tokens: Histogram = field(init=False)
+    tokens: Counter = field(init=False)
     padding_waste: Histogram = field(init=False)
     loop_lag: Histogram = field(init=False)
     requests: Counter = field(init=False)
@@ -99,6 +101,9 @@ class Metrics:
         self.total = seconds("request", "One request, from its first byte read to its answer's bytes")
         self.batch_rows = by_model("batch_rows", "Rows per batch", ROWS)
         self.batch_tokens = by_model("batch_tokens", "Tokens per batch, padding included", TOKENS)
+        self.tokens = Counter(
+            PREFIX + "tokens", "Tokens computed, without padding", labelnames=["model"], registry=self.registry
+        )
         self.padding_waste = by_model("padding_waste", "Share of a batch's tokens that are padding", SHARES)
         self.loop_lag = seconds("loop_lag", "How late the event loop wakes a sleeping task")
         self.requests = count("requests", "Requests answered by a task route")
@@ -114,6 +119,7 @@ class Metrics:
             copy_wait=self.copy_wait.labels(model),
             batch_rows=self.batch_rows.labels(model),
             batch_tokens=self.batch_tokens.labels(model),
+            tokens=self.tokens.labels(model),
             padding_waste=self.padding_waste.labels(model),
             add_gauges=lambda source: self._live.sources.append((model, source)),
         )

@@ -68,6 +68,7 @@ class Row(msgspec.Struct, array_like=True):
     tokens: int
     params: list[Param]
     priority: int = 0
+    flow: int = 0
     instruction_tokens: int = 0
     attended: int | None = None
     beside: Beside | None = None
@@ -212,6 +213,7 @@ def write_rows(requests: Iterable[tuple[int, PoolingRequest]]) -> tuple[Submit, 
                 len(prompt.token_ids),
                 params_row(request.params),
                 request.priority,
+                request.flow,
                 prompt.instruction_tokens,
                 prompt.attended,
                 beside,
@@ -272,7 +274,7 @@ def _request(row: Row, payload: Payload, scopes: Scopes) -> PoolingRequest:
     params = tuple(_param(name, fields, scopes) for name, fields in row.params)
     if row.beside is None:
         prompt = RenderedPrompt(ids, row.instruction_tokens, attended=row.attended)
-        return PoolingRequest(prompt, params, row.priority)
+        return PoolingRequest(prompt, params, row.priority, row.flow)
     beside, arrays = row.beside, {}
     for name in ("type_ids", "kept", "embeds"):
         array = getattr(beside, name)
@@ -281,7 +283,7 @@ def _request(row: Row, payload: Payload, scopes: Scopes) -> PoolingRequest:
     if beside.images is not None:
         images = ImageFeatures({name: payload.take(array) for name, array in beside.images}, beside.image_tokens)
     prompt = RenderedPrompt(ids, row.instruction_tokens, attended=row.attended, images=images, **arrays)
-    return PoolingRequest(prompt, params, row.priority)
+    return PoolingRequest(prompt, params, row.priority, row.flow)
 
 
 def _param(name: str, fields: Sequence[Any], scopes: Scopes) -> PoolingParams:
