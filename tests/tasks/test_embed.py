@@ -200,9 +200,9 @@ async def test_a_job_that_does_not_fit_is_refused_before_anything_is_rendered(se
     hops: list[str] = []
     service.offload.observe = lambda kind, *_: hops.append(kind)
     with service.default.engine.admit(service.config.scheduling.max_queue_tokens), pytest.raises(OverloadedError):
-        await embed(service, "hello")
+        await embed(service, "hello " * 1000, truncate_to=8)
     assert hops == []
-    await embed(service, "hello")
+    await embed(service, "hello " * 1000, truncate_to=8)
     assert "render" in hops
 
 

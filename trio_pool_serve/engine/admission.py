@@ -1,7 +1,7 @@
 """Who is let in: requests are taken whole or refused whole."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from attrs import define, field
@@ -15,14 +15,9 @@ RATE_WEIGHT = 0.2
 
 
 @define(eq=False)
-class Admission:
-    """Counts the tokens of admitted requests, and how fast they drain.
+class DrainRate:
+    """How fast a device computes."""
 
-    A request that finds nobody else admitted is always let in, however long it is.
-    """
-
-    max_tokens: int
-    admitted_tokens: int = field(default=0, init=False)
     _tokens: float = field(default=0.0, init=False)
     _seconds: float = field(default=0.0, init=False)
 
@@ -30,6 +25,24 @@ class Admission:
     def tokens_per_s(self) -> float:
         """Rate at which the device has lately drained tokens; 0 before the first batch."""
         return self._tokens / self._seconds if self._seconds else 0.0
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Take note of a batch of ``tokens`` tokens that occupied the device for ``seconds``."""
+        weight = RATE_WEIGHT if self._seconds else 1.0
+        self._tokens += (tokens - self._tokens) * weight
+        self._seconds += (max(seconds, 1e-6) - self._seconds) * weight
+
+
+@define(eq=False)
+class Admission:
+    """Counts the tokens of admitted requests; ``tokens_per_s()`` is how fast they drain, 0 if nobody knows.
+
+    A request that finds nobody else admitted is always let in, however long it is.
+    """
+
+    max_tokens: int
+    tokens_per_s: Callable[[], float]
+    admitted_tokens: int = field(default=0, init=False)
 
     @contextmanager
     def admit(self, tokens: int) -> Iterator[None]:
@@ -46,15 +59,10 @@ class Admission:
         finally:
             self.admitted_tokens -= tokens
 
-    def observe(self, tokens: int, seconds: float) -> None:
-        """Take note of a batch of ``tokens`` tokens that occupied the device for ``seconds``."""
-        weight = RATE_WEIGHT if self._seconds else 1.0
-        self._tokens += (tokens - self._tokens) * weight
-        self._seconds += (max(seconds, 1e-6) - self._seconds) * weight
-
     def retry_after_s(self, tokens: int) -> float:
         """Return the whole seconds until ``tokens`` more would fit, at the measured drain rate."""
         excess = self.admitted_tokens + tokens - self.max_tokens
-        if not self.tokens_per_s:
+        rate = self.tokens_per_s()
+        if not rate:
             return 1.0
-        return float(min(MAX_RETRY_AFTER_S, max(1, math.ceil(excess / self.tokens_per_s))))
+        return float(min(MAX_RETRY_AFTER_S, max(1, math.ceil(excess / rate))))

@@ -11,7 +11,7 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.config import SchedulingConfig
-from trio_pool_serve.engine.admission import Admission
+from trio_pool_serve.engine.admission import Admission, DrainRate
 from trio_pool_serve.engine.interface import Engine, EngineState, EngineStatistics
 from trio_pool_serve.engine.queue import QueueEntry, RequestQueue, batch_of
 from trio_pool_serve.errors import (
@@ -52,12 +52,13 @@ class LocalEngine(Engine):
     _settled: trio.Event = field(init=False, factory=trio.Event)
     _queue: RequestQueue = field(init=False, factory=RequestQueue)
     _admission: Admission = field(init=False)
+    _rate: DrainRate = field(init=False, factory=DrainRate)
     _in_flight: dict[Batch, tuple[float, list[QueueEntry]]] = field(init=False, factory=dict)
     _batches: int = field(default=0, init=False)
     _failed_batches: int = field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._admission = Admission(self.config.max_queue_tokens)
+        self._admission = Admission(self.config.max_queue_tokens, lambda: self._rate.tokens_per_s)
         self.metrics.add_gauges(self._gauges)
 
     # -- for those who want something computed --------------------------------------------------------
@@ -103,7 +104,7 @@ class LocalEngine(Engine):
             in_flight_batches=len(self._in_flight),
             oldest_in_flight_s=max((now - launched for launched, _ in self._in_flight.values()), default=0.0),
             admitted_tokens=self._admission.admitted_tokens,
-            tokens_per_s=self._admission.tokens_per_s,
+            tokens_per_s=self._rate.tokens_per_s,
             batches=self._batches,
             failed_batches=self._failed_batches,
             held_bytes=self.runner.held_bytes if self.runner else 0,
@@ -117,7 +118,7 @@ class LocalEngine(Engine):
     @property
     def tokens_per_s(self) -> float:
         """Rate at which rows have lately been finished; 0 before the first batch."""
-        return self._admission.tokens_per_s
+        return self._rate.tokens_per_s
 
     # -- the loop that computes -----------------------------------------------------------------------
 
@@ -145,7 +146,7 @@ class LocalEngine(Engine):
         while True:
             await slots.acquire()
             await self._queue.wait_not_empty()
-            bulk_tokens = int(self.config.bulk_batch_s * self._admission.tokens_per_s)
+            bulk_tokens = int(self.config.bulk_batch_s * self._rate.tokens_per_s)
             entries = self._queue.take_batch(max_tokens, bulk_tokens)
             batch = batch_of(entries)
             launched = time.perf_counter()
@@ -179,7 +180,7 @@ class LocalEngine(Engine):
             slots.release()
         took = time.perf_counter() - launched
         self._batches += 1
-        self._admission.observe(batch.tokens, took)
+        self._rate.observe(batch.tokens, took)
         self.metrics.forward.observe(forward_s)
         self.metrics.copy_wait.observe(took - forward_s)
         for row, (entry, values) in enumerate(zip(entries, rows, strict=True), start=1):

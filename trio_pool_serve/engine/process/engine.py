@@ -1,7 +1,7 @@
 """The engine that computes in other processes."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import trio
@@ -33,7 +33,7 @@ class ProcessEngine(Engine):
 
     def __attrs_post_init__(self) -> None:
         self._links = [Link(path) for path in self.sockets]
-        self._admission = Admission(self.max_tokens)
+        self._admission = Admission(self.max_tokens, self._tokens_per_s)
 
     def submit_nowait(self, entry: QueueEntry) -> None:  # noqa: D102
         self._link_for(entry.request).send_nowait(entry)
@@ -58,16 +58,16 @@ class ProcessEngine(Engine):
     def _least_busy(self) -> Link:
         return min(self._ready_links, key=lambda link: link.waiting_tokens)
 
+    def _tokens_per_s(self) -> float:
+        return sum(link.tokens_per_s for link in self._links)
+
     @property
     def _ready_links(self) -> list[Link]:
         return [link for link in self._links if link.hello is not None]
 
-    @contextmanager
-    def admit(self, tokens: int) -> Iterator[None]:  # noqa: D102
+    def admit(self, tokens: int) -> AbstractContextManager[None]:  # noqa: D102
         self._require_ready()
-        self._admission.tokens_per_s = sum(link.tokens_per_s for link in self._links)
-        with self._admission.admit(tokens):
-            yield
+        return self._admission.admit(tokens)
 
     def open_scope(self) -> AbstractContextManager[QueryScope]:  # noqa: D102
         self._require_ready()
@@ -124,7 +124,7 @@ class ProcessEngine(Engine):
             in_flight_batches=0,
             oldest_in_flight_s=0.0,
             admitted_tokens=self._admission.admitted_tokens,
-            tokens_per_s=sum(link.tokens_per_s for link in self._links),
+            tokens_per_s=self._tokens_per_s(),
             batches=0,
             failed_batches=0,
             held_bytes=0,
