@@ -30,7 +30,7 @@ from trio_pool_serve.rendering.tokenizer import Encoded, Tokenizer
 from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
 from trio_pool_serve.rendering.tokenizer_pool import TokenizerPool
 from trio_pool_serve.runner.scripted import ScriptedRunner
-from trio_pool_serve.tasks.fan_out import CHUNKS_AHEAD, AskedRow, ComputedRow, compute_rows
+from trio_pool_serve.tasks.fan_out import CHUNK_ROWS, CHUNKS_AHEAD, AskedRow, ComputedRow, compute_rows
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import Batch, Embed, PooledBatch, TokenIds
