@@ -256,7 +256,7 @@ async def test_errors_that_are_nobodys_on_purpose_are_raised_as_they_are(floor):
     floor.renderer.texts.vocab_size = None
     with pytest.raises(TypeError):
         await floor.compute(TokensPrompt(np.array([1])))
-    with pytest.RaisesGroup(TypeError, flatten_subgroups=True, allow_unwrapped=False):
+    with pytest.RaisesGroup(TypeError, TypeError, flatten_subgroups=True):
         await floor.compute(*[TokensPrompt(np.array([1]))] * 2 * CHUNK_ROWS)
 
 
