@@ -8,7 +8,6 @@ One text of 34 tokens per request. The server runs by itself and is looked at fr
 
 import json
 import shlex
-from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +24,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.model import MODEL_NAME, Texts, check_vectors, oracle_vectors
 from benchmarks.report import RESULTS, console, open_figure, open_progress, warn_if_busy, write_figure, write_json
 from benchmarks.servers import Server, open_ours
-from benchmarks.stack_samples import ORDER, OTHER, record_stacks
+from benchmarks.stack_samples import ORDER, record_stacks
 from benchmarks.thread_clocks import Thread, clocks_since, read_clocks, server_process, thread_name, watch_lock
 from benchmarks.thread_profile import Cast, Observed, RequestProfile, make_profile
 
@@ -47,7 +46,7 @@ class Settings:
     rounds: int = 3
     seconds: float = 10.0
     clients: Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative=())] = (1, 32)
-    server_flags: str = ""
+    server_flags: Annotated[str, Parameter(allow_leading_hyphen=True)] = ""
     """More flags for the server."""
     stacks_per_s: int = 150
     """How often py-spy looks at the server's stacks."""
@@ -210,19 +209,9 @@ async def run(settings: Settings) -> None:
             clients: {kind: [attrs.asdict(result) for result in results] for kind, results in here.loads.items()}
             for clients, here in observed.items()
         },
-        "without_stage": {clients: _without_stage(here) for clients, here in observed.items()},
     }
     write_json(settings.output_dir, "request_profile", document)
     draw(profiles, settings)
-
-
-def _without_stage(observed: Observed) -> list[str]:
-    """Return the innermost functions of the stacks that no stage was found for, most frequent first."""
-    seen: Counter[str] = Counter()
-    for stack, count in observed.running.items():
-        if stack.stage == OTHER:
-            seen[" ".join(f"{frame.function} ({frame.file})" for frame in stack.frames[-1:])] += count
-    return [f"{count} × {where}" for where, count in seen.most_common(10)]
 
 
 def main(settings: Settings = Settings()) -> None:

@@ -143,7 +143,12 @@ class Stack:
     @property
     def at_wait(self) -> bool:
         """Whether the thread is where it sleeps: falling asleep, or woken and not running yet."""
-        return any(f"{frame.file}:{frame.function}" in WAITS for frame in self.frames[-1:])
+        return self.innermost in WAITS
+
+    @property
+    def innermost(self) -> str:
+        """The innermost frame's file and function; empty if the stack could not be read."""
+        return f"{self.frames[-1].file}:{self.frames[-1].function}" if self.frames else ""
 
 
 def parse_stacks(raw: str) -> Counter[Stack]:

@@ -13,6 +13,8 @@ from benchmarks.thread_clocks import ZERO, Clock, Thread
 Part = tuple[str, str]
 """The parts that a process and a thread play: those that play the same are told as one."""
 
+TOP_FUNCTIONS = 25
+
 LEAST_US = 1.0
 """Threads that spend less on a request are left out."""
 
@@ -108,6 +110,8 @@ class ThreadProfile:
     lock_held_us: float
     samples: int
     stages_us: dict[str, float]
+    functions: list[str]
+    """Where most samples were taken: innermost functions, and their stages."""
 
     @property
     def name(self) -> str:
@@ -156,6 +160,7 @@ def make_profile(clients: int, observed: Observed, cast: Cast) -> RequestProfile
                 lock_held_us=cpu_us * sum(share * held[stage] for stage, share in shares.items()),
                 samples=running[part].total(),
                 stages_us={stage: cpu_us * share for stage, share in _told(shares, held).items()},
+                functions=_top_functions(running[part]),
             )
         )
     threads.sort(key=lambda thread: (thread.process, -thread.cpu_us))
@@ -182,6 +187,13 @@ def _by_stage(stacks: Counter[Stack]) -> Counter[str]:
     for stack, count in stacks.items():
         stages[stack.stage] += count
     return stages
+
+
+def _top_functions(stacks: Counter[Stack]) -> list[str]:
+    seen: Counter[str] = Counter()
+    for stack, count in stacks.items():
+        seen[f"{stack.innermost}: {stack.stage}"] += count
+    return [f"{count} × {where}" for where, count in seen.most_common(TOP_FUNCTIONS)]
 
 
 def _shares(stacks: Counter[Stack], clock: Clock) -> dict[str, float]:
