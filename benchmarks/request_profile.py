@@ -18,6 +18,8 @@ import numpy as np
 import trio
 from attrs import frozen
 from cyclopts import Parameter
+from matplotlib import colormaps
+from matplotlib.axes import Axes
 
 from benchmarks.load import LoadJob, LoadResult, run_load
 from benchmarks.machine import describe_machine
@@ -26,7 +28,7 @@ from benchmarks.report import RESULTS, console, open_figure, open_progress, warn
 from benchmarks.servers import Server, open_ours
 from benchmarks.stack_samples import ORDER, record_stacks
 from benchmarks.thread_clocks import Thread, clocks_since, read_clocks, server_process, thread_name, watch_lock
-from benchmarks.thread_profile import Cast, Observed, RequestProfile, make_profile
+from benchmarks.thread_profile import Cast, Observed, RequestProfile, ThreadProfile, make_profile
 
 TOKENS = 34
 
@@ -139,7 +141,7 @@ def as_markdown(profile: RequestProfile) -> str:
         *([name, *map(_cell, cells), _cell(sum(cell or 0.0 for cell in cells))] for name, *cells in rows),
     ]
     rates = ", ".join(f"{kind} {rate:.0f}" for kind, rate in profile.requests_per_s.items())
-    title = f"### {profile.clients} client{'s' * (profile.clients > 1)}\n\nRequests/s: {rates}."
+    title = f"## {_clients(profile)}\n\nRequests/s: {rates}."
     return "\n".join([title, "", *("| " + " | ".join(line) + " |" for line in lines)])
 
 
@@ -158,27 +160,42 @@ def write_tables(profiles: list[RequestProfile], settings: Settings, machine: di
 
 
 def draw(profiles: list[RequestProfile], settings: Settings) -> None:
-    """Plot a bar for each thread, its stages on top of one another; what it waits for is hatched."""
-    figure, axes = open_figure(len(profiles))
-    for axis, profile in zip(axes, profiles, strict=True):
-        names = [thread.name.replace(": ", "\n") for thread in profile.threads]
-        bottom = np.zeros(len(names))
-        waits = {
-            "waits for the lock": [thread.lock_wait_us for thread in profile.threads],
-            "waits for a core": [thread.core_wait_us for thread in profile.threads],
-        }
-        stages = {stage: [thread.stages_us.get(stage, 0.0) for thread in profile.threads] for stage in ORDER}
-        for index, (stage, heights) in enumerate((stages | waits).items()):
-            waiting = stage in waits
-            style = {"color": "white", "edgecolor": "0.5", "hatch": "//" if "lock" in stage else ".."}
-            axis.bar(names, heights, bottom=bottom, label=stage, **style if waiting else {"color": f"C{index}"})
-            bottom += heights
-        axis.set(
-            title=f"{profile.clients} clients, {profile.requests_per_s['alone']:.0f} req/s", ylabel="µs per request"
-        )
-        axis.tick_params(axis="x", labelsize=7)
-    axes[-1].legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+    """Plot a bar for each thread, its stages on top of one another; what it waits for is hatched.
+
+    Threads that compute have a panel of their own: nothing else would be seen beside them.
+    """
+    panels = [(profile, computing) for profile in profiles for computing in (False, True)]
+    figure, axes = open_figure(len(panels))
+    for axis, (profile, computing) in zip(axes, panels, strict=True):
+        threads = [thread for thread in profile.threads if ("kernels" in thread.stages_us) == computing]
+        _draw_threads(axis, threads)
+        rate = profile.requests_per_s["alone"]
+        axis.set(title=f"{_clients(profile)}, {rate:.0f} req/s", ylabel="µs per request")
+    drawn = {label: bar for axis in axes for bar, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    labels = [label for label in (*ORDER, *WAITING) if label in drawn]
+    figure.legend([drawn[label] for label in labels], labels, loc="outside right upper", frameon=False)
     write_figure(figure, settings.output_dir, "request_profile")
+
+
+WAITING = ("waits for the lock", "waits for a core")
+
+
+def _draw_threads(axis: Axes, threads: list[ThreadProfile]) -> None:
+    names = [f"{thread.process}\n{thread.thread}" for thread in threads]
+    bottom = np.zeros(len(names))
+    for index, stage in enumerate(ORDER):
+        heights = [thread.stages_us.get(stage, 0.0) for thread in threads]
+        if any(heights):
+            axis.bar(names, heights, bottom=bottom, label=stage, color=colormaps["tab20"](index))
+            bottom += heights
+    waits = ([thread.lock_wait_us for thread in threads], [thread.core_wait_us for thread in threads])
+    for label, heights, hatch in zip(WAITING, waits, ("///", ".."), strict=True):
+        axis.bar(names, heights, bottom=bottom, label=label, color="white", edgecolor="0.6", hatch=hatch)
+        bottom += heights
+
+
+def _clients(profile: RequestProfile) -> str:
+    return f"{profile.clients} client{'s' * (profile.clients > 1)}"
 
 
 async def run(settings: Settings) -> None:

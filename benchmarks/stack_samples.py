@@ -65,10 +65,11 @@ who called them.
 WAITS = (
     "trio/_core/_io_epoll.py:EpollIOManager.get_events",
     "trio/_core/_thread_cache.py:WorkerThread._work",
+    "trio/_core/_wakeup_socketpair.py:WakeupSocketpair.wakeup_thread_and_signal_safe",
     "trio_pool_serve/dedicated_thread.py:_work_off",
 )
-"""Where threads sleep until there is something to do. Most of those that are found running there have been woken,
-and wait for a core."""
+"""Where threads wait for a core most: where they sleep, and have been woken, and where they wake the loop, whose
+priority is higher than theirs."""
 
 OTHER = "other"
 
