@@ -7,6 +7,7 @@ One text of 34 tokens per request. The server runs by itself and is looked at fr
 """
 
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -151,8 +152,11 @@ def _cell(us: float | None) -> str:
 
 def write_tables(profiles: list[RequestProfile], settings: Settings, machine: dict[str, Any]) -> None:
     """Print the tables, and write them as Markdown."""
-    flags = f"`trio-pool-serve serve {settings.server_flags}`".replace(" `", "`")
-    title = f"{flags}, one text of {TOKENS} tokens per request, {machine['cores']} cores, commit {machine['commit']}."
+    threads = os.environ.get("OMP_NUM_THREADS")
+    command = f"{f'OMP_NUM_THREADS={threads} ' * bool(threads)}trio-pool-serve serve {settings.server_flags}".strip()
+    title = (
+        f"`{command}`, one text of {TOKENS} tokens per request, {machine['cores']} cores, commit {machine['commit']}."
+    )
     text = "\n\n".join(["# One request's processor time", title, *map(as_markdown, profiles)]) + "\n"
     print(text)
     settings.output_dir.mkdir(parents=True, exist_ok=True)
@@ -218,6 +222,7 @@ async def run(settings: Settings) -> None:
     document = {
         "machine": machine,
         "settings": attrs.asdict(settings, filter=lambda attribute, _: attribute.name != "output_dir"),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "model": MODEL_NAME,
         "tokens": TOKENS,
         "least_cosine_with_float32": cosine,

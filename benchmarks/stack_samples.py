@@ -29,6 +29,10 @@ STAGES: tuple[tuple[str, str], ...] = (
     ("trio_pool_serve/service.py", "tasks"),
     ("trio_pool_serve/rendering/", "tokenising"),
     ("trio_pool_serve/engine/process", "process link"),
+    ("trio_pool_serve/worker_processes.py", "process link"),
+    ("trio_parallel/", "process link"),
+    ("_trio_parallel_workers/", "process link"),
+    ("multiprocessing/", "process link"),
     ("trio_pool_serve/engine/", "engine"),
     ("trio_pool_serve/runner/forward_pass.py", "assembly"),
     ("trio_pool_serve/runner/heads/", "pooling"),
@@ -67,6 +71,8 @@ WAITS = (
     "trio/_core/_thread_cache.py:WorkerThread._work",
     "trio/_core/_wakeup_socketpair.py:WakeupSocketpair.wakeup_thread_and_signal_safe",
     "trio_pool_serve/dedicated_thread.py:_work_off",
+    "selectors.py:_PollLikeSelector.select",
+    "threading.py:Condition.wait",
 )
 """Where threads wait for a core most: where they sleep, and have been woken, and where they wake the loop, whose
 priority is higher than theirs."""
@@ -80,6 +86,16 @@ ORDER = (
     "process link", "assembly", "dispatch", "kernels", "pooling", "encoding", "metrics", OTHER,
 )  # fmt: skip
 """The stages as they are told; ``forward`` is told as dispatch, which holds the interpreter lock, and kernels."""
+
+
+THREAD = re.compile(r"(?:^|;)thread \((?P<id>\d+)\)(?:: (?P<name>[^;]*))?")
+
+PACKAGES = (
+    "/site-packages/",
+    f"/{Path(__file__).parent.parent.name}/",
+    f"/python{sys.version_info.major}.{sys.version_info.minor}/",
+)
+"""Folders that packages are in; the standard library's last, as the first is below it."""
 
 
 class ProfilerFailedError(Exception):
@@ -110,11 +126,7 @@ class Frame:
 
 
 def _below_packages(path: str) -> str:
-    for root in ("/site-packages/", f"/{Path(__file__).parent.parent.name}/"):
-        before, found, below = path.rpartition(root)
-        if found and before:
-            return below
-    return path
+    return next((path.rpartition(folder)[2] for folder in PACKAGES if folder in path), path)
 
 
 @frozen
@@ -128,13 +140,11 @@ class Stack:
     @classmethod
     def parse(cls, text: str) -> "Stack":
         """Read a stack of py-spy's raw format, made with ``--threads`` and perhaps ``--subprocesses``."""
-        parts = text.split(";")
-        if parts[0].startswith("process "):
-            parts = parts[1:]
-        thread = re.fullmatch(r"thread \((\d+)\)(?:: (.*))?", parts[0])
+        thread = THREAD.search(text)  # before it are processes, with command lines in which there may be anything
         if thread is None:
             raise ProfilerFailedError(f"no thread: {text!r}")
-        return cls(int(thread[1]), thread[2] or "", tuple(map(Frame.parse, parts[1:])))
+        frames = text[thread.end() :].split(";")[1:]
+        return cls(int(thread["id"]), thread["name"] or "", tuple(map(Frame.parse, frames)))
 
     @property
     def stage(self) -> str:

@@ -28,6 +28,11 @@ class Clock:
     cpu_s: float
     core_wait_s: float
 
+    @property
+    def ready_s(self) -> float:
+        """Seconds that it did not sleep."""
+        return self.cpu_s + self.core_wait_s
+
     def __sub__(self, other: "Clock") -> "Clock":
         return Clock(self.cpu_s - other.cpu_s, self.core_wait_s - other.core_wait_s)
 

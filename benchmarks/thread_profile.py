@@ -84,7 +84,9 @@ def _process_part(doing: Counter[str]) -> str:
         return "server"
     if serves:
         return "API"
-    return "engine" if computes else "others"
+    if computes:
+        return "engine"
+    return "renderers" if doing["tokenising"] else "others"
 
 
 def _thread_part(called: str | None, name: str, *, main: bool) -> str:
@@ -137,7 +139,8 @@ class RequestProfile:
 
 def make_profile(clients: int, observed: Observed, cast: Cast) -> RequestProfile:
     """Divide everything by the requests that it was spent on."""
-    alone, sampled = (_clocks_by_part(observed.clocks[kind], cast) for kind in ("alone", "sampled"))
+    kinds = ("alone", "sampled", "lock sampled")
+    alone, sampled, lock_sampled = (_clocks_by_part(observed.clocks[kind], cast) for kind in kinds)
     running, locking = (_stacks_by_part(stacks, cast) for stacks in (observed.running, observed.locking))
     lock_wait_s: dict[Part, float] = defaultdict(float)
     for thread, seconds in observed.lock_wait_s.items():
@@ -149,7 +152,7 @@ def make_profile(clients: int, observed: Observed, cast: Cast) -> RequestProfile
         if cpu_us < LEAST_US:
             continue
         shares = _shares(running[part], sampled[part])
-        held = _held_shares(running[part], locking[part], observed)
+        held = _held_shares(running[part], locking[part], sampled[part].ready_s / lock_sampled[part].ready_s)
         threads.append(
             ThreadProfile(
                 process=part[0],
@@ -207,7 +210,7 @@ def _shares(stacks: Counter[Stack], clock: Clock) -> dict[str, float]:
         return {"kernels": 1.0}  # no Python ever: threads of OpenMP
     at_waits = Counter({stack: count for stack, count in stacks.items() if stack.at_wait})
     elsewhere = stacks - at_waits
-    s_per_sample = (clock.cpu_s + clock.core_wait_s) / stacks.total()
+    s_per_sample = clock.ready_s / stacks.total()
     cpu_at_waits_s = max(0.0, s_per_sample * at_waits.total() - clock.core_wait_s)
     share_at_waits = cpu_at_waits_s / clock.cpu_s if elsewhere else 1.0
     shares: dict[str, float] = defaultdict(float)
@@ -217,11 +220,14 @@ def _shares(stacks: Counter[Stack], clock: Clock) -> dict[str, float]:
     return shares
 
 
-def _held_shares(running: Counter[Stack], locking: Counter[Stack], observed: Observed) -> dict[str, float]:
-    """Return in which share of each stage's time the interpreter lock is held."""
-    requests_ratio = observed.requests("sampled") / max(1, observed.requests("lock sampled"))
+def _held_shares(running: Counter[Stack], locking: Counter[Stack], ready_ratio: float) -> dict[str, float]:
+    """Return in which share of each stage's time the interpreter lock is held.
+
+    The stacks are of two passes; ``ready_ratio`` is the time that the threads were ready in the first, over that
+    in the second.
+    """
     ran, held = _by_stage(running), _by_stage(locking)
-    return defaultdict(float, {stage: min(1.0, requests_ratio * held[stage] / ran[stage]) for stage in ran})
+    return defaultdict(float, {stage: min(1.0, ready_ratio * held[stage] / ran[stage]) for stage in ran})
 
 
 def _told(shares: dict[str, float], held: dict[str, float]) -> dict[str, float]:
