@@ -29,7 +29,7 @@ from trio_pool_serve.config import (
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError
 
 if TYPE_CHECKING:
-    from trio_pool_serve.service import Service
+    from trio_pool_serve.service import RunnerLoader, Service
 
 ENVIRONMENT_PREFIX = "TRIO_POOL_SERVE_"
 
@@ -116,14 +116,15 @@ def configure_logging(level: LogLevel) -> None:
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
-def run(config: Config, service: "Service | None" = None) -> int:
+def run(config: Config, service: "Service | None" = None, load_runner: "RunnerLoader | None" = None) -> int:
     """Serve until stopped; return the exit status: 0 only after a drain that was asked for."""
     # Imported here, once the settings are known to be good: it takes a while.
     from trio_pool_serve.launcher import serve as serve_until_stopped
+    from trio_pool_serve.service import load_transformer
 
     configure_logging(config.logging.log_level)
     try:
-        trio.run(serve_until_stopped, config, service)
+        trio.run(serve_until_stopped, config, service, load_runner or load_transformer)
     except (ModelLoadError, EngineDeadError, OSError) as error:
         _complain(error)
         return 1

@@ -18,18 +18,19 @@ from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
 from trio_pool_serve.listener import drain, leave, open_listening_socket, serve_listeners, unlinked, url_of
 from trio_pool_serve.model_folder.folder import ModelFolder, read_model_folder
 from trio_pool_serve.model_hub import locate_model
-from trio_pool_serve.service import Service, load_transformer, loader_name
+from trio_pool_serve.service import RunnerLoader, Service, load_transformer, loader_name
 from trio_pool_serve.types import PoolingTask
 from trio_pool_serve.without_torch import do_without_torch
 
 logger = logging.getLogger(__name__)
 
 
-async def serve(config: Config, service: Service | None = None) -> None:
+async def serve(config: Config, service: Service | None = None, load_runner: RunnerLoader = load_transformer) -> None:
     """Serve until SIGTERM or SIGINT, then drain.
 
-    Raises ``ModelLoadError`` or ``EngineDeadError``. A second signal, and a drain that outlasts
-    ``--drain-timeout-s``, end the process on the spot. Cancellation: as the end of the drain.
+    With a ``service`` it is that which answers, else what the settings ask for, over runners that ``load_runner``, a
+    function of some module, loads. Raises ``ModelLoadError`` or ``EngineDeadError``. A second signal, and a drain that
+    outlasts ``--drain-timeout-s``, end the process on the spot. Cancellation: as the end of the drain.
     """
     try:
         if service is not None:
@@ -39,9 +40,9 @@ async def serve(config: Config, service: Service | None = None) -> None:
         if config.processes.engine == "process":
             do_without_torch()
         if config.processes.api_workers > 1:
-            await serve_by_workers(config, loader_name(load_transformer), partial(_announce_workers, config))
+            await serve_by_workers(config, loader_name(load_runner), partial(_announce_workers, config))
         else:
-            await _serve_alone(config, Service(config))
+            await _serve_alone(config, Service(config, load_runner))
     except* (ModelLoadError, EngineDeadError) as group:
         failure = innermost(group.split(ModelLoadError)[0] or group)
     else:

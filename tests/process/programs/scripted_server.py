@@ -12,4 +12,6 @@ if __name__ == "__main__":  # worker processes import what started the server
     if "SCRIPT_UNCONTAINED" in os.environ:
         launcher.contain_connections = lambda: None
     config = read_config(sys.argv[1:])
+    if config.processes.engine == "process":
+        sys.exit(run(config, load_runner=load_scripted))
     sys.exit(run(config, Service(config, load_scripted)))
