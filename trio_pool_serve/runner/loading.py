@@ -17,6 +17,7 @@ from trio_pool_serve.model_folder.reranking import GenerativeReranker
 from trio_pool_serve.model_folder.sparse import Sparse
 from trio_pool_serve.model_folder.vision_language import VisionLanguage
 from trio_pool_serve.offload import Offload
+from trio_pool_serve.runner.allocator import keep_freed_memory
 from trio_pool_serve.runner.dtype import resolve_device, resolve_dtype
 from trio_pool_serve.runner.families.bge_m3 import load_bge_m3
 from trio_pool_serve.runner.families.classification import load_sequence_classifier, load_token_classifier
@@ -58,6 +59,8 @@ def load_runner(folder: ModelFolder, config: ModelConfig, offload: Offload) -> T
     Blocks for seconds. Raises ``ModelLoadError`` with a message for people.
     """
     device = resolve_device(config.device)
+    if device.type == "cpu":
+        keep_freed_memory()
     params = LoadingParams(
         device=device, dtype=resolve_dtype(config.dtype, device), trust_remote_code=config.trust_remote_code
     )
