@@ -36,6 +36,18 @@ class Backbone:
         assert isinstance(computed, torch.Tensor)  # noqa: S101
         return computed
 
+    def of_ids(self, input_ids: Tensor, attention_mask: Tensor, type_ids: Tensor) -> Tensor:
+        """Return the output for rows [rows, tokens] of ids, always with a mask, and with segments if it takes any.
+
+        Nothing here depends on what the tensors hold, or on which were given before.
+        """
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if self._takes_type_ids:
+            inputs["token_type_ids"] = type_ids
+        computed = getattr(self.model(**inputs), self.output)
+        assert isinstance(computed, torch.Tensor)  # noqa: S101
+        return computed
+
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return the model's own embeddings of token ids: [rows, tokens] to [rows, tokens, ``embeds_width``]."""
         assert self._embedding is not None  # noqa: S101

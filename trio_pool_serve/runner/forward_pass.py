@@ -87,9 +87,12 @@ def assemble(requests: Sequence[PoolingRequest], *, pad_token_id: int, device: t
     numbers = on_device[: 3 * 8 * own.size].view(torch.int64).view(3, *own.shape)
     flags = on_device[3 * 8 * own.size :].view(torch.bool).view(2, *own.shape)
     return ForwardPass(
-        requests,
-        *numbers.unbind(),
-        *flags.unbind(),
+        requests=requests,
+        input_ids=numbers[0],
+        attention_mask=numbers[1],
+        type_ids=numbers[2],
+        pooled=flags[0],
+        kept=flags[1],
         padded=bool(attended.min() < own.shape[1]),
     )
 
