@@ -250,6 +250,10 @@ class Runner(Protocol):
     def default_batch_tokens(self) -> int:
         """Padded tokens per batch that suit this device when nobody asked for a number."""
 
+    @property
+    def pads(self) -> bool:
+        """Whether padding is computed like tokens are: if not, a batch costs its own tokens only."""
+
 
 @frozen(eq=False)
 class PoolingOutput:

@@ -56,6 +56,13 @@ class Backbone:
         return embedded
 
     @property
+    def vocab_size(self) -> int:
+        """How many ids there are."""
+        embedding = self.model.get_input_embeddings()  # type: ignore[operator]
+        assert isinstance(embedding, nn.Embedding)  # noqa: S101
+        return embedding.num_embeddings
+
+    @property
     def embeds_width(self) -> int:
         """Width of the embeddings that the forward pass takes in place of ids; 0 if it takes none."""
         return 0 if self._embedding is None else self._embedding.embedding_dim

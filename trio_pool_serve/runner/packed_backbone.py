@@ -9,28 +9,24 @@ computed both ways when it is loaded.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from attrs import define, field
 from torch import Tensor, nn
 
 from trio_pool_serve.runner.backbone import Backbone
-from trio_pool_serve.runner.forward_pass import ForwardPass, assemble
+from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.packing import POSITION_RULES, Packing, PositionRule, pack
+from trio_pool_serve.runner.probe import TOLERANCES, computed, difference, probe_rows
 from trio_pool_serve.runner.varlen import CannotPackError, VarlenAttention
-from trio_pool_serve.types import PoolingRequest, RenderedPrompt
 
 PROBE_TOKENS = 64
 """In the longest row of the probe, or as many as reach past a sliding window."""
 
 MOST_PROBE_TOKENS = 4096
-
-TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 0.01}
-"""Of a row's states, relative. The rounding of bfloat16 alone makes for a third of that."""
 
 
 @define(eq=False)
@@ -42,6 +38,7 @@ class PackedBackbone:
     pad_token_id: int
     rule: PositionRule = "counted"
     _transformer: Any = field(init=False)
+    _signature: inspect.Signature = field(init=False)
     _packing: Packing | None = field(default=None, init=False)
     _remove_hooks: tuple[Callable[[], None], ...] = field(default=(), init=False)
 
@@ -49,7 +46,8 @@ class PackedBackbone:
         self._transformer = getattr(self.backbone.model, "base_model", None)
         if self._transformer is None:
             raise CannotPackError("its model is not one of transformers'")
-        if "position_ids" not in inspect.signature(self._transformer.forward).parameters:
+        self._signature = inspect.signature(self._transformer.forward)
+        if "position_ids" not in self._signature.parameters:
             raise CannotPackError("its positions cannot be given")
         self._remove_hooks = (
             self._transformer.register_forward_pre_hook(self._put_together, with_kwargs=True).remove,
@@ -87,7 +85,8 @@ class PackedBackbone:
         packing = self._packing
         if packing is None:
             return None
-        inputs = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        del module
+        inputs = self._signature.bind(*args, **kwargs).arguments
         inputs |= inputs.pop("kwargs", {})
         for name in ("input_ids", "token_type_ids"):
             if inputs.get(name) is not None:
@@ -143,39 +142,21 @@ def _choose_rule(packed: PackedBackbone, *, max_tokens: int, device: torch.devic
         raise CannotPackError("its window is too long to be compared")
     longest = min(max_tokens, max(PROBE_TOKENS, 2 * window), MOST_PROBE_TOKENS)
     embedding = model.get_input_embeddings()
-    lengths = (max(1, longest // 2), longest, 1, max(1, longest // 3))
-    random = np.random.default_rng(0)
-    rows = [random.integers(embedding.num_embeddings, size=length).astype(np.int32) for length in lengths]
+    rows = probe_rows(embedding.num_embeddings, (max(1, longest // 2), longest, 1, max(1, longest // 3)))
     rows[1][longest // 2] = packed.pad_token_id  # tells the rules apart
-    expected = _computed(packed.backbone, rows, packed.pad_token_id, device)
+    outputs_of = partial(computed, pad_token_id=packed.pad_token_id, device=device)
+    expected = outputs_of(packed.backbone, rows)
     differences = {}
     for rule in POSITION_RULES:
         # A position past the table's end would end all computing on a GPU.
         past = packed.pad_token_id + longest >= (getattr(config, "max_position_embeddings", None) or 0)
         if rule == "counted" or not past:
             packed.rule = rule
-            differences[rule] = _difference(_computed(packed, rows, packed.pad_token_id, device), expected)
+            differences[rule] = difference(outputs_of(packed, rows), expected)
     packed.rule = min(differences, key=differences.__getitem__)
     if not differences[packed.rule] <= TOLERANCES[embedding.weight.dtype]:
         raise CannotPackError(f"its states differ by {differences[packed.rule]:.2g}")
     others = [rows[0], *(row[::-1].copy() for row in rows[1:])]
-    first, again = (_computed(packed, some, packed.pad_token_id, device)[0] for some in (rows, others))
+    first, again = (outputs_of(packed, some)[0] for some in (rows, others))
     if not torch.equal(first, again):
         raise CannotPackError("its rows read one another")
-
-
-def _computed(
-    backbone: Callable[[ForwardPass], Tensor],
-    rows: Sequence[npt.NDArray[np.int32]],
-    pad_token_id: int,
-    device: torch.device,
-) -> list[Tensor]:
-    """Return what the backbone makes of each row: [tokens, …], or [labels] of a whole row."""
-    requests = [PoolingRequest(RenderedPrompt(row)) for row in rows]
-    output = backbone(assemble(requests, pad_token_id=pad_token_id, device=device)).float()
-    return [states[: len(row)] if output.dim() == 3 else states for states, row in zip(output, rows, strict=True)]
-
-
-def _difference(ours: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Return the largest of all rows', relative to what is expected."""
-    return max(float((a - b).norm() / b.norm()) for a, b in zip(ours, expected, strict=True))

@@ -15,6 +15,7 @@ from trio_pool_serve.runner.forward_pass import ForwardPass, assemble
 from trio_pool_serve.runner.heads.interface import Head, HeadRows
 from trio_pool_serve.runner.heads.late_interaction import HeldMemory, QueryVectors
 from trio_pool_serve.runner.output_copy import OutputCopier
+from trio_pool_serve.runner.probe import Compute
 from trio_pool_serve.types import (
     Batch,
     Classify,
@@ -29,9 +30,6 @@ from trio_pool_serve.types import (
     TokenClassify,
     TokenEmbed,
 )
-
-Compute = Callable[[ForwardPass], torch.Tensor]
-"""From rows on the device to what a backbone makes of them."""
 
 Heads = Mapping[type[Any], Head]
 """What a model can be asked for, by the class of the ``PoolingParams``."""
@@ -67,7 +65,7 @@ class TransformerRunner:
     compute: Compute = Factory(lambda self: self.backbone, takes_self=True)
     """How ``backbone`` is computed: by itself, or by something faster that gives the same."""
     pads: bool = True
-    """Whether ``compute`` reads rows that are padded to the longest."""
+    """Whether padding is computed like tokens are."""
     dimensions: int = field(default=0, init=False)
     """Length of the vectors; known after ``warm_up``, 0 for a model that makes none."""
     embeds_width: int = field(default=0, init=False)

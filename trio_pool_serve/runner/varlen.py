@@ -6,16 +6,16 @@ the names that its own flash attention uses. For a name that has no mask functio
 
 import inspect
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-FLASH = "trio_pool_serve_varlen"
+FLASH: Final = "trio_pool_serve_varlen"
 """torch's own flash attention, on CUDA in half precision."""
 
-ONE_BY_ONE = "trio_pool_serve_one_by_one"
+ONE_BY_ONE: Final = "trio_pool_serve_one_by_one"
 """Segment by segment, on any device in any type: slow, and made for comparing."""
 
 VarlenAttention: TypeAlias = Literal["trio_pool_serve_varlen", "trio_pool_serve_one_by_one"]
