@@ -78,7 +78,7 @@ class CudaGraphBackend:
         graph = torch.cuda.CUDAGraph()
         # Other models' threads may allocate meanwhile, which fails a capture in any other mode.
         capturing: AbstractContextManager[Any] = torch.cuda.graph(
-            graph, pool=self._pool, capture_error_mode="thread_local"
+            graph, pool=self._pool, stream=side, capture_error_mode="thread_local"
         )
         with torch.cuda.device(self.device), capturing:
             output = compute()
