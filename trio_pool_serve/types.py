@@ -252,7 +252,10 @@ class Runner(Protocol):
 
     @property
     def pads(self) -> bool:
-        """Whether padding is computed like tokens are: if not, a batch costs its own tokens only."""
+        """Whether padding is computed like tokens are. If not, a batch takes the time of its own tokens only.
+
+        It takes the memory of padded rows nonetheless: the states that heads read are padded.
+        """
 
 
 @frozen(eq=False)

@@ -43,8 +43,7 @@ class CompiledBackbone:
         embedded = any(request.prompt.embeds is not None for request in forward.requests)
         if embedded or forward.input_ids.shape[1] < 2:
             return self.backbone(forward)
-        # Tensors of their own: those of one buffer alias one another, which is compiled differently.
-        output = self._of_ids(*(part.clone() for part in (forward.input_ids, forward.attention_mask, forward.type_ids)))
+        output = self._of_ids(forward.input_ids, forward.attention_mask, forward.type_ids)
         assert isinstance(output, Tensor)  # noqa: S101
         return output
 

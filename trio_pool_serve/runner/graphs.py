@@ -80,7 +80,9 @@ class CudaGraphBackend:
         capturing: AbstractContextManager[Any] = torch.cuda.graph(
             graph, pool=self._pool, stream=side, capture_error_mode="thread_local"
         )
-        with torch.cuda.device(self.device), capturing:
+        # A capture that fails leaves its stream the current one, unless somebody else puts things right.
+        restored = torch.cuda.stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.device(self.device), restored, capturing:
             output = compute()
         self._pool = self._pool or graph.pool()
         return output, graph.replay
