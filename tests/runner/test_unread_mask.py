@@ -7,7 +7,7 @@ import torch
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
 from tests.runner.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
-from trio_pool_serve.runner.unread_mask import leave_masks_unread, unread_mask
+from trio_pool_serve.runner.unread_mask import leave_masks_unread, unread
 
 BIDIRECTIONAL = {
     "batch_size": 2,
@@ -24,13 +24,13 @@ def test_what_a_mask_holds_is_not_looked_at():
     mask = torch.ones((2, 3), dtype=torch.bool, device="meta")
     with pytest.raises((RuntimeError, NotImplementedError)):
         sdpa_mask(**BIDIRECTIONAL, attention_mask=mask, device="meta")
-    made = unread_mask(**BIDIRECTIONAL, attention_mask=mask, device="meta")
+    made = unread(sdpa_mask)(**BIDIRECTIONAL, attention_mask=mask, device="meta")
     assert made is not None
     assert made.shape == (2, 1, 3, 3)
 
 
 def test_without_padding_no_mask_is_made():
-    assert unread_mask(**BIDIRECTIONAL, attention_mask=None) is None
+    assert unread(sdpa_mask)(**BIDIRECTIONAL, attention_mask=None) is None
 
 
 @pytest.mark.parametrize("name", FAMILIES)

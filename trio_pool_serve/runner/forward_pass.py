@@ -108,10 +108,10 @@ def _or_all(prompt: RenderedPrompt) -> npt.NDArray[np.bool_]:
 def host_buffer(size: int, device: torch.device) -> Tensor:
     """Return ``size`` bytes that can be copied to the device without waiting for it, uninitialised.
 
-    Pinned where the device is another than the processor. torch keeps pinned memory for the next buffer, but not
+    Pinned where the device is a GPU. torch keeps pinned memory for the next buffer, but not
     before every copy from it has been made, so that batches in flight never share one.
     """
-    return torch.empty(size, dtype=torch.uint8, pin_memory=device.type != "cpu")
+    return torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
 
 
 def overwrite_embeds(inputs: Tensor, requests: Sequence[PoolingRequest]) -> Tensor:
