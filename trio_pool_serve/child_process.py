@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Generic, NoReturn, TypeVar
 
 import trio
@@ -82,7 +82,8 @@ async def open_child(
         )
     child = ChildProcess[Any](process, FramedStream(trio.SocketStream(trio.socket.from_stdlib_socket(ours)), status))
     try:
-        await child.channel.send(job)
+        with suppress(trio.BrokenResourceError):  # it has ended already, as will be seen
+            await child.channel.send(job)
         yield child
     finally:
         with trio.CancelScope(shield=True), trio.move_on_after(2 * LEAVING_S):

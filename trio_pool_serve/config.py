@@ -18,6 +18,7 @@ from trio_pool_serve.types import PoolingTask
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 RendererBackend: TypeAlias = Literal["thread", "process"]
 Placement: TypeAlias = Literal["local", "process"]
+Attention: TypeAlias = Literal["auto", "padded"]
 LongText: TypeAlias = Literal["refuse", "chunk"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
@@ -50,6 +51,23 @@ class ModelConfig:
         str,
         _help("Device to compute on: auto, cpu, cuda or cuda:N. auto: the first GPU, else the processor."),
     ] = "auto"
+    attention: Annotated[
+        Attention,
+        _help(
+            "How rows of different lengths are computed. auto: without padding on a GPU in half precision, for models "
+            "that are found to give the same. padded: each row as long as the longest, as elsewhere."
+        ),
+    ] = field(default="auto", validator=in_(("auto", "padded")))
+    cuda_graphs: Annotated[
+        bool, _help("Replay small batches as CUDA graphs, which are captured when the model is loaded.")
+    ] = True
+    compile: Annotated[
+        bool,
+        _switch(
+            "Compile the model with torch.compile when it is loaded, which takes a minute or more and needs a C++ "
+            "compiler; in place of attention without padding and of CUDA graphs."
+        ),
+    ] = False
     max_model_len: Annotated[
         int | None,
         _help("Longest input, tokens, special tokens included. [default: what the model's files say]"),

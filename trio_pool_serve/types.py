@@ -252,6 +252,13 @@ class Runner(Protocol):
     def default_batch_tokens(self) -> int:
         """Padded tokens per batch that suit this device when nobody asked for a number."""
 
+    @property
+    def pads(self) -> bool:
+        """Whether padding is computed like tokens are. If not, a batch takes the time of its own tokens only.
+
+        It takes the memory of padded rows nonetheless: the states that heads read are padded.
+        """
+
 
 @frozen(eq=False)
 class PoolingOutput:

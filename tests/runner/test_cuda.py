@@ -3,14 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import trio
 
 from tests.runner.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
+from tests.runner.test_varlen import PACKED
 from trio_pool_serve.offload import Offload
+from trio_pool_serve.runner.graphs import GraphedBackbone
 from trio_pool_serve.runner.output_copy import CudaCopyBackend, OutputCopier
-from trio_pool_serve.types import Batch, Embed, PooledBatch, Vectors
+from trio_pool_serve.types import Batch, Embed, PooledBatch, TokenEmbed, Vectors
 
 pytestmark = [
     pytest.mark.cuda,
@@ -130,3 +133,82 @@ async def test_a_cancelled_waiter_leaves_while_the_copy_runs(on_cuda: ServedMode
     assert scope.cancelled_caught
     assert not slow_copies.events[0].query()
     assert largest_difference((await awaited([on_cuda.runner.launch(batch)]))[0], expected) < TOLERANCE
+
+
+# -- faster ways to compute ------------------------------------------------------------------------------
+
+
+def half(path: Path, **settings: Any) -> ServedModel:
+    return ServedModel(path, device="cuda", dtype="bfloat16", settings=settings)
+
+
+def largest_angle(ours: list[Vectors], theirs: list[Vectors]) -> float:
+    """One minus the smallest cosine."""
+    return 1 - min(float(a @ b / np.linalg.norm(a) / np.linalg.norm(b)) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("name", PACKED)
+async def test_rows_without_padding_agree_with_padded_rows(tmp_path: Path, name: str):
+    path = write_family(tmp_path / name, name)
+    packed, padded = half(path, cuda_graphs=False), half(path, cuda_graphs=False, attention="padded")
+    assert "without padding" in packed.runner.describe()
+    assert not packed.runner.pads
+    assert "padded (as asked)" in padded.runner.describe()
+    assert padded.runner.pads
+    assert largest_angle(await packed.embed(TEXTS), await padded.embed(TEXTS)) < 0.01
+    alone = [(await packed.embed([text]))[0] for text in TEXTS]
+    assert largest_angle(alone, await packed.embed(TEXTS)) < 0.01
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_graphs_agree_with_what_they_were_captured_from(tmp_path: Path, name: str):
+    path = write_family(tmp_path / name, name)
+    graphed = ServedModel(path, device="cuda")
+    if name in PACKED:
+        assert isinstance(graphed.runner.compute, GraphedBackbone), graphed.runner.describe()
+    expected = await ServedModel(path, device="cuda", settings={"cuda_graphs": False}).embed(TEXTS)
+    assert largest_difference(await graphed.embed(TEXTS), expected) < TOLERANCE
+    alone = [(await graphed.embed([text]))[0] for text in TEXTS]
+    assert largest_difference(alone, expected) < TOLERANCE
+
+
+async def test_batches_in_flight_do_not_share_a_graph_s_memory(minilm: Path):
+    """Token vectors are copied to the host while the next batch is replayed."""
+    served = ServedModel(minilm, device="cuda")
+    backend = SlowCopyBackend(served.runner.device)
+    served.runner.copier = OutputCopier(backend, Offload())
+    batches = [Batch(tuple(await served.ask([text] * 4, [(TokenEmbed(),)] * 4))) for text in TEXTS]
+    expected = [await awaited([served.runner.launch(batch)]) for batch in batches]
+    backend.slow = True
+    first = served.runner.launch(batches[0])
+    backend.slow = False
+    handles = [first, *(served.runner.launch(batch) for batch in batches[1:])]
+    for rows, (rows_expected,) in zip(await awaited(handles), expected, strict=True):
+        assert largest_difference(rows, rows_expected) == 0
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"cuda_graphs": False}, {"attention": "padded"}, {"cuda_graphs": False, "attention": "padded"}]
+)
+async def test_a_launch_does_not_wait_for_the_device(minilm: Path, settings: Any):
+    """Else no batch would be launched while another is computed."""
+    served = half(minilm, **settings)
+    batches = [Batch(tuple(await served.requests(texts))) for texts in (TEXTS, TEXTS * 40, TEXTS[:1])]
+    for batch in batches:  # whatever is allocated on first use
+        await awaited([served.runner.launch(batch) for _ in range(3)])
+    for batch in batches:
+        torch.cuda.synchronize()
+        torch.cuda._sleep(LONG_COPY_CYCLES)
+        busy = torch.cuda.Event()
+        busy.record()
+        handle = served.runner.launch(batch)
+        assert not busy.query()
+        await awaited([handle])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own code
+async def test_a_compiled_model_agrees(minilm: Path):
+    rows = await ServedModel(minilm, device="cuda", settings={"compile": True}).embed(TEXTS)
+    torch.compiler.set_stance("default")
+    assert largest_difference(rows, await ServedModel(minilm).embed(TEXTS)) < 1e-3

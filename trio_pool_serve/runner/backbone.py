@@ -1,6 +1,7 @@
 """The transformer itself: token ids to what its heads read."""
 
 import inspect
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
@@ -22,7 +23,9 @@ class Backbone:
 
     def __call__(self, forward: ForwardPass) -> Tensor:
         """Return the output for each row: [rows, tokens, …] or, for a row's own logits, [rows, labels]."""
-        inputs: dict[str, Any] = {"attention_mask": forward.attention_mask}
+        inputs: dict[str, Any] = {}
+        if forward.padded or not self._mask_is_optional:
+            inputs["attention_mask"] = forward.attention_mask
         if any(request.prompt.embeds is not None for request in forward.requests):
             inputs["inputs_embeds"] = overwrite_embeds(self.embed(forward.input_ids), forward.requests)
         else:
@@ -33,12 +36,31 @@ class Backbone:
         assert isinstance(computed, torch.Tensor)  # noqa: S101
         return computed
 
+    def of_ids(self, input_ids: Tensor, attention_mask: Tensor, type_ids: Tensor) -> Tensor:
+        """Return the output for rows [rows, tokens] of ids, always with a mask, and with segments if it takes any.
+
+        Nothing here depends on what the tensors hold, or on which were given before.
+        """
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if self._takes_type_ids:
+            inputs["token_type_ids"] = type_ids
+        computed = getattr(self.model(**inputs), self.output)
+        assert isinstance(computed, torch.Tensor)  # noqa: S101
+        return computed
+
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return the model's own embeddings of token ids: [rows, tokens] to [rows, tokens, ``embeds_width``]."""
         assert self._embedding is not None  # noqa: S101
         embedded = self._embedding(token_ids)
         assert isinstance(embedded, torch.Tensor)  # noqa: S101
         return embedded
+
+    @property
+    def vocab_size(self) -> int:
+        """How many ids there are."""
+        embedding = self.model.get_input_embeddings()  # type: ignore[operator]
+        assert isinstance(embedding, nn.Embedding)  # noqa: S101
+        return embedding.num_embeddings
 
     @property
     def embeds_width(self) -> int:
@@ -61,8 +83,14 @@ class Backbone:
         return "token_type_ids" in self._arguments
 
     @cached_property
-    def _arguments(self) -> frozenset[str]:
-        return frozenset(inspect.signature(self.model.forward).parameters)
+    def _mask_is_optional(self) -> bool:
+        """Without a mask attention takes its fastest way; transformers looks whether one masks anything, and waits."""
+        mask = self._arguments.get("attention_mask")
+        return mask is not None and mask.default is None
+
+    @cached_property
+    def _arguments(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.model.forward).parameters
 
     @property
     def parameters(self) -> int:

@@ -8,7 +8,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from trio_pool_serve.types import PoolingRequest
+from trio_pool_serve.types import PoolingRequest, RenderedPrompt
 
 
 @frozen(eq=False)
@@ -17,6 +17,7 @@ class ForwardPass:
 
     All tensors are [rows, tokens]: ``input_ids``, ``attention_mask`` and ``type_ids`` (int64), ``pooled``
     (bool: what one-vector poolers look at), ``kept`` (bool: the tokens whose own vectors are wanted).
+    ``padded`` tells whether there is a token that is not attended to: without any, no mask is needed.
     ``states`` is the model's output, [rows, tokens, hidden] or whatever its own head makes of that; it is
     absent where no forward pass was needed.
     """
@@ -27,6 +28,7 @@ class ForwardPass:
     type_ids: Tensor
     pooled: Tensor
     kept: Tensor
+    padded: bool = True
     states: Tensor | None = None
 
     @property
@@ -51,6 +53,7 @@ class ForwardPass:
             self.type_ids[index],
             self.pooled[index],
             self.kept[index],
+            self.padded,
             None if self.states is None else self.states[index],
         )
 
@@ -64,22 +67,51 @@ def assemble(requests: Sequence[PoolingRequest], *, pad_token_id: int, device: t
     skipped = np.array([prompt.instruction_tokens for prompt in prompts])
     skipped[skipped >= tokens] = 0
     positions = np.arange(tokens.max())
-    # Two arrays, so that there are two copies to the device and not five.
-    numbers = np.empty((3, len(prompts), len(positions)), dtype=np.int64)
-    flags = np.empty((2, len(prompts), len(positions)), dtype=np.bool_)
-    (ids, attention, types), (pooled, kept) = numbers, flags
+    own = positions < tokens[:, None]
+    # One buffer, so that there is one copy to the device and not five: three int64 and two bools for each cell.
+    buffer = host_buffer(own.size * (3 * 8 + 2), device)
+    array = buffer.numpy()
+    ids, attention, types = array[: 3 * 8 * own.size].view(np.int64).reshape(3, *own.shape)
+    pooled, kept = array[3 * 8 * own.size :].view(np.bool_).reshape(2, *own.shape)
     ids[:] = pad_token_id
-    types[:] = 0
+    ids[own] = np.concatenate([prompt.token_ids for prompt in prompts])
     attention[:] = positions < attended[:, None]
-    kept[:] = positions < tokens[:, None]
-    pooled[:] = kept & (positions >= skipped[:, None])
-    for row, prompt in enumerate(prompts):
-        ids[row, : len(prompt.token_ids)] = prompt.token_ids
-        if prompt.type_ids is not None:
-            types[row, : len(prompt.type_ids)] = prompt.type_ids
-        if prompt.kept is not None:
-            kept[row, : len(prompt.kept)] = prompt.kept
-    return ForwardPass(requests, *to_device(numbers, device), *to_device(flags, device))
+    types[:] = 0
+    if any(prompt.type_ids is not None for prompt in prompts):
+        types[own] = np.concatenate([_or_zeros(prompt) for prompt in prompts])
+    kept[:] = own
+    np.logical_and(own, positions >= skipped[:, None], out=pooled)
+    if any(prompt.kept is not None for prompt in prompts):
+        kept[own] = np.concatenate([_or_all(prompt) for prompt in prompts])
+    on_device = buffer.to(device, non_blocking=True)
+    numbers = on_device[: 3 * 8 * own.size].view(torch.int64).view(3, *own.shape)
+    flags = on_device[3 * 8 * own.size :].view(torch.bool).view(2, *own.shape)
+    return ForwardPass(
+        requests=requests,
+        input_ids=numbers[0],
+        attention_mask=numbers[1],
+        type_ids=numbers[2],
+        pooled=flags[0],
+        kept=flags[1],
+        padded=bool(attended.min() < own.shape[1]),
+    )
+
+
+def _or_zeros(prompt: RenderedPrompt) -> npt.NDArray[np.int32]:
+    return np.zeros(len(prompt.token_ids), dtype=np.int32) if prompt.type_ids is None else prompt.type_ids
+
+
+def _or_all(prompt: RenderedPrompt) -> npt.NDArray[np.bool_]:
+    return np.ones(len(prompt.token_ids), dtype=np.bool_) if prompt.kept is None else prompt.kept
+
+
+def host_buffer(size: int, device: torch.device) -> Tensor:
+    """Return ``size`` bytes that can be copied to the device without waiting for it, uninitialised.
+
+    Pinned where the device is a GPU. torch keeps pinned memory for the next buffer, but not
+    before every copy from it has been made, so that batches in flight never share one.
+    """
+    return torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
 
 
 def overwrite_embeds(inputs: Tensor, requests: Sequence[PoolingRequest]) -> Tensor:

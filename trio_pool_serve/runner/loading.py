@@ -17,6 +17,8 @@ from trio_pool_serve.model_folder.reranking import GenerativeReranker
 from trio_pool_serve.model_folder.sparse import Sparse
 from trio_pool_serve.model_folder.vision_language import VisionLanguage
 from trio_pool_serve.offload import Offload
+from trio_pool_serve.runner.allocator import keep_freed_memory
+from trio_pool_serve.runner.computation import Place, choose_computation
 from trio_pool_serve.runner.dtype import resolve_device, resolve_dtype
 from trio_pool_serve.runner.families.bge_m3 import load_bge_m3
 from trio_pool_serve.runner.families.classification import load_sequence_classifier, load_token_classifier
@@ -58,6 +60,8 @@ def load_runner(folder: ModelFolder, config: ModelConfig, offload: Offload) -> T
     Blocks for seconds. Raises ``ModelLoadError`` with a message for people.
     """
     device = resolve_device(config.device)
+    if device.type == "cpu":
+        keep_freed_memory()
     params = LoadingParams(
         device=device, dtype=resolve_dtype(config.dtype, device), trust_remote_code=config.trust_remote_code
     )
@@ -75,11 +79,15 @@ def load_runner(folder: ModelFolder, config: ModelConfig, offload: Offload) -> T
         runner.warm_up()
     except Exception as error:
         raise ModelLoadError(f"The model is loaded, but cannot compute its first batch: {error}") from error
+    place = Place(device=device, dtype=params.dtype, pad_token_id=runner.pad_token_id, max_tokens=folder.max_model_len)
+    computation = choose_computation(loaded, config, place)
+    runner.compute, runner.pads = computation.compute, computation.pads
     dimensions = f", {runner.dimensions} dimensions" if runner.dimensions else ""
     runner.description = (
         f"{folder.model_type}, {loaded.backbone.parameters / 1e6:.1f} M parameters, "
         f"{str(params.dtype).removeprefix('torch.')} on {device}, "
         f"{loaded.about}{dimensions}, {folder.max_model_len} tokens"
+        f"{''.join(f', {what}' for what in computation.about)}"
     )
     return runner
 

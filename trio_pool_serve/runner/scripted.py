@@ -64,6 +64,7 @@ class ScriptedRunner:
     labels: int = 2
     default_batch_tokens: int = 64
     embeds_width: int = 0
+    pads: bool = True
     on_launch: Callable[[Batch], PooledBatch | None] | None = None
     batches: list[Batch] = field(factory=list, init=False)
     scopes: list[ScriptedScope] = field(factory=list, init=False)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from attrs import define, field, frozen
+from attrs import Factory, define, field, frozen
 
 from trio_pool_serve.errors import RunnerDeadError
 from trio_pool_serve.runner.backbone import Backbone
@@ -15,6 +15,7 @@ from trio_pool_serve.runner.forward_pass import ForwardPass, assemble
 from trio_pool_serve.runner.heads.interface import Head, HeadRows
 from trio_pool_serve.runner.heads.late_interaction import HeldMemory, QueryVectors
 from trio_pool_serve.runner.output_copy import OutputCopier
+from trio_pool_serve.runner.probe import Compute
 from trio_pool_serve.types import (
     Batch,
     Classify,
@@ -61,6 +62,10 @@ class TransformerRunner:
     pad_token_id: int
     default_batch_tokens: int
     copier: OutputCopier | None = None
+    compute: Compute = Factory(lambda self: self.backbone, takes_self=True)
+    """How ``backbone`` is computed: by itself, or by something faster that gives the same."""
+    pads: bool = True
+    """Whether padding is computed like tokens are."""
     dimensions: int = field(default=0, init=False)
     """Length of the vectors; known after ``warm_up``, 0 for a model that makes none."""
     embeds_width: int = field(default=0, init=False)
@@ -146,7 +151,7 @@ class TransformerRunner:
         outputs: list[HeadOutput] = []
         if reading:
             forward = self._assemble(batch, reading)
-            outputs += self._apply_heads(forward.with_states(self.backbone(forward)), reading)
+            outputs += self._apply_heads(forward.with_states(self.compute(forward)), reading)
         if lookups:
             outputs += self._apply_heads(self._assemble(batch, lookups), lookups)
         return outputs

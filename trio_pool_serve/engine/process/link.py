@@ -112,10 +112,13 @@ class Link:
     async def run(self) -> None:
         """Connect, send and receive, and again whenever the process dies: for ever.
 
-        Cancellation: at once; every row fails with ``EngineDeadError``.
+        Raises ``EngineDeadError`` once no process will take the place of one that died. Cancellation: at once; every row fails with ``EngineDeadError``.
         """
         while True:
-            stream = await trio.open_unix_socket(self.path)
+            try:
+                stream = await trio.open_unix_socket(self.path)
+            except OSError as error:
+                raise EngineDeadError("Nobody keeps engine processes alive any more.") from error
             try:
                 await self._converse(FramedStream(stream, FromEngine))
             finally:

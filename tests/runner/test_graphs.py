@@ -1,0 +1,151 @@
+"""Replayed shapes give what batches of any shape give: on a processor with a device that only pretends."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attrs import define, field
+from torch import Tensor
+
+from tests.runner.classifier_families import PROMPTS, write_classifier
+from tests.runner.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
+from trio_pool_serve.runner.graphs import GraphedBackbone, Shape, shapes_to_capture
+from trio_pool_serve.types import Batch, Classify, Embed, PoolingRequest, RenderedPrompt, TokenEmbed
+
+CPU = torch.device("cpu")
+TOLERANCE = 1e-5
+SHAPES = (Shape(8, 48), Shape(2, 48), Shape(2, 16))
+
+
+@define(eq=False)
+class FakeGraphBackend:
+    """Computes anew into the same memory, as a graph does, and counts."""
+
+    replays: int = field(default=0, init=False)
+
+    def capture(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Any]]:
+        output = compute()
+
+        def replay() -> None:
+            self.replays += 1
+            output.copy_(compute())
+
+        return output, replay
+
+
+@define(eq=False)
+class Graphed:
+    """A served model, its graphs, and what it computes beside those."""
+
+    served: ServedModel
+    backend: FakeGraphBackend = field(factory=FakeGraphBackend)
+    others: list[int] = field(factory=list)
+    """Rows of each batch that fitted no graph."""
+
+    def __attrs_post_init__(self) -> None:
+        runner = self.served.runner
+
+        def otherwise(forward: Any) -> Tensor:
+            self.others.append(len(forward.requests))
+            return runner.backbone(forward)
+
+        graphs = GraphedBackbone(runner.backbone, otherwise, self.backend, runner.pad_token_id)
+        graphs.capture(SHAPES, CPU)
+        runner.compute = graphs
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_family(tmp_path_factory.mktemp("family") / request.param, request.param)
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    return write_family(tmp_path / "bert", "bert")
+
+
+async def test_every_family_agrees(path: Path):
+    wanted = (Embed(), TokenEmbed())
+    expected = await ServedModel(path).values(TEXTS, *wanted)
+    graphed = Graphed(ServedModel(path))
+    together = await graphed.served.values(TEXTS, *wanted)
+    alone = [(await graphed.served.values([text], *wanted))[0] for text in TEXTS]
+    assert graphed.backend.replays == 1 + len(TEXTS)
+    for rows in (together, alone):
+        for index in range(2):
+            assert largest_difference([row[index] for row in rows], [row[index] for row in expected]) < TOLERANCE
+
+
+async def test_rows_of_an_earlier_batch_leave_nothing_behind(bert: Path):
+    graphed = Graphed(ServedModel(bert)).served
+    expected = await graphed.embed(TEXTS[2:3])
+    await graphed.embed(TEXTS)
+    assert largest_difference(await graphed.embed(TEXTS[2:3]), expected) == 0
+
+
+async def test_a_later_batch_leaves_the_rows_of_an_earlier_one_alone(bert: Path):
+    """Token vectors of a float32 model are its states themselves, which are copied to the host later."""
+    served = Graphed(ServedModel(bert)).served
+    (first,) = (await served.values(TEXTS[:1], TokenEmbed()))[0]
+    before = np.array(first)
+    await served.values(TEXTS[3:4], TokenEmbed())
+    assert np.array_equal(first, before)
+
+
+async def test_segments_are_replayed(tmp_path: Path):
+    path = write_classifier(tmp_path / "bert", "bert", num_labels=1)
+    short = PROMPTS[:2]
+    expected = await ServedModel(path).compute(short, Classify("raw"))
+    graphed = Graphed(ServedModel(path))
+    assert largest_difference(await graphed.served.compute(short, Classify("raw")), expected) < TOLERANCE
+    assert graphed.backend.replays == 1
+
+
+async def test_what_fits_no_graph_is_computed_otherwise(bert: Path):
+    graphed = Graphed(ServedModel(bert))
+    texts = [*TEXTS, *TEXTS]
+    rows = await graphed.served.embed(texts)
+    assert largest_difference(rows, await ServedModel(bert).embed(texts)) < TOLERANCE
+    assert graphed.others == [len(texts)]
+    assert graphed.backend.replays == 0
+
+
+async def test_embeddings_fit_no_graph(bert: Path):
+    graphed = Graphed(ServedModel(bert))
+    prompt = RenderedPrompt(np.zeros(3, dtype=np.int32), embeds=np.ones((3, 32), dtype=np.float32))
+    await graphed.served.runner.launch(Batch((PoolingRequest(prompt),)))
+    assert graphed.others == [1]
+
+
+async def test_a_capture_that_fails_leaves_no_graphs(bert: Path):
+    class Failing(FakeGraphBackend):
+        def capture(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Any]]:
+            if self.replays:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            self.replays = 1
+            return super().capture(compute)
+
+    runner = ServedModel(bert).runner
+    graphs = GraphedBackbone(runner.backbone, runner.backbone, Failing(), runner.pad_token_id)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        graphs.capture(SHAPES, CPU)
+    assert graphs.shapes == ()
+
+
+def test_shapes_are_few_and_bounded():
+    shapes = shapes_to_capture(parameters=110_000_000, max_tokens=512)
+    assert len(shapes) == len(set(shapes)) < 50
+    assert max(shape.cells for shape in shapes) == shapes[0].cells == 4096
+
+
+def test_no_shape_is_longer_than_the_model_reads():
+    shapes = shapes_to_capture(parameters=20_000_000, max_tokens=200)
+    assert max(shape.tokens for shape in shapes) == 200
+
+
+def test_a_large_model_has_graphs_for_a_few_tokens_only():
+    shapes = shapes_to_capture(parameters=8_000_000_000, max_tokens=32768)
+    assert max(shape.cells for shape in shapes) == 64

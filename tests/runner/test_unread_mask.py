@@ -1,0 +1,43 @@
+"""A mask is made without looking at it, and is the same."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
+
+from tests.runner.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
+from trio_pool_serve.runner.unread_mask import leave_masks_unread, unread
+
+BIDIRECTIONAL = {
+    "batch_size": 2,
+    "q_length": 3,
+    "kv_length": 3,
+    "mask_function": bidirectional_mask_function,
+    "allow_is_causal_skip": False,
+    "allow_is_bidirectional_skip": True,
+}
+
+
+def test_what_a_mask_holds_is_not_looked_at():
+    """A tensor on this device has no numbers that could be read."""
+    mask = torch.ones((2, 3), dtype=torch.bool, device="meta")
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        sdpa_mask(**BIDIRECTIONAL, attention_mask=mask, device="meta")
+    made = unread(sdpa_mask)(**BIDIRECTIONAL, attention_mask=mask, device="meta")
+    assert made is not None
+    assert made.shape == (2, 1, 3, 3)
+
+
+def test_without_padding_no_mask_is_made():
+    assert unread(sdpa_mask)(**BIDIRECTIONAL, attention_mask=None) is None
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_every_family_computes_the_same(tmp_path: Path, name: str):
+    served = ServedModel(write_family(tmp_path / name, name))
+    expected = await served.embed(TEXTS)
+    alone = [(await served.embed([text]))[0] for text in TEXTS]
+    leave_masks_unread(served.runner.backbone.model)
+    assert largest_difference(await served.embed(TEXTS), expected) < 1e-5
+    assert largest_difference([(await served.embed([text]))[0] for text in TEXTS], alone) < 1e-5

@@ -1,0 +1,153 @@
+"""Rows that lie one after the other give what padded rows give, or the model is padded."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.runner.classifier_families import PROMPTS, write_classifier
+from tests.runner.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
+from trio_pool_serve.runner.packed_backbone import PackedBackbone, pack_backbone
+from trio_pool_serve.runner.packing import pack
+from trio_pool_serve.runner.varlen import ONE_BY_ONE, CannotPackError
+from trio_pool_serve.types import Batch, Classify, Embed, PoolingRequest, RenderedPrompt, TokenEmbed
+
+CPU = torch.device("cpu")
+TOLERANCE = 1e-5
+PADDED = {"mpnet": "its states differ", "t5": "its positions cannot be given"}
+"""Families whose attention adds a bias of its own, which no kernel takes."""
+PACKED = [name for name in FAMILIES if name not in PADDED]
+
+
+def packed_backbone(served: ServedModel) -> PackedBackbone:
+    """What a GPU computes by its kernel, computed segment by segment."""
+    runner = served.runner
+    return pack_backbone(
+        runner.backbone,
+        ONE_BY_ONE,
+        pad_token_id=runner.pad_token_id,
+        max_tokens=served.folder.max_model_len,
+        device=CPU,
+    )
+
+
+def serve_packed(served: ServedModel) -> ServedModel:
+    served.runner.compute = packed_backbone(served)
+    return served
+
+
+@pytest.fixture(scope="module", params=PACKED)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_family(tmp_path_factory.mktemp("family") / request.param, request.param)
+
+
+@pytest.fixture(scope="module")
+def padded(path: Path) -> ServedModel:
+    return ServedModel(path)
+
+
+@pytest.fixture(scope="module")
+def packed(path: Path) -> ServedModel:
+    return serve_packed(ServedModel(path))
+
+
+async def test_mixed_lengths_agree_together_and_alone(padded: ServedModel, packed: ServedModel):
+    expected = await padded.embed(TEXTS)
+    assert largest_difference(await packed.embed(TEXTS), expected) < TOLERANCE
+    alone = [(await packed.embed([text]))[0] for text in TEXTS]
+    assert largest_difference(alone, expected) < TOLERANCE
+
+
+async def test_a_shuffled_batch_with_repeats_agrees(padded: ServedModel, packed: ServedModel):
+    texts = [*TEXTS, *TEXTS]
+    random.Random(7).shuffle(texts)
+    assert largest_difference(await packed.embed(texts), await padded.embed(texts)) < TOLERANCE
+
+
+async def test_token_vectors_agree(padded: ServedModel, packed: ServedModel):
+    wanted = (Embed(), TokenEmbed())
+    theirs, ours = await padded.values(TEXTS, *wanted), await packed.values(TEXTS, *wanted)
+    for index in range(2):
+        assert largest_difference([row[index] for row in ours], [row[index] for row in theirs]) < TOLERANCE
+
+
+async def test_rows_with_padding_tokens_inside_agree(padded: ServedModel, packed: ServedModel):
+    """A client may send any ids; RoBERTa gives those no position of their own."""
+    pad = padded.runner.pad_token_id
+    rows = [[4, pad, 5, 6, pad, pad, 7], [8, 9], [pad, 4]]
+    batch = Batch(tuple(PoolingRequest(RenderedPrompt(np.array(row, dtype=np.int32))) for row in rows))
+    theirs, ours = await padded.runner.launch(batch), await packed.runner.launch(batch)
+    assert largest_difference([row[0] for row in ours], [row[0] for row in theirs]) < TOLERANCE
+
+
+async def test_no_token_of_padding_is_computed(packed: ServedModel):
+    seen: list[torch.Size] = []
+    transformer = packed.runner.backbone.model
+
+    def note(module: Any, args: Any, kwargs: Any) -> None:
+        seen.append(kwargs["input_ids"].shape)
+
+    hook = transformer.register_forward_pre_hook(note, with_kwargs=True)
+    requests = await packed.requests(TEXTS)
+    await packed.runner.launch(Batch(tuple(requests)))
+    hook.remove()
+    assert seen == [(1, sum(request.tokens for request in requests))]
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_a_family_that_computes_otherwise_is_padded(tmp_path: Path, name: str):
+    with pytest.raises(CannotPackError, match=PADDED[name]):
+        packed_backbone(ServedModel(write_family(tmp_path / name, name)))
+
+
+async def test_a_model_that_was_refused_computes_as_before(tmp_path: Path):
+    served = ServedModel(write_family(tmp_path / "mpnet", "mpnet"))
+    before = await served.embed(TEXTS)
+    with pytest.raises(CannotPackError):
+        packed_backbone(served)
+    assert largest_difference(await served.embed(TEXTS), before) == 0
+
+
+def test_rows_that_read_one_another_are_noticed(tmp_path: Path):
+    """As the bias of a model that numbers a batch's tokens through would have them."""
+    served = ServedModel(write_family(tmp_path / "bert", "bert"))
+
+    def mix(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+        return output + 1e-6 * output.mean(dim=1, keepdim=True)
+
+    served.runner.backbone.model.embeddings.register_forward_hook(mix)
+    with pytest.raises(CannotPackError, match="its rows read one another"):
+        packed_backbone(served)
+
+
+async def test_a_row_that_brings_embeddings_is_padded(minilm: Path):
+    served = serve_packed(ServedModel(minilm))
+    requests = await served.requests(TEXTS[:2])
+    prompt = requests[0].prompt
+    table = served.runner.backbone.embed(torch.from_numpy(prompt.token_ids.astype(np.int64)))
+    embeds = table.detach().float().numpy()
+    of_embeds = PoolingRequest(RenderedPrompt(np.zeros(len(embeds), dtype=np.int32), embeds=embeds))
+    rows = await served.runner.launch(Batch((of_embeds, requests[1])))
+    assert largest_difference([row[0] for row in rows], await served.embed(TEXTS[:2])) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["bert", "xlm-roberta", "modernbert"])
+async def test_cross_encoders_agree(tmp_path: Path, name: str):
+    """Their own heads read the first token of padded rows, behind the transformer."""
+    served = ServedModel(write_classifier(tmp_path / name, name, num_labels=1))
+    expected = await served.compute(PROMPTS, Classify("raw"))
+    assert largest_difference(await serve_packed(served).compute(PROMPTS, Classify("raw")), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("rule", ["counted", "past padding"])
+def test_positions_begin_anew_with_each_row(rule: Any):
+    rows = [np.array(row, dtype=np.int32) for row in ([5, 1, 6], [7], [1, 8])]
+    packing = pack(rows, rule, pad_token_id=1, device=CPU)
+    expected = {"counted": [0, 1, 2, 0, 0, 1], "past padding": [2, 1, 3, 2, 1, 2]}
+    assert packing.positions.tolist() == [expected[rule]]
+    assert packing.tokens.tolist() == [0, 1, 2, 3, 6, 7]
+    assert packing.cells.tolist() == [[0, 1, 2], [3, 3, 3], [4, 5, 5]]
+    assert packing.bounds.tolist() == [0, 3, 4, 6]
