@@ -97,7 +97,7 @@ class Load:
     async def _client(self, turns: Iterator[bytes], shift_s: float) -> None:
         async with await Connection.open(self.job.port) as connection:
             due = trio.current_time() + shift_s
-            await trio.sleep_until(due)
+            await trio.sleep_until(min(due, self.end))
             while due < self.end:
                 await connection.ask(next(turns))
                 now = trio.current_time()
@@ -106,7 +106,7 @@ class Load:
                     due = now
                 else:
                     due += self.job.every_s
-                    await trio.sleep_until(due)
+                    await trio.sleep_until(min(due, self.end))
 
     def _count(self, due: float, now: float) -> None:
         if now >= self.begin:
