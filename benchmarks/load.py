@@ -30,6 +30,7 @@ class LoadJob:
     """
 
     port: int
+    host: str = "127.0.0.1"
     path: str = "/v1/embeddings"
     bodies: list[str] = Factory(list)
     clients: int = 1
@@ -53,6 +54,7 @@ class LoadResult:
 
     requests: int
     requests_per_s: float
+    mean_ms: float
     p50_ms: float
     p95_ms: float
     p99_ms: float
@@ -95,7 +97,7 @@ class Load:
         self.cpu_s = time.process_time() - spent
 
     async def _client(self, turns: Iterator[bytes], shift_s: float) -> None:
-        async with await Connection.open(self.job.port) as connection:
+        async with await Connection.open(self.job.port, self.job.host) as connection:
             due = trio.current_time() + shift_s
             await trio.sleep_until(due)
             while due < self.end:
@@ -119,6 +121,7 @@ class Load:
         return LoadResult(
             requests=len(self.latencies),
             requests_per_s=self.finished / self.job.seconds,
+            mean_ms=1e3 * sum(self.latencies) / len(self.latencies),
             p50_ms=self._latency_ms(0.5),
             p95_ms=self._latency_ms(0.95),
             p99_ms=self._latency_ms(0.99),
