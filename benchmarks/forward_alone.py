@@ -5,8 +5,7 @@ python -m benchmarks.forward_alone
 
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
-from typing import Annotated
+from typing import Annotated, Any
 
 import cyclopts
 import trio
@@ -30,7 +29,7 @@ from benchmarks.rounds import Rounds
 
 TOKENS = 34
 
-WAYS: dict[Way, str] = {"transformers": "transformers", "runner": "our runner"}
+WAYS: dict[Way, str] = {"transformers": "transformers", "runner": "our runner", "text": "our runner, from texts"}
 
 Passes = Rounds[tuple[Way, int, int]]
 """By way, threads and batch."""
@@ -76,17 +75,18 @@ class ForwardAlone:
                     job = OfflineJob(way=way, threads=threads, batch=batch, tokens=self.tokens, seconds=self.seconds)
                     self.passes.add((way, threads, batch), await self.offline.measure(job))
 
-    def result(self, batch: int, *, threads: int | None = None) -> list[OfflineResult]:
-        """Return the rounds of transformers' forward pass with so many threads, by default the fastest number."""
-        count = threads or max(
-            thread_counts(), key=lambda count: self.passes.median(("transformers", count, batch), "sequences_per_s")
-        )
-        return self.passes.results["transformers", count, batch]
+    def rounds(self, batch: int, *, way: Way = "transformers", threads: int | None = None) -> list[OfflineResult]:
+        """Return the rounds with so many threads, by default whichever number is the fastest."""
+        count = threads or self.best_threads(batch, way)
+        return self.passes.results[way, count, batch]
 
-    def share(self, rates: list[float], batch: int, *, threads: int | None = None) -> float:
-        """Return texts a second over those of the forward pass: the median of each round's ratio."""
-        alone = self.result(batch, threads=threads)
-        return median(rate / one.sequences_per_s for rate, one in zip(rates, alone, strict=True))
+    def best_threads(self, batch: int, way: Way = "transformers") -> int:
+        """Return with how many threads batches of that size are computed fastest."""
+        return max(thread_counts(), key=lambda count: self.passes.median((way, count, batch), "sequences_per_s"))
+
+    def as_document(self) -> list[dict[str, Any]]:
+        """Return everything for JSON."""
+        return self.passes.as_document("way", "threads", "batch")
 
 
 def show(passes: Passes, settings: Settings) -> None:
@@ -139,7 +139,7 @@ async def run(settings: Settings) -> None:
         "machine": machine,
         "settings": settings_document(settings),
         "model": MODEL_NAME,
-        "passes": alone.passes.as_document("way", "threads", "batch"),
+        "passes": alone.as_document(),
     }
     write_json(settings.output_dir, "forward_alone", document)
     draw(alone.passes, settings)

@@ -1,4 +1,4 @@
-"""The model without a server, in a process of its own: ``open_offline`` starts it, ``python -m benchmarks.offline`` is it.
+"""The model without a server, in a process: ``open_offline`` starts it, ``python -m benchmarks.offline`` is it.
 
 Jobs come in on standard input and results go out on standard output, a line of JSON each. The process lives through a
 whole benchmark, so that what it measures is measured in turns with everything else, and does nothing in between.

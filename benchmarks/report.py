@@ -19,7 +19,7 @@ RESULTS = Path(__file__).parent / "results"
 console = Console()
 
 _tables: list[str] = []
-"""Tables in Markdown that have been printed and not been written: a benchmark is a process, and shows what it writes."""
+"""Tables in Markdown, printed and not written yet: a benchmark is a process, and shows what it writes."""
 
 BUSY = 0.3
 """Load average past which something else runs. Compute threads that spin lose most by it, and not all

@@ -1,6 +1,6 @@
 """What several rounds of measuring gave: medians, and ratios within each round."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from statistics import median
 from typing import Any, Generic, TypeVar
 
@@ -25,19 +25,9 @@ class Rounds(Generic[Key]):
         values = [getattr(result, quantity) for result in self.results[key]]
         return max(values) if quantity == "max_ms" else median(values)
 
-    def ratio(self, key: Key, quantity: str, base: Key, base_quantity: str | None = None) -> float:
-        """Return a quantity over another's: the median of each round's ratio."""
-        return median(self._pairs(key, quantity, base, base_quantity, lambda value, of_base: value / of_base))
-
-    def difference(self, key: Key, quantity: str, base: Key, base_quantity: str | None = None) -> float:
-        """Return a quantity less another: the median of each round's difference."""
-        return median(self._pairs(key, quantity, base, base_quantity, lambda value, of_base: value - of_base))
-
-    def _pairs(self, key: Key, quantity: str, base: Key, base_quantity: str | None, combine: Any) -> list[float]:
-        pairs = zip(self.results[key], self.results[base], strict=True)
-        return [
-            combine(getattr(result, quantity), getattr(of_base, base_quantity or quantity)) for result, of_base in pairs
-        ]
+    def ratio(self, key: Key, quantity: str, base: Key) -> float:
+        """Return a quantity over that of another key: the median of each round's ratio."""
+        return median_ratio(self.results[key], quantity, self.results[base], quantity)
 
     def as_document(self, *names: str) -> list[dict[str, Any]]:
         """Return everything for JSON; ``names`` are those of the parts of a key."""
@@ -48,3 +38,15 @@ class Rounds(Generic[Key]):
             }
             for key, results in self.results.items()
         ]
+
+
+def median_ratio(results: Sequence[Any], quantity: str, bases: Sequence[Any], base_quantity: str) -> float:
+    """Return a quantity over one of something else measured in the same rounds: the median of each round's ratio."""
+    pairs = zip(results, bases, strict=True)
+    return median(getattr(result, quantity) / getattr(base, base_quantity) for result, base in pairs)
+
+
+def median_difference(results: Sequence[Any], bases: Sequence[Any], quantity: str) -> float:
+    """Return by how much a quantity is larger than in something else: the median of each round's difference."""
+    pairs = zip(results, bases, strict=True)
+    return median(getattr(result, quantity) - getattr(base, quantity) for result, base in pairs)
