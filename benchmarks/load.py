@@ -67,14 +67,15 @@ class Load:
     """One job being run.
 
     A request counts for the latencies if it begins before the end and ends after the ramp, however long it
-    takes; for the throughput if it ends between the two.
+    takes; for the throughput with the share of its time that lies between the two, so that a few long requests
+    count as rightly as many short ones.
     """
 
     job: LoadJob
     begin: float = field(init=False)
     end: float = field(init=False)
     latencies: list[float] = field(init=False, factory=list)
-    finished: int = field(init=False, default=0)
+    finished: float = field(init=False, default=0.0)
     cpu_s: float = field(init=False, default=0.0)
 
     async def run(self) -> LoadResult:
@@ -113,8 +114,9 @@ class Load:
     def _count(self, due: float, now: float) -> None:
         if now >= self.begin:
             self.latencies.append(now - due)
-        if self.begin <= now < self.end:
-            self.finished += 1
+        between = min(now, self.end) - max(due, self.begin)
+        if between > 0:
+            self.finished += between / (now - due)
 
     def _result(self) -> LoadResult:
         self.latencies.sort()
