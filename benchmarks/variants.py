@@ -65,6 +65,9 @@ def with_api_processes(variants: Iterable[Variant], processes: int) -> tuple[Var
     )
 
 
+COMPARED_SOMEWHERE = (OURS, NAIVE, *ENGINES, *FRONT_ENDS, *with_api_processes(FRONT_ENDS, 4))
+
+
 def known(variants: Sequence[Variant]) -> list[Variant]:
     """Return those whose flags our command knows, and say which are left out, and why."""
     kept = []
