@@ -34,13 +34,16 @@ from benchmarks.report import (
 )
 from benchmarks.rounds import Rounds, median_ratio
 from benchmarks.servers import Server
-from benchmarks.variants import FRONT_ENDS, Variant, known, open_variants, say_left_out, with_api_processes
+from benchmarks.variants import FRONT_ENDS, LONG_TEXTS, Variant, known, open_variants, say_left_out, with_api_processes
 
 TEXTS = 512
 
 CHECKED_TEXTS = 32
 
 FORWARD_BATCH = 32
+
+SHORT_TOKENS = 256
+"""What the model reads without being told to read more."""
 
 WARM_UP_CLIENTS = 8
 
@@ -63,8 +66,10 @@ class Settings:
 
 def compared(settings: Settings) -> dict[int, tuple[Variant, ...]]:
     """Return the servers by the number of their API processes; the first of each is ours."""
+    length = LONG_TEXTS if settings.tokens > SHORT_TOKENS else ()
+    variants = tuple(variant.with_flags(variant.name, *length) for variant in FRONT_ENDS)
     return {
-        processes: FRONT_ENDS if processes == 1 else with_api_processes(FRONT_ENDS, processes)
+        processes: variants if processes == 1 else with_api_processes(variants, processes)
         for processes in settings.api_processes
     }
 

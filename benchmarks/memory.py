@@ -1,6 +1,7 @@
 """How much memory the processes of a server take."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from attrs import frozen
@@ -20,18 +21,26 @@ class ProcessMemory:
 
 def memory_of(pid: int) -> list[ProcessMemory]:
     """Return the memory of a process and of all it has started, in their order."""
-    return [_read(one) for one in _family(pid)]
+    found = [_read(one) for one in _family(pid)]
+    return [memory for memory in found if memory is not None]
 
 
 def _family(pid: int) -> Iterator[int]:
     yield pid
-    for children in sorted((PROC / str(pid) / "task").glob("*/children")):
-        for child in children.read_text().split():
-            yield from _family(int(child))
+    children: list[str] = []
+    for thread in sorted((PROC / str(pid) / "task").glob("*/children")):
+        with suppress(FileNotFoundError, ProcessLookupError):  # threads come and go
+            children += thread.read_text().split()
+    for child in children:
+        yield from _family(int(child))
 
 
-def _read(pid: int) -> ProcessMemory:
-    lines = (PROC / str(pid) / "smaps_rollup").read_text().splitlines()[1:]
+def _read(pid: int) -> ProcessMemory | None:
+    """Return the memory of a process; ``None`` if it has ended meanwhile."""
+    try:
+        lines = (PROC / str(pid) / "smaps_rollup").read_text().splitlines()[1:]
+        command = (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
     kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
-    command = (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     return ProcessMemory(pid, command, kib["Rss"] / 1024, kib["Pss"] / 1024)

@@ -37,15 +37,12 @@ from benchmarks.report import (
     write_json,
 )
 from benchmarks.rounds import Rounds
-from benchmarks.variants import NAIVE, OURS, open_variants
+from benchmarks.variants import LONG_TEXTS, NAIVE, OURS, open_variants
 
 TEXTS = 256
 """At least, of each length; more where a request has more."""
 
 CHECKED_TEXTS = 8
-
-OURS_FLAGS = ("--max-model-len", "512")
-"""The model's own limit, of 256 tokens, is not what its peers go by."""
 
 
 class NotAPeerError(Exception):
@@ -221,7 +218,7 @@ async def run(settings: Settings) -> None:
     most = max(settings.batches)
     making = Texts()
     texts = {tokens: making.make(max(TEXTS, 2 * most), tokens) for tokens in sorted({*settings.tokens})}
-    ours = OURS.with_flags(OURS.name, *OURS_FLAGS, *shlex.split(settings.flags))
+    ours = OURS.with_flags(OURS.name, *LONG_TEXTS, *shlex.split(settings.flags))
     async with AsyncExitStack() as stack:
         own = [ours] if settings.peer else [ours, NAIVE]
         servers = await stack.enter_async_context(open_variants(own))

@@ -15,6 +15,9 @@ from trio_pool_serve.cli import read_config
 
 OURS_MODULE = ("trio_pool_serve", "serve")
 
+LONG_TEXTS = ("--max-model-len", "512")
+"""Flags for texts of more than 256 tokens: what the model is meant for is less than what it can read."""
+
 
 @frozen(kw_only=True)
 class Variant:
