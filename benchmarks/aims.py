@@ -1,7 +1,7 @@
 """Is the server as fast as it is meant to be on a processor? One row for each aim: measured, and reached or not.
 
-Everything is a ratio of things measured in turns in one run, but for the latency of ``/health``. Other benchmarks may
-have aims as well: whatever stands under ``aims`` in a result of the same commit is a row here.
+Everything is a ratio of things measured in turns in one run, but for the latency of ``/health``. What is aimed at in
+scheduling is taken from the result of ``benchmarks.scheduling``, if there is one of the same commit.
 
     python -m benchmarks.aims
 """
@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import attrs
 import cyclopts
@@ -38,7 +38,7 @@ from benchmarks.report import (
 )
 from benchmarks.rounds import Rounds, median_difference, median_ratio
 from benchmarks.servers import Server
-from benchmarks.variants import OURS, open_variants
+from benchmarks.variants import OURS, open_variants, say_not_measured
 
 TOKENS = 34
 
@@ -101,6 +101,8 @@ HEALTH = {
     for quantity, limit in HEALTH_LIMITS_MS.items()
 }
 
+PADDING = Aim(row="mixed lengths: padding, share of the tokens computed", at_most=0.1)
+
 MEMORY = Aim(row="memory of all processes, MiB (PSS)")
 
 Load: TypeAlias = tuple[int, int]
@@ -112,11 +114,11 @@ LOADS: tuple[Load, ...] = ((1, 1), (FEW, 1), (MANY, 1), (BATCH_CLIENTS, BATCH))
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run: ``seconds`` for each load and round. ``flags`` are for the server, as one string."""
+    """What is run: ``seconds`` for each load and round. ``server_flags`` are for the server, as one string."""
 
     rounds: int = 5
     seconds: float = 6.0
-    flags: str = ""
+    server_flags: Annotated[str, Parameter(allow_leading_hyphen=True)] = ""
     output_dir: Path = RESULTS
 
 
@@ -169,20 +171,25 @@ async def measure(server: Server, alone: ForwardAlone, call: ForwardAlone, setti
     return Measured(loads=loads, health=health, alone=alone, call=call, memory=memory_of(server.pid))
 
 
-def aims_of_others(folder: Path, commit: str) -> dict[Aim, float]:
-    """Return the rows that other benchmarks' results of the same commit have under ``aims``."""
-    found = {}
-    for path in sorted(folder.glob("*.json")):
-        document = json.loads(path.read_text())
-        if document.get("machine", {}).get("commit") == commit and path.stem != "aims":
-            for row in document.get("aims", []):
-                aim = Aim(row=row["row"], at_least=row.get("at_least"), at_most=row.get("at_most"))
-                found[aim] = row["value"]
-    return found
+def scheduling_values(folder: Path, commit: str) -> dict[Aim, float]:
+    """Return what the result of ``benchmarks.scheduling`` says of the same commit; nothing if there is none."""
+    path = folder / "scheduling.json"
+    document = json.loads(path.read_text()) if path.exists() else {}
+    if document.get("machine", {}).get("commit") != commit:
+        say_not_measured("scheduling", f"{path} is not there, or of another commit")
+        return {}
+    scenarios = {scenario["scenario"]: scenario for scenario in document["scenarios"]}
+    return {
+        PADDING: median(scenarios["mixed lengths"]["waste"]["with"]),
+        **{
+            Aim(row=f"{name}: p99 of the short ones ÷ p99 of them alone"): scenario["p99_ratio"]
+            for name, scenario in scenarios.items()
+        },
+    }
 
 
 def as_rows(values: Mapping[Aim, float]) -> list[dict[str, Any]]:
-    """Return the aims for JSON, in the form in which others have theirs."""
+    """Return the aims for JSON, with what was measured."""
     return [{**attrs.asdict(aim), "value": value, "reached": aim.is_reached(value)} for aim, value in values.items()]
 
 
@@ -243,13 +250,13 @@ async def run(settings: Settings) -> None:
     machine = describe_machine()
     warn_if_busy(machine)
     texts = Texts().make(CHECKED_TEXTS, TOKENS)
-    ours = OURS.with_flags(OURS.name, *shlex.split(settings.flags))
+    ours = OURS.with_flags(OURS.name, *shlex.split(settings.server_flags))
     async with open_offline() as offline, open_variants([ours]) as servers:
         cosine = await check_answers(servers[ours].url, texts, oracle_vectors(texts))
         alone = ForwardAlone(offline, (1, FEW, BATCH), settings.seconds / 3, TOKENS)
         call = ForwardAlone(offline, (1,), settings.seconds / 3, TOKENS, ("text",))
         measured = await measure(servers[ours], alone, call, settings)
-    values = {**measured.values(), **aims_of_others(settings.output_dir, machine["commit"])}
+    values = {**measured.values(), **scheduling_values(settings.output_dir, machine["commit"])}
     show(values, measured)
     document = {
         "machine": machine,

@@ -34,7 +34,15 @@ from benchmarks.report import (
 )
 from benchmarks.rounds import Rounds, median_ratio
 from benchmarks.servers import Server
-from benchmarks.variants import FRONT_ENDS, LONG_TEXTS, Variant, known, open_variants, say_left_out, with_api_processes
+from benchmarks.variants import (
+    FRONT_ENDS,
+    LONG_TEXTS,
+    Variant,
+    known,
+    open_variants,
+    say_not_measured,
+    with_api_processes,
+)
 
 TEXTS = 512
 
@@ -83,7 +91,7 @@ async def check(
         try:
             cosines[variant.name] = await check_answers(server.url, texts, oracle, answers_with=variant.answers_with)
         except OtherFrontEndError as error:
-            say_left_out(variant, str(error))
+            say_not_measured(variant.name, str(error))
         else:
             kept[variant] = server
     return kept, cosines

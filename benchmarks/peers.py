@@ -27,7 +27,6 @@ from benchmarks.machine import describe_machine
 from benchmarks.model import MODEL_NAME, Texts, check_vectors, oracle_vectors
 from benchmarks.report import (
     RESULTS,
-    console,
     open_figure,
     open_steps,
     print_table,
@@ -37,7 +36,7 @@ from benchmarks.report import (
     write_json,
 )
 from benchmarks.rounds import Rounds
-from benchmarks.variants import LONG_TEXTS, NAIVE, OURS, open_variants
+from benchmarks.variants import LONG_TEXTS, NAIVE, OURS, open_variants, say_not_measured
 
 TEXTS = 256
 """At least, of each length; more where a request has more."""
@@ -101,7 +100,7 @@ class Settings:
     """What is run: ``seconds`` for each server, load and round.
 
     The first of ``tokens`` and ``batches`` and the last but one of ``clients`` are what is kept while another is
-    varied; ``every_combination`` varies all with all. ``flags`` are for our own server, as one string.
+    varied; ``every_combination`` varies all with all. ``server_flags`` are for our own, as one string.
     """
 
     peer: tuple[str, ...] = ()
@@ -111,7 +110,7 @@ class Settings:
     tokens: Many = (32, 8, 128, 512)
     batches: Many = (1, 16, 64)
     every_combination: Annotated[bool, Parameter(negative=())] = False
-    flags: str = ""
+    server_flags: Annotated[str, Parameter(allow_leading_hyphen=True)] = ""
     output_dir: Path = RESULTS
 
     @property
@@ -142,9 +141,7 @@ async def refuses(peer: Peer, bodies: list[str]) -> bool:
         await ask(peer.url, bodies[0])
     except httpx.HTTPStatusError as error:
         answer = " ".join(error.response.text.split())[:200]
-        console.print(
-            f"NOT MEASURED: {peer.name}: {error.response.status_code} {answer}", style="bold red", markup=False
-        )
+        say_not_measured(peer.name, f"{error.response.status_code} {answer}")
         return True
     return False
 
@@ -218,7 +215,7 @@ async def run(settings: Settings) -> None:
     most = max(settings.batches)
     making = Texts()
     texts = {tokens: making.make(max(TEXTS, 2 * most), tokens) for tokens in sorted({*settings.tokens})}
-    ours = OURS.with_flags(OURS.name, *LONG_TEXTS, *shlex.split(settings.flags))
+    ours = OURS.with_flags(OURS.name, *LONG_TEXTS, *shlex.split(settings.server_flags))
     async with AsyncExitStack() as stack:
         own = [ours] if settings.peer else [ours, NAIVE]
         servers = await stack.enter_async_context(open_variants(own))

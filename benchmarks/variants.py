@@ -79,15 +79,13 @@ def known(variants: Sequence[Variant]) -> list[Variant]:
         if reason is None:
             kept.append(variant)
         else:
-            say_left_out(variant, reason)
+            say_not_measured(variant.name, reason)
     return kept
 
 
-def say_left_out(variant: Variant, reason: str) -> None:
+def say_not_measured(name: str, reason: str) -> None:
     """Tell people what is not measured, and why."""
-    console.print(
-        f"NOT MEASURED: {variant.name}: {reason}", style="bold red", highlight=False, markup=False, soft_wrap=True
-    )
+    console.print(f"NOT MEASURED: {name}: {reason}", style="bold red", highlight=False, markup=False, soft_wrap=True)
 
 
 def _refusal(variant: Variant) -> str | None:

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import __main__ as all_benchmarks
 from benchmarks.__main__ import SCRIPTS, Outcome, Script, Settings, page
-from benchmarks.aims import Aim, aims_of_others
+from benchmarks.aims import PADDING, Aim, scheduling_values
 from benchmarks.peers import NotAPeerError, Peer
 from benchmarks.peers import Settings as PeersSettings
 from benchmarks.report import print_table, write_json
@@ -90,12 +90,16 @@ def test_an_aim_is_reached_or_not_or_has_no_limit():
     assert Aim(row="").is_reached(1) is None
 
 
-def test_aims_of_other_results_count_if_they_are_of_the_same_commit(tmp_path):
-    row = {"row": "padding waste", "at_most": 0.1, "value": 0.07}
-    for name, commit in (("scheduling", "new"), ("older", "old"), ("aims", "new")):
-        (tmp_path / f"{name}.json").write_text(json.dumps({"machine": {"commit": commit}, "aims": [row]}))
-    (tmp_path / "none.json").write_text(json.dumps({"machine": {"commit": "new"}}))
-    assert aims_of_others(tmp_path, "new") == {Aim(row="padding waste", at_most=0.1): 0.07}
+def test_aims_in_scheduling_are_those_of_the_same_commit(tmp_path, capsys):
+    scenario = {"scenario": "mixed lengths", "p99_ratio": 2.5, "waste": {"with": [0.07, 0.3, 0.08]}}
+    document = {"machine": {"commit": "new"}, "scenarios": [scenario]}
+    assert scheduling_values(tmp_path, "new") == {}
+    (tmp_path / "scheduling.json").write_text(json.dumps(document))
+    assert scheduling_values(tmp_path, "old") == {}
+    assert capsys.readouterr().out.count("NOT MEASURED: scheduling") == 2
+    values = scheduling_values(tmp_path, "new")
+    assert values[PADDING] == 0.08
+    assert sorted(values.values()) == [0.08, 2.5]
 
 
 def test_a_peer_is_a_name_a_url_and_perhaps_a_model():
