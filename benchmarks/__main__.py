@@ -143,7 +143,12 @@ async def _run_one(script: Script, settings: Settings, outcome: Outcome) -> None
     if not script.is_there:
         outcome.left_out.append(f"{script.name}: there is no such script")
         return
-    command = script.command(settings.folder, quick=not settings.full)
+    try:
+        command = script.command(settings.folder, quick=not settings.full)
+    except ImportError as error:
+        outcome.failed.append(script.name)
+        console.print(f"{script.name} FAILED: {error}", style="bold red", markup=False)
+        return
     began = trio.current_time()
     # COLUMNS: what a script says about itself is read by the line.
     ended = await trio.run_process(
