@@ -58,7 +58,10 @@ class Collector:
             batch = [first]
             with trio.move_on_after(WAIT_S):
                 while len(batch) < MOST_TEXTS:
-                    batch.append(await arrivals.receive())
+                    try:
+                        batch.append(arrivals.receive_nowait())
+                    except trio.WouldBlock:
+                        batch.append(await arrivals.receive())
             await self.renderer.offload.run("render", partial(_render_all, self.renderer.texts, batch))
             for waiting in batch:
                 waiting.done.set()
