@@ -200,14 +200,14 @@ def page(outcome: Outcome, folder: Path, *, quick: bool) -> str:
 
 
 def _machine(done: Sequence[Script], folder: Path) -> str:
-    """Return what was measured on, as the last script found it."""
+    """Return what was measured on, as the first script found it: after that, the load is that of the scripts."""
     documents = [
         json.loads(path.read_text()) for path in (folder / f"{script.name}.json" for script in done) if path.exists()
     ]
     machines = [document["machine"] for document in documents if "machine" in document]
     if not machines:
         return "Nothing was measured."
-    machine = machines[-1]
+    machine = machines[0]
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     rows = [(name.replace("_", " "), value) for name, value in machine.items() if name != "packages"]
     lines = ["| machine | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows)]
