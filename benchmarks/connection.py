@@ -26,9 +26,9 @@ class Connection:
         self._stream = stream
 
     @classmethod
-    async def open(cls, port: int) -> Self:
-        """Connect to this machine's ``port``."""
-        return cls(await trio.open_tcp_stream("127.0.0.1", port))
+    async def open(cls, port: int, host: str = "127.0.0.1") -> Self:
+        """Connect to ``port`` of a machine, by default this one."""
+        return cls(await trio.open_tcp_stream(host, port))
 
     async def ask(self, request: bytes) -> None:
         """Send one request and read its answer to the end. Raises ``UnexpectedAnswerError``."""

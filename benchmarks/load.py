@@ -30,6 +30,7 @@ class LoadJob:
     """
 
     port: int
+    host: str = "127.0.0.1"
     path: str = "/v1/embeddings"
     bodies: list[str] = Factory(list)
     clients: int = 1
@@ -53,6 +54,7 @@ class LoadResult:
 
     requests: int
     requests_per_s: float
+    mean_ms: float
     p50_ms: float
     p95_ms: float
     p99_ms: float
@@ -65,14 +67,15 @@ class Load:
     """One job being run.
 
     A request counts for the latencies if it begins before the end and ends after the ramp, however long it
-    takes; for the throughput if it ends between the two.
+    takes; for the throughput with the share of its time that lies between the two, so that a few long requests
+    count as rightly as many short ones.
     """
 
     job: LoadJob
     begin: float = field(init=False)
     end: float = field(init=False)
     latencies: list[float] = field(init=False, factory=list)
-    finished: int = field(init=False, default=0)
+    finished: float = field(init=False, default=0.0)
     cpu_s: float = field(init=False, default=0.0)
 
     async def run(self) -> LoadResult:
@@ -95,7 +98,7 @@ class Load:
         self.cpu_s = time.process_time() - spent
 
     async def _client(self, turns: Iterator[bytes], shift_s: float) -> None:
-        async with await Connection.open(self.job.port) as connection:
+        async with await Connection.open(self.job.port, self.job.host) as connection:
             due = trio.current_time() + shift_s
             await trio.sleep_until(min(due, self.end))
             while due < self.end:
@@ -111,14 +114,16 @@ class Load:
     def _count(self, due: float, now: float) -> None:
         if now >= self.begin:
             self.latencies.append(now - due)
-        if self.begin <= now < self.end:
-            self.finished += 1
+        between = min(now, self.end) - max(due, self.begin)
+        if between > 0:
+            self.finished += between / (now - due)
 
     def _result(self) -> LoadResult:
         self.latencies.sort()
         return LoadResult(
             requests=len(self.latencies),
             requests_per_s=self.finished / self.job.seconds,
+            mean_ms=1e3 * sum(self.latencies) / len(self.latencies),
             p50_ms=self._latency_ms(0.5),
             p95_ms=self._latency_ms(0.95),
             p99_ms=self._latency_ms(0.99),

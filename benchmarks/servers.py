@@ -34,6 +34,7 @@ class Server:
 
     name: str
     port: int
+    pid: int = 0
 
     @property
     def url(self) -> str:
@@ -56,8 +57,8 @@ async def open_process(name: str, command: Sequence[str], port: int, *, cwd: Pat
     block and is raised, within an ``ExceptionGroup``.
     """
     async with trio.open_nursery() as nursery:
-        await nursery.start(_run, name, command, cwd)
-        yield Server(name, port)
+        process = await nursery.start(_run, name, command, cwd)
+        yield Server(name, port, process.pid)
         nursery.cancel_scope.cancel(reason="the block is left")
 
 

@@ -8,8 +8,6 @@ One text of 34 tokens per request. Both servers stay alive and are loaded in tur
 import base64
 import json
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -26,7 +24,16 @@ from cyclopts import Parameter
 from benchmarks.load import LoadJob, LoadResult, health_probe, run_load, run_load_and_probe
 from benchmarks.machine import describe_machine
 from benchmarks.model import MODEL_NAME, Texts, check_vectors, oracle_vectors
-from benchmarks.report import RESULTS, open_figure, open_progress, print_table, warn_if_busy, write_figure, write_json
+from benchmarks.report import (
+    RESULTS,
+    open_figure,
+    open_steps,
+    print_table,
+    settings_document,
+    warn_if_busy,
+    write_figure,
+    write_json,
+)
 from benchmarks.servers import Server, open_naive, open_ours
 
 TOKENS = 34
@@ -126,11 +133,11 @@ async def measure(compared: list[Contender], settings: Settings) -> Measurements
     measured = Measurements()
     alone = [contender for contender in compared if contender.name != "ours, base64"]
     steps = len(compared) * len(settings.clients)
-    with _steps("warming up", len(compared)) as step:
+    with open_steps("warming up", len(compared)) as step:
         for contender in compared:
             step(contender.name)
             await run_load(contender.job(max(settings.clients), min(3.0, settings.seconds)))
-    with _steps("measuring", settings.rounds * (steps + len(alone))) as step:
+    with open_steps("measuring", settings.rounds * (steps + len(alone))) as step:
         for _ in range(settings.rounds):
             for clients in settings.clients:
                 for contender in compared:
@@ -141,16 +148,6 @@ async def measure(compared: list[Contender], settings: Settings) -> Measurements
                 step(f"{contender.name}, /health")
                 measured.health[contender.name].append(await _probe_health(contender, settings))
     return measured
-
-
-@contextmanager
-def _steps(title: str, total: int) -> Iterator[Any]:
-    """Show progress; the value is called with a step's name when it begins."""
-    with open_progress() as progress:
-        task = progress.add_task(title, total=total)
-        done = iter(range(total))
-        yield lambda name: progress.update(task, description=f"{title}: {name}", completed=next(done))
-        progress.update(task, description=title, completed=total)
 
 
 async def _probe_health(contender: Contender, settings: Settings) -> LoadResult:
@@ -211,7 +208,7 @@ async def run(settings: Settings) -> None:
     show(measured, settings)
     document = {
         "machine": machine,
-        "settings": attrs.asdict(settings, filter=lambda attribute, _: attribute.name != "output_dir"),
+        "settings": settings_document(settings),
         "model": MODEL_NAME,
         "tokens": TOKENS,
         "least_cosine_with_float32": cosines,

@@ -89,3 +89,8 @@ class SharingRunner:
     def default_batch_tokens(self) -> int:
         """Padded tokens per batch that suit this device."""
         return self.runner.default_batch_tokens
+
+    @property
+    def pads(self) -> bool:
+        """Whether padding is computed like tokens are."""
+        return self.runner.pads

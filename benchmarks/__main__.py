@@ -1,0 +1,235 @@
+"""All benchmarks, one after the other, and one page of what they gave.
+
+python -m benchmarks            # a few rounds of everything, to see that it works
+python -m benchmarks --full     # the real thing, on a machine that does nothing else
+"""
+
+import importlib
+import importlib.util
+import json
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import attrs
+import cyclopts
+import trio
+from attrs import Factory, define, field, frozen
+from cyclopts import Parameter
+
+from benchmarks.report import RESULTS, console, open_progress
+from benchmarks.servers import ROOT, STOP_TIMEOUT_S
+
+NOT_MEASURED = "NOT MEASURED: "
+
+SECOND = {"rounds": 1, "seconds": 0.5}
+"""What a quick run changes, where a script has such settings."""
+
+
+@frozen
+class Script:
+    """A benchmark. ``quick`` are the settings that a quick run changes; those that it does not have are left out."""
+
+    name: str
+    quick: Mapping[str, Any] = Factory(lambda: dict(SECOND))
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is such a script."""
+        return importlib.util.find_spec(self.module_name) is not None
+
+    @property
+    def module_name(self) -> str:
+        """What Python calls it."""
+        return f"benchmarks.{self.name}"
+
+    @property
+    def module(self) -> ModuleType:
+        """The script's own code."""
+        return importlib.import_module(self.module_name)
+
+    @property
+    def question(self) -> str:
+        """What it asks: the first line of its documentation."""
+        return (self.module.__doc__ or self.name).splitlines()[0]
+
+    def command(self, folder: Path, *, quick: bool) -> list[str]:
+        """Return what is run, for results in ``folder``."""
+        command = [sys.executable, "-m", self.module_name, "--output-dir", str(folder)]
+        known = attrs.fields_dict(self.module.Settings) if hasattr(self.module, "Settings") else {}
+        for name, value in self.quick.items() if quick else ():
+            if name in known:
+                values = value if isinstance(value, tuple) else (value,)
+                command += [f"--{name.replace('_', '-')}", *map(str, values)]
+        return command
+
+
+SCRIPTS = (
+    Script("forward_alone", {**SECOND, "seconds": 0.2}),
+    Script("overhead"),
+    Script("throughput"),
+    Script("concurrency", {**SECOND, "clients": (1, 32)}),
+    Script("responsiveness"),
+    Script("scheduling"),
+    Script("peers", {**SECOND, "clients": (1, 8), "tokens": (32, 128), "batches": (1, 16)}),
+    Script("hop_size", {**SECOND, "seconds": 0.02}),
+    Script("renderer_backend", {**SECOND, "seconds": 0.3}),
+    Script("request_profile"),
+    Script("output_copy"),
+    Script("accelerator"),
+    Script("first_answer", {"rounds": 1}),
+    Script("aims"),
+)
+"""In the order in which they are run; the last one also reads what those before it found."""
+
+
+@Parameter(name="*")
+@frozen(kw_only=True)
+class Settings:
+    """What is run. ``only`` some of the scripts, by their names.
+
+    Results go to ``benchmarks/results``, those of a quick run to a folder of their own in it.
+    """
+
+    full: Annotated[bool, Parameter(negative=())] = False
+    quick: Annotated[bool, Parameter(negative=())] = False
+    only: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = ()
+    output_dir: Path | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.full and self.quick:
+            raise ValueError("--full or --quick, not both")
+        unknown = set(self.only) - {script.name for script in SCRIPTS}
+        if unknown:
+            raise ValueError(f"there is no benchmark {', '.join(sorted(unknown))}")
+
+    @property
+    def folder(self) -> Path:
+        """Where results go."""
+        return (self.output_dir or (RESULTS if self.full else RESULTS / "quick")).resolve()
+
+    @property
+    def scripts(self) -> list[Script]:
+        """What is run."""
+        return [script for script in SCRIPTS if not self.only or script.name in self.only]
+
+
+@define
+class Outcome:
+    """Which scripts have results, and what was not measured, and why."""
+
+    done: list[Script] = field(factory=list)
+    left_out: list[str] = field(factory=list)
+    failed: list[str] = field(factory=list)
+
+
+async def run_all(settings: Settings) -> Outcome:
+    """Run the scripts, each in a process of its own; one that fails does not keep the others from running."""
+    outcome = Outcome()
+    with open_progress() as progress:
+        task = progress.add_task("", total=len(settings.scripts))
+        for script in settings.scripts:
+            progress.update(task, description=script.name)
+            await _run_one(script, settings, outcome)
+            progress.advance(task)
+        progress.update(task, description="done")
+    return outcome
+
+
+async def _run_one(script: Script, settings: Settings, outcome: Outcome) -> None:
+    if not script.is_there:
+        outcome.left_out.append(f"{script.name}: there is no such script")
+        return
+    try:
+        command = script.command(settings.folder, quick=not settings.full)
+    except ImportError as error:
+        outcome.failed.append(script.name)
+        console.print(f"{script.name} FAILED: {error}", style="bold red", markup=False)
+        return
+    began = trio.current_time()
+    # COLUMNS: what a script says about itself is read by the line.
+    ended = await trio.run_process(
+        ["env", "COLUMNS=200", *command],
+        cwd=ROOT,
+        check=False,
+        capture_stdout=True,
+        capture_stderr=True,
+        deliver_cancel=_interrupt,
+    )
+    said = ended.stdout.decode(errors="replace").splitlines()
+    outcome.left_out += [
+        f"{script.name}: {line.removeprefix(NOT_MEASURED)}" for line in said if line.startswith(NOT_MEASURED)
+    ]
+    if ended.returncode:
+        outcome.failed.append(script.name)
+        console.print(f"{script.name} FAILED:", style="bold red")
+        complaint = [*said, *ended.stderr.decode(errors="replace").splitlines()]
+        console.print("\n".join(complaint[-30:]), markup=False, highlight=False)
+    else:
+        outcome.done.append(script)
+        console.print(f"{script.name}: {trio.current_time() - began:.0f} s", highlight=False)
+
+
+async def _interrupt(process: trio.Process) -> None:
+    """End a script in the way that lets it stop its servers."""
+    process.send_signal(signal.SIGINT)
+    await trio.sleep(STOP_TIMEOUT_S)
+    process.kill()
+
+
+def page(outcome: Outcome, folder: Path, *, quick: bool) -> str:
+    """Return all results as one page of Markdown."""
+    parts = ["# Results"]
+    if quick:
+        parts.append("Of a quick run: these numbers mean nothing.")
+    parts.append(_machine(outcome.done, folder))
+    missing = [*outcome.left_out, *(f"{name}: it failed" for name in outcome.failed)]
+    if missing:
+        parts += ["## Not measured", "\n".join(f"- {line}" for line in missing)]
+    for script in outcome.done:
+        parts += [f"## {script.name}", script.question]
+        table, plot = folder / f"{script.name}.md", folder / f"{script.name}.png"
+        if table.exists():
+            parts.append(table.read_text().strip())
+        if plot.exists():
+            parts.append(f"![{script.name}]({plot.name})")
+    return "\n\n".join(parts) + "\n"
+
+
+def _machine(done: Sequence[Script], folder: Path) -> str:
+    """Return what was measured on, as the first script found it: after that, the load is that of the scripts."""
+    documents = [
+        json.loads(path.read_text()) for path in (folder / f"{script.name}.json" for script in done) if path.exists()
+    ]
+    machines = [document["machine"] for document in documents if "machine" in document]
+    if not machines:
+        return "Nothing was measured."
+    machine = machines[0]
+    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    rows = [(name.replace("_", " "), value) for name, value in machine.items() if name != "packages"]
+    lines = ["| machine | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows)]
+    return "\n".join([*lines, f"| packages | {packages} |"])
+
+
+async def run(settings: Settings) -> int:
+    """Run the scripts and write the page; return how many failed."""
+    outcome = await run_all(settings)
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    written = settings.folder / "README.md"
+    written.write_text(page(outcome, settings.folder, quick=not settings.full))
+    for line in outcome.left_out:
+        console.print(NOT_MEASURED + line, style="bold red", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"written: {written}", highlight=False, soft_wrap=True)
+    return len(outcome.failed)
+
+
+def main(settings: Settings = Settings()) -> None:
+    """Run all benchmarks."""
+    sys.exit(trio.run(run, settings))
+
+
+if __name__ == "__main__":
+    cyclopts.run(main)

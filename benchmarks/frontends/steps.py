@@ -1,0 +1,49 @@
+"""The steps from a text to what the model reads, one at a time. All of them block."""
+
+from collections.abc import Sequence
+
+from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt
+from trio_pool_serve.rendering.fast_tokenizer import FastTokenizer
+from trio_pool_serve.rendering.length_limit import room_for_tokens, too_long
+from trio_pool_serve.rendering.text_format import TextFormat
+from trio_pool_serve.rendering.text_renderer import TextRenderer
+from trio_pool_serve.rendering.tokenizer import Encoded
+from trio_pool_serve.types import RenderedPrompt, TokenIds
+
+LONG = 16 * 1024
+"""Characters past which our renderer looks at a window of a text only."""
+
+
+def has_steps(texts: TextRenderer, prompt: TextPrompt | PairPrompt, params: RenderingParams) -> bool:
+    """Tell whether a prompt is a short text that is read as it is; the other ones are rendered as ours are."""
+    return (
+        isinstance(prompt, TextPrompt)
+        and 0 < len(prompt.text) <= LONG
+        and type(texts.text_format) is TextFormat
+        and texts.text_format == TextFormat()
+        and not params.instruction
+        and params.max_text_tokens is None
+    )
+
+
+def encode(texts: TextRenderer, batch: Sequence[str]) -> list[Encoded]:
+    """Tokenise texts together. Raises ``TypeError`` for one that is not valid Unicode."""
+    with texts.tokenizers.lend() as tokenizer:
+        if not isinstance(tokenizer, FastTokenizer):
+            return [tokenizer.encode(text) for text in batch]
+        return tokenizer._backend.encode_batch(list(batch), add_special_tokens=False)  # noqa: SLF001  (ours has no use for it)
+
+
+def finish(texts: TextRenderer, encoded: Encoded, params: RenderingParams) -> TokenIds:
+    """Cut a text and add special tokens. Raises ``ContextLengthError`` or ``InvalidRequestError``."""
+    with texts.tokenizers.lend() as tokenizer:
+        special = tokenizer.special_tokens if params.add_special_tokens else 0
+        keep = room_for_tokens(params, texts.max_model_len, special)
+        if params.truncate_to is None and len(encoded) > keep:
+            raise too_long(f"{len(encoded) + special}", texts.max_model_len)
+        return tokenizer.finish(encoded, keep, params.truncation_side, add_special_tokens=params.add_special_tokens)
+
+
+def format_ids(texts: TextRenderer, token_ids: TokenIds, params: RenderingParams) -> RenderedPrompt:
+    """Return what the model reads."""
+    return texts.text_format.finish(token_ids, params.role)

@@ -1,0 +1,46 @@
+"""Everything but the forward pass on the event loop: bodies, texts and answers of whatever size."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import trio
+
+from benchmarks.frontends.installation import IN_PLACE, put_in_place, serve
+from trio_pool_serve.offload import Kind, Offload
+from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt
+from trio_pool_serve.rendering.renderer import Renderer
+from trio_pool_serve.types import RenderedPrompt
+
+T = TypeVar("T")
+
+NAME = "synchronous"
+
+OFF_THE_LOOP: tuple[Kind, ...] = ("launch", "copy")
+"""The engine's: it is the same as ours."""
+
+
+async def render_text(renderer: Renderer, prompt: TextPrompt | PairPrompt, params: RenderingParams) -> RenderedPrompt:
+    """Render here and now."""
+    await trio.lowlevel.checkpoint()
+    return renderer.texts.render(prompt, params)
+
+
+def stay_on_the_loop() -> None:
+    """Have all other work that goes to threads done on the loop."""
+    in_threads = Offload.run
+
+    async def run(offload: Offload, kind: Kind, blocking: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
+        if kind in OFF_THE_LOOP:
+            return await in_threads(offload, kind, blocking, abandon_on_cancel=abandon_on_cancel)
+        await trio.lowlevel.checkpoint()
+        return blocking()
+
+    Offload.run = run  # type: ignore[method-assign]
+
+
+if __name__ in IN_PLACE:
+    put_in_place(NAME, render_text)
+    stay_on_the_loop()
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,46 @@
+"""How much memory the processes of a server take."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from attrs import frozen
+
+PROC = Path("/proc")
+
+
+@frozen
+class ProcessMemory:
+    """One process. Of what several share, ``pss_mib`` has its share and ``rss_mib`` all."""
+
+    pid: int
+    command: str
+    rss_mib: float
+    pss_mib: float
+
+
+def memory_of(pid: int) -> list[ProcessMemory]:
+    """Return the memory of a process and of all it has started, in their order."""
+    found = [_read(one) for one in _family(pid)]
+    return [memory for memory in found if memory is not None]
+
+
+def _family(pid: int) -> Iterator[int]:
+    yield pid
+    children: list[str] = []
+    for thread in sorted((PROC / str(pid) / "task").glob("*/children")):
+        with suppress(FileNotFoundError, ProcessLookupError):  # threads come and go
+            children += thread.read_text().split()
+    for child in children:
+        yield from _family(int(child))
+
+
+def _read(pid: int) -> ProcessMemory | None:
+    """Return the memory of a process; ``None`` if it has ended meanwhile."""
+    try:
+        lines = (PROC / str(pid) / "smaps_rollup").read_text().splitlines()[1:]
+        command = (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    return ProcessMemory(pid, command, kib["Rss"] / 1024, kib["Pss"] / 1024)

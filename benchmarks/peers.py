@@ -1,0 +1,248 @@
+"""Ours beside other servers that speak OpenAI's dialect, which run already: ``--peer NAME=URL[,MODEL]``, repeatedly.
+
+By clients, by tokens per text, and by texts per request, each around the same middle; all servers in turns. A peer must
+serve all-MiniLM-L6-v2: its answers are compared with the model's before anything is timed. Without a peer, ours is
+measured beside the naive server.
+
+    python -m benchmarks.peers --peer vllm=http://127.0.0.1:8001,all-MiniLM-L6-v2
+"""
+
+import itertools
+import shlex
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import attrs
+import cyclopts
+import httpx
+import trio
+from attrs import frozen
+from cyclopts import Parameter
+
+from benchmarks.answers import ask, bodies_of, embeddings_body, vectors_of
+from benchmarks.load import LoadJob, run_load
+from benchmarks.machine import describe_machine
+from benchmarks.model import MODEL_NAME, Texts, check_vectors, oracle_vectors
+from benchmarks.report import (
+    RESULTS,
+    open_figure,
+    open_steps,
+    print_table,
+    settings_document,
+    warn_if_busy,
+    write_figure,
+    write_json,
+)
+from benchmarks.rounds import Rounds
+from benchmarks.variants import LONG_TEXTS, NAIVE, OURS, open_variants, say_not_measured
+
+TEXTS = 256
+"""At least, of each length; more where a request has more."""
+
+CHECKED_TEXTS = 8
+
+
+class NotAPeerError(Exception):
+    """Something is wrong with what was said about a peer."""
+
+
+@frozen
+class Peer:
+    """A server, and what it calls the model."""
+
+    name: str
+    url: str
+    model: str = MODEL_NAME
+
+    @classmethod
+    def parse(cls, text: str) -> "Peer":
+        """Return the peer that ``NAME=URL[,MODEL]`` describes. Raises ``NotAPeerError``."""
+        name, equals, rest = text.partition("=")
+        url, _, model = rest.partition(",")
+        parts = urlsplit(url)
+        if not (name and equals and parts.hostname) or parts.scheme != "http":
+            raise NotAPeerError(f"{text!r} is not NAME=URL[,MODEL] with a URL of http")
+        return cls(name, url.rstrip("/"), model or MODEL_NAME)
+
+    def job(self, bodies: list[str], load: "Load", seconds: float) -> LoadJob:
+        """Return the load of some clients."""
+        parts = urlsplit(self.url)
+        return LoadJob(
+            host=parts.hostname or "",
+            port=parts.port or 80,
+            path=f"{parts.path}/v1/embeddings",
+            bodies=bodies,
+            clients=load.clients,
+            seconds=seconds,
+        )
+
+
+@frozen
+class Load:
+    """Closed-loop clients, and what each of them asks for."""
+
+    clients: int
+    tokens: int
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.clients} clients, {self.batch} × {self.tokens} tokens"
+
+
+Many = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative=())]
+
+
+@Parameter(name="*")
+@frozen(kw_only=True)
+class Settings:
+    """What is run: ``seconds`` for each server, load and round.
+
+    The first of ``tokens`` and ``batches`` and the last but one of ``clients`` are what is kept while another is
+    varied; ``every_combination`` varies all with all. ``server_flags`` are for our own, as one string.
+    """
+
+    peer: tuple[str, ...] = ()
+    rounds: int = 5
+    seconds: float = 5.0
+    clients: Many = (1, 8, 32, 128)
+    tokens: Many = (32, 8, 128, 512)
+    batches: Many = (1, 16, 64)
+    every_combination: Annotated[bool, Parameter(negative=())] = False
+    server_flags: Annotated[str, Parameter(allow_leading_hyphen=True)] = ""
+    output_dir: Path = RESULTS
+
+    @property
+    def loads(self) -> list[Load]:
+        """What every server is put through, each load once."""
+        if self.every_combination:
+            return [Load(*numbers) for numbers in itertools.product(self.clients, self.tokens, self.batches)]
+        middle = Load(self.clients[-2:][0], self.tokens[0], self.batches[0])
+        loads = [attrs.evolve(middle, clients=clients) for clients in self.clients]
+        loads += [attrs.evolve(middle, tokens=tokens) for tokens in sorted(self.tokens)]
+        loads += [attrs.evolve(middle, batch=batch) for batch in self.batches]
+        return list(dict.fromkeys(loads))
+
+
+async def check(peer: Peer, texts: dict[int, list[str]]) -> dict[int, float]:
+    """Return, by tokens, the least cosine of a peer's vectors with the oracle's. Raises ``WrongAnswerError``."""
+    cosines = {}
+    for tokens, of_length in texts.items():
+        checked = of_length[:CHECKED_TEXTS]
+        answer = await ask(peer.url, embeddings_body(checked, model=peer.model))
+        cosines[tokens] = check_vectors(vectors_of(answer.json()), oracle_vectors(checked))
+    return cosines
+
+
+async def refuses(peer: Peer, bodies: list[str]) -> bool:
+    """Tell whether a peer answers such requests with an error, and say so."""
+    try:
+        await ask(peer.url, bodies[0])
+    except httpx.HTTPStatusError as error:
+        answer = " ".join(error.response.text.split())[:200]
+        say_not_measured(peer.name, f"{error.response.status_code} {answer}")
+        return True
+    return False
+
+
+async def measure(peers: list[Peer], texts: dict[int, list[str]], settings: Settings) -> Rounds[tuple[str, Load]]:
+    """Put the servers through the loads in turns, round after round, but for what one of them refuses."""
+    jobs = {}
+    for load, peer in itertools.product(settings.loads, peers):
+        bodies = bodies_of(texts[load.tokens], load.batch, model=peer.model)
+        if not await refuses(peer, bodies):
+            jobs[peer.name, load] = peer.job(bodies, load, settings.seconds)
+    measured = Rounds[tuple[str, Load]]()
+    with open_steps("measuring", settings.rounds * len(jobs)) as step:
+        for _ in range(settings.rounds):
+            for (name, load), job in jobs.items():
+                step(f"{name}: {load}")
+                measured.add((name, load), await run_load(job))
+    return measured
+
+
+def show(peers: list[Peer], measured: Rounds[tuple[str, Load]], settings: Settings) -> None:
+    """Print the tables: what each server does, and ours over each other one."""
+
+    def cell(name: str, load: Load) -> str:
+        if (name, load) not in measured.results:
+            return "refused"
+        rate, p50, p99 = (measured.median((name, load), q) for q in ("requests_per_s", "p50_ms", "p99_ms"))
+        return f"{rate:.1f}, {rate * load.batch * load.tokens:.0f}, {p50:.1f} / {p99:.1f}"
+
+    def ratio(ours: str, name: str, load: Load) -> str:
+        if (name, load) not in measured.results or (ours, load) not in measured.results:
+            return "–"
+        return f"{measured.ratio((ours, load), 'requests_per_s', (name, load)):.2f}"
+
+    columns = ["clients", "tokens", "texts per request"]
+    ours, *others = (peer.name for peer in peers)
+    loads = [(load, [f"{load.clients}", f"{load.tokens}", f"{load.batch}"]) for load in settings.loads]
+    rows = [[*words, *(cell(peer.name, load) for peer in peers)] for load, words in loads]
+    names = [f"{peer.name}: requests/s, tokens/s, p50 / p99 ms" for peer in peers]
+    print_table("ours beside its peers", [*columns, *names], rows)
+    rows = [[*words, *(ratio(ours, name, load) for name in others)] for load, words in loads]
+    print_table("requests/s of ours ÷ a peer's: median of each round's ratio", [*columns, *others], rows)
+
+
+def draw(peers: list[Peer], measured: Rounds[tuple[str, Load]], settings: Settings) -> None:
+    """Plot tokens/s and the median latency of every load."""
+    figure, axes = open_figure(2)
+    loads = settings.loads
+    figure.set_size_inches(15, 1.5 + 0.22 * len(loads) * len(peers))
+    height = 0.8 / len(peers)
+    for number, peer in enumerate(peers):
+        done = [(place, load) for place, load in enumerate(loads) if (peer.name, load) in measured.results]
+        at = [place + height * number for place, _ in done]
+        rates = [measured.median((peer.name, load), "requests_per_s") * load.batch * load.tokens for _, load in done]
+        latencies = [measured.median((peer.name, load), "p50_ms") for _, load in done]
+        for axis, values in zip(axes, (rates, latencies), strict=True):
+            axis.barh(at, values, height=0.9 * height, label=peer.name)
+    for axis, title in zip(axes, ("Tokens per second", "Median latency, ms"), strict=True):
+        axis.set_yticks([place + height * (len(peers) - 1) / 2 for place in range(len(loads))], map(str, loads))
+        axis.invert_yaxis()
+        axis.set_title(title)
+    axes[1].set(xscale="log")
+    axes[1].legend(frameon=False)
+    write_figure(figure, settings.output_dir, "peers")
+
+
+async def run(settings: Settings) -> None:
+    """Check the answers, measure, report."""
+    machine = describe_machine()
+    warn_if_busy(machine)
+    most = max(settings.batches)
+    making = Texts()
+    texts = {tokens: making.make(max(TEXTS, 2 * most), tokens) for tokens in sorted({*settings.tokens})}
+    ours = OURS.with_flags(OURS.name, *LONG_TEXTS, *shlex.split(settings.server_flags))
+    async with AsyncExitStack() as stack:
+        own = [ours] if settings.peer else [ours, NAIVE]
+        servers = await stack.enter_async_context(open_variants(own))
+        peers = [Peer(server.name, server.url) for server in servers.values()]
+        peers += [Peer.parse(text) for text in settings.peer]
+        cosines = {peer.name: await check(peer, texts) for peer in peers}
+        measured = await measure(peers, texts, settings)
+    show(peers, measured, settings)
+    document: dict[str, Any] = {
+        "machine": machine,
+        "settings": settings_document(settings),
+        "model": MODEL_NAME,
+        "peers": [attrs.asdict(peer) for peer in peers],
+        "least_cosine_with_float32": cosines,
+        "loads": [
+            {"server": name, **attrs.asdict(load), "rounds": [attrs.asdict(result) for result in results]}
+            for (name, load), results in measured.results.items()
+        ],
+    }
+    write_json(settings.output_dir, "peers", document)
+    draw(peers, measured, settings)
+
+
+def main(settings: Settings = Settings()) -> None:
+    """Measure ours beside servers that run already."""
+    trio.run(run, settings)
+
+
+if __name__ == "__main__":
+    cyclopts.run(main)

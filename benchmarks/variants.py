@@ -1,0 +1,115 @@
+"""The servers that benchmarks compare: what is run, and with which flags. A new one is a line here."""
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from attrs import evolve, frozen
+from cyclopts import CycloptsError
+
+from benchmarks.frontends import micro_batching, stepwise, synchronous
+from benchmarks.frontends.installation import label
+from benchmarks.model import MODEL_NAME, MODEL_PATH
+from benchmarks.report import console
+from benchmarks.servers import Server, open_server
+from trio_pool_serve.cli import read_config
+
+OURS_MODULE = ("trio_pool_serve", "serve")
+
+LONG_TEXTS = ("--max-model-len", "512")
+"""Flags for texts of more than 256 tokens: what the model is meant for is less than what it can read."""
+
+
+@frozen(kw_only=True)
+class Variant:
+    """A way to serve the packaged model: ``python -m`` this ``module``, with the ``flags`` of our own command.
+
+    ``frontend`` is the name that a front end has put into its answers, if it is another than ours.
+    """
+
+    name: str
+    module: tuple[str, ...] = OURS_MODULE
+    flags: tuple[str, ...] = ()
+    frontend: str | None = None
+
+    @property
+    def answers_with(self) -> str:
+        """What must be in the ``Server-Timing`` of its answers."""
+        return label(self.frontend) if self.frontend else ""
+
+    def with_flags(self, name: str, *flags: str) -> "Variant":
+        """Return the same with more flags, under another name."""
+        return evolve(self, name=name, flags=(*self.flags, *flags))
+
+
+OURS = Variant(name="ours")
+
+NAIVE = Variant(name="naive", module=("benchmarks.naive",))
+
+ENGINES = (
+    OURS.with_flags("ours, engine local", "--engine", "local"),
+    OURS.with_flags("ours, engine process", "--engine", "process"),
+)
+"""Ours by where the engine is."""
+
+FRONT_ENDS = (
+    Variant(name="thread pool (ours)"),
+    Variant(name="sync on the loop", module=("benchmarks.frontends.synchronous",), frontend=synchronous.NAME),
+    Variant(name="micro-batching", module=("benchmarks.frontends.micro_batching",), frontend=micro_batching.NAME),
+    Variant(name="a hop per step", module=("benchmarks.frontends.stepwise",), frontend=stepwise.NAME),
+)
+"""Ways to render on the same engine."""
+
+
+def with_api_processes(variants: Iterable[Variant], processes: int) -> tuple[Variant, ...]:
+    """Return variants with so many API processes each."""
+    return tuple(
+        variant.with_flags(f"{variant.name}, {processes} API processes", "--api-workers", str(processes))
+        for variant in variants
+    )
+
+
+COMPARED_SOMEWHERE = (OURS, NAIVE, *ENGINES, *FRONT_ENDS, *with_api_processes(FRONT_ENDS, 4))
+
+
+def known(variants: Sequence[Variant]) -> list[Variant]:
+    """Return those whose flags our command knows, and say which are left out, and why."""
+    kept = []
+    for variant in variants:
+        reason = _refusal(variant)
+        if reason is None:
+            kept.append(variant)
+        else:
+            say_not_measured(variant.name, reason)
+    return kept
+
+
+def say_not_measured(name: str, reason: str) -> None:
+    """Tell people what is not measured, and why."""
+    console.print(f"NOT MEASURED: {name}: {reason}", style="bold red", highlight=False, markup=False, soft_wrap=True)
+
+
+def _refusal(variant: Variant) -> str | None:
+    if variant.module == NAIVE.module:
+        return None
+    try:
+        read_config([MODEL_PATH, *variant.flags])
+    except (CycloptsError, ValueError) as error:
+        return " ".join(str(error).split())
+    return None
+
+
+@asynccontextmanager
+async def open_variants(variants: Sequence[Variant]) -> AsyncIterator[dict[Variant, Server]]:
+    """Run all of them for as long as the block; they are ready inside."""
+    async with AsyncExitStack() as stack:
+        servers = {}
+        for variant in variants:
+            is_naive = variant.module == NAIVE.module
+            model = [MODEL_PATH] if is_naive else [f"{MODEL_NAME}={MODEL_PATH}"]
+            opened = open_server(
+                variant.name,
+                [*variant.module, *model, *variant.flags],
+                ready_path="/health" if is_naive else "/readyz",
+            )
+            servers[variant] = await stack.enter_async_context(opened)
+        yield servers

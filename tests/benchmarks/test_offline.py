@@ -1,0 +1,30 @@
+"""What benchmarks measure beside servers: the model called from Python, and the memory of processes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.memory import memory_of
+from benchmarks.offline import OfflineJob, open_offline
+
+
+async def test_the_model_is_called_in_a_process_of_its_own_and_its_vectors_are_checked():
+    async with open_offline() as offline:
+        for way in ("transformers", "text"):
+            result = await offline.measure(OfflineJob(way=way, batch=2, tokens=8, seconds=0.01))
+            assert result.batches >= 1
+            assert result.sequences_per_s == pytest.approx(2e3 / result.mean_ms)
+            assert result.least_cosine >= 0.999
+
+
+def test_the_memory_of_a_process_and_of_those_it_has_started_is_read():
+    command = [sys.executable, "-c", "print('ready', flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        found = {process.pid: process for process in memory_of(os.getpid())}
+        child.communicate(b"\n")
+    assert next(iter(found)) == os.getpid()
+    assert 0 < found[child.pid].pss_mib <= found[child.pid].rss_mib
+    assert sys.executable in found[child.pid].command

@@ -1,0 +1,135 @@
+"""Every benchmark can be asked what it does, and what they all gave is one page."""
+
+import contextlib
+import json
+
+import cyclopts
+import pytest
+
+from benchmarks import __main__ as all_benchmarks
+from benchmarks.__main__ import SCRIPTS, Outcome, Script, Settings, page
+from benchmarks.aims import PADDING, Aim, scheduling_values
+from benchmarks.peers import NotAPeerError, Peer
+from benchmarks.peers import Settings as PeersSettings
+from benchmarks.report import print_table, write_json
+from benchmarks.rounds import Rounds, median_difference
+from benchmarks.variants import COMPARED_SOMEWHERE, OURS, known
+
+THERE = [script for script in SCRIPTS if script.is_there]
+
+
+def help_of(main, capsys) -> str:
+    app = cyclopts.App()
+    app.default(main)
+    with contextlib.suppress(SystemExit):
+        app(["--help"])
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("script", THERE, ids=lambda script: script.name)
+def test_every_script_says_what_it_takes(script: Script, capsys):
+    assert "--output-dir" in help_of(script.module.main, capsys)
+    assert len(script.question) > 20
+
+
+def test_the_command_for_all_says_what_it_takes(capsys):
+    assert "--full" in help_of(all_benchmarks.main, capsys)
+
+
+def test_no_benchmark_is_forgotten():
+    folder = all_benchmarks.ROOT / "benchmarks"
+    with_main = {path.stem for path in folder.glob("*.py") if "cyclopts.run(main)" in path.read_text()}
+    assert with_main - {"__main__"} == {script.name for script in THERE}
+
+
+@pytest.mark.parametrize("script", THERE, ids=lambda script: script.name)
+def test_a_quick_run_asks_for_what_the_script_has(script: Script, tmp_path):
+    app = cyclopts.App()
+    app.default(script.module.main)
+    command = script.command(tmp_path, quick=True)
+    _, bound, _ = app.parse_args(command[3:], exit_on_error=False, print_error=False)
+    (settings,) = bound.args or bound.kwargs.values()
+    assert settings.output_dir == tmp_path
+    assert settings.rounds == 1
+
+
+def test_full_and_quick_exclude_each_other():
+    with pytest.raises(ValueError, match="not both"):
+        Settings(full=True, quick=True)
+    with pytest.raises(ValueError, match="no benchmark nothing"):
+        Settings(only=("nothing",))
+
+
+def test_the_page_has_tables_plots_and_what_is_missing(tmp_path):
+    script = Script("throughput")
+    print_table("a title", ["server", "req/s"], [["ours", "1"]])
+    write_json(tmp_path, script.name, {"machine": {"cores": 2, "packages": {"trio": "1"}}, "settings": {"rounds": 1}})
+    (tmp_path / "throughput.png").touch()
+    written = page(Outcome([script], ["peers: nobody is there"], ["load"]), tmp_path, quick=True)
+    for part in ("mean nothing", "| cores | 2 |", "| ours | 1 |", "![throughput](throughput.png)", "- peers: nobody"):
+        assert part in written
+    assert "- load: it failed" in written
+    assert "**a title**" not in page(Outcome(), tmp_path, quick=False)
+
+
+def test_a_ratio_is_the_median_of_those_within_each_round():
+    measured = Rounds[str]()
+    for ours, other in ((10, 5), (10, 10), (100, 25)):
+        measured.add("ours", Aim(row="", at_least=ours))
+        measured.add("other", Aim(row="", at_least=other))
+    assert measured.median("ours", "at_least") == 10
+    assert measured.ratio("ours", "at_least", "other") == 2
+    assert median_difference(measured.results["ours"], measured.results["other"], "at_least") == 5
+
+
+def test_an_aim_is_reached_or_not_or_has_no_limit():
+    assert Aim(row="", at_least=2).is_reached(2)
+    assert not Aim(row="", at_least=2).is_reached(1.9)
+    assert Aim(row="", at_most=2).is_reached(2)
+    assert not Aim(row="", at_most=2).is_reached(2.1)
+    assert Aim(row="").is_reached(1) is None
+
+
+def test_aims_in_scheduling_are_those_of_the_same_commit(tmp_path, capsys):
+    scenario = {"scenario": "mixed lengths", "p99_ratio": 2.5, "waste": {"with": [0.07, 0.3, 0.08]}}
+    document = {"machine": {"commit": "new"}, "scenarios": [scenario]}
+    assert scheduling_values(tmp_path, "new") == {}
+    (tmp_path / "scheduling.json").write_text(json.dumps(document))
+    assert scheduling_values(tmp_path, "old") == {}
+    assert capsys.readouterr().out.count("NOT MEASURED: scheduling") == 2
+    values = scheduling_values(tmp_path, "new")
+    assert values[PADDING] == 0.08
+    assert sorted(values.values()) == [0.08, 2.5]
+
+
+def test_a_peer_is_a_name_a_url_and_perhaps_a_model():
+    peer = Peer.parse("vllm=http://10.0.0.1:8001/api/,minilm")
+    job = peer.job([], PeersSettings().loads[0], 1.0)
+    assert (peer.name, peer.model, job.host, job.port) == ("vllm", "minilm", "10.0.0.1", 8001)
+    assert job.path == "/api/v1/embeddings"
+    assert Peer.parse("a=http://localhost").model == "all-MiniLM-L6-v2"
+
+
+@pytest.mark.parametrize(
+    "wrong", ["http://localhost", "a=", "=http://localhost", "a=https://localhost", "a=localhost:80"]
+)
+def test_what_is_no_peer_is_refused(wrong: str):
+    with pytest.raises(NotAPeerError):
+        Peer.parse(wrong)
+
+
+def test_peers_are_put_through_each_load_once():
+    loads = PeersSettings().loads
+    assert len(loads) == len(set(loads)) == 4 + 3 + 2
+    assert len(PeersSettings(every_combination=True).loads) == 4 * 4 * 3
+
+
+def test_servers_with_flags_that_nobody_knows_are_left_out_loudly(capsys):
+    strange = OURS.with_flags("strange", "--no-such-flag", "1")
+    assert known([OURS, strange]) == [OURS]
+    assert "NOT MEASURED: strange: Unknown option" in capsys.readouterr().out
+
+
+def test_every_server_that_is_compared_has_a_name_of_its_own():
+    names = [variant.name for variant in COMPARED_SOMEWHERE]
+    assert len(set(names)) == len(names)
