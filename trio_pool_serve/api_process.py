@@ -7,7 +7,7 @@ from pathlib import Path
 import trio
 
 from trio_pool_serve.api_workers import ApiJob, Drain, FromParent, NotServed, Ready
-from trio_pool_serve.child_process import run_as_child
+from trio_pool_serve.child_process import run_as_child, tell_parent
 from trio_pool_serve.cli import configure_logging
 from trio_pool_serve.config import decode_config
 from trio_pool_serve.containment import contain_connections
@@ -53,14 +53,14 @@ async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
         except* (ModelLoadError, EngineDeadError) as group:
             failure = innermost(group)
     if failure is not None:
-        await channel.send(NotServed(str(failure)))
+        await tell_parent(channel, NotServed(str(failure)))
         return 1
     return 0
 
 
 async def _tell(channel: FramedStream[FromParent], service: Service) -> None:
     await service.wait_ready()
-    await channel.send(Ready())
+    await tell_parent(channel, Ready())
 
 
 if __name__ == "__main__":

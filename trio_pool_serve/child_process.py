@@ -120,6 +120,12 @@ async def _run(main: Callable[[FramedStream[Job], Job], Awaitable[int]], job_typ
     return 0 if received is None else await main(channel, received[0])
 
 
+async def tell_parent(channel: FramedStream[Job], status: object) -> None:
+    """Say something to the parent, if it is still there. Cancellation: at once; nothing can be said after that."""
+    with suppress(trio.BrokenResourceError):
+        await channel.send(status)
+
+
 async def wait_for_parent(channel: FramedStream[Job]) -> None:
     """Wait until the parent is gone, or wants this process to be. Cancellation: at once."""
     while await channel.receive() is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 import trio
 
-from trio_pool_serve.child_process import run_as_child, wait_for_parent
+from trio_pool_serve.child_process import run_as_child, tell_parent, wait_for_parent
 from trio_pool_serve.cli import configure_logging
 from trio_pool_serve.config import decode_config
 from trio_pool_serve.engine.local import LocalEngine
@@ -55,7 +55,7 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
             nursery.start_soon(engine.run)
             await engine.wait_ready()
             assert engine.runner is not None  # noqa: S101  (ready means loaded)
-            await channel.send(Loaded(engine.runner.describe()))
+            await tell_parent(channel, Loaded(engine.runner.describe()))
             nursery.start_soon(serve_engine, engine, listener)
             nursery.start_soon(serve_snapshots, Path(job.folder), snapshot)
             await wait_for_parent(channel)
@@ -65,7 +65,7 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
         own, _ = group.split(ModelLoadError)
         failure = innermost(own or group)
     if isinstance(failure, ModelLoadError):
-        await channel.send(LoadFailed(str(failure)))
+        await tell_parent(channel, LoadFailed(str(failure)))
     elif failure is not None:
         logger.critical("%s", failure)
     return 0 if failure is None else 1

@@ -12,7 +12,7 @@ from trio_pool_serve.engine.interface import Engine, EngineState, EngineStatisti
 from trio_pool_serve.engine.process.link import Link
 from trio_pool_serve.engine.process.wire import Hello
 from trio_pool_serve.engine.queue import QueueEntry
-from trio_pool_serve.errors import EngineDeadError, EngineLoadingError, innermost
+from trio_pool_serve.errors import EngineDeadError, EngineLoadingError
 from trio_pool_serve.types import HoldQuery, MaxSim, PoolingRequest, QueryScope
 
 
@@ -106,11 +106,8 @@ class ProcessEngine(Engine):
             async with trio.open_nursery() as nursery:
                 for link in self._links:
                     nursery.start_soon(link.run)
-        except* EngineDeadError as group:
-            failure = innermost(group)
         finally:
             self._dead = True
-        raise failure
 
     @property
     def state(self) -> EngineState:

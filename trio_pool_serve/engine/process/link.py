@@ -112,13 +112,14 @@ class Link:
     async def run(self) -> None:
         """Connect, send and receive, and again whenever the process dies: for ever.
 
-        Raises ``EngineDeadError`` once no process will take the place of one that died. Cancellation: at once; every row fails with ``EngineDeadError``.
+        Cancellation: at once; every row fails with ``EngineDeadError``.
         """
         while True:
             try:
                 stream = await trio.open_unix_socket(self.path)
-            except OSError as error:
-                raise EngineDeadError("Nobody keeps engine processes alive any more.") from error
+            except OSError:
+                # Nobody keeps engine processes alive any more: whoever did is ending, and this process with it.
+                await trio.sleep_forever()
             try:
                 await self._converse(FramedStream(stream, FromEngine))
             finally:
