@@ -7,7 +7,7 @@ import pytest
 from cyclopts import CycloptsError
 
 from trio_pool_serve.cli import ENVIRONMENT_PREFIX, app, main, read_config
-from trio_pool_serve.config import Config, ModelSource
+from trio_pool_serve.config import Config, ModelSource, decode_config, encode_config
 
 GROUPS = {field.name: field.type for field in attrs.fields(Config) if attrs.has(field.type)}
 SETTINGS = [(group, setting) for group, kind in GROUPS.items() for setting in attrs.fields(kind)]
@@ -23,6 +23,9 @@ WRITTEN = {
     "cuda_graphs": ("false", False),
     "compile": ("true", True),
     "max_model_len": ("99", 99),
+    "engine": ("process", "process"),
+    "replicas": ("3", 3),
+    "api_workers": ("2", 2),
     "long_text": ("chunk", "chunk"),
     "task": ("score", "score"),
     "step_tag_id": ("12902", 12902),
@@ -194,3 +197,16 @@ def test_help_groups_and_explains_every_setting(capsys, monkeypatch):
 
 def test_the_api_key_is_not_shown_where_settings_are_printed():
     assert "hunter2" not in repr(read_config(["m", "--api-key", "hunter2"]))
+
+
+def test_several_processes_that_answer_need_an_engine_of_their_own():
+    with pytest.raises(ValueError, match="--api-workers"):
+        read_config(["m", "--engine", "local", "--api-workers", "2"])
+    assert read_config(["m", "--engine", "process", "--api-workers", "2"]).processes.api_workers == 2
+
+
+def test_settings_reach_another_process_as_they_are():
+    arguments = ["a=b", "c", "--uds", "/tmp/s", "--api-key", "k", "--returned-token-ids", "[1,2]", "--api-workers", "2"]
+    config = read_config([*arguments, "--engine", "process", "--allowed-media-path", "/tmp", "--replicas", "3"])
+    assert decode_config(encode_config(config)) == config
+    assert decode_config(encode_config(Config(models=("m",)))) == Config(models=("m",))

@@ -181,8 +181,8 @@ class ProcessesConfig:
     ] = field(default=1, validator=gt(0))
 
     def __attrs_post_init__(self) -> None:
-        if self.engine == "local" and (self.api_workers > 1 or self.replicas is not None):
-            raise ValueError("--engine local computes in the one process that answers requests.")
+        if self.engine == "local" and self.api_workers > 1:
+            raise ValueError("--engine local computes in the one process that answers requests: --api-workers is 1.")
 
 
 @Parameter(name="*", group=Group("Threads", sort_key=5))

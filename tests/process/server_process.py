@@ -16,7 +16,7 @@ import trio
 from attrs import define
 
 ROOT = Path(__file__).parents[2]
-LAUNCHER = (sys.executable, "-m", "trio_pool_serve", "serve")
+LAUNCHER = (sys.executable, "-m", "trio_pool_serve", "serve", "--replicas", "1")  # each loads torch and the model
 SCRIPTED = (sys.executable, "-m", "tests.process.programs.scripted_server")
 START_LIMIT_S = 120
 
