@@ -137,7 +137,7 @@ def draw(overheads: list[Overhead], settings: Settings) -> None:
         label="added online",
         color="C0",
     )
-    axis.bar_label(bars, [f"+{one.added_p50_ms:.2f}" for one in overheads], padding=3)
+    axis.bar_label(bars, [f"{one.added_p50_ms:+.2f}" for one in overheads], padding=3)
     axis.invert_yaxis()
     axis.margins(x=0.15)
     axis.set(title="One client: median latency", xlabel="ms")

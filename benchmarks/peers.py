@@ -126,11 +126,17 @@ class Settings:
 
 
 async def check(peer: Peer, texts: dict[int, list[str]]) -> dict[int, float]:
-    """Return, by tokens, the least cosine of a peer's vectors with the oracle's. Raises ``WrongAnswerError``."""
+    """Return, by tokens, the least cosine of a peer's vectors with the oracle's, but for lengths that it refuses.
+
+    Raises ``WrongAnswerError``.
+    """
     cosines = {}
     for tokens, of_length in texts.items():
         checked = of_length[:CHECKED_TEXTS]
-        answer = await ask(peer.url, embeddings_body(checked, model=peer.model))
+        try:
+            answer = await ask(peer.url, embeddings_body(checked, model=peer.model))
+        except httpx.HTTPStatusError:
+            continue  # it is said when that is to be measured
         cosines[tokens] = check_vectors(vectors_of(answer.json()), oracle_vectors(checked))
     return cosines
 
