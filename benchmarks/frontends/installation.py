@@ -1,29 +1,38 @@
 """Putting another way to render in the place of ours."""
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
+from trio_pool_serve import api_process, api_workers
+from trio_pool_serve.child_process import run_as_child
 from trio_pool_serve.cli import read_config, run
-from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt
+from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt, TokensPrompt
 from trio_pool_serve.rendering.renderer import Renderer
+from trio_pool_serve.rendering.text_renderer import AskedPrompt
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import RenderedPrompt
 
 RenderText: TypeAlias = Callable[[Renderer, TextPrompt | PairPrompt, RenderingParams], Awaitable[RenderedPrompt]]
 
-IN_PLACE = ("__main__", "__mp_main__")
-"""What a front end's module is called in the process that is started, and in those that this starts in its turn."""
-
 
 def put_in_place(name: str, render_text: RenderText) -> None:
     """Have every renderer of this process render texts so, and every answer say it, in ``Server-Timing``."""
-    ours = RequestTimings.server_timing
+    ours, render_plain = RequestTimings.server_timing, Renderer.render_plain
 
     def server_timing(timings: RequestTimings) -> str:
         return f"{ours(timings)}, {label(name)}"
 
-    Renderer.render_text = render_text  # type: ignore[method-assign]
+    async def render_each(renderer: Renderer, asked: Sequence[AskedPrompt]) -> list[list[RenderedPrompt]]:
+        rendered = []
+        for prompt, params, in_windows in asked:
+            if isinstance(prompt, TokensPrompt) or in_windows:
+                rendered += await render_plain(renderer, [(prompt, params, in_windows)])
+            else:
+                rendered.append([await render_text(renderer, prompt, params)])
+        return rendered
+
+    Renderer.render_plain = render_each  # type: ignore[method-assign]
     RequestTimings.server_timing = server_timing  # type: ignore[method-assign]
 
 
@@ -32,6 +41,9 @@ def label(name: str) -> str:
     return f'frontend;desc="{name}"'
 
 
-def serve() -> None:
-    """Serve until SIGTERM, as our own command does."""
+def serve(module: str) -> None:
+    """Serve until SIGTERM, as our own command does. With API processes, which run ``module`` too, be one of them."""
+    if sys.argv[1].isdigit():  # the channel of a child
+        run_as_child(api_process.main, api_workers.FromParent)
+    api_workers.MODULE = module
     sys.exit(run(read_config(sys.argv[1:])))

@@ -9,7 +9,7 @@ import outcome
 import trio
 from attrs import define, field
 
-from benchmarks.frontends.installation import IN_PLACE, put_in_place, serve
+from benchmarks.frontends.installation import put_in_place, serve
 from benchmarks.frontends.steps import encode, finish, format_ids, has_steps
 from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt
 from trio_pool_serve.rendering.renderer import Renderer
@@ -96,8 +96,6 @@ async def render_text(renderer: Renderer, prompt: TextPrompt | PairPrompt, param
     return await collectors[id(renderer)].render(prompt.text, params)
 
 
-if __name__ in IN_PLACE:
-    put_in_place(NAME, render_text)
-
 if __name__ == "__main__":
-    serve()
+    put_in_place(NAME, render_text)
+    serve("benchmarks.frontends.micro_batching")

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from benchmarks.frontends.installation import IN_PLACE, put_in_place, serve
+from benchmarks.frontends.installation import put_in_place, serve
 from benchmarks.frontends.steps import encode, finish, format_ids, has_steps
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt
@@ -26,8 +26,6 @@ async def render_text(renderer: Renderer, prompt: TextPrompt | PairPrompt, param
     return await hop(partial(format_ids, texts, token_ids, params))
 
 
-if __name__ in IN_PLACE:
-    put_in_place(NAME, render_text)
-
 if __name__ == "__main__":
-    serve()
+    put_in_place(NAME, render_text)
+    serve("benchmarks.frontends.stepwise")

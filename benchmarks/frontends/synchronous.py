@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import trio
 
-from benchmarks.frontends.installation import IN_PLACE, put_in_place, serve
+from benchmarks.frontends.installation import put_in_place, serve
 from trio_pool_serve.offload import Kind, Offload
 from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt
 from trio_pool_serve.rendering.renderer import Renderer
@@ -38,9 +38,7 @@ def stay_on_the_loop() -> None:
     Offload.run = run  # type: ignore[method-assign]
 
 
-if __name__ in IN_PLACE:
+if __name__ == "__main__":
     put_in_place(NAME, render_text)
     stay_on_the_loop()
-
-if __name__ == "__main__":
-    serve()
+    serve("benchmarks.frontends.synchronous")
