@@ -28,12 +28,3 @@ def test_each_row_has_what_its_prompt_says():
     assert forward.type_ids.tolist() == [[0, 0, 0, 0], [0, 0, 0, 0], [0, 1, 1, 0]]
     assert forward.pooled.int().tolist() == [[0, 0, 1, 1], [1, 0, 0, 0], [1, 1, 1, 0]]
     assert forward.kept.int().tolist() == [[1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 1, 0]]
-    assert forward.padded
-
-
-def test_rows_of_one_length_are_not_padded():
-    assert not assembled(RenderedPrompt(ids(1, 2)), RenderedPrompt(ids(3, 4))).padded
-
-
-def test_a_token_that_is_not_attended_to_counts_as_padding():
-    assert assembled(RenderedPrompt(ids(1, 2), attended=1), RenderedPrompt(ids(3, 4))).padded

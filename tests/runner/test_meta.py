@@ -18,7 +18,7 @@ from trio_pool_serve.runner.varlen import FLASH, has_flash
 from trio_pool_serve.types import PoolingRequest, RenderedPrompt
 
 META = torch.device("meta")
-LENGTHS = (5, 1, 12)
+LENGTHS = ((5, 1, 12), (6, 6))
 
 
 def rows_on_meta(*lengths: int) -> ForwardPass:
@@ -26,13 +26,14 @@ def rows_on_meta(*lengths: int) -> ForwardPass:
     return assemble(rows, pad_token_id=0, device=META)
 
 
+@pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_padded_rows_are_launched_without_reading_the_device(tmp_path: Path, name: str):
+def test_padded_rows_are_launched_without_reading_the_device(tmp_path: Path, name: str, lengths: tuple[int, ...]):
     backbone = ServedModel(write_family(tmp_path / name, name), dtype="bfloat16").runner.backbone
     backbone.model.to(META)
     leave_masks_unread(backbone.model)
     with torch.inference_mode():
-        assert backbone(rows_on_meta(*LENGTHS)).shape == (3, 12, HIDDEN)
+        assert backbone(rows_on_meta(*lengths)).shape == (len(lengths), max(lengths), HIDDEN)
 
 
 def test_transformers_own_masks_read_the_device(tmp_path: Path):
@@ -40,15 +41,16 @@ def test_transformers_own_masks_read_the_device(tmp_path: Path):
     backbone = ServedModel(write_family(tmp_path / "bert", "bert"), dtype="bfloat16").runner.backbone
     backbone.model.to(META)
     with pytest.raises(RuntimeError, match="meta"), torch.inference_mode():
-        backbone(rows_on_meta(*LENGTHS))
+        backbone(rows_on_meta(*LENGTHS[0]))
 
 
 @pytest.mark.skipif(not has_flash(), reason="this torch has no such attention")
+@pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("name", PACKED)
-def test_rows_without_padding_are_launched_without_reading_the_device(tmp_path: Path, name: str):
+def test_packed_rows_are_launched_without_reading_the_device(tmp_path: Path, name: str, lengths: tuple[int, ...]):
     served = ServedModel(write_family(tmp_path / name, name), dtype="bfloat16")
     packed = packed_backbone(served)
     packed.attention = FLASH
     served.runner.backbone.model.to(META)
     with torch.inference_mode():
-        assert packed(rows_on_meta(*LENGTHS)).shape == (3, 12, HIDDEN)
+        assert packed(rows_on_meta(*lengths)).shape == (len(lengths), max(lengths), HIDDEN)

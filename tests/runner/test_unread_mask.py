@@ -29,10 +29,6 @@ def test_what_a_mask_holds_is_not_looked_at():
     assert made.shape == (2, 1, 3, 3)
 
 
-def test_without_padding_no_mask_is_made():
-    assert unread(sdpa_mask)(**BIDIRECTIONAL, attention_mask=None) is None
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_every_family_computes_the_same(tmp_path: Path, name: str):
     served = ServedModel(write_family(tmp_path / name, name))

@@ -1,7 +1,6 @@
 """The transformer itself: token ids to what its heads read."""
 
 import inspect
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
@@ -23,9 +22,7 @@ class Backbone:
 
     def __call__(self, forward: ForwardPass) -> Tensor:
         """Return the output for each row: [rows, tokens, …] or, for a row's own logits, [rows, labels]."""
-        inputs: dict[str, Any] = {}
-        if forward.padded or not self._mask_is_optional:
-            inputs["attention_mask"] = forward.attention_mask
+        inputs: dict[str, Any] = {"attention_mask": forward.attention_mask}
         if any(request.prompt.embeds is not None for request in forward.requests):
             inputs["inputs_embeds"] = overwrite_embeds(self.embed(forward.input_ids), forward.requests)
         else:
@@ -83,14 +80,8 @@ class Backbone:
         return "token_type_ids" in self._arguments
 
     @cached_property
-    def _mask_is_optional(self) -> bool:
-        """Without a mask attention takes its fastest way; transformers looks whether one masks anything, and waits."""
-        mask = self._arguments.get("attention_mask")
-        return mask is not None and mask.default is None
-
-    @cached_property
-    def _arguments(self) -> Mapping[str, inspect.Parameter]:
-        return inspect.signature(self.model.forward).parameters
+    def _arguments(self) -> frozenset[str]:
+        return frozenset(inspect.signature(self.model.forward).parameters)
 
     @property
     def parameters(self) -> int:

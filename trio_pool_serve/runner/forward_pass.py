@@ -17,7 +17,6 @@ class ForwardPass:
 
     All tensors are [rows, tokens]: ``input_ids``, ``attention_mask`` and ``type_ids`` (int64), ``pooled``
     (bool: what one-vector poolers look at), ``kept`` (bool: the tokens whose own vectors are wanted).
-    ``padded`` tells whether there is a token that is not attended to: without any, no mask is needed.
     ``states`` is the model's output, [rows, tokens, hidden] or whatever its own head makes of that; it is
     absent where no forward pass was needed.
     """
@@ -28,7 +27,6 @@ class ForwardPass:
     type_ids: Tensor
     pooled: Tensor
     kept: Tensor
-    padded: bool = True
     states: Tensor | None = None
 
     @property
@@ -53,7 +51,6 @@ class ForwardPass:
             self.type_ids[index],
             self.pooled[index],
             self.kept[index],
-            self.padded,
             None if self.states is None else self.states[index],
         )
 
@@ -93,7 +90,6 @@ def assemble(requests: Sequence[PoolingRequest], *, pad_token_id: int, device: t
         type_ids=numbers[2],
         pooled=flags[0],
         kept=flags[1],
-        padded=bool(attended.min() < own.shape[1]),
     )
 
 

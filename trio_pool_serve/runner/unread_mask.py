@@ -1,8 +1,8 @@
 """Masks made without looking at what they mask.
 
 transformers looks whether a mask masks anything, for attention is faster without. On a GPU that waits for everything
-launched before, so that no batch could be launched while another is computed. Whether anything is masked is known on
-the host here, and a mask that is handed over is meant.
+launched before, so that no batch could be launched while another is computed. Without a mask it looks whether
+positions begin anew somewhere, which waits as well.
 """
 
 from collections.abc import Callable
@@ -20,22 +20,11 @@ EAGER = "trio_pool_serve_eager"
 
 
 def unread(make_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
-    """Return ``make_mask``, but for a mask wherever ``attention_mask`` is given."""
+    """Return ``make_mask``, but for its leave to make none."""
 
-    def mask(
-        *,
-        attention_mask: Tensor | None = None,
-        allow_is_causal_skip: bool = True,
-        allow_is_bidirectional_skip: bool = False,
-        **options: Any,
-    ) -> Tensor | None:
-        unmasked = attention_mask is None
-        return make_mask(
-            attention_mask=attention_mask,
-            allow_is_causal_skip=allow_is_causal_skip and unmasked,
-            allow_is_bidirectional_skip=allow_is_bidirectional_skip and unmasked,
-            **options,
-        )
+    def mask(**options: Any) -> Tensor | None:
+        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        return make_mask(**options)
 
     return mask
 
