@@ -2,45 +2,49 @@
 
 OpenMP splits every kernel evenly over its threads, and the slowest of them decides: two replicas with two threads
 each on two cores hold each other up. With one thread each they do not; but then one row alone would leave the other
-core idle. So each replica says in a byte of memory that all of them see whether it computes, and looks at the others'
-before each batch.
+core idle. So each replica writes to memory that all of them see when it computes, and looks at the others' before each
+batch.
 """
 
 import mmap
 import os
+import time
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from attrs import define, field
 
 from trio_pool_serve.types import Batch, PooledBatch, QueryScope, Runner
 
 
+LONELY_S = 0.25
+"""A replica computes alone once no other has computed for so long. Long, because two that both believe it for a batch
+wait for each other's threads a hundred times longer than the batch takes alone."""
+
+
 @define(eq=False)
 class SharedCores:
-    """The bytes, one for each replica, and which of them is this process's own."""
+    """When each replica last computed, by the clock that all processes share, and which of them is this one."""
 
-    flags: mmap.mmap
+    computed_at: npt.NDArray[np.float64]
     replica: int
     cores: int
 
     @classmethod
     def open(cls, path: Path, replica: int, replicas: int) -> "SharedCores":
-        """Map the file at ``path``, which is made if it is not there; this replica is idle at first."""
+        """Map the file at ``path``, which is made if it is not there."""
         with path.open("a+b") as file:
-            file.truncate(replicas)
-            flags = mmap.mmap(file.fileno(), replicas)
-        flags[replica] = 0
-        return cls(flags, replica, len(os.sched_getaffinity(0)))
+            file.truncate(8 * replicas)
+            shared = mmap.mmap(file.fileno(), 8 * replicas)
+        return cls(np.frombuffer(shared, np.float64), replica, len(os.sched_getaffinity(0)))
 
     def take(self) -> int:
         """Say that this replica computes; return how many threads are its share."""
-        self.flags[self.replica] = 1
-        return max(1, self.cores // sum(self.flags[:]))
-
-    def release(self) -> None:
-        """Say that it does not."""
-        self.flags[self.replica] = 0
+        now = time.monotonic()
+        self.computed_at[self.replica] = now
+        return max(1, self.cores // int(np.count_nonzero(now - self.computed_at < LONELY_S)))
 
 
 @define(eq=False)
@@ -54,13 +58,13 @@ class SharingRunner:
     def launch(self, batch: Batch) -> PooledBatch:
         """Compute a batch. Raises what the runner raises."""
         threads = self.shared.take()
+        if threads != self._threads:
+            torch.set_num_threads(threads)
+            self._threads = threads
         try:
-            if threads != self._threads:
-                torch.set_num_threads(threads)
-                self._threads = threads
             return self.runner.launch(batch)
         finally:
-            self.shared.release()
+            self.shared.take()
 
     def describe(self) -> str:
         """One line for people."""
