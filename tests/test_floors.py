@@ -8,7 +8,18 @@ import trio_pool_serve
 PACKAGE = Path(trio_pool_serve.__file__).parent
 
 FLOORS = [
-    {"", "dedicated_thread", "errors", "framed_stream", "idle_timer", "priority", "prompts", "types", "without_torch"},
+    {
+        "",
+        "dedicated_thread",
+        "errors",
+        "framed_stream",
+        "idle_timer",
+        "openmp",
+        "priority",
+        "prompts",
+        "types",
+        "without_torch",
+    },
     {"config"},
     {"child_process", "offload", "worker_processes"},
     {"telemetry", "model_folder", "model_hub", "containment"},

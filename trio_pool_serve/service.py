@@ -30,6 +30,7 @@ from trio_pool_serve.errors import (
 from trio_pool_serve.model_folder.folder import ModelFolder, read_model_folder
 from trio_pool_serve.model_hub import locate_model
 from trio_pool_serve.offload import Offload
+from trio_pool_serve.openmp import spin_briefly
 from trio_pool_serve.priority import niceness_beside
 from trio_pool_serve.rendering import template_process
 from trio_pool_serve.rendering.backend import RenderBackend, ThreadBackend
@@ -60,6 +61,7 @@ RunnerLoader: TypeAlias = Callable[[ModelFolder, ModelConfig, Offload], Runner]
 
 def load_transformer(folder: ModelFolder, config: ModelConfig, offload: Offload) -> Runner:
     """Load the runner for a transformers model; torch is imported only here."""
+    spin_briefly()
     from trio_pool_serve.runner.loading import load_runner
 
     return load_runner(folder, config, offload)

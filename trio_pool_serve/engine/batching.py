@@ -8,14 +8,19 @@ PADDING_SHARE = 0.1
 FREE_PADDING = 64
 """… and a batch's budget over this may be in any case: to a processor another batch costs about as much."""
 
+PADDED_MEMORY = 4
+"""Where padding is not computed, padded rows may be so many times the budget: their states are kept all the same."""
+
 
 @define
 class BatchRoom:
     """What there is still room for in a batch that is being formed."""
 
     max_tokens: int
-    """Padding included."""
+    """Padding included, if it is computed."""
     free_padding: int
+    pads: bool = True
+    """Whether padding is computed. If not, it takes memory only."""
     rows: int = field(default=0, init=False)
     tokens: int = field(default=0, init=False)
     """Without padding."""
@@ -24,14 +29,24 @@ class BatchRoom:
     @property
     def is_full(self) -> bool:
         """Whether no row fits any more, however short."""
-        return self.longest * (self.rows + 1) > self.max_tokens
+        return self.longest * (self.rows + 1) > self._max_padded
+
+    @property
+    def _max_padded(self) -> int:
+        return self.max_tokens if self.pads else self.max_tokens * PADDED_MEMORY
+
+    def _fits(self, tokens: int, padded: int) -> bool:
+        if padded > self._max_padded:
+            return False
+        if not self.pads:
+            return tokens <= self.max_tokens
+        return padded - tokens <= max(self.free_padding, PADDING_SHARE * padded)
 
     def try_add(self, tokens: int) -> bool:
         """Take room for a row if it fits, and tell whether it did; the first row always does."""
         longest = max(self.longest, tokens)
         padded = longest * (self.rows + 1)
-        padding = padded - self.tokens - tokens
-        if self.rows and (padded > self.max_tokens or padding > max(self.free_padding, PADDING_SHARE * padded)):
+        if self.rows and not self._fits(self.tokens + tokens, padded):
             return False
         self.rows += 1
         self.tokens += tokens

@@ -142,6 +142,7 @@ class LocalEngine(Engine):
 
     async def _compute(self, runner: Runner, nursery: trio.Nursery) -> None:
         max_tokens = self.config.max_batch_tokens or runner.default_batch_tokens
+        self._queue.pads = runner.pads
         slots = trio.Semaphore(self.config.max_in_flight)
         while True:
             await slots.acquire()

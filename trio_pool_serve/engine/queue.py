@@ -100,6 +100,8 @@ class RequestQueue:
     A memory channel would not do: nothing can be taken out of its middle.
     """
 
+    pads: bool = True
+    """Whether the device computes padding."""
     tokens: int = field(default=0, init=False)
     """Tokens of all waiting rows."""
     clock: int = field(default=0, init=False)
@@ -158,7 +160,7 @@ class RequestQueue:
         if not self._lanes:
             return []
         opening = min(self._lanes.values(), key=lambda lane: (lane.priority, lane.first.due))
-        room = BatchRoom(max_tokens, free_padding=max_tokens // FREE_PADDING)
+        room = BatchRoom(max_tokens, free_padding=max_tokens // FREE_PADDING, pads=self.pads)
         lanes = list(self._lanes.values())
         if bulk_tokens is not None and self._small_requests_come(max_tokens):
             lanes = [lane for lane in lanes if lane.is_bulk == opening.is_bulk]

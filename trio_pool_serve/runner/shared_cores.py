@@ -18,7 +18,6 @@ from attrs import define, field
 
 from trio_pool_serve.types import Batch, PooledBatch, QueryScope, Runner
 
-
 LONELY_S = 0.25
 """A replica computes alone once no other has computed for so long. Long, because two that both believe it for a batch
 wait for each other's threads a hundred times longer than the batch takes alone."""

@@ -1,0 +1,14 @@
+"""How OpenMP's threads wait for each other."""
+
+import os
+
+SPINS = 10_000
+"""Rounds that a thread spins before it sleeps: some tenths of a millisecond, longer than from one kernel to the next.
+libgomp's own 300,000 keep a core busy for milliseconds after a forward pass, when the event loop and whoever asked need
+it; and a thread whose partner has lost its core waits by spinning on its own."""
+
+
+def spin_briefly() -> None:
+    """Have libgomp's threads sleep soon, unless the environment says how they wait. Before torch is imported."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
