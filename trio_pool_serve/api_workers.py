@@ -85,7 +85,9 @@ class ApiWorkers:
                     case Ready():
                         self.ready.set()
                     case NotServed(message):
-                        raise ModelLoadError(message)
+                        if not self.ready.is_set():
+                            raise ModelLoadError(message)
+                        logger.error("an API worker cannot begin: %s", message)
                 end = await child.wait()
             finally:
                 self._children.discard(child)

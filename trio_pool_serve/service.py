@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import attrs
 import trio
@@ -134,12 +134,11 @@ class Service:
             self.served[source.name] = ServedModel(source, self._make_engine(number, source))
 
     def _make_engine(self, number: int, source: ModelSource) -> Engine:
-        scheduling = self.config.scheduling
+        scheduling, metrics = self.config.scheduling, self.metrics.of_engine(source.name)
         if self.folder is not None:
             sockets = socket_paths(self.config, self.folder, number)
-            return ProcessEngine(sockets, scheduling.max_queue_tokens // self.config.processes.api_workers)
-        load = partial(self._load_runner, source)
-        return LocalEngine(load, self.offload, self.metrics.of_engine(source.name), scheduling)
+            return ProcessEngine(sockets, scheduling.max_queue_tokens // self.config.processes.api_workers, metrics)
+        return LocalEngine(partial(self._load_runner, source), self.offload, metrics, scheduling)
 
     def _make_render_backend(self) -> RenderBackend:
         threads = self.config.threads
@@ -337,13 +336,19 @@ class Service:
         """Return what this process has to tell."""
         self.metrics.take_gauges()
         load = {
-            "models": {name: attrs.asdict(served.engine.statistics()) for name, served in self.served.items()},
+            "models": {name: self._load_of(served.engine) for name, served in self.served.items()},
             "limiters": {kind: attrs.asdict(limiter) for kind, limiter in self.offload.statistics().items()},
             "workers": {name: attrs.asdict(processes.statistics()) for name, processes in self.processes.items()},
             "media_cache": attrs.asdict(self.media.cache.statistics()),
             "media_fetches": attrs.asdict(self.media.fetcher.statistics()),
         }
         return Snapshot(families_of(self.metrics.registry), load)
+
+    def _load_of(self, engine: Engine) -> dict[str, Any]:
+        """Return what this process has to tell of an engine: of one in other processes, what those cannot."""
+        statistics = attrs.asdict(engine.statistics())
+        told = statistics if self.folder is None else ("state", "admitted_tokens")
+        return {name: statistics[name] for name in told}
 
     async def snapshots(self) -> list[Snapshot]:
         """Return what this process and the others of the server have to tell. Cancellation: at once."""

@@ -158,7 +158,7 @@ async def test_requests_are_answered_by_several_processes_and_counted_over_all(p
             assert float(rows.split()[1]) == 40
             (model,) = load["models"].values()
             assert (model["state"], model["batches"], model["queued_rows"]) == ("ready", 40, 0)
-            assert load["limiters"]["render"]["capacity"] == 4 + 2 * 0
+            assert load["limiters"]["render"]["capacity"] == 4, "of two processes that answer"
 
 
 async def test_a_process_that_answers_is_replaced_when_it_dies(pipes, scripted_folder):

@@ -61,7 +61,7 @@ class Replica:
 
 @asynccontextmanager
 async def asking(*replicas: Replica, max_tokens: int = 1000) -> AsyncIterator[ProcessEngine]:
-    engine = ProcessEngine([replica.path for replica in replicas], max_tokens)
+    engine = ProcessEngine([replica.path for replica in replicas], max_tokens, Metrics().of_engine("m"))
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
         yield engine
@@ -114,9 +114,7 @@ async def test_each_row_goes_to_the_replica_that_has_least_before_it(tmp_path):
         await until(lambda: len(engine._ready_links) == 2)
         for replica in replicas:
             replica.runner.gate.clear()
-        nursery.start_soon(engine.submit, request(*[1] * 10))
-        for _ in range(4):
-            nursery.start_soon(engine.submit, request(2, 2, 2))
+        nursery.start_soon(engine.submit_all, [request(*[1] * 10), *[request(2, 2, 2)] * 4])
         await until(lambda: sum(replica.engine.waiting_tokens for replica in replicas) == 22)
         assert sorted(replica.engine.waiting_tokens for replica in replicas) == [10, 12]
         for replica in replicas:
@@ -249,7 +247,7 @@ async def test_requests_are_admitted_up_to_this_process_s_share(replica):
 
 async def test_an_engine_that_stops_fails_whoever_waits(replica):
     async with replica.live():
-        engine = ProcessEngine([replica.path], 1000)
+        engine = ProcessEngine([replica.path], 1000, Metrics().of_engine("m"))
         async with trio.open_nursery() as nursery:
             running = await nursery.start(scoped, engine)
             await engine.wait_ready()

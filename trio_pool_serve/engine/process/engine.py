@@ -13,6 +13,7 @@ from trio_pool_serve.engine.process.link import Link
 from trio_pool_serve.engine.process.wire import Hello
 from trio_pool_serve.engine.queue import QueueEntry
 from trio_pool_serve.errors import EngineDeadError, EngineLoadingError
+from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.types import HoldQuery, MaxSim, PoolingRequest, QueryScope
 
 
@@ -27,6 +28,7 @@ class ProcessEngine(Engine):
 
     sockets: Sequence[Path]
     max_tokens: int
+    metrics: EngineMetrics
     _links: list[Link] = field(init=False)
     _admission: Admission = field(init=False)
     _dead: bool = field(default=False, init=False)
@@ -34,6 +36,8 @@ class ProcessEngine(Engine):
     def __attrs_post_init__(self) -> None:
         self._links = [Link(path) for path in self.sockets]
         self._admission = Admission(self.max_tokens, self._tokens_per_s)
+        # All else is counted where it happens.
+        self.metrics.add_gauges(lambda: {"engine": {"admitted_tokens": self._admission.admitted_tokens}})
 
     def submit_nowait(self, entry: QueueEntry) -> None:  # noqa: D102
         self._link_for(entry.request).send_nowait(entry)

@@ -1,0 +1,83 @@
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+from prometheus_client.parser import text_string_to_metric_families
+
+from trio_pool_serve.telemetry.metrics import Metrics
+from trio_pool_serve.telemetry.snapshots import (
+    SUFFIX,
+    Snapshot,
+    exposition_of,
+    families_of,
+    gather_snapshots,
+    merged_load,
+    own_socket,
+    serve_snapshots,
+)
+
+
+def snapshot(requests: int, *, oldest_s: float, state: str) -> Snapshot:
+    metrics = Metrics()
+    metrics.requests.inc(requests)
+    metrics.of_engine("m").batch_rows.observe(requests)
+    gauges = {"engine": {"queued_rows": requests, "oldest_in_flight_seconds": oldest_s}}
+    metrics.of_engine("m").add_gauges(lambda: gauges)
+    metrics.take_gauges()
+    load = {"models": {"m": {"state": state, "queued_rows": requests, "oldest_in_flight_s": oldest_s}}}
+    return Snapshot(families_of(metrics.registry), load)
+
+
+def values_of(text: bytes) -> dict[tuple[str, ...], float]:
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+def test_numbers_are_added_up_and_of_ages_the_greatest_counts():
+    both = [snapshot(3, oldest_s=0.5, state="ready"), snapshot(4, oldest_s=0.25, state="loading")]
+    values = values_of(exposition_of(both))
+    assert values["trio_pool_serve_requests_total",] == 7
+    assert values["trio_pool_serve_batch_rows_sum", "m"] == 7
+    assert values["trio_pool_serve_batch_rows_bucket", "4.0", "m"] == 2
+    assert values["trio_pool_serve_engine", "m", "queued_rows"] == 7
+    assert values["trio_pool_serve_engine", "m", "oldest_in_flight_seconds"] == 0.5
+    assert merged_load(both) == {"models": {"m": {"state": "loading", "queued_rows": 7, "oldest_in_flight_s": 0.5}}}
+
+
+def test_of_one_process_they_are_what_its_own_registry_says():
+    metrics = Metrics()
+    metrics.requests.inc(5)
+    metrics.of_engine("m").forward.observe(0.1)
+    metrics.take_gauges()
+    assert values_of(exposition_of([Snapshot(families_of(metrics.registry), {})])) == values_of(metrics.exposition())
+
+
+@asynccontextmanager
+async def another(folder: Path, monkeypatch, said: Snapshot) -> AsyncIterator[None]:
+    """A process with another number, as far as the socket's name goes."""
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getpid", lambda: 999_999)
+        path = own_socket(folder)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_snapshots, folder, lambda: said)
+            with trio.fail_after(10):
+                while not path.exists():  # noqa: ASYNC110
+                    await trio.sleep(0.001)
+            patched.undo()
+            yield
+            nursery.cancel_scope.cancel()
+
+
+async def test_the_others_are_asked_and_those_that_have_died_are_left_out(tmp_path, monkeypatch):
+    said = snapshot(3, oldest_s=0, state="ready")
+    with trio.socket.socket(trio.socket.AF_UNIX) as dead:
+        await dead.bind(str(tmp_path / f"1{SUFFIX}"))
+    async with another(tmp_path, monkeypatch, said):
+        (found,) = await gather_snapshots(tmp_path)
+    assert found == said
+    assert not (tmp_path / f"1{SUFFIX}").exists()
