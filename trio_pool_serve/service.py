@@ -230,12 +230,9 @@ class Service:
         self._is_prepared.set()
 
     async def _load_model(self, served: ServedModel) -> None:
-        folder, tokenizer = await self.offload.run(
-            "render", partial(self._load_tokenizer, served.source), abandon_on_cancel=True
-        )
+        folder, tokenizer = await self.offload.run("launch", partial(self._load_tokenizer, served.source))
         await served.engine.wait_ready()
-        make = partial(self._make_model, served, folder, tokenizer)
-        served.loaded = await self.offload.run("render", make, abandon_on_cancel=True)
+        served.loaded = await self.offload.run("launch", partial(self._make_model, served, folder, tokenizer))
 
     def _load_tokenizer(self, source: ModelSource) -> tuple[ModelFolder, Tokenizer]:
         """Find the files and load the tokenizer. Runs in a thread."""

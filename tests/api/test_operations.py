@@ -38,7 +38,7 @@ async def test_while_the_model_loads_the_server_lives_and_is_not_ready(config, s
             assert int(answer.headers["retry-after"]) >= 1
             assert (await client.get("/v1/models")).status_code == 503
             loaded.set()
-            await service.default.engine.wait_ready()
+            await service.wait_ready()
             assert (await client.get("/readyz")).json() == {"status": "ready"}
         nursery.cancel_scope.cancel()
 
