@@ -1,5 +1,6 @@
 """Prompts to what the model reads, off the loop."""
 
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import TypeGuard
@@ -109,7 +110,9 @@ class Renderer:
         Raises and is cancelled as ``render``; the first failure ends all.
         """
         if sum(plain_characters(prompt, params) for prompt, params, _ in asked) <= self.loop_characters:
+            began = time.perf_counter()
             rows = self.texts.render_rows(asked)
+            self.offload.observe("render", 0.0, time.perf_counter() - began)
         else:
             rows = await self.backend.run("render", self.texts.render_rows, asked)
         for (prompt, _, _), windows in zip(asked, rows, strict=True):

@@ -92,8 +92,8 @@ class Metrics:
         def count(name: str, what: str) -> Counter:
             return Counter(PREFIX + name, what, registry=self.registry)
 
-        self.render_wait = seconds("render_wait", "Wait of one prompt for a renderer thread")
-        self.render = seconds("render", "Rendering of one prompt")
+        self.render_wait = seconds("render_wait", "Wait of some prompts of one request for a renderer thread")
+        self.render = seconds("render", "Rendering of some prompts of one request, or of one")
         self.queue = by_model("queue_seconds", "Wait of one row in the engine's queue")
         self.forward = by_model("forward_seconds", "Launch of one batch; on a processor, its whole forward pass")
         self.copy_wait = by_model("copy_wait_seconds", "Wait for one launched batch to be on the host")
