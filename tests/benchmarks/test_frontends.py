@@ -60,7 +60,7 @@ async def test_texts_become_the_same_tokens_and_errors_as_with_ours(service, fro
 async def test_a_server_with_another_front_end_says_so(client, front_end, monkeypatch):
     body = {"input": ["hello", "hello world"]}
     ours = await client.post("/v1/embeddings", json=body)
-    monkeypatch.setattr(Renderer, "render_text", Renderer.render_text)
+    monkeypatch.setattr(Renderer, "render_plain", Renderer.render_plain)
     monkeypatch.setattr(RequestTimings, "server_timing", RequestTimings.server_timing)
     put_in_place(front_end.NAME, front_end.render_text)
     answer = await client.post("/v1/embeddings", json=body)

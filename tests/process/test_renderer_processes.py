@@ -17,8 +17,10 @@ from tests.rendering.media.images import data_url, encoded
 from tests.runner.vision_families import clip
 
 IN_PROCESSES = ("--renderer-backend", "process", "--renderer-num-workers", "2")
-CONSOLE_SCRIPT = (str(Path(sys.executable).with_name("trio-pool-serve")), "serve")
+CONSOLE_SCRIPT = (str(Path(sys.executable).with_name("trio-pool-serve")), "serve", "--replicas", "1")
 LEAVE_LIMIT_S = 20
+LONG = "hello " * 200
+"""Short texts are rendered on the event loop."""
 
 
 def family_of(server: ServerProcess) -> list[psutil.Process]:
@@ -39,7 +41,7 @@ async def left(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 async def ask(server: ServerProcess) -> httpx.Response:
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-        return await client.post("/v1/embeddings", json={"input": ["hello", "world"]})
+        return await client.post("/v1/embeddings", json={"input": [LONG, LONG], "truncate_prompt_tokens": 8})
 
 
 async def wait_borrowed(server: ServerProcess, count: int) -> None:
@@ -86,7 +88,7 @@ async def test_however_a_server_is_started_it_has_its_processes_once_and_takes_t
         server.signal(signal.SIGTERM)
         assert await server.wait_exit() == 0
         assert await left(family) == []
-        assert server.log.count("loaded in") == 1
+        assert server.log.count("loaded in") + server.log.count("is ready: ") == 1
         assert "Traceback" not in server.log
 
 

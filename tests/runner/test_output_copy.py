@@ -103,6 +103,7 @@ class CopyingRunner:
     dimensions: int = 2
     default_batch_tokens: int = 64
     held_bytes: int = 0
+    pads: bool = True
 
     def open_scope(self) -> QueryScope:
         raise NotImplementedError
