@@ -19,8 +19,8 @@ from tests.runner.vision_families import clip
 IN_PROCESSES = ("--renderer-backend", "process", "--renderer-num-workers", "2")
 CONSOLE_SCRIPT = (str(Path(sys.executable).with_name("trio-pool-serve")), "serve", "--replicas", "1")
 LEAVE_LIMIT_S = 20
-LONG = "hello " * 200
-"""Short texts are rendered on the event loop."""
+LONG = "hello " * 1000
+"""Short texts are rendered on the event loop, and several of a middling length by one worker."""
 
 
 def family_of(server: ServerProcess) -> list[psutil.Process]:
