@@ -6,6 +6,7 @@ core idle. So each replica writes to memory that all of them see when it compute
 batch.
 """
 
+import math
 import mmap
 import os
 import time
@@ -25,7 +26,10 @@ wait for each other's threads a hundred times longer than the batch takes alone.
 
 @define(eq=False)
 class SharedCores:
-    """When each replica last computed, by the clock that all processes share, and which of them is this one."""
+    """When each replica last computed, by the clock that all processes share, and which of them is this one.
+
+    One that computes now has infinity there, until it is replaced if it is killed meanwhile.
+    """
 
     computed_at: npt.NDArray[np.float64]
     replica: int
@@ -37,13 +41,19 @@ class SharedCores:
         with path.open("a+b") as file:
             file.truncate(8 * replicas)
             shared = mmap.mmap(file.fileno(), 8 * replicas)
-        return cls(np.frombuffer(shared, np.float64), replica, len(os.sched_getaffinity(0)))
+        cores = cls(np.frombuffer(shared, np.float64), replica, len(os.sched_getaffinity(0)))
+        cores.release()
+        return cores
 
     def take(self) -> int:
         """Say that this replica computes; return how many threads are its share."""
-        now = time.monotonic()
-        self.computed_at[self.replica] = now
-        return max(1, self.cores // int(np.count_nonzero(now - self.computed_at < LONELY_S)))
+        self.computed_at[self.replica] = math.inf
+        busy = int(np.count_nonzero(self.computed_at > time.monotonic() - LONELY_S))
+        return max(1, self.cores // busy)
+
+    def release(self) -> None:
+        """Say that it has computed."""
+        self.computed_at[self.replica] = time.monotonic()
 
 
 @define(eq=False)
@@ -63,7 +73,7 @@ class SharingRunner:
         try:
             return self.runner.launch(batch)
         finally:
-            self.shared.take()
+            self.shared.release()
 
     def describe(self) -> str:
         """One line for people."""
