@@ -212,3 +212,16 @@ async def test_odd_request_targets_are_answered(url, target):
         status = (await stream.receive_some()).split(b" ", 2)[1]
         # What names no path is taken for /, which has a route, but not for GET.
         assert status == {b"http://x/livez": b"200", b"/%ff%00": b"404"}.get(target, b"405")
+
+
+async def test_a_small_answer_arrives_in_one_piece(url):
+    """Head and body are sent by one system call: no part of them can arrive alone."""
+    body = b'{"input": "hello"}'
+    head = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    async with await connect(url) as stream:
+        for _ in range(50):
+            await stream.send_all(head % len(body) + body)
+            answer = bytes(await stream.receive_some(65536))
+            begin, _, sent = answer.partition(b"\r\n\r\n")
+            (length,) = (line.split(b":")[1] for line in begin.split(b"\r\n") if line.startswith(b"content-length"))
+            assert len(sent) == int(length)
