@@ -54,6 +54,11 @@ def settings_document(settings: Any) -> dict[str, Any]:
     return attrs.asdict(settings, filter=lambda attribute, _: attribute.name != "output_dir")
 
 
+def add_markdown(text: str) -> None:
+    """Have a text written by ``write_json`` as the tables are."""
+    _tables.append(text.strip())
+
+
 def write_json(folder: Path, name: str, document: dict[str, Any]) -> None:
     """Write ``document`` to ``folder/name.json``, and the tables printed before to ``folder/name.md``."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,16 @@ from matplotlib.axes import Axes
 from benchmarks.load import LoadJob, LoadResult, run_load
 from benchmarks.machine import describe_machine
 from benchmarks.model import MODEL_NAME, Texts, check_vectors, oracle_vectors
-from benchmarks.report import RESULTS, console, open_figure, open_progress, warn_if_busy, write_figure, write_json
+from benchmarks.report import (
+    RESULTS,
+    add_markdown,
+    console,
+    open_figure,
+    open_progress,
+    warn_if_busy,
+    write_figure,
+    write_json,
+)
 from benchmarks.servers import Server, open_ours
 from benchmarks.stack_samples import ORDER, record_stacks
 from benchmarks.thread_clocks import Thread, clocks_since, read_clocks, server_process, thread_name, watch_lock
@@ -151,7 +160,7 @@ def _cell(us: float | None) -> str:
 
 
 def write_tables(profiles: list[RequestProfile], settings: Settings, machine: dict[str, Any]) -> None:
-    """Print the tables, and write them as Markdown."""
+    """Print the tables in Markdown, and have them written."""
     threads = os.environ.get("OMP_NUM_THREADS")
     command = f"{f'OMP_NUM_THREADS={threads} ' * bool(threads)}trio-pool-serve serve {settings.server_flags}".strip()
     title = (
@@ -159,8 +168,7 @@ def write_tables(profiles: list[RequestProfile], settings: Settings, machine: di
     )
     text = "\n\n".join(["# One request's processor time", title, *map(as_markdown, profiles)]) + "\n"
     print(text)
-    settings.output_dir.mkdir(parents=True, exist_ok=True)
-    (settings.output_dir / "request_profile.md").write_text(text)
+    add_markdown(text)
 
 
 def draw(profiles: list[RequestProfile], settings: Settings) -> None:

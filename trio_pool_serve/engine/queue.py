@@ -27,7 +27,7 @@ PATIENCE = 8
 BULK_TOKENS = 256
 """A row is bulk if more tokens of its flow than this wait with it, its own included."""
 
-SMALL_REQUESTS_LAST = 16
+SMALL_REQUESTS_LAST = 4
 """Full batches' worth of tokens, without a small request among them, after which bulk gets full batches again."""
 
 
