@@ -285,3 +285,14 @@ async def test_cancelling_at_any_step_leaves_nothing_behind(replica):
         await until(lambda: not replica.engine.statistics().queued_rows)
         await wait_all_tasks_blocked(0.01)
         assert (await engine.submit(request(9))).values[0][2] == 9
+
+
+async def test_whoever_waits_for_a_process_that_dies_before_it_is_ready_gets_the_next_one(replica):
+    async with asking(replica) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(engine.wait_ready)
+        stream, _ = await replica.listening.accept()
+        stream.close()
+        await wait_all_tasks_blocked()
+        async with replica.live():
+            await engine.wait_ready()
+            assert (await engine.submit(request(9))).values[0][2] == 9

@@ -144,7 +144,9 @@ class Link:
 
     def _lose(self) -> None:
         """Fail whatever waits: the process that knew of it is gone."""
-        self.hello, self._greeted = None, trio.Event()
+        self.hello = None
+        if self._greeted.is_set():  # else somebody may be waiting for it
+            self._greeted = trio.Event()
         self._unsent.clear()
         self._withdrawn.clear()
         self._closed_scopes.clear()

@@ -126,10 +126,12 @@ class EngineProcesses:
                         logger.info("engine process %d is ready: %s: %s", child.process.pid, name, status.description)
                         has_loaded = True
                     end = await child.wait()
+                failure = (
+                    status.message if isinstance(status, LoadFailed) else f"The engine process of {name} has {end}."
+                )
                 if not has_loaded:
-                    if isinstance(status, LoadFailed):
-                        raise ModelLoadError(status.message)
-                    raise ModelLoadError(f"The engine process of {name} has {end}.")
+                    raise ModelLoadError(failure)
+                logger.error("%s", failure)
                 return end
 
             await keep_alive(f"the engine of {name}", live)
