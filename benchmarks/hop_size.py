@@ -1,6 +1,7 @@
-"""From which size on a thread hop is worth its price: what ``LOOP_BYTES`` in ``api/bodies.py`` is read from.
+"""From which size on a thread hop is worth its price: what ``LOOP_BYTES`` and ``LOOP_CHARACTERS`` are read from.
 
-Compares one hop to a thread and back with decoding bodies and encoding answers of 1 KiB to 1 MiB.
+Compares one hop to a thread and back with decoding bodies and encoding answers of 1 KiB to 1 MiB, and with tokenising
+texts of an eighth of that.
 
     python -m benchmarks.hop_size
 """
@@ -8,7 +9,7 @@ Compares one hop to a thread and back with decoding bodies and encoding answers 
 import json
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from itertools import cycle
 from pathlib import Path
 from statistics import median
@@ -22,12 +23,18 @@ from attrs import frozen
 from cyclopts import Parameter
 
 from benchmarks.machine import describe_machine
-from benchmarks.model import Texts
+from benchmarks.model import MODEL_PATH, Texts
 from benchmarks.report import RESULTS, open_figure, open_progress, print_table, warn_if_busy, write_figure, write_json
 from trio_pool_serve.api.bodies import LOOP_BYTES, decode_json
 from trio_pool_serve.api.embedding_answers import VectorEncoding, encode_embeddings
 from trio_pool_serve.api.openai import EmbeddingsRequest
 from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.model_folder.folder import read_model_folder
+from trio_pool_serve.prompts import RenderingParams, TextPrompt
+from trio_pool_serve.rendering.renderer import LOOP_CHARACTERS
+from trio_pool_serve.rendering.text_loading import text_renderer_of
+from trio_pool_serve.rendering.text_renderer import TextRenderer
+from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
 
 SIZES = tuple(2**power for power in range(10, 21))
 
@@ -56,12 +63,14 @@ class Work:
     name: str
     size: int
     run: Callable[[], object]
+    loop_size: int = LOOP_BYTES
+    """Up to which size the server does it on the loop."""
 
 
 def works() -> list[Work]:
     """Return every kind of work at every size."""
     texts = Texts().make(256, TEXT_TOKENS)
-    makers = (_decode_texts, _decode_tokens, partial(_encode, "float"), partial(_encode, "base64"))
+    makers = (_decode_texts, _decode_tokens, partial(_encode, "float"), partial(_encode, "base64"), _tokenise)
     return [make(texts, size) for make in makers for size in SIZES]
 
 
@@ -108,6 +117,19 @@ def _encode(encoding: Any, _texts: list[str], size: int) -> Work:
     return Work(f"encode {encoding}", vectors.nbytes, encode)
 
 
+@cache
+def _text_renderer() -> TextRenderer:
+    folder = read_model_folder(Path(MODEL_PATH))
+    return text_renderer_of(folder, load_tokenizer(folder), workers=1)
+
+
+def _tokenise(texts: list[str], size: int) -> Work:
+    """Tokenise short texts, as many as fit into an eighth of the size."""
+    asked = [(TextPrompt(text), RenderingParams(), False) for text in _fill(cycle(texts), size // 8)]
+    characters = sum(len(prompt.text) for prompt, _, _ in asked)
+    return Work("tokenise", characters, partial(_text_renderer().render_rows, asked), LOOP_CHARACTERS)
+
+
 async def time_hop(seconds: float) -> float:
     """Return the µs that a task waits for a thread that does nothing."""
     limiter = trio.CapacityLimiter(1)
@@ -142,6 +164,7 @@ class Curve:
     name: str
     sizes: list[int]
     times_us: list[float]
+    loop_size: int
 
     def size_at(self, limit_us: float) -> int | None:
         """Return the size that takes ``limit_us``, by straight lines between the measured ones."""
@@ -169,18 +192,20 @@ async def measure(settings: Settings) -> tuple[float, list[Curve]]:
     curves = []
     for first in range(0, len(todo), per_curve):
         same = slice(first, first + per_curve)
-        curves.append(Curve(todo[first].name, [work.size for work in todo[same]], [*map(median, times[same])]))
+        sizes = [work.size for work in todo[same]]
+        curves.append(Curve(todo[first].name, sizes, [*map(median, times[same])], todo[first].loop_size))
     return median(hops), curves
 
 
 def show(hop_us: float, curves: list[Curve]) -> None:
-    """Print where the curves cross the hop, and what ``LOOP_BYTES`` costs on the loop."""
-    columns = ["work", f"takes a hop ({hop_us:.0f} µs) at", f"{LOOP_BYTES // 1024} KiB take", f"{BUDGET_MS:g} ms at"]
+    """Print where the curves cross the hop, and what is done on the loop at most."""
+    columns = ["work", f"takes a hop ({hop_us:.0f} µs) at", "on the loop up to", "which takes", f"{BUDGET_MS:g} ms at"]
     rows = [
         [
             curve.name,
             _kib(curve, hop_us),
-            f"{curve.time_at(LOOP_BYTES):.0f} µs",
+            f"{curve.loop_size / 1024:g} KiB",
+            f"{curve.time_at(curve.loop_size):.0f} µs",
             _kib(curve, 1e3 * BUDGET_MS),
         ]
         for curve in curves

@@ -95,7 +95,9 @@ async def test_an_engine_process_that_dies_fails_its_requests_at_once_and_anothe
 @pytest.mark.parametrize("how", [script.LOSES_THE_DEVICE, script.EXITS])
 async def test_an_engine_that_gives_up_takes_nobody_along(pipes, scripted_folder, how):
     async with scripted(pipes, scripted_folder, "--replicas", "1") as server:
+        (engine,) = processes(server, ENGINE)
         assert (await ask(server, how)).status_code == 503
+        await until(lambda: [process.pid for process in processes(server, ENGINE)] not in ([], [engine.pid]))
         await server.wait_until("/readyz")
         assert (await ask(server, 5)).status_code == 200
         assert (await ask(server, script.RAISES)).status_code == 500
