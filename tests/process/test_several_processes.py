@@ -37,7 +37,15 @@ async def scripted(pipes: Path, folder: Path, *arguments: str, **options) -> Asy
 
 def processes(server: ServerProcess, module: str) -> list[psutil.Process]:
     family = psutil.Process(server.process.pid).children(recursive=True)
-    return [process for process in family if module in process.cmdline()]
+    return [process for process in family if runs(process, module)]
+
+
+def runs(process: psutil.Process, module: str) -> bool:
+    """Whether it is alive, and that is what it runs."""
+    try:
+        return module in process.cmdline()
+    except psutil.Error:  # it has ended meanwhile
+        return False
 
 
 async def ask(server: ServerProcess, *ids: int, path: str = "/v1/embeddings") -> httpx.Response:
