@@ -35,8 +35,8 @@ from trio_pool_serve.rendering.tokenizer import ChatTexts, Tokenizer
 from trio_pool_serve.rendering.waiting_bytes import WaitingBytes
 from trio_pool_serve.types import RenderedPrompt
 
-LOOP_CHARACTERS = 512
-"""Such texts take less time than a thread hop (``benchmarks/hop_size.py``)."""
+LOOP_CHARACTERS = 320
+"""Such texts take about as long as a thread hop (``benchmarks/hop_size.py``)."""
 
 
 def plain_characters(prompt: PlainPrompt, params: RenderingParams) -> int:
