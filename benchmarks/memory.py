@@ -39,8 +39,10 @@ def _read(pid: int) -> ProcessMemory | None:
     """Return the memory of a process; ``None`` if it has ended meanwhile."""
     try:
         lines = (PROC / str(pid) / "smaps_rollup").read_text().splitlines()[1:]
-        command = (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        words = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
     except (FileNotFoundError, ProcessLookupError):
         return None
     kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    # What it runs, not where that lies.
+    command = " ".join([Path(words[0]).name, *words[1:3]])
     return ProcessMemory(pid, command, kib["Rss"] / 1024, kib["Pss"] / 1024)

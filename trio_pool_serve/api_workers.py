@@ -77,6 +77,8 @@ class ApiWorkers:
                 nursery.start_soon(keep_alive, f"API worker {number}", self._live)
 
     async def _live(self) -> str:
+        if self._draining:
+            await trio.sleep_forever()  # the listening socket is closed
         job = ApiJob(encode_config(self.config), str(self.folder), self.listening.fileno())
         async with open_child(MODULE, job, ToParent, fds=[self.listening.fileno()]) as child:
             self._children.add(child)

@@ -7,6 +7,9 @@ from typing import Any
 import trio
 from attrs import define, field
 
+CLOSING_S = 5.0
+"""Seconds that closing may take; nobody is served on the connection any more."""
+
 
 @define(eq=False)
 class IdleTimer:
@@ -48,7 +51,7 @@ class IdleTimer:
                 await self.wait_for_shutdown()
                 await self._idle.wait()
             if self._idle.is_set() and not self._has_ended:
-                with trio.CancelScope(shield=True):
+                with trio.move_on_after(CLOSING_S, shield=True):
                     await self.close()
                 return
             # A request has come just as the time was over.

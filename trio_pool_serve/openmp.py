@@ -3,9 +3,9 @@
 import os
 
 SPINS = 10_000
-"""Rounds that a thread spins before it sleeps: some tenths of a millisecond, longer than from one kernel to the next.
-libgomp's own 300,000 keep a core busy for milliseconds after a forward pass, when the event loop and whoever asked need
-it; and a thread whose partner has lost its core waits by spinning on its own."""
+"""Rounds that a thread spins before it sleeps: enough to be as fast from one kernel to the next as with libgomp's own
+300,000. Those keep a core busy after a forward pass, when the event loop and whoever asked need it; and a thread whose
+partner has lost its core waits by spinning on its own."""
 
 
 def spin_briefly() -> None:

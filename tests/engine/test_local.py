@@ -107,6 +107,22 @@ async def test_a_cancelled_row_that_was_not_launched_never_is(engine, scripted):
     assert [row.prompt.token_ids[0] for batch in scripted.batches for row in batch.requests] == [1, 4]
 
 
+async def test_nobody_is_told_of_rows_that_were_launched_and_then_cancelled(engine, scripted):
+    told: list[int] = []
+
+    def row_done(index: int, output: PoolingOutput) -> None:
+        told.append(index)
+
+    scripted.gate.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.submit_all, [request(1), request(2)], row_done)
+        await in_thread(scripted.launching.wait)
+        nursery.cancel_scope.cancel()
+    scripted.gate.set()
+    await engine.submit_all([request(3)], row_done)
+    assert told == [0], "of the second submission alone"
+
+
 async def test_a_launched_row_that_is_cancelled_is_dropped_and_the_engine_goes_on(engine, scripted):
     scripted.gate.clear()
     with trio.CancelScope() as scope:

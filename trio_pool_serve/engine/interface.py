@@ -67,6 +67,7 @@ class Engine(ABC):
                 self.submit_nowait(entry)
             return await submission.wait()
         finally:
+            submission.row_done = None  # rows that were launched may still come
             for entry in submission.entries:
                 self.withdraw(entry)
 
