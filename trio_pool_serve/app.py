@@ -1,23 +1,25 @@
 """The composition root: settings in, an ASGI app out."""
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import trio
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGILifespan
 
-from trio_pool_serve.api.auth import require_api_key
 from trio_pool_serve.api.connection import PoolServeConnection
 from trio_pool_serve.api.dialects import DIALECTS
-from trio_pool_serve.api.dispatch import candidates_by_path, dialect_routes
-from trio_pool_serve.api.error_bodies import register_error_handlers
+from trio_pool_serve.api.dispatch import candidates_by_path, dialect_handlers
+from trio_pool_serve.api.exchange import Handler
 from trio_pool_serve.api.models import models_routes
 from trio_pool_serve.api.openai import OPENAI
 from trio_pool_serve.api.openapi import openapi_routes
 from trio_pool_serve.api.operations import operations_routes
+from trio_pool_serve.api.probes import probe_handlers
+from trio_pool_serve.api.quart_routes import receive_with_quart, view_of
 from trio_pool_serve.api.received_body import BufferedRequest
-from trio_pool_serve.api.requests import finish_requests, label_requests
+from trio_pool_serve.api.reception import Reception
 from trio_pool_serve.api.tei.dialect import TEI
 from trio_pool_serve.api.tei.info import INFO_PATH, tei_routes
 from trio_pool_serve.config import Config
@@ -28,11 +30,17 @@ logger = logging.getLogger(__name__)
 
 
 class PoolServeApp(QuartTrio):
-    """The routes over a service."""
+    """The routes over a service.
+
+    ``handlers`` are what ``PoolServeConnection`` answers beneath Quart, by method and path. Quart has the same for
+    what is asked of their paths in another way, and all other routes.
+    """
 
     asgi_http_class = PoolServeConnection
     request_class = BufferedRequest
     service: Service
+    reception: Reception
+    handlers: Mapping[tuple[str, str], Handler]
 
 
 class OwnedServiceLifespan(TrioASGILifespan):
@@ -72,19 +80,21 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
     app.config["MAX_CONTENT_LENGTH"] = config.network.max_body_bytes
     app.config["BODY_TIMEOUT"] = config.time_limits.body_timeout_s
     app.config["RESPONSE_TIMEOUT"] = None  # hypercorn's writes cannot be cancelled: --write-timeout-s ends them
-    label_requests(app)
-    if config.network.api_key is not None:
-        require_api_key(app, config.network.api_key)
-    finish_requests(app, app.service)
     by_path = {
         path: [candidate.dialect for candidate in candidates]
         for path, candidates in candidates_by_path(DIALECTS).items()
     }
     by_path[INFO_PATH] = [TEI]
-    register_error_handlers(app, default=OPENAI, by_path=by_path)
+    app.reception = Reception(app.service, default=OPENAI, by_path=by_path)
+    receive_with_quart(app, app.reception)
+    tasks, probes = dialect_handlers(app.service, DIALECTS), probe_handlers(app.service)
+    app.handlers = {("POST", path): handler for path, handler in tasks.items()} | {
+        ("GET", path): handler for path, handler in probes.items()
+    }
+    for (method, path), handler in app.handlers.items():
+        app.add_url_rule(path, endpoint=f"{method} {path}", view_func=view_of(handler), methods=[method])
     app.register_blueprint(operations_routes(app.service))
     app.register_blueprint(models_routes(app.service))
     app.register_blueprint(openapi_routes(DIALECTS))
     app.register_blueprint(tei_routes(app.service))
-    app.register_blueprint(dialect_routes(app.service, DIALECTS))
     return app

@@ -3,13 +3,12 @@
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import msgspec
-from quart import request
 
 from trio_pool_serve.api.payloads import payload_decoder
-from trio_pool_serve.api.received_body import Buffer, BufferedRequest
+from trio_pool_serve.api.received_body import Buffer, ReceivedBody
 from trio_pool_serve.errors import InvalidRequestError, UnsupportedMediaTypeError
 from trio_pool_serve.offload import Offload
 
@@ -22,18 +21,20 @@ than a thread hop then, token ids and decimal numbers about two (``benchmarks/ho
 NO_CUTS: Mapping[str, memoryview] = MappingProxyType({})
 
 
-async def read_body(parse: Callable[[Buffer], T], offload: Offload) -> T:
-    """Return what ``parse`` makes of the request's JSON body, on the loop only if it is small.
+async def read_body(
+    body: ReceivedBody, mimetype: str, parse: Callable[[Buffer], T], offload: Offload, *, timeout_s: float
+) -> T:
+    """Return what ``parse`` makes of a JSON body of that content type, on the loop only if it is small.
 
-    Raises ``UnsupportedMediaTypeError``, ``BodyTimeoutError``, ``RequestEntityTooLarge`` and what ``parse`` raises.
+    Raises ``UnsupportedMediaTypeError``, ``BodyTimeoutError``, ``PayloadTooLargeError`` and what ``parse`` raises.
     Cancellation: at once while the body arrives; a parse that runs is finished.
     """
-    if request.mimetype and request.mimetype != "application/json" and not request.mimetype.endswith("+json"):
-        raise UnsupportedMediaTypeError(f"The body must be application/json, not {request.mimetype}.")
-    body = await cast("BufferedRequest", request).take_body()
-    if len(body) <= LOOP_BYTES:
-        return parse(body)
-    return await offload.run("render", lambda: parse(body))
+    if mimetype and mimetype != "application/json" and not mimetype.endswith("+json"):
+        raise UnsupportedMediaTypeError(f"The body must be application/json, not {mimetype}.")
+    taken = await body.take(timeout_s)
+    if len(taken) <= LOOP_BYTES:
+        return parse(taken)
+    return await offload.run("render", lambda: parse(taken))
 
 
 def decode_json(

@@ -5,10 +5,12 @@ from urllib.parse import urlparse
 
 import trio
 from quart.asgi import ASGIHTTPConnection
-from quart.wrappers import Request
 from quart_trio.asgi import TrioASGIHTTPConnection
 
+from trio_pool_serve.api.answer import Answer
 from trio_pool_serve.api.event_stream import EventStream
+from trio_pool_serve.api.exchange import Exchange
+from trio_pool_serve.api.received_body import ReceivedBody
 
 SILENCE_S = 1.0
 """A client that has sent nothing for this long is waiting for an answer, not sending a body."""
@@ -29,7 +31,12 @@ class PoolServeConnection(TrioASGIHTTPConnection):
     is cancelled all the same while more of it is to come: somebody still computes for it.
 
     A request target without a path is a path that no route has.
+
+    And it answers what is asked all the time, tasks and probes, beneath Quart: the same handlers without Quart's
+    routing, contexts and responses.
     """
+
+    app: Any
 
     def __init__(self, app: Any, scope: Any) -> None:
         scope["path"] = _path(scope["path"])
@@ -40,12 +47,23 @@ class PoolServeConnection(TrioASGIHTTPConnection):
 
     async def __call__(self, receive: Any, send: Any) -> None:
         """Handle the request in this task, with a child that receives. Cancellation: at once."""
-        request = self._create_request_from_scope(send)
+        handler = self.app.handlers.get((self.scope["method"], self.scope["path"]))
+        if handler is None:
+            request = self._create_request_from_scope(send)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.handle_messages, nursery, request, receive)
+                await self.handle_request(nursery, request, send)
+            return
+        exchange = self._exchange()
+        if exchange.ends_with_its_head:
+            await send_answer(send, await self.app.reception.answer(exchange, handler))
+            return
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.handle_messages, nursery, request, receive)
-            await self.handle_request(nursery, request, send)
+            nursery.start_soon(self.handle_messages, nursery, exchange, receive)
+            await self._send_response(send, await self.app.reception.answer(exchange, handler))
+            nursery.cancel_scope.cancel(reason="the request has been answered")
 
-    async def handle_messages(self, nursery: trio.Nursery, request: Request, receive: Any) -> None:  # type: ignore[override]
+    async def handle_messages(self, nursery: trio.Nursery, request: Any, receive: Any) -> None:  # type: ignore[override]
         """Receive until the client is gone. Cancellation: at once."""
 
         async def noting() -> Any:
@@ -58,8 +76,14 @@ class PoolServeConnection(TrioASGIHTTPConnection):
         if not self._answering:
             nursery.cancel_scope.cancel(reason="the client has left")
 
+    def _exchange(self) -> Exchange:
+        length = dict(self.scope["headers"]).get(b"content-length", b"")
+        expected = int(length) if length.isdigit() else None
+        return Exchange(self.scope, ReceivedBody(expected, self.app.config["MAX_CONTENT_LENGTH"]))
+
     async def _send_response(self, send: Any, response: Any) -> None:
-        streaming = isinstance(getattr(response, "response", None), EventStream)
+        body = response.body if isinstance(response, Answer) else getattr(response, "response", None)
+        streaming = isinstance(body, EventStream)
 
         async def noting(message: Any) -> None:
             self._answering = not streaming or message.get("more_body", True) is False
@@ -67,7 +91,10 @@ class PoolServeConnection(TrioASGIHTTPConnection):
 
         with trio.move_on_after(self.app.config["BODY_TIMEOUT"]):
             await self._wait_for_body_end()
-        await super()._send_response(noting, response)
+        if isinstance(response, Answer):
+            await send_answer(noting, response)
+        else:
+            await super()._send_response(noting, response)
 
     async def _wait_for_body_end(self) -> None:
         while not self._body_ended:
@@ -76,6 +103,22 @@ class PoolServeConnection(TrioASGIHTTPConnection):
                 await self._arrived.wait()
             if silence.cancelled_caught:
                 return
+
+
+async def send_answer(send: Any, answer: Answer) -> None:
+    """Send an answer as ASGI's messages. Cancellation: a stream's events end at once; else as the server's ``send``."""
+    headers = [(name.encode(), value.encode("latin1")) for name, value in answer.headers.items()]
+    headers.append((b"content-type", answer.content_type.encode()))
+    body = answer.body
+    if isinstance(body, bytes):
+        headers.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    if not isinstance(body, bytes):
+        async with body as events:
+            async for event in events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        body = b""
+    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def _path(target: str) -> str:

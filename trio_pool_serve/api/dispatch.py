@@ -5,10 +5,11 @@ from typing import Any
 
 import msgspec
 from attrs import frozen
-from quart import Blueprint, Response, g
 
+from trio_pool_serve.api.answer import Answer
 from trio_pool_serve.api.bodies import decode_json, read_body
 from trio_pool_serve.api.endpoint import Call, Dialect, Endpoint
+from trio_pool_serve.api.exchange import Exchange, Handler
 from trio_pool_serve.api.json_limits import json_limits_of
 from trio_pool_serve.api.payloads import cut_payloads, find
 from trio_pool_serve.api.received_body import Buffer
@@ -54,25 +55,24 @@ def candidates_by_path(dialects: Sequence[Dialect]) -> dict[str, list[Candidate]
     return found
 
 
-def dialect_routes(service: Service, dialects: Sequence[Dialect]) -> Blueprint:
-    """Return the routes of all dialects over a service."""
-    routes = Blueprint("dialects", __name__)
-    for path, candidates in candidates_by_path(dialects).items():
-        routes.add_url_rule(
-            path, endpoint=path.replace("/", "_"), view_func=_handler(service, candidates), methods=["POST"]
-        )
-    return routes
+def dialect_handlers(service: Service, dialects: Sequence[Dialect]) -> dict[str, Handler]:
+    """Return what answers the requests of all dialects, by path."""
+    return {
+        path: measured(service, _handler(service, candidates))
+        for path, candidates in candidates_by_path(dialects).items()
+    }
 
 
-def _handler(service: Service, candidates: Sequence[Candidate]) -> Any:
-    @measured(service)
-    async def handle() -> Response:
-        config = service.config
-        asked = await read_body(
-            lambda body: read_request(body, candidates, config.network, embeds=config.input.enable_prompt_embeds),
-            service.offload,
-        )
-        g.dialect = asked.candidate.dialect
+def _handler(service: Service, candidates: Sequence[Candidate]) -> Handler:
+    config = service.config
+
+    def parse(body: Buffer) -> ReadRequest:
+        return read_request(body, candidates, config.network, embeds=config.input.enable_prompt_embeds)
+
+    async def handle(exchange: Exchange) -> Answer:
+        timeout_s = config.time_limits.body_timeout_s
+        asked = await read_body(exchange.body, exchange.mimetype, parse, service.offload, timeout_s=timeout_s)
+        dialect = exchange.dialect = asked.candidate.dialect
         if asked.error is not None:
             raise asked.error
         call = Call(
@@ -80,8 +80,10 @@ def _handler(service: Service, candidates: Sequence[Candidate]) -> Any:
             job=asked.job,
             model=service.model(getattr(asked.wire, "model", None)),
             service=service,
-            timings=g.timings,
-            request_id=g.request_id,
+            timings=exchange.timings,
+            request_id=exchange.request_id,
+            dialect=dialect,
+            deadline=exchange.deadline,
         )
         return await asked.candidate.endpoint.answer(call)
 

@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias
 import msgspec
 from attrs import frozen
 
+from trio_pool_serve.api.answer import Answer
 from trio_pool_serve.api.encodings import EmbedDtype, Endianness, row_base64, row_bytes, row_json
-from trio_pool_serve.api.endpoint import EncodedAnswer
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.types import Vectors
 
@@ -103,14 +103,14 @@ def encode_embeddings(
     answer_id: str,
     model: str,
     created: int,
-) -> EncodedAnswer:
+) -> Answer:
     """Return the answer: JSON, or the vectors' bytes one after the other."""
     usage = Usage.of(prompt_tokens)
     if encoding.format in ("bytes", "bytes_only"):
         return encode_bytes(vectors, encoding, usage=usage, answer_id=answer_id, model=model, created=created)
     items = [EmbeddingItem(index=index, embedding=encoding.json(vector)) for index, vector in enumerate(vectors)]
     response = EmbeddingsResponse(id=answer_id, created=created, model=model, data=items, usage=usage)
-    return EncodedAnswer(msgspec.json.encode(response))
+    return Answer(msgspec.json.encode(response))
 
 
 def encode_bytes(
@@ -121,7 +121,7 @@ def encode_bytes(
     answer_id: str,
     model: str,
     created: int,
-) -> EncodedAnswer:
+) -> Answer:
     """Return the vectors' bytes one after the other, and for ``bytes`` a header that says which are whose.
 
     A row of several vectors, shape (tokens, dimensions), is written one vector after the other.
@@ -131,7 +131,7 @@ def encode_bytes(
         described = {"id": answer_id, "created": created, "model": model, "usage": msgspec.to_builtins(usage)}
         headers["metadata"] = _metadata(vectors, encoding, described)
     body = b"".join(encoding.bytes(vector) for vector in vectors)
-    return EncodedAnswer(body, "application/octet-stream", headers)
+    return Answer(body, "application/octet-stream", headers)
 
 
 def _metadata(vectors: Sequence[Vectors], encoding: VectorEncoding, described: dict[str, object]) -> str:

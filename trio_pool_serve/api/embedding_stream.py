@@ -4,12 +4,12 @@ import logging
 from typing import Any
 
 import trio
-from quart import Response, g
 
+from trio_pool_serve.api.answer import Answer
 from trio_pool_serve.api.embedding_answers import EmbeddingItem, Usage, VectorEncoding
 from trio_pool_serve.api.endpoint import Call
 from trio_pool_serve.api.error_bodies import describe
-from trio_pool_serve.api.event_stream import Emit, event_response
+from trio_pool_serve.api.event_stream import Emit, EventStream
 from trio_pool_serve.errors import DeadlineExceededError, InvalidRequestError
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import PooledRow, asked_rows, estimated_tokens, pool
@@ -17,7 +17,7 @@ from trio_pool_serve.tasks.pool import PooledRow, asked_rows, estimated_tokens, 
 logger = logging.getLogger(__name__)
 
 
-def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Response:
+def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Answer:
     """Return a stream with one event for each finished vector, then the usage.
 
     What is wrong with the request as a whole, or with the server, is raised here; what goes wrong later is the
@@ -25,8 +25,6 @@ def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Res
     """
     if encoding.format in ("bytes", "bytes_only"):
         raise InvalidRequestError("A stream is of JSON: ask for float or base64.", param="encoding_format")
-    with call.model.engine.admit(estimated_tokens(call.model, call.job, asked_rows(call.model, call.job))):
-        deadline, dialect = g.deadline, g.dialect
 
     async def produce(emit: Emit) -> None:
         def row_done(index: int, row: PooledRow, tokens: int) -> None:
@@ -35,7 +33,7 @@ def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Res
             emit(lambda: EmbeddingItem(index=index, embedding=encoding.json(vector)))  # type: ignore[arg-type]
 
         try:
-            with trio.fail_at(deadline):
+            with trio.fail_at(call.deadline):
                 answer = await pool(call.model, call.job, call.timings, row_done)
         except trio.TooSlowError:
             error: Exception = DeadlineExceededError("The deadline has passed.")
@@ -46,7 +44,9 @@ def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Res
             emit(lambda: usage)
             return
         call.service.metrics.failures.inc()
-        _, body = dialect.error_body(describe(error, call.request_id))
+        _, body = call.dialect.error_body(describe(error, call.request_id))
         emit(lambda: body)
 
-    return event_response(produce)
+    with call.model.engine.admit(estimated_tokens(call.model, call.job, asked_rows(call.model, call.job))):
+        # Refused here, if it is, where that can still be said by a status.
+        return Answer(EventStream(produce), content_type="text/event-stream", headers={"cache-control": "no-store"})

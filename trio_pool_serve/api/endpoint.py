@@ -4,9 +4,9 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from attrs import Factory, frozen
-from quart import Response
+from attrs import frozen
 
+from trio_pool_serve.api.answer import Answer
 from trio_pool_serve.api.bodies import LOOP_BYTES
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.service import Service
@@ -20,18 +20,12 @@ LOOP_ROWS = 64
 """Answers of more rows are encoded in a thread however short those are: each costs a few microseconds."""
 
 
-@frozen(eq=False)
-class EncodedAnswer:
-    """An answer as it goes over the wire."""
-
-    body: bytes
-    content_type: str = "application/json"
-    headers: Mapping[str, str] = Factory(dict)
-
-
 @frozen(eq=False, kw_only=True)
 class Call(Generic[Wire, Job]):
-    """One request to an endpoint, read and understood: everything its answer is made from."""
+    """One request to an endpoint, read and understood: everything its answer is made from.
+
+    ``deadline`` is in the trio clock's seconds.
+    """
 
     wire: Wire
     job: Job
@@ -39,9 +33,11 @@ class Call(Generic[Wire, Job]):
     service: Service
     timings: RequestTimings
     request_id: str
+    dialect: "Dialect"
+    deadline: float
 
-    async def encode(self, encoder: Callable[[], EncodedAnswer], *, rows: int, nbytes: int) -> Response:
-        """Return the response that ``encoder()`` writes, in a thread unless it is small.
+    async def encode(self, encoder: Callable[[], Answer], *, rows: int, nbytes: int) -> Answer:
+        """Return the answer that ``encoder()`` writes, in a thread unless it is small.
 
         ``rows`` and ``nbytes`` are those of the arrays that are written. Cancellation: while waiting for a thread,
         at once; an encoder that runs is finished.
@@ -53,7 +49,7 @@ class Call(Generic[Wire, Job]):
             answer = await self.service.offload.run("postprocess", encoder)
         self.timings.encode_s = time.perf_counter() - began
         self.service.metrics.encode.observe(self.timings.encode_s)
-        return Response(answer.body, content_type=answer.content_type, headers=dict(answer.headers))
+        return answer
 
 
 @frozen(eq=False)
@@ -91,7 +87,7 @@ class Endpoint(Generic[Wire, Job]):
     paths: tuple[str, ...]
     wire: type[Wire]
     read: Callable[[Wire, NetworkConfig], Job]
-    answer: Callable[[Call[Wire, Job]], Awaitable[Response]]
+    answer: Callable[[Call[Wire, Job]], Awaitable[Answer]]
     summary: str
     example: Mapping[str, Any]
     marks: frozenset[str] = frozenset()

@@ -2,14 +2,11 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-from quart import Quart, Response, g, has_request_context, request
-from werkzeug.exceptions import HTTPException
-
 from trio_pool_serve import errors
+from trio_pool_serve.api.answer import Answer
 from trio_pool_serve.api.endpoint import Dialect, WireError
 
 logger = logging.getLogger(__name__)
@@ -32,14 +29,6 @@ TABLE: dict[type[errors.PoolServeError], tuple[int, str]] = {
 
 MAX_MESSAGE = 1000
 """Characters; messages quote what clients sent, which may be megabytes."""
-
-OF_HTTP_STATUS: dict[int, type[errors.PoolServeError]] = {
-    404: errors.NotFoundError,
-    405: errors.MethodNotAllowedError,
-    408: errors.BodyTimeoutError,
-    413: errors.PayloadTooLargeError,
-}
-"""What the framework raises by itself, in our terms."""
 
 
 def describe(error: Exception, request_id: str) -> WireError:
@@ -73,33 +62,14 @@ def write_error(error: WireError, dialects: Sequence[Dialect]) -> tuple[int, Any
     return written[-1][0], {name: value for _, body in written for name, value in body.items()}
 
 
-def register_error_handlers(app: Quart, *, default: Dialect, by_path: Mapping[str, Sequence[Dialect]]) -> None:
-    """Answer every exception with a body in the dialect of the request, or of its path if that is all one knows."""
-
-    async def answer(error: Exception) -> Response:
-        """Return the response for an error. Cancellation: does not wait for anything."""
-        g.failed = True
-        path = request.path if has_request_context() else ""  # a websocket's handshake is refused here too
-        dialects = (g.dialect,) if "dialect" in g else by_path.get(path, (default,))
-        status, body = write_error(describe(error, g.get("request_id", "unknown")), dialects)
-        response = Response(msgspec.json.encode(body), status=status, content_type="application/json")
-        retry_after_s = getattr(error, "retry_after_s", None)
-        if retry_after_s is not None:
-            response.headers["Retry-After"] = str(math.ceil(retry_after_s))
-            response.headers["retry-after-ms"] = str(round(retry_after_s * 1000))
-        if status == 401:
-            response.headers["WWW-Authenticate"] = "Bearer"
-        return response
-
-    async def answer_http_exception(error: HTTPException) -> Response:
-        ours = OF_HTTP_STATUS.get(error.code or 500)
-        if ours is None:
-            return await answer(error)
-        response = await answer(ours(error.description or str(error)))
-        for name, value in error.get_headers():
-            if name == "Allow":
-                response.headers[name] = value
-        return response
-
-    app.register_error_handler(HTTPException, answer_http_exception)
-    app.register_error_handler(Exception, answer)
+def answer_error(error: Exception, request_id: str, dialects: Sequence[Dialect]) -> Answer:
+    """Return what a client is told about an error, in a dialect or in several at once."""
+    status, body = write_error(describe(error, request_id), dialects)
+    headers = {}
+    retry_after_s = getattr(error, "retry_after_s", None)
+    if retry_after_s is not None:
+        headers["retry-after"] = str(math.ceil(retry_after_s))
+        headers["retry-after-ms"] = str(round(retry_after_s * 1000))
+    if status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return Answer.json(body, status).also_saying(headers)

@@ -8,7 +8,6 @@ from typing import Self
 
 import msgspec
 import trio
-from quart import Response
 from quart.wrappers.response import ResponseBody
 
 Emit = Callable[[Callable[[], object]], None]
@@ -64,11 +63,3 @@ class EventStream(ResponseBody):
     async def _run(self) -> None:
         with self._events:
             await self._produce(self._events.send_nowait)
-
-
-def event_response(produce: Callable[[Emit], Awaitable[None]]) -> Response:
-    """Return the response whose events ``produce(emit)`` makes, once it is being sent."""
-    response = Response(b"", content_type="text/event-stream", headers={"Cache-Control": "no-store"})
-    response.response = EventStream(produce)
-    response.headers.pop("Content-Length", None)
-    return response

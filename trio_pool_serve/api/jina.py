@@ -3,9 +3,9 @@
 from typing import Literal, TypeAlias
 
 from attrs import evolve, frozen
-from quart import Response
 
 from trio_pool_serve.api import openai
+from trio_pool_serve.api.answer import Answer
 from trio_pool_serve.api.embedding_answers import EmbeddingsResponse, VectorEncoding
 from trio_pool_serve.api.endpoint import Call, Dialect, Endpoint
 from trio_pool_serve.api.openai import EmbeddingsRequest
@@ -56,7 +56,7 @@ class JinaEmbeddingsRequest(EmbeddingsRequest):
         return job if self.normalized is None else evolve(job, normalize=self.normalized)
 
 
-async def answer_embeddings(call: Call[JinaEmbeddingsRequest, PoolJob]) -> Response:
+async def answer_embeddings(call: Call[JinaEmbeddingsRequest, PoolJob]) -> Answer:
     """Embed. Raises what ``pool`` raises. Cancellation: at once."""
     return await openai.answer_embeddings(evolve(call, job=for_purpose(call.job, call.wire.purpose, call.model)))
 

@@ -1,9 +1,10 @@
 """``/v1/models``: what is served, for OpenAI's and Cohere's clients."""
 
-import msgspec
 from attrs import frozen
-from quart import Blueprint, Response
+from quart import Blueprint
 
+from trio_pool_serve.api.answer import Answer
+from trio_pool_serve.api.quart_routes import responding
 from trio_pool_serve.errors import NotFoundError
 from trio_pool_serve.service import ServedModel, Service
 from trio_pool_serve.types import PoolingTask
@@ -55,19 +56,17 @@ def models_routes(service: Service) -> Blueprint:
         )
 
     @routes.get("/v1/models")
-    async def models() -> Response:
+    @responding
+    async def models() -> Answer:
         cards = [card(served) for served in service.served.values()]
-        return _json(ModelList(data=cards, models=cards))
+        return Answer.json(ModelList(data=cards, models=cards))
 
     @routes.get("/v1/models/<path:name>")
-    async def model(name: str) -> Response:
+    @responding
+    async def model(name: str) -> Answer:
         served = service.served.get(name)
         if served is None:
             raise NotFoundError(f"The model {name!r} does not exist.")
-        return _json(card(served))
+        return Answer.json(card(served))
 
     return routes
-
-
-def _json(answer: object) -> Response:
-    return Response(msgspec.json.encode(answer), content_type="application/json")

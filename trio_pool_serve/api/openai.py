@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any, Literal
 
 from attrs import frozen
-from quart import Response
 
+from trio_pool_serve.api.answer import Answer
 from trio_pool_serve.api.embedding_answers import (
     EmbeddingsResponse,
     EncodingFormat,
@@ -78,7 +78,7 @@ class EmbeddingsRequest(InputFields):
         )
 
 
-async def answer_embeddings(call: Call[Any, PoolJob]) -> Response:
+async def answer_embeddings(call: Call[Any, PoolJob]) -> Answer:
     """Embed, for every dialect whose requests have the ``encoding`` of ``EmbeddingsRequest``.
 
     Raises what ``pool`` raises. Cancellation: at once.

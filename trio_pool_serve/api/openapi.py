@@ -6,11 +6,13 @@ from typing import Any
 
 import msgspec
 from attrs import frozen
-from quart import Blueprint, Response
+from quart import Blueprint
 
 import trio_pool_serve
+from trio_pool_serve.api.answer import Answer
 from trio_pool_serve.api.dispatch import Candidate, candidates_by_path
 from trio_pool_serve.api.endpoint import Dialect
+from trio_pool_serve.api.quart_routes import responding
 from trio_pool_serve.errors import NotFoundError
 
 SWAGGER_UI = files("swagger_ui") / "static"
@@ -127,17 +129,20 @@ def openapi_routes(dialects: Sequence[Dialect]) -> Blueprint:
     assets = {name: (SWAGGER_UI / name).read_bytes() for name in ASSETS}
 
     @routes.get("/openapi.json")
-    async def openapi() -> Response:
-        return Response(document, content_type="application/json")
+    @responding
+    async def openapi() -> Answer:
+        return Answer(document, content_type="application/json")
 
     @routes.get("/docs")
-    async def docs() -> Response:
-        return Response(PAGE, content_type="text/html; charset=utf-8")
+    @responding
+    async def docs() -> Answer:
+        return Answer(PAGE, content_type="text/html; charset=utf-8")
 
     @routes.get("/docs/<name>")
-    async def asset(name: str) -> Response:
+    @responding
+    async def asset(name: str) -> Answer:
         if name not in assets:
             raise NotFoundError("There is no such page.")
-        return Response(assets[name], content_type=ASSETS[name])
+        return Answer(assets[name], content_type=ASSETS[name])
 
     return routes

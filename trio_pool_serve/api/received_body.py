@@ -7,7 +7,7 @@ import trio
 from quart_trio.wrappers.request import TrioBody, TrioRequest
 from werkzeug.exceptions import RequestEntityTooLarge
 
-from trio_pool_serve.errors import BodyTimeoutError
+from trio_pool_serve.errors import BodyTimeoutError, PayloadTooLargeError
 
 Buffer: TypeAlias = bytearray | mmap.mmap
 """Both can be searched and decoded as they are."""
@@ -49,31 +49,26 @@ class ReceivedBody(TrioBody):
         """Let go of what has arrived."""
         self._data, self._mapped = bytearray(), None
 
-    async def take(self) -> Buffer:
+    async def take(self, timeout_s: float) -> Buffer:
         """Wait for the whole body and return it; nobody else has it then.
 
-        Raises ``RequestEntityTooLarge``, before a byte has arrived if that many are announced. Cancellation: at once.
+        Raises ``BodyTimeoutError``, and ``PayloadTooLargeError`` before a byte has arrived if too many are announced.
+        Cancellation: at once.
         """
         if self._must_raise is None:
-            await self._complete.wait()
+            try:
+                with trio.fail_after(timeout_s):
+                    await self._complete.wait()
+            except trio.TooSlowError:
+                raise BodyTimeoutError(f"The body did not arrive within {timeout_s:g} s.") from None
         if self._must_raise is not None:
-            raise self._must_raise
+            raise PayloadTooLargeError(f"The body may have {self._max_content_length} bytes, and has more.")
         body: Buffer = self._data if self._mapped is None else self._mapped
         self.clear()
         return body
 
 
 class BufferedRequest(TrioRequest):
-    """A request whose body can be taken."""
+    """Quart's request, with such a body."""
 
     body_class = ReceivedBody
-    body: ReceivedBody
-
-    async def take_body(self) -> Buffer:
-        """Return the body. Raises as ``ReceivedBody.take``, and ``BodyTimeoutError``. Cancellation: at once."""
-        timeout_s = self.body_timeout
-        try:
-            with trio.fail_after(float("inf") if timeout_s is None else timeout_s):
-                return await self.body.take()
-        except trio.TooSlowError:
-            raise BodyTimeoutError(f"The body did not arrive within {timeout_s:g} s.") from None

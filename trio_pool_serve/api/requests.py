@@ -1,81 +1,40 @@
-"""What every task route has in common: an id, a deadline, timings, and refusing work while draining."""
+"""What every task route has in common: a deadline, timings, and refusing work while draining."""
 
 import math
-import uuid
-from collections.abc import Awaitable, Callable
-from functools import wraps
 
 import trio
-from quart import Quart, Response, g, request
 
+from trio_pool_serve.api.answer import Answer
+from trio_pool_serve.api.exchange import Exchange, Handler
 from trio_pool_serve.errors import DeadlineExceededError, InvalidRequestError
 from trio_pool_serve.service import Service
-from trio_pool_serve.telemetry.timings import RequestTimings
-
-MAX_REQUEST_ID = 128
-"""Characters of a client's id that are echoed."""
 
 
-def label_requests(app: Quart) -> None:
-    """Give every request an id: the client's own, or a new one. A label only, never a key."""
-
-    @app.before_request
-    async def choose_id() -> None:
-        given = request.headers.get("X-Request-Id", "")
-        printable = given.isascii() and given.isprintable()
-        g.request_id = given[:MAX_REQUEST_ID] if given and printable else uuid.uuid4().hex
-
-    @app.after_request
-    async def echo_id(response: Response) -> Response:
-        if "request_id" in g:
-            response.headers["X-Request-Id"] = g.request_id
-        return response
-
-
-def measured(
-    service: Service,
-) -> Callable[[Callable[[], Awaitable[Response]]], Callable[[], Awaitable[Response]]]:
+def measured(service: Service, handler: Handler) -> Handler:
     """Wrap the handler of a task route.
 
     It runs under a deadline, the server's or the client's ``X-Request-Timeout`` (seconds) if that is
     sooner; past it ``DeadlineExceededError`` is raised.
     """
 
-    def wrap(handler: Callable[[], Awaitable[Response]]) -> Callable[[], Awaitable[Response]]:
-        @wraps(handler)
-        async def run() -> Response:
-            g.timings = RequestTimings()
-            service.require_open()
-            timeout_s = min(_client_timeout_s(), service.config.time_limits.request_timeout_s)
-            g.deadline = trio.current_time() + timeout_s
-            try:
-                with trio.fail_at(g.deadline):
-                    response = await handler()
-            except trio.TooSlowError:
-                raise DeadlineExceededError(f"The deadline of {timeout_s:g} s has passed.") from None
-            service.metrics.total.observe(g.timings.total_s)
-            return response
+    async def run(exchange: Exchange) -> Answer:
+        exchange.asks_for_task = True
+        service.require_open()
+        timeout_s = min(_client_timeout_s(exchange), service.config.time_limits.request_timeout_s)
+        exchange.deadline = trio.current_time() + timeout_s
+        try:
+            with trio.fail_at(exchange.deadline):
+                answer = await handler(exchange)
+        except trio.TooSlowError:
+            raise DeadlineExceededError(f"The deadline of {timeout_s:g} s has passed.") from None
+        service.metrics.total.observe(exchange.timings.total_s)
+        return answer
 
-        return run
-
-    return wrap
+    return run
 
 
-def finish_requests(app: Quart, service: Service) -> None:
-    """Count answers of task routes and errors of all, and say where the time went."""
-
-    @app.after_request
-    async def finish(response: Response) -> Response:
-        if "timings" in g:
-            response.headers["Server-Timing"] = g.timings.server_timing()
-            service.metrics.requests.inc()
-        if "failed" in g:
-            service.metrics.failures.inc()
-        return response
-
-
-def _client_timeout_s() -> float:
-    header = request.headers.get("X-Request-Timeout")
+def _client_timeout_s(exchange: Exchange) -> float:
+    header = exchange.header(b"x-request-timeout")
     if header is None:
         return math.inf
     try:

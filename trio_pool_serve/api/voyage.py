@@ -5,12 +5,12 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 from attrs import evolve, frozen
-from quart import Response
 
 from trio_pool_serve.api import openai
+from trio_pool_serve.api.answer import Answer
 from trio_pool_serve.api.embedding_answers import EmbeddingsResponse, VectorEncoding
 from trio_pool_serve.api.encodings import EmbedDtype
-from trio_pool_serve.api.endpoint import Call, Dialect, EncodedAnswer, Endpoint, WireError
+from trio_pool_serve.api.endpoint import Call, Dialect, Endpoint, WireError
 from trio_pool_serve.api.jina import JinaEmbeddingsRequest
 from trio_pool_serve.api.prompts import require_few
 from trio_pool_serve.api.purposes import for_purpose
@@ -65,7 +65,7 @@ class VoyageEmbeddingsRequest(JinaEmbeddingsRequest):
         return evolve(job, reading=reading, dimensions=dimensions)
 
 
-async def answer_embeddings(call: Call[VoyageEmbeddingsRequest, PoolJob]) -> Response:
+async def answer_embeddings(call: Call[VoyageEmbeddingsRequest, PoolJob]) -> Answer:
     """Embed. Raises what ``pool`` raises. Cancellation: at once."""
     call.model.require("embed")
     check_dimensions(call.model, call.wire.output_dimension, param="output_dimension")
@@ -120,7 +120,7 @@ class RerankResponse:
     object: Literal["list"] = "list"
 
 
-async def answer_rerank(call: Call[RerankRequest, ScoreJob]) -> Response:
+async def answer_rerank(call: Call[RerankRequest, ScoreJob]) -> Answer:
     """Rerank. Raises what ``score`` raises. Cancellation: at once."""
     scores = await score(call.model, call.job, call.timings)
     texts = sum(map(len, call.wire.documents)) if call.wire.return_documents else 0
@@ -129,14 +129,14 @@ async def answer_rerank(call: Call[RerankRequest, ScoreJob]) -> Response:
     )
 
 
-def _encode(call: Call[RerankRequest, ScoreJob], scores: Scores) -> EncodedAnswer:
+def _encode(call: Call[RerankRequest, ScoreJob], scores: Scores) -> Answer:
     documents = call.wire.documents if call.wire.return_documents else [msgspec.UNSET] * len(scores.values)
     items = [
         RerankItem(index=index, relevance_score=value, document=documents[index])
         for index, value in ranked(scores.values, call.wire.top_k)
     ]
     response = RerankResponse(data=items, model=call.model.name, usage=TotalTokens(total_tokens=scores.prompt_tokens))
-    return EncodedAnswer(msgspec.json.encode(response))
+    return Answer(msgspec.json.encode(response))
 
 
 def error_body(error: WireError) -> tuple[int, Any]:

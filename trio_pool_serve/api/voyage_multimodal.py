@@ -4,11 +4,11 @@ from typing import Literal
 
 import msgspec
 from attrs import frozen
-from quart import Response
 
+from trio_pool_serve.api.answer import Answer
 from trio_pool_serve.api.contents import ContentInput
 from trio_pool_serve.api.embedding_answers import EmbeddingItem, VectorEncoding
-from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
+from trio_pool_serve.api.endpoint import Call, Endpoint
 from trio_pool_serve.api.prompts import require_few
 from trio_pool_serve.api.purposes import for_purpose
 from trio_pool_serve.config import NetworkConfig
@@ -66,7 +66,7 @@ class MultimodalResponse:
     object: Literal["list"] = "list"
 
 
-async def answer_multimodal(call: Call[MultimodalRequest, PoolJob]) -> Response:
+async def answer_multimodal(call: Call[MultimodalRequest, PoolJob]) -> Answer:
     """Embed. Raises what ``pool`` raises. Cancellation: at once."""
     call.model.require("embed")
     job = for_purpose(call.job, call.wire.input_type, call.model)
@@ -81,9 +81,9 @@ async def answer_multimodal(call: Call[MultimodalRequest, PoolJob]) -> Response:
     vectors: list[Vectors] = [vector for (vector,) in pooled.rows]  # type: ignore[misc]
     usage = MultimodalUsage(text_tokens=text_tokens, total_tokens=pooled.prompt_tokens)
 
-    def encode() -> EncodedAnswer:
+    def encode() -> Answer:
         items = [EmbeddingItem(index=n, embedding=call.wire.encoding.json(vector)) for n, vector in enumerate(vectors)]
-        return EncodedAnswer(msgspec.json.encode(MultimodalResponse(data=items, model=call.model.name, usage=usage)))
+        return Answer(msgspec.json.encode(MultimodalResponse(data=items, model=call.model.name, usage=usage)))
 
     return await call.encode(encode, rows=len(vectors), nbytes=sum(vector.nbytes for vector in vectors))
 

@@ -6,11 +6,11 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 from attrs import frozen
-from quart import Response
 
+from trio_pool_serve.api.answer import Answer
 from trio_pool_serve.api.cohere.wire import Meta, Truncate, meta_of, reading_of
 from trio_pool_serve.api.encodings import row_json
-from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
+from trio_pool_serve.api.endpoint import Call, Endpoint
 from trio_pool_serve.api.prompts import require_few
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
@@ -86,7 +86,7 @@ class ClassifyResponse:
     meta: Meta
 
 
-async def answer_classify(call: Call[ClassifyRequest, PoolJob]) -> Response:
+async def answer_classify(call: Call[ClassifyRequest, PoolJob]) -> Answer:
     """Classify. Raises what ``pool`` raises. Cancellation: at once."""
     pooled = await pool(call.model, call.job, call.timings)
     labels = len(call.model.folder.architecture.labels)
@@ -95,7 +95,7 @@ async def answer_classify(call: Call[ClassifyRequest, PoolJob]) -> Response:
     )
 
 
-def _encode(call: Call[ClassifyRequest, PoolJob], pooled: Pooled) -> EncodedAnswer:
+def _encode(call: Call[ClassifyRequest, PoolJob], pooled: Pooled) -> Answer:
     architecture = call.model.folder.architecture
     exclusive = not (isinstance(architecture, Classifier) and architecture.problem_type == "multi_label_classification")
     classifications = [
@@ -103,9 +103,7 @@ def _encode(call: Call[ClassifyRequest, PoolJob], pooled: Pooled) -> EncodedAnsw
         for index, (text, (values,)) in enumerate(zip(call.wire.inputs, pooled.rows, strict=True))
     ]
     meta = meta_of("1", classifications=len(classifications))
-    return EncodedAnswer(
-        msgspec.json.encode(ClassifyResponse(id=call.request_id, classifications=classifications, meta=meta))
-    )
+    return Answer(msgspec.json.encode(ClassifyResponse(id=call.request_id, classifications=classifications, meta=meta)))
 
 
 def _classification(

@@ -5,12 +5,12 @@ from typing import Literal, TypeAlias
 
 import msgspec
 from attrs import evolve, frozen
-from quart import Response
 
+from trio_pool_serve.api.answer import Answer
 from trio_pool_serve.api.cohere.wire import Meta, Truncate, meta_of, reading_of
 from trio_pool_serve.api.contents import ContentInput
 from trio_pool_serve.api.embedding_answers import VectorEncoding
-from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
+from trio_pool_serve.api.endpoint import Call, Endpoint
 from trio_pool_serve.api.image_inputs import image_prompts
 from trio_pool_serve.api.prompts import require_few
 from trio_pool_serve.api.purposes import for_purpose
@@ -105,12 +105,12 @@ class EmbedFloatsResponse:
     response_type: Literal["embeddings_floats"] = "embeddings_floats"
 
 
-async def answer_v2(call: Call[EmbedRequest, PoolJob]) -> Response:
+async def answer_v2(call: Call[EmbedRequest, PoolJob]) -> Answer:
     """Embed. Raises what ``pool`` raises. Cancellation: at once."""
     return await _answer(call, "2", _by_type)
 
 
-async def answer_v1(call: Call[EmbedRequest, PoolJob]) -> Response:
+async def answer_v1(call: Call[EmbedRequest, PoolJob]) -> Answer:
     """Embed. Raises what ``pool`` raises. Cancellation: at once."""
     return await _answer(call, "1", _by_type if call.wire.embedding_types else _floats)
 
@@ -119,7 +119,7 @@ async def _answer(
     call: Call[EmbedRequest, PoolJob],
     version: str,
     write: Callable[[Call[EmbedRequest, PoolJob], list[Vectors], Meta], bytes],
-) -> Response:
+) -> Answer:
     call.model.require("embed")
     check_dimensions(call.model, call.wire.output_dimension, param="output_dimension")
     dimensions = call.wire.output_dimension or call.model.engine.dimensions
@@ -131,7 +131,7 @@ async def _answer(
     images = sum(isinstance(part, ImagePart) for prompt in call.job.prompts for part in getattr(prompt, "parts", ()))
     meta = meta_of(version, input_tokens=pooled.prompt_tokens, **({"images": images} if images else {}))
     return await call.encode(
-        lambda: EncodedAnswer(write(call, vectors, meta)),
+        lambda: Answer(write(call, vectors, meta)),
         rows=len(vectors) * len(types),
         nbytes=sum(vector.nbytes for vector in vectors) * len(types),
     )

@@ -4,10 +4,10 @@ from functools import partial
 
 import msgspec
 from attrs import frozen
-from quart import Response
 
+from trio_pool_serve.api.answer import Answer
 from trio_pool_serve.api.cohere.wire import Meta, meta_of
-from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
+from trio_pool_serve.api.endpoint import Call, Endpoint
 from trio_pool_serve.api.prompts import require_few
 from trio_pool_serve.api.ranking import ranked, require_top
 from trio_pool_serve.config import NetworkConfig
@@ -65,17 +65,17 @@ class RerankResponse:
     meta: Meta
 
 
-async def answer_rerank(call: Call[RerankRequest, ScoreJob]) -> Response:
+async def answer_rerank(call: Call[RerankRequest, ScoreJob]) -> Answer:
     """Rerank. Raises what ``score`` raises. Cancellation: at once."""
     scores = await score(call.model, call.job, call.timings)
     return await call.encode(partial(_encode, call, scores), rows=len(scores.values), nbytes=scores.values.nbytes)
 
 
-def _encode(call: Call[RerankRequest, ScoreJob], scores: Scores) -> EncodedAnswer:
+def _encode(call: Call[RerankRequest, ScoreJob], scores: Scores) -> Answer:
     ranking = ranked(scores.values, call.wire.top_n)
     results = [RerankResult(index=index, relevance_score=value) for index, value in ranking]
     response = RerankResponse(id=call.request_id, results=results, meta=meta_of("2", search_units=1))
-    return EncodedAnswer(msgspec.json.encode(response))
+    return Answer(msgspec.json.encode(response))
 
 
 RERANK_ENDPOINT = Endpoint(

@@ -4,10 +4,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from attrs import frozen
-from quart import Response
 
+from trio_pool_serve.api.answer import Answer
 from trio_pool_serve.api.cohere.wire import Meta, meta_of
-from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
+from trio_pool_serve.api.endpoint import Call, Endpoint
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.tasks.tokenize import detokenize, tokenize
@@ -59,24 +59,22 @@ class DetokenizeResponse:
     meta: Meta
 
 
-async def answer_tokenize(call: Call[TokenizeRequest, str]) -> Response:
+async def answer_tokenize(call: Call[TokenizeRequest, str]) -> Answer:
     """Tokenise. Raises what ``tokenize`` raises. Cancellation: at once."""
     (tokens,) = await tokenize(call.model, [call.job], add_special_tokens=False)
 
-    def encode() -> EncodedAnswer:
+    def encode() -> Answer:
         ids, strings = [token.id for token in tokens], [token.text for token in tokens]
-        return EncodedAnswer(
-            msgspec.json.encode(TokenizeResponse(tokens=ids, token_strings=strings, meta=meta_of("1")))
-        )
+        return Answer(msgspec.json.encode(TokenizeResponse(tokens=ids, token_strings=strings, meta=meta_of("1"))))
 
     return await call.encode(encode, rows=1, nbytes=8 * len(tokens))
 
 
-async def answer_detokenize(call: Call[DetokenizeRequest, npt.NDArray[np.int64]]) -> Response:
+async def answer_detokenize(call: Call[DetokenizeRequest, npt.NDArray[np.int64]]) -> Answer:
     """Put tokens together. Raises what ``detokenize`` raises. Cancellation: at once."""
     (text,) = await detokenize(call.model, [call.job], skip_special_tokens=False)
     response = DetokenizeResponse(text=text, meta=meta_of("1"))
-    return await call.encode(lambda: EncodedAnswer(msgspec.json.encode(response)), rows=1, nbytes=len(text))
+    return await call.encode(lambda: Answer(msgspec.json.encode(response)), rows=1, nbytes=len(text))
 
 
 TOKEN_ENDPOINTS = (

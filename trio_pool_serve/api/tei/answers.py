@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 from attrs import frozen
-from quart import Response
 
+from trio_pool_serve.api.answer import Answer
 from trio_pool_serve.api.encodings import row_json
-from trio_pool_serve.api.endpoint import Call, EncodedAnswer
+from trio_pool_serve.api.endpoint import Call
 from trio_pool_serve.api.ranking import ranked
 from trio_pool_serve.api.tei.wire import DecodeJob, PredictJob, TokenizeJob
 from trio_pool_serve.prompts import PairPrompt, Prompt, TextPrompt
@@ -103,7 +103,7 @@ def label_names(model: Model, labels: int) -> list[str]:
 # -- answers ---------------------------------------------------------------------------------------------
 
 
-async def answer_vectors(call: Call[Any, PoolJob]) -> Response:
+async def answer_vectors(call: Call[Any, PoolJob]) -> Answer:
     """Answer ``/embed``, ``/embed_all`` and ``/embed_sparse``: what the job's one task gives for each input.
 
     Raises what ``pool`` raises. Cancellation: at once.
@@ -111,15 +111,15 @@ async def answer_vectors(call: Call[Any, PoolJob]) -> Response:
     (task,) = call.job.tasks
     pooled = await pool(call.model, call.job, call.timings)
     value_json = VALUE_JSON[task]
-    response = await call.encode(
-        lambda: EncodedAnswer(_array([value_json(value) for (value,) in pooled.rows])),
+    answer = await call.encode(
+        lambda: Answer(_array([value_json(value) for (value,) in pooled.rows])),
         rows=sum(map(_written_rows, pooled.rows)),
         nbytes=sum(map(_nbytes, pooled.rows)),
     )
-    return _timed(response, call.timings, pooled.prompt_tokens, _characters(call.job.prompts))
+    return _timed(answer, call.timings, pooled.prompt_tokens, _characters(call.job.prompts))
 
 
-async def answer_predict(call: Call[Any, PredictJob]) -> Response:
+async def answer_predict(call: Call[Any, PredictJob]) -> Answer:
     """Answer ``/predict``: the labels of each input, best first.
 
     Raises what ``pool`` raises. Cancellation: at once.
@@ -127,16 +127,16 @@ async def answer_predict(call: Call[Any, PredictJob]) -> Response:
     job = call.job.pooling
     pooled = await pool(call.model, job, call.timings)
 
-    def encode() -> EncodedAnswer:
+    def encode() -> Answer:
         rows = [_predictions(value, call.model) for (value,) in pooled.rows]
-        return EncodedAnswer(_array(rows) if call.job.is_batch else rows[0])
+        return Answer(_array(rows) if call.job.is_batch else rows[0])
 
     nbytes = sum(map(_nbytes, pooled.rows))
-    response = await call.encode(encode, rows=nbytes // 4, nbytes=nbytes)  # each number is an object
-    return _timed(response, call.timings, pooled.prompt_tokens, _characters(job.prompts))
+    answer = await call.encode(encode, rows=nbytes // 4, nbytes=nbytes)  # each number is an object
+    return _timed(answer, call.timings, pooled.prompt_tokens, _characters(job.prompts))
 
 
-async def answer_rerank(call: Call[Any, ScoreJob]) -> Response:
+async def answer_rerank(call: Call[Any, ScoreJob]) -> Answer:
     """Answer ``/rerank``: the texts' indices and scores, best first.
 
     Raises what ``score`` raises. Cancellation: at once.
@@ -144,9 +144,9 @@ async def answer_rerank(call: Call[Any, ScoreJob]) -> Response:
     scores = await score(call.model, call.job, call.timings)
     texts = list(map(text_of, call.job.documents)) if call.wire.return_text else None
 
-    def encode() -> EncodedAnswer:
+    def encode() -> Answer:
         numbers = _numbers(scores.values)
-        return EncodedAnswer(
+        return Answer(
             msgspec.json.encode(
                 [
                     Rank(index, msgspec.Raw(numbers[index]), texts[index] if texts else msgspec.UNSET)
@@ -156,23 +156,21 @@ async def answer_rerank(call: Call[Any, ScoreJob]) -> Response:
         )
 
     nbytes = sum(map(len, texts)) if texts is not None else scores.values.nbytes
-    response = await call.encode(encode, rows=len(scores.values), nbytes=nbytes)
-    return _timed(response, call.timings, scores.prompt_tokens, _job_characters(call.job))
+    answer = await call.encode(encode, rows=len(scores.values), nbytes=nbytes)
+    return _timed(answer, call.timings, scores.prompt_tokens, _job_characters(call.job))
 
 
-async def answer_similarity(call: Call[Any, ScoreJob]) -> Response:
+async def answer_similarity(call: Call[Any, ScoreJob]) -> Answer:
     """Answer ``/similarity``: a number per sentence, in order.
 
     Raises what ``score`` raises. Cancellation: at once.
     """
     scores = await score(call.model, call.job, call.timings)
-    response = await call.encode(
-        lambda: EncodedAnswer(row_json(scores.values, "float32")), rows=1, nbytes=scores.values.nbytes
-    )
-    return _timed(response, call.timings, scores.prompt_tokens, _job_characters(call.job))
+    answer = await call.encode(lambda: Answer(row_json(scores.values, "float32")), rows=1, nbytes=scores.values.nbytes)
+    return _timed(answer, call.timings, scores.prompt_tokens, _job_characters(call.job))
 
 
-async def answer_tokenize(call: Call[Any, TokenizeJob]) -> Response:
+async def answer_tokenize(call: Call[Any, TokenizeJob]) -> Answer:
     """Answer ``/tokenize``: the tokens of each text.
 
     Raises what ``tokenize`` raises. Cancellation: as ``tokenize``.
@@ -185,8 +183,8 @@ async def answer_tokenize(call: Call[Any, TokenizeJob]) -> Response:
         instruction=rendering_params(call.model, reading).instruction,
     )
 
-    def encode() -> EncodedAnswer:
-        return EncodedAnswer(
+    def encode() -> Answer:
+        return Answer(
             _array(
                 [
                     msgspec.json.encode(
@@ -198,19 +196,19 @@ async def answer_tokenize(call: Call[Any, TokenizeJob]) -> Response:
         )
 
     tokens = sum(map(len, texts))
-    response = await call.encode(encode, rows=tokens, nbytes=0)
-    return _timed(response, call.timings, tokens, sum(map(len, call.job.texts)))
+    answer = await call.encode(encode, rows=tokens, nbytes=0)
+    return _timed(answer, call.timings, tokens, sum(map(len, call.job.texts)))
 
 
-async def answer_decode(call: Call[Any, DecodeJob]) -> Response:
+async def answer_decode(call: Call[Any, DecodeJob]) -> Answer:
     """Answer ``/decode``: the text of each list of ids.
 
     Raises what ``detokenize`` raises. Cancellation: as ``detokenize``.
     """
     texts = await detokenize(call.model, call.job.ids, skip_special_tokens=call.job.skip_special_tokens)
     characters = sum(map(len, texts))
-    response = await call.encode(lambda: EncodedAnswer(msgspec.json.encode(texts)), rows=len(texts), nbytes=characters)
-    return _timed(response, call.timings, sum(map(len, call.job.ids)), None)
+    answer = await call.encode(lambda: Answer(msgspec.json.encode(texts)), rows=len(texts), nbytes=characters)
+    return _timed(answer, call.timings, sum(map(len, call.job.ids)), None)
 
 
 # -- sizes and times -------------------------------------------------------------------------------------
@@ -248,7 +246,7 @@ def _job_characters(job: ScoreJob) -> int:
     return sum(len(text_of(side)) for side in (*job.queries, *job.documents))
 
 
-def _timed(response: Response, timings: RequestTimings, tokens: int, characters: int | None) -> Response:
+def _timed(answer: Answer, timings: RequestTimings, tokens: int, characters: int | None) -> Answer:
     """Add TEI's headers: what was read, and whole milliseconds."""
     milliseconds = {
         "x-total-time": timings.total_s,
@@ -256,9 +254,7 @@ def _timed(response: Response, timings: RequestTimings, tokens: int, characters:
         "x-queue-time": timings.queue_s,
         "x-inference-time": timings.forward_s + timings.copy_s,
     }
-    response.headers["x-compute-tokens"] = str(tokens)
+    headers = {"x-compute-tokens": str(tokens)}
     if characters is not None:
-        response.headers["x-compute-characters"] = str(characters)
-    for name, seconds in milliseconds.items():
-        response.headers[name] = str(round(seconds * 1e3))
-    return response
+        headers["x-compute-characters"] = str(characters)
+    return answer.also_saying(headers | {name: str(round(seconds * 1e3)) for name, seconds in milliseconds.items()})

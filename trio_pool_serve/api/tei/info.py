@@ -4,13 +4,13 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-import msgspec
 from attrs import frozen
-from quart import Blueprint, Response, g
+from quart import Blueprint
 
 import trio_pool_serve
+from trio_pool_serve.api.answer import Answer
+from trio_pool_serve.api.quart_routes import responding
 from trio_pool_serve.api.tei.answers import label_names
-from trio_pool_serve.api.tei.dialect import TEI
 from trio_pool_serve.model_folder.architecture import Architecture
 from trio_pool_serve.model_folder.embedding import Embedding
 from trio_pool_serve.service import Service
@@ -63,10 +63,10 @@ def tei_routes(service: Service) -> Blueprint:
     routes = Blueprint("tei", __name__)
 
     @routes.get(INFO_PATH)
-    async def info() -> Response:
+    @responding
+    async def info() -> Answer:
         """Describe the default model. Raises ``EngineLoadingError`` until it is there."""
-        g.dialect = TEI
-        return Response(msgspec.json.encode(describe_model(service)), content_type="application/json")
+        return Answer.json(describe_model(service))
 
     return routes
 

@@ -6,8 +6,8 @@ The hub's own clients post to a server's bare address, with options in ``paramet
 from typing import Any
 
 from attrs import evolve, fields, frozen
-from quart import Response
 
+from trio_pool_serve.api.answer import Answer
 from trio_pool_serve.api.endpoint import Call
 from trio_pool_serve.api.tei.answers import answer_predict, answer_rerank, answer_similarity, answer_vectors
 from trio_pool_serve.api.tei.wire import (
@@ -124,7 +124,7 @@ def _labels(inputs: Any, options: Parameters, network: NetworkConfig) -> Predict
     return evolve(job, is_batch=job.is_batch or isinstance(inputs, str))
 
 
-async def answer_root(call: Call[RootRequest, InputsJob | SimilarityJob | ScoreJob]) -> Response:
+async def answer_root(call: Call[RootRequest, InputsJob | SimilarityJob | ScoreJob]) -> Answer:
     """Answer as the route does that the request would be for.
 
     Raises what that route raises. Cancellation: at once.
@@ -138,7 +138,7 @@ async def answer_root(call: Call[RootRequest, InputsJob | SimilarityJob | ScoreJ
             return await _answer_inputs(call, inputs)
 
 
-async def _answer_inputs(call: Call[RootRequest, Any], inputs: InputsJob) -> Response:
+async def _answer_inputs(call: Call[RootRequest, Any], inputs: InputsJob) -> Answer:
     able = call.model.folder.architecture.tasks
     match next((task for task in MAIN_TASKS if task in able), None):
         case "embed":

@@ -6,11 +6,11 @@ from typing import Literal
 import msgspec
 import numpy as np
 from attrs import frozen
-from quart import Response
 
+from trio_pool_serve.api.answer import Answer
 from trio_pool_serve.api.embedding_answers import Usage
 from trio_pool_serve.api.encodings import row_json
-from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
+from trio_pool_serve.api.endpoint import Call, Endpoint
 from trio_pool_serve.api.prompts import InputFields
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.prompts import TruncationSide
@@ -77,7 +77,7 @@ class ClassifyResponse:
     object: Literal["list"] = "list"
 
 
-async def answer_classify(call: Call[ClassifyRequest, PoolJob]) -> Response:
+async def answer_classify(call: Call[ClassifyRequest, PoolJob]) -> Answer:
     """Classify. Raises what ``pool`` raises. Cancellation: at once."""
     pooled = await pool(call.model, call.job, call.timings)
     rows: list[Vectors] = [row for (row,) in pooled.rows]  # type: ignore[misc]
@@ -88,7 +88,7 @@ async def answer_classify(call: Call[ClassifyRequest, PoolJob]) -> Response:
         label = labels[best] if best < len(labels) else f"LABEL_{best}"
         return ClassifyItem(index=index, label=label, probs=msgspec.Raw(row_json(row, "float32")), num_classes=len(row))
 
-    def encode() -> EncodedAnswer:
+    def encode() -> Answer:
         answer = ClassifyResponse(
             id=f"classify-{call.wire.request_id or call.request_id}",
             created=int(time.time()),
@@ -96,7 +96,7 @@ async def answer_classify(call: Call[ClassifyRequest, PoolJob]) -> Response:
             data=[item(index, row) for index, row in enumerate(rows)],
             usage=Usage.of(pooled.prompt_tokens),
         )
-        return EncodedAnswer(msgspec.json.encode(answer))
+        return Answer(msgspec.json.encode(answer))
 
     return await call.encode(encode, rows=len(rows), nbytes=sum(row.nbytes for row in rows))
 

@@ -4,8 +4,8 @@ import time
 from functools import partial
 
 from attrs import evolve, frozen
-from quart import Response
 
+from trio_pool_serve.api.answer import Answer
 from trio_pool_serve.api.endpoint import Call, Endpoint
 from trio_pool_serve.api.models import PREFERENCE
 from trio_pool_serve.api.openai import EmbeddingsRequest
@@ -53,7 +53,7 @@ class PoolingRequest(EmbeddingsRequest):
         return tasks
 
 
-async def answer_pooling(call: Call[PoolingRequest, PoolJob]) -> Response:
+async def answer_pooling(call: Call[PoolingRequest, PoolJob]) -> Answer:
     """Pool. Raises what ``pool`` raises. Cancellation: at once."""
     model, encoding = call.model, call.wire.encoding
     asked = for_purpose(call.job, call.wire.input_type, model)

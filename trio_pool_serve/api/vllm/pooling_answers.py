@@ -8,8 +8,8 @@ import numpy as np
 import orjson
 from attrs import frozen
 
+from trio_pool_serve.api.answer import Answer
 from trio_pool_serve.api.embedding_answers import Usage, VectorEncoding, encode_bytes
-from trio_pool_serve.api.endpoint import EncodedAnswer
 from trio_pool_serve.tasks.pool import Pooled, PooledRow
 from trio_pool_serve.types import PooledValue, SparseVector, Vectors
 
@@ -54,7 +54,7 @@ def encode_pooled(
     answer_id: str,
     model: str,
     created: int,
-) -> EncodedAnswer:
+) -> Answer:
     """Return the answer: JSON, or the bytes of one task's arrays one after the other.
 
     ``tasks`` are those of the rows, and ``by_task`` has the values named by them.
@@ -75,7 +75,7 @@ def encode_pooled(
 
     items = [item(index, row) for index, row in enumerate(pooled.rows)]
     response = PoolingResponse(id=answer_id, created=created, model=model, data=items, usage=usage)
-    return EncodedAnswer(msgspec.json.encode(response))
+    return Answer(msgspec.json.encode(response))
 
 
 def sparse_json(vector: SparseVector) -> bytes:

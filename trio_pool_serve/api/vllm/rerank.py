@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 import msgspec
 from attrs import Factory, frozen
-from quart import Response
 
+from trio_pool_serve.api.answer import Answer
 from trio_pool_serve.api.contents import ContentInput, WireContent
 from trio_pool_serve.api.embedding_answers import Usage
-from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
+from trio_pool_serve.api.endpoint import Call, Endpoint
 from trio_pool_serve.api.prompts import require_few
 from trio_pool_serve.api.ranking import ranked, require_top
 from trio_pool_serve.api.vllm.score import score_job
@@ -141,13 +141,13 @@ class RerankResponse:
     object: Literal["rerank"] = "rerank"
 
 
-async def answer_rerank(call: Call[RerankRequest, ScoreJob]) -> Response:
+async def answer_rerank(call: Call[RerankRequest, ScoreJob]) -> Answer:
     """Rerank. Raises what ``score_job`` raises. Cancellation: at once."""
     scores = await score_job(call)
     ranking = ranked(scores.values, call.wire.top_n)
     texts = list(map(text_of, call.job.documents)) if call.wire.return_documents is not False else None
 
-    def encode() -> EncodedAnswer:
+    def encode() -> Answer:
         results = [
             RerankResult(
                 index=index,
@@ -162,7 +162,7 @@ async def answer_rerank(call: Call[RerankRequest, ScoreJob]) -> Response:
             usage=Usage.of(scores.prompt_tokens),
             results=results,
         )
-        return EncodedAnswer(msgspec.json.encode(answer))
+        return Answer(msgspec.json.encode(answer))
 
     characters = 0 if texts is None else sum(len(texts[index]) for index, _ in ranking)
     return await call.encode(encode, rows=len(ranking), nbytes=characters)

@@ -6,11 +6,11 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 from attrs import frozen
-from quart import Response
 
+from trio_pool_serve.api.answer import Answer
 from trio_pool_serve.api.contents import ContentInput
 from trio_pool_serve.api.embedding_answers import Usage
-from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
+from trio_pool_serve.api.endpoint import Call, Endpoint
 from trio_pool_serve.api.prompts import require_few
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
@@ -137,11 +137,11 @@ async def score_job(call: Call[Any, ScoreJob]) -> Scores:
     return scores
 
 
-async def answer_score(call: Call[ScoreRequest, ScoreJob]) -> Response:
+async def answer_score(call: Call[ScoreRequest, ScoreJob]) -> Answer:
     """Score. Raises what ``score_job`` raises. Cancellation: at once."""
     scores = await score_job(call)
 
-    def encode() -> EncodedAnswer:
+    def encode() -> Answer:
         answer = ScoreResponse(
             id=f"score-{call.wire.request_id or call.request_id}",
             created=int(time.time()),
@@ -149,7 +149,7 @@ async def answer_score(call: Call[ScoreRequest, ScoreJob]) -> Response:
             data=[ScoreItem(index=index, score=value) for index, value in enumerate(scores.values.tolist())],
             usage=Usage.of(scores.prompt_tokens),
         )
-        return EncodedAnswer(msgspec.json.encode(answer))
+        return Answer(msgspec.json.encode(answer))
 
     return await call.encode(encode, rows=len(scores.values), nbytes=scores.values.nbytes)
 

@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from attrs import frozen
-from quart import Response
 
-from trio_pool_serve.api.endpoint import Call, EncodedAnswer, Endpoint
+from trio_pool_serve.api.answer import Answer
+from trio_pool_serve.api.endpoint import Call, Endpoint
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.tasks.tokenize import detokenize, tokenize
@@ -44,7 +44,7 @@ class TokenizeResponse:
     token_strs: list[str] | None
 
 
-async def answer_tokenize(call: Call[TokenizeRequest, str]) -> Response:
+async def answer_tokenize(call: Call[TokenizeRequest, str]) -> Answer:
     """Tokenize. Raises what ``tokenize`` raises. Cancellation: at once."""
     special = call.wire.add_special_tokens is not False
     try:
@@ -53,14 +53,14 @@ async def answer_tokenize(call: Call[TokenizeRequest, str]) -> Response:
         error.param = "prompt"
         raise
 
-    def encode() -> EncodedAnswer:
+    def encode() -> Answer:
         answer = TokenizeResponse(
             count=len(tokens),
             max_model_len=call.model.renderer.max_model_len,
             tokens=[token.id for token in tokens],
             token_strs=[token.piece for token in tokens] if call.wire.return_token_strs else None,
         )
-        return EncodedAnswer(msgspec.json.encode(answer))
+        return Answer(msgspec.json.encode(answer))
 
     return await call.encode(encode, rows=len(tokens), nbytes=len(call.job))
 
@@ -88,11 +88,11 @@ class DetokenizeResponse:
     prompt: str
 
 
-async def answer_detokenize(call: Call[DetokenizeRequest, npt.NDArray[np.int64]]) -> Response:
+async def answer_detokenize(call: Call[DetokenizeRequest, npt.NDArray[np.int64]]) -> Answer:
     """Detokenize, special tokens too. Raises what ``detokenize`` raises. Cancellation: at once."""
     (text,) = await detokenize(call.model, [call.job], skip_special_tokens=False)
     return await call.encode(
-        lambda: EncodedAnswer(msgspec.json.encode(DetokenizeResponse(prompt=text))), rows=1, nbytes=len(text)
+        lambda: Answer(msgspec.json.encode(DetokenizeResponse(prompt=text))), rows=1, nbytes=len(text)
     )
 
 
