@@ -13,7 +13,7 @@ from hypercorn.trio import serve
 from hypothesis import settings
 
 from tests.model_folders import write_scripted_folder
-from trio_pool_serve.app import create_app
+from trio_pool_serve.app import PoolServeApp, create_app
 from trio_pool_serve.config import Config
 from trio_pool_serve.containment import contain_connections
 from trio_pool_serve.runner.scripted import ScriptedRunner
@@ -69,14 +69,14 @@ async def service(config: Config, scripted: ScriptedRunner) -> AsyncIterator[Ser
 
 
 @asynccontextmanager
-async def listening(service: Service) -> AsyncIterator[str]:
-    """Serve a running service on a real socket; gives its URL."""
+async def listening(service: Service, app: PoolServeApp | None = None) -> AsyncIterator[str]:
+    """Serve a running service on a real socket, by an app of its own or a given one; gives its URL."""
     hypercorn = HypercornConfig()
     hypercorn.bind = ["127.0.0.1:0"]
     hypercorn.graceful_timeout = 5
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
-        app = create_app(service.config, service)
+        app = app or create_app(service.config, service)
         (url,) = await nursery.start(partial(serve, app, hypercorn, shutdown_trigger=stop.wait))
         try:
             yield url
