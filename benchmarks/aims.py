@@ -37,7 +37,7 @@ from benchmarks.report import (
     write_json,
 )
 from benchmarks.rounds import Rounds, median_difference, median_ratio
-from benchmarks.servers import Server
+from benchmarks.servers import Server, open_idle
 from benchmarks.variants import OURS, open_variants, say_not_measured
 
 TOKENS = 34
@@ -101,6 +101,9 @@ HEALTH = {
     for quantity, limit in HEALTH_LIMITS_MS.items()
 }
 
+IDLE = Aim(row="the same asked of an idle server beside it, p99, ms")
+"""Nothing but the machine's processors is between a client and this one: no server's answer comes sooner."""
+
 PADDING = Aim(row="mixed lengths: padding, share of the tokens computed", at_most=0.1)
 
 MEMORY = Aim(row="memory of the process that answers, MB (PSS)", at_most=150)
@@ -148,11 +151,14 @@ class Measured:
             MORE_CLIENTS: median_ratio(many, "requests_per_s", few, "requests_per_s"),
             BATCHES: BATCH * median_ratio(batches, "requests_per_s", self.alone.rounds(BATCH), "sequences_per_s"),
             **{aim: self.health.median("ours", quantity) for quantity, aim in HEALTH.items()},
+            IDLE: self.health.median("idle", "p99_ms"),
             MEMORY: self.memory[0].pss_mib * MB_PER_MIB,
         }
 
 
-async def measure(server: Server, alone: ForwardAlone, call: ForwardAlone, settings: Settings) -> Measured:
+async def measure(
+    server: Server, idle: Server, alone: ForwardAlone, call: ForwardAlone, settings: Settings
+) -> Measured:
     """Measure everything in turns, round after round."""
     texts = Texts().make(TEXTS, TOKENS)
     jobs = {
@@ -163,16 +169,17 @@ async def measure(server: Server, alone: ForwardAlone, call: ForwardAlone, setti
     }
     loads, health = Rounds[Load](), Rounds[str]()
     await run_load(attrs.evolve(jobs[FEW, 1], seconds=min(3.0, settings.seconds)))
-    with open_steps("measuring", settings.rounds * (alone.steps + call.steps + len(jobs) + 1)) as step:
+    with open_steps("measuring", settings.rounds * (alone.steps + call.steps + len(jobs) + 2)) as step:
         for _ in range(settings.rounds):
             await alone.measure(step)
             await call.measure(step)
             for (clients, batch), job in jobs.items():
                 step(f"{clients} clients, {batch} texts per request")
                 loads.add((clients, batch), await run_load(job))
-            step(f"/health under {FEW} clients")
-            probe = health_probe(server.port, settings.seconds)
-            health.add("ours", (await run_load_and_probe(jobs[FEW, 1], probe))[1])
+            for name, asked in (("ours", server), ("idle", idle)):
+                step(f"/health under {FEW} clients: {name}")
+                probe = health_probe(asked.port, settings.seconds)
+                health.add(name, (await run_load_and_probe(jobs[FEW, 1], probe))[1])
     return Measured(loads=loads, health=health, alone=alone, call=call, memory=memory_of(server.pid))
 
 
@@ -258,11 +265,11 @@ async def run(settings: Settings) -> None:
     warn_if_busy(machine)
     texts = Texts().make(CHECKED_TEXTS, TOKENS)
     ours = OURS.with_flags(OURS.name, *shlex.split(settings.server_flags))
-    async with open_offline() as offline, open_variants([ours]) as servers:
+    async with open_offline() as offline, open_variants([ours]) as servers, open_idle() as idle:
         cosine = await check_answers(servers[ours].url, texts, oracle_vectors(texts))
         alone = ForwardAlone(offline, (1, FEW, BATCH), settings.seconds / 3, TOKENS)
         call = ForwardAlone(offline, (1,), settings.seconds / 3, TOKENS, ("text",))
-        measured = await measure(servers[ours], alone, call, settings)
+        measured = await measure(servers[ours], idle, alone, call, settings)
     values = {**measured.values(), **scheduling_values(settings.output_dir, machine["commit"])}
     show(values, measured)
     document = {
