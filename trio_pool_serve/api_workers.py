@@ -83,6 +83,8 @@ class ApiWorkers:
         async with open_child(MODULE, job, ToParent, fds=[self.listening.fileno()]) as child:
             self._children.add(child)
             try:
+                if self._draining:  # it was being started meanwhile
+                    await _tell_to_drain(child)
                 match await child.status():
                     case Ready():
                         self.ready.set()
@@ -103,12 +105,16 @@ class ApiWorkers:
         """Have all of them answer what has been asked, and leave. Cancellation: they go on draining."""
         self._draining = True
         for child in list(self._children):
-            try:
-                await child.channel.send(Drain())
-            except trio.BrokenResourceError:
-                logger.debug("API worker %d has left already", child.process.pid)
+            await _tell_to_drain(child)
         if not self._children:
             self.drained.set()
+
+
+async def _tell_to_drain(child: ChildProcess[ToParent]) -> None:
+    try:
+        await child.channel.send(Drain())
+    except trio.BrokenResourceError:
+        logger.debug("API worker %d has left already", child.process.pid)
 
 
 async def serve_by_workers(config: Config, loader: str, announce: Callable[[str], None]) -> None:

@@ -204,6 +204,27 @@ async def test_a_request_that_has_begun_is_answered_before_the_processes_leave(p
         assert not any(process.is_running() and process.status() != "zombie" for process in family)
 
 
+async def test_a_process_that_dies_as_the_others_are_told_to_drain_is_not_replaced(pipes, scripted_folder):
+    async with scripted(pipes, scripted_folder, "--api-workers", "2", "--replicas", "1") as server:
+        await until(lambda: len(processes(server, API)) == 2)
+        answers: list[httpx.Response] = []
+
+        async def slow() -> None:
+            answers.append(await ask(server, script.WAITS))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(slow)
+            await read(pipes / "launched")
+            busy = [process for process in processes(server, API) if process.net_connections("tcp4")[1:]]
+            (idle,) = set(processes(server, API)) - set(busy)
+            idle.kill()
+            server.signal()
+            await server.wait_logged("draining")
+            await write(pipes / "go", "go")
+        assert [answer.status_code for answer in answers] == [200]
+        assert await server.wait_exit() == 0
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 async def test_a_second_signal_ends_everything(pipes, scripted_folder, workers):
     async with scripted(pipes, scripted_folder, "--api-workers", workers, "--replicas", "1") as server:
