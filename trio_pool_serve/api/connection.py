@@ -89,8 +89,9 @@ class PoolServeConnection(TrioASGIHTTPConnection):
             self._answering = not streaming or message.get("more_body", True) is False
             await send(message)
 
-        with trio.move_on_after(self.app.config["BODY_TIMEOUT"]):
-            await self._wait_for_body_end()
+        if not self._body_ended:
+            with trio.move_on_after(self.app.config["BODY_TIMEOUT"]):
+                await self._wait_for_body_end()
         if isinstance(response, Answer):
             await send_answer(noting, response)
         else:
