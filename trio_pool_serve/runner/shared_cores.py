@@ -3,7 +3,8 @@
 OpenMP splits every kernel evenly over its threads, and the slowest of them decides: two replicas with two threads
 each on two cores hold each other up. With one thread each they do not; but then one row alone would leave the other
 core idle. So each replica writes to memory that all of them see when it computes, and looks at the others' before each
-batch.
+batch. What other programs do nobody writes down, but it shows: threads that had to wait for a core have spent less
+processor time than the batch took.
 """
 
 import math
@@ -22,6 +23,34 @@ from trio_pool_serve.types import Batch, PooledBatch, QueryScope, Runner
 LONELY_S = 0.25
 """A replica computes alone once no other has computed for so long. Long, because two that both believe it for a batch
 wait for each other's threads a hundred times longer than the batch takes alone."""
+
+
+CROWDED_BELOW = 0.7
+"""Share of its threads' time that a batch spends on the processor where others compute on the same cores. It is 1.0
+where nobody does, and 0.5 beside one busy program on two cores; the batch takes five times as long then."""
+
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.25, 16.0
+"""How long half of the cores are left to others then, doubled each time that all turn out to be crowded still."""
+
+
+@define(eq=False)
+class Elbowroom:
+    """Whether a process has the cores that it computes on to itself, as far as its last batches tell."""
+
+    _crowded_until: float = field(default=-math.inf, init=False)
+    _pause_s: float = field(default=FIRST_PAUSE_S, init=False)
+
+    def is_missing(self, now: float) -> bool:
+        """Tell whether several threads would wait for each other; ``now`` and below are seconds of one clock."""
+        return now < self._crowded_until
+
+    def observe(self, *, took_s: float, processor_s: float, threads: int, now: float) -> None:
+        """Take note of a batch on several threads, which spent ``processor_s`` together."""
+        if processor_s < CROWDED_BELOW * threads * took_s:
+            self._crowded_until = now + self._pause_s
+            self._pause_s = min(LAST_PAUSE_S, 2 * self._pause_s)
+        else:
+            self._pause_s = FIRST_PAUSE_S
 
 
 @define(eq=False)
@@ -62,11 +91,15 @@ class SharingRunner:
 
     runner: Runner
     shared: SharedCores
+    elbowroom: Elbowroom = field(init=False, factory=Elbowroom)
     _threads: int = field(default=0, init=False)
 
     def launch(self, batch: Batch) -> PooledBatch:
         """Compute a batch. Raises what the runner raises."""
         threads = self.shared.take()
+        began, spent = time.monotonic(), time.process_time()
+        if self.elbowroom.is_missing(began):
+            threads = max(1, threads // 2)
         if threads != self._threads:
             torch.set_num_threads(threads)
             self._threads = threads
@@ -74,6 +107,11 @@ class SharingRunner:
             return self.runner.launch(batch)
         finally:
             self.shared.release()
+            if threads > 1:  # one alone waits for none
+                now = time.monotonic()
+                self.elbowroom.observe(
+                    took_s=now - began, processor_s=time.process_time() - spent, threads=threads, now=now
+                )
 
     def describe(self) -> str:
         """One line for people."""
