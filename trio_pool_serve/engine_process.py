@@ -1,5 +1,6 @@
 """An engine process: one model, one runner, and a socket for those who ask. Started by ``EngineProcesses``."""
 
+import gc
 import logging
 import socket
 from importlib import import_module
@@ -55,6 +56,10 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
             nursery.start_soon(engine.run)
             await engine.wait_ready()
             assert engine.runner is not None  # noqa: S101  (ready means loaded)
+            # What has been loaded stays: the collector would walk through all of it, with the interpreter lock, for
+            # as long as a dozen batches take, whenever a large request has brought as much again as a quarter of it.
+            gc.collect()
+            gc.freeze()
             await tell_parent(channel, Loaded(engine.runner.describe()))
             nursery.start_soon(serve_engine, engine, listener)
             nursery.start_soon(serve_snapshots, Path(job.folder), snapshot)
