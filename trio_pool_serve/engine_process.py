@@ -15,6 +15,7 @@ from trio_pool_serve.config import decode_config
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.process.server import serve_engine
 from trio_pool_serve.engine.process.supervision import EngineJob, Loaded, LoadFailed
+from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
 from trio_pool_serve.framed_stream import FramedStream
 from trio_pool_serve.model_folder.folder import read_model_folder
@@ -43,7 +44,8 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
         runner: Runner = getattr(import_module(module), function)(folder, config.loading, offload)
         return runner if not job.cores else _sharing(runner, job)
 
-    engine = LocalEngine(load, offload, metrics.of_engine(job.model), config.scheduling)
+    small_requests = SmallRequests.open(Path(job.small_requests), job.replica, job.replicas)
+    engine = LocalEngine(load, offload, metrics.of_engine(job.model), config.scheduling, small_requests)
 
     def snapshot() -> Snapshot:
         metrics.take_gauges()
