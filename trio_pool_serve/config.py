@@ -142,8 +142,8 @@ class SchedulingConfig:
     bulk_batch_s: Annotated[
         float,
         _help(
-            "Seconds that a batch of long inputs, or of the rest of a large request, may take at the measured rate "
-            "while small requests come; a single input may take longer."
+            "Seconds that a batch of long inputs, or of the rest of a large request, may take while small requests "
+            "come; a single input may take longer."
         ),
     ] = field(default=0.02, validator=gt(0))
     max_in_flight: Annotated[

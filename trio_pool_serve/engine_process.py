@@ -1,5 +1,6 @@
 """An engine process: one model, one runner, and a socket for those who ask. Started by ``EngineProcesses``."""
 
+import gc
 import logging
 import socket
 from importlib import import_module
@@ -14,6 +15,7 @@ from trio_pool_serve.config import decode_config
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.process.server import serve_engine
 from trio_pool_serve.engine.process.supervision import EngineJob, Loaded, LoadFailed
+from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
 from trio_pool_serve.framed_stream import FramedStream
 from trio_pool_serve.model_folder.folder import read_model_folder
@@ -42,7 +44,8 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
         runner: Runner = getattr(import_module(module), function)(folder, config.loading, offload)
         return runner if not job.cores else _sharing(runner, job)
 
-    engine = LocalEngine(load, offload, metrics.of_engine(job.model), config.scheduling)
+    small_requests = SmallRequests.open(Path(job.small_requests), job.replica, job.replicas)
+    engine = LocalEngine(load, offload, metrics.of_engine(job.model), config.scheduling, small_requests)
 
     def snapshot() -> Snapshot:
         metrics.take_gauges()
@@ -55,6 +58,10 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
             nursery.start_soon(engine.run)
             await engine.wait_ready()
             assert engine.runner is not None  # noqa: S101  (ready means loaded)
+            # What has been loaded stays: the collector would walk through all of it, with the interpreter lock, for
+            # as long as a dozen batches take, whenever a large request has brought as much again as a quarter of it.
+            gc.collect()
+            gc.freeze()
             await tell_parent(channel, Loaded(engine.runner.describe()))
             nursery.start_soon(serve_engine, engine, listener)
             nursery.start_soon(serve_snapshots, Path(job.folder), snapshot)

@@ -1,4 +1,5 @@
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import trio
@@ -6,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from trio_pool_serve.engine.batching import BatchRoom, length_class
+from trio_pool_serve.engine.batching import BatchRoom, BulkBudget, length_class
 from trio_pool_serve.engine.queue import PATIENCE, SMALL_REQUESTS_LAST, QueueEntry, RequestQueue, batch_of
+from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.types import PoolingRequest, RenderedPrompt
 
 
@@ -230,6 +232,57 @@ def test_bulk_has_full_batches_when_no_small_request_has_come_for_long():
 def test_a_large_request_alone_has_full_batches_from_the_start():
     queue = queue_of(*[entry(34, flow=1) for _ in range(200)])
     assert len(queue.take_batch(2048, 100)) == 2048 // 34
+
+
+def test_small_requests_that_another_replica_takes_keep_bulk_short(tmp_path):
+    first, second = (RequestQueue(small_requests=SmallRequests.open(tmp_path / "s", i, 2)) for i in range(2))
+    for _ in range(2048):
+        second.put_nowait(entry(34, flow=2))
+    assert len(second.take_batch(2048, 100)) == 2048 // 34, "nobody has come anywhere"
+    first.put_nowait(entry(34, flow=1))
+    first.take_batch(2048, 100)
+    assert [len(second.take_batch(2048, 100)) for _ in range(3)] == [2, 2, 2]
+    began = second.clock
+    while second.clock <= began + SMALL_REQUESTS_LAST * 2048:
+        second.take_batch(2048, 100)
+    assert len(second.take_batch(2048, 100)) == 2048 // 34, "none has come for long"
+
+
+def test_a_replica_that_starts_again_knows_no_small_requests_of_before_it(tmp_path):
+    before = RequestQueue(small_requests=SmallRequests.open(tmp_path / "s", 0, 1))
+    before.put_nowait(entry(34, flow=1))
+    before.take_batch(2048, 100)
+    again = RequestQueue(small_requests=SmallRequests.open(tmp_path / "s", 0, 1))
+    for _ in range(200):
+        again.put_nowait(entry(34, flow=2))
+    assert len(again.take_batch(2048, 100)) == 2048 // 34
+
+
+def settle(budget: BulkBudget, tokens: int, seconds: Callable[[int], float]) -> set[int]:
+    """Compute many rows of so many tokens; return how many of them the last batches had."""
+    rows = []
+    for _ in range(100):
+        rows.append(max(1, budget.tokens // tokens))
+        budget.observe(rows[-1] * tokens, seconds(rows[-1] * tokens))
+    return set(rows[-20:])
+
+
+def test_batches_of_bulk_grow_to_what_takes_the_time_they_may_whatever_a_batch_of_one_row_takes():
+    budget = BulkBudget(target_s=0.02)
+    assert settle(budget, 34, lambda tokens: 0.008 + 1e-4 * tokens) <= {3, 4}, "0.0182 and 0.0216 s"
+    assert settle(budget, 512, lambda tokens: 0.06) == {1}
+    assert settle(budget, 34, lambda tokens: 0.004 + 1e-4 * tokens) <= {4, 5}, "0.0176 and 0.021 s"
+    assert settle(budget, 34, lambda tokens: 0.018 + 1e-4 * tokens) == {1}
+
+
+def test_small_and_full_batches_say_nothing_about_batches_of_bulk():
+    budget = BulkBudget(target_s=0.02)
+    settle(budget, 34, lambda tokens: 1e-4 * tokens)
+    before = budget.tokens
+    for _ in range(100):
+        budget.observe(16, 0.001)
+        budget.observe(2048, 0.2)
+    assert budget.tokens == before
 
 
 # -- whatever happens ---------------------------------------------------------------------------------

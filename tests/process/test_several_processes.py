@@ -120,6 +120,12 @@ async def test_a_replica_that_dies_leaves_the_others_answering(pipes, scripted_f
         await until(lambda: len(processes(server, ENGINE)) == 2)
 
 
+async def test_the_collector_leaves_alone_what_an_engine_process_has_loaded(pipes, scripted_folder):
+    async with scripted(pipes, scripted_folder, "--replicas", "1") as server:
+        (vector,) = (await ask(server, script.TELLS_FROZEN)).json()["data"]
+        assert vector["embedding"][0] > 10_000, "objects, of the imported modules alone"
+
+
 async def test_no_process_outlives_a_server_that_is_killed(pipes, scripted_folder):
     async with scripted(pipes, scripted_folder, "--api-workers", "2", "--replicas", "2") as server:
         family = psutil.Process(server.process.pid).children(recursive=True)

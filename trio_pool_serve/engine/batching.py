@@ -1,4 +1,4 @@
-"""Which rows fit into one batch: within the budget, and without much padding."""
+"""Which rows fit into one batch: within the budget, and without much padding; and how much bulk does."""
 
 from attrs import define, field
 
@@ -10,6 +10,8 @@ FREE_PADDING = 64
 
 PADDED_MEMORY = 4
 """Where padding is not computed, padded rows may be so many times the budget: their states are kept all the same."""
+
+BUDGET_STEP = 1.25
 
 
 @define
@@ -52,6 +54,31 @@ class BatchRoom:
         self.tokens += tokens
         self.longest = longest
         return True
+
+
+@define
+class BulkBudget:
+    """How many tokens of bulk a batch may have to take about ``target_s``.
+
+    Tried out, because no rate tells it: what a batch takes has a part that does not depend on its tokens, so batches
+    of one row look so slow that the next ones would be of one row again.
+    """
+
+    target_s: float
+    _tokens: float = field(default=1.0, init=False)
+
+    @property
+    def tokens(self) -> int:
+        """The budget; a row that is longer rides alone."""
+        return int(self._tokens)
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Take note of what a batch took: one within the budget may be too long, one about as large too short."""
+        if seconds > self.target_s:
+            if tokens <= self._tokens:
+                self._tokens = max(1.0, self._tokens / BUDGET_STEP)
+        elif 2 * tokens >= self._tokens:
+            self._tokens = max(tokens, self._tokens * BUDGET_STEP)
 
 
 def length_class(tokens: int) -> int:

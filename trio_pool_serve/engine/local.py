@@ -12,8 +12,10 @@ from attrs import define, field
 
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import Admission, DrainRate
+from trio_pool_serve.engine.batching import BulkBudget
 from trio_pool_serve.engine.interface import Engine, EngineState, EngineStatistics
 from trio_pool_serve.engine.queue import QueueEntry, RequestQueue, batch_of
+from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.errors import (
     BatchFailedError,
     EngineDeadError,
@@ -47,17 +49,22 @@ class LocalEngine(Engine):
     offload: Offload
     metrics: EngineMetrics
     config: SchedulingConfig = field(factory=SchedulingConfig)
+    small_requests: SmallRequests = field(factory=SmallRequests)
+    """Shared with the model's other replicas if there are any."""
     runner: Runner | None = field(default=None, init=False)
     _state: EngineState = field(default="loading", init=False)
     _settled: trio.Event = field(init=False, factory=trio.Event)
-    _queue: RequestQueue = field(init=False, factory=RequestQueue)
+    _queue: RequestQueue = field(init=False)
     _admission: Admission = field(init=False)
     _rate: DrainRate = field(init=False, factory=DrainRate)
+    _bulk: BulkBudget = field(init=False)
     _in_flight: dict[Batch, tuple[float, list[QueueEntry]]] = field(init=False, factory=dict)
     _batches: int = field(default=0, init=False)
     _failed_batches: int = field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
+        self._queue = RequestQueue(small_requests=self.small_requests)
+        self._bulk = BulkBudget(self.config.bulk_batch_s)
         self._admission = Admission(self.config.max_queue_tokens, lambda: self._rate.tokens_per_s)
         self.metrics.add_gauges(self._gauges)
 
@@ -147,8 +154,7 @@ class LocalEngine(Engine):
         while True:
             await slots.acquire()
             await self._queue.wait_not_empty()
-            bulk_tokens = int(self.config.bulk_batch_s * self._rate.tokens_per_s)
-            entries = self._queue.take_batch(max_tokens, bulk_tokens)
+            entries = self._queue.take_batch(max_tokens, self._bulk.tokens)
             batch = batch_of(entries)
             launched = time.perf_counter()
             self._in_flight[batch] = (launched, entries)
@@ -182,6 +188,7 @@ class LocalEngine(Engine):
         took = time.perf_counter() - launched
         self._batches += 1
         self._rate.observe(batch.tokens, took)
+        self._bulk.observe(batch.tokens, took)
         self.metrics.forward.observe(forward_s)
         self.metrics.copy_wait.observe(took - forward_s)
         for row, (entry, values) in enumerate(zip(entries, rows, strict=True), start=1):

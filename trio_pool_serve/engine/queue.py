@@ -4,7 +4,8 @@ A clock counts the tokens taken from the queue. A row is due once ``PATIENCE`` t
 before it, and its own, have been taken since it came: so short rows go before long ones, and a single row before the
 rest of a large request. Of the rows of the smallest priority the one that is due first opens a batch; those nearest to
 its length fill it. What comes after a row is due never opens a batch before it, so nothing starves. Bulk, which is long
-rows and the rest of large requests, rides apart and in short batches while small requests come.
+rows and the rest of large requests, rides apart and in short batches while small requests come, be it to another
+replica of the model.
 
 Nothing is sorted for this. Rows are filed in lanes by length and by how long they can wait, rounded up to a power of
 two: within a lane they are due in the order in which they came.
@@ -16,9 +17,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 import trio
-from attrs import define, field
+from attrs import Factory, define, field
 
 from trio_pool_serve.engine.batching import FREE_PADDING, BatchRoom, length_class
+from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.types import Batch, PoolingOutput, PoolingRequest
 
 PATIENCE = 8
@@ -102,6 +104,7 @@ class RequestQueue:
 
     pads: bool = True
     """Whether the device computes padding."""
+    small_requests: SmallRequests = Factory(SmallRequests)
     tokens: int = field(default=0, init=False)
     """Tokens of all waiting rows."""
     clock: int = field(default=0, init=False)
@@ -109,8 +112,12 @@ class RequestQueue:
     _rows: int = field(default=0, init=False)
     _lanes: dict[tuple[int, int, int], Lane] = field(init=False, factory=dict)
     _flows: dict[int, Flow] = field(init=False, factory=dict)
+    _small_requests_seen: int = field(init=False)
     _small_request_at: int | None = field(default=None, init=False)
     _not_empty: trio.Event = field(init=False, factory=trio.Event)
+
+    def __attrs_post_init__(self) -> None:
+        self._small_requests_seen = self.small_requests.total
 
     def __len__(self) -> int:
         return self._rows
@@ -187,9 +194,11 @@ class RequestQueue:
         self.withdraw(entry)
         self.clock += entry.request.tokens
         if not is_bulk and entry.request.flow not in self._flows:
-            self._small_request_at = self.clock
+            self.small_requests.count()
 
     def _small_requests_come(self, max_tokens: int) -> bool:
+        if (total := self.small_requests.total) != self._small_requests_seen:
+            self._small_requests_seen, self._small_request_at = total, self.clock
         last = self._small_request_at
         return last is not None and self.clock - last <= SMALL_REQUESTS_LAST * max_tokens
 

@@ -1,6 +1,6 @@
 """A ``ProcessEngine`` over real sockets; the engines at their other ends run in this process."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.local import LocalEngine
-from trio_pool_serve.engine.process.engine import ProcessEngine
+from trio_pool_serve.engine.process.engine import LONG_ROWS_AHEAD, ProcessEngine
 from trio_pool_serve.engine.process.server import serve_engine
 from trio_pool_serve.errors import BatchFailedError, EngineDeadError, EngineLoadingError, OverloadedError
 from trio_pool_serve.offload import Offload
@@ -119,6 +119,46 @@ async def test_each_row_goes_to_the_replica_that_has_least_before_it(tmp_path):
         assert sorted(replica.engine.waiting_tokens for replica in replicas) == [10, 12]
         for replica in replicas:
             replica.runner.gate.set()
+
+
+@asynccontextmanager
+async def two_that_wait(tmp_path: Path) -> AsyncIterator[tuple[ProcessEngine, Callable[..., Awaitable[list[int]]]]]:
+    """Two replicas that compute nothing until the block is left, and what sends rows of some lengths to them.
+
+    It returns the tokens that each of the two has before it then.
+    """
+    replicas = [Replica(tmp_path / f"{index}.engine") for index in range(2)]
+    async with two_alive(*replicas), asking(*replicas) as engine, trio.open_nursery() as nursery:
+        await until(lambda: len(engine._ready_links) == 2)
+        for replica in replicas:
+            replica.runner.gate.clear()
+
+        async def send(*lengths: int) -> list[int]:
+            before = sum(link.own_tokens for link in engine._links)
+            nursery.start_soon(engine.submit_all, [request(*[1] * length) for length in lengths])
+            await until(lambda: sum(link.own_tokens for link in engine._links) == before + sum(lengths))
+            return [link.own_tokens for link in engine._links]
+
+        yield engine, send
+        for replica in replicas:
+            replica.runner.gate.set()
+
+
+async def test_long_rows_keep_together_while_short_ones_come(tmp_path):
+    async with two_that_wait(tmp_path) as (_, send):
+        assert await send(*[10] * 52) == [260, 260]
+        for number in range(1, LONG_ROWS_AHEAD + 2):
+            assert await send(512) == [260, 260 + number * 512], "the last one is the one for them"
+        assert await send(*[10] * 20) == [460, 260 + 5 * 512], "short ones find the other free"
+        assert await send(512) == [460 + 512, 260 + 5 * 512], "long ones do not wait behind more of their like"
+
+
+async def test_long_rows_are_spread_when_few_short_ones_come(tmp_path):
+    async with two_that_wait(tmp_path) as (_, send):
+        assert await send(*[512] * 4) == [1024, 1024], "none has come"
+        assert await send(10) == [1034, 1024]
+        assert await send(512) == [1034, 1024 + 512], "eight times ten tokens are one long row's worth"
+        assert await send(*[512] * 4) == [1034 + 2 * 512, 1024 + 3 * 512]
 
 
 async def test_a_row_that_nobody_waits_for_leaves_the_queue_at_the_other_end(replica):

@@ -3,18 +3,22 @@
 Waiting goes through named pipes, so that a test knows what a process is doing without looking at a clock.
 """
 
+import gc
 import os
 import threading
 from pathlib import Path
 
+import numpy as np
+
 from trio_pool_serve.errors import RunnerDeadError
+from trio_pool_serve.runner.copied_batch import CopiedBatch
 from trio_pool_serve.runner.scripted import ScriptedRunner
-from trio_pool_serve.types import Batch
+from trio_pool_serve.types import Batch, PooledBatch
 
-LOSES_THE_DEVICE, EXITS, HANGS, WAITS, RAISES = 13, 14, 15, 16, 17
+LOSES_THE_DEVICE, EXITS, HANGS, WAITS, RAISES, TELLS_FROZEN = 13, 14, 15, 16, 17, 18
 
 
-def follow_script(batch: Batch) -> None:
+def follow_script(batch: Batch) -> PooledBatch | None:
     match batch.requests[0].prompt.token_ids[0]:
         case 13:
             raise RunnerDeadError("lost")
@@ -28,6 +32,9 @@ def follow_script(batch: Batch) -> None:
             (pipes / "go").read_text()
         case 17:
             raise ValueError("unlucky")
+        case 18:
+            return CopiedBatch([(np.full(8, gc.get_freeze_count(), dtype=np.float32),)])
+    return None
 
 
 def load_scripted(*_) -> ScriptedRunner:

@@ -11,15 +11,25 @@ from trio_pool_serve.engine.admission import Admission
 from trio_pool_serve.engine.interface import Engine, EngineState, EngineStatistics
 from trio_pool_serve.engine.process.link import Link
 from trio_pool_serve.engine.process.wire import Hello
-from trio_pool_serve.engine.queue import QueueEntry
+from trio_pool_serve.engine.queue import BULK_TOKENS, PATIENCE, QueueEntry
 from trio_pool_serve.errors import EngineDeadError, EngineLoadingError
 from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.types import HoldQuery, MaxSim, PoolingRequest, QueryScope
 
+LONG_ROWS_AHEAD = 4
+"""Times its own tokens that a long row may find before it among its like; then it goes to the next process."""
+
+SHORT_ROWS_LAST = 8192
+"""Most tokens of long rows that are kept together for the short ones that have come."""
+
 
 @define(eq=False)
 class ProcessEngine(Engine):
-    """Sends each row to the engine process that has least before it.
+    """Sends each row to the engine process that has least before it, but keeps long rows together.
+
+    A forward pass cannot be interrupted: if all processes computed a long row, a short one would wait for one of them.
+    So long rows fill one process after the other, from the last, and short ones find the first free. Only while short
+    rows are an eighth of all tokens and more: beside fewer, processes kept free for them would be idle.
 
     ``sockets`` are where the replicas of one model listen, or will. Whoever keeps the processes alive is not known
     here: one that dies fails the rows it had, and while none is left the engine is loading again. ``max_tokens`` are
@@ -32,6 +42,8 @@ class ProcessEngine(Engine):
     _links: list[Link] = field(init=False)
     _admission: Admission = field(init=False)
     _dead: bool = field(default=False, init=False)
+    _kept_together: int = field(default=0, init=False)
+    """Tokens of long rows that are to be kept together yet."""
 
     def __attrs_post_init__(self) -> None:
         self._links = [Link(path) for path in self.sockets]
@@ -51,6 +63,17 @@ class ProcessEngine(Engine):
         for param in request.params:
             if isinstance(param, HoldQuery | MaxSim):
                 return self._holder_of(param.query.scope)
+        if request.tokens > BULK_TOKENS:
+            return self._among_long(request.tokens)
+        self._kept_together = min(SHORT_ROWS_LAST, self._kept_together + PATIENCE * request.tokens)
+        return self._least_busy()
+
+    def _among_long(self, tokens: int) -> Link:
+        together, self._kept_together = self._kept_together, max(0, self._kept_together - tokens)
+        if together:
+            for link in reversed(self._ready_links):
+                if link.long_tokens <= LONG_ROWS_AHEAD * tokens:
+                    return link
         return self._least_busy()
 
     def _holder_of(self, scope: QueryScope) -> Link:

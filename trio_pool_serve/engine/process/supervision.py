@@ -29,8 +29,9 @@ MOST_REPLICAS = 4
 class EngineJob(msgspec.Struct, tag=True, array_like=True):
     """What an engine process is to do: load a model with ``loader`` (``module:function``), listen on ``fd``.
 
-    It is the ``replica``-th of ``replicas``, which share the machine's cores by the file ``cores`` if there is one.
-    ``folder`` is where the processes of the server find each other.
+    It is the ``replica``-th of ``replicas``, which count small requests in the file ``small_requests`` and share the
+    machine's cores by the file ``cores`` if there is one. ``folder`` is where the processes of the server find each
+    other.
     """
 
     config: bytes
@@ -40,6 +41,7 @@ class EngineJob(msgspec.Struct, tag=True, array_like=True):
     fd: int
     replica: int
     replicas: int
+    small_requests: str
     cores: str
 
 
@@ -114,6 +116,7 @@ class EngineProcesses:
                 listening.fileno(),
                 replica,
                 replicas,
+                str(path.with_name(path.stem.rpartition("-")[0] + ".small_requests")),
                 "" if replicas == 1 or has_gpu(self.config.loading) else str(self.folder / "cores"),
             )
             has_loaded = False
