@@ -69,9 +69,10 @@ async def service(config: Config, scripted: ScriptedRunner) -> AsyncIterator[Ser
 
 
 @asynccontextmanager
-async def listening(service: Service, app: PoolServeApp | None = None) -> AsyncIterator[str]:
+async def listening(service: Service, app: PoolServeApp | None = None, *, root_path: str = "") -> AsyncIterator[str]:
     """Serve a running service on a real socket, by an app of its own or a given one; gives its URL."""
     hypercorn = HypercornConfig()
+    hypercorn.root_path = root_path
     hypercorn.bind = ["127.0.0.1:0"]
     hypercorn.graceful_timeout = 5
     stop = trio.Event()

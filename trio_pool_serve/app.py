@@ -78,7 +78,6 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
     if service is None:
         app.asgi_lifespan_class = OwnedServiceLifespan
     app.config["MAX_CONTENT_LENGTH"] = config.network.max_body_bytes
-    app.config["BODY_TIMEOUT"] = config.time_limits.body_timeout_s
     app.config["RESPONSE_TIMEOUT"] = None  # hypercorn's writes cannot be cancelled: --write-timeout-s ends them
     by_path = {
         path: [candidate.dialect for candidate in candidates]

@@ -44,7 +44,7 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
         runner: Runner = getattr(import_module(module), function)(folder, config.loading, offload)
         return runner if not job.cores else _sharing(runner, job)
 
-    small_requests = SmallRequests.open(Path(job.small_requests), job.replica, job.replicas)
+    small_requests = SmallRequests.open(Path(job.small_requests), job.place.replica, job.place.replicas)
     engine = LocalEngine(load, offload, metrics.of_engine(job.model), config.scheduling, small_requests)
 
     def snapshot() -> Snapshot:
@@ -81,7 +81,7 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
 def _sharing(runner: Runner, job: EngineJob) -> Runner:
     from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner  # imported here: it brings torch along
 
-    return SharingRunner(runner, SharedCores.open(Path(job.cores), job.replica, job.replicas))
+    return SharingRunner(runner, SharedCores.open(Path(job.cores), job.place.process, job.place.processes))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,19 @@
 """What is answered beneath Quart is answered as Quart would have it answered."""
 
+import json
 from collections.abc import AsyncIterator, Mapping
 
 import attrs
 import httpx
 import pytest
+import trio
 
 from tests.conftest import listening, running
+from trio_pool_serve.api.answer import Answer
+from trio_pool_serve.api.exchange import Exchange
+from trio_pool_serve.api.quart_routes import view_of
 from trio_pool_serve.app import create_app
+from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.service import Service
 
 VECTOR = {"input": [[7]]}
@@ -32,6 +38,8 @@ ASKED: Mapping[str, tuple[str, str, Mapping[str, object]]] = {
     "no key": ("POST", "/v1/embeddings", {"json": VECTOR, "headers": {"authorization": ""}}),
     "a probe": ("GET", "/health", {}),
     "a probe of readiness": ("GET", "/readyz", {"headers": {"authorization": ""}}),
+    "a path of two slashes": ("POST", "//embed", {"json": {"inputs": 5.5}}),
+    "a probe of two slashes": ("GET", "//health", {"headers": {"authorization": ""}}),
     "a probe with a body": ("GET", "/health", {"content": b"x" * 2000}),
 }
 
@@ -66,7 +74,9 @@ def lasting(answer: httpx.Response) -> tuple[int, dict[str, str], object]:
         body = answer.json()
         if isinstance(body, dict):
             body.pop("created", None)
-    headers.pop("metadata", None)
+    if "metadata" in headers:
+        metadata = json.loads(headers["metadata"])
+        headers["metadata"] = {name: value for name, value in metadata.items() if name != "created"}
     return answer.status_code, headers, body
 
 
@@ -78,6 +88,56 @@ async def test_quart_gives_the_same_answer(asked, guarded):
         one, other = await ask(beneath, *asked), await ask(above, *asked)
     assert lasting(one) == lasting(other)
     assert set(one.headers) == set(other.headers)
+
+
+UNDER = [
+    ("GET", "/api/health", 200, None),
+    ("POST", "/api/embed", 401, "error_type"),
+    ("POST", "/embed", 401, "error"),
+    ("GET", "/health", 401, "error"),
+    ("GET", "/api", 401, "error"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "status", "field"), UNDER)
+async def test_routes_and_their_dialects_are_below_the_root_path(method, path, status, field, guarded):
+    by_quart = create_app(guarded.config, guarded)
+    by_quart.handlers = {}
+    for app in (create_app(guarded.config, guarded), by_quart):
+        async with listening(guarded, app, root_path="/api") as url:
+            answer = await ask(url, method, path, {"headers": {"authorization": ""}})
+        assert answer.status_code == status
+        assert field is None or field in answer.json()
+
+
+async def test_how_a_body_is_framed_counts_for_more_than_the_length_that_is_announced(url):
+    async with await trio.open_tcp_stream("127.0.0.1", int(url.rsplit(":", 1)[1])) as stream:
+        await stream.send_all(
+            b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"10\r\n" + b'{"input": [[7]]}' + b"\r\n0\r\n\r\n"
+        )
+        assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("beneath", [True, False])
+async def test_an_error_in_a_group_with_a_cancellation_is_answered_as_itself(beneath, guarded):
+    async def fail(exchange: Exchange) -> Answer:
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trio.sleep_forever)
+                scope.cancel(reason="as a deadline does")
+                raise InvalidRequestError("It is wrong all the same.")
+        raise AssertionError
+
+    app = create_app(guarded.config, guarded)
+    app.handlers = {("POST", "/v1/embeddings"): fail}
+    if not beneath:
+        app.view_functions["POST /v1/embeddings"] = view_of(fail)
+        app.handlers = {}
+    async with listening(guarded, app) as url:
+        answer = await ask(url, *ASKED["a vector"])
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "It is wrong all the same."
 
 
 @pytest.mark.parametrize(("method", "path", "allowed"), [("GET", "/v1/embeddings", "POST"), ("POST", "/health", "GET")])

@@ -1,3 +1,4 @@
+import itertools
 import os
 import subprocess
 import sys
@@ -6,17 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.model_folder.folder import read_model_folder
-from trio_pool_serve.offload import Offload
 from trio_pool_serve.runner import shared_cores
-from trio_pool_serve.runner.loading import load_runner
 from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.runner.shared_cores import (
     FIRST_PAUSE_S,
     LAST_PAUSE_S,
     LONELY_S,
-    Elbowroom,
     SharedCores,
     SharingRunner,
 )
@@ -83,56 +79,76 @@ def test_the_runner_computes_with_its_share(tmp_path, clock):
     assert sharing.describe() == runner.describe()
 
 
-def test_crowded_cores_are_left_alone_for_longer_each_time_and_tried_again():
-    room = Elbowroom()
-    free, crowded = {"took_s": 1.0, "processor_s": 2.0, "threads": 2}, {"took_s": 1.0, "processor_s": 1.0, "threads": 2}
-    room.observe(**free, now=0.0)
-    assert not room.is_missing(0.0)
-    now, pauses = 0.0, []
-    for _ in range(10):
-        room.observe(**crowded, now=now)
-        assert room.is_missing(now)
-        begun = now
-        while room.is_missing(now):
-            now += FIRST_PAUSE_S / 4
-        pauses.append(now - begun)
-    assert pauses[:4] == [FIRST_PAUSE_S * 2**doubled for doubled in range(4)]
-    assert pauses[-2:] == [LAST_PAUSE_S, LAST_PAUSE_S]
-    room.observe(**free, now=now)
-    room.observe(**crowded, now=now)
-    assert not room.is_missing(now + FIRST_PAUSE_S), "what is crowded anew is tried again soon"
+def test_crowded_cores_are_left_alone_for_longer_each_time_and_tried_again(tmp_path, clock, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
+    spent, free = [0.0], [False]
+    monkeypatch.setattr(shared_cores.time, "process_time", lambda: spent[0])
+    tried: list[float] = []
+
+    def compute(_):
+        clock[0] += 0.02
+        spent[0] += 0.02 * torch.get_num_threads() * (1.0 if free[0] else 0.5)
+        if torch.get_num_threads() == 4:
+            tried.append(clock[0])
+
+    threads = torch.get_num_threads()
+    sharing = SharingRunner(ScriptedRunner(on_launch=compute), SharedCores.open(tmp_path / "cores", 0, 1))
+    batch = Batch((PoolingRequest(RenderedPrompt(np.ones(3, dtype=np.int32))),))
+
+    def compute_for(seconds: float) -> int:
+        end, before = clock[0] + seconds, len(tried)
+        while clock[0] < end:
+            sharing.launch(batch)
+        return len(tried) - before
+
+    try:
+        compute_for(120.0)
+        pauses = [round(after - before, 1) for before, after in itertools.pairwise(tried)]
+        assert [round(pause / FIRST_PAUSE_S) for pause in pauses[:4]] == [1, 2, 4, 8]
+        assert pauses[-1] == pytest.approx(LAST_PAUSE_S, rel=0.05)
+        free[0] = True
+        compute_for(LAST_PAUSE_S)
+        assert compute_for(1.0) == pytest.approx(50, abs=1), "all cores for every batch"
+        free[0] = False
+        assert compute_for(1.0) == 3, "at once, and after a quarter and a half of a second"
+    finally:
+        torch.set_num_threads(threads)
 
 
-BUSY = "print('busy', flush=True)\nwhile True: pass"
+BESIDE_OTHERS = """
+import os, subprocess, sys
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+from pathlib import Path
+import numpy as np, torch
+from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.model_folder.folder import read_model_folder
+from trio_pool_serve.offload import Offload
+from trio_pool_serve.runner.loading import load_runner
+from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner
+from trio_pool_serve.types import Batch, PoolingRequest, RenderedPrompt
+
+runner = load_runner(read_model_folder(Path(sys.argv[1])), ModelConfig(device="cpu"), Offload())
+sharing = SharingRunner(runner, SharedCores.open(Path(sys.argv[2]), 0, 1))
+batch = Batch(tuple(PoolingRequest(RenderedPrompt(np.full(64, 7, np.int32))) for _ in range(8)))
+busy = [sys.executable, "-c", "print('busy', flush=True)\\nwhile True: pass"]
+others = [subprocess.Popen(busy, stdout=subprocess.PIPE) for _ in range(4)]
+for other in others:
+    other.stdout.readline()
+threads = []
+while len(threads) < 100 and 1 not in threads:
+    sharing.launch(batch)
+    threads.append(torch.get_num_threads())
+for other in others:
+    other.kill()
+print(threads[0], threads[-1])
+"""
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core is never shared out")
-def test_threads_beside_another_program_become_fewer(tmp_path, minilm):
-    cores = len(os.sched_getaffinity(0))
-    threads, seen = torch.get_num_threads(), []
-
-    class Seeing(SharingRunner):
-        def launch(self, batch):
-            launched = super().launch(batch)
-            seen.append(torch.get_num_threads())
-            return launched
-
-    runner = load_runner(read_model_folder(minilm), ModelConfig(device="cpu"), Offload())
-    seeing = Seeing(runner, SharedCores.open(tmp_path / "cores", 0, 1))
-    batch = Batch(tuple(PoolingRequest(RenderedPrompt(np.full(64, 7, np.int32))) for _ in range(8)))
-    others = [subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) for _ in range(2 * cores)]
-    try:
-        for other in others:
-            assert other.stdout.readline() == b"busy\n"
-        while len(seen) < 100 and cores // 2 not in seen:
-            seeing.launch(batch)
-    finally:
-        torch.set_num_threads(threads)
-        for other in others:
-            other.kill()
-            other.communicate()
-    assert seen[0] == cores
-    assert cores // 2 in seen
+def test_threads_beside_other_programs_become_fewer(tmp_path, minilm):
+    command = [sys.executable, "-c", BESIDE_OTHERS, str(minilm), str(tmp_path / "cores")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout.split() == ["2", "1"]
 
 
 def test_a_batch_that_fails_leaves_its_share(tmp_path, clock):

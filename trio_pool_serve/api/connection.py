@@ -22,7 +22,7 @@ class PoolServeConnection(TrioASGIHTTPConnection):
     A client may finish sending before it is answered. Many answers are known before the body has arrived:
     401, 404, 413. Most clients send their whole body before they look for an answer; if nobody reads it, both
     sides wait for each other. So the rest of the body is received and thrown away, for as long as it keeps
-    coming and at most for quart's ``BODY_TIMEOUT``.
+    coming and at most for ``--body-timeout-s``.
 
     An answer that is being sent is not cancelled. hypercorn announces ``http.disconnect`` as soon as the
     answer is out, and then, still inside the call that sent it, readies the connection for the next request.
@@ -47,21 +47,29 @@ class PoolServeConnection(TrioASGIHTTPConnection):
 
     async def __call__(self, receive: Any, send: Any) -> None:
         """Handle the request in this task, with a child that receives. Cancellation: at once."""
-        handler = self.app.handlers.get((self.scope["method"], self.scope["path"]))
+        path = _within_root(self.scope["path"], self.scope.get("root_path", ""))
+        handler = self.app.handlers.get((self.scope["method"], path))
         if handler is None:
             request = self._create_request_from_scope(send)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.handle_messages, nursery, request, receive)
                 await self.handle_request(nursery, request, send)
             return
-        exchange = self._exchange()
+        exchange = Exchange(self.scope, path, self._empty_body())
         if exchange.ends_with_its_head:
             await send_answer(send, await self.app.reception.answer(exchange, handler))
             return
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.handle_messages, nursery, exchange, receive)
-            await self._send_response(send, await self.app.reception.answer(exchange, handler))
+            answer = await self.app.reception.answer(exchange, handler)
+            await self._wait_for_body_end()
+            await send_answer(self._noting(send, answer.body), answer)
             nursery.cancel_scope.cancel(reason="the request has been answered")
+
+    def _empty_body(self) -> ReceivedBody:
+        headers = dict(self.scope["headers"])
+        length = b"" if b"transfer-encoding" in headers else headers.get(b"content-length", b"")
+        return ReceivedBody(int(length) if length.isdigit() else None, self.app.config["MAX_CONTENT_LENGTH"])
 
     async def handle_messages(self, nursery: trio.Nursery, request: Any, receive: Any) -> None:  # type: ignore[override]
         """Receive until the client is gone. Cancellation: at once."""
@@ -76,34 +84,28 @@ class PoolServeConnection(TrioASGIHTTPConnection):
         if not self._answering:
             nursery.cancel_scope.cancel(reason="the client has left")
 
-    def _exchange(self) -> Exchange:
-        length = dict(self.scope["headers"]).get(b"content-length", b"")
-        expected = int(length) if length.isdigit() else None
-        return Exchange(self.scope, ReceivedBody(expected, self.app.config["MAX_CONTENT_LENGTH"]))
-
     async def _send_response(self, send: Any, response: Any) -> None:
-        body = response.body if isinstance(response, Answer) else getattr(response, "response", None)
+        await self._wait_for_body_end()
+        await super()._send_response(self._noting(send, getattr(response, "response", None)), response)
+
+    def _noting(self, send: Any, body: object) -> Any:
+        """Return what sends an answer with that body, and takes note once nobody computes for it any more."""
         streaming = isinstance(body, EventStream)
 
         async def noting(message: Any) -> None:
             self._answering = not streaming or message.get("more_body", True) is False
             await send(message)
 
-        if not self._body_ended:
-            with trio.move_on_after(self.app.config["BODY_TIMEOUT"]):
-                await self._wait_for_body_end()
-        if isinstance(response, Answer):
-            await send_answer(noting, response)
-        else:
-            await super()._send_response(noting, response)
+        return noting
 
     async def _wait_for_body_end(self) -> None:
-        while not self._body_ended:
-            self._arrived = trio.Event()
-            with trio.move_on_after(SILENCE_S) as silence:
-                await self._arrived.wait()
-            if silence.cancelled_caught:
-                return
+        with trio.move_on_after(self.app.service.config.time_limits.body_timeout_s):
+            while not self._body_ended:
+                self._arrived = trio.Event()
+                with trio.move_on_after(SILENCE_S) as silence:
+                    await self._arrived.wait()
+                if silence.cancelled_caught:
+                    return
 
 
 async def send_answer(send: Any, answer: Answer) -> None:
@@ -131,3 +133,10 @@ def _path(target: str) -> str:
     except ValueError:
         return "/"
     return path if path.startswith("/") else "/"
+
+
+def _within_root(path: str, root_path: str) -> str:
+    """Return the path that Quart finds routes by: below the root path, with one slash at its beginning."""
+    if root_path and (path == root_path or not path.startswith(root_path)):
+        return ""
+    return "/" + path.removeprefix(root_path).lstrip("/")

@@ -20,12 +20,13 @@ MAX_REQUEST_ID = 128
 class Exchange:
     """What is known of a request, and of its answer so far.
 
-    ``scope`` is ASGI's. ``request_id`` is the client's ``X-Request-Id``, or a new one: a label only, never a key.
-    ``dialect`` is there once one knows whose the request is. ``deadline`` is in the trio clock's seconds. Of those that
-    ask for a task, and no others, timings are told.
+    ``scope`` is ASGI's; ``path`` is the one that routes have: without the root path. ``request_id`` is the client's
+    ``X-Request-Id``, or a new one: a label only, never a key. ``dialect`` is there once one knows whose the request
+    is. ``deadline`` is in the trio clock's seconds. Of those that ask for a task, and no others, timings are told.
     """
 
     scope: Mapping[str, Any]
+    path: str
     body: ReceivedBody
     headers: Mapping[bytes, bytes] = field(init=False)
     request_id: str = field(init=False)
@@ -54,12 +55,6 @@ class Exchange:
         """Whether all of the request has arrived: no body follows."""
         declared = b"content-length" in self.headers or b"transfer-encoding" in self.headers
         return self.scope["method"] == "GET" and self.scope["http_version"] < "2" and not declared
-
-    @property
-    def path(self) -> str:
-        """The path that is asked for."""
-        path: str = self.scope["path"]
-        return path
 
     @property
     def mimetype(self) -> str:

@@ -18,8 +18,6 @@ P = ParamSpec("P")
 OF_HTTP_STATUS: dict[int, type[errors.PoolServeError]] = {
     404: errors.NotFoundError,
     405: errors.MethodNotAllowedError,
-    408: errors.BodyTimeoutError,
-    413: errors.PayloadTooLargeError,
 }
 """What the framework raises by itself, in our terms."""
 
@@ -79,8 +77,8 @@ def _exchange() -> Exchange:
     """Return the exchange of the request that Quart is busy with; a websocket's handshake is one without a body."""
     if "exchange" not in g:
         if has_request_context():
-            g.exchange = Exchange(request.scope, request.body)  # type: ignore[arg-type]
+            g.exchange = Exchange(request.scope, request.path, request.body)  # type: ignore[arg-type]
         else:
-            g.exchange = Exchange(websocket.scope, ReceivedBody(None, None))
+            g.exchange = Exchange(websocket.scope, websocket.path, ReceivedBody(None, None))
     exchange: Exchange = g.exchange
     return exchange

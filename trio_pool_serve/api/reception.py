@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
+import trio
+
 from trio_pool_serve.api.answer import Answer
 from trio_pool_serve.api.auth import require_api_key
 from trio_pool_serve.api.endpoint import Dialect
 from trio_pool_serve.api.error_bodies import answer_error
 from trio_pool_serve.api.exchange import Exchange, Handler
+from trio_pool_serve.errors import innermost
 from trio_pool_serve.service import Service
 
 
@@ -22,10 +25,19 @@ class Reception:
         self._by_path = by_path
 
     async def answer(self, exchange: Exchange, handler: Handler) -> Answer:
-        """Return the handler's answer, or that of the error that was raised. Cancellation: as the handler's."""
+        """Return the handler's answer, or that of the error that was raised.
+
+        Cancellation: as the handler's. What else was raised beside it counts for more: the next checkpoint cancels.
+        """
         try:
             self.admit(exchange)
             answer = await handler(exchange)
+        except BaseExceptionGroup as group:
+            _, rest = group.split(trio.Cancelled)
+            cause = None if rest is None else innermost(rest)
+            if not isinstance(cause, Exception):
+                raise
+            answer = self.refuse(exchange, cause)
         except Exception as error:
             answer = self.refuse(exchange, error)
         return answer.also_saying(self.last_words(exchange))

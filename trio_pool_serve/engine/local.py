@@ -59,6 +59,7 @@ class LocalEngine(Engine):
     _rate: DrainRate = field(init=False, factory=DrainRate)
     _bulk: BulkBudget = field(init=False)
     _in_flight: dict[Batch, tuple[float, list[QueueEntry]]] = field(init=False, factory=dict)
+    _last_done: float = field(default=0.0, init=False)
     _batches: int = field(default=0, init=False)
     _failed_batches: int = field(default=0, init=False)
 
@@ -185,10 +186,13 @@ class LocalEngine(Engine):
             return
         finally:
             slots.release()
-        took = time.perf_counter() - launched
+        now = time.perf_counter()
+        took = now - launched
         self._batches += 1
         self._rate.observe(batch.tokens, took)
-        self._bulk.observe(batch.tokens, took)
+        # Not with the batch before it, which the device was still busy with.
+        self._bulk.observe(batch.tokens, now - max(launched, self._last_done))
+        self._last_done = now
         self.metrics.forward.observe(forward_s)
         self.metrics.copy_wait.observe(took - forward_s)
         for row, (entry, values) in enumerate(zip(entries, rows, strict=True), start=1):

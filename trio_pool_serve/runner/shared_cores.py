@@ -29,6 +29,9 @@ CROWDED_BELOW = 0.7
 """Share of its threads' time that a batch spends on the processor where others compute on the same cores. It is 1.0
 where nobody does, and 0.5 beside one busy program on two cores; the batch takes five times as long then."""
 
+JUDGED_THREADS = 4
+"""With more, those of a short row sleep for much of it in any case, and the share says nothing about others."""
+
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.25, 16.0
 """How long half of the cores are left to others then, doubled each time that all turn out to be crowded still."""
 
@@ -96,10 +99,10 @@ class SharingRunner:
 
     def launch(self, batch: Batch) -> PooledBatch:
         """Compute a batch. Raises what the runner raises."""
-        threads = self.shared.take()
+        share = threads = self.shared.take()
         began, spent = time.monotonic(), time.process_time()
         if self.elbowroom.is_missing(began):
-            threads = max(1, threads // 2)
+            threads = max(1, share // 2)
         if threads != self._threads:
             torch.set_num_threads(threads)
             self._threads = threads
@@ -107,7 +110,7 @@ class SharingRunner:
             return self.runner.launch(batch)
         finally:
             self.shared.release()
-            if threads > 1:  # one alone waits for none
+            if 1 < threads == share <= JUDGED_THREADS:
                 now = time.monotonic()
                 self.elbowroom.observe(
                     took_s=now - began, processor_s=time.process_time() - spent, threads=threads, now=now

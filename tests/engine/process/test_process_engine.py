@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.local import LocalEngine
-from trio_pool_serve.engine.process.engine import LONG_ROWS_AHEAD, ProcessEngine
+from trio_pool_serve.engine.process.engine import LONG_TOKENS_AHEAD, ProcessEngine
 from trio_pool_serve.engine.process.server import serve_engine
 from trio_pool_serve.errors import BatchFailedError, EngineDeadError, EngineLoadingError, OverloadedError
 from trio_pool_serve.offload import Offload
@@ -147,18 +147,25 @@ async def two_that_wait(tmp_path: Path) -> AsyncIterator[tuple[ProcessEngine, Ca
 async def test_long_rows_keep_together_while_short_ones_come(tmp_path):
     async with two_that_wait(tmp_path) as (_, send):
         assert await send(*[10] * 52) == [260, 260]
-        for number in range(1, LONG_ROWS_AHEAD + 2):
+        for number in range(1, 5):
+            assert 260 + (number - 1) * 512 <= LONG_TOKENS_AHEAD
             assert await send(512) == [260, 260 + number * 512], "the last one is the one for them"
-        assert await send(*[10] * 20) == [460, 260 + 5 * 512], "short ones find the other free"
-        assert await send(512) == [460 + 512, 260 + 5 * 512], "long ones do not wait behind more of their like"
+        assert await send(*[10] * 20) == [460, 260 + 4 * 512], "short ones find the other free"
+        assert await send(512) == [460 + 512, 260 + 4 * 512], "long ones do not wait behind more of their like"
 
 
 async def test_long_rows_are_spread_when_few_short_ones_come(tmp_path):
     async with two_that_wait(tmp_path) as (_, send):
         assert await send(*[512] * 4) == [1024, 1024], "none has come"
         assert await send(10) == [1034, 1024]
-        assert await send(512) == [1034, 1024 + 512], "eight times ten tokens are one long row's worth"
-        assert await send(*[512] * 4) == [1034 + 2 * 512, 1024 + 3 * 512]
+        assert await send(*[512] * 4) == [1034 + 2 * 512, 1024 + 2 * 512], "eight times ten tokens are no long row"
+
+
+async def test_as_many_tokens_of_long_rows_keep_together_as_eight_times_the_short_ones(tmp_path):
+    async with two_that_wait(tmp_path) as (_, send):
+        assert await send(*[10] * 16) == [80, 80]
+        assert await send(600, 600) == [80, 80 + 1200]
+        assert await send(600) == [80 + 600, 80 + 1200], "1280 tokens were enough for two"
 
 
 async def test_a_row_that_nobody_waits_for_leaves_the_queue_at_the_other_end(replica):

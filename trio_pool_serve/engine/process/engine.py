@@ -16,8 +16,8 @@ from trio_pool_serve.errors import EngineDeadError, EngineLoadingError
 from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.types import HoldQuery, MaxSim, PoolingRequest, QueryScope
 
-LONG_ROWS_AHEAD = 4
-"""Times its own tokens that a long row may find before it among its like; then it goes to the next process."""
+LONG_TOKENS_AHEAD = 2048
+"""Tokens that a long row may find before it where its like are kept; with more, it goes to the next process."""
 
 SHORT_ROWS_LAST = 8192
 """Most tokens of long rows that are kept together for the short ones that have come."""
@@ -70,9 +70,9 @@ class ProcessEngine(Engine):
 
     def _among_long(self, tokens: int) -> Link:
         together, self._kept_together = self._kept_together, max(0, self._kept_together - tokens)
-        if together:
+        if together >= tokens:
             for link in reversed(self._ready_links):
-                if link.long_tokens <= LONG_ROWS_AHEAD * tokens:
+                if link.waiting_tokens <= LONG_TOKENS_AHEAD:
                     return link
         return self._least_busy()
 

@@ -20,7 +20,7 @@ from trio_pool_serve.engine.process.wire import (
     read_value,
     write_rows,
 )
-from trio_pool_serve.engine.queue import BULK_TOKENS, QueueEntry
+from trio_pool_serve.engine.queue import QueueEntry
 from trio_pool_serve.errors import EngineDeadError
 from trio_pool_serve.framed_stream import FramedStream
 from trio_pool_serve.types import PoolingOutput
@@ -45,8 +45,6 @@ class Link:
     tokens_per_s: float = field(default=0.0, init=False)
     own_tokens: int = field(default=0, init=False)
     """Of the rows that were sent from here and are not done."""
-    long_tokens: int = field(default=0, init=False)
-    """Of those among them that are bulk by themselves."""
     scopes: set[RemoteScope] = field(init=False, factory=set)
     _others_tokens: int = field(default=0, init=False)
     _numbers: Iterator[int] = field(init=False, factory=itertools.count)
@@ -73,7 +71,7 @@ class Link:
         number = next(self._numbers)
         self._waiting[number] = self._unsent[number] = entry
         self._number_of[entry] = number
-        self._count(entry.request.tokens)
+        self.own_tokens += entry.request.tokens
         self._something.set()
 
     def withdraw(self, entry: QueueEntry) -> None:
@@ -102,13 +100,8 @@ class Link:
         entry = self._waiting.pop(number, None)
         if entry is not None:
             del self._number_of[entry]
-            self._count(-entry.request.tokens)
+            self.own_tokens -= entry.request.tokens
         return entry
-
-    def _count(self, tokens: int) -> None:
-        self.own_tokens += tokens
-        if abs(tokens) > BULK_TOKENS:
-            self.long_tokens += tokens
 
     async def wait_greeted(self) -> Hello:
         """Wait until the process is ready, and return what it has loaded. Cancellation: at once."""

@@ -1,5 +1,6 @@
 """Engine processes, kept alive."""
 
+import itertools
 import logging
 import os
 import socket
@@ -26,10 +27,19 @@ MOST_REPLICAS = 4
 """By default on a processor: each takes the model's memory once more."""
 
 
+class Place(msgspec.Struct, array_like=True):
+    """Which of its model's ``replicas`` an engine process is, and which of all engine ``processes``, from 0."""
+
+    replica: int
+    replicas: int
+    process: int
+    processes: int
+
+
 class EngineJob(msgspec.Struct, tag=True, array_like=True):
     """What an engine process is to do: load a model with ``loader`` (``module:function``), listen on ``fd``.
 
-    It is the ``replica``-th of ``replicas``, which count small requests in the file ``small_requests`` and share the
+    The model's replicas count small requests in the file ``small_requests``, and all engine processes share the
     machine's cores by the file ``cores`` if there is one. ``folder`` is where the processes of the server find each
     other.
     """
@@ -39,8 +49,7 @@ class EngineJob(msgspec.Struct, tag=True, array_like=True):
     loader: str
     folder: str
     fd: int
-    replica: int
-    replicas: int
+    place: Place
     small_requests: str
     cores: str
 
@@ -96,16 +105,18 @@ class EngineProcesses:
         killed if they do not.
         """
         async with trio.open_nursery() as nursery:
-            for number, source in enumerate(self.config.sources):
-                paths = socket_paths(self.config, self.folder, number)
-                for replica, path in enumerate(paths):
-                    await nursery.start(self._keep, source, path, replica, len(paths))
+            paths = [socket_paths(self.config, self.folder, number) for number in range(len(self.config.sources))]
+            processes, process = sum(map(len, paths)), itertools.count()
+            for source, of_model in zip(self.config.sources, paths, strict=True):
+                for replica, path in enumerate(of_model):
+                    place = Place(replica, len(of_model), next(process), processes)
+                    await nursery.start(self._keep, source, path, place)
             task_status.started()
 
     async def _keep(
-        self, source: ModelSource, path: Path, replica: int, replicas: int, *, task_status: trio.TaskStatus[None]
+        self, source: ModelSource, path: Path, place: Place, *, task_status: trio.TaskStatus[None]
     ) -> NoReturn:
-        name = f"{source.name}, replica {replica}" if replicas > 1 else source.name
+        name = f"{source.name}, replica {place.replica}" if place.replicas > 1 else source.name
         with _listening(path) as listening:
             task_status.started()
             job = EngineJob(
@@ -114,10 +125,9 @@ class EngineProcesses:
                 self.loader,
                 str(self.folder),
                 listening.fileno(),
-                replica,
-                replicas,
+                place,
                 str(path.with_name(path.stem.rpartition("-")[0] + ".small_requests")),
-                "" if replicas == 1 or has_gpu(self.config.loading) else str(self.folder / "cores"),
+                "" if place.processes == 1 or has_gpu(self.config.loading) else str(self.folder / "cores"),
             )
             has_loaded = False
 
