@@ -1,6 +1,7 @@
 """How many requests a second, and how fast, beside a naive server on the same machine.
 
-One text of 34 tokens per request. Both servers stay alive and are loaded in turns.
+One text of 34 tokens per request. Ours is measured with the engine in processes and in the one that answers: the reason
+for the default of ``--engine``. All servers stay alive and are loaded in turns.
 
     python -m benchmarks.throughput
 """
@@ -83,13 +84,14 @@ class Contender:
         return LoadJob(port=self.server.port, bodies=self.bodies, clients=clients, seconds=seconds)
 
 
-def contenders(ours: Server, naive: Server, texts: list[str]) -> list[Contender]:
-    """Return who is compared: the first and the last are asked the same; the second as openai-python asks."""
+def contenders(ours: Server, local: Server, naive: Server, texts: list[str]) -> list[Contender]:
+    """Return who is compared: all are asked the same, but the second, which is asked as openai-python asks."""
     plain = [json.dumps({"model": MODEL_NAME, "input": text, "encoding_format": "float"}) for text in texts]
     encoded = [json.dumps({"model": MODEL_NAME, "input": text, "encoding_format": "base64"}) for text in texts]
     return [
         Contender("ours", ours, plain),
         Contender("ours, base64", ours, encoded),
+        Contender("ours, engine local", local, plain),
         Contender("naive", naive, plain),
     ]
 
@@ -201,8 +203,12 @@ async def run(settings: Settings) -> None:
     warn_if_busy(machine)
     texts = Texts().make(TEXTS, TOKENS)
     oracle = oracle_vectors(texts[:CHECKED_TEXTS])
-    async with open_ours() as ours, open_naive() as naive:
-        compared = contenders(ours, naive, texts)
+    async with (
+        open_ours("--engine", "process") as ours,
+        open_ours("--engine", "local") as local,
+        open_naive() as naive,
+    ):
+        compared = contenders(ours, local, naive, texts)
         cosines = {contender.name: await contender.check(oracle) for contender in compared}
         measured = await measure(compared, settings)
     show(measured, settings)

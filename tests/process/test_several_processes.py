@@ -210,7 +210,7 @@ async def test_a_request_that_has_begun_is_answered_before_the_processes_leave(p
         assert not any(process.is_running() and process.status() != "zombie" for process in family)
 
 
-async def test_a_process_that_dies_as_the_others_are_told_to_drain_is_not_replaced(pipes, scripted_folder):
+async def test_a_process_that_dies_as_the_others_are_told_to_drain_holds_nobody_up(pipes, scripted_folder):
     async with scripted(pipes, scripted_folder, "--api-workers", "2", "--replicas", "1") as server:
         await until(lambda: len(processes(server, API)) == 2)
         answers: list[httpx.Response] = []
