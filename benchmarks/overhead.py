@@ -1,7 +1,8 @@
 """How much does HTTP add to an offline call? Shown at one client, for several servers.
 
 Offline is our own runner called in Python, from a text to its vector; online is one client that asks for the same
-over HTTP. All servers and the offline process stay alive, and are measured in turns.
+over HTTP. What HTTP takes by itself is shown by a server with nothing to do, which is asked for two letters. All
+servers and the offline process stay alive, and are measured in turns.
 
     python -m benchmarks.overhead
 """
@@ -32,7 +33,7 @@ from benchmarks.report import (
     write_json,
 )
 from benchmarks.rounds import Rounds, median_difference, median_ratio
-from benchmarks.servers import Server
+from benchmarks.servers import Server, open_idle
 from benchmarks.variants import ENGINES, FRONT_ENDS, NAIVE, OURS, Variant, known, open_variants
 
 TOKENS = 34
@@ -40,6 +41,8 @@ TOKENS = 34
 TEXTS = 256
 
 CHECKED_TEXTS = 32
+
+IDLE = "a server with nothing to do"
 
 COMPARED = (OURS, *ENGINES, *FRONT_ENDS[1:], NAIVE)
 
@@ -85,7 +88,7 @@ class Overhead:
 
 
 async def measure(
-    servers: dict[Variant, Server], bodies: list[str], alone: ForwardAlone, settings: Settings
+    servers: dict[Variant, Server], idle: Server, bodies: list[str], alone: ForwardAlone, settings: Settings
 ) -> Rounds[str]:
     """Measure the offline call and one client of each server, round after round."""
     measured = Rounds[str]()
@@ -93,6 +96,7 @@ async def measure(
         variant.name: LoadJob(port=server.port, bodies=bodies, seconds=settings.seconds)
         for variant, server in servers.items()
     }
+    jobs[IDLE] = LoadJob(port=idle.port, path="/health", seconds=settings.seconds)
     with open_steps("measuring", settings.rounds * (alone.steps + len(jobs))) as step:
         for _ in range(settings.rounds):
             await alone.measure(step)
@@ -102,8 +106,8 @@ async def measure(
     return measured
 
 
-def show(overheads: list[Overhead], alone: ForwardAlone) -> None:
-    """Print the table."""
+def show(overheads: list[Overhead], measured: Rounds[str], alone: ForwardAlone) -> None:
+    """Print the tables."""
     threads = alone.best_threads(1, "text")
     columns = [
         "server",
@@ -123,6 +127,8 @@ def show(overheads: list[Overhead], alone: ForwardAlone) -> None:
         for one in overheads
     ]
     print_table(f"what HTTP adds at one client, one text of {TOKENS} tokens", columns, rows)
+    rows = [[IDLE, f"{measured.median(IDLE, 'p50_ms'):.2f}", f"{measured.median(IDLE, 'mean_ms'):.2f}"]]
+    print_table("HTTP by itself, one client", ["", "p50 ms", "mean ms"], rows)
 
 
 def draw(overheads: list[Overhead], settings: Settings) -> None:
@@ -161,7 +167,7 @@ async def run(settings: Settings) -> None:
     warn_if_busy(machine)
     texts = Texts().make(TEXTS, TOKENS)
     oracle = oracle_vectors(texts[:CHECKED_TEXTS])
-    async with open_offline() as offline, open_variants(known(COMPARED)) as servers:
+    async with open_offline() as offline, open_variants(known(COMPARED)) as servers, open_idle() as idle:
         cosines = {
             variant.name: await check_answers(
                 server.url, texts[:CHECKED_TEXTS], oracle, answers_with=variant.answers_with
@@ -169,9 +175,9 @@ async def run(settings: Settings) -> None:
             for variant, server in servers.items()
         }
         alone = ForwardAlone(offline, (1,), settings.seconds / 2, TOKENS, ("transformers", "text"))
-        measured = await measure(servers, bodies_of(texts), alone, settings)
+        measured = await measure(servers, idle, bodies_of(texts), alone, settings)
     overheads = [Overhead.of(variant.name, measured, alone) for variant in servers]
-    show(overheads, alone)
+    show(overheads, measured, alone)
     document = {
         "machine": machine,
         "settings": settings_document(settings),
