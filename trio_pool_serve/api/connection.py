@@ -99,6 +99,8 @@ class PoolServeConnection(TrioASGIHTTPConnection):
         return noting
 
     async def _wait_for_body_end(self) -> None:
+        if self._body_ended:
+            return
         with trio.move_on_after(self.app.service.config.time_limits.body_timeout_s):
             while not self._body_ended:
                 self._arrived = trio.Event()

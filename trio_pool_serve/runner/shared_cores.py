@@ -22,8 +22,7 @@ from trio_pool_serve.types import Batch, PooledBatch, QueryScope, Runner
 
 LONELY_S = 0.25
 """A replica computes alone once no other has computed for so long. Long, because two that both believe it for a batch
-wait for each other's threads a hundred times longer than the batch takes alone."""
-
+wait for each other's threads, for far longer than the batch takes alone."""
 
 CROWDED_BELOW = 0.7
 """Share of its threads' time that a batch spends on the processor where others compute on the same cores. It is 1.0
