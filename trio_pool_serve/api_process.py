@@ -29,6 +29,7 @@ async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
     do_without_torch()
     service = Service(config, folder=Path(job.folder))
     stop = trio.Event()
+    loading = trio.CancelScope()
     failure: BaseException | None = None
     with socket.socket(fileno=job.fd) as listening:
 
@@ -38,6 +39,7 @@ async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
                 return "the parent has left"
 
             received = await channel.receive()
+            loading.cancel(reason="no connections will be taken")
             if received is not None:
                 assert isinstance(received[0], Drain)  # noqa: S101  (all that is said after the job)
             await drain(service, listening, stop, wait_for_end if received is not None else trio.sleep_forever)
@@ -48,6 +50,9 @@ async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
                 nursery.start_soon(watch_parent)
                 await nursery.start(service.run)
                 nursery.start_soon(_tell, channel, service)
+                if job.joins:
+                    with loading:
+                        await service.wait_ready()
                 await serve_listeners(config, service, listening, stop)
                 nursery.cancel_scope.cancel(reason="drained")
         except* (ModelLoadError, EngineDeadError) as group:

@@ -36,6 +36,8 @@ class ApiJob(msgspec.Struct, tag=True, array_like=True):
     config: bytes
     folder: str
     fd: int
+    joins: bool
+    """Others answer: leave connections to them until the models can be asked here too."""
 
 
 class Drain(msgspec.Struct, tag=True, array_like=True):
@@ -71,16 +73,21 @@ class ApiWorkers:
     _draining: bool = field(default=False, init=False)
 
     async def run(self) -> None:
-        """Keep ``--api-workers`` processes alive. Raises ``ModelLoadError``. Cancellation: they are killed."""
+        """Keep ``--api-workers`` processes alive: one, and the others once it answers.
+
+        Raises ``ModelLoadError``. Cancellation: they are killed.
+        """
         async with trio.open_nursery() as nursery:
             for number in range(self.config.processes.api_workers):
                 nursery.start_soon(keep_alive, f"API worker {number}", self._live)
+                await self.ready.wait()
 
     async def _live(self) -> str:
         if self._draining:
             await trio.sleep_forever()  # the listening socket is closed
-        job = ApiJob(encode_config(self.config), str(self.folder), self.listening.fileno())
-        async with open_child(MODULE, job, ToParent, fds=[self.listening.fileno()]) as child:
+        fd = self.listening.fileno()
+        job = ApiJob(encode_config(self.config), str(self.folder), fd, joins=bool(self._children))
+        async with open_child(MODULE, job, ToParent, fds=[fd]) as child:
             self._children.add(child)
             try:
                 if self._draining:  # it was being started meanwhile

@@ -457,10 +457,12 @@ async def test_leaving_closes_the_connection():
     closed = trio.Event()
 
     async def answer(stream):
-        await stream.send_all(HEAD)
-        while await stream.receive_some():
-            pass
-        closed.set()
+        try:
+            await stream.send_all(HEAD)
+            while await stream.receive_some():
+                """What is sent is not looked at."""
+        finally:  # it may be closed before the first byte is sent
+            closed.set()
 
     fetching = fetcher()
     async with serving({"/": answer}) as server, trio.open_nursery() as nursery:
