@@ -4,13 +4,12 @@ import re
 import runpy
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 import trio
 
 from tests.api.scripted_models import Judge, Labeller, serve_as
-from tests.conftest import listening
+from tests.conftest import client_of, listening
 from tests.process.server_process import ROOT, launched
 from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.dispatch import candidates_by_path
@@ -73,7 +72,7 @@ def test_every_route_is_in_the_table_of_routes():
 async def test_the_dialect_that_is_added_answers(service, monkeypatch):
     dialect, _ = examples_of("extending.md")
     monkeypatch.setattr("trio_pool_serve.app.DIALECTS", (*DIALECTS, dialect["PLAIN"]))
-    async with listening(service) as url, httpx.AsyncClient(base_url=url) as client:
+    async with listening(service) as url, client_of(url) as client:
         answer = await client.post("/plain", json={"texts": ["hello", "hello world"]})
         assert [vector[0] for vector in answer.json()["vectors"]] == [3, 4]
         assert "render;dur" in answer.headers["Server-Timing"]
@@ -88,7 +87,7 @@ async def test_the_task_that_is_added_is_done(service, scripted, monkeypatch):
     monkeypatch.setattr("trio_pool_serve.tasks.pool.TASKS", {**TASKS, "uncertainty": task["UNCERTAINTY"]})
     serve_as(service, Labeller())
     scripted.on_launch = lambda batch: CopiedBatch([(np.array([0.5, 0.5], dtype=np.float32),)])
-    async with listening(service) as url, httpx.AsyncClient(base_url=url) as client:
+    async with listening(service) as url, client_of(url) as client:
         answer = await client.post("/pooling", json={"input": "hello", "task": "uncertainty"})
         assert answer.json()["data"][0]["data"] == pytest.approx([np.log(2)])
         serve_as(service, Judge())

@@ -8,7 +8,7 @@ import pytest
 import trio
 from attrs import define, field
 
-from tests.conftest import listening, running
+from tests.conftest import client_of, listening, running
 from tests.model_folders import write_scripted_folder
 from trio_pool_serve.config import Config, SchedulingConfig
 from trio_pool_serve.errors import EngineDeadError, EngineLoadingError, ModelLoadError, NotFoundError, RunnerDeadError
@@ -62,7 +62,7 @@ async def two(folders) -> AsyncIterator[TwoModels]:
     async with (
         running(Service(Config(models=folders), runners.load)) as service,
         listening(service) as url,
-        httpx.AsyncClient(base_url=url, timeout=60) as client,
+        client_of(url) as client,
     ):
         await service.wait_ready()
         yield TwoModels(service, runners.a, runners.b, client)
@@ -94,7 +94,7 @@ async def test_each_model_has_its_own_queue_limit(folders):
     async with (
         running(Service(config, runners.load)) as service,
         listening(service) as url,
-        httpx.AsyncClient(base_url=url, timeout=60) as client,
+        client_of(url) as client,
     ):
         await service.wait_ready()
         with service.served["a"].engine.admit(10):
@@ -190,7 +190,7 @@ async def test_a_dead_engine_ends_the_service(folders):
     async with trio.open_nursery() as nursery, listening(service) as url:
         nursery.start_soon(run)
         await service.wait_ready()
-        async with httpx.AsyncClient(base_url=url) as client:
+        async with client_of(url) as client:
             assert (await client.post("/v1/embeddings", json={"input": "hello", "model": "b"})).status_code == 503
             assert (await client.get("/health")).status_code == 503
     assert "lost" in str(failures[0])

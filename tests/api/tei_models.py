@@ -7,7 +7,7 @@ import attrs
 import httpx
 import numpy as np
 
-from tests.conftest import listening, running, wait_idle
+from tests.conftest import client_of, listening, running, wait_idle
 from tests.model_folders import VOCABULARY
 from trio_pool_serve.config import Config
 from trio_pool_serve.model_folder.architecture import Architecture
@@ -98,7 +98,7 @@ async def serving(
         if architecture is not None:
             folder = attrs.evolve(model.folder, architecture=architecture)
             service.default.loaded = attrs.evolve(model, folder=folder)
-        async with listening(service) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
+        async with listening(service) as url, client_of(url) as http:
             yield Served(service, runner, http)
         await wait_idle(service)
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 import trio
 
-from tests.conftest import listening, running
+from tests.conftest import client_of, listening, running
 from trio_pool_serve.api.answer import Answer
 from trio_pool_serve.api.exchange import Exchange
 from trio_pool_serve.api.quart_routes import view_of
@@ -61,7 +61,7 @@ async def chunks() -> AsyncIterator[bytes]:
 async def ask(url: str, method: str, path: str, wanted: Mapping[str, object]) -> httpx.Response:
     content = wanted.get("content")
     given = {"x-request-id": "mine", "authorization": "Bearer s3cret"} | dict(wanted.get("headers", {}))
-    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with client_of(url) as client:
         asked = {**wanted, "headers": given} | ({"content": chunks()} if content == "chunks" else {})
         return await client.request(method, path, **asked)
 
@@ -142,7 +142,7 @@ async def test_an_error_in_a_group_with_a_cancellation_is_answered_as_itself(ben
 
 @pytest.mark.parametrize(("method", "path", "allowed"), [("GET", "/v1/embeddings", "POST"), ("POST", "/health", "GET")])
 async def test_another_method_on_their_paths_is_405_with_those_that_are_not(method, path, allowed, url):
-    async with httpx.AsyncClient(base_url=url) as client:
+    async with client_of(url) as client:
         answer = await client.request(method, path)
     assert answer.status_code == 405
     assert allowed in answer.headers["allow"]

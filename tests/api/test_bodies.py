@@ -3,11 +3,10 @@
 import json
 
 import attrs
-import httpx
 import pytest
 import trio
 
-from tests.conftest import listening, running, wait_idle
+from tests.conftest import client_of, listening, running, wait_idle
 from trio_pool_serve.api.received_body import MAPPED_BYTES
 from trio_pool_serve.service import Service
 
@@ -92,6 +91,6 @@ async def test_a_body_that_takes_too_long_is_408(config, scripted, sent, length)
         async with await connect(url) as stream:
             await stream.send_all(HEAD + f"Content-Length: {length}\r\n\r\n".encode() + sent)
             assert (await stream.receive_some()).startswith(b"HTTP/1.1 408")
-        async with httpx.AsyncClient(base_url=url) as client:
+        async with client_of(url) as client:
             assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
         await wait_idle(service)

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from tests.api.able_service import Everything, Nothing, become
-from tests.conftest import assert_idle, listening, running
+from tests.conftest import assert_idle, client_of, listening, running
 from tests.model_folders import VOCABULARY
 from trio_pool_serve.api.cohere.dialect import COHERE
 from trio_pool_serve.api.encodings import as_dtype
@@ -388,7 +388,7 @@ async def test_a_full_queue_is_429_with_the_time_to_come_back(config, scripted):
     async with (
         running(Service(small, lambda *_: scripted)) as service,
         listening(service) as url,
-        httpx.AsyncClient(base_url=url) as client,
+        client_of(url) as client,
     ):
         scripted.gate.clear()
         async with trio.open_nursery() as nursery:

@@ -4,12 +4,11 @@ import contextlib
 import math
 
 import attrs
-import httpx
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.conftest import is_idle, listening, running
+from tests.conftest import client_of, is_idle, listening, running
 from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.service import Service
 
@@ -115,7 +114,7 @@ async def test_a_client_that_leaves_half_way_through_its_body_leaves_nothing(url
     stream = await connect(url)
     await stream.send_all(post(b'{"input": ', length=1000))
     await stream.aclose()
-    async with httpx.AsyncClient(base_url=url) as client:
+    async with client_of(url) as client:
         assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
     await until(lambda: is_idle(service))
 
@@ -152,7 +151,7 @@ async def test_garbage_is_refused_and_the_next_client_served(url, service, garba
             await stream.send_eof()
             while await stream.receive_some():
                 continue
-    async with httpx.AsyncClient(base_url=url) as client:
+    async with client_of(url) as client:
         assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
     await until(lambda: is_idle(service))
 
@@ -160,7 +159,7 @@ async def test_garbage_is_refused_and_the_next_client_served(url, service, garba
 async def test_many_clients_leaving_at_random_moments_leave_nothing(url, service, scripted):
     async def leave_after(moment: int) -> None:
         with trio.move_on_after(math.inf) as scope:
-            async with httpx.AsyncClient(base_url=url) as client, trio.open_nursery() as nursery:
+            async with client_of(url) as client, trio.open_nursery() as nursery:
                 nursery.start_soon(lambda: client.post("/v1/embeddings", json={"input": ["hello"] * 50}))
                 for _ in range(moment):
                     await trio.lowlevel.checkpoint()
@@ -170,7 +169,7 @@ async def test_many_clients_leaving_at_random_moments_leave_nothing(url, service
         for moment in range(0, 600, 10):
             nursery.start_soon(leave_after, moment)
     await until(lambda: is_idle(service))
-    async with httpx.AsyncClient(base_url=url) as client:
+    async with client_of(url) as client:
         assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
     await until(lambda: is_idle(service))
 

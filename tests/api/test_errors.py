@@ -5,7 +5,7 @@ import httpx
 import pytest
 import trio
 
-from tests.conftest import assert_idle, listening, running
+from tests.conftest import assert_idle, client_of, listening, running
 from trio_pool_serve.service import Service
 
 BAD_BODIES = {
@@ -196,7 +196,7 @@ async def test_a_full_queue_is_429_with_the_time_to_come_back(config, scripted):
     async with (
         running(Service(small, lambda *_: scripted)) as service,
         listening(service) as url,
-        httpx.AsyncClient(base_url=url) as client,
+        client_of(url) as client,
     ):
         scripted.gate.clear()
         async with trio.open_nursery() as nursery:
@@ -216,7 +216,7 @@ async def test_without_the_key_only_probes_are_answered(config, scripted):
     async with (
         running(Service(locked, lambda *_: scripted)) as service,
         listening(service) as url,
-        httpx.AsyncClient(base_url=url) as client,
+        client_of(url) as client,
     ):
         for path in ("/livez", "/health", "/ping", "/readyz"):
             assert (await client.get(path)).status_code == 200, path

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from tests.api.scripted_models import Everything, serve_as
-from tests.conftest import assert_idle, listening, running, wait_idle
+from tests.conftest import assert_idle, client_of, listening, running, wait_idle
 from tests.rendering.media.image_server import ImageServer, drips, redirects, says, serving
 from tests.rendering.media.images import (
     GREEN,
@@ -53,7 +53,7 @@ async def served(config: Config, **settings) -> AsyncIterator[tuple[Service, htt
     async with (
         running(Service(asked, lambda *_: ScriptedRunner())) as service,
         listening(service) as url,
-        httpx.AsyncClient(base_url=url, timeout=60) as client,
+        client_of(url) as client,
     ):
         reads_images(service)
         yield service, client
@@ -225,7 +225,7 @@ async def test_forgetting_needs_the_key(config, scripted):
     async with (
         running(Service(keyed, lambda *_: scripted)) as service,
         listening(service) as url,
-        httpx.AsyncClient(base_url=url) as client,
+        client_of(url) as client,
     ):
         assert (await client.post("/reset_mm_cache")).status_code == 401
         answer = await client.post("/reset_mm_cache", headers={"Authorization": "Bearer secret"})

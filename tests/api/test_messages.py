@@ -13,7 +13,7 @@ import trio
 from tests.api.able_service import PROMPTS, become
 from tests.api.able_service import Everything as Able
 from tests.api.scripted_models import Dots, Everything, Judge, LateInteraction, serve_as
-from tests.conftest import assert_idle, listening, running, wait_idle
+from tests.conftest import assert_idle, client_of, listening, running, wait_idle
 from tests.model_folders import VOCABULARY
 from tests.rendering.chat_folders import CHATML, write_chat_folder
 from tests.rendering.media.images import ColourFormat, data_url
@@ -57,7 +57,7 @@ async def words(scripted_folder: Path, scripted: ScriptedRunner) -> AsyncIterato
     """A client of a model that reads words, between [CLS] and [SEP], and has no chat template."""
     config = Config(models=(str(scripted_folder),), input=InputConfig(trust_request_chat_template=True))
     service = Service(config, lambda *_: scripted)
-    async with running(service), listening(service) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with running(service), listening(service) as url, client_of(url) as client:
         yield client
 
 
@@ -146,15 +146,15 @@ MARKS = [
 """Fields of Jina's and of Voyage's that leave a vector as it is."""
 
 
-@pytest.mark.parametrize("mark", MARKS, ids=str)
-async def test_fields_of_jina_and_voyage_hold_beside_a_conversation(client, service, theirs, mark):
+async def test_fields_of_jina_and_voyage_hold_beside_a_conversation(client, service, theirs):
     ids = theirs.apply_chat_template(HELLO, return_dict=False)
-    assert await embedded(client, messages=HELLO, **mark) == vector(ids)
-    assert await embedded(client, messages=HELLO, input=None, prompt_embeds=None, **mark) == vector(ids)
-    for body in ({"messages": HELLO, "input": "hello"}, {"messages": HELLO, "prompt_embeds": "AAAA"}):
-        assert "messages" in (await refusal(client, **body, **mark))["message"]
-    assert (await refusal(client, messages=[], **mark))["param"] == "messages"
-    assert (await refusal(client, messages="hello", **mark))["param"] == "messages"
+    for mark in MARKS:
+        assert await embedded(client, messages=HELLO, **mark) == vector(ids), mark
+        assert await embedded(client, messages=HELLO, input=None, prompt_embeds=None, **mark) == vector(ids), mark
+        for body in ({"messages": HELLO, "input": "hello"}, {"messages": HELLO, "prompt_embeds": "AAAA"}):
+            assert "messages" in (await refusal(client, **body, **mark))["message"], mark
+        assert (await refusal(client, messages=[], **mark))["param"] == "messages", mark
+        assert (await refusal(client, messages="hello", **mark))["param"] == "messages", mark
     await wait_idle(service)
 
 
@@ -240,7 +240,7 @@ async def test_ten_conversations_at_once_are_each_answered(client, service, thei
 
 async def test_without_offloading_templates_are_rendered_on_the_loop(config, scripted, theirs):
     service = Service(config, lambda *_: scripted, offload=Offload(in_threads=False))
-    async with running(service), listening(service) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with running(service), listening(service) as url, client_of(url) as client:
         assert await embedded(client, messages=HELLO) == vector(theirs.apply_chat_template(HELLO, return_dict=False))
         assert not service.processes["template"].in_processes
 
@@ -318,7 +318,7 @@ async def test_what_is_wrong_is_400_and_named(client, service, scripted):
 
 async def test_a_template_of_the_client_s_needs_trust(chat_folder, scripted):
     service = Service(Config(models=(str(chat_folder),)), lambda *_: scripted)
-    async with running(service), listening(service) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with running(service), listening(service) as url, client_of(url) as client:
         error = await refusal(client, messages=HELLO, chat_template=CONTENT)
         assert error["param"] == "chat_template"
         assert "--trust-request-chat-template" in error["message"]
@@ -333,7 +333,7 @@ async def test_a_model_without_a_template_says_so(words):
 async def test_fields_that_nobody_knows_are_refused_if_that_is_asked_for(chat_folder, scripted, theirs):
     config = Config(models=(str(chat_folder),), network=NetworkConfig(strict_requests=True))
     service = Service(config, lambda *_: scripted)
-    async with running(service), listening(service) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with running(service), listening(service) as url, client_of(url) as client:
         assert await embedded(client, messages=HELLO) == vector(theirs.apply_chat_template(HELLO, return_dict=False))
         assert (await refusal(client, messages=HELLO, tools=[]))["param"] == "tools"
 

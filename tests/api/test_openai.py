@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.conftest import assert_idle, listening, running
+from tests.conftest import assert_idle, client_of, listening, running
 from tests.model_folders import VOCABULARY
 from trio_pool_serve.runner.scripted import scripted_vector
 from trio_pool_serve.service import Service
@@ -189,7 +189,7 @@ async def test_unknown_fields_are_ignored_unless_requests_are_strict(client, con
     async with (
         running(Service(strict, lambda *_: scripted)) as service,
         listening(service) as url,
-        httpx.AsyncClient(base_url=url) as other,
+        client_of(url) as other,
     ):
         answer = await other.post("/v1/embeddings", json=body)
         assert answer.status_code == 400
@@ -211,7 +211,7 @@ async def test_the_model_is_known_by_its_served_name(config, scripted):
     async with (
         running(Service(named, lambda *_: scripted)) as service,
         listening(service) as url,
-        httpx.AsyncClient(base_url=url) as other,
+        client_of(url) as other,
     ):
         assert (await other.get("/v1/models/org/tiny")).json()["id"] == "org/tiny"
         assert (await embed(other, input="hello", model="org/tiny")).json()["model"] == "org/tiny"

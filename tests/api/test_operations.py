@@ -1,12 +1,11 @@
 import threading
 
 import attrs
-import httpx
 import pytest
 import trio
 
 import trio_pool_serve
-from tests.conftest import listening, running
+from tests.conftest import client_of, listening, running
 from trio_pool_serve.config import ThreadsConfig
 from trio_pool_serve.errors import EngineDeadError, RunnerDeadError
 from trio_pool_serve.service import Service
@@ -29,7 +28,7 @@ async def test_while_the_model_loads_the_server_lives_and_is_not_ready(config, s
     service = Service(config, load)
     async with trio.open_nursery() as nursery:
         await nursery.start(service.run)
-        async with listening(service) as url, httpx.AsyncClient(base_url=url) as client:
+        async with listening(service) as url, client_of(url) as client:
             assert (await client.get("/livez")).status_code == 200
             assert (await client.get("/readyz")).status_code == 503
             answer = await client.post("/v1/embeddings", json={"input": "hello"})
@@ -65,7 +64,7 @@ async def test_a_dead_engine_shows_in_every_probe(config, scripted):
             await nursery.start(service.run)
             await service.default.engine.wait_ready()
             with trio.CancelScope(shield=True):
-                async with listening(service) as url, httpx.AsyncClient(base_url=url) as client:
+                async with listening(service) as url, client_of(url) as client:
                     answer = await client.post("/v1/embeddings", json={"input": "hello"})
                     assert answer.status_code == 503
                     assert "retry-after" in answer.headers
@@ -131,7 +130,7 @@ async def test_load_tells_engines_and_limiters(client, config):
 async def test_processes_that_render_are_told_of_beside_the_limiters(config, scripted):
     threads = ThreadsConfig(renderer_backend="process", renderer_num_workers=1, media_num_workers=3)
     service = Service(attrs.evolve(config, threads=threads), lambda *_: scripted)
-    async with running(service), listening(service) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with running(service), listening(service) as url, client_of(url) as client:
         idle = {"borrowed": 0, "waiting": 0, "killed": 0}
         load = (await client.get("/load")).json()
         assert load["workers"]["render"] == {"capacity": 1, **idle}

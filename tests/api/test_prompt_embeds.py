@@ -13,7 +13,7 @@ import torch
 import trio
 
 from tests.api.able_service import Everything, become
-from tests.conftest import listening, running, wait_idle
+from tests.conftest import client_of, listening, running, wait_idle
 from tests.tensors import HOSTILE, ROWS, WIDTH, as_npy, as_torch
 from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.dispatch import candidates_by_path, read_request
@@ -182,7 +182,7 @@ async def test_without_the_flag_it_is_400_that_names_it(config, scripted):
     async with (
         running(Service(off, lambda *_: scripted)) as service,
         listening(service) as url,
-        httpx.AsyncClient(base_url=url) as client,
+        client_of(url) as client,
     ):
         answer = await client.post("/v1/embeddings", json={"prompt_embeds": GOOD})
         assert answer.status_code == 400
@@ -194,7 +194,7 @@ async def test_a_model_that_takes_none_says_so(config):
     async with (
         running(Service(config, lambda *_: ScriptedRunner())) as service,
         listening(service) as url,
-        httpx.AsyncClient(base_url=url) as client,
+        client_of(url) as client,
     ):
         answer = await client.post("/v1/embeddings", json={"prompt_embeds": GOOD})
         assert answer.status_code == 400
@@ -221,7 +221,7 @@ async def one_at_a_time(config, scripted) -> AsyncIterator[tuple[Service, Noting
     async with running(Service(config, lambda *_: scripted, offload=Offload(render=1))) as service:
         noting = NotingFormat(WIDTH, 64)
         service.model().renderer.embeds_format = noting
-        async with listening(service) as url, httpx.AsyncClient(base_url=url) as client:
+        async with listening(service) as url, client_of(url) as client:
             yield service, noting, client
 
 
@@ -248,7 +248,7 @@ async def test_rows_count_towards_the_queue_however_narrow_they_are(config, scri
     async with (
         running(Service(limited, lambda *_: scripted)) as service,
         listening(service) as url,
-        httpx.AsyncClient(base_url=url) as client,
+        client_of(url) as client,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(partial(client.post, "/v1/embeddings", json={"prompt_embeds": rows}))

@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import attrs
-import httpx
 import pytest
 
 import trio_pool_serve
 from tests.api.tei_models import Classifying, Judging, Late, Ranking, Sparse, assert_error_body, serving
-from tests.conftest import listening
+from tests.conftest import client_of, listening
 from tests.model_folders import write_json, write_scripted_folder
 from trio_pool_serve.config import Config
 from trio_pool_serve.service import Service
@@ -110,7 +109,7 @@ async def test_a_snapshot_of_the_hub_is_told_by_its_commit(tmp_path: Path):
 async def test_a_model_that_is_being_loaded_is_503(config, scripted):
     async with (
         listening(Service(config, lambda *_: scripted)) as url,  # nobody runs it: it is loading for ever
-        httpx.AsyncClient(base_url=url) as client,
+        client_of(url) as client,
     ):
         answer = await client.get("/info")
         assert answer.status_code == 503

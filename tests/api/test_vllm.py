@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from tests.api.scripted_models import Everything, serve_as
-from tests.conftest import assert_idle, listening, running, wait_idle
+from tests.conftest import assert_idle, client_of, listening, running, wait_idle
 from tests.model_folders import VOCABULARY
 from trio_pool_serve.api.vllm.dialect import VLLM
 from trio_pool_serve.service import Service
@@ -154,7 +154,7 @@ async def test_a_full_queue_is_429_with_the_time_to_come_back(config, scripted, 
     async with (
         running(Service(small, lambda *_: scripted)) as service,
         listening(service) as url,
-        httpx.AsyncClient(base_url=url) as client,
+        client_of(url) as client,
     ):
         serve_as(service, Everything())
         scripted.gate.clear()

@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 from attrs import define
 
-from tests.conftest import listening, running
+from tests.conftest import client_of, listening, running
 from trio_pool_serve.config import Config, InputConfig, ModelConfig
 from trio_pool_serve.service import Service
 from trio_pool_serve.types import Vectors
@@ -83,7 +83,7 @@ async def serving_folder(
     async with (
         running(Service(config)) as service,
         listening(service) as url,
-        httpx.AsyncClient(base_url=url, timeout=60) as client,
+        client_of(url) as client,
     ):
         yield AskedFolder(client, service)
 

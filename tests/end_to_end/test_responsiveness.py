@@ -11,7 +11,7 @@ from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.offload import Offload
 from trio_pool_serve.service import Service
 
-TEXTS = {"input": [f"sentence number {n} about nothing in particular " * 12 for n in range(512)]}
+TEXTS = {"input": [f"sentence number {n} about nothing in particular " * 12 for n in range(128)]}
 # One word of two megabytes: of all texts that are truncated, the kind that takes longest to tokenise.
 TWO_MEGABYTES = json.dumps({"input": "ab" * 1_000_000, "truncate_prompt_tokens": -1}).encode()
 

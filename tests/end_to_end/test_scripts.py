@@ -4,9 +4,9 @@ import os
 import subprocess
 from pathlib import Path
 
-import httpx
 import pytest
 
+from tests.conftest import client_of
 from tests.process.server_process import ROOT, free_port, started
 
 pytestmark = pytest.mark.slow
@@ -26,7 +26,7 @@ async def test_scripts_serve_needs_nothing_but_itself(clone, tmp_path, run):
     environment = {"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1"}
     with started(command, port, tmp_path / "server.log", environment) as server:
         await server.wait_until("/readyz", limit_s=900)
-        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        async with client_of(server.url) as client:
             answer = await client.post("/v1/embeddings", json={"input": "Hello, world"})
         assert answer.json()["model"] == "all-MiniLM-L6-v2"
         assert len(answer.json()["data"][0]["embedding"]) == 384

@@ -15,6 +15,8 @@ import psutil
 import trio
 from attrs import define
 
+from tests.conftest import client_of
+
 ROOT = Path(__file__).parents[2]
 LAUNCHER = (sys.executable, "-m", "trio_pool_serve", "serve", "--replicas", "1")  # each loads torch and the model
 SCRIPTED = (sys.executable, "-m", "tests.process.programs.scripted_server")
@@ -50,7 +52,7 @@ class ServerProcess:
 
     async def wait_until(self, path: str, status: int = 200, *, limit_s: float = START_LIMIT_S) -> None:
         """Ask until the answer has that status; the process may not be listening yet."""
-        async with httpx.AsyncClient(base_url=self.url, timeout=10) as client:
+        async with client_of(self.url) as client:
             with trio.fail_after(limit_s):
                 while True:
                     with contextlib.suppress(httpx.TransportError):

@@ -15,6 +15,7 @@ import trio
 from packaging.requirements import Requirement
 from quart_trio.asgi import TrioASGIHTTPConnection
 
+from tests.conftest import client_of
 from tests.process.programs import script
 from tests.process.programs.script import load_scripted
 from tests.process.server_process import ROOT, SCRIPTED, ServerProcess, hypercorned, launched
@@ -38,7 +39,7 @@ def scripted(tmp_path: Path, folder: Path, *arguments: str, **options):
 
 
 async def ask(server: ServerProcess, token: int = 7, **options) -> httpx.Response:
-    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+    async with client_of(server.url) as client:
         return await client.post("/v1/embeddings", json={"input": [token]}, **options)
 
 
@@ -90,7 +91,7 @@ async def until_closed(stream: trio.SocketStream) -> None:
 
 
 async def metric(server: ServerProcess, name: str) -> float:
-    async with httpx.AsyncClient(base_url=server.url, timeout=10) as client:
+    async with client_of(server.url) as client:
         lines = (await client.get("/metrics")).text.splitlines()
     (value,) = (line.split()[1] for line in lines if line.startswith((name + " ", name + "{")))
     return float(value)
@@ -226,7 +227,7 @@ async def test_sigterm_lets_running_requests_finish(pipes, scripted_folder):
 
 
 async def test_idle_connections_do_not_hold_up_the_drain(tmp_path, scripted_folder):
-    async with scripted(tmp_path, scripted_folder) as server, httpx.AsyncClient(base_url=server.url) as client:
+    async with scripted(tmp_path, scripted_folder) as server, client_of(server.url) as client:
         assert (await client.get("/livez")).status_code == 200
         assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
         server.signal()
@@ -239,7 +240,7 @@ async def test_plain_hypercorn_leaves_on_a_signal_with_idle_connections(tmp_path
     env = {"TRIO_POOL_SERVE_MODEL": str(scripted_folder)}
     toml = ROOT / "docs" / "hypercorn.toml"
     async with hypercorned(tmp_path, ASGI, "--config", str(toml), env=env) as server:
-        async with httpx.AsyncClient(base_url=server.url) as client:
+        async with client_of(server.url) as client:
             assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
             server.signal()
             assert await server.wait_exit(20) == 0

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import trio
 
+from tests.conftest import client_of
 from tests.process.server_process import LAUNCHER, ROOT, SCRIPTED, ServerProcess, hypercorned, launched
 from tests.rendering.media.images import data_url, encoded
 from tests.runner.vision_families import clip
@@ -40,12 +41,12 @@ async def left(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 async def ask(server: ServerProcess) -> httpx.Response:
-    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+    async with client_of(server.url) as client:
         return await client.post("/v1/embeddings", json={"input": [LONG, LONG], "truncate_prompt_tokens": 8})
 
 
 async def wait_borrowed(server: ServerProcess, count: int) -> None:
-    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+    async with client_of(server.url) as client:
         with trio.fail_after(60):
             while (await client.get("/load")).json()["workers"]["render"]["borrowed"] != count:  # noqa: ASYNC110
                 await trio.sleep(0.01)
@@ -99,7 +100,7 @@ async def test_a_model_that_reads_images_has_processes_for_them_before_the_first
         workers = workers_of(server)
         assert len(workers) == 3
         body = {"input": [{"image": data_url(encoded())}]}
-        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        async with client_of(server.url) as client:
             answer = await client.post("/v1/embeddings", json=body)
         assert answer.status_code == 200, answer.text
         assert workers_of(server) == workers, "nobody had to start another"

@@ -13,6 +13,7 @@ import psutil
 import pytest
 import trio
 
+from tests.conftest import client_of
 from tests.process.programs import script
 from tests.process.server_process import LAUNCHER, SCRIPTED, ServerProcess, launched
 
@@ -50,7 +51,7 @@ def runs(process: psutil.Process, module: str) -> bool:
 
 
 async def ask(server: ServerProcess, *ids: int, path: str = "/v1/embeddings") -> httpx.Response:
-    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+    async with client_of(server.url) as client:
         return await client.post(path, json={"input": list(ids)})
 
 
@@ -70,7 +71,7 @@ async def until(condition) -> None:
 
 async def until_joined(server: ServerProcess, count: int, meanwhile=trio.lowlevel.checkpoint) -> None:
     """Wait until so many processes answer, or will once they have loaded."""
-    async with httpx.AsyncClient(base_url=server.url, timeout=10) as client:
+    async with client_of(server.url) as client:
         with trio.fail_after(60):
             while (await client.get("/load")).json()["limiters"]["render"]["capacity"] != 2 * count:
                 await meanwhile()
@@ -101,7 +102,7 @@ async def test_an_engine_process_that_dies_fails_its_requests_at_once_and_anothe
         assert answer.status_code == 503
         assert "died" in answer.json()["error"]["message"]
         assert int(answer.headers["Retry-After"]) > 0
-        async with httpx.AsyncClient(base_url=server.url, timeout=10) as client:
+        async with client_of(server.url) as client:
             assert (await client.get("/readyz")).status_code == 503
             assert (await client.get("/livez")).status_code == 200
         await server.wait_until("/readyz")
@@ -180,7 +181,7 @@ async def test_requests_are_answered_by_several_processes_and_counted_over_all(p
         for number in range(40):
             assert (await ask(server, 5, number)).status_code == 200
         for _ in range(4):  # whichever process is asked
-            async with httpx.AsyncClient(base_url=server.url, timeout=10) as client:
+            async with client_of(server.url) as client:
                 lines = (await client.get("/metrics")).text.splitlines()
                 load = (await client.get("/load")).json()
             assert "trio_pool_serve_requests_total 40.0" in lines
@@ -284,5 +285,5 @@ async def test_processes_that_answer_have_no_torch(tmp_path, minilm, workers):
 
 
 async def ask_text(server: ServerProcess) -> httpx.Response:
-    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+    async with client_of(server.url) as client:
         return await client.post("/v1/embeddings", json={"input": "Every task has a parent."})

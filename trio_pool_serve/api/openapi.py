@@ -1,6 +1,7 @@
 """``/openapi.json`` describes every route; ``/docs`` shows it in a browser."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -64,8 +65,9 @@ ORDERS: Mapping[str, Question] = {
 """What is asked by POST without a body."""
 
 
-def openapi_document(dialects: Sequence[Dialect]) -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document of all routes."""
+@cache
+def openapi_document(dialects: tuple[Dialect, ...]) -> bytes:
+    """Return the OpenAPI 3.1 document of all routes, as JSON; made once, whatever listeners come and go."""
     by_path = candidates_by_path(dialects)
     endpoints = [candidate.endpoint for candidates in by_path.values() for candidate in candidates]
     types = list(
@@ -81,7 +83,7 @@ def openapi_document(dialects: Sequence[Dialect]) -> dict[str, Any]:
         paths.setdefault(path, {})["get"] = _question_route(question)
     for path, order in ORDERS.items():
         paths.setdefault(path, {})["post"] = _question_route(order)
-    return {
+    document = {
         "openapi": "3.1.0",
         "info": {"title": "trio_pool_serve", "version": trio_pool_serve.__version__},
         "paths": paths,
@@ -91,6 +93,7 @@ def openapi_document(dialects: Sequence[Dialect]) -> dict[str, Any]:
         },
         "security": [{"key": []}, {}],
     }
+    return msgspec.json.encode(document)
 
 
 def _task_route(candidates: Sequence[Candidate], schema_of: Mapping[type, Any]) -> dict[str, Any]:
@@ -122,10 +125,10 @@ def _question_route(question: Question) -> dict[str, Any]:
     return {"tags": ["operations"], "summary": question.summary, "responses": {"200": described}}
 
 
-def openapi_routes(dialects: Sequence[Dialect]) -> Blueprint:
+def openapi_routes(dialects: tuple[Dialect, ...]) -> Blueprint:
     """Return the routes of the document and of the page that shows it, which fetches nothing from outside."""
     routes = Blueprint("openapi", __name__)
-    document = msgspec.json.encode(openapi_document(dialects))
+    document = openapi_document(dialects)
     assets = {name: (SWAGGER_UI / name).read_bytes() for name in ASSETS}
 
     @routes.get("/openapi.json")
