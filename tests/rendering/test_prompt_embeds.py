@@ -2,7 +2,10 @@
 
 import base64
 import contextlib
+import gc
 import itertools
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -75,6 +78,39 @@ def test_numbers_take_fewer_bytes_than_the_characters_that_came(form, dtype):
     payload = base64.b64encode(FORMS[form](torch.zeros(MAX_ROWS, 4 * WIDTH, dtype=dtype)))
     rendered = EmbedsFormat(4 * WIDTH, MAX_ROWS).render(EmbedsPrompt(payload), RenderingParams())
     assert rendered.embeds.nbytes <= 0.75 * len(payload)
+
+
+class Garbage:
+    """What the collector finds, and runs Python for: then it can switch threads."""
+
+    def __init__(self):
+        self.cycle = self
+
+    def __del__(self):
+        self.cycle = None
+
+
+@pytest.fixture
+def keen_collector():
+    """Collect garbage and switch threads as often as can be."""
+    thresholds, interval = gc.get_threshold(), sys.getswitchinterval()
+    gc.set_threshold(20, 5, 1000)
+    sys.setswitchinterval(1e-5)
+    yield
+    gc.set_threshold(*thresholds)
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("keen_collector")
+def test_threads_read_headers_whenever_the_collector_comes():
+    stored = as_npy(ROWS)
+
+    def read(_: int) -> None:
+        Garbage()
+        assert render(stored).embeds.shape == ROWS.shape
+
+    with ThreadPoolExecutor(4) as threads:
+        assert len(list(threads.map(read, range(10_000)))) == 10_000
 
 
 def test_what_torch_may_write_besides_changes_nothing():

@@ -5,6 +5,7 @@ checked to lie within the bytes that were really sent.
 """
 
 import io
+import threading
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -28,6 +29,10 @@ MAX_SIZE = 2**63 - 1
 
 MAX_DIMENSIONS = 64
 """As numpy has; products of thousands of sizes take their time."""
+
+ONE_HEADER = threading.Lock()
+"""numpy reads headers with ``ast``, which all threads of Python 3.11 share: should the collector switch threads in the
+middle of it, a sound header is a SystemError (https://github.com/python/cpython/issues/106905)."""
 
 SAFETENSORS_DTYPES: dict[str, StoredDtype] = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
 
@@ -125,7 +130,8 @@ def read_npy(buffer: npt.NDArray[np.uint8]) -> StoredTensor:
             (1, 0): np.lib.format.read_array_header_1_0,
             (2, 0): np.lib.format.read_array_header_2_0,
         }[version]
-        shape, in_columns, dtype = read_header(stream)
+        with ONE_HEADER:
+            shape, in_columns, dtype = read_header(stream)
     except KeyError as error:
         raise refused("Of .npy files, versions 1.0 and 2.0 are read.") from error
     except Exception as error:  # whatever numpy makes of a header that somebody made up
