@@ -228,6 +228,18 @@ async def test_a_request_that_has_begun_is_answered_before_the_processes_leave(p
         assert not any(process.is_running() and process.status() != "zombie" for process in family)
 
 
+async def test_processes_that_have_not_joined_yet_leave_when_all_are_told_to_drain(pipes, scripted_folder):
+    arguments = ("--api-workers", "2", "--replicas", "1", "--drain-timeout-s", "300")
+    async with scripted(pipes, scripted_folder, *arguments) as server:
+        (engine,) = processes(server, ENGINE)
+        engine.suspend()  # who has not met it yet, waits for it
+        await until_joined(server, 2)
+        server.signal()
+        await until(lambda: processes(server, API) == [])
+        engine.resume()
+        assert await server.wait_exit() == 0
+
+
 async def test_a_process_that_dies_as_the_others_are_told_to_drain_holds_nobody_up(pipes, scripted_folder):
     async with scripted(pipes, scripted_folder, "--api-workers", "2", "--replicas", "1") as server:
         await until(lambda: len(processes(server, API)) == 2)
