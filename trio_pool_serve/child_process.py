@@ -11,13 +11,15 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 import trio
 from attrs import define
 
+from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.framed_stream import FramedStream
 
 logger = logging.getLogger(__name__)
@@ -30,6 +32,8 @@ RESTART_BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 15.0, 30.0)
 
 CALM_S = 60.0
 """A process that has lived this long is not in a row of crashes any more."""
+
+BACKLOG = 128
 
 LEAVING_S = 5.0
 """Seconds that a child which is not wanted any more has to leave by itself."""
@@ -88,6 +92,25 @@ async def open_child(
     finally:
         with trio.CancelScope(shield=True), trio.move_on_after(2 * LEAVING_S):
             await child.leave(LEAVING_S)
+
+
+@contextmanager
+def listening_at(path: Path) -> Iterator[socket.socket]:
+    """Give a socket that listens at ``path``, which is removed in the end.
+
+    Raises ``ModelLoadError`` where there can be none, as in a folder whose name has more than some 80 characters.
+    """
+    with socket.socket(socket.AF_UNIX) as listening:
+        try:
+            listening.bind(str(path))
+        except OSError as error:
+            raise ModelLoadError(f"The processes of the server cannot meet at {path}: {error}") from error
+        listening.listen(BACKLOG)
+        listening.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
+        try:
+            yield listening
+        finally:
+            path.unlink(missing_ok=True)
 
 
 async def keep_alive(name: str, live: Callable[[], Awaitable[str]]) -> NoReturn:

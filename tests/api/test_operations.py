@@ -62,7 +62,7 @@ async def test_a_dead_engine_shows_in_every_probe(config, scripted):
     with pytest.RaisesGroup(EngineDeadError, flatten_subgroups=True):
         async with trio.open_nursery() as nursery:
             await nursery.start(service.run)
-            await service.default.engine.wait_ready()
+            await service.wait_ready()
             with trio.CancelScope(shield=True):
                 async with listening(service) as url, client_of(url) as client:
                     answer = await client.post("/v1/embeddings", json={"input": "hello"})

@@ -171,6 +171,20 @@ async def test_a_model_that_cannot_be_loaded_is_told_and_ends_the_server(tmp_pat
         assert "trio-pool-serve:" in log
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_folder_whose_name_is_too_long_for_sockets_is_said_in_one_line(pipes, scripted_folder, workers):
+    long = pipes / ("x" * 100)
+    long.mkdir()
+    env = {"TMPDIR": str(long)}
+    arguments = (str(scripted_folder), "--engine", "process", "--api-workers", workers)
+    async with launched(pipes, *arguments, command=LAUNCHER, env=env, wait_ready=False) as server:
+        status, log = await server.wait_exit_and_log()
+    assert status == 1
+    assert "too long" in log.splitlines()[-1]
+    assert "Traceback" not in log
+    assert list(long.iterdir()) == []
+
+
 # -- several processes that answer ----------------------------------------------------------------------
 
 

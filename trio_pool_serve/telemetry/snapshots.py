@@ -15,6 +15,7 @@ from attrs import define
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
+from trio_pool_serve.child_process import listening_at
 from trio_pool_serve.framed_stream import FramedStream
 
 PATIENCE_S = 1.0
@@ -65,11 +66,8 @@ def own_socket(folder: Path) -> Path:
 async def serve_snapshots(folder: Path, take: Callable[[], Snapshot]) -> None:
     """Answer the other processes of ``folder`` with what ``take()`` returns, called on the loop; for ever.
 
-    Cancellation: at once.
+    Raises ``ModelLoadError`` where there can be no socket. Cancellation: at once.
     """
-    sock = trio.socket.socket(trio.socket.AF_UNIX)
-    await sock.bind(str(own_socket(folder)))
-    sock.listen()
 
     async def answer(stream: trio.SocketStream) -> None:
         async with stream:
@@ -78,7 +76,8 @@ async def serve_snapshots(folder: Path, take: Callable[[], Snapshot]) -> None:
             except trio.BrokenResourceError:
                 return  # it has given up
 
-    await trio.serve_listeners(answer, [trio.SocketListener(sock)])
+    with listening_at(own_socket(folder)) as listening:
+        await trio.serve_listeners(answer, [trio.SocketListener(trio.socket.from_stdlib_socket(listening))])
 
 
 async def gather_snapshots(folder: Path) -> list[Snapshot]:

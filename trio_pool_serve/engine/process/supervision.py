@@ -3,9 +3,6 @@
 import itertools
 import logging
 import os
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
@@ -13,15 +10,13 @@ import msgspec
 import trio
 from attrs import define
 
-from trio_pool_serve.child_process import keep_alive, open_child
+from trio_pool_serve.child_process import keep_alive, listening_at, open_child
 from trio_pool_serve.config import Config, ModelConfig, ModelSource, encode_config
 from trio_pool_serve.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)
 
 MODULE = "trio_pool_serve.engine_process"
-
-BACKLOG = 128
 
 MOST_REPLICAS = 4
 """By default on a processor: each takes the model's memory once more."""
@@ -117,7 +112,7 @@ class EngineProcesses:
         self, source: ModelSource, path: Path, place: Place, *, task_status: trio.TaskStatus[None]
     ) -> NoReturn:
         name = f"{source.name}, replica {place.replica}" if place.replicas > 1 else source.name
-        with _listening(path) as listening:
+        with listening_at(path) as listening:
             task_status.started()
             job = EngineJob(
                 encode_config(self.config),
@@ -148,15 +143,3 @@ class EngineProcesses:
                 return end
 
             await keep_alive(f"the engine of {name}", live)
-
-
-@contextmanager
-def _listening(path: Path) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(path))
-        listening.listen(BACKLOG)
-        listening.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
-        try:
-            yield listening
-        finally:
-            path.unlink(missing_ok=True)
