@@ -98,7 +98,7 @@ async def open_child(
 def listening_at(path: Path) -> Iterator[socket.socket]:
     """Give a socket that listens at ``path``, which is removed in the end.
 
-    Raises ``ModelLoadError`` where there can be none, as in a folder whose name has more than some 80 characters.
+    Raises ``ModelLoadError`` where there can be none: a path may have 108 characters on Linux, for one.
     """
     with socket.socket(socket.AF_UNIX) as listening:
         try:

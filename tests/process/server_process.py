@@ -61,9 +61,9 @@ class ServerProcess:
                     assert self.process.poll() is None, self.log
                     await trio.sleep(0.02)
 
-    async def wait_logged(self, text: str) -> None:
+    async def wait_logged(self, text: str, times: int = 1) -> None:
         with trio.fail_after(START_LIMIT_S):
-            while text not in self.log:  # noqa: ASYNC110  (another process has no event to wait for)
+            while self.log.count(text) < times:  # noqa: ASYNC110  (another process has no event to wait for)
                 await trio.sleep(0.01)
 
     async def wait_exit_and_log(self) -> tuple[int, str]:

@@ -90,12 +90,6 @@ async def until_closed(stream: trio.SocketStream) -> None:
         return
 
 
-async def until_logged(server: ServerProcess, text: str, times: int) -> None:
-    with trio.fail_after(30):
-        while server.log.count(text) < times:  # noqa: ASYNC110  (another process)
-            await trio.sleep(0.01)
-
-
 async def metric(server: ServerProcess, name: str) -> float:
     async with client_of(server.url) as client:
         lines = (await client.get("/metrics")).text.splitlines()
@@ -132,7 +126,7 @@ async def test_a_crashed_listener_comes_back_and_the_model_stays(tmp_path, scrip
         await ask(server)
         for round_number in (1, 2, 3):
             await kill(server)
-            await until_logged(server, "the listener crashed", round_number)  # it takes others' connections along
+            await server.wait_logged("the listener crashed", round_number)  # it takes others' connections along
             with trio.fail_after(1):
                 assert (await ask(server)).status_code == 200
             assert await metric(server, "trio_pool_serve_listener_restarts_total") == round_number
