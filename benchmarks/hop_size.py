@@ -25,16 +25,16 @@ from cyclopts import Parameter
 from benchmarks.machine import describe_machine
 from benchmarks.model import MODEL_PATH, Texts
 from benchmarks.report import RESULTS, open_figure, open_progress, print_table, warn_if_busy, write_figure, write_json
-from trio_pool_serve.api.bodies import LOOP_BYTES, decode_json
-from trio_pool_serve.api.embedding_answers import VectorEncoding, encode_embeddings
-from trio_pool_serve.api.openai import EmbeddingsRequest
+from trio_pool_serve.api.dialects.openai import EmbeddingsRequest
+from trio_pool_serve.api.fields.embedding_answers import VectorEncoding, encode_embeddings
+from trio_pool_serve.api.http.bodies import LOOP_BYTES, decode_json
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.model_folder.folder import read_model_folder
+from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.prompts import RenderingParams, TextPrompt
 from trio_pool_serve.rendering.renderer import LOOP_CHARACTERS
-from trio_pool_serve.rendering.text_loading import text_renderer_of
-from trio_pool_serve.rendering.text_renderer import TextRenderer
-from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
+from trio_pool_serve.rendering.text.text_loading import text_renderer_of
+from trio_pool_serve.rendering.text.text_renderer import TextRenderer
+from trio_pool_serve.rendering.text.tokenizer_loading import load_tokenizer
 
 SIZES = tuple(2**power for power in range(10, 21))
 

@@ -5,9 +5,9 @@ import sys
 import trio
 
 from trio_pool_serve.cli import configure_logging, read_config
-from trio_pool_serve.launcher import serve
-from trio_pool_serve.offload import Offload
+from trio_pool_serve.server.launcher import serve
 from trio_pool_serve.service import Service
+from trio_pool_serve.threads.offload import Offload
 
 
 def main() -> None:

@@ -28,17 +28,17 @@ from benchmarks.machine import describe_machine
 from benchmarks.model import MODEL_PATH, Texts, WrongAnswerError
 from benchmarks.report import RESULTS, open_figure, open_progress, print_table, warn_if_busy, write_figure, write_json
 from trio_pool_serve.config import ModelConfig, ThreadsConfig
-from trio_pool_serve.model_folder.folder import read_model_folder
-from trio_pool_serve.offload import Offload
+from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.processes.worker_processes import WorkerProcesses, prepare_worker
 from trio_pool_serve.prompts import RenderingParams, TextPrompt
 from trio_pool_serve.rendering.backend import ThreadBackend
 from trio_pool_serve.rendering.process_backend import ProcessBackend
 from trio_pool_serve.rendering.renderer import Renderer
-from trio_pool_serve.rendering.text_loading import TextRecipe, text_renderer_of
-from trio_pool_serve.rendering.text_renderer import TextRenderer
-from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
+from trio_pool_serve.rendering.text.text_loading import TextRecipe, text_renderer_of
+from trio_pool_serve.rendering.text.text_renderer import TextRenderer
+from trio_pool_serve.rendering.text.tokenizer_loading import load_tokenizer
+from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import RenderedPrompt
-from trio_pool_serve.worker_processes import WorkerProcesses, prepare_worker
 
 TOKENS = 34
 

@@ -33,9 +33,9 @@ from trio_pool_serve.prompts import (
     TextPart,
     TextPrompt,
 )
+from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
 from trio_pool_serve.rendering.media.addresses import is_any
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
-from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
 from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.job import PoolJob

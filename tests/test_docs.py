@@ -10,9 +10,9 @@ import trio
 
 from tests.api.scripted_models import Judge, Labeller, serve_as
 from tests.conftest import client_of, listening
-from tests.process.server_process import ROOT, launched
-from trio_pool_serve.api.dialects import DIALECTS
-from trio_pool_serve.api.dispatch import candidates_by_path
+from tests.server.server_process import ROOT, launched
+from trio_pool_serve.api.dialects.registry import DIALECTS
+from trio_pool_serve.api.http.dispatch import candidates_by_path
 from trio_pool_serve.runner.copied_batch import CopiedBatch
 from trio_pool_serve.tasks.pool import TASKS
 
@@ -45,7 +45,7 @@ def test_no_page_has_a_hole(page: Path):
 
 
 def test_the_table_of_errors_is_that_of_the_code():
-    from trio_pool_serve.api.error_bodies import TABLE
+    from trio_pool_serve.api.http.error_bodies import TABLE
 
     page = (ROOT / "docs" / "api.md").read_text()
     for status, kind in TABLE.values():

@@ -8,20 +8,20 @@ import trio
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGILifespan
 
-from trio_pool_serve.api.connection import PoolServeConnection
-from trio_pool_serve.api.dialects import DIALECTS
-from trio_pool_serve.api.dispatch import candidates_by_path, dialect_handlers
-from trio_pool_serve.api.exchange import Handler
-from trio_pool_serve.api.models import models_routes
-from trio_pool_serve.api.openai import OPENAI
-from trio_pool_serve.api.openapi import openapi_routes
-from trio_pool_serve.api.operations import operations_routes
-from trio_pool_serve.api.probes import probe_handlers
-from trio_pool_serve.api.quart_routes import receive_with_quart, view_of
-from trio_pool_serve.api.received_body import BufferedRequest
-from trio_pool_serve.api.reception import Reception
-from trio_pool_serve.api.tei.dialect import TEI
-from trio_pool_serve.api.tei.info import INFO_PATH, tei_routes
+from trio_pool_serve.api.dialects.openai import OPENAI
+from trio_pool_serve.api.dialects.registry import DIALECTS
+from trio_pool_serve.api.dialects.tei.dialect import TEI
+from trio_pool_serve.api.dialects.tei.info import INFO_PATH, tei_routes
+from trio_pool_serve.api.http.connection import PoolServeConnection
+from trio_pool_serve.api.http.dispatch import candidates_by_path, dialect_handlers
+from trio_pool_serve.api.http.exchange import Handler
+from trio_pool_serve.api.http.quart_routes import receive_with_quart, view_of
+from trio_pool_serve.api.http.received_body import BufferedRequest
+from trio_pool_serve.api.http.reception import Reception
+from trio_pool_serve.api.routes.models import models_routes
+from trio_pool_serve.api.routes.openapi import openapi_routes
+from trio_pool_serve.api.routes.operations import operations_routes
+from trio_pool_serve.api.routes.probes import probe_handlers
 from trio_pool_serve.config import Config
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
 from trio_pool_serve.service import Service

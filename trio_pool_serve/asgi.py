@@ -2,8 +2,8 @@
 
 from trio_pool_serve.app import create_app
 from trio_pool_serve.cli import configure_logging, read_config
-from trio_pool_serve.containment import contain_connections
-from trio_pool_serve.without_torch import do_without_torch
+from trio_pool_serve.processes.without_torch import do_without_torch
+from trio_pool_serve.server.contained_connection import contain_connections
 
 contain_connections()
 _config = read_config([])

@@ -119,7 +119,7 @@ def configure_logging(level: LogLevel) -> None:
 def run(config: Config, service: "Service | None" = None, load_runner: "RunnerLoader | None" = None) -> int:
     """Serve until stopped; return the exit status: 0 only after a drain that was asked for."""
     # Imported here, once the settings are known to be good: it takes a while.
-    from trio_pool_serve.launcher import serve as serve_until_stopped
+    from trio_pool_serve.server.launcher import serve as serve_until_stopped
     from trio_pool_serve.service import load_transformer
 
     configure_logging(config.logging.log_level)

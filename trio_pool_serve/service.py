@@ -15,10 +15,10 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.config import Config, ModelConfig, ModelSource
-from trio_pool_serve.engine.interface import Engine
+from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.local import LocalEngine
-from trio_pool_serve.engine.process.engine import ProcessEngine
-from trio_pool_serve.engine.process.supervision import EngineProcesses, socket_paths
+from trio_pool_serve.engine.remote.process_engine import ProcessEngine
+from trio_pool_serve.engine.remote.supervision import EngineProcesses, socket_paths
 from trio_pool_serve.errors import (
     DrainingError,
     EngineDeadError,
@@ -27,30 +27,30 @@ from trio_pool_serve.errors import (
     NotFoundError,
     innermost,
 )
-from trio_pool_serve.model_folder.folder import ModelFolder, read_model_folder
-from trio_pool_serve.model_hub import locate_model
-from trio_pool_serve.offload import Offload
-from trio_pool_serve.openmp import spin_briefly
-from trio_pool_serve.priority import niceness_beside
-from trio_pool_serve.rendering import template_process
+from trio_pool_serve.models.folder import ModelFolder, read_model_folder
+from trio_pool_serve.models.hub import locate_model
+from trio_pool_serve.models.loading.image_format import load_image_format
+from trio_pool_serve.processes.worker_processes import WorkerProcesses, prepare_worker
 from trio_pool_serve.rendering.backend import RenderBackend, ThreadBackend
-from trio_pool_serve.rendering.chat_templates import ChatTemplates
+from trio_pool_serve.rendering.chat import template_process
+from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
+from trio_pool_serve.rendering.embeds.prompt_embeds import embeds_format_of
 from trio_pool_serve.rendering.media.decoding import prepare_process
 from trio_pool_serve.rendering.media.loader import MediaLoader
 from trio_pool_serve.rendering.process_backend import ProcessBackend
-from trio_pool_serve.rendering.prompt_embeds import embeds_format_of
 from trio_pool_serve.rendering.renderer import renderer_of
-from trio_pool_serve.rendering.text_loading import TextRecipe
-from trio_pool_serve.rendering.tokenizer import Tokenizer
-from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
-from trio_pool_serve.rendering.vision.loading import load_image_format
+from trio_pool_serve.rendering.text.text_loading import TextRecipe
+from trio_pool_serve.rendering.text.tokenizer import Tokenizer
+from trio_pool_serve.rendering.text.tokenizer_loading import load_tokenizer
 from trio_pool_serve.rendering.waiting_bytes import WaitingBytes
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.loop_lag import sample_loop_lag
 from trio_pool_serve.telemetry.metrics import Gauges, Metrics
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, gather_snapshots, serve_snapshots
+from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.threads.openmp import spin_briefly
+from trio_pool_serve.threads.priority import niceness_beside
 from trio_pool_serve.types import Runner
-from trio_pool_serve.worker_processes import WorkerProcesses, prepare_worker
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ RunnerLoader: TypeAlias = Callable[[ModelFolder, ModelConfig, Offload], Runner]
 def load_transformer(folder: ModelFolder, config: ModelConfig, offload: Offload) -> Runner:
     """Load the runner for a transformers model; torch is imported only here."""
     spin_briefly()
-    from trio_pool_serve.runner.loading import load_runner
+    from trio_pool_serve.models.loading.runner import load_runner
 
     return load_runner(folder, config, offload)
 

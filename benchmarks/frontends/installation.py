@@ -4,12 +4,12 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
-from trio_pool_serve import api_process, api_workers
-from trio_pool_serve.child_process import run_as_child
 from trio_pool_serve.cli import read_config, run
+from trio_pool_serve.processes.child_process import run_as_child
 from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt, TokensPrompt
 from trio_pool_serve.rendering.renderer import Renderer
-from trio_pool_serve.rendering.text_renderer import AskedPrompt
+from trio_pool_serve.rendering.text.text_renderer import AskedPrompt
+from trio_pool_serve.server import api_process, api_workers
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import RenderedPrompt
 

@@ -13,7 +13,7 @@ from benchmarks.frontends.installation import put_in_place, serve
 from benchmarks.frontends.steps import encode, finish, format_ids, has_steps
 from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt
 from trio_pool_serve.rendering.renderer import Renderer
-from trio_pool_serve.rendering.text_renderer import TextRenderer
+from trio_pool_serve.rendering.text.text_renderer import TextRenderer
 from trio_pool_serve.types import RenderedPrompt
 
 NAME = "micro-batching"

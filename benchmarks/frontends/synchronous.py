@@ -6,9 +6,9 @@ from typing import TypeVar
 import trio
 
 from benchmarks.frontends.installation import put_in_place, serve
-from trio_pool_serve.offload import Kind, Offload
 from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt
 from trio_pool_serve.rendering.renderer import Renderer
+from trio_pool_serve.threads.offload import Kind, Offload
 from trio_pool_serve.types import RenderedPrompt
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 import attrs
 
-from trio_pool_serve.model_folder.architecture import Architecture
+from trio_pool_serve.models.kind import Architecture
 from trio_pool_serve.service import Service
 
 

@@ -8,10 +8,10 @@ import trio
 from benchmarks.frontends import micro_batching, stepwise, synchronous
 from benchmarks.frontends.installation import label, put_in_place
 from trio_pool_serve.errors import PoolServeError
-from trio_pool_serve.offload import Offload
 from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.telemetry.timings import RequestTimings
+from trio_pool_serve.threads.offload import Offload
 
 FRONT_ENDS = [synchronous, micro_batching, stepwise]
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.texts import A_FEW, API_KEY, QUERY
-from tests.process.server_process import serving
-from tests.runner.classifier_families import cross_encoder, write_classifier
-from tests.runner.retrieval_families import pylate_bert, splade_max
+from tests.models.classifier_families import cross_encoder, write_classifier
+from tests.models.retrieval_families import pylate_bert, splade_max
+from tests.server.server_process import serving
 
 LABELS = {0: "calm", 1: "glad", 2: "cross"}
 

@@ -9,8 +9,8 @@ import numpy as np
 from PIL import Image
 
 from tests.end_to_end.folder_over_http import AskedFolder, in_order
+from tests.models.vision_families import Content
 from tests.rendering.media.images import data_url
-from tests.runner.vision_families import Content
 from trio_pool_serve.types import Vectors
 
 

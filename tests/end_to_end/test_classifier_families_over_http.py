@@ -11,10 +11,10 @@ import transformers
 from torch import nn
 
 from tests.end_to_end.folder_over_http import WHOLE, AskedFolder, farthest, in_order, serving_folder
-from tests.runner.classifier_families import ENCODERS, FAMILIES, PAIRS, write_classifier
-from tests.runner.model_families import TEXTS
-from tests.runner.test_classification_agreement import LABELS, NAMES, pipeline
-from tests.runner.test_reranking_agreement import SOLUTIONS, write_process_reward, write_reranker
+from tests.models.classifier_families import ENCODERS, FAMILIES, PAIRS, write_classifier
+from tests.models.model_families import TEXTS
+from tests.models.test_classification_agreement import LABELS, NAMES, pipeline
+from tests.models.test_reranking_agreement import SOLUTIONS, write_process_reward, write_reranker
 from trio_pool_serve.types import Vectors
 
 TOLERANCE = 1e-4

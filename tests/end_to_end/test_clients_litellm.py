@@ -15,7 +15,7 @@ from attrs import Factory, frozen
 
 from tests.end_to_end.comparison import assert_same_directions, assert_same_ranking
 from tests.end_to_end.texts import A_FEW, API_KEY, QUERY, TOO_LONG
-from tests.process.server_process import ROOT
+from tests.server.server_process import ROOT
 
 PYTHON = ROOT / ".venv-litellm" / "bin" / "python"
 PROGRAM = Path(__file__).parent / "programs" / "ask_litellm.py"

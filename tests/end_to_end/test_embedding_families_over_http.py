@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.end_to_end.folder_over_http import WHOLE, AskedFolder, farthest, serving_folder
-from tests.runner.model_families import FAMILIES, TEXTS, edit_json, reference, write_family
-from tests.runner.retrieval_families import DOCUMENTS, QUERIES, assert_same_ranking
+from tests.models.model_families import FAMILIES, TEXTS, edit_json, reference, write_family
+from tests.models.retrieval_families import DOCUMENTS, QUERIES, assert_same_ranking
 from trio_pool_serve.types import Vectors
 
 TOLERANCE = 1e-5

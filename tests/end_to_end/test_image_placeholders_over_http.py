@@ -12,9 +12,9 @@ import trio
 from tests.conftest import wait_idle
 from tests.end_to_end.folder_over_http import AskedFolder, farthest, serving_folder
 from tests.end_to_end.seen_contents import as_url, parts
-from tests.runner.vision_families import PAGE_RETRIEVERS, PICTURES, VISION_LANGUAGE, write_qwen
-from trio_pool_serve.model_folder.folder import read_model_folder
-from trio_pool_serve.rendering.vision.loading import load_image_format
+from tests.models.vision_families import PAGE_RETRIEVERS, PICTURES, VISION_LANGUAGE, write_qwen
+from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.loading.image_format import load_image_format
 
 TOLERANCE = 1e-5
 NO_IMAGE = "a placeholder for an image, but no image"

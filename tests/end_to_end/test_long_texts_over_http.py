@@ -10,7 +10,7 @@ from attrs import frozen
 
 from tests.end_to_end.folder_over_http import WHOLE, farthest, serving_folder
 from tests.end_to_end.test_embedding_families_over_http import PROMPTS, write
-from tests.runner.model_families import MAX_LENGTH, TEXTS, reference
+from tests.models.model_families import MAX_LENGTH, TEXTS, reference
 from trio_pool_serve.types import Vectors
 
 TOLERANCE = 1e-5

@@ -10,9 +10,9 @@ import trio
 from tests.conftest import wait_idle
 from tests.end_to_end.folder_over_http import farthest, serving_folder
 from tests.end_to_end.seen_contents import as_base64, as_url, parts
-from tests.runner.retrieval_families import assert_same_ranking
-from tests.runner.vision_families import PAGE_RETRIEVERS, PICTURES, SENTENCES, shuffled
-from tests.runner.vision_oracles import page_vectors
+from tests.models.retrieval_families import assert_same_ranking
+from tests.models.vision_families import PAGE_RETRIEVERS, PICTURES, SENTENCES, shuffled
+from tests.models.vision_oracles import page_vectors
 
 TOLERANCE = 1e-5
 SCORE_TOLERANCE = 1e-4

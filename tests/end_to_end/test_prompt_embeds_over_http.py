@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tests.conftest import wait_idle
 from tests.end_to_end.folder_over_http import AskedFolder, farthest, serving_folder
-from tests.runner.classifier_families import write_classifier
-from tests.runner.model_families import TEXTS, reference, write_family
+from tests.models.classifier_families import write_classifier
+from tests.models.model_families import TEXTS, reference, write_family
 from tests.tensors import FORMS
 from trio_pool_serve.config import InputConfig
 from trio_pool_serve.types import Vectors

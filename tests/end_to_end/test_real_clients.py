@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 
 from tests.end_to_end.comparison import cosines
 from tests.end_to_end.texts import varied_texts
-from tests.process.server_process import ServerProcess, hypercorned, launched
+from tests.server.server_process import ServerProcess, hypercorned, launched
 
 TEXTS = varied_texts()
 TRUNCATE = {"truncate_prompt_tokens": -1}

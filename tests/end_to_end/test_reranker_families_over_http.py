@@ -9,11 +9,11 @@ import pytest
 from torch import nn
 
 from tests.end_to_end.folder_over_http import farthest, serving_folder
-from tests.runner.classifier_families import FAMILIES, LONG, PAIRS, cross_encoder, write_classifier
-from tests.runner.model_families import edit_json
-from tests.runner.retrieval_families import DOCUMENTS, QUERIES, assert_same_ranking
-from tests.runner.test_classification_agreement import LABELS
-from tests.runner.test_reranking_agreement import (
+from tests.models.classifier_families import FAMILIES, LONG, PAIRS, cross_encoder, write_classifier
+from tests.models.model_families import edit_json
+from tests.models.retrieval_families import DOCUMENTS, QUERIES, assert_same_ranking
+from tests.models.test_classification_agreement import LABELS
+from tests.models.test_reranking_agreement import (
     FLAT,
     LANGUAGE_MODELS,
     PLAIN_CHAT,

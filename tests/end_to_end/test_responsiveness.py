@@ -8,8 +8,8 @@ import trio
 
 from tests.conftest import listening, running
 from trio_pool_serve.config import Config, ModelConfig
-from trio_pool_serve.offload import Offload
 from trio_pool_serve.service import Service
+from trio_pool_serve.threads.offload import Offload
 
 TEXTS = {"input": [f"sentence number {n} about nothing in particular " * 12 for n in range(128)]}
 # One word of two megabytes: of all texts that are truncated, the kind that takes longest to tokenise.

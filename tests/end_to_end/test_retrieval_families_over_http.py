@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.end_to_end.folder_over_http import WHOLE, farthest, serving_folder
-from tests.runner.model_families import reference
-from tests.runner.retrieval_families import (
+from tests.models.model_families import reference
+from tests.models.retrieval_families import (
     DOCUMENTS,
     LATE_INTERACTION,
     MASKED_LMS,
@@ -19,8 +19,8 @@ from tests.runner.retrieval_families import (
     write_bge_m3,
     write_masked_lm,
 )
-from tests.runner.test_bge_m3_agreement import Expected, by_formula
-from tests.runner.test_sparse_agreement import relative_difference
+from tests.models.test_bge_m3_agreement import Expected, by_formula
+from tests.models.test_sparse_agreement import relative_difference
 from trio_pool_serve.types import Vectors
 
 TOLERANCE = 1e-5

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import client_of
-from tests.process.server_process import ROOT, free_port, started
+from tests.server.server_process import ROOT, free_port, started
 
 pytestmark = pytest.mark.slow
 

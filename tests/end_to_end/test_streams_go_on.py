@@ -10,9 +10,9 @@ from attrs import define, field
 
 from tests.conftest import listening, running
 from tests.end_to_end.test_heartbeat import MOST_ROWS, WIDTH, bfloat16_tensor, post, scripted, write_wide_folder
-from tests.rendering.chat_folders import CHATML, write_chat_folder
-from trio_pool_serve.offload import Offload
+from tests.rendering.chat.chat_folders import CHATML, write_chat_folder
 from trio_pool_serve.service import Service
+from trio_pool_serve.threads.offload import Offload
 
 STREAM = json.dumps({"input": ["hello"] * 2048, "stream": True}).encode()
 

@@ -23,9 +23,9 @@ from tests.end_to_end.seen_contents import (
     parts,
     voyage,
 )
-from tests.runner.model_families import reference
-from tests.runner.retrieval_families import assert_same_ranking
-from tests.runner.vision_families import (
+from tests.models.model_families import reference
+from tests.models.retrieval_families import assert_same_ranking
+from tests.models.vision_families import (
     CONTENTS,
     DUAL_ENCODERS,
     PICTURES,
@@ -35,7 +35,7 @@ from tests.runner.vision_families import (
     qwen_states,
     shuffled,
 )
-from tests.runner.vision_oracles import dual_encoder_vectors, last_at_unit_length, template_options
+from tests.models.vision_oracles import dual_encoder_vectors, last_at_unit_length, template_options
 from trio_pool_serve.types import Vectors
 
 TOLERANCE = 1e-5

@@ -19,9 +19,9 @@ from trio_pool_serve.errors import (
     OverloadedError,
     RunnerDeadError,
 )
-from trio_pool_serve.offload import Offload
 from trio_pool_serve.runner.scripted import ScriptedRunner, scripted_vector
 from trio_pool_serve.telemetry.metrics import Metrics
+from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, Embed, PoolingOutput, PoolingRequest, RenderedPrompt
 
 

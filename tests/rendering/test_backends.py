@@ -19,16 +19,16 @@ from tests.model_folders import write_late_interaction_folder, write_lookup_fold
 from tests.process_gate import Gate
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
-from trio_pool_serve.model_folder.folder import read_model_folder
-from trio_pool_serve.offload import Offload
+from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.processes.worker_processes import WorkerProcesses, prepare_worker
 from trio_pool_serve.prompts import PairPrompt, Prompt, RenderingParams, TextPrompt, TokensPrompt
 from trio_pool_serve.rendering.media.decoding import prepare_process
 from trio_pool_serve.rendering.process_backend import ProcessBackend
 from trio_pool_serve.rendering.renderer import Renderer, renderer_of
-from trio_pool_serve.rendering.text_loading import TextRecipe
-from trio_pool_serve.rendering.tokenizer_loading import load_tokenizer
+from trio_pool_serve.rendering.text.text_loading import TextRecipe
+from trio_pool_serve.rendering.text.tokenizer_loading import load_tokenizer
+from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt
-from trio_pool_serve.worker_processes import WorkerProcesses, prepare_worker
 
 TEXTS = ("", "hello", "hello world : " * 20, "Naïve café: größer, 東京, emoji 🙂!", "w1 " * 5000, "\ud83d")
 PAIRS = (

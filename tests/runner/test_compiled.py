@@ -7,8 +7,8 @@ import pytest
 import torch
 import trio
 
-from tests.runner.model_families import TEXTS, ServedModel, largest_difference, load, write_family
-from tests.runner.vision_families import write_clip
+from tests.models.model_families import TEXTS, ServedModel, largest_difference, load, write_family
+from tests.models.vision_families import write_clip
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.runner.compiled import CompiledBackbone
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 import trio
 
-from tests.runner.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
+from tests.models.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
 from tests.runner.test_varlen import PACKED
-from trio_pool_serve.offload import Offload
-from trio_pool_serve.runner.graphs import GraphedBackbone
+from trio_pool_serve.runner.cuda.graphs import GraphedBackbone
 from trio_pool_serve.runner.output_copy import CudaCopyBackend, OutputCopier
+from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, Embed, PooledBatch, TokenEmbed, Vectors
 
 pytestmark = [

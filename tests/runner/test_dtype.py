@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.runner.model_families import TEXTS, ServedModel, load
+from tests.models.model_families import TEXTS, ServedModel, load
 from trio_pool_serve.config import Dtype
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.runner.dtype import has_native_bfloat16, resolve_device, resolve_dtype

@@ -10,9 +10,9 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from tests.runner.classifier_families import PROMPTS, write_classifier
-from tests.runner.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
-from trio_pool_serve.runner.graphs import GraphedBackbone, Shape, shapes_to_capture
+from tests.models.classifier_families import PROMPTS, write_classifier
+from tests.models.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
+from trio_pool_serve.runner.cuda.graphs import GraphedBackbone, Shape, shapes_to_capture
 from trio_pool_serve.types import Batch, Classify, Embed, PoolingRequest, RenderedPrompt, TokenEmbed
 
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.runner.model_families import ServedModel
-from tests.runner.retrieval_families import DOCUMENTS, WIDTH, colbert_v2, some_tokens_only
+from tests.models.model_families import ServedModel
+from tests.models.retrieval_families import DOCUMENTS, WIDTH, colbert_v2, some_tokens_only
 from trio_pool_serve.errors import QueryGoneError
 from trio_pool_serve.runner.heads.late_interaction import max_sim
 from trio_pool_serve.types import Batch, HeldQuery, HoldQuery, MaxSim, QueryScope, TokenEmbed, Vectors

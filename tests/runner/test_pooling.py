@@ -10,7 +10,7 @@ import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor
 
-from tests.runner.model_families import (
+from tests.models.model_families import (
     HIDDEN,
     IDENTITY,
     LEGACY_DENSE,
@@ -25,7 +25,7 @@ from tests.runner.model_families import (
     reference,
     write_family,
 )
-from trio_pool_serve.model_folder.files import ModuleFiles
+from trio_pool_serve.models.files.folder_files import ModuleFiles
 from trio_pool_serve.runner.heads.pooling import Pooler, pooling_names
 from trio_pool_serve.types import Batch, Embed, PoolingRequest, RenderedPrompt
 

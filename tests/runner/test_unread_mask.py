@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
-from tests.runner.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
+from tests.models.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
 from trio_pool_serve.runner.unread_mask import leave_masks_unread, unread
 
 BIDIRECTIONAL = {

@@ -11,7 +11,7 @@ from tests.model_folders import VOCABULARY
 from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.prompts import TextPrompt
-from trio_pool_serve.rendering.text_renderer import MAX_WINDOWS
+from trio_pool_serve.rendering.text.text_renderer import MAX_WINDOWS
 from trio_pool_serve.runner.copied_batch import CopiedBatch
 from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.service import Service

@@ -16,7 +16,7 @@ from trio_pool_serve.errors import (
     OverloadedError,
     TaskNotSupportedError,
 )
-from trio_pool_serve.model_folder.architecture import Architecture
+from trio_pool_serve.models.kind import Architecture
 from trio_pool_serve.prompts import RenderingParams
 from trio_pool_serve.runner.copied_batch import CopiedBatch
 from trio_pool_serve.tasks.late_interaction import Document, encode_queries, score_documents

@@ -13,7 +13,7 @@ from attrs import define, field
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import Admission, DrainRate
 from trio_pool_serve.engine.batching import BulkBudget
-from trio_pool_serve.engine.interface import Engine, EngineState, EngineStatistics
+from trio_pool_serve.engine.engine import Engine, EngineState, EngineStatistics
 from trio_pool_serve.engine.queue import QueueEntry, RequestQueue, batch_of
 from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.errors import (
@@ -24,8 +24,8 @@ from trio_pool_serve.errors import (
     RunnerDeadError,
     innermost,
 )
-from trio_pool_serve.offload import Offload
 from trio_pool_serve.telemetry.metrics import EngineMetrics, Gauges
+from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, PooledBatch, PoolingOutput, QueryScope, Runner
 
 T = TypeVar("T")

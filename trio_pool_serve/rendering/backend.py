@@ -6,7 +6,7 @@ from typing import Literal, Protocol, TypeAlias, TypeVar, TypeVarTuple
 
 from attrs import frozen
 
-from trio_pool_serve.offload import Offload
+from trio_pool_serve.threads.offload import Offload
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")

@@ -5,8 +5,8 @@ from typing import TypeVar, TypeVarTuple
 
 from attrs import frozen
 
+from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.rendering.backend import RenderKind
-from trio_pool_serve.worker_processes import WorkerProcesses
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")

@@ -11,9 +11,8 @@ from attrs import Factory, define, field
 
 from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import InvalidRequestError, at_place
-from trio_pool_serve.model_folder.folder import ModelFolder
-from trio_pool_serve.model_folder.page_retrieval import PageRetrieval
-from trio_pool_serve.offload import Offload
+from trio_pool_serve.models.folder import ModelFolder
+from trio_pool_serve.models.page_retrieval.spec import PageRetrieval
 from trio_pool_serve.prompts import (
     ChatPrompt,
     EmbedsPrompt,
@@ -24,15 +23,16 @@ from trio_pool_serve.prompts import (
     TokensPrompt,
 )
 from trio_pool_serve.rendering.backend import RenderBackend, ThreadBackend
-from trio_pool_serve.rendering.chat_templates import ChatTemplates
-from trio_pool_serve.rendering.conversations import Conversations, ImageLoader
-from trio_pool_serve.rendering.image_format import ImageFormat, ImageProcessor
-from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
-from trio_pool_serve.rendering.text_loading import TextRecipe, text_renderer_of
-from trio_pool_serve.rendering.text_renderer import AskedPrompt, PlainPrompt, TextRenderer
-from trio_pool_serve.rendering.token import Token
-from trio_pool_serve.rendering.tokenizer import ChatTexts, Tokenizer
+from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
+from trio_pool_serve.rendering.chat.conversations import Conversations, ImageLoader
+from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
+from trio_pool_serve.rendering.media.image_format import ImageFormat, ImageProcessor
+from trio_pool_serve.rendering.text.text_loading import TextRecipe, text_renderer_of
+from trio_pool_serve.rendering.text.text_renderer import AskedPrompt, PlainPrompt, TextRenderer
+from trio_pool_serve.rendering.text.token import Token
+from trio_pool_serve.rendering.text.tokenizer import ChatTexts, Tokenizer
 from trio_pool_serve.rendering.waiting_bytes import WaitingBytes
+from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import RenderedPrompt
 
 LOOP_CHARACTERS = 320

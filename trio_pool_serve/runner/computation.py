@@ -7,13 +7,13 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.compiled import CompiledBackbone
-from trio_pool_serve.runner.families.interface import LoadedModel
-from trio_pool_serve.runner.graphs import CudaGraphBackend, GraphedBackbone, shapes_to_capture
-from trio_pool_serve.runner.packed_backbone import pack_backbone
+from trio_pool_serve.runner.cuda.graphs import CudaGraphBackend, GraphedBackbone, shapes_to_capture
+from trio_pool_serve.runner.cuda.packed_backbone import pack_backbone
+from trio_pool_serve.runner.cuda.varlen import FLASH, CannotPackError, has_flash
+from trio_pool_serve.runner.loaded_model import LoadedModel
 from trio_pool_serve.runner.probe import TOLERANCES, Compute, computed, difference, probe_rows
 from trio_pool_serve.runner.progress import shown
 from trio_pool_serve.runner.unread_mask import leave_masks_unread
-from trio_pool_serve.runner.varlen import FLASH, CannotPackError, has_flash
 
 
 @frozen(eq=False)

@@ -22,7 +22,7 @@ from attrs import define, field
 from torch import Tensor
 
 from trio_pool_serve.errors import RunnerDeadError
-from trio_pool_serve.offload import Offload
+from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import PooledBatch, PooledValue
 
 

@@ -12,7 +12,7 @@ from trio_pool_serve.errors import RunnerDeadError
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.copied_batch import CopiedBatch
 from trio_pool_serve.runner.forward_pass import ForwardPass, assemble
-from trio_pool_serve.runner.heads.interface import Head, HeadRows
+from trio_pool_serve.runner.heads.head import Head, HeadRows
 from trio_pool_serve.runner.heads.late_interaction import HeldMemory, QueryVectors
 from trio_pool_serve.runner.output_copy import OutputCopier
 from trio_pool_serve.runner.probe import Compute

@@ -8,7 +8,7 @@ import numpy as np
 import trio
 from attrs import define, field, frozen
 
-from trio_pool_serve.engine.interface import Engine
+from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.errors import NotFiniteError, PoolServeError, innermost
 from trio_pool_serve.prompts import Prompt, RenderingParams
 from trio_pool_serve.rendering.renderer import Renderer, plain_characters

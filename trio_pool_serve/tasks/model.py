@@ -2,9 +2,9 @@
 
 from attrs import frozen
 
-from trio_pool_serve.engine.interface import Engine
+from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.errors import TaskNotSupportedError
-from trio_pool_serve.model_folder.folder import ModelFolder
+from trio_pool_serve.models.folder import ModelFolder
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.types import PoolingTask
 

@@ -6,7 +6,7 @@ from typing import get_args
 from attrs import frozen
 
 from trio_pool_serve.errors import InvalidRequestError
-from trio_pool_serve.model_folder.late_interaction import LateInteraction
+from trio_pool_serve.models.late_interaction.spec import LateInteraction
 from trio_pool_serve.prompts import RenderingParams, Role, TextPrompt, TruncationSide
 from trio_pool_serve.tasks.model import Model
 

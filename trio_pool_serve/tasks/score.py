@@ -7,7 +7,7 @@ import numpy.typing as npt
 from attrs import Factory, evolve, frozen
 
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
-from trio_pool_serve.model_folder.architecture import Scoring, Similarity
+from trio_pool_serve.models.kind import Scoring, Similarity
 from trio_pool_serve.prompts import PairPrompt, RenderingParams, Role
 from trio_pool_serve.tasks.embed import vector_of
 from trio_pool_serve.tasks.fan_out import AskedRow, ComputedRow, compute_rows

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from trio_pool_serve.offload import Kind
+from trio_pool_serve.threads.offload import Kind
 
 PREFIX = "trio_pool_serve_"
 

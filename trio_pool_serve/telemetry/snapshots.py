@@ -15,8 +15,8 @@ from attrs import define
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
-from trio_pool_serve.child_process import listening_at
-from trio_pool_serve.framed_stream import FramedStream
+from trio_pool_serve.processes.child_process import listening_at
+from trio_pool_serve.processes.framed_stream import FramedStream
 
 PATIENCE_S = 1.0
 """A process that has not answered by then is left out: what the others say is better than no answer."""

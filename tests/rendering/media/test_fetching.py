@@ -11,10 +11,10 @@ import trustme
 from tests.rendering.media.image_server import ImageServer, drips, never, redirects, says, serving
 from tests.rendering.media.images import encoded
 from trio_pool_serve.errors import InvalidRequestError, MediaError
-from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.media.addresses import is_any, is_public
 from trio_pool_serve.rendering.media.fetching import CONCURRENT_FETCHES, MAX_ADDRESSES, MAX_REDIRECTS, ImageFetcher
 from trio_pool_serve.rendering.media.resolver import Resolver
+from trio_pool_serve.threads.offload import Offload
 
 IMAGE = encoded()
 LIMIT = 10_000

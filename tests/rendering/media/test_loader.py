@@ -12,10 +12,10 @@ from tests.rendering.media.image_server import says, serving
 from tests.rendering.media.images import GREEN, RED, MeanColour, data_url, encoded
 from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import InvalidRequestError, MediaError
-from trio_pool_serve.offload import Offload
 from trio_pool_serve.prompts import ImagePart
 from trio_pool_serve.rendering.backend import ThreadBackend
 from trio_pool_serve.rendering.media.loader import MAX_URL, MediaLoader
+from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import ImageFeatures
 
 IMAGE = ImagePart(data_url(encoded()))

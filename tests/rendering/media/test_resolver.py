@@ -6,10 +6,10 @@ import pytest
 import trio
 
 from trio_pool_serve.errors import MediaError
-from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.media.addresses import is_any
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
 from trio_pool_serve.rendering.media.resolver import CONCURRENT_LOOK_UPS, Resolver
+from trio_pool_serve.threads.offload import Offload
 
 
 async def test_a_name_has_the_addresses_that_the_system_knows():

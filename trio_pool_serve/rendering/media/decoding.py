@@ -7,10 +7,10 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
 from trio_pool_serve.errors import MediaError
-from trio_pool_serve.rendering.image_format import ImageProcessor
+from trio_pool_serve.processes.worker_processes import prepare_worker
 from trio_pool_serve.rendering.media.decoding_bounds import are_too_many, count_scans
+from trio_pool_serve.rendering.media.image_format import ImageProcessor
 from trio_pool_serve.types import ImageFeatures
-from trio_pool_serve.worker_processes import prepare_worker
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """What browsers show. Pillow reads dozens of others, each by a parser of its own."""

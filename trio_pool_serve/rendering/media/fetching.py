@@ -9,11 +9,11 @@ import trio
 from attrs import define, field, frozen
 
 from trio_pool_serve.errors import InvalidRequestError, MediaError
-from trio_pool_serve.offload import Offload
 from trio_pool_serve.rendering.media.addresses import is_public
 from trio_pool_serve.rendering.media.decoding import too_large
-from trio_pool_serve.rendering.media.exchange import Exchange, open_stream
+from trio_pool_serve.rendering.media.http_fetch import Exchange, open_stream
 from trio_pool_serve.rendering.media.resolver import Resolver
+from trio_pool_serve.threads.offload import Offload
 
 CONCURRENT_FETCHES = 16
 """So many images of ``--max-media-bytes`` are in memory because of slow servers, and no more."""

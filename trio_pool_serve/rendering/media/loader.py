@@ -7,16 +7,16 @@ from attrs import Factory, define, field
 
 from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import InvalidRequestError
-from trio_pool_serve.offload import Offload
 from trio_pool_serve.prompts import ImagePart
 from trio_pool_serve.rendering.backend import RenderBackend
-from trio_pool_serve.rendering.image_format import ImageProcessor
 from trio_pool_serve.rendering.media.addresses import is_any, is_public
 from trio_pool_serve.rendering.media.cache import MediaCache
 from trio_pool_serve.rendering.media.decoding import MediaLimits, features_of
 from trio_pool_serve.rendering.media.encoded_image import EncodedImage, of_chunks, of_data_url, of_file_url
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
+from trio_pool_serve.rendering.media.image_format import ImageProcessor
 from trio_pool_serve.rendering.waiting_bytes import WaitingBytes
+from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import ImageFeatures
 
 MAX_URL = 8192

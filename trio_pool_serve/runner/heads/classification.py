@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.heads.embedding import kept_tokens
-from trio_pool_serve.runner.heads.interface import HeadRows
+from trio_pool_serve.runner.heads.head import HeadRows
 from trio_pool_serve.types import Activation, Classify, PooledValue, TokenClassify
 
 ActivationFunction: TypeAlias = Callable[[Tensor], Tensor]

@@ -10,7 +10,7 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from trio_pool_serve.runner.forward_pass import ForwardPass
-from trio_pool_serve.runner.heads.interface import HeadRows
+from trio_pool_serve.runner.heads.head import HeadRows
 from trio_pool_serve.runner.heads.pooling import PooledAlready
 from trio_pool_serve.types import Embed, PooledValue, PoolingRequest, TokenEmbed
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from trio_pool_serve.errors import QueryGoneError
 from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.heads.embedding import TokenEmbeddingHead
-from trio_pool_serve.runner.heads.interface import HeadRows
+from trio_pool_serve.runner.heads.head import HeadRows
 from trio_pool_serve.types import HeldQuery, HoldQuery, MaxSim, PooledValue, TokenEmbed
 
 SCORE_OF_NOTHING = -1e9

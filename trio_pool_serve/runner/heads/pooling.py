@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.model_folder.files import ModuleFiles
+from trio_pool_serve.models.files.folder_files import ModuleFiles
 
 PoolingType = Callable[[Tensor, Tensor], Tensor]
 """(states [rows, tokens, hidden] float32, mask [rows, tokens] bool) → [rows, hidden] float32."""

@@ -1,0 +1,111 @@
+"""Kinds of model that a ``ScriptedRunner`` stands in for, served on a real socket."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import attrs
+import httpx
+import numpy as np
+
+from tests.conftest import client_of, listening, running, wait_idle
+from tests.model_folders import VOCABULARY
+from trio_pool_serve.config import Config
+from trio_pool_serve.models.kind import Architecture
+from trio_pool_serve.runner.scripted import ScriptedRunner, scripted_vector
+from trio_pool_serve.service import Service
+
+
+@attrs.frozen
+class Classifying(Architecture):
+    tasks = frozenset({"classify"})
+    labels = ("short", "heavy")
+
+
+@attrs.frozen
+class Judging(Architecture):
+    tasks = frozenset({"classify", "score"})
+    scoring = "pairs"
+    labels = ("fits",)
+
+
+@attrs.frozen
+class Ranking(Architecture):
+    tasks = frozenset({"score"})
+    scoring = "pairs"
+
+
+@attrs.frozen
+class Sparse(Architecture):
+    tasks = frozenset({"sparse_embed"})
+
+
+@attrs.frozen
+class Late(Architecture):
+    tasks = frozenset({"token_embed", "score"})
+    scoring = "late_interaction"
+
+
+@attrs.frozen
+class LabellingTokens(Architecture):
+    tasks = frozenset({"token_classify"})
+
+
+@attrs.frozen(eq=False)
+class Served:
+    """A server with one kind of model, and a client of it."""
+
+    service: Service
+    runner: ScriptedRunner
+    http: httpx.AsyncClient
+
+    async def ok(self, path: str, **body) -> httpx.Response:
+        answer = await self.http.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        return answer
+
+    async def ask(self, path: str, **body):
+        return (await self.ok(path, **body)).json()
+
+    async def refused(self, path: str, **body) -> tuple[int, str]:
+        """Return the status and the ``error_type``; whatever was wrong has left nothing behind."""
+        answer = await self.http.post(path, json=body)
+        assert_error_body(answer)
+        await wait_idle(self.service)
+        return answer.status_code, answer.json()["error_type"]
+
+    @property
+    def params(self) -> list:
+        """What has been asked of the runner, row by row."""
+        return [param for batch in self.runner.batches for request in batch.requests for param in request.params]
+
+
+def assert_error_body(answer: httpx.Response) -> None:
+    body = answer.json()
+    assert list(body) == ["error", "error_type"], body
+    assert body["error"]
+    assert answer.headers["content-type"] == "application/json"
+
+
+@asynccontextmanager
+async def serving(
+    config: Config, architecture: Architecture | None = None, *, labels: int = 2
+) -> AsyncIterator[Served]:
+    """Serve a scripted model of a kind; ``None`` is an embedding model."""
+    runner = ScriptedRunner(labels=labels)
+    async with running(Service(config, lambda *_: runner)) as service:
+        model = service.default.loaded
+        assert model is not None
+        if architecture is not None:
+            folder = attrs.evolve(model.folder, architecture=architecture)
+            service.default.loaded = attrs.evolve(model, folder=folder)
+        async with listening(service) as url, client_of(url) as http:
+            yield Served(service, runner, http)
+        await wait_idle(service)
+
+
+def ids_of(text: str) -> list[int]:
+    return [VOCABULARY["[CLS]"], *(VOCABULARY[word] for word in text.split()), VOCABULARY["[SEP]"]]
+
+
+def vector_of(ids: list[int], dimensions: int = 8) -> list[float]:
+    return scripted_vector(np.array(ids, dtype=np.int32), dimensions).tolist()

@@ -1,0 +1,404 @@
+"""Cohere's routes over real sockets; the runner is scripted, so every answer is known."""
+
+import base64
+
+import attrs
+import httpx
+import numpy as np
+import pytest
+import trio
+
+from tests.api.able_service import Everything, Nothing, become
+from tests.conftest import assert_idle, client_of, listening, running
+from tests.model_folders import VOCABULARY
+from trio_pool_serve.api.dialects.cohere.dialect import COHERE
+from trio_pool_serve.api.fields.encodings import as_dtype
+from trio_pool_serve.models.classification.spec import SequenceClassifier
+from trio_pool_serve.runner.scripted import scripted_vector
+from trio_pool_serve.service import Service
+
+VERSION_1 = {"version": "1"}
+VERSION_2 = {"version": "2"}
+LONG = " ".join(f"w{n}" for n in range(100))
+DOCUMENTS = ["w1", "hello world", "hello"]
+"""Read after "passage :", as queries are after "query :": each shares three tokens with any query."""
+
+
+@pytest.fixture
+async def service(service: Service) -> Service:
+    become(service, Everything())
+    return service
+
+
+def vector_of(text: str, dimensions: int = 8) -> np.ndarray:
+    ids = [VOCABULARY["[CLS]"], *(VOCABULARY[word] for word in text.split()), VOCABULARY["[SEP]"]]
+    return scripted_vector(np.array(ids, dtype=np.int32), dimensions)
+
+
+async def post(client: httpx.AsyncClient, path: str, **body) -> dict:
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def floats(client: httpx.AsyncClient, **body) -> list[list[float]]:
+    return (await post(client, "/v2/embed", **body))["embeddings"]["float"]
+
+
+async def refused(client: httpx.AsyncClient, path: str, status: int = 400, **body) -> str:
+    answer = await client.post(path, json=body)
+    assert answer.status_code == status, answer.text
+    assert set(answer.json()) == {"id", "message"}
+    assert answer.json()["id"] == answer.headers["x-request-id"]
+    return answer.json()["message"]
+
+
+@pytest.mark.parametrize("endpoint", COHERE.endpoints, ids=lambda endpoint: endpoint.paths[0])
+async def test_examples_are_answered(client, service, endpoint):
+    await post(client, endpoint.paths[0], **endpoint.example)
+    assert_idle(service)
+
+
+# -- embed ------------------------------------------------------------------------------------------------
+
+
+async def test_embeddings_come_by_type(client):
+    answer = await client.post("/v2/embed", json={"texts": ["hello", "w1 w2"]}, headers={"X-Request-Id": "mine"})
+    assert answer.json() == {
+        "id": "mine",
+        "embeddings": {"float": [vector_of("hello").tolist(), vector_of("w1 w2").tolist()]},
+        "texts": ["hello", "w1 w2"],
+        "meta": {"api_version": VERSION_2, "billed_units": {"input_tokens": 7}},
+        "response_type": "embeddings_by_type",
+    }
+
+
+async def test_version_1_has_plain_vectors_unless_types_are_asked_for(client):
+    plain = await post(client, "/v1/embed", texts=["hello"])
+    assert plain["response_type"] == "embeddings_floats"
+    assert plain["embeddings"] == [vector_of("hello").tolist()]
+    assert plain["texts"] == ["hello"]
+    assert isinstance(plain["id"], str)
+    assert plain["meta"] == {"api_version": VERSION_1, "billed_units": {"input_tokens": 3}}
+    typed = await post(client, "/v1/embed", texts=["hello"], embedding_types=["float"])
+    assert typed["response_type"] == "embeddings_by_type"
+    assert typed["embeddings"] == {"float": [vector_of("hello").tolist()]}
+
+
+async def test_every_type_that_is_asked_for_is_there(client):
+    types = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
+    found = (await post(client, "/v2/embed", texts=["hello"], embedding_types=types))["embeddings"]
+    vector = vector_of("hello")
+    assert list(found) == types
+    assert found["float"] == [vector.tolist()]
+    for name in ("int8", "uint8", "binary", "ubinary"):
+        assert found[name] == [as_dtype(vector, name).tolist()], name
+    assert np.frombuffer(base64.b64decode(found["base64"][0]), "<f4").tolist() == vector.tolist()
+
+
+async def test_null_stands_for_not_given(client):
+    fields = ["model", "input_type", "inputs", "images", "output_dimension", "embedding_types", "truncate"]
+    nulls = dict.fromkeys([*fields, "max_tokens", "priority"])
+    assert await floats(client, texts=["hello"], **nulls) == [vector_of("hello").tolist()]
+    assert (await post(client, "/v1/embed", texts=["hello"], **nulls))["embeddings"] == [vector_of("hello").tolist()]
+
+
+async def test_the_texts_of_one_input_are_one_text(client):
+    parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": "world"}]
+    answer = await post(client, "/v2/embed", inputs=[{"content": parts}, {"content": parts[:1]}])
+    assert answer["embeddings"]["float"] == [vector_of("hello world").tolist(), vector_of("hello").tolist()]
+    assert answer["texts"] == ["hello\nworld", "hello"]
+
+
+@pytest.mark.parametrize(
+    ("purpose", "read"),
+    [
+        ("search_query", "query : hello"),
+        ("search_document", "passage : hello"),
+        ("classification", "hello hello"),
+        ("clustering", "hello"),
+        (None, "hello"),
+    ],
+)
+async def test_texts_are_read_for_what_they_are_for(client, purpose, read):
+    assert await floats(client, texts=["hello"], input_type=purpose) == [vector_of(read).tolist()]
+
+
+async def test_output_dimension_cuts_the_vector(client):
+    assert await floats(client, texts=["hello"], output_dimension=3) == [vector_of("hello", 3).tolist()]
+
+
+async def test_long_texts_lose_the_end_that_is_named(client):
+    whole = LONG.split()
+    first, last = vector_of(" ".join(whole[:62])).tolist(), vector_of(" ".join(whole[-62:])).tolist()
+    assert await floats(client, texts=[LONG]) == [first]
+    assert await floats(client, texts=[LONG], truncate="END") == [first]
+    assert await floats(client, texts=[LONG], truncate="START") == [last]
+    message = await refused(client, "/v2/embed", texts=[LONG], truncate="NONE")
+    assert "at most 64" in message
+
+
+async def test_max_tokens_limits_every_text(client):
+    assert await floats(client, texts=[LONG], max_tokens=4) == [vector_of("w0 w1").tolist()]
+    assert await floats(client, texts=[LONG], max_tokens=4, truncate="START") == [vector_of("w98 w99").tolist()]
+    assert (await floats(client, texts=[LONG], max_tokens=100_000))[0][0] == 64
+    assert await floats(client, texts=["w0 w1"], max_tokens=4, truncate="NONE") == [vector_of("w0 w1").tolist()]
+
+
+async def test_a_text_that_must_not_be_cut_is_refused_past_max_tokens(client, service):
+    message = await refused(client, "/v2/embed", texts=["hello", "w0 w1 w2"], max_tokens=4, truncate="NONE")
+    assert message == "Text 1 has 5 tokens, more than max_tokens, 4."
+    assert_idle(service)
+
+
+async def test_a_request_of_many_texts_keeps_their_order(client):
+    texts = [f"w{n % 200}" for n in range(300)]
+    found = await post(client, "/v2/embed", texts=texts, embedding_types=["float", "base64"])
+    assert found["embeddings"]["float"] == [vector_of(text).tolist() for text in texts]
+    assert len(found["embeddings"]["base64"]) == 300
+
+
+# -- rerank -----------------------------------------------------------------------------------------------
+
+
+async def test_documents_come_best_first(client, service):
+    body = {"query": "hello world", "documents": DOCUMENTS}
+    answer = await client.post("/v2/rerank", json=body, headers={"X-Request-Id": "mine"})
+    assert answer.json() == {
+        "id": "mine",
+        "results": [
+            {"index": 1, "relevance_score": 5.0},
+            {"index": 2, "relevance_score": 4.0},
+            {"index": 0, "relevance_score": 3.0},
+        ],
+        "meta": {"api_version": VERSION_2, "billed_units": {"search_units": 1}},
+    }
+    assert_idle(service)
+
+
+async def test_only_the_best_are_told(client):
+    for top_n, expected in ((1, [1]), (2, [1, 2]), (3, [1, 2, 0]), (100, [1, 2, 0]), (None, [1, 2, 0])):
+        answer = await post(client, "/v2/rerank", query="hello world", documents=DOCUMENTS, top_n=top_n)
+        assert [result["index"] for result in answer["results"]] == expected
+
+
+async def test_documents_may_have_fields_and_all_else_may_be_null(client):
+    nulls = dict.fromkeys(["model", "top_n", "max_tokens_per_doc", "priority", "return_documents"])
+    plain = await post(client, "/v2/rerank", query="hello", documents=DOCUMENTS)
+    objects = [{"text": text, "title": "ignored"} for text in DOCUMENTS]
+    fielded = await post(client, "/v2/rerank", query="hello", documents=objects, **nulls)
+    asked_back = await post(client, "/v2/rerank", query="hello", documents=DOCUMENTS, return_documents=True)
+    assert plain["results"] == fielded["results"] == asked_back["results"]
+
+
+async def test_long_documents_lose_their_ends(client):
+    document = f"{LONG} hello"
+    for limit in (None, 5, 100_000):
+        answer = await post(client, "/v2/rerank", query="hello", documents=[document], max_tokens_per_doc=limit)
+        assert answer["results"] == [{"index": 0, "relevance_score": 3.0}]
+    whole = await post(client, "/v2/rerank", query="hello", documents=["w1 hello"], max_tokens_per_doc=2)
+    assert whole["results"] == [{"index": 0, "relevance_score": 4.0}]
+    cut = await post(client, "/v2/rerank", query="hello", documents=["w1 hello"], max_tokens_per_doc=1)
+    assert cut["results"] == [{"index": 0, "relevance_score": 3.0}]
+
+
+# -- classify ---------------------------------------------------------------------------------------------
+
+
+async def test_classifications_are_of_the_model_s_own_labels(client, service):
+    answer = await client.post("/v1/classify", json={"inputs": ["w1", "hello"]}, headers={"X-Request-Id": "mine"})
+    total = float(vector_of("hello")[1])
+    assert answer.json()["id"] == "mine"
+    assert answer.json()["meta"] == {"api_version": VERSION_1, "billed_units": {"classifications": 2}}
+    first, second = answer.json()["classifications"]
+    assert first["input"] == "w1"
+    assert second == {
+        "id": "mine-1",
+        "input": "hello",
+        "prediction": "long",
+        "predictions": ["long"],
+        "confidence": total,
+        "confidences": [total],
+        "labels": {"short": {"confidence": 3.0}, "long": {"confidence": total}},
+        "classification_type": "single-label",
+    }
+    assert_idle(service)
+
+
+async def test_labels_that_do_not_exclude_each_other_are_told_together(client, service, scripted):
+    names, several = ("length", "sum", "first", "last", "zero"), "multi_label_classification"
+    score_activation = "torch.nn.modules.activation.Sigmoid"
+    become(service, SequenceClassifier(label_names=names, problem_type=several, score_activation=score_activation))
+    scripted.labels = len(names)
+    (found,) = (await post(client, "/v1/classify", inputs=["hello"]))["classifications"]
+    assert found["classification_type"] == "multi-label"
+    assert found["predictions"] == ["length", "sum", "first", "last"]
+    assert found["confidences"] == vector_of("hello", 4).tolist()
+    assert found["prediction"] is found["confidence"] is None
+    assert found["labels"]["zero"] == {"confidence": 0.0}
+
+
+async def test_classify_cuts_long_texts_unless_told_not_to(client):
+    for truncate in (None, "START", "END"):
+        answer = await post(client, "/v1/classify", inputs=[LONG], truncate=truncate)
+        assert answer["classifications"][0]["labels"]["short"] == {"confidence": 64.0}
+    assert "at most 64" in await refused(client, "/v1/classify", inputs=[LONG], truncate="NONE")
+
+
+async def test_examples_and_presets_are_refused_rather_than_ignored(client):
+    nothing = {"examples": [], "preset": None, "model": None, "truncate": None, "priority": None}
+    await post(client, "/v1/classify", inputs=["hello"], **nothing)
+    await post(client, "/v1/classify", inputs=["hello"], examples=None)
+    examples = [{"text": "hello", "label": "greeting"}]
+    assert "examples" in await refused(client, "/v1/classify", inputs=["hello"], examples=examples)
+    assert "preset" in await refused(client, "/v1/classify", inputs=["hello"], preset="mine")
+
+
+# -- tokens -----------------------------------------------------------------------------------------------
+
+
+async def test_texts_become_tokens_and_tokens_texts(client):
+    tokens = await post(client, "/v1/tokenize", text="hello world", model=None)
+    ids = [VOCABULARY["hello"], VOCABULARY["world"]]
+    meta = {"api_version": VERSION_1, "billed_units": {}}
+    assert tokens == {"tokens": ids, "token_strings": ["hello", "world"], "meta": meta}
+    assert await post(client, "/v1/detokenize", tokens=ids, model=None) == {"text": "hello world", "meta": meta}
+
+
+async def test_no_text_has_no_tokens(client):
+    assert (await post(client, "/v1/tokenize", text=""))["tokens"] == []
+    assert (await post(client, "/v1/detokenize", tokens=[]))["text"] == ""
+
+
+async def test_tokens_of_another_vocabulary_are_refused(client):
+    for token in (-1, 100_000, 10**30):
+        await refused(client, "/v1/detokenize", tokens=[token])
+
+
+# -- what is wrong ----------------------------------------------------------------------------------------
+
+WRONG = {
+    "no texts": ("/v2/embed", {}, "texts"),
+    "an empty list": ("/v2/embed", {"texts": []}, "texts"),
+    "no inputs": ("/v2/embed", {"inputs": []}, "inputs"),
+    "texts a text": ("/v2/embed", {"texts": "hello"}, "texts"),
+    "texts numbers": ("/v2/embed", {"texts": [5]}, "texts"),
+    "texts and inputs": ("/v2/embed", {"texts": ["a"], "inputs": [{"content": [{"type": "text", "text": "a"}]}]}, ""),
+    "an input without a part": ("/v2/embed", {"inputs": [{"content": []}]}, "no text"),
+    "a part without text": ("/v2/embed", {"inputs": [{"content": [{"type": "text"}]}]}, "no text"),
+    "an image part": ("/v2/embed", {"inputs": [{"content": [{"type": "image_url", "image_url": {}}]}]}, "image_url"),
+    "images": ("/v2/embed", {"images": ["data:image/png;base64,"]}, "texts only"),
+    "images of version 1": ("/v1/embed", {"images": ["data:image/png;base64,"]}, "texts only"),
+    "images numbers": ("/v2/embed", {"images": [5]}, "images"),
+    "no images": ("/v2/embed", {"images": []}, "images"),
+    "an empty image": ("/v2/embed", {"images": [""]}, "empty"),
+    "texts and images": ("/v2/embed", {"texts": ["a"], "images": ["b"]}, "texts and images"),
+    "too many images": ("/v2/embed", {"images": ["a"] * 2049}, "2048"),
+    "the purpose of an image": ("/v2/embed", {"texts": ["a"], "input_type": "image"}, "as images"),
+    "a part of another kind": ("/v2/embed", {"inputs": [{"content": [{"type": "audio"}]}]}, "audio"),
+    "a purpose that is no text": ("/v2/embed", {"texts": ["a"], "input_type": 5}, "input_type"),
+    "an unknown type": ("/v2/embed", {"texts": ["a"], "embedding_types": ["int4"]}, "int4"),
+    "types that are no list": ("/v2/embed", {"texts": ["a"], "embedding_types": "float"}, "embedding_types"),
+    "bits of 3": ("/v2/embed", {"texts": ["a"], "embedding_types": ["binary"], "output_dimension": 3}, "of 8"),
+    "dimension 0": ("/v2/embed", {"texts": ["a"], "output_dimension": 0}, "output_dimension"),
+    "dimension 9": ("/v2/embed", {"texts": ["a"], "output_dimension": 9}, "output_dimension"),
+    "dimension a text": ("/v2/embed", {"texts": ["a"], "output_dimension": "8"}, "output_dimension"),
+    "an unknown end": ("/v2/embed", {"texts": ["a"], "truncate": "MIDDLE"}, "truncate"),
+    "max_tokens 0": ("/v2/embed", {"texts": ["a"], "max_tokens": 0}, "max_tokens"),
+    "max_tokens 2": ("/v2/embed", {"texts": ["a"], "max_tokens": 2}, "no room"),
+    "max_tokens a text": ("/v2/embed", {"texts": ["a"], "max_tokens": "4"}, "max_tokens"),
+    "priority a text": ("/v2/embed", {"texts": ["a"], "priority": "high"}, "priority"),
+    "too many texts": ("/v2/embed", {"texts": ["a"] * 2049}, "2048"),
+    "no query": ("/v2/rerank", {"documents": ["a"]}, "query"),
+    "no documents field": ("/v2/rerank", {"query": "a"}, "documents"),
+    "no documents": ("/v2/rerank", {"query": "a", "documents": []}, "nothing"),
+    "documents numbers": ("/v2/rerank", {"query": "a", "documents": [5]}, "documents"),
+    "a document without text": ("/v2/rerank", {"query": "a", "documents": [{"title": "b"}]}, "text"),
+    "query a list": ("/v2/rerank", {"query": ["a"], "documents": ["a"]}, "query"),
+    "top_n 0": ("/v2/rerank", {"query": "a", "documents": ["a"], "top_n": 0}, "top_n"),
+    "top_n a text": ("/v2/rerank", {"query": "a", "documents": ["a"], "top_n": "1"}, "top_n"),
+    "no token of a document": (
+        "/v2/rerank",
+        {"query": "a", "documents": ["a"], "max_tokens_per_doc": 0},
+        "max_tokens_per_doc",
+    ),
+    "too many documents": ("/v2/rerank", {"query": "a", "documents": ["a"] * 2049}, "2048"),
+    "no inputs to classify": ("/v1/classify", {"inputs": []}, "inputs"),
+    "inputs null": ("/v1/classify", {"inputs": None}, "inputs"),
+    "inputs a text": ("/v1/classify", {"inputs": "a"}, "inputs"),
+    "too many inputs": ("/v1/classify", {"inputs": ["a"] * 2049}, "2048"),
+    "no text to tokenise": ("/v1/tokenize", {"text": None}, "text"),
+    "tokens of text": ("/v1/detokenize", {"tokens": ["a"]}, "tokens"),
+}
+
+
+@pytest.mark.parametrize(("path", "body", "told"), WRONG.values(), ids=WRONG)
+async def test_bad_input_is_400_in_cohere_s_shape(client, service, path, body, told):
+    assert told in await refused(client, path, **body)
+    assert_idle(service)
+
+
+@pytest.mark.parametrize("path", ["/v2/embed", "/v1/embed", "/v2/rerank"])
+async def test_what_cannot_be_read_is_refused_in_cohere_s_shape(client, service, path):
+    for content, kind, status in (
+        (b'{"texts": ["a"', "application/json", 400),
+        (b"[]", "application/json", 400),
+        (b'{"texts": ["\\ud800"], "query": "\\ud800", "documents": ["a"]}', "application/json", 400),
+        (b'{"texts": ["a"]}', "text/plain", 415),
+    ):
+        answer = await client.post(path, content=content, headers={"Content-Type": kind})
+        assert answer.status_code == status
+        assert set(answer.json()) == {"id", "message"}
+    assert_idle(service)
+
+
+async def test_an_unknown_model_is_404(client):
+    assert "embed-v4" in await refused(client, "/v2/embed", 404, texts=["a"], model="embed-v4.0")
+    assert "rerank-v4" in await refused(client, "/v2/rerank", 404, query="a", documents=["a"], model="rerank-v4")
+
+
+async def test_what_the_model_cannot_do_names_what_it_can(client, service):
+    become(service, Nothing())
+    for path, body in (
+        ("/v2/embed", {"texts": ["a"]}),
+        ("/v1/embed", {"texts": ["a"]}),
+        ("/v2/rerank", {"query": "a", "documents": ["a"]}),
+        ("/v1/classify", {"inputs": ["a"]}),
+    ):
+        assert "token_embed" in await refused(client, path, **body)
+    assert_idle(service)
+
+
+async def test_a_deadline_that_passes_is_504_and_leaves_nothing_behind(client, service, scripted):
+    scripted.gate.clear()
+    for path, body in (("/v2/embed", {"texts": ["hello"] * 50}), ("/v2/rerank", {"query": "a", "documents": ["b"]})):
+        answer = await client.post(path, json=body, headers={"X-Request-Timeout": "0.05"})
+        assert answer.status_code == 504
+        assert set(answer.json()) == {"id", "message"}
+    assert service.default.engine.statistics().queued_rows == 0
+    assert service.default.engine.statistics().admitted_tokens == 0
+    scripted.gate.set()
+    await floats(client, texts=["hello"])
+    assert_idle(service)
+    assert scripted.held_bytes == 0
+
+
+async def test_a_full_queue_is_429_with_the_time_to_come_back(config, scripted):
+    small = attrs.evolve(config, scheduling=attrs.evolve(config.scheduling, max_queue_tokens=30))
+    async with (
+        running(Service(small, lambda *_: scripted)) as service,
+        listening(service) as url,
+        client_of(url) as client,
+    ):
+        scripted.gate.clear()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: client.post("/v2/embed", json={"texts": ["hello " * 16]}))
+            await trio.to_thread.run_sync(scripted.launching.wait, limiter=trio.CapacityLimiter(1))
+            answer = await client.post("/v2/embed", json={"texts": ["hello " * 16]})
+            assert answer.status_code == 429
+            assert set(answer.json()) == {"id", "message"}
+            assert 1 <= int(answer.headers["retry-after"]) <= 30
+            assert int(answer.headers["retry-after-ms"]) >= 1000
+            scripted.gate.set()
+        assert await floats(client, texts=["hello"]) == [vector_of("hello").tolist()]
+        assert_idle(service)

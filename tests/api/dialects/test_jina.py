@@ -1,0 +1,207 @@
+"""Jina's fields of ``/v1/embeddings`` over real sockets; the runner is scripted, so every answer is known."""
+
+import base64
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.api.able_service import Everything, Nothing, become
+from tests.conftest import assert_idle, wait_idle
+from tests.model_folders import VOCABULARY
+from trio_pool_serve.api.dialects.jina import JINA
+from trio_pool_serve.api.fields.encodings import as_dtype
+from trio_pool_serve.runner.scripted import scripted_vector
+from trio_pool_serve.service import Service
+from trio_pool_serve.types import Embed
+
+LONG = " ".join(f"w{n}" for n in range(100))
+
+
+@pytest.fixture
+async def service(service: Service) -> Service:
+    become(service, Everything())
+    return service
+
+
+def vector_of(text: str, dimensions: int = 8) -> np.ndarray:
+    ids = [VOCABULARY["[CLS]"], *(VOCABULARY[word] for word in text.split()), VOCABULARY["[SEP]"]]
+    return scripted_vector(np.array(ids, dtype=np.int32), dimensions)
+
+
+async def post(client: httpx.AsyncClient, path: str = "/v1/embeddings", **body) -> dict:
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def vectors(client: httpx.AsyncClient, **body) -> list:
+    return [item["embedding"] for item in (await post(client, **body))["data"]]
+
+
+async def refused(client: httpx.AsyncClient, status: int = 400, **body) -> dict:
+    answer = await client.post("/v1/embeddings", json=body)
+    assert answer.status_code == status, answer.text
+    assert set(answer.json()) == {"error"}
+    return answer.json()["error"]
+
+
+@pytest.mark.parametrize("endpoint", JINA.endpoints, ids=lambda endpoint: endpoint.paths[0])
+async def test_examples_are_answered_on_every_path(client, service, endpoint):
+    for path in endpoint.paths:
+        await post(client, path, **endpoint.example)
+    assert_idle(service)
+
+
+async def test_an_answer_is_openai_s(client, config):
+    answer = await post(client, input=["hello"], task="text-matching", model=None)
+    assert answer["object"] == "list"
+    assert answer["model"] == config.models[0]
+    assert answer["data"] == [{"index": 0, "object": "embedding", "embedding": vector_of("hello").tolist()}]
+    assert answer["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("task", "read"),
+    [
+        ("retrieval.query", "query : hello"),
+        ("retrieval.passage", "passage : hello"),
+        ("classification", "hello hello"),
+        ("code.query", "world hello"),
+        ("code.passage", "hello"),
+        ("text-matching", "hello"),
+        ("separation", "hello"),
+        (None, "hello"),
+    ],
+)
+async def test_texts_are_read_for_their_task(client, task, read):
+    assert await vectors(client, input="hello", task=task) == [vector_of(read).tolist()]
+
+
+async def test_a_prompt_that_the_client_has_chosen_itself_stays(client):
+    assert await vectors(client, input="hello", task="classification", prompt="w1 ") == [vector_of("w1 hello").tolist()]
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["alone", "in a list"])
+async def test_embedding_type_chooses_the_encoding(client, listed):
+    vector = vector_of("hello")
+
+    async def one(name: str) -> object:
+        (found,) = await vectors(client, input="hello", embedding_type=[name] if listed else name)
+        return found
+
+    assert await one("float") == vector.tolist()
+    assert await one("binary") == as_dtype(vector, "binary").tolist()
+    assert await one("ubinary") == as_dtype(vector, "ubinary").tolist()
+    assert np.frombuffer(base64.b64decode(await one("base64")), "<f4").tolist() == vector.tolist()
+
+
+async def test_null_stands_for_not_given(client):
+    nulls = dict.fromkeys(["task", "embedding_type", "normalized", "truncate", "late_chunking", "dimensions"])
+    assert await vectors(client, input="hello", **nulls) == [vector_of("hello").tolist()]
+
+
+async def test_openai_s_fields_hold_beside_them(client):
+    marked = {"task": None}
+    assert await vectors(client, input="hello", dimensions=3, **marked) == [vector_of("hello", 3).tolist()]
+    expected = as_dtype(vector_of("hello"), "int8").tolist()
+    assert await vectors(client, input="hello", embed_dtype="int8", **marked) == [expected]
+    assert await vectors(client, input=LONG, truncate=True, truncate_prompt_tokens=4, **marked) == [
+        vector_of("w0 w1").tolist()
+    ]
+    assert await vectors(client, input=[[7, 8]], **marked) == [
+        scripted_vector(np.array([7, 8], dtype=np.int32), 8).tolist()
+    ]
+
+
+async def test_normalized_is_what_the_model_is_asked_for(client, scripted):
+    for asked, expected in (
+        ({"normalized": True}, True),
+        ({"normalized": False}, False),
+        ({"normalized": None, "normalize": True}, True),
+        ({"normalized": None}, None),
+    ):
+        await vectors(client, input="hello", **asked)
+        assert scripted.batches[-1].requests[0].params == (Embed(normalize=expected),)
+
+
+async def test_long_texts_are_refused_unless_they_may_be_cut(client, service):
+    cut = [vector_of(" ".join(LONG.split()[:62])).tolist()]
+    assert await vectors(client, input=LONG, task=None, truncate=True) == cut
+    assert await vectors(client, input=LONG, truncate=True) == cut
+    for truncate in (False, None):
+        assert "at most 64" in (await refused(client, input=LONG, task=None, truncate=truncate))["message"]
+    assert_idle(service)
+
+
+async def test_inputs_may_say_that_they_are_texts(client):
+    expected = [vector_of("hello").tolist(), vector_of("world").tolist()]
+    assert await vectors(client, input=[{"text": "hello"}, {"text": "world"}], task=None) == expected
+    assert await vectors(client, input=[{"text": "hello"}, "world"], task=None) == expected
+    assert await vectors(client, input={"text": "hello"}, task=None) == expected[:1]
+
+
+async def test_infinity_s_modality_is_text_unless_it_says_image(client):
+    for modality in ("text", None):
+        assert await vectors(client, input="hello", modality=modality) == [vector_of("hello").tolist()]
+    assert (await refused(client, input="hello", modality="image"))["message"] == "This model reads texts only."
+    for modality in ("audio", "smell"):
+        assert (await refused(client, input="hello", modality=modality))["param"] == "modality"
+
+
+WRONG = {
+    "input null": ({"input": None}, "input"),
+    "no input": ({"input": []}, "input"),
+    "an image": ({"input": [{"image": "https://example.org/a.png"}]}, "input"),
+    "an image alone": ({"input": {"image": "https://example.org/a.png"}}, "input"),
+    "an image among texts": ({"input": ["a", {"text": "b"}, {"image": "c"}]}, "input"),
+    "an empty image": ({"input": {"image": ""}}, "input"),
+    "an image that is a number": ({"input": {"image": 5}}, "input"),
+    "an image and ids": ({"input": [{"image": "https://example.org/a.png"}, [5]]}, "input"),
+    "ids for images": ({"input": [5], "modality": "image"}, "input"),
+    "no image": ({"input": [], "modality": "image"}, "input"),
+    "too many images": ({"input": ["a"] * 2049, "modality": "image"}, "input"),
+    "an input of nothing": ({"input": [{}]}, "input"),
+    "a text that is a number": ({"input": [{"text": 5}]}, "input"),
+    "texts and ids": ({"input": [{"text": "a"}, 5]}, "input"),
+    "late chunking": ({"input": "a", "late_chunking": True}, "late_chunking"),
+    "late chunking a text": ({"input": "a", "late_chunking": "yes"}, "late_chunking"),
+    "an unknown type": ({"input": "a", "embedding_type": "int4"}, "embedding_type"),
+    "several types": ({"input": "a", "embedding_type": ["float", "binary"]}, "embedding_type"),
+    "no type": ({"input": "a", "embedding_type": []}, "embedding_type"),
+    "bits of 3": ({"input": "a", "embedding_type": "binary", "dimensions": 3}, "embedding_type"),
+    "dimensions 9": ({"input": "a", "dimensions": 9}, "dimensions"),
+    "normalized a text": ({"input": "a", "normalized": "yes"}, "normalized"),
+    "truncate a number": ({"input": "a", "truncate": 1}, "truncate"),
+    "task a number": ({"input": "a", "task": 5}, "task"),
+}
+
+
+@pytest.mark.parametrize(("body", "param"), WRONG.values(), ids=WRONG)
+async def test_bad_input_is_400_and_names_the_field(client, service, body, param):
+    error = await refused(client, **{"task": None, **body})
+    assert error["type"] == "BadRequestError"
+    assert error["param"] == param
+    await wait_idle(service)
+
+
+async def test_an_unknown_model_is_404(client):
+    assert "jina" in (await refused(client, 404, input="a", task=None, model="jina-embeddings-v3"))["message"]
+
+
+async def test_what_the_model_cannot_do_names_what_it_can(client, service):
+    become(service, Nothing())
+    assert "token_embed" in (await refused(client, input="a", task=None))["message"]
+    assert_idle(service)
+
+
+async def test_a_deadline_that_passes_is_504_and_leaves_nothing_behind(client, service, scripted):
+    scripted.gate.clear()
+    body = {"input": ["hello"] * 50, "task": "retrieval.query"}
+    answer = await client.post("/v1/embeddings", json=body, headers={"X-Request-Timeout": "0.05"})
+    assert answer.status_code == 504
+    assert service.default.engine.statistics().queued_rows == 0
+    assert service.default.engine.statistics().admitted_tokens == 0
+    scripted.gate.set()
+    await vectors(client, **body)
+    assert_idle(service)

@@ -1,0 +1,248 @@
+"""Every row of the error table as TEI's clients read it; nothing crashes, and the next request is answered."""
+
+import attrs
+import pytest
+import trio
+
+from tests.api.dialects.tei_models import Classifying, Late, Served, Sparse, assert_error_body, serving
+from tests.conftest import wait_idle
+from trio_pool_serve.api.dialects.tei.dialect import TEI
+
+JSON = {"Content-Type": "application/json"}
+
+PATHS = sorted(path for endpoint in TEI.endpoints for path in endpoint.paths)
+
+MINE = [path for path in PATHS if path not in {"/rerank", "/tokenize"}]
+"""Those that no other dialect shares: here even what cannot be read at all is answered as TEI would."""
+
+UNREADABLE = {
+    "malformed JSON": b'{"inputs": "hello"',
+    "not UTF-8": b'{"inputs": "\xff\xfe"}',
+    "nested past reason": b'{"inputs":' + b"[" * 100_000,
+    "no body": b"",
+    "not an object": b"[1, 2]",
+    "null": b"null",
+}
+
+WRONG_INPUTS = {
+    "none": b"{}",
+    "null": b'{"inputs": null}',
+    "a number": b'{"inputs": 5}',
+    "an object": b'{"inputs": {}}',
+    "floats": b'{"inputs": [1.5]}',
+    "booleans": b'{"inputs": [true]}',
+    "texts and ids": b'{"inputs": ["hello", 5]}',
+    "ids and lists": b'{"inputs": [5, [5]]}',
+    "lists of lists": b'{"inputs": [[[5]]]}',
+    "lists of texts": b'{"inputs": [["hello"]]}',
+    "a lone surrogate": b'{"inputs": "\\ud800"}',
+    "a negative id": b'{"inputs": [5, -1]}',
+    "an id out of the vocabulary": b'{"inputs": [[5], [100000]]}',
+    "an id past 64 bits": b'{"inputs": [123456789012345678901234567890]}',
+    "too many": b'{"inputs": [' + b"[5]," * 2048 + b"[5]]}",
+    "dimensions 0": b'{"inputs": "hello", "dimensions": 0}',
+    "dimensions too large": b'{"inputs": "hello", "dimensions": 9}',
+    "dimensions a text": b'{"inputs": "hello", "dimensions": "3"}',
+    "normalize a text": b'{"inputs": "hello", "normalize": "true"}',
+    "truncate a number": b'{"inputs": "hello", "truncate": 1}',
+    "truncation of neither side": b'{"inputs": "hello", "truncation_direction": "top"}',
+    "truncation of a number": b'{"inputs": "hello", "truncation_direction": 1}',
+    "an unknown prompt": b'{"inputs": "hello", "prompt_name": "poem"}',
+}
+
+
+@pytest.fixture
+async def embedding(config):
+    async with serving(config) as served:
+        yield served
+        assert await served.ask("/embed", inputs="hello")
+        await wait_idle(served.service)
+
+
+@pytest.mark.parametrize("body", UNREADABLE.values(), ids=UNREADABLE)
+@pytest.mark.parametrize("path", MINE)
+async def test_what_cannot_be_read_is_422(embedding: Served, path, body):
+    answer = await embedding.http.post(path, content=body, headers=JSON)
+    assert answer.status_code == 422, answer.text
+    assert_error_body(answer)
+    assert answer.json()["error_type"] == "Validation"
+
+
+@pytest.mark.parametrize("body", WRONG_INPUTS.values(), ids=WRONG_INPUTS)
+@pytest.mark.parametrize("path", ["/embed", "/embed_all"])
+async def test_wrong_input_is_422(embedding: Served, path, body):
+    answer = await embedding.http.post(path, content=body, headers=JSON)
+    assert answer.status_code == 422, answer.text
+    assert_error_body(answer)
+    assert answer.json()["error_type"] == "Validation"
+    assert answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("inputs", [[], [[]], [[5], []]])
+@pytest.mark.parametrize("path", ["/embed", "/embed_all", "/"])
+async def test_nothing_to_embed_is_empty(embedding: Served, path, inputs):
+    assert await embedding.refused(path, inputs=inputs) == (400, "Empty")
+
+
+async def test_an_over_long_input_is_422_with_both_lengths(embedding: Served):
+    for path in ("/embed", "/embed_all", "/"):
+        answer = await embedding.http.post(path, json={"inputs": "hello " * 63, "truncate": False})
+        assert answer.status_code == 422
+        assert "65" in answer.json()["error"]
+        assert "64" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("path", MINE)
+async def test_a_body_that_is_not_json_is_415(embedding: Served, path):
+    answer = await embedding.http.post(path, content=b"{}", headers={"Content-Type": "text/plain"})
+    assert answer.status_code == 415
+    assert_error_body(answer)
+    assert answer.json()["error_type"] == "UnsupportedMediaType"
+
+
+async def test_a_body_past_the_limit_is_413(embedding: Served):
+    answer = await embedding.http.post("/embed", content=b'"' + b"x" * 20_000_000, headers=JSON)
+    assert answer.status_code == 413
+    assert_error_body(answer)
+    assert answer.json()["error_type"] == "Validation"
+
+
+@pytest.mark.parametrize("endpoint", TEI.endpoints, ids=lambda endpoint: endpoint.paths[0])
+async def test_an_unknown_model_is_404(embedding: Served, endpoint):
+    assert await embedding.refused(endpoint.paths[0], **endpoint.example, model="poet") == (404, "Validation")
+
+
+async def test_another_method_is_405(embedding: Served):
+    for path in ("/embed", "/"):
+        answer = await embedding.http.get(path)
+        assert answer.status_code == 405
+        assert_error_body(answer)
+        assert "POST" in answer.headers["allow"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "paths"),
+    [
+        (None, ["/embed_sparse", "/predict"]),
+        (Sparse(), ["/embed", "/embed_all", "/predict", "/rerank", "/similarity"]),
+        (Late(), ["/embed", "/embed_sparse", "/predict"]),
+        (Classifying(), ["/embed", "/embed_all", "/embed_sparse", "/rerank", "/similarity"]),
+    ],
+    ids=["embedding", "sparse", "late interaction", "classifier"],
+)
+async def test_what_the_model_cannot_do_is_400_and_names_what_it_can(config, architecture, paths):
+    examples = {path: endpoint.example for endpoint in TEI.endpoints for path in endpoint.paths}
+    async with serving(config, architecture) as served:
+        (able, *_) = served.service.model().folder.architecture.tasks
+        for path in paths:
+            assert await served.refused(path, **examples[path]) == (400, "Validation"), path
+            assert able in (await served.http.post(path, json=examples[path])).json()["error"]
+        assert served.runner.batches == []
+
+
+async def test_a_full_queue_is_429_with_the_time_to_come_back(config):
+    small = attrs.evolve(config, scheduling=attrs.evolve(config.scheduling, max_queue_tokens=30))
+    async with serving(small) as served:
+        served.runner.gate.clear()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: served.http.post("/embed", json={"inputs": [7] * 20}))
+            await trio.to_thread.run_sync(served.runner.launching.wait, limiter=trio.CapacityLimiter(1))
+            for path, body in (
+                ("/embed", {"inputs": [7] * 20}),
+                ("/", {"inputs": [7] * 20}),
+                ("/rerank", {"query": "w1 " * 40, "texts": ["w2 " * 40]}),
+            ):
+                answer = await served.http.post(path, json=body)
+                assert answer.status_code == 429, path
+                assert_error_body(answer)
+                assert answer.json()["error_type"] == "Overloaded"
+                assert 1 <= int(answer.headers["retry-after"]) <= 30
+                assert int(answer.headers["retry-after-ms"]) >= 1000
+            served.runner.gate.set()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/embed", {"inputs": ["hello"] * 50}),
+        ("/embed_all", {"inputs": ["hello"] * 50}),
+        ("/rerank", {"query": "hello", "texts": ["hello"] * 50}),
+        ("/similarity", {"inputs": {"source_sentence": "hello", "sentences": ["hello"] * 50}}),
+        ("/", {"inputs": ["hello"] * 50}),
+    ],
+)
+async def test_a_deadline_that_passes_is_504_and_leaves_nothing_behind(embedding: Served, path, body):
+    embedding.runner.gate.clear()
+    answer = await embedding.http.post(path, json=body, headers={"X-Request-Timeout": "0.05"})
+    assert answer.status_code == 504
+    assert_error_body(answer)
+    assert answer.json()["error_type"] == "Timeout"
+    statistics = embedding.service.default.engine.statistics()
+    assert (statistics.queued_rows, statistics.admitted_tokens) == (0, 0)
+    embedding.runner.gate.set()
+
+
+async def test_a_deadline_that_is_no_number_of_seconds_is_422(embedding: Served):
+    answer = await embedding.http.post("/embed", json={"inputs": "hello"}, headers={"X-Request-Timeout": "soon"})
+    assert (answer.status_code, answer.json()["error_type"]) == (422, "Validation")
+
+
+async def test_a_batch_that_fails_is_the_backend_s_fault_without_internals(embedding: Served, caplog):
+    def fail(batch):
+        raise ValueError("secret of the house")
+
+    embedding.runner.on_launch = fail
+    for path, body in (
+        ("/embed", {"inputs": "hello"}),
+        ("/embed_all", {"inputs": "hello"}),
+        ("/rerank", {"query": "hello", "texts": ["w1"]}),
+        ("/", {"inputs": "hello"}),
+    ):
+        answer = await embedding.http.post(path, json=body, headers={"X-Request-Id": "abc"})
+        assert answer.status_code == 424
+        assert_error_body(answer)
+        assert answer.json()["error_type"] == "Backend"
+        assert "abc" in answer.json()["error"]
+        assert "secret" not in answer.text
+    assert "secret" in caplog.text
+    embedding.runner.on_launch = None
+
+
+async def test_a_failed_batch_does_not_harm_its_neighbours(embedding: Served):
+    def fail_on_nines(batch):
+        if any(9 in request.prompt.token_ids for request in batch.requests):
+            raise ValueError("nines")
+
+    embedding.runner.on_launch = fail_on_nines
+    statuses = {}
+
+    async def one(token: int) -> None:
+        statuses[token] = (await embedding.http.post("/embed", json={"inputs": [token] * 40})).status_code
+
+    async with trio.open_nursery() as nursery:
+        for token in (7, 8, 9, 10):
+            nursery.start_soon(one, token)
+    assert statuses == {7: 200, 8: 200, 9: 424, 10: 200}
+    embedding.runner.on_launch = None
+
+
+async def test_without_the_key_nothing_is_answered(config):
+    locked = attrs.evolve(config, network=attrs.evolve(config.network, api_key="s3cret"))
+    async with serving(locked) as served:
+        for path in MINE:
+            answer = await served.http.post(path, json={"inputs": "hello"})
+            assert answer.status_code == 401, path
+            assert_error_body(answer)
+            assert answer.json()["error_type"] == "Unauthorized"
+        assert (await served.http.get("/info")).status_code == 401
+        for key in ("s3cret", "Bearer s3cret"):  # llama-index sends the bare one
+            headers = {"Authorization": key}
+            assert (await served.http.post("/embed", json={"inputs": "hello"}, headers=headers)).status_code == 200
+            assert (await served.http.get("/info", headers=headers)).status_code == 200
+
+
+async def test_megabytes_are_not_sent_back(embedding: Served):
+    for field in ("model", "prompt_name", "truncation_direction"):
+        answer = await embedding.http.post("/embed", json={"inputs": "hello", field: "x" * 2_000_000})
+        assert answer.status_code in (404, 422)
+        assert len(answer.content) < 2000

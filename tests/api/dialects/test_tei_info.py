@@ -1,0 +1,120 @@
+"""``GET /info`` tells TEI's clients what they ask for before they send work."""
+
+from pathlib import Path
+
+import attrs
+import pytest
+
+import trio_pool_serve
+from tests.api.dialects.tei_models import Classifying, Judging, Late, Ranking, Sparse, assert_error_body, serving
+from tests.conftest import client_of, listening
+from tests.model_folders import write_json, write_scripted_folder
+from trio_pool_serve.config import Config
+from trio_pool_serve.service import Service
+
+
+async def info_of(config, architecture=None) -> dict:
+    async with serving(config, architecture) as served:
+        answer = await served.http.get("/info")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+
+async def test_every_field_is_told(config):
+    assert await info_of(config) == {
+        "model_id": config.models[0],
+        "model_sha": None,
+        "model_dtype": "auto",
+        "served_model_name": config.models[0],
+        "model_type": {"embedding": {"pooling": "mean"}},
+        "max_concurrent_requests": 1_000_000,
+        "max_input_length": 64,
+        "max_batch_tokens": None,
+        "max_client_batch_size": 2048,
+        "auto_truncate": True,
+        "tokenization_workers": 2,
+        "version": trio_pool_serve.__version__,
+    }
+
+
+async def test_settings_are_told_as_they_are(config):
+    other = attrs.evolve(
+        config,
+        loading=attrs.evolve(config.loading, served_model_name="tiny", dtype="float32"),
+        network=attrs.evolve(config.network, auto_truncate=False, max_inputs_per_request=7),
+        scheduling=attrs.evolve(config.scheduling, max_batch_tokens=512, max_queue_tokens=1000),
+        threads=attrs.evolve(config.threads, renderer_num_workers=1),
+    )
+    told = await info_of(other)
+    assert told["model_id"] == config.models[0]
+    assert told["served_model_name"] == "tiny"
+    assert told["model_dtype"] == "float32"
+    assert told["auto_truncate"] is False
+    assert told["max_client_batch_size"] == 7
+    assert told["max_batch_tokens"] == 512
+    assert told["max_concurrent_requests"] == 1000
+    assert told["tokenization_workers"] == 1
+
+
+@pytest.mark.parametrize(
+    ("architecture", "expected"),
+    [
+        (Sparse(), {"embedding": {"pooling": "splade"}}),
+        (Late(), {"embedding": {"pooling": "none"}}),
+        (
+            Classifying(),
+            {"classifier": {"id2label": {"0": "short", "1": "heavy"}, "label2id": {"short": 0, "heavy": 1}}},
+        ),
+        (Judging(), {"reranker": {"id2label": {"0": "fits"}, "label2id": {"fits": 0}}}),
+        (Ranking(), {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}),
+    ],
+    ids=["sparse", "late interaction", "classifier", "judge of pairs", "ranker"],
+)
+async def test_each_kind_of_model_is_told_by_its_type(config, architecture, expected):
+    assert (await info_of(config, architecture))["model_type"] == expected
+
+
+@pytest.mark.parametrize(
+    ("pooling", "name"),
+    [
+        ({"pooling_mode": "lasttoken"}, "lasttoken"),
+        ({"pooling_mode": ["cls", "mean"]}, "cls+mean"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode_lasttoken": True}, "lasttoken"),
+        ({}, "mean"),
+    ],
+)
+async def test_pooling_is_told_in_either_spelling_of_the_files(tmp_path: Path, pooling, name):
+    folder = write_scripted_folder(tmp_path / "model")
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    write_json(
+        folder / "modules.json",
+        [
+            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for index, (path, kind) in enumerate(modules)
+        ],
+    )
+    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 8, **pooling})
+    assert (await info_of(Config(models=(str(folder),))))["model_type"] == {"embedding": {"pooling": name}}
+
+
+async def test_a_snapshot_of_the_hub_is_told_by_its_commit(tmp_path: Path):
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    folder = write_scripted_folder(tmp_path / "models--org--tiny" / "snapshots" / commit)
+    told = await info_of(Config(models=(f"org/tiny={folder}",)))
+    assert told["model_sha"] == commit
+    assert told["served_model_name"] == "org/tiny"
+
+
+async def test_a_model_that_is_being_loaded_is_503(config, scripted):
+    async with (
+        listening(Service(config, lambda *_: scripted)) as url,  # nobody runs it: it is loading for ever
+        client_of(url) as client,
+    ):
+        answer = await client.get("/info")
+        assert answer.status_code == 503
+        assert_error_body(answer)
+        assert answer.json()["error_type"] == "Unhealthy"
+        assert answer.headers["retry-after"]
+        answer = await client.post("/embed", json={"inputs": "hello"})
+        assert (answer.status_code, answer.json()["error_type"]) == (503, "Unhealthy")

@@ -1,0 +1,190 @@
+"""``POST /`` does what the model is for."""
+
+import huggingface_hub
+import pytest
+import trio
+
+from tests.api.dialects.tei_models import (
+    Classifying,
+    Judging,
+    LabellingTokens,
+    Late,
+    Ranking,
+    Served,
+    Sparse,
+    ids_of,
+    serving,
+    vector_of,
+)
+from trio_pool_serve.types import Classify, Embed, SparseEmbed, TokenEmbed
+
+LONG = " ".join(f"w{n}" for n in range(100))
+
+
+@pytest.fixture
+async def embedding(config):
+    async with serving(config) as served:
+        yield served
+
+
+@pytest.fixture
+async def classifying(config):
+    async with serving(config, Classifying()) as served:
+        yield served
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        ("hello", [ids_of("hello")]),
+        (["hello", "world"], [ids_of("hello"), ids_of("world")]),
+        ([7, 8], [[7, 8]]),
+        ([[7, 8], [9]], [[7, 8], [9]]),
+    ],
+)
+@pytest.mark.parametrize("path", ["/", "/invocations"])
+async def test_an_embedding_model_embeds(embedding: Served, path, inputs, expected):
+    assert await embedding.ask(path, inputs=inputs, parameters={}) == [vector_of(ids) for ids in expected]
+    assert set(embedding.params) == {Embed(normalize=True)}
+
+
+async def test_options_are_read_from_the_body_and_from_its_parameters(embedding: Served):
+    query = [vector_of(ids_of("query : hello"), 3)]
+    options = {"prompt_name": "query", "dimensions": 3, "normalize": False}
+    assert await embedding.ask("/", inputs="hello", **options) == query
+    assert await embedding.ask("/", inputs="hello", parameters=options) == query
+    assert await embedding.ask("/", inputs="hello", parameters={"prompt_name": "passage"}, **options) == query
+    null = dict.fromkeys(["model", "query", "texts", "return_text", "raw_scores", "truncate", "parameters"])
+    assert await embedding.ask("/", inputs="hello", **options, **null) == query
+    assert set(embedding.params) == {Embed(dimensions=3, normalize=False)}
+
+
+async def test_parameters_may_say_what_to_cut(embedding: Served):
+    ids = [n % 200 + 5 for n in range(100)]
+    assert await embedding.refused("/", inputs=ids, parameters={"truncate": False}) == (422, "Validation")
+    cut = {"truncate": True, "truncation_direction": "left"}
+    assert await embedding.ask("/", inputs=ids, parameters=cut) == [vector_of(ids[-64:])]
+
+
+async def test_a_sparse_model_weighs_the_vocabulary(config):
+    async with serving(config, Sparse()) as served:
+        assert await served.ask("/", inputs=[7, 7, 9]) == [[{"index": 7, "value": 2.0}, {"index": 9, "value": 1.0}]]
+        assert served.params == [SparseEmbed()]
+
+
+async def test_a_late_interaction_model_embeds_every_token(config):
+    async with serving(config, Late()) as served:
+        assert await served.ask("/", inputs=[7, 8]) == [[vector_of([7]), vector_of([8])]]
+        assert await served.ask("/", inputs=[7], parameters={"normalize": True}) == [[vector_of([7])]]
+        assert served.params == [TokenEmbed(), TokenEmbed(normalize=True)]
+
+
+async def test_a_classifier_answers_a_list_even_to_a_single_text(classifying: Served):
+    labels = await classifying.ask("/predict", inputs="hello")
+    assert await classifying.ask("/", inputs="hello", parameters={}) == [labels]
+    assert await classifying.ask("/", inputs=[["hello"]]) == [labels]
+    pair = await classifying.ask("/predict", inputs=["hello", "world"])
+    assert await classifying.ask("/", inputs=["hello", "world"]) == pair
+    await classifying.ask("/", inputs="hello", raw_scores=True)
+    await classifying.ask("/", inputs="hello", parameters={"raw_scores": True})
+    assert classifying.params[-2:] == [Classify("raw"), Classify("raw")]
+
+
+@pytest.mark.parametrize("kind", [Judging, Ranking])
+async def test_texts_are_ranked(config, kind):
+    async with serving(config, kind(), labels=1) as served:
+        body = {"query": "hello", "texts": ["w1", "w1 w2"], "return_text": True}
+        ranks = await served.ask("/rerank", **body)
+        assert [rank["index"] for rank in ranks] == [1, 0]
+        assert await served.ask("/", **body) == ranks
+        assert await served.ask("/", **body, inputs=None, parameters={"raw_scores": True}) == ranks
+        assert served.params[-1] == Classify("raw")
+        assert await served.refused("/", query="hello", texts=[]) == (400, "Empty")
+        assert await served.refused("/", texts=["w1"]) == (422, "Validation")
+
+
+async def test_a_judge_of_pairs_classifies_inputs(config):
+    async with serving(config, Judging(), labels=1) as served:
+        ((label,),) = await served.ask("/", inputs=[["hello", "world"]])
+        assert label["label"] == "fits"
+
+
+async def test_a_model_that_only_ranks_says_what_it_needs(config):
+    async with serving(config, Ranking(), labels=1) as served:
+        assert await served.refused("/", inputs="hello") == (422, "Validation")
+        assert "query and texts" in (await served.http.post("/", json={"inputs": "hello"})).json()["error"]
+
+
+async def test_a_model_with_no_route_here_says_what_it_can(config):
+    async with serving(config, LabellingTokens()) as served:
+        assert await served.refused("/", inputs="hello") == (400, "Validation")
+        assert "token_classify" in (await served.http.post("/", json={"inputs": "hello"})).json()["error"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"inputs": None},
+        {"inputs": 5},
+        {"inputs": {}},
+        {"inputs": {"source_sentence": "hello"}},
+        {"inputs": ["hello", 5]},
+        {"inputs": [["hello"]]},
+        {"inputs": [[5, "hello"]]},
+        {"inputs": [[[5]]]},
+        {"inputs": "hello", "normalize": "yes"},
+        {"inputs": "hello", "dimensions": 9},
+        {"inputs": "hello", "truncation_direction": "up"},
+        {"inputs": "hello", "parameters": []},
+        {"inputs": "hello", "parameters": {"truncate": "yes"}},
+        {"inputs": "hello", "parameters": {"prompt_name": "poem"}},
+    ],
+)
+async def test_what_cannot_be_embedded_is_422(embedding: Served, body):
+    assert await embedding.refused("/", **body) == (422, "Validation")
+
+
+@pytest.mark.parametrize("inputs", [[], [[]], {"source_sentence": "hello", "sentences": []}])
+async def test_nothing_to_do_is_empty(embedding: Served, inputs):
+    assert await embedding.refused("/", inputs=inputs) == (400, "Empty")
+
+
+@pytest.mark.parametrize("inputs", [5, [5], [[5]], ["a", "b", "c"], ["a", ["b"]], [["a", "b", "c"]]])
+async def test_what_cannot_be_classified_is_422(classifying: Served, inputs):
+    assert await classifying.refused("/", inputs=inputs) == (422, "Validation")
+
+
+# -- the hub's own client --------------------------------------------------------------------------------
+
+
+async def hub(served: Served, ask):
+    """Return what ``ask`` gets with the hub's client, in a thread."""
+    with huggingface_hub.InferenceClient(model=str(served.http.base_url)) as client:
+        return await trio.to_thread.run_sync(ask, client)
+
+
+async def test_the_hub_s_client_extracts_features(embedding: Served):
+    found = await hub(embedding, lambda client: client.feature_extraction("hello"))
+    assert found.tolist() == [vector_of(ids_of("hello"))]
+    found = await hub(
+        embedding,
+        lambda client: client.feature_extraction(
+            LONG, normalize=False, prompt_name="query", truncate=True, truncation_direction="left"
+        ),
+    )
+    assert found[0, 0] == 64
+    assert embedding.params[-1] == Embed(normalize=False)
+
+
+async def test_the_hub_s_client_compares_sentences(embedding: Served):
+    ask = lambda client: client.sentence_similarity("w1", other_sentences=["w1", "w2 w3 w4"])  # noqa: E731
+    same, other = await hub(embedding, ask)
+    assert same == pytest.approx(1)
+    assert other < 1
+
+
+async def test_the_hub_s_client_classifies(classifying: Served):
+    found = await hub(classifying, lambda client: client.text_classification("hello"))
+    expected = await classifying.ask("/predict", inputs="hello")
+    assert [{"score": label.score, "label": label.label} for label in found] == expected

@@ -1,0 +1,96 @@
+import base64
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from sentence_transformers.util.quantization import quantize_embeddings
+
+from trio_pool_serve.api.fields.encodings import as_dtype, row_base64, row_bytes, row_json
+from trio_pool_serve.errors import InvalidRequestError
+
+vectors = hnp.arrays(np.float32, st.integers(1, 8).map(lambda n: n * 8), elements=st.floats(-1e6, 1e6, width=32))
+
+
+@given(vectors)
+def test_json_numbers_read_back_as_the_same_float32(vector):
+    assert np.array_equal(np.array(json.loads(row_json(vector, "float32")), dtype=np.float32), vector)
+
+
+@given(vectors)
+def test_bfloat16_rounds_as_torch_does(vector):
+    expected = torch.from_numpy(vector).to(torch.bfloat16).view(torch.uint16).numpy()
+    assert np.array_equal(as_dtype(vector, "bfloat16"), expected)
+    as_text = np.array(json.loads(row_json(vector, "bfloat16")), dtype=np.float32)
+    assert np.array_equal(as_text, torch.from_numpy(vector).to(torch.bfloat16).float().numpy())
+
+
+@given(vectors)
+def test_bits_are_those_of_sentence_transformers(vector):
+    # It packs x > 0, the contract x ≥ 0: they differ for zeros only.
+    vector = np.where(vector == 0, np.float32(1), vector)
+    for precision in ("binary", "ubinary"):
+        assert np.array_equal(as_dtype(vector, precision), quantize_embeddings(vector[None], precision)[0])
+
+
+def test_bits_are_packed_from_the_most_significant_and_zero_counts_as_one():
+    vector = np.array([0, -1, -1, -1, -1, -1, -1, 1], dtype=np.float32)
+    assert as_dtype(vector, "ubinary").tolist() == [0b1000_0001]
+    assert as_dtype(vector, "binary").tolist() == [0b1000_0001 - 128]
+
+
+def test_bits_need_a_multiple_of_eight_dimensions():
+    with pytest.raises(InvalidRequestError, match="multiple of 8"):
+        as_dtype(np.ones(7, dtype=np.float32), "ubinary")
+
+
+@given(hnp.arrays(np.float32, 64, elements=st.floats(-1, 1, width=16)).filter(lambda v: np.abs(v).max() > 1e-3))
+def test_int8_keeps_the_direction(vector):
+    for dtype, zero in (("int8", 0), ("uint8", 128)):
+        quantised = as_dtype(vector, dtype).astype(np.float32) - zero
+        assert np.abs(quantised).max() == 127
+        cosine = quantised @ vector / np.linalg.norm(quantised) / np.linalg.norm(vector)
+        assert cosine > 0.99
+
+
+def test_int8_of_a_zero_vector_is_zero():
+    assert as_dtype(np.zeros(8, dtype=np.float32), "int8").tolist() == [0] * 8
+
+
+@pytest.mark.parametrize(("endianness", "order"), [("little", "<"), ("big", ">"), ("native", "=")])
+def test_endianness_is_that_of_the_bytes(endianness, order):
+    vector = np.array([1.5, -2.25], dtype=np.float32)
+    for dtype, code in (("float32", "f4"), ("float16", "f2")):
+        assert np.frombuffer(row_bytes(vector, dtype, endianness), order + code).tolist() == [1.5, -2.25]
+
+
+def test_native_is_this_machine_s():
+    vector = np.array([1.5], dtype=np.float32)
+    assert row_bytes(vector, "float32", "native") == row_bytes(vector, "float32", sys.byteorder)
+
+
+def test_base64_is_a_json_string_of_the_bytes():
+    vector = np.arange(5, dtype=np.float32)
+    assert base64.b64decode(json.loads(row_base64(vector, "float32", "little"))) == vector.astype("<f4").tobytes()
+
+
+def test_a_row_that_is_part_of_a_matrix_is_encoded_like_any_other():
+    matrix = np.arange(12, dtype=np.float32).reshape(3, 4)
+    assert json.loads(row_json(matrix[:, 1], "float32")) == [1.0, 5.0, 9.0]
+    assert row_bytes(matrix[1][:2], "float32", "little") == np.array([4, 5], "<f4").tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary"])
+def test_rows_of_a_matrix_are_encoded_each_by_itself(dtype):
+    matrix = np.random.default_rng(0).normal(size=(3, 16), scale=[[1], [100], [0]]).astype(np.float32)
+    assert json.loads(row_json(matrix, dtype)) == [json.loads(row_json(row, dtype)) for row in matrix]
+    assert row_bytes(matrix, dtype, "big") == b"".join(row_bytes(row, dtype, "big") for row in matrix)
+
+
+def test_bits_of_a_matrix_need_a_multiple_of_eight_dimensions():
+    with pytest.raises(InvalidRequestError, match="not 4"):
+        as_dtype(np.ones((8, 4), dtype=np.float32), "binary")

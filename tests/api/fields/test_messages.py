@@ -1,0 +1,481 @@
+"""``messages`` in place of ``input``, and contents in place of texts, over real sockets; the runner is scripted."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import transformers
+import trio
+
+from tests.api.able_service import PROMPTS, become
+from tests.api.able_service import Everything as Able
+from tests.api.scripted_models import Dots, Everything, Judge, LateInteraction, serve_as
+from tests.conftest import assert_idle, client_of, listening, running, wait_idle
+from tests.model_folders import VOCABULARY
+from tests.rendering.chat.chat_folders import CHATML, write_chat_folder
+from tests.rendering.media.images import ColourFormat, data_url
+from trio_pool_serve.config import Config, InputConfig, NetworkConfig, TimeLimitsConfig
+from trio_pool_serve.runner.scripted import ScriptedRunner, scripted_vector
+from trio_pool_serve.service import Service
+from trio_pool_serve.threads.offload import Offload
+
+HELLO = [{"role": "user", "content": "hello"}]
+ENDLESS = "{% for i in range(99999) %}" * 4 + "{% endfor %}" * 4
+CONTENT = "{{ messages[0].content }}"
+
+
+@pytest.fixture(scope="module")
+def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_folder(tmp_path_factory.mktemp("chat") / "model", CHATML)
+
+
+@pytest.fixture(scope="module")
+def theirs(chat_folder: Path) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(chat_folder)
+
+
+@pytest.fixture
+def config(chat_folder: Path) -> Config:
+    return Config(
+        models=(str(chat_folder),),
+        input=InputConfig(trust_request_chat_template=True),
+        time_limits=TimeLimitsConfig(template_timeout_s=2.0),
+    )
+
+
+@pytest.fixture
+async def service(service):
+    serve_as(service, Everything())
+    return service
+
+
+@pytest.fixture
+async def words(scripted_folder: Path, scripted: ScriptedRunner) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a model that reads words, between [CLS] and [SEP], and has no chat template."""
+    config = Config(models=(str(scripted_folder),), input=InputConfig(trust_request_chat_template=True))
+    service = Service(config, lambda *_: scripted)
+    async with running(service), listening(service) as url, client_of(url) as client:
+        yield client
+
+
+def vector(ids: list[int], dimensions: int = 8) -> list[float]:
+    import numpy as np
+
+    return scripted_vector(np.array(ids, dtype=np.int32), dimensions).tolist()
+
+
+async def ask(client: httpx.AsyncClient, path: str = "/v1/embeddings", **body: Any) -> dict:
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def refusal(client: httpx.AsyncClient, path: str = "/v1/embeddings", **body: Any) -> dict:
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 400, answer.text
+    return answer.json()["error"]
+
+
+async def embedded(client: httpx.AsyncClient, **body: Any) -> list[float]:
+    (item,) = (await ask(client, **body))["data"]
+    return item["embedding"]
+
+
+# -- conversations ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "dimensions"),
+    [("/v1/embeddings", "embedding", 8), ("/pooling", "data", 8), ("/classify", "probs", 2)],
+)
+async def test_a_conversation_is_one_input_read_in_the_model_s_template(client, theirs, path, field, dimensions):
+    ids = theirs.apply_chat_template(HELLO, return_dict=False)
+    answer = await ask(client, path, messages=HELLO)
+    (item,) = answer["data"]
+    assert item[field] == vector(ids, dimensions)
+    assert answer["usage"] == {"prompt_tokens": len(ids), "total_tokens": len(ids)}
+
+
+async def test_every_field_of_a_conversation_is_heeded(client, theirs):
+    said = [*HELLO, {"role": "assistant", "content": "go", "name": "nobody"}]
+    messages = [{"role": message["role"], "content": message["content"]} for message in said]
+    for options in (
+        {"add_generation_prompt": True},
+        {"continue_final_message": True},
+        {"add_generation_prompt": True, "chat_template_kwargs": {"enable_thinking": False}},
+    ):
+        theirs_options = {**options, **options.get("chat_template_kwargs", {})}
+        theirs_options.pop("chat_template_kwargs", None)
+        expected = theirs.apply_chat_template(messages, return_dict=False, **theirs_options)
+        assert await embedded(client, messages=said, **options) == vector(expected)
+    cut = theirs.apply_chat_template(messages, return_dict=False)[:7]
+    assert await embedded(client, messages=said, truncate_prompt_tokens=7) == vector(cut)
+
+
+async def test_contents_are_texts_or_lists_of_parts(client, theirs):
+    ids = theirs.apply_chat_template([{"role": "user", "content": "one\ntwo"}], return_dict=False)
+    for content in (
+        "one\ntwo",
+        ["one", "two"],
+        [{"type": "text", "text": "one"}, {"type": "input_text", "text": "two"}],
+        [{"text": "one"}, "two"],
+    ):
+        assert await embedded(client, messages=[{"role": "user", "content": content}]) == vector(ids)
+    nothing = theirs.apply_chat_template([{"role": "user", "content": ""}], return_dict=False)
+    for message in ({"role": "user"}, {"role": "user", "content": None}, {"role": "user", "content": []}):
+        assert await embedded(client, messages=[message]) == vector(nothing)
+
+
+MARKS = [
+    {"task": "text-matching"},
+    {"task": "retrieval.passage"},
+    {"task": None},
+    {"embedding_type": "float"},
+    {"embedding_type": ["float"]},
+    {"normalized": False},
+    {"truncate": True},
+    {"late_chunking": False},
+    {"input_type": "document"},
+    {"output_dtype": "float"},
+    {"output_dimension": 8},
+    {"truncation": False},
+]
+"""Fields of Jina's and of Voyage's that leave a vector as it is."""
+
+
+async def test_fields_of_jina_and_voyage_hold_beside_a_conversation(client, service, theirs):
+    ids = theirs.apply_chat_template(HELLO, return_dict=False)
+    for mark in MARKS:
+        assert await embedded(client, messages=HELLO, **mark) == vector(ids), mark
+        assert await embedded(client, messages=HELLO, input=None, prompt_embeds=None, **mark) == vector(ids), mark
+        for body in ({"messages": HELLO, "input": "hello"}, {"messages": HELLO, "prompt_embeds": "AAAA"}):
+            assert "messages" in (await refusal(client, **body, **mark))["message"], mark
+        assert (await refusal(client, messages=[], **mark))["param"] == "messages", mark
+        assert (await refusal(client, messages="hello", **mark))["param"] == "messages", mark
+    await wait_idle(service)
+
+
+@pytest.mark.parametrize(
+    ("asked", "dialect"), [("query", "input_type"), ("retrieval.query", "task"), ("query", "prompt_name")]
+)
+async def test_a_query_s_prompt_is_a_system_message(client, service, theirs, asked, dialect):
+    become(service, Able())
+    system = {"role": "system", "content": PROMPTS["query"]}
+    ids = theirs.apply_chat_template([system, *HELLO], return_dict=False)
+    assert await embedded(client, messages=HELLO, **{dialect: asked}) == vector(ids)
+
+
+@pytest.mark.parametrize("mark", [{"truncate": True}, {"truncation": True}, {"input_type": "document"}])
+async def test_a_long_conversation_is_cut_where_jina_and_voyage_say_so(client, theirs, mark):
+    long = [{"role": "user", "content": "hello " * 500}]
+    ids = theirs.apply_chat_template(long, return_dict=False)
+    assert await embedded(client, messages=long, **mark) == vector(ids[:512])
+    for refusing in ({"truncate": False}, {"truncation": False}, {"task": "retrieval.passage"}):
+        assert "at most 512" in (await refusal(client, messages=long, **refusing))["message"]
+
+
+async def test_a_conversation_is_not_chunked_late(client, service, scripted):
+    assert (await refusal(client, messages=HELLO, late_chunking=True))["param"] == "late_chunking"
+    assert scripted.batches == []
+    await wait_idle(service)
+
+
+async def test_null_stands_for_not_given(client, theirs):
+    fields = ["chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "input"]
+    ids = theirs.apply_chat_template(HELLO, return_dict=False)
+    fields += ["add_special_tokens", "prompt", "prompt_name"]
+    assert await embedded(client, messages=HELLO, **dict.fromkeys(fields)) == vector(ids)
+    assert await embedded(client, input=[7, 8], messages=None, **dict.fromkeys(fields[:4])) == vector([7, 8])
+
+
+async def test_special_tokens_are_the_template_s_unless_asked_for(words):
+    hello, cls, sep = (VOCABULARY[word] for word in ("hello", "[CLS]", "[SEP]"))
+    asked = {"messages": HELLO, "chat_template": CONTENT}
+    assert await embedded(words, **asked) == vector([hello])
+    assert await embedded(words, **asked, add_special_tokens=True) == vector([cls, hello, sep])
+    assert await embedded(words, input="hello") == vector([cls, hello, sep])
+
+
+async def test_a_prompt_of_the_client_s_is_a_system_message(client, theirs):
+    ids = theirs.apply_chat_template([{"role": "system", "content": "Be brief."}, *HELLO], return_dict=False)
+    assert await embedded(client, messages=HELLO, prompt="Be brief.") == vector(ids)
+
+
+async def test_a_conversation_is_streamed_as_an_input_is(client, theirs):
+    answer = await client.post("/v1/embeddings", json={"messages": HELLO, "stream": True})
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+    ids = theirs.apply_chat_template(HELLO, return_dict=False)
+    assert json.loads(events[0])["embedding"] == vector(ids)
+    assert events[-1] == "[DONE]"
+
+
+async def test_a_conversation_of_a_megabyte_is_read_as_far_as_it_is_kept(client, service, theirs):
+    said = [{"role": role, "content": "hello wörld " * 20_000} for role in ("user", "assistant", "user", "assistant")]
+    ids = theirs.apply_chat_template(said, return_dict=False)[:512]
+    too_large = await refusal(client, messages=said)
+    assert "at most" in too_large["message"]
+    assert too_large["param"] == "messages"
+    half = [{**message, "content": message["content"][:120_000]} for message in said]
+    assert await embedded(client, messages=half, truncate_prompt_tokens=-1) == vector(ids)
+    await wait_idle(service)
+
+
+async def test_ten_conversations_at_once_are_each_answered(client, service, theirs):
+    found: dict[int, list[float]] = {}
+
+    async def one(index: int) -> None:
+        found[index] = await embedded(client, messages=[{"role": "user", "content": f"{index}" * (index + 1)}])
+
+    async with trio.open_nursery() as nursery:
+        for index in range(10):
+            nursery.start_soon(one, index)
+    for index in range(10):
+        messages = [{"role": "user", "content": f"{index}" * (index + 1)}]
+        assert found[index] == vector(theirs.apply_chat_template(messages, return_dict=False))
+    assert_idle(service)
+
+
+async def test_without_offloading_templates_are_rendered_on_the_loop(config, scripted, theirs):
+    service = Service(config, lambda *_: scripted, offload=Offload(in_threads=False))
+    async with running(service), listening(service) as url, client_of(url) as client:
+        assert await embedded(client, messages=HELLO) == vector(theirs.apply_chat_template(HELLO, return_dict=False))
+        assert not service.processes["template"].in_processes
+
+
+async def test_load_and_metrics_tell_of_the_processes(client):
+    await embedded(client, messages=HELLO)
+    load = (await client.get("/load")).json()
+    idle = {"capacity": 2, "borrowed": 0, "waiting": 0, "killed": 0}
+    assert load["workers"] == {"template": idle, "client_template": idle}
+    metrics = (await client.get("/metrics")).text
+    assert 'worker_capacity{of="template"} 2.0' in metrics
+
+
+async def test_the_api_s_description_has_conversations_and_contents(client):
+    schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
+    having = {name for name, schema in schemas.items() if {"input", "messages"} <= schema.get("properties", {}).keys()}
+    assert {"EmbeddingsRequest", "PoolingRequest", "JinaEmbeddingsRequest", "VoyageEmbeddingsRequest"} < having
+    assert len(having) == 5  # and that of vLLM's /classify
+    assert {"type", "text", "image_url", "image_base64"} == schemas["ContentPart"]["properties"].keys()
+
+
+# -- what is refused -------------------------------------------------------------------------------------
+
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({}, "input", "Give one of input, messages"),
+    ({"input": None, "messages": None}, "input", "none is there"),
+    ({"input": "hello", "messages": HELLO}, "input", "input and messages"),
+    ({"messages": []}, "messages", "empty"),
+    ({"messages": "hello"}, "messages", "array"),
+    ({"messages": [{"content": "hello"}]}, "messages", "role"),
+    ({"messages": [{"role": 5, "content": "hello"}]}, "messages", "str"),
+    ({"messages": [{"role": "user", "content": [5]}]}, "messages", "int"),
+    ({"messages": [{"role": "user", "content": [{"type": "audio_url"}]}]}, "messages", "audio_url"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages", "no text"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "no image_url"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
+        "messages",
+        "texts only",
+    ),
+    ({"messages": [{"role": "user", "content": [{"image_url": "data:,"}]}]}, "messages", "texts only"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+        "messages",
+        "texts only",
+    ),
+    ({"messages": HELLO, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
+    ({"messages": HELLO, "chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "tokenize"),
+    ({"messages": HELLO, "chat_template_kwargs": []}, "chat_template_kwargs", "object"),
+    (
+        {"messages": HELLO, "add_generation_prompt": True, "continue_final_message": True},
+        "continue_final_message",
+        "exclude",
+    ),
+    ({"messages": HELLO, "chat_template": "{{ unfinished"}, "chat_template", "end of template"),
+    ({"messages": HELLO, "chat_template": "{{ raise_exception('not so') }}"}, "chat_template", "not so"),
+    ({"messages": HELLO, "chat_template": "{{ 'x' * 10 ** 7 }}"}, "chat_template", "at most"),
+    ({"messages": HELLO, "chat_template": "{{ 'x' * 10 ** 12 }}"}, "chat_template", "MiB"),
+    ({"messages": HELLO, "chat_template": "{{ 'x' * 1000 }}"}, "messages", "1000 tokens"),
+    ({"input": "hello", "chat_template": CONTENT}, "chat_template", "for messages"),
+    ({"input": "hello", "add_generation_prompt": True}, "add_generation_prompt", "for messages"),
+    ({"messages": HELLO * 3000}, "messages", "3000 messages"),
+    ({"messages": [{"role": "user", "content": ["x"] * 3000}]}, "messages", "3000 parts"),
+]
+
+
+async def test_what_is_wrong_is_400_and_named(client, service, scripted):
+    for path in ("/v1/embeddings", "/pooling", "/classify"):
+        for body, param, message in WRONG if path == "/v1/embeddings" else WRONG[:4]:
+            error = await refusal(client, path, **body)
+            assert (error["param"], message in error["message"]) == (param, True), (body, error)
+            await wait_idle(service)
+    assert scripted.batches == []
+
+
+async def test_a_template_of_the_client_s_needs_trust(chat_folder, scripted):
+    service = Service(Config(models=(str(chat_folder),)), lambda *_: scripted)
+    async with running(service), listening(service) as url, client_of(url) as client:
+        error = await refusal(client, messages=HELLO, chat_template=CONTENT)
+        assert error["param"] == "chat_template"
+        assert "--trust-request-chat-template" in error["message"]
+
+
+async def test_a_model_without_a_template_says_so(words):
+    error = await refusal(words, messages=HELLO)
+    assert error["param"] == "messages"
+    assert "no chat template" in error["message"]
+
+
+async def test_fields_that_nobody_knows_are_refused_if_that_is_asked_for(chat_folder, scripted, theirs):
+    config = Config(models=(str(chat_folder),), network=NetworkConfig(strict_requests=True))
+    service = Service(config, lambda *_: scripted)
+    async with running(service), listening(service) as url, client_of(url) as client:
+        assert await embedded(client, messages=HELLO) == vector(theirs.apply_chat_template(HELLO, return_dict=False))
+        assert (await refusal(client, messages=HELLO, tools=[]))["param"] == "tools"
+
+
+async def test_a_hundred_thousand_prompts_are_refused_and_leave_nothing(client, service, scripted):
+    for body in ({"input": ["hello"] * 100_000}, {"input": [[7]] * 100_000}, {"messages": HELLO * 100_000}):
+        error = await refusal(client, **body)
+        assert "2048 inputs" in error["message"]
+        await wait_idle(service)
+    assert scripted.batches == []
+    assert len(await embedded(client, input="hello")) == 8
+
+
+# -- templates that do not end ---------------------------------------------------------------------------
+
+
+async def busy(service: Service, waiting: int = 0) -> None:
+    processes = service.processes["client_template"]
+    with trio.fail_after(60):
+        while not processes.statistics().borrowed or processes.statistics().waiting < waiting:  # noqa: ASYNC110
+            await trio.sleep(0.001)
+
+
+async def test_an_endless_template_is_400_and_the_next_request_is_answered(client, service, theirs):
+    error = await refusal(client, messages=HELLO, chat_template=ENDLESS)
+    assert error["param"] == "chat_template"
+    assert "--template-timeout-s" in error["message"]
+    assert_idle(service)
+    assert await embedded(client, messages=HELLO) == vector(theirs.apply_chat_template(HELLO, return_dict=False))
+    assert service.processes["client_template"].statistics().killed == 1
+    assert_idle(service)
+
+
+async def test_endless_templates_do_not_hold_up_the_model_s_own(client, service, theirs):
+    async with trio.open_nursery() as nursery:
+        for _ in range(4):  # twice as many as there are processes
+            nursery.start_soon(refused, client)
+        await busy(service, waiting=2)
+        assert await embedded(client, messages=HELLO) == vector(theirs.apply_chat_template(HELLO, return_dict=False))
+        stats = service.processes["client_template"].statistics()
+        assert (stats.borrowed, stats.waiting, stats.killed) == (2, 2, 0)
+    assert service.processes["client_template"].statistics().killed == 4
+    await wait_idle(service)
+
+
+async def refused(client: httpx.AsyncClient) -> None:
+    await refusal(client, messages=HELLO, chat_template=ENDLESS)
+
+
+async def test_a_client_that_leaves_while_its_template_loops_leaves_nothing(client, service, theirs):
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: client.post("/v1/embeddings", json={"messages": HELLO, "chat_template": ENDLESS}))
+        await busy(service)
+        # Others are answered meanwhile, in the other process.
+        assert await embedded(client, messages=HELLO) == vector(theirs.apply_chat_template(HELLO, return_dict=False))
+        nursery.cancel_scope.cancel(reason="the client leaves")
+    await wait_idle(service)
+    assert service.processes["client_template"].statistics().killed == 1
+    assert await embedded(client, messages=HELLO) == vector(theirs.apply_chat_template(HELLO, return_dict=False))
+
+
+async def test_a_deadline_ends_the_waiting_for_a_template(client, service):
+    body = {"messages": HELLO, "chat_template": ENDLESS}
+    answer = await client.post("/v1/embeddings", json=body, headers={"X-Request-Timeout": "0.2"})
+    assert answer.status_code == 504
+    await wait_idle(service)
+
+
+# -- contents that are compared --------------------------------------------------------------------------
+
+PARTS = {"content": [{"type": "text", "text": "hello"}, {"type": "text", "text": "w"}]}
+PICTURE = {"content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
+
+
+async def test_a_side_of_a_score_is_a_text_or_a_content(client, service, theirs):
+    def ids(text: str) -> list[int]:
+        return theirs(text, add_special_tokens=False)["input_ids"]
+
+    def product(first: str, second: str) -> float:
+        return sum(a * b for a, b in zip(vector(ids(first)), vector(ids(second)), strict=True))
+
+    serve_as(service, Dots())
+    for first, second in (("data_1", "data_2"), ("queries", "documents"), ("text_1", "text_2"), ("queries", "items")):
+        answer = await ask(client, "/score", **{first: PARTS, second: ["w", PARTS, {"content": "hello"}]})
+        assert [item["score"] for item in answer["data"]] == [
+            product("hello\nw", other) for other in ("w", "hello\nw", "hello")
+        ]
+    answer = await ask(client, "/score", data_1=[PARTS, "w"], data_2=["w", PARTS])
+    assert [item["score"] for item in answer["data"]] == [product("hello\nw", "w")] * 2
+    serve_as(service, LateInteraction())
+    answer = await ask(client, "/score", data_1=PARTS, data_2=[PARTS, "w"])
+    assert [item["score"] for item in answer["data"]] == [7, 1]  # the query's tokens that a document has
+
+
+async def test_a_judge_reads_contents_of_texts_only(client, service, scripted):
+    serve_as(service, Judge())
+    scripted.labels = 1
+    answer = await ask(client, "/score", data_1=PARTS, data_2=["w", {"content": ["w"]}])
+    assert [item["score"] for item in answer["data"]] == [8, 8]
+    error = await refusal(client, "/score", data_1="hello", data_2=[PICTURE])
+    assert "both as texts" in error["message"]
+    assert_idle(service)
+
+
+async def test_documents_to_be_ranked_can_be_contents(client, service):
+    serve_as(service, LateInteraction())
+    documents = ["zzz", {"text": "hello w"}, PARTS]
+    answer = await ask(client, "/rerank", query=PARTS, documents=documents)
+    assert [(result["index"], result["document"]["text"]) for result in answer["results"]] == [
+        (2, "hello\nw"),
+        (1, "hello w"),
+        (0, "zzz"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "message"),
+    [
+        ("/score", {"data_1": "a", "data_2": {"content": []}}, "data_2", "no text and no image"),
+        ("/score", {"data_1": {"content": [{"type": "poem"}]}, "data_2": "a"}, "data_1", "poem"),
+        ("/score", {"data_1": "a", "data_2": [PICTURE]}, None, "texts only"),
+        ("/score", {"data_1": "a", "data_2": [{"content": ["x"] * 3000}]}, "data_2", "3000 parts"),
+        ("/rerank", {"query": "a", "documents": [{}]}, "documents", "neither"),
+        ("/rerank", {"query": "a", "documents": [{"content": [{"type": "poem"}]}]}, "documents", "poem"),
+        ("/rerank", {"query": {"content": []}, "documents": ["a"]}, "query", "no text and no image"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_contents_that_are_wrong_are_400_and_named(client, service, path, body, param, message):
+    error = await refusal(client, path, **body)
+    assert error["param"] == param
+    assert message in error["message"]
+    await wait_idle(service)
+
+
+async def test_an_image_of_a_conversation_that_is_none_is_named_by_its_place(client, service):
+    service.default.loaded.renderer.conversations.image_format = ColourFormat()
+    content = ["hello", {"type": "image_url", "image_url": data_url(b"hello")}]
+    messages = [{"role": "user", "content": "hello"}, {"role": "user", "content": content}]
+    answer = await client.post("/v1/embeddings", json={"messages": messages})
+    assert answer.status_code == 422
+    error = answer.json()["error"]
+    assert error["param"] == "messages"
+    assert error["message"].endswith(" - at `$.messages[1].content[1]`")
+    await wait_idle(service)

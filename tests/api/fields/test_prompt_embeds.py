@@ -1,0 +1,391 @@
+"""``prompt_embeds`` over HTTP: in place of ``input``, several at once, refused one by one."""
+
+import base64
+import json
+from collections.abc import AsyncIterator
+from functools import partial
+
+import attrs
+import httpx
+import numpy as np
+import pytest
+import torch
+import trio
+
+from tests.api.able_service import Everything, become
+from tests.conftest import client_of, listening, running, wait_idle
+from tests.tensors import HOSTILE, ROWS, WIDTH, as_npy, as_torch
+from trio_pool_serve.api.dialects.registry import DIALECTS
+from trio_pool_serve.api.http.dispatch import candidates_by_path, read_request
+from trio_pool_serve.api.http.payloads import LONG, Payloads, cut_payloads, payload_decoder
+from trio_pool_serve.config import Config, InputConfig, NetworkConfig, SchedulingConfig
+from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
+from trio_pool_serve.runner.scripted import ScriptedRunner
+from trio_pool_serve.service import Service
+from trio_pool_serve.threads.offload import Offload
+
+GOOD = base64.b64encode(as_torch(ROWS)).decode()
+ROUTES = ("/v1/embeddings", "/embeddings", "/pooling")
+
+
+@pytest.fixture
+def config(config: Config) -> Config:
+    return attrs.evolve(config, input=InputConfig(enable_prompt_embeds=True))
+
+
+@pytest.fixture
+def scripted() -> ScriptedRunner:
+    return ScriptedRunner(embeds_width=WIDTH)
+
+
+def sent(scripted: ScriptedRunner) -> list[np.ndarray]:
+    return [request.prompt.embeds for batch in scripted.batches for request in batch.requests]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_embeddings_reach_the_model_and_their_rows_are_counted(client, scripted, route):
+    answer = await client.post(route, json={"prompt_embeds": GOOD})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
+    (embeds,) = sent(scripted)
+    assert np.array_equal(embeds, ROWS.numpy())
+
+
+async def test_several_are_answered_in_their_order(client):
+    several = [base64.b64encode(as_npy(ROWS[:count])).decode() for count in (1, 2, 3, 4, 5)]
+    answer = await client.post("/v1/embeddings", json={"prompt_embeds": several})
+    assert [item["embedding"][0] for item in answer.json()["data"]] == [1, 2, 3, 4, 5]  # scripted: the length
+
+
+async def test_a_stream_has_them_too(client):
+    answer = await client.post("/v1/embeddings", json={"prompt_embeds": [GOOD, GOOD], "stream": True})
+    assert answer.status_code == 200
+    assert answer.text.count('"embedding"') >= 2
+
+
+async def test_json_escapes_are_undone(client, scripted):
+    escaped = GOOD.replace("/", "\\/").replace("+", "\\u002b")
+    assert escaped != GOOD
+    answer = await client.post(
+        "/v1/embeddings", content=f'{{"prompt_embeds": "{escaped}"}}', headers={"Content-Type": "application/json"}
+    )
+    assert answer.status_code == 200, answer.text
+    assert np.array_equal(sent(scripted)[0], ROWS.numpy())
+
+
+MARKS = [
+    {"task": "retrieval.query"},
+    {"task": None},
+    {"embedding_type": "float"},
+    {"normalized": False},
+    {"truncate": True},
+    {"late_chunking": False},
+    {"input_type": "query"},
+    {"output_dtype": "float"},
+    {"output_dimension": 8},
+    {"truncation": True},
+]
+"""Fields of Jina's and of Voyage's: what a text is for is nothing to embeddings, which are taken as they are."""
+
+
+@pytest.mark.parametrize("mark", MARKS, ids=str)
+async def test_fields_of_jina_and_voyage_hold_beside_them(client, service, scripted, mark):
+    become(service, Everything())
+    answer = await client.post("/v1/embeddings", json={"prompt_embeds": [GOOD, GOOD], **mark})
+    assert answer.status_code == 200, answer.text
+    assert [item["embedding"][0] for item in answer.json()["data"]] == [5, 5]  # scripted: the length
+    assert all(np.array_equal(embeds, ROWS.numpy()) for embeds in sent(scripted))
+    for body, param in (
+        ({"prompt_embeds": GOOD, "input": "hello"}, "input"),
+        ({"prompt_embeds": ["AAAA"]}, "prompt_embeds"),
+        ({"prompt_embeds": 7}, "prompt_embeds"),
+    ):
+        answer = await client.post("/v1/embeddings", json={**body, **mark})
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == param
+    await wait_idle(service)
+
+
+@pytest.mark.parametrize(
+    "mark", [{"truncate": True}, {"truncation": True}, {"truncate_prompt_tokens": -1, "task": "x"}]
+)
+async def test_rows_are_cut_where_jina_and_voyage_say_so(client, scripted, mark):
+    long = torch.cat([ROWS] * 13)
+    encoded = base64.b64encode(as_npy(long)).decode()
+    answer = await client.post("/v1/embeddings", json={"prompt_embeds": encoded, **mark})
+    assert answer.status_code == 200, answer.text
+    (embeds,) = sent(scripted)
+    assert np.array_equal(embeds, long[:64].numpy())
+    answer = await client.post("/v1/embeddings", json={"prompt_embeds": encoded, "task": "x"})
+    assert answer.status_code == 400
+    assert "at most 64 rows" in answer.json()["error"]["message"]
+
+
+async def test_encodings_of_jina_and_voyage_hold_too(client):
+    for mark in ({"embedding_type": "binary"}, {"output_dtype": "binary"}):
+        answer = await client.post("/v1/embeddings", json={"prompt_embeds": GOOD, **mark})
+        assert len(answer.json()["data"][0]["embedding"]) == 1, answer.text
+
+
+async def test_a_large_one_is_read_with_the_fields_of_its_dialect(client):
+    """A body in which names are searched for, and of which the payload has been cut."""
+    padded = json.dumps({"prompt_embeds": GOOD, "user": "x" * 300_000, "output_dtype": "binary"})
+    answer = await client.post("/v1/embeddings", content=padded, headers={"Content-Type": "application/json"})
+    assert len(answer.json()["data"][0]["embedding"]) == 1, answer.text
+
+
+async def test_null_stands_for_nothing(client):
+    assert (await client.post("/v1/embeddings", json={"input": "hello", "prompt_embeds": None})).status_code == 200
+    assert (await client.post("/v1/embeddings", json={"input": None, "prompt_embeds": GOOD})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"prompt_embeds": []}, "empty"),
+        ({"prompt_embeds": ""}, "no tensor"),
+        ({"prompt_embeds": [GOOD] * 2049}, "2049 inputs"),
+        ({"prompt_embeds": GOOD, "input": "hello"}, "input and prompt_embeds is there"),
+        ({}, "input"),
+        ({"prompt_embeds": None}, "input"),
+        ({"prompt_embeds": 7}, "Expected `str | list[str]`"),
+        ({"prompt_embeds": [GOOD, 7]}, "Expected `str | list[str]`"),
+        ({"prompt_embeds": {"a": GOOD}}, "Expected `str | list[str]`"),
+        ({"prompt_embeds": "größer"}, "base64"),
+        ({"prompt_embeds": "#0"}, "base64"),
+        ({"prompt_embeds": "#" + "9" * 5000}, "base64"),
+    ],
+)
+@pytest.mark.parametrize("route", ["/v1/embeddings", "/pooling"])
+async def test_what_is_asked_wrongly_is_400(client, service, route, body, said):
+    answer = await client.post(route, json=body)
+    assert answer.status_code == 400, answer.text
+    assert said in answer.json()["error"]["message"]
+    await wait_idle(service)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_hostile_tensors_are_400_and_the_next_request_is_answered(client, service, scripted, name):
+    stored, _, said = HOSTILE[name]
+    answer = await client.post("/v1/embeddings", json={"prompt_embeds": base64.b64encode(stored).decode()})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert said in error["message"]
+    assert error["param"] == "prompt_embeds"
+    assert scripted.batches == []
+    assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
+    await wait_idle(service)
+
+
+async def test_without_the_flag_it_is_400_that_names_it(config, scripted):
+    off = attrs.evolve(config, input=InputConfig())
+    async with (
+        running(Service(off, lambda *_: scripted)) as service,
+        listening(service) as url,
+        client_of(url) as client,
+    ):
+        answer = await client.post("/v1/embeddings", json={"prompt_embeds": GOOD})
+        assert answer.status_code == 400
+        assert "--enable-prompt-embeds" in answer.json()["error"]["message"]
+        await wait_idle(service)
+
+
+async def test_a_model_that_takes_none_says_so(config):
+    async with (
+        running(Service(config, lambda *_: ScriptedRunner())) as service,
+        listening(service) as url,
+        client_of(url) as client,
+    ):
+        answer = await client.post("/v1/embeddings", json={"prompt_embeds": GOOD})
+        assert answer.status_code == 400
+        assert "takes no token embeddings" in answer.json()["error"]["message"]
+
+
+# -- one bad among good ones ------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class NotingFormat(EmbedsFormat):
+    """Notes how many rows each prompt had that was begun."""
+
+    begun: list[int] = attrs.field(factory=list)
+
+    def render(self, prompt, params):
+        self.begun.append(len(prompt.payload))
+        return super().render(prompt, params)
+
+
+@pytest.fixture
+async def one_at_a_time(config, scripted) -> AsyncIterator[tuple[Service, NotingFormat, httpx.AsyncClient]]:
+    """A service that decodes one prompt after the other, and notes which."""
+    async with running(Service(config, lambda *_: scripted, offload=Offload(render=1))) as service:
+        noting = NotingFormat(WIDTH, 64)
+        service.model().renderer.embeds_format = noting
+        async with listening(service) as url, client_of(url) as client:
+            yield service, noting, client
+
+
+async def test_the_first_bad_one_cancels_its_siblings(one_at_a_time):
+    service, noting, client = one_at_a_time
+    prompts = [base64.b64encode(as_npy(ROWS[: n + 1])).decode() for n in range(5)]
+    prompts[2] = "AAAA"
+    # More prompts than may wait for a thread at once: those behind the bad one have not entered the queue by then.
+    answer = await client.post("/v1/embeddings", json={"prompt_embeds": prompts + prompts[3:] * 20})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["message"].endswith(" - at `$.prompt_embeds[2]`")
+    assert "no form that is known" in error["message"]
+    await wait_idle(service)
+    assert noting.begun[:3] == [len(prompt) for prompt in prompts[:3]]
+    assert len(noting.begun) < 10
+    assert (await client.post("/v1/embeddings", json={"prompt_embeds": GOOD})).status_code == 200
+
+
+async def test_rows_count_towards_the_queue_however_narrow_they_are(config, scripted):
+    rows = base64.b64encode(as_npy(ROWS.repeat(8, 1))).decode()
+    limited = attrs.evolve(config, scheduling=SchedulingConfig(max_queue_tokens=100))
+    scripted.gate.clear()
+    async with (
+        running(Service(limited, lambda *_: scripted)) as service,
+        listening(service) as url,
+        client_of(url) as client,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(partial(client.post, "/v1/embeddings", json={"prompt_embeds": rows}))
+        await trio.to_thread.run_sync(scripted.launching.wait, limiter=trio.CapacityLimiter(1))
+        assert 40 <= service.default.engine.statistics().admitted_tokens <= 64
+        answer = await client.post("/v1/embeddings", json={"prompt_embeds": [rows, rows]})
+        assert answer.status_code == 429
+        scripted.gate.set()
+        await wait_idle(service)
+
+
+# -- long ones are cut out of the body ------------------------------------------------------------------------
+
+
+MOST = 8
+
+
+def read(body: bytes) -> tuple[dict, list[bytes]]:
+    """Return the rest of a body, and the payloads."""
+    rest, cuts = cut_payloads(bytearray(body), MOST)
+    document = json.loads(bytes(rest))
+    payloads = payload_decoder(cuts)
+    return document, [bytes(item) for item in payloads(Payloads, document["prompt_embeds"]).items]
+
+
+LONG_ONE, LONG_TWO = "A" * (LONG + 4), "B" * (LONG + 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "cut"),
+    [
+        (f'{{"prompt_embeds":"{LONG_ONE}"}}', [LONG_ONE], 1),
+        (f'{{"model":"m","prompt_embeds" :\n [ "{LONG_ONE}" , "C","{LONG_TWO}"],"x":1}}', [LONG_ONE, "C", LONG_TWO], 2),
+        (f'{{"prompt_embeds":"C","{LONG_ONE}":1}}', ["C"], 0),
+        (f'{{"prompt_embeds":"{LONG_ONE}\\/"}}', [f"{LONG_ONE}/"], 0),
+        (f'{{"say \\"prompt_embeds":"{LONG_ONE}","prompt_embeds":"C"}}', ["C"], 0),
+        (f'{{"user":"prompt_embeds","prompt_embeds":"{LONG_ONE}"}}', [LONG_ONE], 0),
+        (f'{{"prompt_embeds":"C","prompt_embeds":"{LONG_ONE}"}}', [LONG_ONE], 0),
+    ],
+)
+def test_long_payloads_are_cut_and_put_back(text, expected, cut):
+    document, payloads = read(text.encode())
+    assert payloads == [payload.encode() for payload in expected]
+    assert len(cut_payloads(bytearray(text.encode()), MOST)[1]) == cut
+    assert set(document) == set(json.loads(text))
+
+
+def test_no_more_are_cut_than_a_request_may_have():
+    several = [LONG_ONE, "C", LONG_TWO, LONG_ONE]
+    rest, cuts = cut_payloads(bytearray(json.dumps({"prompt_embeds": several}).encode()), 3)
+    assert [bytes(cut).decode() for cut in cuts.values()] == [LONG_ONE, LONG_TWO]
+    document = json.loads(bytes(rest))
+    assert document["prompt_embeds"][1::2] == ["C", LONG_ONE]
+    assert [
+        bytes(item).decode() for item in payload_decoder(cuts)(Payloads, document["prompt_embeds"]).items
+    ] == several
+
+
+def test_the_same_body_is_given_other_names_each_time():
+    body = json.dumps({"prompt_embeds": [LONG_ONE, LONG_TWO]}).encode()
+    names = [name for _ in range(3) for name in cut_payloads(bytearray(body), MOST)[1]]
+    assert len(set(names)) == 6
+
+
+class Counted(bytearray):
+    """Counts how often something is looked for in it, and past how many bytes."""
+
+    searches = searched = 0
+
+    def find(self, what, start, end):
+        found = super().find(what, start, end)
+        self.searches += 1
+        self.searched += (end if found < 0 else found) - start
+        return found
+
+
+def work_of(payloads: str, most: int) -> Counted:
+    body = Counted(f'{{"prompt_embeds":[{payloads}]}}'.encode())
+    cut_payloads(body, most)
+    return body
+
+
+@pytest.mark.parametrize("piece", ['""', f'"{LONG_ONE}"', f'"{LONG_ONE}\\\\"'], ids=["empty", "long", "escaped"])
+def test_twice_the_body_is_at_most_twice_the_work(piece):
+    count = 4 + 2 * LONG // len(piece)
+    once, twice = (work_of(",".join([piece] * many), 10**6) for many in (count, 2 * count))
+    assert once.searches >= count
+    assert twice.searches <= 2 * once.searches
+    assert twice.searched <= 2.1 * once.searched
+    assert once.searched <= 2.1 * len(once)
+
+
+def test_strings_past_the_most_are_not_looked_at():
+    once, many = (work_of(",".join(['""'] * count), 100) for count in (50_000, 200_000))
+    assert once.searches == many.searches == 101
+    assert once.searched == many.searched
+
+
+async def test_more_empty_strings_than_inputs_are_counted_exactly(client):
+    answer = await client.post("/v1/embeddings", json={"prompt_embeds": [""] * 50_000})
+    assert answer.status_code == 400
+    assert "50000 inputs are more than 2048" in answer.json()["error"]["message"]
+
+
+def test_nothing_is_cut_where_no_embeds_are_taken():
+    body = Counted(json.dumps({"prompt_embeds": [LONG_ONE, "C"]}).encode())
+    asked = read_request(body, candidates_by_path(DIALECTS)["/v1/embeddings"], NetworkConfig())
+    assert body.searches == 0
+    assert [type(item) for item in asked.wire.prompt_embeds.items] == [bytes, bytes]
+
+
+async def test_a_client_cannot_name_what_was_cut(client):
+    long = base64.b64encode(as_torch(torch.zeros(1000, WIDTH)[:5])).decode()  # torch.save writes all thousand rows
+    assert len(long) > LONG
+    assert (await client.post("/v1/embeddings", json={"prompt_embeds": [long]})).status_code == 200
+    for names in (["#0"] * 3, ["#0"], ["#"], ["#00", "#1"]):
+        answer = await client.post("/v1/embeddings", json={"prompt_embeds": [*names, long]})
+        assert answer.status_code == 400
+        assert "not valid base64" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("text", [f'{{"prompt_embeds":"{LONG_ONE}', f'{{"prompt_embeds":"{LONG_ONE}" "', LONG_ONE])
+async def test_a_body_that_is_no_json_is_400(client, text):
+    answer = await client.post("/v1/embeddings", content=text, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert "not valid JSON" in answer.json()["error"]["message"]
+
+
+async def test_many_clients_at_once_get_their_own(client, service):
+    several = {count: base64.b64encode(as_npy(ROWS[:count])).decode() for count in (1, 2, 3, 4, 5)}
+
+    async def ask(count: int) -> None:
+        answer = await client.post("/v1/embeddings", json={"prompt_embeds": several[count]})
+        assert answer.json()["data"][0]["embedding"][0] == count
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            for count in several:
+                nursery.start_soon(ask, count)
+    await wait_idle(service)

@@ -1,0 +1,31 @@
+"""Scores to rankings."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from trio_pool_serve.api.fields.ranking import ranked, require_top
+from trio_pool_serve.errors import InvalidRequestError
+
+some_scores = hnp.arrays(np.float32, st.integers(0, 20), elements=st.floats(-3, 3, width=16).map(round))
+
+
+@given(some_scores)
+def test_the_best_come_first_and_equal_ones_keep_their_order(scores):
+    assert ranked(scores) == sorted(enumerate(scores.tolist()), key=lambda pair: -pair[1])
+
+
+@given(some_scores, st.integers(1, 30))
+def test_the_best_few_are_the_head_of_all(scores, top_n):
+    assert ranked(scores, top_n) == ranked(scores)[:top_n]
+
+
+@pytest.mark.parametrize("top", [0, -1])
+def test_nobody_can_want_fewer_than_one(top):
+    with pytest.raises(InvalidRequestError) as raised:
+        require_top(top, param="top_k")
+    assert raised.value.param == "top_k"
+    require_top(1)
+    require_top(None)

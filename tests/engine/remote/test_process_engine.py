@@ -1,0 +1,345 @@
+"""A ``ProcessEngine`` over real sockets; the engines at their other ends run in this process."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+from attrs import define, field
+from trio.testing import wait_all_tasks_blocked
+
+from trio_pool_serve.config import SchedulingConfig
+from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.engine.remote.engine_connection import serve_engine
+from trio_pool_serve.engine.remote.process_engine import LONG_TOKENS_AHEAD, ProcessEngine
+from trio_pool_serve.errors import BatchFailedError, EngineDeadError, EngineLoadingError, OverloadedError
+from trio_pool_serve.runner.scripted import ScriptedRunner, scripted_vector
+from trio_pool_serve.telemetry.metrics import Metrics
+from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import Embed, HeldQuery, HoldQuery, MaxSim, PoolingRequest, RenderedPrompt, SparseEmbed
+
+
+@define(eq=False)
+class Replica:
+    """What an engine process is made of, and the socket that outlives it."""
+
+    path: Path
+    runner: ScriptedRunner = field(factory=ScriptedRunner)
+    engine: LocalEngine = field(init=False)
+    listening: trio.socket.SocketType = field(init=False)
+
+    @asynccontextmanager
+    async def listen(self) -> AsyncIterator[None]:
+        with trio.socket.socket(trio.socket.AF_UNIX) as self.listening:
+            await self.listening.bind(str(self.path))
+            self.listening.listen()
+            yield
+
+    @asynccontextmanager
+    async def live(self) -> AsyncIterator[None]:
+        """Be alive until the block is left; connections break then."""
+        config = SchedulingConfig(max_in_flight=1, max_batch_tokens=16)
+        self.engine = LocalEngine(lambda: self.runner, Offload(), Metrics().of_engine("m"), config)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.engine.run)
+            await self.engine.wait_ready()
+            listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._dup()))
+            nursery.start_soon(serve_engine, self.engine, listener)
+            try:
+                yield
+            finally:
+                self.runner.gate.set()
+                nursery.cancel_scope.cancel()
+
+    def _dup(self):
+        import socket
+
+        return socket.socket(fileno=socket.dup(self.listening.fileno()))
+
+
+@asynccontextmanager
+async def asking(*replicas: Replica, max_tokens: int = 1000) -> AsyncIterator[ProcessEngine]:
+    engine = ProcessEngine([replica.path for replica in replicas], max_tokens, Metrics().of_engine("m"))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine.run)
+        yield engine
+        nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+async def replica(tmp_path: Path) -> AsyncIterator[Replica]:
+    replica = Replica(tmp_path / "0.engine")
+    async with replica.listen():
+        yield replica
+
+
+@asynccontextmanager
+async def two_alive(first: Replica, second: Replica) -> AsyncIterator[None]:
+    async with first.listen(), second.listen(), first.live(), second.live():
+        yield
+
+
+EMBED = (Embed(),)
+
+
+def request(*ids: int, params=EMBED) -> PoolingRequest:
+    return PoolingRequest(RenderedPrompt(np.array(ids, dtype=np.int32)), params)
+
+
+async def until(condition) -> None:
+    with trio.fail_after(10):
+        while not condition():  # noqa: ASYNC110  (what is waited for happens behind a socket)
+            await trio.sleep(0.001)
+
+
+async def test_rows_are_computed_at_the_other_end(replica):
+    async with replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        assert (engine.dimensions, engine.embeds_width) == (8, 0)
+        outputs = await engine.submit_all([request(5, index, params=(Embed(), SparseEmbed())) for index in range(40)])
+        for index, output in enumerate(outputs):
+            vector, sparse = output.values
+            np.testing.assert_array_equal(vector, scripted_vector(np.array([5, index]), 8))
+            assert sparse.indices.tolist() == sorted({5, index})
+            assert min(output.queue_s, output.forward_s) > 0
+        assert engine.statistics().queued_rows == engine.statistics().queued_tokens == 0
+        assert engine.statistics().tokens_per_s > 0
+
+
+async def test_each_row_goes_to_the_replica_that_has_least_before_it(tmp_path):
+    replicas = [Replica(tmp_path / f"{index}.engine") for index in range(2)]
+    async with two_alive(*replicas), asking(*replicas) as engine, trio.open_nursery() as nursery:
+        await until(lambda: len(engine._ready_links) == 2)
+        for replica in replicas:
+            replica.runner.gate.clear()
+        nursery.start_soon(engine.submit_all, [request(*[1] * 10), *[request(2, 2, 2)] * 4])
+        await until(lambda: sum(replica.engine.waiting_tokens for replica in replicas) == 22)
+        assert sorted(replica.engine.waiting_tokens for replica in replicas) == [10, 12]
+        for replica in replicas:
+            replica.runner.gate.set()
+
+
+@asynccontextmanager
+async def two_that_wait(tmp_path: Path) -> AsyncIterator[tuple[ProcessEngine, Callable[..., Awaitable[list[int]]]]]:
+    """Two replicas that compute nothing until the block is left, and what sends rows of some lengths to them.
+
+    It returns the tokens that each of the two has before it then.
+    """
+    replicas = [Replica(tmp_path / f"{index}.engine") for index in range(2)]
+    async with two_alive(*replicas), asking(*replicas) as engine, trio.open_nursery() as nursery:
+        await until(lambda: len(engine._ready_links) == 2)
+        for replica in replicas:
+            replica.runner.gate.clear()
+
+        async def send(*lengths: int) -> list[int]:
+            before = sum(link.own_tokens for link in engine._links)
+            nursery.start_soon(engine.submit_all, [request(*[1] * length) for length in lengths])
+            await until(lambda: sum(link.own_tokens for link in engine._links) == before + sum(lengths))
+            return [link.own_tokens for link in engine._links]
+
+        yield engine, send
+        for replica in replicas:
+            replica.runner.gate.set()
+
+
+async def test_long_rows_keep_together_while_short_ones_come(tmp_path):
+    async with two_that_wait(tmp_path) as (_, send):
+        assert await send(*[10] * 52) == [260, 260]
+        for number in range(1, 5):
+            assert 260 + (number - 1) * 512 <= LONG_TOKENS_AHEAD
+            assert await send(512) == [260, 260 + number * 512], "the last one is the one for them"
+        assert await send(*[10] * 20) == [460, 260 + 4 * 512], "short ones find the other free"
+        assert await send(512) == [460 + 512, 260 + 4 * 512], "long ones do not wait behind more of their like"
+
+
+async def test_long_rows_are_spread_when_few_short_ones_come(tmp_path):
+    async with two_that_wait(tmp_path) as (_, send):
+        assert await send(*[512] * 4) == [1024, 1024], "none has come"
+        assert await send(10) == [1034, 1024]
+        assert await send(*[512] * 4) == [1034 + 2 * 512, 1024 + 2 * 512], "eight times ten tokens are no long row"
+
+
+async def test_as_many_tokens_of_long_rows_keep_together_as_eight_times_the_short_ones(tmp_path):
+    async with two_that_wait(tmp_path) as (_, send):
+        assert await send(*[10] * 16) == [80, 80]
+        assert await send(600, 600) == [80, 80 + 1200]
+        assert await send(600) == [80 + 600, 80 + 1200], "1280 tokens were enough for two"
+
+
+async def test_a_row_that_nobody_waits_for_leaves_the_queue_at_the_other_end(replica):
+    async with replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        replica.runner.gate.clear()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.submit, request(1))
+            await trio.to_thread.run_sync(replica.runner.launching.wait)
+            async with trio.open_nursery() as leaving:
+                leaving.start_soon(engine.submit, request(2, 2))
+                await until(lambda: replica.engine.statistics().queued_rows == 1)
+                leaving.cancel_scope.cancel()
+            await until(lambda: replica.engine.statistics().queued_rows == 0)
+            replica.runner.gate.set()
+        assert len(replica.runner.batches) == 1
+
+
+async def test_a_process_that_dies_fails_its_rows_at_once_and_the_next_one_takes_over(replica):
+    async with asking(replica) as engine:
+        with pytest.raises(EngineLoadingError):
+            await engine.submit(request(1))
+        failed = []
+
+        async def ask() -> None:
+            try:
+                await engine.submit_all([request(1), request(2)])
+            except EngineDeadError as error:
+                failed.append(error)
+
+        async with trio.open_nursery() as nursery:
+            async with replica.live():
+                await engine.wait_ready()
+                replica.runner.gate.clear()
+                nursery.start_soon(ask)
+                nursery.start_soon(ask)
+                await trio.to_thread.run_sync(replica.runner.launching.wait)
+            await until(lambda: len(failed) == 2)
+        assert engine.statistics().state == "loading"
+        assert engine.statistics().queued_rows == engine.statistics().queued_tokens == 0
+        with pytest.raises(EngineLoadingError):
+            await engine.submit(request(1))
+        async with replica.live():
+            await engine.wait_ready()
+            assert (await engine.submit(request(9))).values[0][2] == 9
+
+
+async def test_while_one_replica_is_alive_the_engine_is_ready(tmp_path):
+    first, second = (Replica(tmp_path / f"{index}.engine") for index in range(2))
+    async with first.listen(), second.listen(), first.live(), asking(first, second) as engine:
+        async with second.live():
+            await until(lambda: len(engine._ready_links) == 2)
+        await until(lambda: len(engine._ready_links) == 1)
+        assert engine.statistics().state == "ready"
+        await engine.submit_all([request(1)] * 10)
+        assert sum(first.runner.rows) == 10
+
+
+async def test_a_failed_batch_is_told_as_itself(replica):
+    def fail(_):
+        raise ValueError("boom")
+
+    replica.runner.on_launch = fail
+    async with replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        with pytest.raises(BatchFailedError, match="forward pass failed"):
+            await engine.submit(request(1))
+
+
+async def test_queries_are_held_where_their_documents_go_and_end_with_the_request(tmp_path):
+    replicas = [Replica(tmp_path / f"{index}.engine") for index in range(2)]
+    async with two_alive(*replicas), asking(*replicas) as engine:
+        await until(lambda: len(engine._ready_links) == 2)
+        for _ in range(4):
+            with engine.open_scope() as scope:
+                query = HeldQuery(scope)
+                await engine.submit(request(5, 6, 7, params=(HoldQuery(query),)))
+                documents = [request(6, 7, 8, params=(MaxSim(query),)), request(9, params=(MaxSim(query),))]
+                scores = [output.values[0][0] for output in await engine.submit_all(documents)]
+                assert scores == [2, 0]
+        scopes = [scope for replica in replicas for scope in replica.runner.scopes]
+        assert len(scopes) == 4
+        await until(lambda: all(scope.closed for scope in scopes))
+
+
+async def test_what_a_process_held_is_gone_with_it(replica):
+    async with asking(replica) as engine:
+        async with replica.live():
+            await engine.wait_ready()
+            with engine.open_scope() as scope:
+                query = HeldQuery(scope)
+                await engine.submit(request(5, params=(HoldQuery(query),)))
+                held = replica.runner.scopes[-1]
+        await until(lambda: held.closed)
+        async with replica.live():
+            await engine.wait_ready()
+            with pytest.raises(EngineDeadError, match="held the query"):
+                await engine.submit(request(5, params=(MaxSim(query),)))
+
+
+async def test_an_asking_process_that_leaves_takes_its_rows_and_queries_along(replica):
+    async with replica.live():
+        async with asking(replica) as engine:
+            await engine.wait_ready()
+            with engine.open_scope() as scope:
+                await engine.submit(request(5, params=(HoldQuery(HeldQuery(scope)),)))
+                replica.runner.gate.clear()
+                replica.runner.launching.clear()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(engine.submit, request(1))
+                    await trio.to_thread.run_sync(replica.runner.launching.wait)
+                    nursery.start_soon(engine.submit, request(2))
+                    await until(lambda: replica.engine.statistics().queued_rows == 1)
+                    nursery.cancel_scope.cancel()
+        await until(lambda: replica.engine.statistics().queued_rows == 0)
+        await until(lambda: replica.runner.scopes[-1].closed)
+
+
+async def test_requests_are_admitted_up_to_this_process_s_share(replica):
+    async with replica.live(), asking(replica, max_tokens=10) as engine:
+        await engine.wait_ready()
+        with engine.admit(8), pytest.raises(OverloadedError), engine.admit(3):
+            pytest.fail("admitted")
+        assert engine.statistics().admitted_tokens == 0
+
+
+async def test_an_engine_that_stops_fails_whoever_waits(replica):
+    async with replica.live():
+        engine = ProcessEngine([replica.path], 1000, Metrics().of_engine("m"))
+        async with trio.open_nursery() as nursery:
+            running = await nursery.start(scoped, engine)
+            await engine.wait_ready()
+            replica.runner.gate.clear()
+
+            async def ask() -> None:
+                with pytest.raises(EngineDeadError):
+                    await engine.submit(request(1))
+
+            nursery.start_soon(ask)
+            await trio.to_thread.run_sync(replica.runner.launching.wait)
+            running.cancel()
+        assert engine.statistics().state == "dead"
+        with pytest.raises(EngineDeadError):
+            await engine.submit(request(1))
+
+
+async def scoped(engine: ProcessEngine, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+    with trio.CancelScope() as scope:
+        task_status.started(scope)
+        await engine.run()
+
+
+async def test_cancelling_at_any_step_leaves_nothing_behind(replica):
+    async with replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        for step in range(40):
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(engine.submit_all, [request(1), request(2, 2)])
+                    for _ in range(step):
+                        await trio.lowlevel.checkpoint()
+                    scope.cancel()
+            assert engine.statistics().queued_rows == engine.statistics().queued_tokens == 0
+        await until(lambda: not replica.engine.statistics().queued_rows)
+        await wait_all_tasks_blocked(0.01)
+        assert (await engine.submit(request(9))).values[0][2] == 9
+
+
+async def test_whoever_waits_for_a_process_that_dies_before_it_is_ready_gets_the_next_one(replica):
+    async with asking(replica) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(engine.wait_ready)
+        stream, _ = await replica.listening.accept()
+        stream.close()
+        await wait_all_tasks_blocked()
+        async with replica.live():
+            await engine.wait_ready()
+            assert (await engine.submit(request(9))).values[0][2] == 9

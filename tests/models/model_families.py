@@ -1,0 +1,491 @@
+"""Tiny models of real families with random weights, in the folder layout of sentence-transformers."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+import torch
+import transformers
+from attrs import Factory, define, evolve, field, frozen
+from safetensors.torch import save_file
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from torch import Tensor
+
+from tests.model_folders import write_json
+from trio_pool_serve.config import Dtype, ModelConfig
+from trio_pool_serve.models.folder import ModelFolder, read_model_folder
+from trio_pool_serve.models.loading.runner import load_runner
+from trio_pool_serve.prompts import Prompt, RenderingParams, Role, TextPrompt
+from trio_pool_serve.rendering.renderer import Renderer, renderer_of
+from trio_pool_serve.rendering.text.tokenizer_loading import load_tokenizer
+from trio_pool_serve.runner.transformer_runner import TransformerRunner
+from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import Batch, Embed, PooledValue, PoolingParams, PoolingRequest, Vectors
+
+TEXTS = (
+    "A nursery owns its tasks.",
+    "An event loop that is blocked serves nobody, however many clients are waiting for their embeddings.",
+    "Yes",
+    "Structured concurrency makes some faults impossible to write: every task has a parent, every wait can "
+    "be cancelled, every failure has somewhere to go. " * 3,
+    "Naïve café: größer, 東京, emoji 🙂!",
+    "",
+    "The device computes the next batch while the rows of this one are copied to the host.",
+)
+"""One is longer than every family's limit, one has no words, several have letters that no corpus had."""
+
+MAX_LENGTH = 48
+AS_THE_MODEL_SAYS = Embed()
+HIDDEN = 32
+
+POOLING = "sentence_transformers.models.Pooling"
+NORMALIZE = "sentence_transformers.models.Normalize"
+DENSE = "sentence_transformers.models.Dense"
+NEW_POOLING = "sentence_transformers.sentence_transformer.modules.pooling.Pooling"
+NEW_NORMALIZE = "sentence_transformers.base.modules.normalize.Normalize"
+NEW_DENSE = "sentence_transformers.base.modules.dense.Dense"
+
+
+@frozen(kw_only=True)
+class Module:
+    """One entry of ``modules.json`` behind the transformer, with its weights."""
+
+    type: str
+    config: Mapping[str, Any] = Factory(dict)
+    weights: Mapping[str, Tensor] = Factory(dict)
+    weights_file: str = "model.safetensors"
+
+
+def pooling(mode: str | list[str], **more: object) -> Module:
+    """Pooling, as sentence-transformers 6 spells it."""
+    return Module(
+        type=NEW_POOLING, config={"embedding_dimension": HIDDEN, "pooling_mode": mode, "include_prompt": True} | more
+    )
+
+
+def legacy_pooling(*switches: str) -> Module:
+    """Pooling, as sentence-transformers spelt it before 6."""
+    names = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+    config = {f"pooling_mode_{name}": name in switches for name in names}
+    return Module(type=POOLING, config={"word_embedding_dimension": HIDDEN, **config})
+
+
+def dense(
+    in_features: int = HIDDEN,
+    out_features: int = HIDDEN,
+    *,
+    bias: bool = True,
+    activation: str = "torch.nn.modules.activation.Tanh",
+    use_residual: bool = False,
+    weights_file: str = "model.safetensors",
+) -> Module:
+    random = torch.Generator().manual_seed(in_features + 7 * out_features)
+    weights = {"linear.weight": torch.randn(out_features, in_features, generator=random) / in_features**0.5}
+    if bias:
+        weights["linear.bias"] = torch.randn(out_features, generator=random)
+    config = {"in_features": in_features, "out_features": out_features, "bias": bias, "activation_function": activation}
+    if use_residual:
+        config["use_residual"] = True
+        if in_features != out_features:
+            weights["residual.weight"] = torch.randn(out_features, in_features, generator=random)
+    return Module(type=NEW_DENSE, config=config, weights=weights, weights_file=weights_file)
+
+
+LEGACY_DENSE = evolve(dense(HIDDEN, 20), type=DENSE)
+
+
+def write_modules(folder: Path, modules: Sequence[Module]) -> None:
+    """Write ``modules.json`` for a transformer in the root and ``modules`` behind it."""
+    entries = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
+    for index, module in enumerate(modules, start=1):
+        path = f"{index}_{module.type.rpartition('.')[2]}"
+        entries.append({"idx": index, "name": str(index), "path": path, "type": module.type})
+        write_json(folder / path / "config.json", dict(module.config))
+        if module.weights and module.weights_file.endswith(".safetensors"):
+            save_file(dict(module.weights), folder / path / module.weights_file)
+        elif module.weights:
+            torch.save(dict(module.weights), folder / path / module.weights_file)
+    write_json(folder / "modules.json", entries)
+
+
+def edit_json(path: Path, edit: Callable[[Any], object]) -> None:
+    """Change a JSON file: ``edit`` changes the document in place, or returns another."""
+    document = json.loads(path.read_text())
+    write_json(path, edit(document) or document)
+
+
+# -- tokenizers -----------------------------------------------------------------------------------------
+
+
+CORPUS = [text for text in TEXTS if text.isascii()]
+LETTERS = sorted(set("".join(CORPUS)) - {" "})
+WORDS = sorted(set(" ".join(CORPUS).split()))[::2]
+"""Half of the words, so that the others are put together from letters."""
+
+
+def _trained(model: Any, trainer: Any, *, pre_tokenizer: Any, normalizer: Any = None) -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizer
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+def _word_pieces(*special: str) -> dict[str, int]:
+    """Written down rather than trained: that trainer breaks ties differently each time."""
+    letters = sorted({letter.lower() for letter in LETTERS})
+    pieces = [*special, *letters, *(f"##{letter}" for letter in letters), *(word.lower() for word in WORDS)]
+    return {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
+
+
+def byte_pairs(*special: str) -> tokenizers.Tokenizer:
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=list(special),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer = _trained(models.BPE(), trainer, pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=False))
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def vocab_and_merges(tokenizer: tokenizers.Tokenizer) -> dict[str, Any]:
+    model = json.loads(tokenizer.to_str())["model"]
+    return {"vocab": model["vocab"], "merges": [tuple(merge) for merge in model["merges"]]}
+
+
+def _unigrams(*special: str) -> list[tuple[str, float]]:
+    pieces = [(piece, 0.0) for piece in special]
+    return [*pieces, *((letter, -9.0) for letter in ["▁", *LETTERS]), *((f"▁{word}", -5.0) for word in WORDS)]
+
+
+def bert_tokenizer() -> Any:
+    vocab = _word_pieces("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    return transformers.BertTokenizer(vocab=vocab, model_max_length=MAX_LENGTH)
+
+
+def distilbert_tokenizer() -> Any:
+    vocab = _word_pieces("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    return transformers.DistilBertTokenizer(vocab=vocab, model_max_length=MAX_LENGTH)
+
+
+def mpnet_tokenizer() -> Any:
+    vocab = _word_pieces("<s>", "<pad>", "</s>", "[UNK]", "<mask>")
+    return transformers.MPNetTokenizer(vocab=vocab, model_max_length=MAX_LENGTH)
+
+
+def roberta_tokenizer() -> Any:
+    pairs = byte_pairs("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+    return transformers.RobertaTokenizer(**vocab_and_merges(pairs), model_max_length=MAX_LENGTH)
+
+
+def xlm_roberta_tokenizer() -> Any:
+    vocab = _unigrams("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+    return transformers.XLMRobertaTokenizer(vocab=vocab, model_max_length=MAX_LENGTH)
+
+
+def t5_tokenizer() -> Any:
+    vocab = _unigrams("<pad>", "</s>", "<unk>")
+    return transformers.T5Tokenizer(vocab=vocab, extra_ids=0, model_max_length=MAX_LENGTH)
+
+
+def modernbert_tokenizer() -> Any:
+    pairs = byte_pairs("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    pairs.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        special_tokens=[("[CLS]", pairs.token_to_id("[CLS]")), ("[SEP]", pairs.token_to_id("[SEP]"))],
+    )
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=pairs, mask_token="[MASK]", model_max_length=MAX_LENGTH, **names
+    )
+
+
+def qwen3_tokenizer() -> Any:
+    """Ends every text with <|endoftext|> and pads on the left, as Qwen3-Embedding's does."""
+    pairs = byte_pairs("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    tokenizer = transformers.Qwen2Tokenizer(**vocab_and_merges(pairs), padding_side="left", model_max_length=MAX_LENGTH)
+    end = tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A <|endoftext|>", special_tokens=[("<|endoftext|>", end)]
+    )
+    return tokenizer
+
+
+def gemma_tokenizer() -> Any:
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    pairs = _trained(
+        models.BPE(unk_token="<unk>"),
+        trainers.BpeTrainer(vocab_size=160, special_tokens=special, max_token_length=4, show_progress=False),
+        pre_tokenizer=pre_tokenizers.Split(" ", "merged_with_previous"),
+        normalizer=normalizers.Replace(" ", "▁"),
+    )
+    tokenizer = transformers.GemmaTokenizer(**vocab_and_merges(pairs), model_max_length=MAX_LENGTH)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A <eos>",
+        special_tokens=[(name, tokenizer.convert_tokens_to_ids(name)) for name in ("<bos>", "<eos>")],
+    )
+    return tokenizer
+
+
+# -- families -------------------------------------------------------------------------------------------
+
+ENCODER = {
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "initializer_range": 0.3,
+}
+"""A wide initializer: with the usual 0.02 attention adds next to nothing, and its faults would not show."""
+
+
+@frozen(kw_only=True)
+class Family:
+    """How to make one family's tiny model."""
+
+    tokenizer: Callable[[], Any]
+    model: Callable[[int], transformers.PreTrainedModel]
+    """Called with the size of the vocabulary."""
+    modules: tuple[Module, ...]
+
+
+def _bert(vocab_size: int) -> Any:
+    config = transformers.BertConfig(vocab_size=vocab_size, max_position_embeddings=64, **ENCODER)
+    return transformers.BertModel(config)
+
+
+def _roberta(vocab_size: int) -> Any:
+    config = transformers.RobertaConfig(
+        vocab_size=vocab_size, max_position_embeddings=66, pad_token_id=1, type_vocab_size=1, **ENCODER
+    )
+    return transformers.RobertaModel(config)
+
+
+def _distilbert(vocab_size: int) -> Any:
+    config = transformers.DistilBertConfig(
+        vocab_size=vocab_size,
+        max_position_embeddings=64,
+        dim=HIDDEN,
+        hidden_dim=48,
+        n_layers=2,
+        n_heads=2,
+        initializer_range=0.3,
+    )
+    return transformers.DistilBertModel(config)
+
+
+def _mpnet(vocab_size: int) -> Any:
+    return transformers.MPNetModel(
+        transformers.MPNetConfig(vocab_size=vocab_size, max_position_embeddings=66, pad_token_id=1, **ENCODER)
+    )
+
+
+def _modernbert(vocab_size: int) -> Any:
+    config = transformers.ModernBertConfig(
+        vocab_size=vocab_size,
+        max_position_embeddings=64,
+        local_attention=8,
+        global_attn_every_n_layers=2,
+        pad_token_id=0,
+        cls_token_id=2,
+        sep_token_id=3,
+        bos_token_id=2,
+        eos_token_id=3,
+        initializer_cutoff_factor=2.0,
+        **ENCODER,
+    )
+    return transformers.ModernBertModel(config)
+
+
+def _xlm_roberta(vocab_size: int) -> Any:
+    config = transformers.XLMRobertaConfig(
+        vocab_size=vocab_size, max_position_embeddings=66, pad_token_id=1, type_vocab_size=1, **ENCODER
+    )
+    return transformers.XLMRobertaModel(config)
+
+
+def _qwen3(vocab_size: int) -> Any:
+    config = transformers.Qwen3Config(
+        vocab_size=vocab_size, max_position_embeddings=64, num_key_value_heads=1, head_dim=16, **ENCODER
+    )
+    return transformers.Qwen3Model(config)
+
+
+def _gemma3(vocab_size: int) -> Any:
+    config = transformers.Gemma3TextConfig(
+        vocab_size=vocab_size,
+        max_position_embeddings=64,
+        num_key_value_heads=1,
+        head_dim=16,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"],
+        use_bidirectional_attention=True,
+        **ENCODER,
+    )
+    return transformers.Gemma3TextModel(config)
+
+
+def _t5(vocab_size: int) -> Any:
+    config = transformers.T5Config(
+        vocab_size=vocab_size, d_model=HIDDEN, d_kv=16, d_ff=48, num_layers=2, num_heads=2, initializer_factor=1.0
+    )
+    return transformers.T5EncoderModel(config)
+
+
+IDENTITY = "torch.nn.modules.linear.Identity"
+
+FAMILIES: Mapping[str, Family] = {
+    "bert": Family(
+        tokenizer=bert_tokenizer, model=_bert, modules=(legacy_pooling("mean_tokens"), Module(type=NORMALIZE))
+    ),
+    "roberta": Family(tokenizer=roberta_tokenizer, model=_roberta, modules=(pooling("mean"),)),
+    "distilbert": Family(tokenizer=distilbert_tokenizer, model=_distilbert, modules=(legacy_pooling("cls_token"),)),
+    "mpnet": Family(tokenizer=mpnet_tokenizer, model=_mpnet, modules=(pooling("mean"), Module(type=NEW_NORMALIZE))),
+    "modernbert": Family(
+        tokenizer=modernbert_tokenizer, model=_modernbert, modules=(pooling("cls"), Module(type=NEW_NORMALIZE))
+    ),
+    "xlm-roberta": Family(
+        tokenizer=xlm_roberta_tokenizer, model=_xlm_roberta, modules=(legacy_pooling("cls_token"), dense())
+    ),
+    "qwen3": Family(
+        tokenizer=qwen3_tokenizer, model=_qwen3, modules=(pooling("lasttoken"), Module(type=NEW_NORMALIZE))
+    ),
+    "gemma3": Family(
+        tokenizer=gemma_tokenizer,
+        model=_gemma3,
+        modules=(
+            pooling("mean"),
+            dense(HIDDEN, 64, bias=False, activation=IDENTITY),
+            dense(64, HIDDEN, bias=False, activation=IDENTITY),
+            Module(type=NEW_NORMALIZE),
+        ),
+    ),
+    "t5": Family(
+        tokenizer=t5_tokenizer,
+        model=_t5,
+        modules=(
+            legacy_pooling("mean_tokens"),
+            dense(HIDDEN, 24, bias=False, activation=IDENTITY, weights_file="pytorch_model.bin"),
+            Module(type=NORMALIZE),
+        ),
+    ),
+}
+
+
+def write_family(
+    folder: Path, name: str, *, modules: Sequence[Module] | None = None, **transformer_config: object
+) -> Path:
+    """Write a family's model, with ``modules`` in place of its usual ones if given.
+
+    ``transformer_config`` is what sentence_bert_config.json holds beside the length limit.
+    """
+    family = FAMILIES[name]
+    tokenizer = family.tokenizer()
+    torch.manual_seed(0)
+    model = family.model(len(tokenizer)).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # biases and norms start as zeros and ones, which hide faults
+                parameter += 0.2 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": MAX_LENGTH, **transformer_config})
+    write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "query: "}})
+    write_modules(folder, family.modules if modules is None else modules)
+    return folder
+
+
+# -- serving them ---------------------------------------------------------------------------------------
+
+
+def load(path: Path, **options: Any) -> TransformerRunner:
+    """Load a folder's runner as the service does."""
+    return load_runner(read_model_folder(path), ModelConfig(device="cpu", **options), Offload())
+
+
+@define(eq=False)
+class ServedModel:
+    """Renderer and runner of a folder, put together as the service does."""
+
+    path: Path
+    dtype: Dtype = "float32"
+    device: str = "cpu"
+    settings: Mapping[str, Any] = Factory(dict)
+    offload: Offload = field(factory=Offload)
+    folder: ModelFolder = field(init=False)
+    renderer: Renderer = field(init=False)
+    runner: TransformerRunner = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        config = ModelConfig(dtype=self.dtype, device=self.device, **self.settings)
+        self.folder = read_model_folder(self.path, config)
+        self.runner = load_runner(self.folder, config, self.offload)
+        self.renderer = renderer_of(self.folder, load_tokenizer(self.folder), self.offload, workers=1)
+
+    async def requests(
+        self,
+        texts: Sequence[str],
+        params: Embed | Sequence[Embed] = AS_THE_MODEL_SAYS,
+        instruction: str = "",
+    ) -> list[PoolingRequest]:
+        """Render texts, cut to the model's limit as sentence-transformers cuts them."""
+        rendering = RenderingParams(truncate_to=self.folder.max_model_len, instruction=instruction)
+        each = [params] * len(texts) if isinstance(params, Embed) else params
+        return [
+            PoolingRequest(await self.renderer.render(TextPrompt(text), rendering), (one,))
+            for text, one in zip(texts, each, strict=True)
+        ]
+
+    async def compute(
+        self, prompts: Sequence[Prompt], params: PoolingParams, *, together: bool = True, **rendering: Any
+    ) -> list[Any]:
+        """Compute prompts, cut to the model's limit, in one batch or each alone."""
+        how = RenderingParams(truncate_to=self.folder.max_model_len, **rendering)
+        requests = [PoolingRequest(await self.renderer.render(prompt, how), (params,)) for prompt in prompts]
+        batches = [Batch(tuple(requests))] if together else [Batch((request,)) for request in requests]
+        return [value for batch in batches for (value,) in await self.runner.launch(batch)]
+
+    async def embed(
+        self,
+        texts: Sequence[str],
+        params: Embed | Sequence[Embed] = AS_THE_MODEL_SAYS,
+        instruction: str = "",
+    ) -> list[Vectors]:
+        """Compute texts in one batch."""
+        rows = await self.runner.launch(Batch(tuple(await self.requests(texts, params, instruction))))
+        return [vector for (vector,) in rows]
+
+    async def ask(
+        self, texts: Sequence[str], params: Sequence[tuple[PoolingParams, ...]], role: Role | None = None
+    ) -> list[PoolingRequest]:
+        """Render texts in a role, with that role's prompt; ``params`` is what is wanted of each."""
+        instruction = self.folder.prompts.get(role or self.folder.default_prompt_name or "", "")
+        rendering = RenderingParams(truncate_to=self.folder.max_model_len, instruction=instruction, role=role)
+        return [
+            PoolingRequest(await self.renderer.render(TextPrompt(text), rendering), wanted)
+            for text, wanted in zip(texts, params, strict=True)
+        ]
+
+    async def values(
+        self, texts: Sequence[str], *params: PoolingParams, role: Role | None = None
+    ) -> list[tuple[PooledValue, ...]]:
+        """Compute the same of all texts, in one batch."""
+        return await self.runner.launch(Batch(tuple(await self.ask(texts, [params] * len(texts), role))))
+
+
+def reference(path: Path, **options: Any) -> Any:
+    """The oracle: sentence-transformers on the same folder."""
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(path), device="cpu", local_files_only=True, **options)
+
+
+def largest_difference(ours: Sequence[Vectors], theirs: Sequence[Vectors]) -> float:
+    """The largest absolute difference of any component."""
+    return max(float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True))

@@ -1,0 +1,545 @@
+"""Tiny late-interaction, sparse and BGE-M3 models with random weights, as their authors lay out the folders."""
+
+import itertools
+import string
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from attrs import evolve
+from safetensors.torch import load_file, save_file
+
+from tests.model_folders import write_json
+from tests.models.model_families import (
+    ENCODER,
+    FAMILIES,
+    HIDDEN,
+    IDENTITY,
+    MAX_LENGTH,
+    Module,
+    bert_tokenizer,
+    dense,
+    distilbert_tokenizer,
+    edit_json,
+    modernbert_tokenizer,
+    pooling,
+    roberta_tokenizer,
+    write_family,
+    write_modules,
+    xlm_roberta_tokenizer,
+)
+from trio_pool_serve.types import Vectors
+
+QUERIES = (
+    "What owns a task?",
+    "Who is waiting, and for how many embeddings, while an event loop that is blocked serves nobody at all?",
+    "yes",
+    "",
+    "größer, 東京",
+)
+"""Shorter than an expanded query, and longer."""
+
+DOCUMENTS = (
+    "A nursery owns its tasks.",
+    "An event loop that is blocked serves nobody, however many clients are waiting for their embeddings.",
+    "Yes",
+    "Structured concurrency makes some faults impossible to write: every task has a parent. " * 3,
+    "Naïve café: größer, 東京, emoji 🙂!",
+    "",
+    ". , : .",
+    "The device computes the next batch while the rows of this one are copied to the host.",
+)
+"""One is longer than every limit, one is empty, one is nothing but punctuation."""
+
+QUERY_LENGTH, DOCUMENT_LENGTH = 14, 40
+WIDTH = 20
+"""Dimensions of a token's vector."""
+
+PYLATE_DENSE = "pylate.models.Dense.Dense"
+
+
+def assert_same_ranking(ours: Vectors, theirs: Vectors) -> None:
+    """For each query the documents come in the same order, but for those whose scores are as good as equal."""
+    for own, wanted in zip(ours, theirs, strict=True):
+        ranked = np.argsort(-wanted, kind="stable")
+        for better, worse in itertools.pairwise(ranked):
+            if wanted[better] - wanted[worse] > 1e-4:
+                assert own[better] > own[worse]
+
+
+def add_to(tokenizer: Any, *tokens: str) -> Any:
+    """Give a tokenizer more tokens, as PyLate does with markers: ordinary ones, that text is normalised before."""
+    tokenizer.add_tokens(list(tokens))
+    return tokenizer
+
+
+def write_transformer(folder: Path, name: str, tokenizer: Any = None) -> Path:
+    """Write a family's bare transformer, with another tokenizer than its own if given."""
+    family = FAMILIES[name]
+    tokenizer = tokenizer or family.tokenizer()
+    torch.manual_seed(0)
+    model = family.model(len(tokenizer)).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter += 0.2 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+# -- late interaction: the original ColBERT -----------------------------------------------------------------
+
+
+def write_stanford(
+    folder: Path,
+    metadata: Mapping[str, Any] | None,
+    *,
+    family: str = "bert",
+    prefix: str = "bert.",
+    tokenizer: Any = None,
+    is_pickled: bool = False,
+) -> Path:
+    """``HF_ColBERT``: the projection beside the encoder's weights, which have their class's name in front."""
+    write_transformer(folder, family, tokenizer)
+    edit_json(folder / "config.json", lambda config: config.update(architectures=["HF_ColBERT"]))
+    weights = {f"{prefix}{name}": weight for name, weight in load_file(folder / "model.safetensors").items()}
+    weights["linear.weight"] = torch.randn(WIDTH, HIDDEN, generator=torch.Generator().manual_seed(3))
+    (folder / "model.safetensors").unlink()
+    if is_pickled:
+        torch.save(weights, folder / "pytorch_model.bin")
+    else:
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    if metadata is not None:
+        write_json(folder / "artifact.metadata", dict(metadata))
+    return folder
+
+
+def bert_with_unused() -> Any:
+    """The real vocabulary holds ``[unused0]``, which is no special token."""
+    vocabulary = bert_tokenizer().get_vocab()
+    more = {f"[unused{index}]": len(vocabulary) + index for index in range(3)}
+    pieces = {piece: len(vocabulary) + 3 + index for index, piece in enumerate(("unused", "##0", "##1", "[", "]", "?"))}
+    return transformers.BertTokenizer(vocab=vocabulary | more | pieces, model_max_length=MAX_LENGTH)
+
+
+def colbert_v2(folder: Path) -> Path:
+    metadata = {
+        "query_token_id": "[unused0]",
+        "doc_token_id": "[unused1]",
+        "query_token": "[Q]",
+        "doc_token": "[D]",
+        "query_maxlen": QUERY_LENGTH,
+        "doc_maxlen": DOCUMENT_LENGTH,
+        "mask_punctuation": True,
+        "attend_to_mask_tokens": False,
+        "dim": WIDTH,
+        "similarity": "cosine",
+    }
+    return write_stanford(folder, metadata, tokenizer=bert_with_unused())
+
+
+def colbert_without_metadata(folder: Path) -> Path:
+    return write_stanford(folder, None, tokenizer=bert_with_unused(), is_pickled=True)
+
+
+def jina_colbert(folder: Path) -> Path:
+    tokenizer = add_to(xlm_roberta_tokenizer(), "[QueryMarker]", "[DocumentMarker]")
+    metadata = {
+        "query_token_id": "[QueryMarker]",
+        "doc_token_id": "[DocumentMarker]",
+        "query_maxlen": QUERY_LENGTH,
+        "doc_maxlen": DOCUMENT_LENGTH,
+        "mask_punctuation": False,
+        "attend_to_mask_tokens": True,
+    }
+    return write_stanford(folder, metadata, family="xlm-roberta", prefix="roberta.", tokenizer=tokenizer)
+
+
+# -- late interaction: PyLate -------------------------------------------------------------------------------
+
+
+def projection(in_features: int = HIDDEN, out_features: int = WIDTH, **more: object) -> Module:
+    """PyLate's Dense has no name of what it reads."""
+    made = dense(in_features, out_features, bias=False, activation=IDENTITY, use_residual=bool(more))
+    return evolve(made, type=PYLATE_DENSE)
+
+
+def write_pylate(folder: Path, family: str, *modules: Module, tokenizer: Any = None, **settings: object) -> Path:
+    """A PyLate folder: masks and normalising go without saying, the tokenizer leaves room for the marker."""
+    write_transformer(folder, family, tokenizer)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": DOCUMENT_LENGTH - 1, "do_lower_case": False})
+    write_json(
+        folder / "config_sentence_transformers.json",
+        {
+            "model_type": "ColBERT",
+            "prompts": {},
+            "default_prompt_name": None,
+            "similarity_fn_name": "MaxSim",
+            "query_prefix": "[Q] ",
+            "document_prefix": "[D] ",
+            "query_length": QUERY_LENGTH,
+            "document_length": DOCUMENT_LENGTH,
+            "attend_to_expansion_tokens": False,
+            "skiplist_words": list(string.punctuation),
+        }
+        | settings,
+    )
+    write_modules(folder, modules or (projection(),))
+    return folder
+
+
+def pylate_bert(folder: Path) -> Path:
+    return write_pylate(folder, "bert", tokenizer=add_to(bert_tokenizer(), "[Q] ", "[D] "))
+
+
+def pylate_attending(folder: Path) -> Path:
+    tokenizer = add_to(bert_tokenizer(), "[Q] ", "[D] ")
+    return write_pylate(folder, "bert", tokenizer=tokenizer, attend_to_expansion_tokens=True, skiplist_words=[])
+
+
+def pylate_modernbert(folder: Path) -> Path:
+    """As GTE-ModernColBERT and mxbai-edge-colbert are: no expansion, and several layers behind one another."""
+    tokenizer = add_to(modernbert_tokenizer(), "[Q] ", "[D] ")
+    layers = (projection(HIDDEN, 2 * HIDDEN, use_residual=True), projection(2 * HIDDEN, WIDTH))
+    return write_pylate(folder, "modernbert", *layers, tokenizer=tokenizer, do_query_expansion=False)
+
+
+def pylate_expanding_modernbert(folder: Path) -> Path:
+    tokenizer = add_to(modernbert_tokenizer(), "[Q] ", "[D] ")
+    return write_pylate(folder, "modernbert", tokenizer=tokenizer)
+
+
+def pylate_with_prompts(folder: Path) -> Path:
+    """A marker that the tokenizer does not know is ordinary text, and comes before a prompt."""
+    return write_pylate(folder, "roberta", prompts={"query": "query: ", "document": "[D] text: "}, skiplist_words=None)
+
+
+def early_pylate(folder: Path) -> Path:
+    """Before PyLate wrote down what type of model it is."""
+    path = write_pylate(folder, "bert", tokenizer=add_to(bert_tokenizer(), "[Q] ", "[D] "), skiplist_words=None)
+    edit_json(path / "config_sentence_transformers.json", lambda settings: settings.pop("model_type") and None)
+    return path
+
+
+# -- late interaction: sentence-transformers itself ---------------------------------------------------------
+
+
+def write_multi_vector(
+    folder: Path,
+    family: str,
+    mask: Mapping[str, Any] | None,
+    *,
+    normalizes: bool = True,
+    prompts: Mapping[str, str] | None = None,
+    similarity: str | None = None,
+    **transformer: Any,
+) -> Path:
+    """Put a model together with sentence-transformers, and let it write the folder."""
+    from sentence_transformers import MultiVectorEncoder
+    from sentence_transformers.base.modules import Normalize, Transformer
+    from sentence_transformers.base.modules.dense import Dense
+    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+
+    bare = write_transformer(folder.with_name(f"{folder.name}-bare"), family)
+    torch.manual_seed(1)
+    modules: list[torch.nn.Module] = [
+        Transformer(str(bare), max_seq_length=MAX_LENGTH, **transformer),
+        Dense(HIDDEN, WIDTH, module_input_name="token_embeddings", activation_function=torch.nn.Tanh()),
+    ]
+    if mask is not None:
+        modules.append(MultiVectorMask(**mask))
+    if normalizes:
+        modules.append(Normalize("token_embeddings"))
+    model = MultiVectorEncoder(
+        modules=modules, prompts=dict(prompts or {}), similarity_fn_name=similarity, device="cpu"
+    )
+    model.save_pretrained(str(folder), create_model_card=False)
+    return folder
+
+
+def fixed_expansion(folder: Path) -> Path:
+    return write_multi_vector(
+        folder,
+        "distilbert",
+        {"skiplist_words": list(string.punctuation)},
+        prompts={"query": "query: ", "document": "passage: "},
+        query_expansion={"strategy": "fixed", "length": QUERY_LENGTH},
+        document_length=DOCUMENT_LENGTH,
+    )
+
+
+def least_expansion(folder: Path) -> Path:
+    return write_multi_vector(
+        folder,
+        "roberta",
+        {"skiplist_words": [","], "skiplist_tasks": ["query", "document"]},
+        query_expansion={"strategy": "min", "length": 8, "attend": True},
+        query_length=2 * QUERY_LENGTH,
+        similarity="meanmaxsim",
+    )
+
+
+def expansion_by_a_token(folder: Path) -> Path:
+    return write_multi_vector(
+        folder,
+        "xlm-roberta",
+        {},
+        query_expansion={"strategy": "min", "length": QUERY_LENGTH, "token": "</s>"},
+        similarity="meanmaxsim",
+    )
+
+
+def without_expansion(folder: Path) -> Path:
+    return write_multi_vector(folder, "modernbert", {}, query_length=QUERY_LENGTH, normalizes=False)
+
+
+def without_mask(folder: Path) -> Path:
+    return write_multi_vector(folder, "bert", None, query_expansion={"strategy": "fixed", "length": QUERY_LENGTH})
+
+
+def some_tokens_only(folder: Path) -> Path:
+    """Some documents have none of these tokens."""
+    letters = [bert_tokenizer().convert_tokens_to_ids(piece) for piece in ("a", "##e", "##s", "the")]
+    return write_multi_vector(folder, "bert", {"keep_only_token_ids": letters}, similarity="meanmaxsim")
+
+
+LATE_INTERACTION: Mapping[str, Callable[[Path], Path]] = {
+    write.__name__: write
+    for write in (
+        colbert_v2,
+        colbert_without_metadata,
+        jina_colbert,
+        pylate_bert,
+        pylate_attending,
+        pylate_modernbert,
+        pylate_expanding_modernbert,
+        pylate_with_prompts,
+        early_pylate,
+        fixed_expansion,
+        least_expansion,
+        expansion_by_a_token,
+        without_expansion,
+        without_mask,
+        some_tokens_only,
+    )
+}
+
+# -- sparse -------------------------------------------------------------------------------------------------
+
+MASKED_LMS: Mapping[str, tuple[Callable[[], Any], Callable[[int], Any]]] = {
+    "bert": (
+        bert_tokenizer,
+        lambda size: transformers.BertForMaskedLM(
+            transformers.BertConfig(vocab_size=size, max_position_embeddings=64, **ENCODER)
+        ),
+    ),
+    "distilbert": (
+        distilbert_tokenizer,
+        lambda size: transformers.DistilBertForMaskedLM(
+            transformers.DistilBertConfig(
+                vocab_size=size, max_position_embeddings=64, dim=HIDDEN, hidden_dim=48, n_layers=2, n_heads=2
+            )
+        ),
+    ),
+    "xlm-roberta": (
+        xlm_roberta_tokenizer,
+        lambda size: transformers.XLMRobertaForMaskedLM(
+            transformers.XLMRobertaConfig(vocab_size=size, max_position_embeddings=66, pad_token_id=1, **ENCODER)
+        ),
+    ),
+    "roberta": (
+        roberta_tokenizer,
+        lambda size: transformers.RobertaForMaskedLM(
+            transformers.RobertaConfig(vocab_size=size, max_position_embeddings=66, pad_token_id=1, **ENCODER)
+        ),
+    ),
+    "modernbert": (
+        modernbert_tokenizer,
+        lambda size: transformers.ModernBertForMaskedLM(
+            transformers.ModernBertConfig(
+                vocab_size=size, max_position_embeddings=64, local_attention=8, pad_token_id=0, **ENCODER
+            )
+        ),
+    ),
+}
+
+
+def write_masked_lm(folder: Path, name: str) -> Path:
+    """A bare masked language model, as ``naver/splade-*`` were first published."""
+    make_tokenizer, make_model = MASKED_LMS[name]
+    tokenizer = make_tokenizer()
+    torch.manual_seed(0)
+    model = make_model(len(tokenizer)).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter += 0.2 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def splade_modules(bare: Path, **pooling_config: Any) -> list[Any]:
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.sparse_encoder.modules import SpladePooling
+
+    return [
+        Transformer(str(bare), transformer_task="fill-mask", max_seq_length=MAX_LENGTH),
+        SpladePooling(**pooling_config),
+    ]
+
+
+def write_splade(folder: Path, name: str, *, most_weights: int | None = None, **pooling_config: Any) -> Path:
+    """Put a model together with sentence-transformers, and let it write the folder."""
+    from sentence_transformers import SparseEncoder
+
+    bare = write_masked_lm(folder.with_name(f"{folder.name}-bare"), name)
+    model = SparseEncoder(
+        modules=splade_modules(bare, **pooling_config),
+        max_active_dims=most_weights,
+        prompts={"query": "query: "},
+        device="cpu",
+    )
+    model.save_pretrained(str(folder), create_model_card=False)
+    return folder
+
+
+def splade_max(folder: Path) -> Path:
+    return write_splade(folder, "bert")
+
+
+def splade_sum(folder: Path) -> Path:
+    return write_splade(folder, "distilbert", pooling_strategy="sum")
+
+
+def splade_of_two_logarithms(folder: Path) -> Path:
+    return write_splade(folder, "xlm-roberta", activation_function="log1p_relu")
+
+
+def splade_sum_of_two_logarithms(folder: Path) -> Path:
+    return write_splade(folder, "roberta", pooling_strategy="sum", activation_function="log1p_relu")
+
+
+def splade_modernbert(folder: Path) -> Path:
+    return write_splade(folder, "modernbert", most_weights=12)
+
+
+def early_splade(folder: Path) -> Path:
+    """As sentence-transformers 5.0 wrote it."""
+    write_masked_lm(folder, "bert")
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": MAX_LENGTH, "do_lower_case": False})
+    write_json(folder / "config_sentence_transformers.json", {"model_type": "SparseEncoder", "prompts": {}})
+    models = "sentence_transformers.sparse_encoder.models"
+    write_json(folder / "1_SpladePooling" / "config.json", {"pooling_strategy": "max", "activation_function": "relu"})
+    write_json(
+        folder / "modules.json",
+        [
+            {"idx": 0, "name": "0", "path": "", "type": f"{models}.MLMTransformer"},
+            {"idx": 1, "name": "1", "path": "1_SpladePooling", "type": f"{models}.SpladePooling"},
+        ],
+    )
+    return folder
+
+
+def write_inference_free(folder: Path, default_route: str | None = "document") -> Path:
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.base.modules.router import Router
+    from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding
+
+    bare = write_masked_lm(folder.with_name(f"{folder.name}-bare"), "bert")
+    tokenizer = bert_tokenizer()
+    weight = torch.rand(len(tokenizer), generator=torch.Generator().manual_seed(5))
+    router = Router.for_query_document(
+        query_modules=[SparseStaticEmbedding(tokenizer, weight=weight)],
+        document_modules=splade_modules(bare, activation_function="log1p_relu"),
+        default_route=default_route,
+    )
+    SparseEncoder(modules=[router], device="cpu").save_pretrained(str(folder), create_model_card=False)
+    return folder
+
+
+def inference_free(folder: Path) -> Path:
+    return write_inference_free(folder)
+
+
+def inference_free_by_default(folder: Path) -> Path:
+    """The first route is for texts without a role, and that is the queries'."""
+    return write_inference_free(folder, default_route=None)
+
+
+def opensearch(folder: Path) -> Path:
+    """The transformer lies in the root, as the name of its module is empty."""
+    write_masked_lm(folder, "distilbert")
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": MAX_LENGTH, "do_lower_case": False})
+    write_json(folder / "config_sentence_transformers.json", {"model_type": "SparseEncoder", "prompts": {}})
+    table = folder / "query_0_SparseStaticEmbedding"
+    tokenizer = distilbert_tokenizer()
+    tokenizer.save_pretrained(table)
+    weight = torch.rand(len(tokenizer), generator=torch.Generator().manual_seed(6))
+    torch.save({"weight": weight}, table / "pytorch_model.bin")
+    write_json(table / "config.json", {"frozen": True})
+    write_json(
+        folder / "document_1_SpladePooling" / "config.json",
+        {"pooling_strategy": "max", "activation_function": "log1p_relu", "word_embedding_dimension": None},
+    )
+    models = "sentence_transformers.sparse_encoder.models"
+    write_json(
+        folder / "router_config.json",
+        {
+            "types": {
+                "query_0_SparseStaticEmbedding": f"{models}.SparseStaticEmbedding",
+                "": f"{models}.MLMTransformer",
+                "document_1_SpladePooling": f"{models}.SpladePooling",
+            },
+            "structure": {
+                "query": ["query_0_SparseStaticEmbedding"],
+                "document": ["", "document_1_SpladePooling"],
+            },
+            "parameters": {"default_route": "document", "allow_empty_key": True},
+        },
+    )
+    write_json(
+        folder / "modules.json",
+        [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Router"}],
+    )
+    return folder
+
+
+SPARSE: Mapping[str, Callable[[Path], Path]] = {
+    write.__name__: write
+    for write in (
+        splade_max,
+        splade_sum,
+        splade_of_two_logarithms,
+        splade_sum_of_two_logarithms,
+        splade_modernbert,
+        early_splade,
+        inference_free,
+        inference_free_by_default,
+        opensearch,
+    )
+}
+
+# -- BGE-M3 -------------------------------------------------------------------------------------------------
+
+
+def write_bge_m3(folder: Path, *, with_modules: bool = True) -> Path:
+    """The dense model's folder with two linear layers beside it, saved in half precision."""
+    write_family(
+        folder,
+        "xlm-roberta",
+        modules=(
+            pooling("cls"),
+            Module(type="sentence_transformers.models.Normalize"),
+        ),
+    )
+    if not with_modules:
+        (folder / "modules.json").unlink()
+    torch.manual_seed(2)
+    for name, out_features in (("sparse_linear.pt", 1), ("colbert_linear.pt", HIDDEN)):
+        torch.save(torch.nn.Linear(HIDDEN, out_features).half().state_dict(), folder / name)
+    return folder

@@ -1,0 +1,225 @@
+"""Classifiers give what transformers and sentence-transformers give, whatever batch an input rides in."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from attrs import evolve, frozen
+
+from tests.models.classifier_families import (
+    DECODERS,
+    ENCODERS,
+    FAMILIES,
+    PAIRS,
+    PROMPTS,
+    cross_encoder,
+    write_classifier,
+)
+from tests.models.model_families import TEXTS, ServedModel, edit_json, largest_difference
+from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt
+from trio_pool_serve.types import Batch, Classify, PoolingRequest, TokenClassify
+
+TOLERANCE = 1e-4
+TEXT_PROMPTS = [TextPrompt(text) for text in TEXTS]
+RAW, SCORE = Classify("raw"), Classify("score")
+
+
+@frozen(eq=False)
+class Pair:
+    """One folder, loaded here and there."""
+
+    ours: ServedModel
+    theirs: Any
+    expected: Any
+
+
+def rows(scores: Any) -> Any:
+    return np.asarray(scores).reshape(len(scores), -1)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def judge(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A cross-encoder: one label."""
+    path = write_classifier(tmp_path_factory.mktemp("judge") / request.param, request.param, num_labels=1)
+    theirs = cross_encoder(path)
+    return Pair(ServedModel(path), theirs, rows(theirs.predict(PAIRS)))
+
+
+async def test_pairs_agree_together_and_alone(judge: Pair):
+    assert largest_difference(await judge.ours.compute(PROMPTS, SCORE), judge.expected) < TOLERANCE
+    assert largest_difference(await judge.ours.compute(PROMPTS, SCORE, together=False), judge.expected) < TOLERANCE
+
+
+async def test_a_shuffled_batch_with_repeats_agrees(judge: Pair):
+    order = [*range(len(PROMPTS)), *range(len(PROMPTS))]
+    random.Random(7).shuffle(order)
+    scores = await judge.ours.compute([PROMPTS[index] for index in order], SCORE)
+    assert largest_difference(scores, judge.expected[order]) < TOLERANCE
+
+
+async def test_logits_and_an_instruction_agree(judge: Pair):
+    expected = judge.theirs.predict(PAIRS, activation_fn=torch.nn.Identity(), prompt="find: ")
+    scores = await judge.ours.compute(PROMPTS, RAW, instruction="find: ")
+    assert largest_difference(scores, rows(expected)) < TOLERANCE
+    assert np.argsort(np.ravel(scores)).tolist() == np.argsort(expected).tolist()
+
+
+def test_the_pairs_are_told_apart(judge: Pair):
+    """Else agreement would prove nothing."""
+    scores = np.sort(judge.expected[:, 0])
+    assert scores[-1] - scores[0] > 100 * TOLERANCE
+
+
+async def test_both_read_the_same_token_ids(judge: Pair):
+    for pair, prompt in zip(PAIRS, PROMPTS, strict=True):
+        ours = await judge.ours.renderer.render(prompt, RenderingParams(truncate_to=judge.ours.folder.max_model_len))
+        theirs = judge.theirs.preprocess([pair])
+        assert ours.token_ids.tolist() == theirs["input_ids"][0].tolist()
+        if "token_type_ids" in theirs and ours.type_ids is not None:
+            assert ours.type_ids.tolist() == theirs["token_type_ids"][0].tolist()
+
+
+def pipeline(path: Path, task: str, **options: Any) -> Any:
+    return transformers.pipeline(task, str(path), device="cpu", **options)
+
+
+def probabilities(path: Path, texts: list[Any], names: list[str]) -> Any:
+    found = pipeline(path, "text-classification", top_k=None)(texts, truncation=True)
+    return np.array([[next(x["score"] for x in row if x["label"] == name) for name in names] for row in found])
+
+
+NAMES = ["no", "perhaps", "yes"]
+LABELS = {"id2label": dict(enumerate(NAMES)), "label2id": {name: index for index, name in enumerate(NAMES)}}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_labels_agree_for_texts_and_pairs(name: str, tmp_path: Path):
+    path = write_classifier(tmp_path / name, name, **LABELS)
+    ours = ServedModel(path)
+    assert ours.folder.architecture.labels == tuple(NAMES)
+    assert ours.folder.architecture.tasks == {"classify"}
+    expected = probabilities(path, list(TEXTS), NAMES)
+    for together in (True, False):
+        assert largest_difference(await ours.compute(TEXT_PROMPTS, Classify(), together=together), expected) < TOLERANCE
+    pairs = [pair for pair in PAIRS if pair[1]]  # the pipeline takes an empty second text for none
+    of_pairs = probabilities(path, [{"text": first, "text_pair": second} for first, second in pairs], NAMES)
+    found = await ours.compute([PairPrompt(*pair) for pair in pairs], Classify())
+    assert largest_difference(found, of_pairs) < TOLERANCE
+    assert largest_difference(await ours.compute(PROMPTS, SCORE), cross_encoder(path).predict(PAIRS)) < 10 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("labels", "problem_type"),
+    [
+        (1, None),
+        (3, None),
+        (1, "regression"),
+        (3, "regression"),
+        (3, "single_label_classification"),
+        (1, "multi_label_classification"),
+        (3, "multi_label_classification"),
+    ],
+)
+async def test_probabilities_follow_the_problem_type(labels: int, problem_type: str | None, tmp_path: Path):
+    path = write_classifier(tmp_path / "bert", "bert", num_labels=labels, problem_type=problem_type)
+    ours = ServedModel(path)
+    expected = probabilities(path, list(TEXTS), list(ours.folder.architecture.labels))
+    assert largest_difference(await ours.compute(TEXT_PROMPTS, Classify()), expected) < TOLERANCE
+
+
+IDENTITY = "torch.nn.modules.linear.Identity"
+TANH = "torch.nn.modules.activation.Tanh"
+
+
+@pytest.mark.parametrize(
+    ("labels", "config", "texts"),
+    [
+        (1, {"sentence_transformers": {"activation_fn": IDENTITY, "version": "4.1.0"}}, {}),
+        (1, {"sbert_ce_default_activation_function": IDENTITY}, {}),
+        (1, {"sbert_ce_default_activation_function": IDENTITY, "sentence_transformers": {"activation_fn": TANH}}, {}),
+        (3, {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}, {}),
+        (1, {"sentence_transformers": {"activation_fn": IDENTITY}}, {"activation_fn": TANH}),
+        (1, {}, {"activation_fn": IDENTITY}),
+        (3, {}, {}),
+    ],
+)
+async def test_scores_follow_the_activation_of_the_files(labels: int, config: Any, texts: Any, tmp_path: Path):
+    path = write_classifier(tmp_path / "bert", "bert", num_labels=labels)
+    if texts:
+        cross_encoder(path).save_pretrained(str(path))
+        edit_json(path / "config_sentence_transformers.json", lambda document: document.update(texts))
+    edit_json(path / "config.json", lambda document: document.update(config))
+    scores = await ServedModel(path).compute(PROMPTS, SCORE)
+    assert largest_difference(scores, rows(cross_encoder(path).predict(PAIRS))) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["bert", "qwen3"])
+async def test_a_cross_encoder_saved_with_modules_agrees(name: str, tmp_path: Path):
+    path = write_classifier(tmp_path / name, name, num_labels=1)
+    theirs = cross_encoder(path, max_length=24)
+    theirs.save_pretrained(str(tmp_path / "saved"))
+    ours = ServedModel(tmp_path / "saved")
+    assert ours.folder.architecture.scoring == "pairs"
+    assert largest_difference(await ours.compute(PROMPTS, SCORE), rows(theirs.predict(PAIRS))) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", DECODERS)
+async def test_a_decoder_reads_the_last_token_whatever_the_padding_token_is(name: str, tmp_path: Path):
+    """A text may hold the padding token itself; Qwen's ends in it."""
+    path = write_classifier(tmp_path / name, name, num_labels=1)
+    expected = await ServedModel(path).compute(PROMPTS, RAW)
+    edit_json(path / "config.json", lambda config: config.update(pad_token_id=None))
+    assert largest_difference(await ServedModel(path).compute(PROMPTS, RAW), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+async def test_tokens_agree(name: str, tmp_path: Path):
+    path = write_classifier(tmp_path / name, name, "TokenClassification", **LABELS)
+    ours = ServedModel(path)
+    assert (ours.folder.architecture.tasks, ours.folder.architecture.labels) == ({"token_classify"}, tuple(NAMES))
+    model = transformers.AutoModelForTokenClassification.from_pretrained(path).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    for activation in ("probabilities", "raw"):
+        for together in (True, False):
+            found = await ours.compute(TEXT_PROMPTS, TokenClassify(activation), together=together)
+            for text, row in zip(TEXTS, found, strict=True):
+                with torch.no_grad():
+                    logits = model(**tokenizer(text, truncation=True, return_tensors="pt")).logits[0]
+                expected = logits.softmax(-1) if activation == "probabilities" else logits
+                assert row.shape == expected.shape
+                assert np.abs(row - expected.numpy()).max() < TOLERANCE
+
+
+async def test_only_kept_tokens_are_judged(tmp_path: Path):
+    ours = ServedModel(write_classifier(tmp_path / "bert", "bert", "TokenClassification"))
+    prompt = await ours.renderer.render(TextPrompt(TEXTS[0]), RenderingParams())
+    kept = np.arange(len(prompt.token_ids)) % 3 == 1
+    requests = [PoolingRequest(one, (TokenClassify(),)) for one in (prompt, evolve(prompt, kept=kept))]
+    (every,), (some,) = await ours.runner.launch(Batch(tuple(requests)))
+    assert np.array_equal(some, every[kept])
+
+
+async def test_each_row_of_a_batch_has_its_own_activation(tmp_path: Path):
+    ours = ServedModel(write_classifier(tmp_path / "bert", "bert", num_labels=3))
+    prompt = await ours.renderer.render(PairPrompt("Yes", "A nursery"), RenderingParams())
+    asked = (Classify("raw"), Classify("probabilities"), Classify("score"))
+    ((raw,), (probabilities,), (score,)) = await ours.runner.launch(
+        Batch(tuple(PoolingRequest(prompt, (one,)) for one in asked))
+    )
+    assert np.allclose(torch.tensor(raw).softmax(-1), probabilities, atol=1e-6)
+    assert np.array_equal(raw, score)
+
+
+@pytest.mark.parametrize("lower_case", [False, True])
+async def test_lower_casing_agrees(tmp_path: Path, *, lower_case: bool):
+    path = write_classifier(tmp_path / "cased", "roberta", num_labels=1)
+    cross_encoder(path).save_pretrained(str(path))
+    edit_json(path / "sentence_bert_config.json", lambda config: config.update(do_lower_case=lower_case))
+    pairs = [("A Nursery OWNS", "Its Tasks."), ("a nursery owns", "its tasks.")]
+    scores = await ServedModel(path).compute([PairPrompt(*pair) for pair in pairs], SCORE)
+    assert largest_difference(scores, rows(cross_encoder(path).predict(pairs))) < TOLERANCE
+    assert np.array_equal(scores[0], scores[1]) == lower_case

@@ -1,0 +1,120 @@
+"""Token vectors and MaxSim scores are those of sentence-transformers, whatever layout the folder has."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attrs import frozen
+
+from tests.models.model_families import ServedModel
+from tests.models.retrieval_families import DOCUMENTS, LATE_INTERACTION, QUERIES, assert_same_ranking
+from trio_pool_serve.prompts import Role
+from trio_pool_serve.types import Batch, HeldQuery, HoldQuery, MaxSim, TokenEmbed, Vectors
+
+TOLERANCE = 1e-5
+SCORE_TOLERANCE = 1e-4
+
+
+@frozen(eq=False)
+class Pair:
+    """One folder, loaded here and there, with what the oracle makes of the texts."""
+
+    ours: ServedModel
+    theirs: Any
+    queries: list[Vectors]
+    documents: list[Vectors]
+    scores: Vectors
+
+
+@pytest.fixture(scope="module", params=LATE_INTERACTION)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    from sentence_transformers import MultiVectorEncoder
+
+    path = LATE_INTERACTION[request.param](tmp_path_factory.mktemp("late") / request.param)
+    theirs = MultiVectorEncoder(str(path), device="cpu", local_files_only=True)
+    queries, documents = theirs.encode_query(list(QUERIES)), theirs.encode_document(list(DOCUMENTS))
+    scores = theirs.similarity(queries, documents).numpy()
+    return Pair(ServedModel(path), theirs, to_numpy(queries), to_numpy(documents), scores)
+
+
+def to_numpy(tensors: list[torch.Tensor]) -> list[Vectors]:
+    return [tensor.numpy() for tensor in tensors]
+
+
+def assert_agree(ours: list[Vectors], theirs: list[Vectors]) -> None:
+    assert [vectors.shape for vectors in ours] == [vectors.shape for vectors in theirs]
+    assert all(np.abs(a - b).max(initial=0) < TOLERANCE for a, b in zip(ours, theirs, strict=True))
+
+
+async def vectors(served: ServedModel, texts: tuple[str, ...], role: Role | None) -> list[Vectors]:
+    return [value for (value,) in await served.values(texts, TokenEmbed(), role=role)]
+
+
+async def test_texts_of_mixed_lengths_in_one_batch_agree(pair: Pair):
+    assert_agree(await vectors(pair.ours, QUERIES, "query"), pair.queries)
+    assert_agree(await vectors(pair.ours, DOCUMENTS, "document"), pair.documents)
+
+
+async def test_a_text_alone_agrees(pair: Pair):
+    assert_agree([(await vectors(pair.ours, (text,), "query"))[0] for text in QUERIES], pair.queries)
+    assert_agree([(await vectors(pair.ours, (text,), "document"))[0] for text in DOCUMENTS], pair.documents)
+
+
+async def test_queries_and_documents_in_one_shuffled_batch_agree(pair: Pair):
+    queries = await pair.ours.ask(QUERIES, [(TokenEmbed(),)] * len(QUERIES), "query")
+    documents = await pair.ours.ask(DOCUMENTS, [(TokenEmbed(),)] * len(DOCUMENTS), "document")
+    expected = list(zip(queries + documents, pair.queries + pair.documents, strict=True)) * 2
+    random.Random(7).shuffle(expected)
+    rows = await pair.ours.runner.launch(Batch(tuple(request for request, _ in expected)))
+    assert_agree([row for (row,) in rows], [wanted for _, wanted in expected])
+
+
+async def test_a_text_without_a_role_agrees(pair: Pair):
+    assert_agree(await vectors(pair.ours, DOCUMENTS, None), to_numpy(pair.theirs.encode(list(DOCUMENTS))))
+
+
+async def two_stages(served: ServedModel) -> Vectors:
+    """All queries against all documents, each stage in one batch."""
+    scope = served.runner.open_scope()
+    held = [HeldQuery(scope) for _ in QUERIES]
+    queries = await served.ask(QUERIES, [(HoldQuery(query),) for query in held], "query")
+    counts = await served.runner.launch(Batch(tuple(queries)))
+    assert [count for ((count,),) in counts] == [len(found) for found in await vectors(served, QUERIES, "query")]
+    documents = await served.ask(
+        DOCUMENTS * len(QUERIES), [(MaxSim(query),) for query in held for _ in DOCUMENTS], "document"
+    )
+    rows = await served.runner.launch(Batch(tuple(documents)))
+    scope.close()
+    return np.array([score for ((score,),) in rows]).reshape(len(QUERIES), len(DOCUMENTS))
+
+
+async def test_scores_and_their_ranking_agree(pair: Pair):
+    scores = await two_stages(pair.ours)
+    assert np.abs(scores - pair.scores).max() < SCORE_TOLERANCE
+    assert_same_ranking(scores, pair.scores)
+
+
+async def test_nothing_is_held_once_a_request_is_over(pair: Pair):
+    await two_stages(pair.ours)
+    assert pair.ours.runner.held_bytes == 0
+
+
+async def test_both_read_the_same_token_ids(pair: Pair):
+    for role, texts in (("query", QUERIES), ("document", DOCUMENTS)):
+        prompt = pair.ours.folder.prompts.get(role)
+        for text, request in zip(texts, await pair.ours.ask(texts, [()] * len(texts), role), strict=True):
+            theirs = pair.theirs.preprocess([text], prompt=prompt, task=role)
+            attended = theirs["attention_mask"][0].sum().item()
+            assert request.prompt.token_ids.tolist() == theirs["input_ids"][0].tolist()
+            assert (request.prompt.attended or request.tokens) == attended
+
+
+def test_the_prompts_are_those_of_sentence_transformers(pair: Pair):
+    theirs = {name: text for name, text in pair.theirs.prompts.items() if text is not None}
+    assert pair.ours.folder.prompts == theirs
+
+
+def test_the_runner_knows_its_dimensions(pair: Pair):
+    assert pair.ours.runner.dimensions == pair.documents[0].shape[1]

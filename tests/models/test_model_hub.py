@@ -1,0 +1,75 @@
+"""Where a model's files are found, without a network."""
+
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+from tests.model_folders import write_json
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.hub import locate_model
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+OLDER = "89abcdef0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A hub cache with two revisions of one model, and no network."""
+    cache = tmp_path / "hub"
+    repository = cache / "models--house--tiny"
+    for commit, size in ((COMMIT, 30), (OLDER, 20)):
+        config = {"model_type": "bert", "vocab_size": size, "max_position_embeddings": 64}
+        write_json(repository / "snapshots" / commit / "config.json", config)
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text(COMMIT)
+    (repository / "refs/v1").write_text(OLDER)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return cache
+
+
+def test_a_local_folder_is_taken_as_it_is(tmp_path: Path):
+    assert locate_model(str(tmp_path)) == tmp_path
+
+
+def test_a_relative_folder_is_found_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert locate_model("models") == Path("models")
+
+
+def test_a_tilde_stands_for_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "models").mkdir()
+    assert locate_model("~/models") == tmp_path / "models"
+
+
+def test_a_local_folder_goes_before_a_hub_model_of_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "house/tiny").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert locate_model("house/tiny") == Path("house/tiny")
+
+
+def test_a_cached_hub_model_is_found_offline():
+    path = locate_model("house/tiny")
+    assert path.name == COMMIT
+    assert read_model_folder(path).vocab_size == 30
+
+
+@pytest.mark.parametrize("revision", ["v1", OLDER])
+def test_a_revision_is_a_tag_or_a_commit(revision: str):
+    assert locate_model("house/tiny", revision=revision).name == OLDER
+
+
+@pytest.mark.parametrize("name", ["no such model!", "/no/such/folder", "a/b/c", "./missing"])
+def test_what_is_neither_a_folder_nor_an_id_is_an_error(name: str):
+    with pytest.raises(ModelLoadError, match="is neither a folder nor the id of a hub model"):
+        locate_model(name)
+
+
+@pytest.mark.parametrize(("name", "revision"), [("house/unheard-of", None), ("house/tiny", "v9")])
+def test_what_the_hub_does_not_give_is_an_error(name: str, revision: str | None):
+    with pytest.raises(ModelLoadError, match=f"{name} is not a folder, and the hub did not give it"):
+        locate_model(name, revision=revision)

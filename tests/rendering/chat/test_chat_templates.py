@@ -1,0 +1,337 @@
+"""Chat templates in processes: what a template cannot do to the server, and to the next one."""
+
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psutil
+import pytest
+import trio
+
+from tests.rendering.chat.chat_folders import CHATML
+from trio_pool_serve.errors import InvalidRequestError, UnavailableError
+from trio_pool_serve.processes.worker_processes import WorkerProcesses
+from trio_pool_serve.prompts import ChatMessage, ChatPrompt, ImagePart, TextPart
+from trio_pool_serve.rendering.chat import template_process
+from trio_pool_serve.rendering.chat.chat_templates import LOOP_CHARACTERS, RESERVED, ChatTemplate, ChatTemplates
+from trio_pool_serve.threads.offload import Offload
+
+ENDLESS = "{% for i in range(99999) %}" * 4 + "{% endfor %}" * 4
+ROOMY = 10**8
+
+
+@asynccontextmanager
+async def templates(*, workers: int = 1, timeout_s: float = math.inf, in_processes: bool = True) -> AsyncIterator:
+    processes = WorkerProcesses(workers, template_process.prepare, in_processes=in_processes)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(processes.run)
+        yield ChatTemplates(processes, processes, Offload(), timeout_s)
+        nursery.cancel_scope.cancel(reason="the test is over")
+
+
+def says(*texts: str, **given: Any) -> ChatPrompt:
+    roles = ("user", "assistant")
+    messages = [ChatMessage(roles[index % 2], (TextPart(text),)) for index, text in enumerate(texts)]
+    return ChatPrompt(messages=tuple(messages), **given)
+
+
+def template(text: str, *, structured: bool = False, **variables: Any) -> ChatTemplate:
+    return ChatTemplate(text=text, variables=variables, structured=structured)
+
+
+async def render(to: ChatTemplates, text: str, prompt: ChatPrompt | None = None, most: int = ROOMY) -> str:
+    return await to.render(template(text), prompt or says("hello"), max_characters=most)
+
+
+PLAIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+
+
+async def assert_usable(to: ChatTemplates) -> None:
+    """The next renders, of this template and of others, are right, and every place is free."""
+    assert await render(to, PLAIN) == "user: hello\n"
+    assert (await render(to, CHATML)).endswith("<|im_start|>user\nhello<|im_end|>\n")
+    assert to.processes.statistics().borrowed == to.processes.statistics().waiting == 0
+
+
+# -- what it makes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_processes", [True, False])
+async def test_a_template_sees_messages_special_tokens_and_the_client_s_variables(in_processes):
+    text = "{{ bos_token }}{{ messages[0].content }}{{ mood }}{{ add_generation_prompt }}{{ tools }}"
+    prompt = says("hello", template_kwargs={"mood": ["so", {"so": 1}]}, add_generation_prompt=True)
+    async with templates(in_processes=in_processes) as to:
+        asked = template(text, bos_token="<s>")
+        assert await to.render(asked, prompt, max_characters=100) == "<s>hello['so', {'so': 1}]TrueNone"
+
+
+async def test_contents_are_texts_or_parts_as_the_template_wants_them_and_images_are_parts():
+    parts = (TextPart("see"), TextPart("this"))
+    both = ChatMessage("user", (*parts, ImagePart("data:image/png;base64,x")))
+    async with templates() as to:
+
+        async def contents(*messages: ChatMessage, structured: bool) -> str:
+            asked = template("{% for m in messages %}{{ m.content }}|{% endfor %}", structured=structured)
+            return await to.render(asked, ChatPrompt(messages=messages), max_characters=ROOMY)
+
+        in_parts = "{'type': 'text', 'text': 'see'}, {'type': 'text', 'text': 'this'}"
+        assert await contents(ChatMessage("user", parts), structured=False) == "see\nthis|"
+        assert await contents(ChatMessage("user", parts), structured=True) == f"[{in_parts}]|"
+        assert await contents(both, structured=False) == f"[{in_parts}, {{'type': 'image'}}]|"
+        assert await contents(ChatMessage("assistant", ()), structured=False) == "|"
+
+
+async def test_the_last_message_is_left_open():
+    async with templates() as to:
+        found = await render(to, CHATML, says("a", "b", continue_final_message=True))
+        assert found.endswith("<|im_start|>assistant\nb")
+
+
+@pytest.mark.parametrize("in_processes", [True, False])
+async def test_a_conversation_of_a_megabyte_is_whole(in_processes):
+    text = "ü€ hello " * 120_000
+    async with templates(in_processes=in_processes) as to:
+        assert len(text) > LOOP_CHARACTERS
+        assert await render(to, PLAIN, says(text)) == f"user: {text}\n"
+        await assert_usable(to)
+
+
+async def test_a_conversation_of_the_largest_body_fits_into_the_memory():
+    text = "\U0001f642" * 4_000_000
+    async with templates() as to:
+        assert await render(to, PLAIN, says(text)) == f"user: {text}\n"
+
+
+async def test_no_variable_has_the_name_of_what_renders():
+    async with templates() as to:
+        for name in sorted(RESERVED):
+            with pytest.raises(InvalidRequestError, match=name) as found:
+                await render(to, PLAIN, says("hello", template_kwargs={name: "mine"}))
+            assert found.value.param == "chat_template_kwargs"
+        for name in ("self", "tools", "documents"):  # which are refused for what they are, in the process
+            with pytest.raises(InvalidRequestError):
+                await render(to, PLAIN, says("hello", template_kwargs={name: "mine"}))
+        await assert_usable(to)
+
+
+async def test_what_json_cannot_carry_is_refused():
+    deep: dict[str, Any] = {}
+    for _ in range(5000):
+        deep = {"deeper": deep}
+    async with templates() as to:
+        with pytest.raises(InvalidRequestError) as found:
+            await render(to, PLAIN, says("hello", template_kwargs=deep))
+        assert found.value.param == "chat_template_kwargs"
+        with pytest.raises(InvalidRequestError, match="Unicode"):
+            await render(to, PLAIN, says("\ud800"))
+        with pytest.raises(InvalidRequestError, match="surrogates"):
+            await render(to, "{{ '\\ud800' }}")
+
+
+# -- what it cannot do -----------------------------------------------------------------------------------
+
+REFUSED = {
+    "{{ unfinished": "end of template",
+    "{% no_such_tag %}": "no_such_tag",
+    "{{ raise_exception('roles must alternate') }}": "roles must alternate",
+    "{{ raise_exception('x' * 100000) }}": "x" * 400,
+    "{{ missing.field }}": "'missing' is undefined",
+    "{{ 1 / 0 }}": "division by zero",
+    "{{ range(10 ** 9) }}": "Range too big",
+    "{{ messages[0].content.nothing() }}": "has no attribute 'nothing'",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "recursion",
+}
+
+ESCAPES = [
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ messages.__class__ }}",
+    "{{ raise_exception.__globals__ }}",
+    "{{ cycler.__init__.__globals__.os.system('true') }}",
+    "{{ self._TemplateReference__context }}",
+    "{{ self.__init__.__globals__ }}",
+    "{{ namespace.__init__ }}",
+    "{{ '{0.__class__}'.format(messages) }}",
+    "{{ '%s' | format(messages) | attr('__class__') }}",
+    "{{ (messages | map(attribute='__class__') | list)[0].__name__ }}",
+    "{% set namespace.__class__ = 1 %}",
+    "{{ messages.append({'role': 'user', 'content': 'mine'}) }}",
+    "{{ messages[0].update({'content': 'mine'}) }}",
+    "{% import 'os' as os %}",
+    "{% include '/etc/passwd' %}",
+]
+
+POISONS = [
+    "{% set messages = [] %}{% set raise_exception = 1 %}ok",
+    "{% set ns = namespace(x=1) %}{% set ns.x = 2 %}{% set range = none %}{% set dict = none %}ok",
+    "{% macro tojson(x) %}mine{% endmacro %}{{ tojson(1) }}",
+    "{% generation %}{{ messages }}{% endgeneration %}",
+    "{% set loop = 1 %}{% set bos_token = 'mine' %}{% set add_generation_prompt = 'mine' %}ok",
+]
+
+
+async def refusal(to: ChatTemplates, text: str, **given: Any) -> InvalidRequestError:
+    with pytest.raises(InvalidRequestError) as found:
+        await render(to, text, **given)
+    return found.value
+
+
+async def test_a_template_that_fails_says_why():
+    async with templates() as to:
+        for text, why in REFUSED.items():
+            error = await refusal(to, text)
+            assert why in str(error)
+            assert len(str(error)) < 700
+            assert error.param == "messages"
+            mine = await refusal(to, text, prompt=says("hello", chat_template=text))
+            assert mine.param == "chat_template"
+        await assert_usable(to)
+
+
+async def test_no_template_gets_out_of_its_sandbox():
+    async with templates() as to:
+        for text in ESCAPES:
+            try:
+                found = await render(to, text)
+            except InvalidRequestError:
+                found = ""
+            assert found == "", text
+        await assert_usable(to)
+
+
+async def test_what_one_template_changes_no_other_sees():
+    async with templates() as to:
+        for text in POISONS:
+            before = await render(to, text)
+            await assert_usable(to)
+            assert await render(to, text) == before
+        probe = "{{ range(2) | list }}{{ dict(a=1) }}{{ {} | tojson }}{{ raise_exception('still here') }}"
+        assert "still here" in str(await refusal(to, probe))
+        assert to.processes.statistics().killed == 0
+
+
+async def test_an_endless_template_is_killed_and_the_next_is_not_affected():
+    async with templates(timeout_s=1.0) as to:
+        await assert_usable(to)
+        for killed in (1, 2):
+            error = await refusal(to, ENDLESS)
+            assert "longer than the 1 s" in str(error)
+            assert "--template-timeout-s" in str(error)
+            assert to.processes.statistics().killed == killed
+            await assert_usable(to)
+
+
+async def test_a_template_that_fills_the_memory_takes_only_its_process_along():
+    at_once = "{{ ('%1000000000d' | format(1)) | length }}"
+    bit_by_bit = "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}"
+    async with templates() as to:
+        for bomb in (at_once, bit_by_bit):
+            error = await refusal(to, bomb, prompt=says("hello", chat_template=bomb))
+            assert "512 MiB" in str(error)
+            assert error.param == "chat_template"
+            await assert_usable(to)
+
+
+async def test_an_output_past_its_bound_is_refused_where_it_is_made():
+    async with templates() as to:
+        assert await render(to, "{{ 'x' * 1000 }}", most=1000) == "x" * 1000
+        error = await refusal(to, "{{ 'x' * 1001 }}", most=1000)
+        assert "makes 1001 characters" in str(error)
+        assert "at most 1000" in str(error)
+        error = await refusal(to, "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", most=1000)
+        assert "at most 1000" in str(error)
+        await assert_usable(to)
+
+
+async def test_templates_are_compiled_and_forgotten_without_end():
+    """Each new template of a client leaves something in its process, but never more than there is room for."""
+    async with templates() as to:
+        for number in range(140):
+            assert await render(to, f"{'{{ messages[0].content }}' * 40}{number}") == "hello" * 40 + f"{number}"
+        await assert_usable(to)
+
+
+# -- several at once, and none that stays ------------------------------------------------------------------
+
+
+async def occupied(processes: WorkerProcesses, borrowed: int, waiting: int = 0) -> None:
+    with trio.fail_after(60):
+        while (processes.statistics().borrowed, processes.statistics().waiting) != (borrowed, waiting):  # noqa: ASYNC110
+            await trio.sleep(0.001)
+
+
+async def test_as_many_are_rendered_at_once_as_there_are_processes():
+    async with templates(workers=2, timeout_s=1.0) as to:
+        errors: list[InvalidRequestError] = []
+
+        async def endless() -> None:
+            errors.append(await refusal(to, ENDLESS))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(endless)
+            await occupied(to.processes, 2, 1)
+        assert len(errors) == to.processes.statistics().killed == 3
+        await assert_usable(to)
+
+
+async def test_ten_conversations_at_once_are_not_mixed_up():
+    async with templates(workers=2) as to:
+        found: dict[int, Sequence[str]] = {}
+
+        async def one(index: int) -> None:
+            found[index] = [await render(to, PLAIN, says(f"{index}" * size)) for size in (1, 100_000, 3)]
+
+        async with trio.open_nursery() as nursery:
+            for index in range(10):
+                nursery.start_soon(one, index)
+        for index, texts in found.items():
+            assert list(texts) == [f"user: {index}\n".replace(f"{index}", f"{index}" * n) for n in (1, 100_000, 3)]
+        assert len(found) == 10
+
+
+async def test_who_stops_waiting_leaves_at_once_and_the_place_is_free_when_the_template_has_ended():
+    async with templates(timeout_s=1.0) as to:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(render, to, ENDLESS)
+            await occupied(to.processes, 1)
+            nursery.cancel_scope.cancel(reason="nobody waits any more")
+        assert to.processes.statistics().borrowed == 1
+        await occupied(to.processes, 0)
+        await assert_usable(to)
+
+
+async def test_who_stops_waiting_for_a_place_never_had_one():
+    async with templates(timeout_s=1.0) as to, trio.open_nursery() as first:
+        first.start_soon(refusal, to, ENDLESS)
+        await occupied(to.processes, 1)
+        async with trio.open_nursery() as second:
+            second.start_soon(render, to, PLAIN)
+            await occupied(to.processes, 1, 1)
+            second.cancel_scope.cancel(reason="nobody waits any more")
+        await occupied(to.processes, 1, 0)
+
+
+async def test_a_server_that_ends_says_so():
+    async with templates() as to:
+        pass
+    with pytest.raises(UnavailableError):
+        await render(to, PLAIN)
+
+
+async def test_a_process_that_somebody_kills_is_not_the_template_s_fault():
+    async with templates() as to:
+        await assert_usable(to)
+        (process,) = [child for child in psutil.Process().children() if "spawn_main" in "".join(child.cmdline())]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(killed, to)
+            with trio.fail_after(60):
+                while process.cpu_percent(interval=None) == 0.0:  # noqa: ASYNC110  (a process: there is no event)
+                    await trio.sleep(0.001)
+            process.kill()
+        await assert_usable(to)
+
+
+async def killed(to: ChatTemplates) -> None:
+    with pytest.raises(UnavailableError, match="was killed"):
+        await render(to, ENDLESS)

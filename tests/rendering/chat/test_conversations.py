@@ -1,0 +1,374 @@
+"""Conversations and contents to token ids, as transformers' own tokenizers make them."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+import pytest
+import transformers
+import trio
+
+from tests.model_folders import write_json
+from tests.rendering.chat.chat_folders import CHATML, HEADERS, PARTS, SPECIAL, TURNS, forget_template, write_chat_folder
+from tests.rendering.scripted_images import ScriptedFormat, ScriptedLoader
+from trio_pool_serve.config import InputConfig
+from trio_pool_serve.errors import ContextLengthError, EmptyInputError, InvalidRequestError, MediaError
+from trio_pool_serve.models.embedding.spec import Embedding
+from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.processes.worker_processes import WorkerProcesses
+from trio_pool_serve.prompts import (
+    ChatMessage,
+    ChatPrompt,
+    ContentPrompt,
+    ImagePart,
+    RenderingParams,
+    TextPart,
+    TextPrompt,
+)
+from trio_pool_serve.rendering.chat import template_process
+from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
+from trio_pool_serve.rendering.chat.conversations import MAX_TEMPLATE_CHARACTERS
+from trio_pool_serve.rendering.renderer import Renderer, renderer_of
+from trio_pool_serve.rendering.text.tokenizer_loading import load_tokenizer
+from trio_pool_serve.threads.offload import Offload
+
+MAX_MODEL_LEN = 512
+IMAGE = SPECIAL.index("<|image|>")
+NO_SPECIAL = RenderingParams(add_special_tokens=False)
+
+
+@attrs.frozen(kw_only=True)
+class Converser(Embedding):
+    """Reads everything as a conversation; its files have a beginning of an answer put behind it."""
+
+    in_conversation = True
+    template_options = MappingProxyType({"add_generation_prompt": True, "mood": "calm"})
+
+
+@asynccontextmanager
+async def rendering(folder: Path, **given: Any) -> AsyncIterator[Renderer]:
+    """A renderer as the service makes it; on the loop, where nothing has to be killed."""
+    given = {"in_processes": False, "in_conversation": False, "settings": InputConfig()} | given
+    processes = WorkerProcesses(1, template_process.prepare, in_processes=given.pop("in_processes"))
+    offload = Offload()
+    read = read_model_folder(folder)
+    if given.pop("in_conversation"):
+        read = attrs.evolve(read, architecture=Converser(modules=()))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(processes.run)
+        templates = ChatTemplates(processes, processes, offload, 5.0)
+        yield renderer_of(read, load_tokenizer(read), offload, workers=1, templates=templates, **given)
+        nursery.cancel_scope.cancel(reason="the test is over")
+
+
+def says(*messages: tuple[str, str], **given: Any) -> ChatPrompt:
+    said = tuple(ChatMessage(role, (TextPart(text),)) for role, text in messages)
+    return ChatPrompt(messages=said, **given)
+
+
+async def text_of(renderer: Renderer, prompt: Any, params: RenderingParams = NO_SPECIAL) -> str:
+    rendered = await renderer.render(prompt, params)
+    return await renderer.detokenize(rendered.token_ids, skip_special_tokens=False)
+
+
+# -- as transformers has it ------------------------------------------------------------------------------
+
+TEMPLATES = {"chatml": CHATML, "headers": HEADERS, "turns": TURNS, "parts": PARTS}
+
+CONVERSATIONS = {
+    "one": [("user", "What is a nursery?")],
+    "turns": [("user", "  Hello "), ("assistant", "Good day.\n"), ("user", "ünïcödé 🙂 <|im_end|>")],
+    "system": [("system", "Be brief."), ("user", "Hello")],
+    "empty": [("user", "")],
+}
+
+
+@pytest.mark.parametrize("in_processes", [False, True])
+async def test_conversations_become_the_ids_that_transformers_makes(tmp_path, in_processes):
+    for name, template in TEMPLATES.items():
+        folder = write_chat_folder(tmp_path / name, template)
+        theirs = transformers.AutoTokenizer.from_pretrained(folder)
+        async with rendering(folder, in_processes=in_processes) as renderer:
+            for said, generates in [(said, flag) for said in CONVERSATIONS.values() for flag in (False, True)]:
+                messages: list[dict] = [{"role": role, "content": text} for role, text in said]
+                if template is PARTS:
+                    messages = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
+                prompt = says(*said, add_generation_prompt=generates)
+                options = {"add_generation_prompt": generates, "tokenize": True, "return_dict": False}
+                try:
+                    expected = theirs.apply_chat_template(messages, **options)
+                except Exception as error:
+                    assert template is TURNS
+                    with pytest.raises(InvalidRequestError, match=str(error)) as refused:
+                        await renderer.render(prompt, NO_SPECIAL)
+                    assert refused.value.param == "messages"
+                else:
+                    rendered = await renderer.render(prompt, NO_SPECIAL)
+                    assert rendered.token_ids.tolist() == expected, (name, said)
+
+
+async def test_the_last_message_can_be_left_open_and_variables_handed_over(tmp_path):
+    folder = write_chat_folder(tmp_path / "model", CHATML)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    said = [("user", "Hello"), ("assistant", "Good ")]
+    messages = [{"role": role, "content": text} for role, text in said]
+    async with rendering(folder) as renderer:
+        found = await renderer.render(says(*said, continue_final_message=True), NO_SPECIAL)
+        expected = theirs.apply_chat_template(messages, continue_final_message=True, return_dict=False)
+        assert found.token_ids.tolist() == expected
+        quiet = {"enable_thinking": False}
+        prompt = says(*said, add_generation_prompt=True, template_kwargs=quiet)
+        found = await renderer.render(prompt, NO_SPECIAL)
+        expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **quiet)
+        assert found.token_ids.tolist() == expected
+        with pytest.raises(InvalidRequestError, match="exclude each other"):
+            await renderer.render(says(*said, continue_final_message=True, add_generation_prompt=True), NO_SPECIAL)
+        with pytest.raises(EmptyInputError):
+            await renderer.render(says(), NO_SPECIAL)
+
+
+@pytest.mark.parametrize("where", ["tokenizer_config.json", "chat_template.jinja", "chat_template.json", "processor"])
+async def test_a_template_is_found_wherever_models_have_it(tmp_path, where):
+    folder = write_chat_folder(tmp_path / "model", "{{ 'mine' }}")
+    if where == "chat_template.jinja":
+        forget_template(folder)
+        (folder / where).write_text("{{ 'mine' }}")
+    elif where == "chat_template.json":  # a processor's own comes before the tokenizer's
+        write_json(folder / where, {"chat_template": "{{ 'of the processor' }}"})
+    elif where == "processor":
+        write_json(folder / "processor_config.json", {"chat_template": "{{ 'of the processor' }}"})
+    async with rendering(folder) as renderer:
+        expected = "of the processor" if where in ("chat_template.json", "processor") else "mine"
+        assert await text_of(renderer, says(("user", "Hello"))) == expected
+
+
+async def test_one_of_several_templates_is_asked_for_by_name(tmp_path):
+    named = [{"name": "default", "template": "{{ 'usual' }}"}, {"name": "rag", "template": "{{ 'with sources' }}"}]
+    async with rendering(write_chat_folder(tmp_path / "model", named)) as renderer:
+        assert await text_of(renderer, says(("user", "Hello"))) == "usual"
+        assert await text_of(renderer, says(("user", "Hello"), chat_template="rag")) == "with sources"
+    async with rendering(write_chat_folder(tmp_path / "other", named[1:])) as renderer:
+        with pytest.raises(InvalidRequestError, match=r"no default.* rag"):
+            await renderer.render(says(("user", "Hello")), NO_SPECIAL)
+
+
+async def test_a_model_without_a_template_reads_no_messages(tmp_path):
+    folder = write_chat_folder(tmp_path / "model")
+    async with rendering(folder) as renderer:
+        with pytest.raises(InvalidRequestError, match="no chat template") as refused:
+            await renderer.render(says(("user", "Hello")), NO_SPECIAL)
+        assert refused.value.param == "messages"
+        with pytest.raises(InvalidRequestError, match="--trust-request-chat-template") as refused:
+            await renderer.render(says(("user", "Hello"), chat_template="{{ 1 }}"), NO_SPECIAL)
+        assert refused.value.param == "chat_template"
+    async with rendering(folder, settings=InputConfig(trust_request_chat_template=True)) as renderer:
+        brought = says(("user", "Hello"), chat_template="{{ bos_token }}{{ messages[0].content }}")
+        assert await text_of(renderer, brought) == "<s>Hello"
+        in_parts = says(("user", "Hello"), chat_template="{{ messages[0].content[0].text }}")
+        assert await text_of(renderer, in_parts) == "Hello"
+        long = says(("user", "Hello"), chat_template="x" * (MAX_TEMPLATE_CHARACTERS + 1))
+        with pytest.raises(InvalidRequestError, match=f"at most {MAX_TEMPLATE_CHARACTERS}"):
+            await renderer.render(long, NO_SPECIAL)
+
+
+STATES = {"method": "forward", "method_output_name": "last_hidden_state"}
+
+
+@pytest.mark.parametrize(("form", "expected"), [("structured", "list"), ("flat", "string"), ("auto", "string")])
+async def test_the_files_can_say_how_the_template_wants_texts(tmp_path, form, expected):
+    kind = "{% if messages[0].content is string %}{{ 'string' }}{% else %}{{ 'list' }}{% endif %}"
+    folder = write_chat_folder(tmp_path / "model", kind)
+    write_json(folder / "sentence_bert_config.json", {"modality_config": {"message": {"format": form, **STATES}}})
+    async with rendering(folder) as renderer:
+        assert await text_of(renderer, says(("user", "Hello"))) == expected
+
+
+# -- lengths ---------------------------------------------------------------------------------------------
+
+
+async def test_a_conversation_is_cut_or_refused_as_a_text_is(tmp_path):
+    folder = write_chat_folder(tmp_path / "model", "{{ messages[0].content }}")
+    async with rendering(folder) as renderer:
+        with pytest.raises(ContextLengthError, match="has 600 tokens") as refused:
+            await renderer.render(says(("user", "x" * 600)), NO_SPECIAL)
+        assert refused.value.param == "messages"
+        right = RenderingParams(add_special_tokens=False, truncate_to=3)
+        assert await text_of(renderer, says(("user", "abcdef")), right) == "abc"
+        left = attrs.evolve(right, truncation_side="left")
+        assert await text_of(renderer, says(("user", "abcdef")), left) == "def"
+        with pytest.raises(InvalidRequestError, match="no tokens"):
+            await renderer.render(says(("user", "")), NO_SPECIAL)
+        most = renderer.conversations.max_characters
+        with pytest.raises(InvalidRequestError, match=f"at most {most}"):
+            await renderer.render(says(("user", "x" * (most + 1))), right)
+
+
+async def test_an_instruction_is_a_system_message(tmp_path):
+    async with rendering(write_chat_folder(tmp_path / "model", CHATML)) as renderer:
+        params = RenderingParams(add_special_tokens=False, instruction="Be brief.")
+        assert await text_of(renderer, says(("user", "Hello")), params) == (
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n"
+        )
+
+
+# -- contents --------------------------------------------------------------------------------------------
+
+
+async def test_texts_that_make_one_input_are_a_line_each(tmp_path):
+    async with rendering(write_chat_folder(tmp_path / "model", CHATML)) as renderer:
+        content = ContentPrompt((TextPart("one"), TextPart("two")))
+        assert await text_of(renderer, content) == "one\ntwo"
+        params = RenderingParams(add_special_tokens=False, instruction="query: ", max_text_tokens=5)
+        assert await text_of(renderer, content, params) == "query: one\nt"
+
+
+async def test_a_model_that_converses_reads_everything_as_a_user_s_message(tmp_path):
+    template = CHATML + "{{ mood }}"
+    async with rendering(write_chat_folder(tmp_path / "model", template), in_conversation=True) as renderer:
+        asked = "<|im_start|>system\nFind it.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\ncalm"
+        params = RenderingParams(instruction="Find it.")
+        assert await text_of(renderer, TextPrompt("hello"), params) == asked.format("hello")
+        content = ContentPrompt((TextPart("one"), TextPart("two")))
+        assert await text_of(renderer, content, params) == asked.format("one\ntwo")
+        window = await renderer.render(TextPrompt("hello"), params)
+        assert await renderer.detokenize(window.token_ids, skip_special_tokens=False) == asked.format("hello")
+        cut = attrs.evolve(params, max_text_tokens=2)
+        assert await text_of(renderer, TextPrompt("hello"), cut) == asked.format("he")
+        # A conversation of the client's own begins an answer only if it says so.
+        assert (await text_of(renderer, says(("user", "Hello")))).endswith("Hello<|im_end|>\ncalm")
+        with pytest.raises(ContextLengthError) as refused:
+            await renderer.render(TextPrompt("x" * 600), params)
+        assert refused.value.param == "input"
+
+
+# -- images ----------------------------------------------------------------------------------------------
+
+
+def sees(*urls: str, text: str = "look") -> ChatPrompt:
+    parts = (*map(ImagePart, urls), TextPart(text))
+    return ChatPrompt(messages=(ChatMessage("user", parts),))
+
+
+@pytest.fixture
+def loader() -> ScriptedLoader:
+    loader = ScriptedLoader()
+    loader.gate.set()
+    return loader
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_chat_folder(tmp_path / "model", PARTS)
+
+
+def reads_images(loader: ScriptedLoader, **format_: Any) -> dict[str, Any]:
+    settings = InputConfig(max_images_per_input=4)
+    return {"media": loader, "image_format": ScriptedFormat(IMAGE, **format_), "settings": settings}
+
+
+async def test_images_take_their_places_among_the_tokens_in_order(folder, loader):
+    async with rendering(folder, **reads_images(loader)) as renderer:
+        rendered = await renderer.render(sees("tokens:3", "tokens:2"), NO_SPECIAL)
+        text = await renderer.detokenize(rendered.token_ids, skip_special_tokens=False)
+        assert text == "<|im_start|>user\n" + "<|image|>" * 5 + "look<|im_end|>\n"
+        assert rendered.images.tokens == (3, 2)
+        assert rendered.images.arrays["pixel_values"].tolist() == [[3, 3], [2, 2]]
+        content = ContentPrompt((ImagePart("tokens:1"), TextPart("look")))
+        rendered = await renderer.render(content, RenderingParams(instruction="Find it."))
+        text = await renderer.detokenize(rendered.token_ids, skip_special_tokens=False)
+        assert text == "<|im_start|>system\nFind it.<|im_end|>\n<|im_start|>user\n<|image|>look<|im_end|>\n"
+
+
+async def test_an_image_alone_is_read_by_itself_where_the_model_does_that(folder, loader):
+    alone = ContentPrompt((ImagePart("tokens:4"),))
+    async with rendering(folder, **reads_images(loader, alone_has_a_form=True)) as renderer:
+        rendered = await renderer.render(alone, RenderingParams())
+        assert rendered.token_ids.tolist() == [0] * 4
+        assert rendered.images.tokens == (4,)
+    async with rendering(folder, **reads_images(loader)) as renderer:
+        assert (await text_of(renderer, alone)).startswith("<|im_start|>user\n<|image|><|image|>")
+    forget_template(folder)
+    async with rendering(folder, **reads_images(loader, alone_has_a_form=True)) as renderer:
+        assert (await renderer.render(alone, RenderingParams())).images.tokens == (4,)
+        with pytest.raises(InvalidRequestError, match="a text or an image"):
+            await renderer.render(ContentPrompt((ImagePart("tokens:4"), TextPart("look"))), RenderingParams())
+
+
+async def test_what_is_too_long_with_its_images_is_refused_and_never_cut(folder, loader):
+    async with rendering(folder, **reads_images(loader)) as renderer:
+        short = len((await renderer.render(sees("tokens:1"), NO_SPECIAL)).token_ids)
+        fits = await renderer.render(sees(f"tokens:{MAX_MODEL_LEN - short + 1}"), NO_SPECIAL)
+        assert len(fits.token_ids) == MAX_MODEL_LEN
+        too_long = sees(f"tokens:{MAX_MODEL_LEN - short + 2}")
+        for params in (NO_SPECIAL, attrs.evolve(NO_SPECIAL, truncate_to=MAX_MODEL_LEN)):
+            with pytest.raises(ContextLengthError, match=f"has {MAX_MODEL_LEN + 1} tokens"):
+                await renderer.render(too_long, params)
+        for prompt in (sees("tokens:1"), sees("tokens:1", text="x" * 600)):
+            with pytest.raises(ContextLengthError):
+                await renderer.render(prompt, attrs.evolve(NO_SPECIAL, truncate_to=5))
+        alone = ContentPrompt((ImagePart("tokens:600"),))
+        with pytest.raises(ContextLengthError):
+            await renderer.render(alone, RenderingParams())
+
+
+async def test_images_that_are_too_long_together_end_the_loading_of_the_rest(folder, loader):
+    half = MAX_MODEL_LEN // 2 + 1
+    async with rendering(folder, **reads_images(loader)) as renderer:
+        with trio.fail_after(10), pytest.raises(ContextLengthError, match=f"has at least {2 * half} tokens"):
+            await renderer.render(sees(f"tokens:{half}", "slow:1", f"tokens:{half}", "slow:2"), NO_SPECIAL)
+    assert sorted(loader.cancelled) == ["slow:1", "slow:2"]
+    assert loader.loading == 0
+
+
+async def test_too_many_images_and_images_for_a_model_of_texts_are_refused_before_any_is_loaded(folder, loader):
+    async with rendering(folder, **reads_images(loader)) as renderer:
+        with pytest.raises(InvalidRequestError, match="5 images; at most 4"):
+            await renderer.render(sees(*["tokens:1"] * 5), NO_SPECIAL)
+    async with rendering(folder) as renderer:
+        for prompt in (sees("tokens:1"), ContentPrompt((ImagePart("tokens:1"),))):
+            with pytest.raises(InvalidRequestError, match="texts only"):
+                await renderer.render(prompt, NO_SPECIAL)
+    assert loader.loaded == []
+
+
+async def test_places_that_are_no_image_s_are_refused(folder, loader):
+    async with rendering(folder, **reads_images(loader)) as renderer:
+        with pytest.raises(InvalidRequestError, match="2 places for 1 images"):
+            await renderer.render(sees("tokens:1", text="<|image|>"), NO_SPECIAL)
+
+
+async def test_images_are_loaded_at_once_and_the_first_failure_ends_the_rest(folder):
+    loader = ScriptedLoader()
+    async with rendering(folder, **reads_images(loader)) as renderer:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(renderer.render, sees("tokens:1", "tokens:2", "tokens:3"), NO_SPECIAL)
+            await trio.testing.wait_all_tasks_blocked()
+            assert loader.loading == 3
+            nursery.cancel_scope.cancel(reason="nobody waits any more")
+        assert sorted(loader.cancelled) == ["tokens:1", "tokens:2", "tokens:3"]
+        assert loader.loading == 0
+        loader.cancelled.clear()
+        with pytest.raises(MediaError, match="broken"):
+            await renderer.render(sees("tokens:1", "broken:", "tokens:3"), NO_SPECIAL)
+        assert sorted(loader.cancelled) == ["tokens:1", "tokens:3"]
+        assert loader.loaded == []
+
+
+async def test_a_template_that_fails_ends_the_loading_of_images(tmp_path):
+    loader, folder = ScriptedLoader(), write_chat_folder(tmp_path / "model", "{{ raise_exception('no') }}")
+    async with rendering(folder, in_processes=True, **reads_images(loader)) as renderer:
+        with pytest.raises(InvalidRequestError, match="no"):
+            await renderer.render(sees("tokens:1", "tokens:2"), NO_SPECIAL)
+    assert sorted(loader.cancelled) == ["tokens:1", "tokens:2"]
+
+
+def test_copies_of_a_tokenizer_know_the_templates_too(folder):
+    tokenizer = load_tokenizer(read_model_folder(folder))
+    assert tokenizer.copy().chat == tokenizer.chat
+    assert tokenizer.chat.templates == {"default": PARTS}
+    assert tokenizer.chat.special_tokens["bos_token"] == "<s>"
+    assert json.loads((folder / "tokenizer_config.json").read_text())["chat_template"] == PARTS

@@ -1,0 +1,214 @@
+"""Serialised matrices to numbers: every form in every type, and nothing that only looks like one."""
+
+import base64
+import contextlib
+import gc
+import itertools
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, strategies
+
+from tests.tensors import FORMS, HOSTILE, MAX_ROWS, ROWS, WIDTH, as_npy, as_torch, numpy_file
+from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
+from trio_pool_serve.prompts import EmbedsPrompt, RenderingParams
+from trio_pool_serve.rendering.embeds.prompt_embeds import DECODED_AT_ONCE, EmbedsFormat
+from trio_pool_serve.runner.forward_pass import to_device
+from trio_pool_serve.types import RenderedPrompt
+
+FORMAT = EmbedsFormat(WIDTH, MAX_ROWS)
+
+
+def render(stored: bytes, embeds_format: EmbedsFormat = FORMAT, **params) -> RenderedPrompt:
+    return embeds_format.render(EmbedsPrompt(base64.b64encode(stored)), RenderingParams(**params))
+
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+FORMS_AND_TYPES = [pair for pair in itertools.product(FORMS, DTYPES) if pair != ("npy", torch.bfloat16)]
+
+
+@pytest.mark.parametrize(("form", "dtype"), FORMS_AND_TYPES)
+def test_every_form_holds_every_type_that_it_has_exactly(form, dtype):
+    rows = ROWS.to(dtype)
+    rendered = render(FORMS[form](rows))
+    assert torch.equal(to_device(rendered.embeds, torch.device("cpu")), rows)
+    assert rendered.token_ids.tolist() == [0] * len(rows)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        ROWS.T.contiguous().T,
+        torch.cat([ROWS, ROWS])[2:6],
+        torch.cat([ROWS, ROWS])[::2],
+        torch.cat([ROWS, ROWS], dim=1)[:, ::2],
+        ROWS[0].expand(1, WIDTH),
+        ROWS.T.contiguous().T[2:3],
+        torch.as_strided(ROWS, (1, WIDTH), (0, 3)),
+    ],
+    ids=["transposed", "slice", "every other row", "every other column", "one row", "column", "strided"],
+)
+def test_views_are_read_as_torch_reads_them(view):
+    assert np.array_equal(render(as_torch(view)).embeds, view.numpy())
+
+
+@given(
+    sizes=strategies.tuples(*[strategies.integers(1, 30)] * 2),
+    strides=strategies.tuples(*[strategies.integers(0, 40)] * 2),
+)
+def test_no_number_is_read_twice_whatever_the_strides_are(sizes, strides):
+    assume((sizes[0] - 1) * strides[0] + (sizes[1] - 1) * strides[1] < 40)
+    view = torch.arange(40.0).as_strided(sizes, strides)
+    embeds_format = EmbedsFormat(sizes[1], 64)
+    if len(view.unique()) < view.numel():
+        with pytest.raises(InvalidRequestError, match="overlapping"):
+            render(as_torch(view), embeds_format)
+    else:
+        with contextlib.suppress(InvalidRequestError):  # of rows that are interleaved like the teeth of two combs
+            assert np.array_equal(render(as_torch(view), embeds_format).embeds, view.numpy())
+
+
+@pytest.mark.parametrize(("form", "dtype"), FORMS_AND_TYPES)
+def test_numbers_take_fewer_bytes_than_the_characters_that_came(form, dtype):
+    payload = base64.b64encode(FORMS[form](torch.zeros(MAX_ROWS, 4 * WIDTH, dtype=dtype)))
+    rendered = EmbedsFormat(4 * WIDTH, MAX_ROWS).render(EmbedsPrompt(payload), RenderingParams())
+    assert rendered.embeds.nbytes <= 0.75 * len(payload)
+
+
+class Garbage:
+    """What the collector finds, and runs Python for: then it can switch threads."""
+
+    def __init__(self):
+        self.cycle = self
+
+    def __del__(self):
+        self.cycle = None
+
+
+@pytest.fixture
+def keen_collector():
+    """Collect garbage and switch threads as often as can be."""
+    thresholds, interval = gc.get_threshold(), sys.getswitchinterval()
+    gc.set_threshold(20, 5, 1000)
+    sys.setswitchinterval(1e-5)
+    yield
+    gc.set_threshold(*thresholds)
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("keen_collector")
+def test_threads_read_headers_whenever_the_collector_comes():
+    stored = as_npy(ROWS)
+
+    def read(_: int) -> None:
+        Garbage()
+        assert render(stored).embeds.shape == ROWS.shape
+
+    with ThreadPoolExecutor(4) as threads:
+        assert len(list(threads.map(read, range(10_000)))) == 10_000
+
+
+def test_what_torch_may_write_besides_changes_nothing():
+    for stored in (as_torch(ROWS.clone().requires_grad_()), as_torch(ROWS, pickle_protocol=4)):
+        assert np.array_equal(render(stored).embeds, ROWS.numpy())
+
+
+def test_columns_first_is_read_as_numpy_reads_it():
+    assert np.array_equal(render(numpy_file(np.asfortranarray(ROWS.numpy()))).embeds, ROWS.numpy())
+
+
+def test_a_tensor_of_many_pieces_is_whole():
+    rows = torch.randn(DECODED_AT_ONCE // 1024, 1024)
+    assert np.array_equal(render(as_npy(rows), EmbedsFormat(1024, len(rows))).embeds, rows.numpy())
+
+
+@pytest.mark.parametrize(
+    ("form", "dtype"), [pair for pair in itertools.product(FORMS, DTYPES) if pair != ("npy", torch.bfloat16)]
+)
+def test_a_payload_is_taken_for_no_fewer_rows_than_it_has(form, dtype):
+    wide = EmbedsFormat(1024, 512)
+    for count in (1, 2, 3, 40, 500):
+        stored = FORMS[form](torch.zeros(count, wide.width, dtype=dtype))
+        most = wide.estimated_tokens(EmbedsPrompt(base64.b64encode(stored)))
+        assert count <= most <= min(count * dtype.itemsize // 2 + 1, wide.max_rows)  # the header is less than a row
+
+
+def test_rows_are_cut_off_as_tokens_are():
+    stored = as_torch(ROWS)
+    assert np.array_equal(render(stored, truncate_to=3).embeds, ROWS[:3].numpy())
+    assert np.array_equal(render(stored, truncate_to=3, truncation_side="left").embeds, ROWS[-3:].numpy())
+    assert np.array_equal(render(stored, truncate_to=64).embeds, ROWS.numpy())
+
+
+def test_more_rows_than_the_model_takes_are_cut_where_that_is_asked():
+    rows = torch.randn(MAX_ROWS + 9, WIDTH)
+    assert np.array_equal(render(as_npy(rows), truncate_to=MAX_ROWS).embeds, rows[:MAX_ROWS].numpy())
+    with pytest.raises(ContextLengthError):
+        render(as_npy(rows))
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_is_no_matrix_is_refused(name):
+    stored, error, said = HOSTILE[name]
+    with pytest.raises(error) as caught:
+        render(stored)
+    assert said in str(caught.value)
+    assert caught.value.param == "prompt_embeds"
+
+
+GOOD = base64.b64encode(as_torch(ROWS))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        GOOD[:-1],
+        GOOD[:-4],
+        GOOD + b"AAA",
+        b"\n" + GOOD,
+        GOOD[:100] + b" " + GOOD[100:],
+        GOOD[:100] + b"====" + GOOD[104:],
+        GOOD[:100] + b"-_" + GOOD[102:],
+        b"\xff" * 8,
+        b"=",
+        b"====",
+    ],
+)
+def test_base64_is_strict(payload):
+    with pytest.raises(InvalidRequestError):
+        FORMAT.render(EmbedsPrompt(payload), RenderingParams())
+
+
+def test_padding_between_two_pieces_is_refused():
+    wide = EmbedsFormat(1024, 4096)
+    good = base64.b64encode(as_npy(torch.zeros(512, 1024)))
+    bad = good[: DECODED_AT_ONCE - 4] + b"AA==" + good[DECODED_AT_ONCE:]
+    with pytest.raises(InvalidRequestError, match="base64"):
+        wide.render(EmbedsPrompt(bad), RenderingParams())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(data=strategies.data())
+def test_a_file_with_any_byte_changed_gives_a_matrix_or_its_error(form, data):
+    stored = bytearray(FORMS[form](ROWS))
+    place = data.draw(strategies.integers(0, len(stored) - 1))
+    stored[place] = data.draw(strategies.integers(0, 255))
+    try:
+        rendered = render(bytes(stored))
+    except InvalidRequestError:
+        return
+    assert rendered.embeds.shape[1] == WIDTH
+    assert to_device(rendered.embeds, torch.device("cpu")).isfinite().all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(end=strategies.integers(0, 10_000))
+def test_a_file_cut_anywhere_is_refused(form, end):
+    stored = FORMS[form](ROWS)
+    with pytest.raises(InvalidRequestError):
+        render(stored[: end % len(stored)])

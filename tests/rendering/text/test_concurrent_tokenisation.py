@@ -1,0 +1,153 @@
+"""Thousands of prompts at once, each cut in its own way: every one is what it is alone, and nothing is ever borrowed.
+
+A fast tokenizer of the ``tokenizers`` library has one truncation and one padding for all its threads: who sets them
+while another thread encodes is told "Already borrowed". Here they are never set.
+"""
+
+import json
+import random
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import trio
+from attrs import evolve
+from tokenizers import Tokenizer as Backend
+from transformers import ByT5Tokenizer
+
+from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.processes.worker_processes import WorkerProcesses, prepare_worker
+from trio_pool_serve.prompts import PairPrompt, Prompt, RenderingParams, TextPrompt
+from trio_pool_serve.rendering.process_backend import ProcessBackend
+from trio_pool_serve.rendering.renderer import Renderer, renderer_of
+from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
+from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer
+from trio_pool_serve.rendering.text.text_loading import TextRecipe
+from trio_pool_serve.rendering.text.text_renderer import TextRenderer
+from trio_pool_serve.rendering.text.tokenizer_loading import load_tokenizer
+from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
+from trio_pool_serve.threads.offload import Offload
+
+TASKS = 16
+WORKERS = 4
+
+Asked: TypeAlias = tuple[Prompt, RenderingParams]
+Answer: TypeAlias = tuple[list[int], list[int] | None] | str
+
+SENTENCE = "The quick brown fox, naïve and 漢字 alike, jumps over structured concurrency. "
+
+
+def different_prompts(count: int) -> list[Asked]:
+    dice = random.Random(0)
+    return [
+        (
+            dice.choice((TextPrompt, partial(PairPrompt, "who? " * dice.choice((1, 1, 1, 30)))))(
+                f"number {n}: " + SENTENCE * dice.choice((0, 0, 0, 1, 1, 1, 1, 2, 2, 4, 30))
+            ),
+            RenderingParams(
+                truncate_to=dice.choice((None, 5, 17, 64, 256)),
+                truncation_side=dice.choice(("left", "right")),
+                add_special_tokens=dice.random() < 0.8,
+                instruction=dice.choice(("", "query: ", "Represent this sentence: ")),
+            ),
+        )
+        for n in range(count)
+    ]
+
+
+async def answer(renderer: Renderer, asked: Asked) -> Answer:
+    try:
+        rendered = await renderer.render(*asked)
+    except InvalidRequestError as error:
+        return str(error)
+    return rendered.token_ids.tolist(), None if rendered.type_ids is None else rendered.type_ids.tolist()
+
+
+async def answers_one_by_one(renderer: Renderer, prompts: Sequence[Asked]) -> list[Answer]:
+    return [await answer(renderer, asked) for asked in prompts]
+
+
+async def wrong_answers(renderer: Renderer, prompts: Sequence[Asked], expected: list[Answer], rounds: int) -> list[int]:
+    """Which of the prompts got a wrong answer, when as many tasks take one after the other."""
+    dice, wrong = random.Random(1), []
+    todo = iter([dice.randrange(len(prompts)) for _ in range(rounds)])
+
+    async def client() -> None:
+        wrong.extend([index for index in todo if await answer(renderer, prompts[index]) != expected[index]])
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(TASKS):
+            nursery.start_soon(client)
+    assert next(todo, None) is None
+    return wrong
+
+
+def renderer_over(tokenizer: FastTokenizer | SlowTokenizer, workers: int = WORKERS) -> Renderer:
+    texts = TextRenderer(TokenizerPool(tokenizer, workers), max_model_len=512, vocab_size=30_522)
+    return Renderer(texts, Offload(render=workers))
+
+
+def assert_all_kinds(answers: list[Answer]) -> None:
+    """Else it would be easy."""
+    lengths = {len(found[0]) for found in answers if isinstance(found, tuple)}
+    assert len(lengths) > 20
+    assert any(isinstance(found, str) for found in answers), "nothing was too long"
+
+
+async def test_ten_thousand_rounds_of_changing_truncation_from_sixteen_tasks(minilm: Path):
+    text = (minilm / "tokenizer.json").read_text()
+    prompts = different_prompts(500)
+    alone = renderer_over(FastTokenizer(Backend.from_str(text), frozenset()), workers=1)
+    expected = await answers_one_by_one(alone, prompts)
+    assert_all_kinds(expected)
+    renderer = renderer_over(FastTokenizer(Backend.from_str(text), frozenset()))
+    assert await wrong_answers(renderer, prompts, expected, 10_000) == []
+
+
+async def test_settings_that_a_tokenizer_file_carries_change_nothing(minilm: Path, tmp_path: Path):
+    plain = json.loads((minilm / "tokenizer.json").read_text())
+    carrying = plain | {
+        "truncation": {"direction": "Right", "max_length": 16, "strategy": "LongestFirst", "stride": 0},
+        "padding": {
+            "strategy": {"Fixed": 128},
+            "direction": "Right",
+            "pad_to_multiple_of": 8,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "[PAD]",
+        },
+    }
+    bare = Backend.from_str(json.dumps(plain | {"truncation": None, "padding": None}))
+    settled = Backend.from_str(json.dumps(carrying))
+    assert len(settled.encode("hello").ids) == 128, "the settings are those that the library takes"
+    prompts = different_prompts(200)
+    expected = await answers_one_by_one(renderer_over(FastTokenizer(bare, frozenset()), 1), prompts)
+    assert_all_kinds(expected)
+    renderer = renderer_over(FastTokenizer(settled, frozenset()))
+    assert await wrong_answers(renderer, prompts, expected, 1000) == []
+
+
+async def test_a_thousand_rounds_with_a_tokenizer_written_in_python():
+    prompts = different_prompts(100)
+    expected = await answers_one_by_one(renderer_over(SlowTokenizer(ByT5Tokenizer()), 1), prompts)
+    assert_all_kinds(expected)
+    renderer = renderer_over(SlowTokenizer(ByT5Tokenizer()))
+    assert await wrong_answers(renderer, prompts, expected, 1000) == []
+
+
+async def test_a_thousand_rounds_in_processes(minilm: Path):
+    recipe = TextRecipe(minilm, ModelConfig())
+    folder = read_model_folder(minilm)
+    renderer = renderer_of(folder, load_tokenizer(folder), Offload(), workers=1, recipe=recipe)
+    prompts = different_prompts(300)
+    expected = await answers_one_by_one(renderer, prompts)
+    assert_all_kinds(expected)
+    processes = WorkerProcesses(2, partial(prepare_worker, renderer.texts))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(processes.run)
+        in_processes = evolve(renderer, backend=ProcessBackend(processes, processes))
+        assert await wrong_answers(in_processes, prompts, expected, 1000) == []
+        nursery.cancel_scope.cancel(reason="the test is over")

@@ -1,0 +1,298 @@
+"""Two texts as one input: joined, cut and numbered as the tokenizers library does it."""
+
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import transformers
+
+from tests.model_folders import VOCABULARY
+from tests.models.classifier_families import FAMILIES, reranker_tokenizer
+from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
+from trio_pool_serve.models.files.chat_format import ChatFormat
+from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.generative_reranker.spec import JudgeFormat
+from trio_pool_serve.prompts import PairPrompt, RenderingParams
+from trio_pool_serve.rendering.chat.pair_templates import ChatPair, JudgePair
+from trio_pool_serve.rendering.renderer import Renderer
+from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
+from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer
+from trio_pool_serve.rendering.text.text_renderer import TextRenderer
+from trio_pool_serve.rendering.text.tokenizer import Tokenizer
+from trio_pool_serve.rendering.text.tokenizer_loading import load_tokenizer
+from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
+from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import RenderedPrompt
+
+MAX_MODEL_LEN = 64
+
+
+def make_renderer(tokenizer: Tokenizer, **settings: Any) -> Renderer:
+    settings = {"max_model_len": MAX_MODEL_LEN, "vocab_size": 1000} | settings
+    return Renderer(TextRenderer(TokenizerPool(tokenizer, 1), **settings), Offload())
+
+
+def fast(theirs: Any) -> FastTokenizer:
+    has_segments = "token_type_ids" in theirs.model_input_names
+    return FastTokenizer(
+        theirs.backend_tokenizer.from_str(theirs.backend_tokenizer.to_str()), frozenset(), has_segments=has_segments
+    )
+
+
+def words(count: int) -> str:
+    return " ".join(f"w{n % 200}" for n in range(count))
+
+
+async def render(renderer: Renderer, pair: PairPrompt, **params: Any) -> RenderedPrompt:
+    return await renderer.render(pair, RenderingParams(**params))
+
+
+@pytest.fixture(scope="module")
+def word_renderer(scripted_folder: Path) -> Renderer:
+    """One token per word, and no template for pairs: two texts get no special tokens at all."""
+    return make_renderer(load_tokenizer(read_model_folder(scripted_folder)))
+
+
+@pytest.fixture(scope="module")
+def bert() -> Any:
+    return FAMILIES["bert"].tokenizer()
+
+
+@pytest.fixture(scope="module")
+def renderer(bert: Any) -> Renderer:
+    return make_renderer(fast(bert))
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Any:
+    """One token per letter, and no special tokens."""
+    vocab = tmp_path / "vocab.json"
+    vocab.write_text('{"<pad>": 0, "<unk>": 1, "a": 2, "b": 3, "|": 4, "<s>": 5, "</s>": 6}')
+    return transformers.Wav2Vec2CTCTokenizer(str(vocab), truncation_side="right")
+
+
+# -- lengths ------------------------------------------------------------------------------------------
+
+
+def test_longest_first_cuts_as_the_tokenizers_library(scripted_folder: Path):
+    ours = load_tokenizer(read_model_folder(scripted_folder))
+    theirs = tokenizers.Tokenizer.from_file(str(scripted_folder / "tokenizer.json"))
+    chosen = random.Random(5)
+    first_id = VOCABULARY["w0"]
+    for _ in range(4000):
+        first, second = chosen.randrange(60), chosen.randrange(60)
+        keep = chosen.randrange(1, 80)
+        theirs.enable_truncation(keep, strategy="longest_first")
+        ids = theirs.encode(" ".join(["w0"] * first), " ".join(["w1"] * second)).ids
+        assert (ids.count(first_id), ids.count(first_id + 1)) == ours.longest_first(first, second, keep)
+
+
+def test_longest_first_cuts_as_a_tokenizer_written_in_python(slow: Any):
+    ours = SlowTokenizer(slow)
+    chosen = random.Random(6)
+    for _ in range(1000):
+        first, second = chosen.randrange(1, 60), chosen.randrange(1, 60)
+        keep = chosen.randrange(2, 80)
+        ids = slow.prepare_for_model([2] * first, [3] * second, truncation="longest_first", max_length=keep)[
+            "input_ids"
+        ]
+        assert (ids.count(2), ids.count(3)) == ours.longest_first(first, second, keep)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("side", ["right", "left"])
+async def test_every_family_joins_and_cuts_as_transformers(name: str, side: Any):
+    theirs = FAMILIES[name].tokenizer()
+    theirs.truncation_side = side
+    renderer = make_renderer(fast(theirs), max_model_len=70)
+    chosen = random.Random(name)
+    letters = "a nursery owns its tasks, größer 東京 and Yes every wait can be cancelled"
+    for _ in range(40):
+        first, second = ("".join(chosen.choices(letters, k=chosen.randrange(1, 120))) for _ in range(2))
+        limit = chosen.randrange(6, 70)
+        expected = theirs(first, second, truncation="longest_first", max_length=limit)
+        ours = await render(renderer, PairPrompt(first, second), truncate_to=limit, truncation_side=side)
+        assert ours.token_ids.tolist() == expected["input_ids"]
+        types = expected.get("token_type_ids", [0] * len(ours.token_ids))
+        assert (ours.type_ids is None and not any(types)) or ours.type_ids.tolist() == types
+        bare = theirs(first, second, truncation="longest_first", max_length=limit, add_special_tokens=False)
+        ours = await render(
+            renderer, PairPrompt(first, second), truncate_to=limit, truncation_side=side, add_special_tokens=False
+        )
+        assert ours.token_ids.tolist() == bare["input_ids"]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("limit", [20, 21, 63])
+@pytest.mark.parametrize("lengths", [(900, 3), (3, 900), (900, 901), (901, 900), (900, 900), (12, 900)])
+async def test_windows_do_not_show(bert: Any, renderer: Renderer, lengths: tuple[int, int], limit: int, side: Any):
+    bert.truncation_side = side
+    pair = PairPrompt(*map(words, lengths))
+    expected = bert(pair.first, pair.second, truncation="longest_first", max_length=limit)
+    ours = await render(renderer, pair, truncate_to=limit, truncation_side=side)
+    assert ours.token_ids.tolist() == expected["input_ids"]
+    assert ours.type_ids is not None
+    assert ours.type_ids.tolist() == expected["token_type_ids"]
+
+
+async def test_a_pair_that_is_too_long_is_refused(renderer: Renderer, bert: Any):
+    fits = PairPrompt(*["yes " * 12] * 2)
+    assert len((await render(renderer, fits)).token_ids) <= MAX_MODEL_LEN
+    length = len(bert("yes " * 40, "yes " * 40)["input_ids"])
+    with pytest.raises(ContextLengthError, match=f"has {length} tokens, but this model takes at most 64"):
+        await render(renderer, PairPrompt("yes " * 40, "yes " * 40))
+    with pytest.raises(ContextLengthError, match="has more than"):
+        await render(renderer, PairPrompt("yes", words(100_000)))
+    with pytest.raises(ContextLengthError, match="has more than"):
+        await render(renderer, PairPrompt(words(100_000), "yes"))
+
+
+async def test_truncating_to_the_special_tokens_alone_is_refused(renderer: Renderer):
+    for limit in (1, 2, 3):
+        with pytest.raises(InvalidRequestError, match=f"Truncating to {limit} tokens leaves no room beside 3 special"):
+            await render(renderer, PairPrompt("yes", "no"), truncate_to=limit)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+async def test_each_text_is_cut_to_its_own_limit_first(word_renderer: Renderer, side: Any):
+    """The beginning is kept, whatever side the whole is cut at."""
+
+    async def ids(first: int, second: int, **params: Any) -> list[int]:
+        pair = PairPrompt(words(50), words(3000), max_first_tokens=first, max_second_tokens=second)
+        return (await render(word_renderer, pair, truncation_side=side, **params)).token_ids.tolist()
+
+    w0 = VOCABULARY["w0"]
+    assert await ids(3, 2) == [w0, w0 + 1, w0 + 2, w0, w0 + 1]
+    assert len(await ids(4, 60)) == 64
+    with pytest.raises(ContextLengthError, match="has 65 tokens"):
+        await ids(5, 60)
+    with pytest.raises(ContextLengthError, match="has 154 tokens"):
+        await ids(4, 150)
+    cut = await ids(5, 60, truncate_to=10)
+    assert len(cut) == 10
+    assert cut[:5] == [w0 + n for n in range(5)]
+    assert cut[5:] == ([w0 + n for n in range(5)] if side == "right" else [w0 + n for n in range(55, 60)])
+
+
+async def test_an_instruction_stands_before_the_first_text_and_is_not_cut_with_it(word_renderer: Renderer):
+    pair = PairPrompt(words(50), "world", max_first_tokens=2)
+    rendered = await render(word_renderer, pair, instruction="query : ")
+    expected = [VOCABULARY[word] for word in ("query", ":", "w0", "w1", "world")]
+    assert rendered.token_ids.tolist() == expected
+
+
+async def test_half_of_a_surrogate_pair_is_the_clients_fault(renderer: Renderer):
+    for pair in (PairPrompt("\ud83d", "yes"), PairPrompt("yes", "\ud83d"), PairPrompt("\ud83d", "x", 3, 3)):
+        with pytest.raises(InvalidRequestError, match="not valid Unicode"):
+            await render(renderer, pair)
+
+
+async def test_two_texts_without_any_token_are_refused(word_renderer: Renderer):
+    with pytest.raises(InvalidRequestError, match="no tokens"):
+        await render(word_renderer, PairPrompt("", " "))
+
+
+async def test_segments_are_left_out_for_models_without_them(bert: Any):
+    with_segments = make_renderer(fast(bert))
+    without = make_renderer(FastTokenizer(fast(bert)._backend, frozenset(), has_segments=False))
+    pair = PairPrompt("yes", "no")
+    assert (await render(with_segments, pair)).type_ids is not None
+    assert (await render(without, pair)).type_ids is None
+
+
+async def test_a_pair_is_rendered_in_a_thread(renderer: Renderer):
+    from trio.testing import wait_all_tasks_blocked
+
+    seen = []
+
+    class Watched:
+        def render(self, *_: Any) -> RenderedPrompt:
+            seen.append(threading.current_thread())
+            return RenderedPrompt(np.ones(1, dtype=np.int32))
+
+    await render(make_renderer(renderer.texts.tokenizers.first, pair_format=Watched()), PairPrompt("a", "b"))
+    await wait_all_tasks_blocked()
+    assert seen != [threading.main_thread()]
+
+
+# -- slow tokenizers ------------------------------------------------------------------------------------
+
+
+async def test_a_tokenizer_written_in_python_joins_pairs_by_its_own_methods(slow: Any):
+    renderer = make_renderer(SlowTokenizer(slow), max_model_len=200)
+    for first, second in (("ab", "b"), ("ab" * 40, "ba" * 40), ("ab" * 20, "ba" * 3)):
+        for limit in (9, 10, 200):
+            expected = slow(first, second, truncation="longest_first", max_length=limit)
+            ours = await render(renderer, PairPrompt(first, second), truncate_to=limit)
+            assert ours.token_ids.tolist() == expected["input_ids"]
+    short = await render(renderer, PairPrompt("ab" * 20, "b" * 40, 3, 2))
+    assert short.token_ids.tolist() == [2, 3, 2, 3, 3]
+
+
+# -- templates ----------------------------------------------------------------------------------------------
+
+
+async def test_the_frame_is_whole_and_the_body_is_cut():
+    theirs = reranker_tokenizer()
+    tokenizer = fast(theirs)
+    judge = JudgeFormat()
+    prefix, suffix = (theirs.encode(text, add_special_tokens=False) for text in (judge.prefix, judge.suffix))
+    frame = len(prefix) + len(suffix)
+    renderer = make_renderer(tokenizer, max_model_len=frame + 30, pair_format=JudgePair(judge))
+    pair = PairPrompt("who", words(5000))
+    for side in ("right", "left"):
+        rendered = await render(renderer, pair, truncate_to=frame + 20, truncation_side=side)
+        ids = rendered.token_ids.tolist()
+        body = theirs.encode(judge.body("who", pair.second, ""))
+        assert ids == prefix + (body[:20] if side == "right" else body[-20:]) + suffix
+    with pytest.raises(ContextLengthError, match="has more than"):
+        await render(renderer, pair)
+    with pytest.raises(InvalidRequestError, match=f"leaves no room beside {frame} template tokens"):
+        await render(renderer, pair, truncate_to=frame)
+
+
+@pytest.fixture
+def chat() -> ChatFormat:
+    return ChatFormat(structured=False, options={})
+
+
+def chat_renderer(chat: ChatFormat, **settings: Any) -> tuple[Renderer, Any]:
+    theirs = reranker_tokenizer()
+
+    def rendered(messages: Any, _: Any) -> str:
+        if any("forbidden" in message["content"] for message in messages):
+            raise ValueError("no such word, please")
+        return "".join(f"<|im_start|>{message['role']}: {message['content']}" for message in messages) + "<|im_end|>end"
+
+    return make_renderer(fast(theirs), pair_format=ChatPair(chat, rendered), **settings), theirs
+
+
+async def test_what_a_chat_template_ends_with_is_kept(chat: ChatFormat):
+    renderer, theirs = chat_renderer(chat)
+    suffix = theirs.encode("<|im_end|>end")
+    for second in ("b", words(5000)):
+        ids = (await render(renderer, PairPrompt("a", second), truncate_to=50)).token_ids.tolist()
+        whole = theirs.encode(f"<|im_start|>query: a<|im_start|>document: {second}<|im_end|>end")
+        assert ids == (whole if len(whole) <= 50 else whole[: 50 - len(suffix)] + suffix)
+    with pytest.raises(ContextLengthError, match="has more than"):
+        await render(renderer, PairPrompt("a", words(5000)))
+    tiny = (await render(renderer, PairPrompt("a", "b"), truncate_to=2)).token_ids.tolist()
+    assert tiny == suffix[-2:]
+
+
+async def test_texts_are_cut_to_their_own_limits_before_a_template_holds_them(chat: ChatFormat):
+    renderer, theirs = chat_renderer(chat, max_model_len=200)
+    pair = PairPrompt("größer yes no", words(3000), max_first_tokens=2, max_second_tokens=1)
+    ids = (await render(renderer, pair, instruction="say")).token_ids.tolist()
+    text = theirs.decode(ids)
+    assert text == "<|im_start|>system: say<|im_start|>query: gr<|im_start|>document: w<|im_end|>end"
+
+
+async def test_what_a_template_refuses_is_the_clients_fault(chat: ChatFormat):
+    renderer, _ = chat_renderer(chat)
+    with pytest.raises(InvalidRequestError, match="refuses this input: no such word, please"):
+        await render(renderer, PairPrompt("forbidden", "b"))

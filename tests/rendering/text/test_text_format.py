@@ -1,0 +1,158 @@
+"""What a role does to a text: its length, what is added, which tokens count."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.model_folders import VOCABULARY, write_late_interaction_folder, write_lookup_folder
+from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
+from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.prompts import RenderingParams, TextPrompt, TokensPrompt
+from trio_pool_serve.rendering.renderer import Renderer, renderer_of
+from trio_pool_serve.rendering.text.tokenizer_loading import load_tokenizer
+from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import RenderedPrompt
+
+CLS, SEP, MASK, COLON = (VOCABULARY[token] for token in ("[CLS]", "[SEP]", "[MASK]", ":"))
+MOST = 64
+
+ColBERT = Callable[..., Renderer]
+
+
+def renderer_for(path: Path) -> Renderer:
+    folder = read_model_folder(path)
+    return renderer_of(folder, load_tokenizer(folder), Offload(), workers=1)
+
+
+@pytest.fixture
+def colbert(tmp_path: Path) -> ColBERT:
+    """Makes the renderer of a late-interaction model with settings of the transformer and of the mask."""
+
+    def make(mask: object = None, **settings: object) -> Renderer:
+        return renderer_for(write_late_interaction_folder(tmp_path / "model", mask, max_length=MOST, **settings))
+
+    return make
+
+
+def ids_of(*words: str) -> list[int]:
+    return [VOCABULARY[word] for word in words]
+
+
+async def render(renderer: Renderer, text: str, role: str | None, **params) -> RenderedPrompt:
+    return await renderer.render(TextPrompt(text), RenderingParams(role=role, **params))
+
+
+FIXED = {"strategy": "fixed", "length": 6}
+
+
+async def test_a_short_query_is_filled_up_and_what_is_added_counts(colbert: ColBERT):
+    prompt = await render(colbert(query_expansion=FIXED), "w1 w2", "query")
+    assert prompt.token_ids.tolist() == [CLS, *ids_of("w1", "w2"), SEP, MASK, MASK]
+    assert prompt.attended == 4
+    assert prompt.kept is None
+
+
+async def test_what_is_added_is_attended_to_where_the_model_says_so(colbert: ColBERT):
+    prompt = await render(colbert(query_expansion=FIXED | {"attend": True}), "w1 w2", "query")
+    assert prompt.attended is None
+    assert len(prompt.token_ids) == 6
+
+
+async def test_a_query_may_be_filled_up_with_another_token(colbert: ColBERT):
+    prompt = await render(colbert(query_expansion=FIXED | {"token": "w9"}), "w1 w2", "query")
+    assert prompt.token_ids.tolist()[4:] == ids_of("w9", "w9")
+
+
+def test_a_token_that_is_not_there_is_refused(colbert: ColBERT):
+    with pytest.raises(ModelLoadError, match="lacks the token"):
+        colbert(query_expansion=FIXED | {"token": "nowhere"})
+
+
+@pytest.mark.parametrize("role", ["document", None])
+async def test_other_texts_are_not_filled_up(colbert: ColBERT, role: str | None):
+    prompt = await render(colbert(query_expansion=FIXED), "w1", role)
+    assert prompt.token_ids.tolist() == [CLS, *ids_of("w1"), SEP]
+
+
+async def test_a_long_query_is_cut_to_the_length_of_queries(colbert: ColBERT):
+    """A side's own length is part of how the model reads it, and needs nobody's leave."""
+    renderer = colbert(query_expansion=FIXED)
+    for asked in (None, 6, MOST):
+        prompt = await render(renderer, "w1 w2 w3 w4 w5", "query", truncate_to=asked)
+        assert prompt.token_ids.tolist() == [CLS, *ids_of("w1", "w2", "w3", "w4"), SEP]
+    cut = await render(renderer, "w1 w2 w3 w4 w5", "query", truncate_to=4)
+    assert cut.token_ids.tolist() == [CLS, *ids_of("w1", "w2"), SEP, MASK, MASK]
+
+
+async def test_a_query_that_is_filled_up_to_a_least_length_may_be_longer(colbert: ColBERT):
+    renderer = colbert(query_expansion=FIXED | {"strategy": "min"}, query_length=9)
+    assert len((await render(renderer, "w1 w2 w3 w4 w5", "query")).token_ids) == 7
+    assert len((await render(renderer, "w1 w2 w3 w4 w5 w6 w7 w8", "query")).token_ids) == 9
+
+
+async def test_a_document_has_a_length_of_its_own(colbert: ColBERT):
+    renderer = colbert(document_length=5)
+    for asked in (None, MOST):
+        assert len((await render(renderer, "w1 w2 w3 w4", "document", truncate_to=asked)).token_ids) == 5
+    assert len((await render(renderer, "w1 w2 w3 w4", None)).token_ids) == 6
+
+
+async def test_words_of_the_skiplist_do_not_count_in_documents(colbert: ColBERT):
+    renderer = colbert({"skiplist_words": [":", "no token"]})
+    for role in ("document", None):
+        prompt = await render(renderer, "w1 : w2 :", role)
+        assert prompt.kept is not None
+        assert prompt.kept.tolist() == [True, True, False, True, False, True]
+    assert (await render(renderer, "w1 : w2 :", "query")).kept is None
+
+
+async def test_words_of_the_skiplist_do_not_count_in_queries_where_the_model_says_so(colbert: ColBERT):
+    renderer = colbert({"skiplist_words": [":"], "skiplist_tasks": "query"})
+    prompt = await render(renderer, ": w1", "query")
+    assert prompt.kept is not None
+    assert prompt.kept.tolist() == [True, False, True, True]
+    assert (await render(renderer, ": w1", "document")).kept is None
+
+
+async def test_token_ids_of_a_client_are_treated_as_a_texts(colbert: ColBERT):
+    renderer = colbert({"skiplist_words": [":"]}, query_expansion=FIXED, document_length=5)
+
+    async def tokens(ids: list[int], role: str, **params) -> RenderedPrompt:
+        prompt = TokensPrompt(np.array(ids, dtype=np.int64))
+        return await renderer.render(prompt, RenderingParams(role=role, **params))
+
+    query = await tokens([CLS, 9, SEP], "query")
+    assert (query.token_ids.tolist(), query.attended) == ([CLS, 9, SEP, MASK, MASK, MASK], 3)
+    document = await tokens([CLS, COLON, SEP], "document")
+    assert document.kept is not None
+    assert document.kept.tolist() == [True, False, True]
+    assert len((await tokens([9] * 6, "document")).token_ids) == 5
+    assert (await tokens(list(range(9, 17)), "document", truncate_to=MOST)).token_ids.tolist() == [9, 10, 11, 12, 13]
+    last = await tokens(list(range(9, 17)), "document", truncate_to=MOST, truncation_side="left")
+    assert last.token_ids.tolist() == [12, 13, 14, 15, 16]
+
+
+@pytest.fixture
+def lookup(tmp_path: Path) -> Renderer:
+    """The renderer of an inference-free SPLADE."""
+    return renderer_for(write_lookup_folder(tmp_path / "model", max_length=MOST, table_length=4))
+
+
+async def test_a_text_whose_weights_are_looked_up_has_no_special_tokens(lookup: Renderer):
+    assert (await render(lookup, "w1 w2", "query")).token_ids.tolist() == ids_of("w1", "w2")
+    assert (await render(lookup, "w1 w2", "document")).token_ids.tolist() == [CLS, *ids_of("w1", "w2"), SEP]
+    assert (await render(lookup, "w1 w2", None)).token_ids.tolist() == [CLS, *ids_of("w1", "w2"), SEP]
+
+
+async def test_a_text_whose_weights_are_looked_up_has_the_length_of_the_table(lookup: Renderer):
+    assert len((await render(lookup, "w1 w2 w3 w4", "query")).token_ids) == 4
+    assert len((await render(lookup, "w1 w2 w3 w4 w5", "query")).token_ids) == 4
+
+
+async def test_a_text_whose_weights_are_looked_up_may_be_empty(lookup: Renderer):
+    prompt = await render(lookup, "", "query")
+    assert (len(prompt.token_ids), prompt.attended) == (1, 0)
+    with pytest.raises(InvalidRequestError, match="no tokens"):
+        await render(lookup, "", "document", add_special_tokens=False)

@@ -1,0 +1,186 @@
+"""The cut before tokenising: it must not show, and it must be worth its while."""
+
+import pytest
+from attrs import define, field
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.rendering.text.test_tokenizer import FAST_KINDS, fast_tokenizer
+from trio_pool_serve.prompts import TruncationSide
+from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
+from trio_pool_serve.rendering.text.text_window import MARGIN_TOKENS, encode_window, most_characters
+from trio_pool_serve.rendering.text.tokenizer import Encoded
+from trio_pool_serve.types import TokenIds
+
+TOKENIZERS = {kind: fast_tokenizer(kind) for kind in FAST_KINDS}
+
+PROSE = "It was the best of times, it was the worst of times; the 1st of 2 cities — naïve or not. "
+CHINESE = "漢字かな交じり文を書く。今日は天気がいいから散歩しましょう。東京都に住んでいます、元気ですか？"
+MEGABYTES_10 = 10_000_000
+
+LETTERS = st.text("abcdefghijklmnopqrstuvwxyzABCäöüßéñжяλ", min_size=1, max_size=12)
+PIECES = st.one_of(
+    LETTERS,
+    LETTERS.map(lambda word: word + " "),
+    st.text("漢字かな交じり文。東京都安녕하세요", min_size=1, max_size=10),
+    st.text("😀👩‍👧🇩🇪é̂", min_size=1, max_size=4),
+    st.text(" \t\n\u3000\u00a0", min_size=1, max_size=4),
+    st.text("0123456789.,-=_'/", min_size=1, max_size=6),
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8),
+)
+RUNS = st.tuples(PIECES, st.sampled_from([1, 1, 1, 2, 30, 400])).map(lambda run: run[0] * run[1])
+LONG_WORDS = st.randoms(use_true_random=False).map(
+    lambda random: "".join(random.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=random.randrange(50, 3000)))
+)
+TEXTS = st.lists(st.one_of(RUNS, RUNS, st.just(PROSE), st.just(CHINESE), LONG_WORDS), max_size=30).map("".join)
+
+
+def whole_bare(tokenizer: FastTokenizer, text: str) -> list[int]:
+    return tokenizer.finish(tokenizer.encode(text), len(text), "right", add_special_tokens=False).tolist()
+
+
+def whole(tokenizer: FastTokenizer, text: str, keep: int, side: TruncationSide) -> list[int]:
+    return tokenizer.finish(tokenizer.encode(text), keep, side, add_special_tokens=True).tolist()
+
+
+def windowed(tokenizer: FastTokenizer, text: str, keep: int, side: TruncationSide) -> list[int]:
+    window = encode_window(tokenizer, text, keep, side)
+    return tokenizer.finish(window.encoded, keep, side, add_special_tokens=True).tolist()
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("kind", FAST_KINDS)
+@settings(max_examples=100)
+@given(text=TEXTS, keep=st.integers(1, 40))
+@example(text="a" * 4001 + "b", keep=3)
+@example(text="ab" * 2001, keep=5)
+@example(text="zqxj" * 25 + " words" * 2000, keep=50)
+@example(text="words " * 170 + "zqxj" * 500, keep=150)
+@example(text="zqxj" * 500 + " words" * 170, keep=150)
+@example(text="\u3000 " * 2000 + "end", keep=2)
+@example(text="12345678901" * 400, keep=7)
+def test_the_cut_does_not_show(kind, side, text, keep):
+    tokenizer = TOKENIZERS[kind]
+    assert windowed(tokenizer, text, keep, side) == whole(tokenizer, text, keep, side)
+
+
+@define(eq=False)
+class CountingTokenizer:
+    """Counts the characters that are handed to the tokenizer inside."""
+
+    inner: FastTokenizer
+    characters: int = field(default=0, init=False)
+
+    @property
+    def special_tokens(self) -> int:
+        return self.inner.special_tokens
+
+    def encode(self, text: str) -> Encoded:
+        self.characters += len(text)
+        return self.inner.encode(text)
+
+    def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
+        return self.inner.finish(encoded, keep, side, add_special_tokens=add_special_tokens)
+
+    def is_special(self, token_id: int) -> bool:
+        return self.inner.is_special(token_id)
+
+    def copy(self) -> "CountingTokenizer":
+        return CountingTokenizer(self.inner.copy())
+
+
+@pytest.mark.parametrize("sample", [PROSE, CHINESE, "word ", "def f(x):\n    return x\n\n"])
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("kind", FAST_KINDS)
+def test_of_10_megabytes_only_what_is_kept_is_tokenised(kind, side, sample):
+    text, keep = sample * (MEGABYTES_10 // len(sample)), 510
+    tokenizer = CountingTokenizer(TOKENIZERS[kind])
+    window = encode_window(tokenizer, text, keep, side)
+    assert not window.is_whole
+    assert tokenizer.characters <= 5 * (keep + MARGIN_TOKENS) * 8
+    ids = tokenizer.finish(window.encoded, keep, side, add_special_tokens=True).tolist()
+    enough = text[:50_000] if side == "right" else text[-50_000:]
+    assert ids == whole(tokenizer.inner, enough, keep, side)
+
+
+@pytest.mark.parametrize("sample", [PROSE, CHINESE, "word ", "1 2 3 4 "])
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("kind", FAST_KINDS)
+def test_of_a_long_window_hardly_more_tokens_are_made_than_kept(kind, side, sample):
+    text, keep = sample * (500_000 // len(sample)), 10_000
+    tokenizer = CountingTokenizer(TOKENIZERS[kind])
+    window = encode_window(tokenizer, text, keep, side)
+    assert keep + MARGIN_TOKENS <= window.tokens <= 1.4 * keep
+    ids = tokenizer.finish(window.encoded, keep, side, add_special_tokens=True).tolist()
+    enough = text[:150_000] if side == "right" else text[-150_000:]
+    assert ids == whole(tokenizer.inner, enough, keep, side)
+
+
+def test_a_sample_that_is_unlike_the_rest_does_not_show():
+    tokenizer, keep = TOKENIZERS["word-piece"], 20_000
+    for text in ("1 2 3 4 " * 1000 + "information " * 50_000, "information " * 1000 + "1 2 3 4 " * 50_000):
+        for side in ("right", "left"):
+            assert windowed(tokenizer, text, keep, side) == whole(tokenizer, text, keep, side)
+
+
+@pytest.mark.parametrize(("kind", "side"), [("word-piece", "right"), ("unigram", "left")])
+def test_100_kilobytes_of_blanks_have_the_tokens_around_them(kind, side):
+    text = "first" + " " * 100_000 + "last"
+    tokenizer = CountingTokenizer(TOKENIZERS[kind])
+    window = encode_window(tokenizer, text, 30, side)
+    assert window.is_whole
+    assert tokenizer.characters == len(text), "what cannot be enough is not tried"
+    ids = tokenizer.finish(window.encoded, 30, side, add_special_tokens=True).tolist()
+    assert ids == whole(tokenizer.inner, "first last", 30, side)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("filler", ["a", " ", "\n", "😀", "ab"])
+@pytest.mark.parametrize("kind", FAST_KINDS)
+def test_of_10_megabytes_of_one_thing_a_bounded_part_is_tokenised(kind, filler, side):
+    text = "first " + filler * (MEGABYTES_10 // len(filler)) + " last"
+    tokenizer = CountingTokenizer(TOKENIZERS[kind])
+    window = encode_window(tokenizer, text, 30, side)
+    assert not window.is_whole
+    assert tokenizer.characters <= most_characters(30) * 4 / 3
+    kept = tokenizer.finish(window.encoded, 2, side, add_special_tokens=False).tolist()
+    end = "first " + filler * 300 if side == "right" else filler * 300 + " last"
+    assert kept[0 if side == "right" else -1] == whole_bare(tokenizer.inner, end)[0 if side == "right" else -1]
+
+
+@pytest.mark.parametrize("kind", FAST_KINDS)
+def test_for_many_tokens_no_more_of_one_thing_is_tokenised(kind):
+    tokenizer = CountingTokenizer(TOKENIZERS[kind])
+    encode_window(tokenizer, "ab" * (MEGABYTES_10 // 2), 10_000, "right")
+    assert tokenizer.characters <= 2**19 * 4 / 3
+
+
+@pytest.mark.parametrize("kind", FAST_KINDS)
+def test_a_word_that_is_one_unknown_token_makes_the_window_grow(kind):
+    tokenizer, text = TOKENIZERS[kind], "zqxjvkwyp0123456789" * 3000 + " the end" * 3000
+    assert windowed(tokenizer, text, 3, "right") == whole(tokenizer, text, 3, "right")
+
+
+def test_what_a_cut_leaves_of_an_unknown_word_is_not_kept():
+    tokenizer = TOKENIZERS["word-piece"]
+    unknown = "zqxjvkwyp0123456789" * 10
+    for known in range(20, 320, 3):  # the cut goes through the unknown word for some of them
+        text = "information " * known + unknown + " and on" * 3000
+        assert windowed(tokenizer, text, known + 20, "right") == whole(tokenizer, text, known + 20, "right")
+
+
+@pytest.mark.parametrize("kind", FAST_KINDS)
+def test_a_short_text_is_tokenised_once_and_whole(kind):
+    tokenizer = CountingTokenizer(TOKENIZERS[kind])
+    window = encode_window(tokenizer, PROSE, 3, "right")
+    assert window.is_whole
+    assert window.tokens == len(tokenizer.inner.encode(PROSE)) > 3
+    assert tokenizer.characters == len(PROSE)
+
+
+def test_a_window_says_only_that_there_are_more_tokens():
+    tokenizer = TOKENIZERS["word-piece"]
+    window = encode_window(tokenizer, "word " * 100_000, 10, "right")
+    assert not window.is_whole
+    assert 10 + MARGIN_TOKENS <= window.tokens < 100_000
+    assert set(window.encoded.ids) == {tokenizer.encode("word").ids[0]}

@@ -1,0 +1,17 @@
+"""``trio-pool-serve serve`` over a scripted runner."""
+
+import os
+import sys
+
+from tests.server.programs.script import load_scripted
+from trio_pool_serve.cli import read_config, run
+from trio_pool_serve.server import launcher
+from trio_pool_serve.service import Service
+
+if __name__ == "__main__":  # worker processes import what started the server
+    if "SCRIPT_UNCONTAINED" in os.environ:
+        launcher.contain_connections = lambda: None
+    config = read_config(sys.argv[1:])
+    if config.processes.engine == "process":
+        sys.exit(run(config, load_runner=load_scripted))
+    sys.exit(run(config, Service(config, load_scripted)))

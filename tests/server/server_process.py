@@ -1,0 +1,128 @@
+"""Real server processes, started and ended by tests."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import trio
+from attrs import define
+
+from tests.conftest import client_of
+
+ROOT = Path(__file__).parents[2]
+LAUNCHER = (sys.executable, "-m", "trio_pool_serve", "serve", "--replicas", "1")  # each loads torch and the model
+SCRIPTED = (sys.executable, "-m", "tests.server.programs.scripted_server")
+START_LIMIT_S = 120
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@define(eq=False)
+class ServerProcess:
+    process: subprocess.Popen
+    port: int
+    log_path: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    async def wait_exit(self, limit_s: float = 30) -> int:
+        with trio.fail_after(limit_s):
+            return await trio.to_thread.run_sync(self.process.wait, abandon_on_cancel=True)
+
+    async def wait_until(self, path: str, status: int = 200, *, limit_s: float = START_LIMIT_S) -> None:
+        """Ask until the answer has that status; the process may not be listening yet."""
+        async with client_of(self.url) as client:
+            with trio.fail_after(limit_s):
+                while True:
+                    with contextlib.suppress(httpx.TransportError):
+                        if (await client.get(path)).status_code == status:
+                            return
+                    assert self.process.poll() is None, self.log
+                    await trio.sleep(0.02)
+
+    async def wait_logged(self, text: str, times: int = 1) -> None:
+        with trio.fail_after(START_LIMIT_S):
+            while self.log.count(text) < times:  # noqa: ASYNC110  (another process has no event to wait for)
+                await trio.sleep(0.01)
+
+    async def wait_exit_and_log(self) -> tuple[int, str]:
+        return await self.wait_exit(), self.log
+
+
+@contextmanager
+def started(command: Sequence[str], port: int, log_path: Path, env: dict[str, str]) -> Iterator[ServerProcess]:
+    """Start a command with its output in a file; kill whatever is left of it in the end."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRIO_POOL_SERVE_")}
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env={**inherited, "HF_HUB_OFFLINE": "1", **env}, stdout=log, stderr=log
+        )
+        try:
+            yield ServerProcess(process, port, log_path)
+        finally:
+            family = [*psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []
+            process.kill()
+            for child in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+            process.wait()
+
+
+@asynccontextmanager
+async def launched(
+    tmp_path: Path,
+    *arguments: str,
+    command: Sequence[str] = LAUNCHER,
+    env: dict[str, str] | None = None,
+    wait_ready: bool = True,
+) -> AsyncIterator[ServerProcess]:
+    """Start ``trio-pool-serve serve``, or what behaves like it."""
+    port = free_port()
+    full = [*command, *arguments, "--port", str(port)]
+    with started(full, port, tmp_path / "server.log", env or {}) as server:
+        if wait_ready:
+            await server.wait_until("/readyz")
+        yield server
+
+
+@contextmanager
+def serving(tmp_path: Path, *arguments: str) -> Iterator[ServerProcess]:
+    """Start ``trio-pool-serve serve`` outside of an event loop, for fixtures that many tests share."""
+    port = free_port()
+    with started([*LAUNCHER, *arguments, "--port", str(port)], port, tmp_path / "server.log", {}) as server:
+        trio.run(server.wait_until, "/readyz")
+        yield server
+
+
+@asynccontextmanager
+async def hypercorned(
+    tmp_path: Path, app: str, *arguments: str, env: dict[str, str], wait_ready: bool = True
+) -> AsyncIterator[ServerProcess]:
+    """Start plain hypercorn."""
+    port = free_port()
+    hypercorn = [sys.executable, "-m", "hypercorn", "--worker-class", "trio", "--bind", f"127.0.0.1:{port}"]
+    with started([*hypercorn, *arguments, app], port, tmp_path / "server.log", env) as server:
+        if wait_ready:
+            await server.wait_until("/readyz")
+        yield server

@@ -1,0 +1,432 @@
+"""What trio, quart-trio and hypercorn do at their worst, and what the server makes of it."""
+
+import importlib.metadata
+import os
+import signal
+import socket
+from pathlib import Path
+
+import h2.config
+import h2.connection
+import httpx
+import psutil
+import pytest
+import trio
+from packaging.requirements import Requirement
+from quart_trio.asgi import TrioASGIHTTPConnection
+
+from tests.conftest import client_of
+from tests.server.programs import script
+from tests.server.programs.script import load_scripted
+from tests.server.server_process import ROOT, SCRIPTED, ServerProcess, hypercorned, launched
+from trio_pool_serve import app as app_module
+from trio_pool_serve.app import create_app
+from trio_pool_serve.service import Service
+
+ASGI = "tests.server.programs.scripted_asgi:app"
+
+
+@pytest.fixture
+def pipes(tmp_path: Path) -> Path:
+    for name in ("launched", "go"):
+        os.mkfifo(tmp_path / name)
+    return tmp_path
+
+
+def scripted(tmp_path: Path, folder: Path, *arguments: str, **options):
+    env = {"SCRIPT_PIPES": str(tmp_path), **options.pop("env", {})}
+    return launched(tmp_path, str(folder), *arguments, command=SCRIPTED, env=env, **options)
+
+
+async def ask(server: ServerProcess, token: int = 7, **options) -> httpx.Response:
+    async with client_of(server.url) as client:
+        return await client.post("/v1/embeddings", json={"input": [token]}, **options)
+
+
+async def read(path: Path) -> str:
+    return await trio.to_thread.run_sync(path.read_text, abandon_on_cancel=True)
+
+
+async def write(path: Path, text: str) -> None:
+    await trio.to_thread.run_sync(path.write_text, text, abandon_on_cancel=True)
+
+
+# -- H1: one bad connection kills hypercorn's worker --------------------------------------------------
+
+
+async def send_data_after_the_answer(server: ServerProcess) -> None:
+    """HTTP/2 with prior knowledge: the answer comes before the body ends, then one more DATA frame."""
+    peer = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+    peer.initiate_connection()
+    headers = {":method": "POST", ":path": "/nothing", ":scheme": "http", ":authority": "x"}
+    peer.send_headers(1, list(headers.items()))
+    async with await trio.open_tcp_stream("127.0.0.1", server.port) as stream:
+        await stream.send_all(peer.data_to_send())
+        ended = False
+        while not ended:
+            events = peer.receive_data(await stream.receive_some())
+            ended = any(type(event).__name__ == "StreamEnded" for event in events)
+        # The library knows that the stream is over for us too; a hostile client does not care.
+        await stream.send_all(b"\x00\x00\x01\x00\x00\x00\x00\x00\x01x")
+        await until_closed(stream)
+
+
+async def upgrade_with_trailing_bytes(server: ServerProcess) -> None:
+    """A websocket handshake with bytes that belong to no frame behind it."""
+    handshake = (
+        b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\ntrailing"
+    )
+    async with await trio.open_tcp_stream("127.0.0.1", server.port) as stream:
+        await stream.send_all(handshake)
+        await until_closed(stream)
+
+
+async def until_closed(stream: trio.SocketStream) -> None:
+    try:
+        while await stream.receive_some():
+            continue
+    except trio.BrokenResourceError:
+        return
+
+
+async def metric(server: ServerProcess, name: str) -> float:
+    async with client_of(server.url) as client:
+        lines = (await client.get("/metrics")).text.splitlines()
+    (value,) = (line.split()[1] for line in lines if line.startswith((name + " ", name + "{")))
+    return float(value)
+
+
+KILLERS = [send_data_after_the_answer, upgrade_with_trailing_bytes]
+
+
+@pytest.mark.parametrize("kill", KILLERS)
+async def test_a_killing_connection_fails_alone(pipes, scripted_folder, kill):
+    async with scripted(pipes, scripted_folder) as server:
+
+        async def slow() -> None:
+            assert (await ask(server, script.WAITS)).status_code == 200
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(slow)
+            await read(pipes / "launched")
+            for _ in range(3):
+                await kill(server)
+            assert await metric(server, "trio_pool_serve_listener_restarts_total") == 0
+            assert server.log.count("a connection failed") == 3
+            await write(pipes / "go", "go")
+        server.signal()
+        assert await server.wait_exit() == 0
+
+
+@pytest.mark.parametrize("kill", KILLERS)
+async def test_a_crashed_listener_comes_back_and_the_model_stays(tmp_path, scripted_folder, kill):
+    """Without containment, these connections kill hypercorn's listener."""
+    async with scripted(tmp_path, scripted_folder, env={"SCRIPT_UNCONTAINED": "1"}) as server:
+        await ask(server)
+        for round_number in (1, 2, 3):
+            await kill(server)
+            await server.wait_logged("the listener crashed", round_number)  # it takes others' connections along
+            with trio.fail_after(1):
+                assert (await ask(server)).status_code == 200
+            assert await metric(server, "trio_pool_serve_listener_restarts_total") == round_number
+        assert server.log.count("loaded in") == 1
+        assert await metric(server, "trio_pool_serve_queue_seconds_count") == 4
+        server.signal()
+        assert await server.wait_exit() == 0
+
+
+@pytest.mark.parametrize("kill", KILLERS)
+async def test_a_killing_connection_fails_alone_under_plain_hypercorn(tmp_path, scripted_folder, kill):
+    env = {"TRIO_POOL_SERVE_MODEL": str(scripted_folder)}
+    async with hypercorned(tmp_path, ASGI, env=env) as server:
+        await kill(server)
+        assert (await ask(server)).status_code == 200
+        assert "a connection failed" in server.log
+
+
+# -- H2, H4: a crash ends the process, and the status says so -----------------------------------------
+
+
+@pytest.mark.parametrize("token", [script.LOSES_THE_DEVICE, script.EXITS])
+async def test_a_crashed_engine_ends_the_server_with_a_status(tmp_path, scripted_folder, token):
+    async with scripted(tmp_path, scripted_folder) as server:
+        await crash(server, token)
+        status, log = await server.wait_exit_and_log()
+        assert status == 1
+        assert "The engine stopped" in log
+
+
+@pytest.mark.parametrize("token", [script.LOSES_THE_DEVICE, script.EXITS])
+async def test_a_crashed_engine_ends_the_worker_under_plain_hypercorn(tmp_path, scripted_folder, token):
+    env = {"TRIO_POOL_SERVE_MODEL": str(scripted_folder)}
+    async with hypercorned(tmp_path, ASGI, env=env) as server:
+        assert (await ask(server)).status_code == 200
+        await crash(server, token)
+        _, log = await server.wait_exit_and_log()  # hypercorn's master says 0 whatever happened
+        assert "The engine stopped" in log
+
+
+async def crash(server: ServerProcess, token: int) -> None:
+    """The one who asked hears 503, or that the server is gone, whichever comes first."""
+    try:
+        assert (await ask(server, token)).status_code == 503
+    except httpx.TransportError:
+        return
+
+
+async def test_a_batch_that_raises_ends_nothing(tmp_path, scripted_folder):
+    async with scripted(tmp_path, scripted_folder) as server:
+        assert (await ask(server, script.RAISES)).status_code == 500
+        assert (await ask(server)).status_code == 200
+
+
+# -- H3: nurseries and generators ---------------------------------------------------------------------
+
+
+async def test_a_crash_under_the_lifespan_comes_out_as_itself(config):
+    """Had the service run in ``app.nursery`` or a ``while_serving`` generator, this would hang or corrupt trio."""
+    app = create_app(config)
+
+    def fail(*_):
+        raise SystemExit(3)
+
+    app.service.load_runner = fail
+    to_app, from_server = trio.open_memory_channel[dict](10)
+    sent: list[dict] = []
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+        if message["type"].endswith("failed"):
+            raise RuntimeError(message["message"])
+
+    await to_app.send({"type": "lifespan.startup"})
+    with pytest.raises(RuntimeError, match="The engine stopped"):
+        await app({"type": "lifespan", "asgi": {}, "state": {}}, from_server.receive, send)
+    assert sent[-1]["type"] == "lifespan.shutdown.failed"
+
+
+# -- H5, H7, H8: shutting down -----------------------------------------------------------------------
+
+
+async def test_sigterm_lets_running_requests_finish(pipes, scripted_folder):
+    async with scripted(pipes, scripted_folder) as server:
+        answers: list[httpx.Response] = []
+
+        async def slow() -> None:
+            answers.append(await ask(server, script.WAITS))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(slow)
+            await read(pipes / "launched")
+            server.signal()
+            await write(pipes / "go", "go")
+        assert answers[0].status_code == 200
+        status, log = await server.wait_exit_and_log()
+        assert status == 0
+        assert "draining" in log
+
+
+async def test_idle_connections_do_not_hold_up_the_drain(tmp_path, scripted_folder):
+    async with scripted(tmp_path, scripted_folder) as server, client_of(server.url) as client:
+        assert (await client.get("/livez")).status_code == 200
+        assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
+        server.signal()
+        status, log = await server.wait_exit_and_log()
+        assert status == 0
+        assert "took too long" not in log
+
+
+async def test_plain_hypercorn_leaves_on_a_signal_with_idle_connections(tmp_path, scripted_folder):
+    env = {"TRIO_POOL_SERVE_MODEL": str(scripted_folder)}
+    toml = ROOT / "docs" / "hypercorn.toml"
+    async with hypercorned(tmp_path, ASGI, "--config", str(toml), env=env) as server:
+        async with client_of(server.url) as client:
+            assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
+            server.signal()
+            assert await server.wait_exit(20) == 0
+        assert "Traceback" not in server.log
+
+
+async def test_newcomers_are_refused_during_the_drain(pipes, scripted_folder):
+    async with scripted(pipes, scripted_folder) as server, trio.open_nursery() as nursery:
+        nursery.start_soon(ask, server, script.WAITS)
+        await read(pipes / "launched")
+        server.signal()
+        await server.wait_logged("draining")
+        with trio.fail_after(10):
+            while True:
+                try:
+                    await (await trio.open_tcp_stream("127.0.0.1", server.port)).aclose()
+                except OSError:
+                    break
+        await write(pipes / "go", "go")
+
+
+async def test_a_second_signal_ends_the_drain_at_once(pipes, scripted_folder):
+    async with scripted(pipes, scripted_folder) as server:
+
+        async def cut_off() -> None:
+            with pytest.raises(httpx.TransportError):
+                await ask(server, script.WAITS)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cut_off)
+            await read(pipes / "launched")
+            server.signal()
+            await server.wait_logged("draining")
+            server.signal()
+        assert await server.wait_exit() == 128 + 15
+
+
+async def test_a_client_that_stops_reading_does_not_keep_the_process(tmp_path, scripted_folder):
+    """hypercorn shields its writes and gives them no time limit."""
+    async with scripted(tmp_path, scripted_folder, "--drain-timeout-s", "1") as server:
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.connect(("127.0.0.1", server.port))
+            request = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+            deaf.sendall(request * 500)  # answers of 25 KB each, which nobody reads
+            await server.wait_until("/readyz")
+            server.signal()
+            status, log = await server.wait_exit_and_log()
+        assert status == 0
+        assert "took too long" in log
+
+
+async def test_a_client_that_reads_nothing_is_disconnected_while_others_are_served(tmp_path, scripted_folder):
+    async with scripted(tmp_path, scripted_folder, "--write-timeout-s", "1") as server:
+        before = len(psutil.Process(server.process.pid).net_connections())
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.connect(("127.0.0.1", server.port))
+            deaf.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 500)
+            with trio.fail_after(30):
+                while len(psutil.Process(server.process.pid).net_connections()) > before:
+                    assert (await ask(server)).status_code == 200
+                    await trio.sleep(0.05)
+
+
+async def test_a_background_task_of_quart_s_does_not_keep_the_app_from_shutting_down(config, autojump_clock):
+    """It would, with ``BACKGROUND_TASK_SHUTDOWN_TIMEOUT`` set to ``None``."""
+    app = create_app(config, Service(config, load_scripted))
+    to_app, from_server = trio.open_memory_channel[dict](10)
+    sent: list[str] = []
+
+    async def send(message: dict) -> None:
+        sent.append(message["type"])
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(app, {"type": "lifespan", "asgi": {}, "state": {}}, from_server.receive, send)
+        await to_app.send({"type": "lifespan.startup"})
+        await trio.testing.wait_all_tasks_blocked()
+        app.add_background_task(trio.sleep_forever)
+        await to_app.send({"type": "lifespan.shutdown"})
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_while_the_model_loads_ends_the_process(tmp_path, number):
+    fifo = tmp_path / "slow" / "config.json"
+    fifo.parent.mkdir()
+    os.mkfifo(fifo)  # reading the model's config waits for ever
+    async with launched(tmp_path, str(fifo.parent), wait_ready=False) as server:
+        await server.wait_until("/livez")
+        await server.wait_until("/readyz", 503)
+        server.signal(number)
+        assert await server.wait_exit() == 0
+
+
+# -- H9: the port answers before the model is there ---------------------------------------------------
+
+
+async def test_the_port_answers_while_the_model_loads(tmp_path, scripted_folder):
+    fifo = tmp_path / "slow" / "config.json"
+    fifo.parent.mkdir()
+    os.mkfifo(fifo)
+    env = {"TRIO_POOL_SERVE_MODEL": str(fifo.parent)}
+    async with hypercorned(tmp_path, "trio_pool_serve.asgi:app", env=env, wait_ready=False) as server:
+        await server.wait_until("/livez")
+        await server.wait_until("/readyz", 503)
+
+
+async def test_the_shipped_hypercorn_toml_works(tmp_path, scripted_folder):
+    env = {"TRIO_POOL_SERVE_MODEL": str(scripted_folder)}
+    toml = ROOT / "docs" / "hypercorn.toml"
+    async with hypercorned(tmp_path, ASGI, "--config", str(toml), env=env) as server:
+        assert (await ask(server)).status_code == 200
+
+
+async def test_a_model_that_cannot_be_loaded_ends_the_start_at_once(tmp_path):
+    async with launched(tmp_path, str(tmp_path / "nothing"), wait_ready=False) as server:
+        status, log = await server.wait_exit_and_log()
+    assert status == 1
+    assert "Traceback" not in log
+    last = log.splitlines()[-1]
+    assert last.startswith("trio-pool-serve: ")
+    assert "is neither a folder nor" in last
+
+
+async def test_a_model_that_cannot_be_loaded_ends_plain_hypercorn(tmp_path):
+    env = {"TRIO_POOL_SERVE_MODEL": str(tmp_path / "nothing")}
+    async with hypercorned(tmp_path, "trio_pool_serve.asgi:app", env=env, wait_ready=False) as server:
+        _, log = await server.wait_exit_and_log()
+    assert "is neither a folder nor" in log
+
+
+# -- H10: quart-trio stands on quart's internals ------------------------------------------------------
+
+
+def test_quart_is_held_at_the_minor_release_that_was_tested():
+    pins = [Requirement(text) for text in importlib.metadata.requires("trio-pool-serve")]
+    (quart,) = (pin for pin in pins if pin.name == "quart")
+    assert importlib.metadata.version("quart") in quart.specifier
+    assert "0.23.0" not in quart.specifier
+
+
+def test_what_is_overridden_of_quart_trio_is_still_there():
+    for name in ("handle_messages", "handle_request", "_send_response"):
+        assert callable(getattr(TrioASGIHTTPConnection, name))
+    assert app_module.PoolServeApp.asgi_http_class is not TrioASGIHTTPConnection
+
+
+async def test_an_address_that_is_taken_is_said_in_one_line(tmp_path, scripted_folder):
+    async with scripted(tmp_path, scripted_folder) as server:
+        (tmp_path / "second").mkdir()
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            command = [*SCRIPTED, str(scripted_folder), "--port", str(taken.getsockname()[1])]
+            second = await trio.run_process(command, check=False, capture_stderr=True, cwd=ROOT)
+        assert second.returncode == 1
+        assert b"Traceback" not in second.stderr
+        assert b"in use" in second.stderr.splitlines()[-1]
+        assert (await ask(server)).status_code == 200
+
+
+async def test_a_unix_socket_that_is_served_and_a_file_stay_in_the_way(tmp_path, scripted_folder):
+    kept = tmp_path / "kept.txt"
+    kept.write_text("precious")
+    path = tmp_path / "server.sock"
+    stale = socket.socket(socket.AF_UNIX)
+    stale.bind(str(path))
+    stale.close()  # what a killed server leaves behind
+    async with scripted(tmp_path, scripted_folder, "--uds", str(path), wait_ready=False) as server:
+        await server.wait_logged("ready")
+        for taken in (path, kept):
+            command = [*SCRIPTED, str(scripted_folder), "--uds", str(taken)]
+            second = await trio.run_process(command, check=False, capture_stderr=True, cwd=ROOT)
+            assert second.returncode == 1
+            assert b"in use" in second.stderr.splitlines()[-1]
+    assert kept.read_text() == "precious"
+
+
+# -- H12: a device that never answers ----------------------------------------------------------------
+
+
+async def test_a_wedged_device_fails_its_waiters_and_ends_the_process(tmp_path, scripted_folder):
+    async with scripted(tmp_path, scripted_folder, "--batch-timeout-s", "0.5") as server:
+        await crash(server, script.HANGS)
+        status, log = await server.wait_exit_and_log()
+        assert status == 1
+        assert "wedged" in log

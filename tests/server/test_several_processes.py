@@ -1,0 +1,315 @@
+"""A server of several processes: real ones, ended by real signals."""
+
+import os
+import signal
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import trio
+
+from tests.conftest import client_of
+from tests.server.programs import script
+from tests.server.server_process import LAUNCHER, SCRIPTED, ServerProcess, launched
+
+ENGINE, API = "trio_pool_serve.server.engine_process", "trio_pool_serve.server.api_process"
+
+
+@pytest.fixture
+def pipes(tmp_path: Path) -> Path:
+    for name in ("launched", "go"):
+        os.mkfifo(tmp_path / name)
+    return tmp_path
+
+
+@asynccontextmanager
+async def scripted(pipes: Path, folder: Path, *arguments: str, **options) -> AsyncIterator[ServerProcess]:
+    """Engine processes over scripted runners."""
+    env = {"SCRIPT_PIPES": str(pipes)}
+    async with launched(
+        pipes, str(folder), "--engine", "process", *arguments, command=SCRIPTED, env=env, **options
+    ) as server:
+        yield server
+
+
+def processes(server: ServerProcess, module: str) -> list[psutil.Process]:
+    family = psutil.Process(server.process.pid).children(recursive=True)
+    return [process for process in family if runs(process, module)]
+
+
+def runs(process: psutil.Process, module: str) -> bool:
+    """Whether it is alive, and that is what it runs."""
+    try:
+        return module in process.cmdline()
+    except psutil.Error:  # it has ended meanwhile
+        return False
+
+
+async def ask(server: ServerProcess, *ids: int, path: str = "/v1/embeddings") -> httpx.Response:
+    async with client_of(server.url) as client:
+        return await client.post(path, json={"input": list(ids)})
+
+
+async def read(pipe: Path) -> str:
+    return await trio.to_thread.run_sync(pipe.read_text, abandon_on_cancel=True)
+
+
+async def write(pipe: Path, text: str) -> None:
+    await trio.to_thread.run_sync(pipe.write_text, text, abandon_on_cancel=True)
+
+
+async def until(condition) -> None:
+    with trio.fail_after(60):
+        while not condition():  # noqa: ASYNC110  (other processes)
+            await trio.sleep(0.02)
+
+
+async def until_joined(server: ServerProcess, count: int, meanwhile=trio.lowlevel.checkpoint) -> None:
+    """Wait until so many processes answer, or will once they have loaded."""
+    async with client_of(server.url) as client:
+        with trio.fail_after(60):
+            while (await client.get("/load")).json()["limiters"]["render"]["capacity"] != 2 * count:
+                await meanwhile()
+
+
+async def ask_well(server: ServerProcess) -> None:
+    assert (await ask(server, 5)).status_code == 200
+
+
+# -- an engine process ---------------------------------------------------------------------------------
+
+
+async def test_an_engine_process_that_dies_fails_its_requests_at_once_and_another_takes_its_place(
+    pipes, scripted_folder
+):
+    async with scripted(pipes, scripted_folder, "--replicas", "1") as server:
+        (engine,) = processes(server, ENGINE)
+        answers: list[httpx.Response] = []
+
+        async def slow() -> None:
+            answers.append(await ask(server, script.WAITS))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(slow)
+            await read(pipes / "launched")
+            engine.kill()
+        (answer,) = answers
+        assert answer.status_code == 503
+        assert "died" in answer.json()["error"]["message"]
+        assert int(answer.headers["Retry-After"]) > 0
+        async with client_of(server.url) as client:
+            assert (await client.get("/readyz")).status_code == 503
+            assert (await client.get("/livez")).status_code == 200
+        await server.wait_until("/readyz")
+        assert (await ask(server, 5)).status_code == 200
+        assert "ended by signal 9" in server.log
+        (other,) = processes(server, ENGINE)
+        assert other.pid != engine.pid
+        server.signal()
+        assert await server.wait_exit() == 0
+
+
+@pytest.mark.parametrize("how", [script.LOSES_THE_DEVICE, script.EXITS])
+async def test_an_engine_that_gives_up_takes_nobody_along(pipes, scripted_folder, how):
+    async with scripted(pipes, scripted_folder, "--replicas", "1") as server:
+        (engine,) = processes(server, ENGINE)
+        assert (await ask(server, how)).status_code == 503
+        await until(lambda: [process.pid for process in processes(server, ENGINE)] not in ([], [engine.pid]))
+        await server.wait_until("/readyz")
+        assert (await ask(server, 5)).status_code == 200
+        assert (await ask(server, script.RAISES)).status_code == 500
+
+
+async def test_a_replica_that_dies_leaves_the_others_answering(pipes, scripted_folder):
+    async with scripted(pipes, scripted_folder, "--replicas", "2") as server:
+        await until(lambda: server.log.count("is ready") == 2)
+        processes(server, ENGINE)[0].kill()
+        for number in range(20):
+            assert (await ask(server, 5)).status_code in ((200,) if number else (200, 503))
+        await until(lambda: len(processes(server, ENGINE)) == 2)
+
+
+async def test_the_collector_leaves_alone_what_an_engine_process_has_loaded(pipes, scripted_folder):
+    async with scripted(pipes, scripted_folder, "--replicas", "1") as server:
+        (vector,) = (await ask(server, script.TELLS_FROZEN)).json()["data"]
+        assert vector["embedding"][0] > 10_000, "objects, of the imported modules alone"
+
+
+async def test_no_process_outlives_a_server_that_is_killed(pipes, scripted_folder):
+    async with scripted(pipes, scripted_folder, "--api-workers", "2", "--replicas", "2") as server:
+        await until(lambda: len(processes(server, ENGINE)) == len(processes(server, API)) == 2)
+        family = psutil.Process(server.process.pid).children(recursive=True)
+        server.process.kill()
+        await until(lambda: not any(process.is_running() and process.status() != "zombie" for process in family))
+
+
+async def test_the_sockets_are_nobody_elses(pipes, scripted_folder, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(pipes))
+    async with scripted(pipes, scripted_folder, "--replicas", "1") as server:
+        (folder,) = pipes.glob("trio_pool_serve-*")
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert list(folder.glob("*.engine"))
+        server.signal()
+        assert await server.wait_exit() == 0
+        assert not folder.exists()
+
+
+async def test_a_model_that_cannot_be_loaded_is_told_and_ends_the_server(tmp_path, scripted_folder):
+    (tmp_path / "model").mkdir()
+    for file in scripted_folder.iterdir():  # without weights
+        (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
+    for workers in ("1", "2"):
+        arguments = (str(tmp_path / "model"), "--engine", "process", "--api-workers", workers)
+        async with launched(tmp_path, *arguments, command=LAUNCHER, wait_ready=False) as server:
+            status, log = await server.wait_exit_and_log()
+        assert status == 1
+        assert "trio-pool-serve:" in log
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_folder_whose_name_is_too_long_for_sockets_is_said_in_one_line(pipes, scripted_folder, workers):
+    long = pipes / ("x" * 100)
+    long.mkdir()
+    env = {"TMPDIR": str(long)}
+    arguments = (str(scripted_folder), "--engine", "process", "--api-workers", workers)
+    async with launched(pipes, *arguments, command=LAUNCHER, env=env, wait_ready=False) as server:
+        status, log = await server.wait_exit_and_log()
+    assert status == 1
+    assert "too long" in log.splitlines()[-1]
+    assert "Traceback" not in log
+    assert list(long.iterdir()) == []
+
+
+# -- several processes that answer ----------------------------------------------------------------------
+
+
+async def test_requests_are_answered_by_several_processes_and_counted_over_all(pipes, scripted_folder):
+    async with scripted(pipes, scripted_folder, "--api-workers", "2", "--replicas", "2") as server:
+        await until(lambda: server.log.count("is ready") == 2)
+        await until_joined(server, 2)
+        for number in range(40):
+            assert (await ask(server, 5, number)).status_code == 200
+        for _ in range(4):  # whichever process is asked
+            async with client_of(server.url) as client:
+                lines = (await client.get("/metrics")).text.splitlines()
+                load = (await client.get("/load")).json()
+            assert "trio_pool_serve_requests_total 40.0" in lines
+            (rows,) = (line for line in lines if line.startswith("trio_pool_serve_batch_rows_sum"))
+            assert float(rows.split()[1]) == 40
+            (model,) = load["models"].values()
+            assert (model["state"], model["batches"], model["queued_rows"]) == ("ready", 40, 0)
+            assert load["limiters"]["render"]["capacity"] == 4, "of two processes that answer"
+
+
+async def test_a_process_that_answers_is_replaced_when_it_dies_and_nobody_meets_one_that_is_loading(
+    pipes, scripted_folder
+):
+    async with scripted(pipes, scripted_folder, "--api-workers", "2", "--replicas", "1") as server:
+        await until(lambda: len(processes(server, API)) == 2)
+        one, other = processes(server, API)
+        one.kill()
+        await until(lambda: processes(server, API) == [other])
+        await until_joined(server, 2, meanwhile=partial(ask_well, server))
+        assert len(set(processes(server, API)) - {one, other}) == 1
+        for _ in range(100):
+            await ask_well(server)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_request_that_has_begun_is_answered_before_the_processes_leave(pipes, scripted_folder, workers):
+    async with scripted(pipes, scripted_folder, "--api-workers", workers, "--replicas", "1") as server:
+        answers: list[httpx.Response] = []
+
+        async def slow() -> None:
+            answers.append(await ask(server, script.WAITS))
+
+        family = psutil.Process(server.process.pid).children(recursive=True)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(slow)
+            await read(pipes / "launched")
+            for process in family:  # as systemd and terminals do
+                process.terminate()
+            server.signal()
+            await server.wait_logged("draining")
+            await write(pipes / "go", "go")
+        assert [answer.status_code for answer in answers] == [200]
+        assert await server.wait_exit() == 0
+        assert not any(process.is_running() and process.status() != "zombie" for process in family)
+
+
+async def test_processes_that_have_not_joined_yet_leave_when_all_are_told_to_drain(pipes, scripted_folder):
+    arguments = ("--api-workers", "2", "--replicas", "1", "--drain-timeout-s", "300")
+    async with scripted(pipes, scripted_folder, *arguments) as server:
+        (engine,) = processes(server, ENGINE)
+        engine.suspend()  # who has not met it yet, waits for it
+        await until_joined(server, 2)
+        server.signal()
+        await until(lambda: processes(server, API) == [])
+        engine.resume()
+        assert await server.wait_exit() == 0
+
+
+async def test_a_process_that_dies_as_the_others_are_told_to_drain_holds_nobody_up(pipes, scripted_folder):
+    async with scripted(pipes, scripted_folder, "--api-workers", "2", "--replicas", "1") as server:
+        await until(lambda: len(processes(server, API)) == 2)
+        answers: list[httpx.Response] = []
+
+        async def slow() -> None:
+            answers.append(await ask(server, script.WAITS))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(slow)
+            await read(pipes / "launched")
+            busy = [process for process in processes(server, API) if process.net_connections("tcp4")[1:]]
+            (idle,) = set(processes(server, API)) - set(busy)
+            idle.kill()
+            server.signal()
+            await server.wait_logged("draining")
+            await write(pipes / "go", "go")
+        assert [answer.status_code for answer in answers] == [200]
+        assert await server.wait_exit() == 0
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_second_signal_ends_everything(pipes, scripted_folder, workers):
+    async with scripted(pipes, scripted_folder, "--api-workers", workers, "--replicas", "1") as server:
+        family = psutil.Process(server.process.pid).children(recursive=True)
+        async with trio.open_nursery() as nursery:
+
+            async def slow() -> None:
+                with pytest.raises(httpx.TransportError):
+                    await ask(server, script.WAITS)
+
+            nursery.start_soon(slow)
+            await read(pipes / "launched")
+            server.signal()
+            await server.wait_logged("draining")
+            server.signal(signal.SIGINT)
+            assert await server.wait_exit() == 128 + signal.SIGINT
+        await until(lambda: not any(process.is_running() and process.status() != "zombie" for process in family))
+
+
+# -- what computes nothing -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_processes_that_answer_have_no_torch(tmp_path, minilm, workers):
+    async with launched(tmp_path, str(minilm), "--engine", "process", "--api-workers", workers) as server:
+        answer = await ask_text(server)
+        assert len(answer.json()["data"][0]["embedding"]) == 384
+        answering = [psutil.Process(server.process.pid), *processes(server, API)]
+        assert len(answering) == (1 if workers == "1" else 3)
+        for process in answering:
+            assert not [mapped.path for mapped in process.memory_maps() if "libtorch" in mapped.path]
+        (engine, *_) = processes(server, ENGINE)
+        assert [mapped.path for mapped in engine.memory_maps() if "libtorch" in mapped.path]
+
+
+async def ask_text(server: ServerProcess) -> httpx.Response:
+    async with client_of(server.url) as client:
+        return await client.post("/v1/embeddings", json={"input": "Every task has a parent."})

@@ -1,0 +1,245 @@
+"""Blocking callables on limiters of their own."""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import get_args
+
+import pytest
+import trio
+from attrs import define, field
+from trio.testing import wait_all_tasks_blocked
+
+from trio_pool_serve.threads.offload import Kind, LimiterStatistics, Offload
+
+
+@define(eq=False)
+class Blocker:
+    """A callable that occupies a thread until it is let go."""
+
+    entered: threading.Event = field(factory=threading.Event, init=False)
+    let_go: threading.Event = field(factory=threading.Event, init=False)
+    calls: int = field(default=0, init=False)
+
+    def __call__(self) -> str:
+        self.calls += 1
+        self.entered.set()
+        assert self.let_go.wait(60)
+        return "done"
+
+
+async def in_thread(wait: Callable[[], object]) -> None:
+    await trio.to_thread.run_sync(wait, limiter=trio.CapacityLimiter(1))
+
+
+async def test_a_callable_runs_in_another_thread_and_its_result_comes_back():
+    assert await Offload().run("render", threading.get_ident) != threading.get_ident()
+
+
+async def test_an_error_comes_back_as_itself_and_frees_the_limiter():
+    offload = Offload()
+    with pytest.raises(ZeroDivisionError):
+        await offload.run("render", lambda: 1 // 0)
+    assert offload.statistics()["render"].borrowed == 0
+
+
+async def test_kinds_do_not_wait_for_each_other():
+    offload, blocker = Offload(), Blocker()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(offload.run, "render", blocker)
+        await in_thread(blocker.entered.wait)
+        assert [await offload.run(kind, lambda: "free") for kind in ("postprocess", "launch", "copy")] == ["free"] * 3
+        assert offload.statistics()["render"] == LimiterStatistics(capacity=1, borrowed=1, waiting=0)
+        blocker.let_go.set()
+
+
+async def test_no_more_callables_of_a_kind_run_at_once_than_its_capacity():
+    offload, blockers = Offload(render=3), [Blocker() for _ in range(5)]
+    async with trio.open_nursery() as nursery:
+        for blocker in blockers:
+            nursery.start_soon(offload.run, "render", blocker)
+        await wait_all_tasks_blocked()
+        assert offload.statistics()["render"] == LimiterStatistics(capacity=3, borrowed=3, waiting=2)
+        for blocker in blockers:
+            blocker.let_go.set()
+    assert offload.statistics()["render"] == LimiterStatistics(capacity=3, borrowed=0, waiting=0)
+
+
+def test_each_kind_has_the_capacity_it_was_given():
+    offload = Offload(render=2, media=6, postprocess=3, launch=4, copy=5)
+    assert {kind: limiter.capacity for kind, limiter in offload.statistics().items()} == {
+        "render": 2,
+        "media": 6,
+        "postprocess": 3,
+        "launch": 4,
+        "copy": 5,
+    }
+
+
+async def test_the_repr_tells_who_is_busy_and_who_waits():
+    offload, blocker = Offload(), Blocker()
+    assert repr(offload) == "<Offload render 0/1+0, media 0/1+0, postprocess 0/1+0, launch 0/1+0, copy 0/2+0>"
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(offload.run, "render", blocker)
+        await wait_all_tasks_blocked()
+        assert repr(offload) == "<Offload render 1/1+1, media 0/1+0, postprocess 0/1+0, launch 0/1+0, copy 0/2+0>"
+        blocker.let_go.set()
+
+
+# -- observing ----------------------------------------------------------------------------------------
+
+
+@define(eq=False)
+class Hops:
+    """What was observed, and where."""
+
+    seen: list[tuple[str, float, float]] = field(factory=list)
+    threads: set[int] = field(factory=set)
+
+    def __call__(self, kind: str, wait_s: float, run_s: float) -> None:
+        self.seen.append((kind, wait_s, run_s))
+        self.threads.add(threading.get_ident())
+
+
+@pytest.mark.parametrize("in_threads", [True, False])
+async def test_each_hop_is_observed_once_on_the_loop_with_its_wait_and_its_run(in_threads):
+    hops = Hops()
+    offload = Offload(observe=hops, in_threads=in_threads)
+    await offload.run("render", lambda: sum(range(1000)))
+    with pytest.raises(ZeroDivisionError):
+        await offload.run("copy", lambda: 1 // 0)
+    assert [kind for kind, _, _ in hops.seen] == ["render", "copy"]
+    assert all(wait_s >= 0 and run_s >= 0 for _, wait_s, run_s in hops.seen)
+    assert hops.threads == {threading.get_ident()}
+
+
+async def test_the_wait_for_a_thread_is_told_apart_from_the_run():
+    hops, blocker = Hops(), Blocker()
+    offload = Offload(observe=hops)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(offload.run, "render", blocker)
+        await in_thread(blocker.entered.wait)
+        nursery.start_soon(offload.run, "render", lambda: None)
+        await wait_all_tasks_blocked()
+        queued = time.perf_counter()
+        await wait_all_tasks_blocked()
+        let_go = time.perf_counter()
+        blocker.let_go.set()
+    (_, _, blocker_run), (_, second_wait, _) = hops.seen
+    assert blocker_run >= let_go - queued
+    assert second_wait >= let_go - queued
+
+
+# -- cancellation -------------------------------------------------------------------------------------
+
+
+async def test_who_waits_for_room_leaves_at_once_unrun_and_unobserved():
+    hops, blocker, never = Hops(), Blocker(), Blocker()
+    offload = Offload(observe=hops)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(offload.run, "render", blocker)
+        await in_thread(blocker.entered.wait)
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as waiting:
+                waiting.start_soon(offload.run, "render", never)
+                await wait_all_tasks_blocked()
+                scope.cancel()
+        assert scope.cancelled_caught
+        assert offload.statistics()["render"] == LimiterStatistics(capacity=1, borrowed=1, waiting=0)
+        blocker.let_go.set()
+    assert never.calls == 0
+    assert len(hops.seen) == 1
+
+
+async def test_a_running_callable_is_waited_for():
+    offload, blocker, results = Offload(), Blocker(), []
+
+    async def ask() -> None:
+        results.append(await offload.run("render", blocker))
+
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await in_thread(blocker.entered.wait)
+            scope.cancel()
+            with trio.CancelScope(shield=True):
+                await wait_all_tasks_blocked()
+            assert offload.statistics()["render"].borrowed == 1
+            assert results == []
+            blocker.let_go.set()
+    assert results == ["done"]
+    assert offload.statistics()["render"].borrowed == 0
+
+
+async def test_a_callable_that_checks_for_cancellation_stops_there():
+    offload, blocker, after = Offload(), Blocker(), []
+
+    def two_units() -> None:
+        blocker()
+        trio.from_thread.check_cancelled()
+        after.append("the second unit")
+
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(offload.run, "render", two_units)
+            await in_thread(blocker.entered.wait)
+            scope.cancel()
+            with trio.CancelScope(shield=True):
+                await wait_all_tasks_blocked()
+            blocker.let_go.set()
+    assert scope.cancelled_caught
+    assert after == []
+
+
+async def test_an_abandoned_callable_keeps_its_token_until_it_ends():
+    hops, blocker = Hops(), Blocker()
+    offload = Offload(observe=hops)
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def ask() -> None:
+                await offload.run("launch", blocker, abandon_on_cancel=True)
+
+            await in_thread(blocker.entered.wait)
+            scope.cancel()
+    assert scope.cancelled_caught
+    assert not blocker.let_go.is_set(), "nobody waited for it"
+    assert offload.statistics()["launch"].borrowed == 1
+    blocker.let_go.set()
+    assert await offload.run("launch", lambda: "the next") == "the next"
+    assert offload.statistics()["launch"].borrowed == 0
+
+
+# -- without threads ----------------------------------------------------------------------------------
+
+
+async def test_without_threads_everything_runs_on_the_loop():
+    offload = Offload(in_threads=False)
+    assert await offload.run("render", threading.get_ident) == threading.get_ident()
+
+
+async def test_without_threads_a_cancelled_callable_never_starts():
+    offload, never = Offload(in_threads=False), Blocker()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await offload.run("render", never)
+    assert scope.cancelled_caught
+    assert never.calls == 0
+
+
+def niceness() -> int:
+    return os.getpriority(os.PRIO_PROCESS, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness belongs to processes")
+async def test_threads_yield_to_the_loop_and_what_runs_on_it_does_not():
+    own = niceness()
+    for kind in get_args(Kind):
+        # A thread that served somebody else before may be nicer still.
+        assert await Offload(niceness=own + 3).run(kind, niceness) >= own + 3
+        assert await Offload(niceness=own + 3, in_threads=False).run(kind, niceness) == own
+    assert niceness() == own

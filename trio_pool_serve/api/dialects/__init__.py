@@ -1,0 +1,1 @@
+"""Wire formats of the products whose clients are served."""

@@ -1,0 +1,204 @@
+"""Cohere's ``/v2/embed`` and ``/v1/embed``."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, TypeAlias
+
+import msgspec
+from attrs import evolve, frozen
+
+from trio_pool_serve.api.dialects.cohere.wire import Meta, Truncate, meta_of, reading_of
+from trio_pool_serve.api.fields.contents import ContentInput
+from trio_pool_serve.api.fields.embedding_answers import VectorEncoding
+from trio_pool_serve.api.fields.image_inputs import image_prompts
+from trio_pool_serve.api.fields.prompts import require_few
+from trio_pool_serve.api.fields.purposes import for_purpose
+from trio_pool_serve.api.http.answer import Answer
+from trio_pool_serve.api.http.endpoint import Call, Endpoint
+from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.errors import ContextLengthError, EmptyInputError, InvalidRequestError
+from trio_pool_serve.prompts import ImagePart, Prompt, TextPrompt
+from trio_pool_serve.tasks.embed import check_dimensions
+from trio_pool_serve.tasks.job import PoolJob
+from trio_pool_serve.tasks.pool import Pooled, PooledRow, pool
+from trio_pool_serve.types import Vectors
+
+EmbeddingType: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
+
+ENCODINGS: Mapping[EmbeddingType, VectorEncoding] = {
+    "float": VectorEncoding(dtype_param="embedding_types"),
+    "int8": VectorEncoding(dtype="int8", dtype_param="embedding_types"),
+    "uint8": VectorEncoding(dtype="uint8", dtype_param="embedding_types"),
+    "binary": VectorEncoding(dtype="binary", dtype_param="embedding_types"),
+    "ubinary": VectorEncoding(dtype="ubinary", dtype_param="embedding_types"),
+    "base64": VectorEncoding("base64", dtype_param="embedding_types"),
+}
+
+
+@frozen(kw_only=True)
+class EmbedRequest:
+    """The body of ``/v2/embed``, and of ``/v1/embed``, whose clients know fewer fields of it."""
+
+    model: str | None = None
+    input_type: str | None = None
+    texts: list[str] | None = None
+    inputs: list[ContentInput] | None = None
+    images: list[str] | None = None
+    output_dimension: int | None = None
+    embedding_types: list[EmbeddingType] | None = None
+    truncate: Truncate | None = None
+    max_tokens: int | None = None
+    priority: int | None = None
+
+    def job(self, network: NetworkConfig) -> PoolJob:
+        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise InvalidRequestError(f"max_tokens must be at least 1, not {self.max_tokens}.", param="max_tokens")
+        return PoolJob(
+            prompts=self._prompts(network),
+            reading=reading_of(self.truncate),
+            dimensions=self.output_dimension,
+            priority=self.priority or 0,
+        )
+
+    def _prompts(self, network: NetworkConfig) -> list[Prompt]:
+        given: Mapping[str, Sequence[object] | None] = {
+            "texts": self.texts,
+            "images": self.images,
+            "inputs": self.inputs,
+        }
+        present = [name for name, inputs in given.items() if inputs]
+        if len(present) > 1:
+            raise InvalidRequestError(f"{' and '.join(present)} exclude each other.", param=present[-1])
+        if not present:
+            named = [name for name, inputs in given.items() if inputs is not None]
+            param = named[-1] if named else "texts"
+            raise EmptyInputError(f"There is nothing to embed: {param} is empty.", param=param)
+        if self.input_type == "image" and self.texts:
+            raise InvalidRequestError("Images are given as images or inputs, not as texts.", param="input_type")
+        require_few(given[present[0]] or (), network, param=present[0])
+        if self.images:
+            return image_prompts(self.images, network, param="images")
+        return [TextPrompt(text) for text in self.texts or ()] or [
+            content.plain_prompt(network, f"inputs[{index}]") for index, content in enumerate(self.inputs or ())
+        ]
+
+
+@frozen(kw_only=True)
+class EmbedByTypeResponse:
+    """The vectors in each of the types asked for; ``texts`` are those of inputs without an image."""
+
+    id: str
+    embeddings: dict[str, list[msgspec.Raw]]
+    texts: list[str]
+    meta: Meta
+    response_type: Literal["embeddings_by_type"] = "embeddings_by_type"
+
+
+@frozen(kw_only=True)
+class EmbedFloatsResponse:
+    """The answer of ``/v1/embed`` to who asks for no type."""
+
+    id: str
+    embeddings: list[msgspec.Raw]
+    texts: list[str]
+    meta: Meta
+    response_type: Literal["embeddings_floats"] = "embeddings_floats"
+
+
+async def answer_v2(call: Call[EmbedRequest, PoolJob]) -> Answer:
+    """Embed. Raises what ``pool`` raises. Cancellation: at once."""
+    return await _answer(call, "2", _by_type)
+
+
+async def answer_v1(call: Call[EmbedRequest, PoolJob]) -> Answer:
+    """Embed. Raises what ``pool`` raises. Cancellation: at once."""
+    return await _answer(call, "1", _by_type if call.wire.embedding_types else _floats)
+
+
+async def _answer(
+    call: Call[EmbedRequest, PoolJob],
+    version: str,
+    write: Callable[[Call[EmbedRequest, PoolJob], list[Vectors], Meta], bytes],
+) -> Answer:
+    call.model.require("embed")
+    check_dimensions(call.model, call.wire.output_dimension, param="output_dimension")
+    dimensions = call.wire.output_dimension or call.model.engine.dimensions
+    types = _types(call)
+    for name in types:
+        ENCODINGS[name].refuse_unencodable(rows=len(call.job.prompts), dimensions=dimensions)
+    pooled = await _pool(call)
+    vectors: list[Vectors] = [vector for (vector,) in pooled.rows]  # type: ignore[misc]
+    images = sum(isinstance(part, ImagePart) for prompt in call.job.prompts for part in getattr(prompt, "parts", ()))
+    meta = meta_of(version, input_tokens=pooled.prompt_tokens, **({"images": images} if images else {}))
+    return await call.encode(
+        lambda: Answer(write(call, vectors, meta)),
+        rows=len(vectors) * len(types),
+        nbytes=sum(vector.nbytes for vector in vectors) * len(types),
+    )
+
+
+async def _pool(call: Call[EmbedRequest, PoolJob]) -> Pooled:
+    """Embed at most ``max_tokens`` of each text; of texts that must not be cut, refuse those that are longer."""
+    job = for_purpose(call.job, call.wire.input_type, call.model)
+    limit = call.wire.max_tokens
+    if limit is None:
+        return await pool(call.model, job, call.timings)
+    if job.reading.truncate_to is not None:
+        keep = min(limit, call.model.renderer.max_model_len)
+        cut = evolve(job, reading=evolve(job.reading, truncate_to=keep))
+        return await pool(call.model, cut, call.timings)
+
+    def refuse_longer(index: int, row: PooledRow, tokens: int) -> None:
+        del row
+        if tokens > limit:
+            raise ContextLengthError(f"Text {index} has {tokens} tokens, more than max_tokens, {limit}.")
+
+    return await pool(call.model, job, call.timings, refuse_longer)
+
+
+def _types(call: Call[EmbedRequest, PoolJob]) -> Sequence[EmbeddingType]:
+    return list(dict.fromkeys(call.wire.embedding_types or ())) or ["float"]
+
+
+def _texts(call: Call[EmbedRequest, PoolJob]) -> list[str]:
+    return [prompt.text for prompt in call.job.prompts if isinstance(prompt, TextPrompt)]
+
+
+def _by_type(call: Call[EmbedRequest, PoolJob], vectors: list[Vectors], meta: Meta) -> bytes:
+    embeddings = {str(name): [ENCODINGS[name].json(vector) for vector in vectors] for name in _types(call)}
+    return msgspec.json.encode(
+        EmbedByTypeResponse(id=call.request_id, embeddings=embeddings, texts=_texts(call), meta=meta)
+    )
+
+
+def _floats(call: Call[EmbedRequest, PoolJob], vectors: list[Vectors], meta: Meta) -> bytes:
+    embeddings = [ENCODINGS["float"].json(vector) for vector in vectors]
+    return msgspec.json.encode(
+        EmbedFloatsResponse(id=call.request_id, embeddings=embeddings, texts=_texts(call), meta=meta)
+    )
+
+
+EMBED_ENDPOINTS = (
+    Endpoint(
+        paths=("/v2/embed",),
+        wire=EmbedRequest,
+        read=EmbedRequest.job,
+        answer=answer_v2,
+        response=EmbedByTypeResponse,
+        summary="Embed texts: one vector each, in every type asked for.",
+        example={
+            "texts": ["A nursery owns its tasks.", "Every task has a parent."],
+            "input_type": "search_document",
+            "embedding_types": ["float", "int8"],
+        },
+    ),
+    Endpoint(
+        paths=("/v1/embed",),
+        wire=EmbedRequest,
+        read=EmbedRequest.job,
+        answer=answer_v1,
+        response=EmbedFloatsResponse,
+        summary="Embed texts: one vector each.",
+        example={"texts": ["A nursery owns its tasks.", "Every task has a parent."]},
+    ),
+)

@@ -1,0 +1,126 @@
+"""The OpenAI dialect: ``/v1/embeddings``."""
+
+import time
+from functools import partial
+from typing import Any, Literal
+
+from attrs import frozen
+
+from trio_pool_serve.api.fields.embedding_answers import (
+    EmbeddingsResponse,
+    EncodingFormat,
+    VectorEncoding,
+    encode_embeddings,
+)
+from trio_pool_serve.api.fields.embedding_stream import stream_embeddings
+from trio_pool_serve.api.fields.encodings import EmbedDtype, Endianness
+from trio_pool_serve.api.fields.image_inputs import image_prompts
+from trio_pool_serve.api.fields.prompts import InputFields
+from trio_pool_serve.api.http.answer import Answer
+from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, WireError
+from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.prompts import Prompt, TruncationSide
+from trio_pool_serve.tasks.job import PoolJob
+from trio_pool_serve.tasks.pool import pool
+from trio_pool_serve.tasks.reading import ReadingParams
+from trio_pool_serve.types import Vectors
+
+
+@frozen(kw_only=True)
+class EmbeddingsRequest(InputFields):
+    """The body of ``/v1/embeddings``: ``input`` or ``messages``. Every optional field may be null."""
+
+    model: str | None = None
+    encoding_format: EncodingFormat | None = None
+    embed_dtype: EmbedDtype | None = None
+    endianness: Endianness | None = None
+    dimensions: int | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: TruncationSide | None = None
+    prompt_name: str | None = None
+    prompt: str | None = None
+    normalize: bool | None = None
+    user: str | None = None
+    priority: int | None = None
+    request_id: str | None = None
+    stream: bool | None = None
+    modality: Literal["text", "image", "audio"] | None = None
+    """Of infinity's clients: with ``image`` the inputs are URLs of images."""
+
+    @property
+    def encoding(self) -> VectorEncoding:
+        """How the vectors are wanted."""
+        return VectorEncoding(self.encoding_format or "float", self.embed_dtype or "float32", self.endianness)
+
+    def prompts(self, network: NetworkConfig) -> list[Prompt]:
+        """Return the prompts of whichever field is given. Raises ``InvalidRequestError``."""
+        if self.modality == "audio":
+            raise InvalidRequestError("Texts and images can be embedded here, not audio.", param="modality")
+        if self.modality == "image" and isinstance(self.input, str | list):
+            return image_prompts(self.input, network)
+        return super().prompts(network)
+
+    def job(self, network: NetworkConfig) -> PoolJob:
+        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        return PoolJob(
+            prompts=self.prompts(network),
+            reading=ReadingParams(
+                truncate_to=self.truncate_prompt_tokens,
+                truncation_side=self.truncation_side or "right",
+                add_special_tokens=self.adds_special_tokens,
+                prompt_name=self.prompt_name,
+                instruction=self.prompt,
+            ),
+            dimensions=self.dimensions,
+            normalize=self.normalize,
+            priority=self.priority or 0,
+        )
+
+
+async def answer_embeddings(call: Call[Any, PoolJob]) -> Answer:
+    """Embed, for every dialect whose requests have the ``encoding`` of ``EmbeddingsRequest``.
+
+    Raises what ``pool`` raises. Cancellation: at once.
+    """
+    encoding: VectorEncoding = call.wire.encoding
+    call.model.require("embed")
+    dimensions = call.job.dimensions or call.model.engine.dimensions
+    encoding.refuse_unencodable(rows=len(call.job.prompts), dimensions=dimensions)
+    if call.wire.stream:
+        return stream_embeddings(call, encoding)
+    answer = await pool(call.model, call.job, call.timings)
+    vectors: list[Vectors] = [vector for (vector,) in answer.rows]  # type: ignore[misc]
+    encode = partial(
+        encode_embeddings,
+        vectors,
+        encoding,
+        prompt_tokens=answer.prompt_tokens,
+        answer_id=f"embd-{call.wire.request_id or call.request_id}",
+        model=call.model.name,
+        created=int(time.time()),
+    )
+    return await call.encode(encode, rows=len(vectors), nbytes=sum(vector.nbytes for vector in vectors))
+
+
+def error_body(error: WireError) -> tuple[int, Any]:
+    """Return the body that OpenAI's clients read; vLLM's and Jina's read the same."""
+    body = {"message": error.message, "type": error.type, "param": error.param, "code": error.status}
+    return error.status, {"error": body}
+
+
+OPENAI = Dialect(
+    name="openai",
+    error_body=error_body,
+    endpoints=(
+        Endpoint(
+            paths=("/v1/embeddings", "/embeddings"),
+            wire=EmbeddingsRequest,
+            read=EmbeddingsRequest.job,
+            answer=answer_embeddings,
+            response=EmbeddingsResponse,
+            summary="Embed texts: one vector each.",
+            example={"input": ["A nursery owns its tasks.", "Every task has a parent."]},
+        ),
+    ),
+)

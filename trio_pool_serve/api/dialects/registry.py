@@ -1,0 +1,19 @@
+"""The dialects this server speaks, one line each."""
+
+from trio_pool_serve.api.dialects.cohere.dialect import COHERE
+from trio_pool_serve.api.dialects.jina import JINA
+from trio_pool_serve.api.dialects.openai import OPENAI
+from trio_pool_serve.api.dialects.tei.dialect import TEI
+from trio_pool_serve.api.dialects.vllm.dialect import VLLM
+from trio_pool_serve.api.dialects.voyage import VOYAGE
+from trio_pool_serve.api.http.endpoint import Dialect
+
+DIALECTS: tuple[Dialect, ...] = (
+    OPENAI,
+    VLLM,
+    VOYAGE,
+    JINA,
+    COHERE,
+    TEI,
+)
+"""Where two claim a request by their marks, the earlier one gets it."""

@@ -1,0 +1,120 @@
+"""``/info``: what text-embeddings-inference's clients ask of a server before they send it any work."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from attrs import frozen
+from quart import Blueprint
+
+import trio_pool_serve
+from trio_pool_serve.api.dialects.tei.answers import label_names
+from trio_pool_serve.api.http.answer import Answer
+from trio_pool_serve.api.http.quart_routes import responding
+from trio_pool_serve.models.embedding.spec import Embedding
+from trio_pool_serve.models.kind import Architecture
+from trio_pool_serve.service import Service
+from trio_pool_serve.tasks.model import Model
+
+INFO_PATH = "/info"
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@frozen(kw_only=True)
+class EmbeddingType:
+    """A model whose texts become vectors, and how."""
+
+    pooling: str
+
+
+@frozen(kw_only=True)
+class LabelsType:
+    """A model whose texts become numbers, and what those are called."""
+
+    id2label: dict[str, str]
+    label2id: dict[str, int]
+
+
+ModelType: TypeAlias = dict[str, EmbeddingType | LabelsType]
+"""One entry: ``embedding``, ``reranker`` or ``classifier``."""
+
+
+@frozen(kw_only=True)
+class Info:
+    """The answer. ``model_dtype`` is the setting; ``max_batch_tokens`` is null where the device decides."""
+
+    model_id: str
+    model_sha: str | None
+    model_dtype: str
+    served_model_name: str
+    model_type: ModelType
+    max_concurrent_requests: int
+    max_input_length: int
+    max_batch_tokens: int | None
+    max_client_batch_size: int
+    auto_truncate: bool
+    tokenization_workers: int
+    version: str
+
+
+def tei_routes(service: Service) -> Blueprint:
+    """Return the route over a service."""
+    routes = Blueprint("tei", __name__)
+
+    @routes.get(INFO_PATH)
+    @responding
+    async def info() -> Answer:
+        """Describe the default model. Raises ``EngineLoadingError`` until it is there."""
+        return Answer.json(describe_model(service))
+
+    return routes
+
+
+def describe_model(service: Service) -> Info:
+    """Return what is served by default. Raises ``EngineLoadingError``."""
+    model = service.model()
+    config = service.config
+    commit = model.folder.path.name
+    return Info(
+        model_id=service.default.source.location,
+        model_sha=commit if COMMIT.fullmatch(commit) else None,
+        model_dtype=config.loading.dtype,
+        served_model_name=model.name,
+        model_type=_model_type(model),
+        # Each request that is let in has a token at least: no more than these can be in at once.
+        max_concurrent_requests=config.scheduling.max_queue_tokens,
+        max_input_length=model.renderer.max_model_len,
+        max_batch_tokens=config.scheduling.max_batch_tokens,
+        max_client_batch_size=config.network.max_inputs_per_request,
+        auto_truncate=config.network.auto_truncate,
+        tokenization_workers=config.threads.renderer_num_workers,
+        version=trio_pool_serve.__version__,
+    )
+
+
+def _model_type(model: Model) -> ModelType:
+    architecture = model.folder.architecture
+    if architecture.tasks & {"embed", "token_embed", "sparse_embed"}:
+        return {"embedding": EmbeddingType(pooling=pooling_of(architecture))}
+    names = label_names(model, len(architecture.labels) or 1)
+    labels = LabelsType(
+        id2label={str(index): name for index, name in enumerate(names)},
+        label2id={name: index for index, name in enumerate(names)},
+    )
+    return {"reranker" if architecture.scoring == "pairs" else "classifier": labels}
+
+
+def pooling_of(architecture: Architecture) -> str:
+    """Return how token vectors become the text's: ``none`` where each stays its own, ``splade`` for sparse ones."""
+    if isinstance(architecture, Embedding):
+        return _pooling_of_module(architecture.modules[0].config)
+    return "splade" if "sparse_embed" in architecture.tasks else "none"
+
+
+def _pooling_of_module(config: Mapping[str, Any]) -> str:
+    """Read either spelling of a Pooling module's config."""
+    asked = config.get("pooling_mode") or [
+        name[1] for key, on in config.items() if on and (name := re.fullmatch(r"pooling_mode_(.+?)(_tokens?)?", key))
+    ]
+    return asked if isinstance(asked, str) else "+".join(asked) or "mean"

@@ -1,0 +1,229 @@
+"""What text-embeddings-inference's clients send, and what that asks of the tasks.
+
+Every optional field may be null.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from attrs import frozen
+
+from trio_pool_serve.api.fields.prompts import Input, prompts_of, require_few
+from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
+from trio_pool_serve.prompts import PairPrompt, Prompt, TextPrompt, TokensPrompt, TruncationSide
+from trio_pool_serve.tasks.job import PoolJob
+from trio_pool_serve.tasks.reading import ReadingParams
+from trio_pool_serve.tasks.score import ScoreJob
+from trio_pool_serve.types import PoolingTask
+
+Sequences = str | list[str | list[str]]
+"""One text; one text or pair in a list; a list of those."""
+
+
+@frozen(kw_only=True)
+class Reading:
+    """How texts are read: fields that most requests have."""
+
+    truncate: bool | None = None
+    truncation_direction: str | None = None
+    prompt_name: str | None = None
+
+    def reading(self, network: NetworkConfig) -> ReadingParams:
+        """Return this in the tasks' terms. Raises ``InvalidRequestError``."""
+        truncate = network.auto_truncate if self.truncate is None else self.truncate
+        return ReadingParams(
+            truncate_to=-1 if truncate else None,
+            truncation_side=_side(self.truncation_direction),
+            prompt_name=self.prompt_name,
+        )
+
+
+def _side(direction: str | None) -> TruncationSide:
+    # Documented as Right and Left; clients write both in small letters too.
+    match (direction or "right").lower():
+        case "right":
+            return "right"
+        case "left":
+            return "left"
+    raise InvalidRequestError(
+        f"truncation_direction must be Right or Left, not {direction!r}.", param="truncation_direction"
+    )
+
+
+@frozen(kw_only=True)
+class EmbedRequest(Reading):
+    """The body of ``/embed``, ``/embed_all`` and ``/embed_sparse``."""
+
+    inputs: Input
+    model: str | None = None
+    normalize: bool | None = None
+    dimensions: int | None = None
+
+    def dense(self, network: NetworkConfig) -> PoolJob:
+        """Ask for a vector per text, of unit length unless said otherwise."""
+        return self._job(network, "embed", normalize=self.normalize is not False)
+
+    def all_tokens(self, network: NetworkConfig) -> PoolJob:
+        """Ask for a vector per token; their lengths are the model's own unless said otherwise."""
+        return self._job(network, "token_embed", normalize=self.normalize)
+
+    def sparse(self, network: NetworkConfig) -> PoolJob:
+        """Ask for weights over the vocabulary."""
+        return self._job(network, "sparse_embed", normalize=None)
+
+    def _job(self, network: NetworkConfig, task: PoolingTask, *, normalize: bool | None) -> PoolJob:
+        return PoolJob(
+            prompts=prompts_of(self.inputs, network, param="inputs"),
+            tasks=(task,),
+            reading=self.reading(network),
+            dimensions=self.dimensions,
+            normalize=normalize,
+        )
+
+
+@frozen(eq=False)
+class PredictJob:
+    """Texts or pairs to classify; ``is_batch`` tells whether the answer is a list of answers."""
+
+    pooling: PoolJob
+    is_batch: bool
+
+
+@frozen(kw_only=True)
+class PredictRequest(Reading):
+    """The body of ``/predict``. A list of texts is one text, or one pair; a list of lists is a batch."""
+
+    inputs: Sequences
+    model: str | None = None
+    raw_scores: bool | None = None
+
+    def job(self, network: NetworkConfig) -> PredictJob:
+        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        kinds = set() if isinstance(self.inputs, str) else set(map(type, self.inputs))
+        if len(kinds) > 1:
+            raise InvalidRequestError("inputs mixes texts and lists.", param="inputs")
+        is_batch = kinds == {list}
+        sequences: Sequence[object] = self.inputs if is_batch else [self.inputs]
+        require_few(sequences, network, param="inputs")
+        pooling = PoolJob(
+            prompts=[_sequence(sequence) for sequence in sequences],
+            tasks=("classify",),
+            reading=self.reading(network),
+            activation="raw" if self.raw_scores else "probabilities",
+        )
+        return PredictJob(pooling, is_batch)
+
+
+def _sequence(sequence: object) -> Prompt:
+    match sequence:
+        case str(text) | [str(text)]:
+            return TextPrompt(text)
+        case [str(first), str(second)]:
+            return PairPrompt(first, second)
+        case []:
+            raise EmptyInputError("inputs is empty.", param="inputs")
+    raise InvalidRequestError("Each of inputs must be a list of one text or of two, a pair.", param="inputs")
+
+
+@frozen(kw_only=True)
+class RerankRequest(Reading):
+    """The body of ``/rerank``."""
+
+    query: str
+    texts: list[str]
+    model: str | None = None
+    raw_scores: bool | None = None
+    return_text: bool | None = None
+
+    def job(self, network: NetworkConfig) -> ScoreJob:
+        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        if not self.texts:
+            raise EmptyInputError("texts is empty.", param="texts")
+        require_few(self.texts, network, param="texts")
+        return ScoreJob(
+            queries=[self.query],
+            documents=self.texts,
+            reading=self.reading(network),
+            activation="raw" if self.raw_scores else "score",
+        )
+
+
+@frozen(kw_only=True)
+class SimilarityInputs:
+    """A sentence, and those that it is compared with."""
+
+    source_sentence: str
+    sentences: list[str]
+
+
+@frozen(kw_only=True)
+class SimilarityRequest:
+    """The body of ``/similarity``."""
+
+    inputs: SimilarityInputs
+    parameters: Reading | None = None
+    model: str | None = None
+
+    def job(self, network: NetworkConfig) -> ScoreJob:
+        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        if not self.inputs.sentences:
+            raise EmptyInputError("sentences is empty.", param="inputs")
+        require_few(self.inputs.sentences, network, param="inputs")
+        return ScoreJob(
+            queries=[self.inputs.source_sentence],
+            documents=self.inputs.sentences,
+            reading=(self.parameters or Reading()).reading(network),
+            symmetric=True,
+        )
+
+
+@frozen(eq=False)
+class TokenizeJob:
+    """Texts to take apart."""
+
+    texts: Sequence[str]
+    reading: ReadingParams
+
+
+@frozen(kw_only=True)
+class TokenizeRequest:
+    """The body of ``/tokenize``."""
+
+    inputs: str | list[str]
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    prompt_name: str | None = None
+
+    def job(self, network: NetworkConfig) -> TokenizeJob:
+        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        texts = [self.inputs] if isinstance(self.inputs, str) else self.inputs
+        if not texts:
+            raise EmptyInputError("inputs is empty.", param="inputs")
+        require_few(texts, network, param="inputs")
+        reading = ReadingParams(add_special_tokens=self.add_special_tokens is not False, prompt_name=self.prompt_name)
+        return TokenizeJob(texts, reading)
+
+
+@frozen(eq=False)
+class DecodeJob:
+    """Lists of token ids to put together, each int64, shape (tokens,)."""
+
+    ids: Sequence[npt.NDArray[np.int64]]
+    skip_special_tokens: bool
+
+
+@frozen(kw_only=True)
+class DecodeRequest:
+    """The body of ``/decode``."""
+
+    ids: list[int | list[int]]
+    model: str | None = None
+    skip_special_tokens: bool | None = None
+
+    def job(self, network: NetworkConfig) -> DecodeJob:
+        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        prompts = prompts_of(self.ids, network, param="ids")  # type: ignore[arg-type]
+        ids = [prompt.token_ids for prompt in prompts if isinstance(prompt, TokensPrompt)]
+        return DecodeJob(ids, self.skip_special_tokens is not False)

@@ -1,0 +1,112 @@
+"""``/classify`` of vLLM: texts to labels."""
+
+import time
+from typing import Literal
+
+import msgspec
+import numpy as np
+from attrs import frozen
+
+from trio_pool_serve.api.fields.embedding_answers import Usage
+from trio_pool_serve.api.fields.encodings import row_json
+from trio_pool_serve.api.fields.prompts import InputFields
+from trio_pool_serve.api.http.answer import Answer
+from trio_pool_serve.api.http.endpoint import Call, Endpoint
+from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.prompts import TruncationSide
+from trio_pool_serve.tasks.job import PoolJob
+from trio_pool_serve.tasks.pool import pool
+from trio_pool_serve.tasks.reading import ReadingParams
+from trio_pool_serve.types import Vectors
+
+
+@frozen(kw_only=True)
+class ClassifyRequest(InputFields):
+    """The body of ``/classify``: ``input`` or ``messages``. Every optional field may be null.
+
+    ``activation`` is an old name of ``use_activation``.
+    """
+
+    model: str | None = None
+    use_activation: bool | None = None
+    activation: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: TruncationSide | None = None
+    prompt_name: str | None = None
+    user: str | None = None
+    priority: int | None = None
+    request_id: str | None = None
+
+    def job(self, network: NetworkConfig) -> PoolJob:
+        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        raw = False in (self.use_activation, self.activation)
+        return PoolJob(
+            prompts=self.prompts(network),
+            tasks=("classify",),
+            reading=ReadingParams(
+                truncate_to=self.truncate_prompt_tokens,
+                truncation_side=self.truncation_side or "right",
+                add_special_tokens=self.adds_special_tokens,
+                prompt_name=self.prompt_name,
+            ),
+            activation="raw" if raw else "probabilities",
+            priority=self.priority or 0,
+        )
+
+
+@frozen(kw_only=True)
+class ClassifyItem:
+    """One text's class: the label of the greatest number, and the numbers of all."""
+
+    index: int
+    label: str
+    probs: msgspec.Raw
+    num_classes: int
+    object: Literal["classify"] = "classify"
+
+
+@frozen(kw_only=True)
+class ClassifyResponse:
+    """The answer of ``/classify``."""
+
+    id: str
+    created: int
+    model: str
+    data: list[ClassifyItem]
+    usage: Usage
+    object: Literal["list"] = "list"
+
+
+async def answer_classify(call: Call[ClassifyRequest, PoolJob]) -> Answer:
+    """Classify. Raises what ``pool`` raises. Cancellation: at once."""
+    pooled = await pool(call.model, call.job, call.timings)
+    rows: list[Vectors] = [row for (row,) in pooled.rows]  # type: ignore[misc]
+    labels = call.model.folder.architecture.labels
+
+    def item(index: int, row: Vectors) -> ClassifyItem:
+        best = int(np.argmax(row))
+        label = labels[best] if best < len(labels) else f"LABEL_{best}"
+        return ClassifyItem(index=index, label=label, probs=msgspec.Raw(row_json(row, "float32")), num_classes=len(row))
+
+    def encode() -> Answer:
+        answer = ClassifyResponse(
+            id=f"classify-{call.wire.request_id or call.request_id}",
+            created=int(time.time()),
+            model=call.model.name,
+            data=[item(index, row) for index, row in enumerate(rows)],
+            usage=Usage.of(pooled.prompt_tokens),
+        )
+        return Answer(msgspec.json.encode(answer))
+
+    return await call.encode(encode, rows=len(rows), nbytes=sum(row.nbytes for row in rows))
+
+
+CLASSIFY: Endpoint[ClassifyRequest, PoolJob] = Endpoint(
+    paths=("/classify", "/v1/classify"),
+    wire=ClassifyRequest,
+    read=ClassifyRequest.job,
+    answer=answer_classify,
+    response=ClassifyResponse,
+    summary="Sort texts into the model's classes.",
+    example={"input": ["I like structured concurrency.", "I have lost a task."]},
+)

@@ -1,0 +1,109 @@
+"""``/pooling`` of vLLM: whatever a model says about texts, several things from one forward pass if asked."""
+
+import time
+from functools import partial
+
+from attrs import evolve, frozen
+
+from trio_pool_serve.api.dialects.openai import EmbeddingsRequest
+from trio_pool_serve.api.dialects.vllm.pooling_answers import PoolingResponse, encode_pooled, nbytes_of
+from trio_pool_serve.api.fields.purposes import for_purpose
+from trio_pool_serve.api.http.answer import Answer
+from trio_pool_serve.api.http.endpoint import Call, Endpoint
+from trio_pool_serve.api.routes.models import PREFERENCE
+from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, TaskNotSupportedError
+from trio_pool_serve.tasks.job import PoolJob
+from trio_pool_serve.tasks.model import Model
+from trio_pool_serve.tasks.pool import pool, task_named
+from trio_pool_serve.types import PoolingTask
+
+
+@frozen(kw_only=True)
+class PoolingRequest(EmbeddingsRequest):
+    """The body of ``/pooling``. Every optional field may be null.
+
+    ``tasks`` instead of ``task`` asks for several at once. ``input_type`` says what the texts are for: a ``query``, a
+    ``document``. ``activation`` is an old name of ``use_activation``.
+    """
+
+    task: str | None = None
+    tasks: list[str] | None = None
+    input_type: str | None = None
+    use_activation: bool | None = None
+    activation: bool | None = None
+
+    def job(self, network: NetworkConfig) -> PoolJob:
+        """Return what is asked, in the task's terms; no tasks stand for the model's own. Raises as the base class."""
+        if self.stream:
+            raise InvalidRequestError("/pooling has no stream; /v1/embeddings has.", param="stream")
+        raw = False in (self.use_activation, self.activation)
+        return evolve(super().job(network), tasks=self._tasks(), activation="raw" if raw else "probabilities")
+
+    def _tasks(self) -> tuple[str, ...]:
+        if self.tasks is None:
+            return () if self.task is None else (self.task,)
+        if self.task is not None:
+            raise InvalidRequestError("Give task or tasks, not both.", param="tasks")
+        if not self.tasks:
+            raise EmptyInputError("tasks is empty.", param="tasks")
+        tasks = tuple(dict.fromkeys(self.tasks))
+        if len(tasks) > 1 and self.encoding.format in ("bytes", "bytes_only"):
+            raise InvalidRequestError("Bytes hold the answer to one task.", param="encoding_format")
+        return tasks
+
+
+async def answer_pooling(call: Call[PoolingRequest, PoolJob]) -> Answer:
+    """Pool. Raises what ``pool`` raises. Cancellation: at once."""
+    model, encoding = call.model, call.wire.encoding
+    asked = for_purpose(call.job, call.wire.input_type, model)
+    job = evolve(asked, tasks=asked.tasks or (main_task(model),))
+    for name in job.tasks:
+        task = task_named(name, param="task" if call.wire.tasks is None else "tasks")
+        model.require(task.needs)
+        _refuse_unencodable(call, job, task.needs)
+    pooled = await pool(model, job, call.timings)
+    encode = partial(
+        encode_pooled,
+        pooled,
+        job.tasks,
+        encoding,
+        by_task=call.wire.tasks is not None,
+        answer_id=f"pooling-{call.wire.request_id or call.request_id}",
+        model=model.name,
+        created=int(time.time()),
+    )
+    nbytes = sum(nbytes_of(value) for row in pooled.rows for value in row)
+    return await call.encode(encode, rows=len(pooled.rows), nbytes=nbytes)
+
+
+def main_task(model: Model) -> PoolingTask:
+    """Return what a model is asked for if nothing is said. Raises ``TaskNotSupportedError``."""
+    able = model.folder.architecture.tasks
+    for task in PREFERENCE:
+        if task in able and task != "score":
+            return task
+    raise TaskNotSupportedError(f"The model {model.name!r} has nothing to pool; it can: {', '.join(sorted(able))}.")
+
+
+def _refuse_unencodable(call: Call[PoolingRequest, PoolJob], job: PoolJob, task: PoolingTask) -> None:
+    """Raise ``InvalidRequestError`` for an answer that cannot be written as asked, before it is computed."""
+    encoding = call.wire.encoding
+    if task == "sparse_embed":
+        if encoding.format in ("bytes", "bytes_only"):
+            raise InvalidRequestError("sparse_embed is written as JSON.", param="encoding_format")
+        return
+    labels = len(call.model.folder.architecture.labels)
+    dimensions = labels if task in ("classify", "token_classify") else job.dimensions or call.model.engine.dimensions
+    encoding.refuse_unencodable(rows=len(job.prompts), dimensions=dimensions)
+
+
+POOLING: Endpoint[PoolingRequest, PoolJob] = Endpoint(
+    paths=("/pooling",),
+    wire=PoolingRequest,
+    read=PoolingRequest.job,
+    answer=answer_pooling,
+    response=PoolingResponse,
+    summary="What the model says about each text: vectors, labels, or either for each token.",
+    example={"input": ["A nursery owns its tasks.", "Every task has a parent."]},
+)

@@ -1,0 +1,99 @@
+"""Voyage's ``/v1/multimodalembeddings``: a vector for texts and images together."""
+
+from typing import Literal
+
+import msgspec
+from attrs import frozen
+
+from trio_pool_serve.api.fields.contents import ContentInput
+from trio_pool_serve.api.fields.embedding_answers import EmbeddingItem, VectorEncoding
+from trio_pool_serve.api.fields.prompts import require_few
+from trio_pool_serve.api.fields.purposes import for_purpose
+from trio_pool_serve.api.http.answer import Answer
+from trio_pool_serve.api.http.endpoint import Call, Endpoint
+from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.errors import EmptyInputError
+from trio_pool_serve.prompts import ContentPrompt
+from trio_pool_serve.tasks.job import PoolJob
+from trio_pool_serve.tasks.pool import PooledRow, pool
+from trio_pool_serve.tasks.reading import ReadingParams
+from trio_pool_serve.types import Vectors
+
+
+@frozen(kw_only=True)
+class MultimodalRequest:
+    """The body of ``/v1/multimodalembeddings``. ``encoding_format`` is what Voyage's client sends."""
+
+    inputs: list[ContentInput]
+    model: str | None = None
+    input_type: str | None = None
+    truncation: bool | None = None
+    output_encoding: Literal["base64"] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+
+    @property
+    def encoding(self) -> VectorEncoding:
+        """How the vectors are wanted."""
+        return VectorEncoding(self.output_encoding or self.encoding_format or "float")
+
+    def job(self, network: NetworkConfig) -> PoolJob:
+        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        if not self.inputs:
+            raise EmptyInputError("inputs is empty.", param="inputs")
+        require_few(self.inputs, network, param="inputs")
+        return PoolJob(
+            prompts=[content.plain_prompt(network, f"inputs[{index}]") for index, content in enumerate(self.inputs)],
+            reading=ReadingParams(truncate_to=None if self.truncation is False else -1),
+        )
+
+
+@frozen(kw_only=True)
+class MultimodalUsage:
+    """Tokens read; those of inputs without an image by themselves. Pixels are not counted."""
+
+    text_tokens: int
+    total_tokens: int
+    image_pixels: int = 0
+
+
+@frozen(kw_only=True)
+class MultimodalResponse:
+    """A vector for each input."""
+
+    data: list[EmbeddingItem]
+    model: str
+    usage: MultimodalUsage
+    object: Literal["list"] = "list"
+
+
+async def answer_multimodal(call: Call[MultimodalRequest, PoolJob]) -> Answer:
+    """Embed. Raises what ``pool`` raises. Cancellation: at once."""
+    call.model.require("embed")
+    job = for_purpose(call.job, call.wire.input_type, call.model)
+    text_tokens = 0
+
+    def count(index: int, row: PooledRow, tokens: int) -> None:
+        nonlocal text_tokens
+        del row
+        text_tokens += 0 if isinstance(job.prompts[index], ContentPrompt) else tokens
+
+    pooled = await pool(call.model, job, call.timings, count)
+    vectors: list[Vectors] = [vector for (vector,) in pooled.rows]  # type: ignore[misc]
+    usage = MultimodalUsage(text_tokens=text_tokens, total_tokens=pooled.prompt_tokens)
+
+    def encode() -> Answer:
+        items = [EmbeddingItem(index=n, embedding=call.wire.encoding.json(vector)) for n, vector in enumerate(vectors)]
+        return Answer(msgspec.json.encode(MultimodalResponse(data=items, model=call.model.name, usage=usage)))
+
+    return await call.encode(encode, rows=len(vectors), nbytes=sum(vector.nbytes for vector in vectors))
+
+
+MULTIMODAL: Endpoint[MultimodalRequest, PoolJob] = Endpoint(
+    paths=("/v1/multimodalembeddings",),
+    wire=MultimodalRequest,
+    read=MultimodalRequest.job,
+    answer=answer_multimodal,
+    response=MultimodalResponse,
+    summary="Embed inputs of texts and images: one vector each.",
+    example={"inputs": [{"content": [{"type": "text", "text": "A nursery owns its tasks."}]}]},
+)

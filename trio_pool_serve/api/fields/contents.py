@@ -1,0 +1,92 @@
+"""Texts and images that make one input together, as clients send them."""
+
+from typing import TypeAlias
+
+from attrs import frozen
+
+from trio_pool_serve.api.fields.image_inputs import image_part
+from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, field_of
+from trio_pool_serve.prompts import ContentPrompt, Part, TextPart, TextPrompt
+
+
+@frozen(kw_only=True)
+class ImageUrl:
+    """Where an image is; ``detail`` is for models that are not here."""
+
+    url: str
+    detail: str | None = None
+
+
+@frozen(kw_only=True)
+class ContentPart:
+    """A text or an image of a content. Which one, its ``type`` says, or else the field that is there."""
+
+    type: str | None = None
+    text: str | None = None
+    image_url: str | ImageUrl | None = None
+    image_base64: str | None = None
+
+    def part(self, place: str) -> Part:
+        """Return the part, which stands at ``place``. Raises ``InvalidRequestError``, which blames the field."""
+        param = field_of(place)
+        kind = self.type or ("text" if self.image_url is None else "image_url")
+        match kind:
+            case "text" | "input_text":
+                return TextPart(_required(self.text, kind, "text", param))
+            case "image_url" | "input_image":
+                url = self.image_url.url if isinstance(self.image_url, ImageUrl) else self.image_url
+                return image_part(_required(url, kind, "image_url", param), place=place)
+            case "image_base64":
+                return image_part(_required(self.image_base64, kind, "image_base64", param), place=place)
+        raise InvalidRequestError(
+            f"Parts of type {kind!r} are not read; text, image_url and image_base64 are the types that are.",
+            param=param,
+        )
+
+
+WireContent: TypeAlias = str | list[str | ContentPart]
+
+
+@frozen(kw_only=True)
+class ContentInput:
+    """An input in parts, without a conversation around it."""
+
+    content: WireContent
+
+    def prompt(self, network: NetworkConfig, place: str) -> ContentPrompt:
+        """Return the prompt of what stands at ``place``. Raises ``InvalidRequestError``, which blames the field."""
+        param = field_of(place)
+        parts = parts_of(self.content, f"{place}.content")
+        if not parts:
+            raise EmptyInputError("An input has no text and no image.", param=param)
+        require_few_parts(len(parts), "parts", network, param)
+        return ContentPrompt(parts)
+
+    def plain_prompt(self, network: NetworkConfig, place: str) -> TextPrompt | ContentPrompt:
+        """Return the prompt; texts alone are one text, a line each. Raises as ``prompt``."""
+        prompt = self.prompt(network, place)
+        texts = [part.text for part in prompt.parts if isinstance(part, TextPart)]
+        return TextPrompt("\n".join(texts)) if len(texts) == len(prompt.parts) else prompt
+
+
+def parts_of(content: WireContent | tuple[()], place: str) -> tuple[Part, ...]:
+    """Return the parts of what stands at ``place``. Raises ``InvalidRequestError``, which blames the field."""
+    if isinstance(content, str):
+        return (TextPart(content),)
+    return tuple(
+        TextPart(part) if isinstance(part, str) else part.part(f"{place}[{index}]")
+        for index, part in enumerate(content)
+    )
+
+
+def require_few_parts(count: int, what: str, network: NetworkConfig, param: str) -> None:
+    """Raise ``InvalidRequestError`` for more than a request may have inputs: each is handled by itself."""
+    if count > network.max_inputs_per_request:
+        raise InvalidRequestError(f"{count} {what} are more than {network.max_inputs_per_request}.", param=param)
+
+
+def _required(value: str | None, kind: str, field: str, param: str) -> str:
+    if value is None:
+        raise InvalidRequestError(f"A part of type {kind!r} has no {field}.", param=param)
+    return value

@@ -1,0 +1,160 @@
+"""Vectors as the answer of ``/v1/embeddings``, which several dialects share."""
+
+import json
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import msgspec
+from attrs import frozen
+
+from trio_pool_serve.api.fields.encodings import EmbedDtype, Endianness, row_base64, row_bytes, row_json
+from trio_pool_serve.api.http.answer import Answer
+from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.types import Vectors
+
+EncodingFormat: TypeAlias = Literal["float", "base64", "bytes", "bytes_only"]
+
+MAX_METADATA_BYTES = 4096
+"""Past this a ``metadata`` header would be refused by proxies and clients."""
+
+MAX_METADATA_ROWS = 64
+"""Each vector takes more than 64 bytes there."""
+
+
+@frozen
+class VectorEncoding:
+    """How vectors go over the wire.
+
+    ``dtype_param`` is the field of the dialect that chose ``dtype``, for errors.
+    """
+
+    format: EncodingFormat = "float"
+    dtype: EmbedDtype = "float32"
+    endianness: Endianness | None = None
+    dtype_param: str = "embed_dtype"
+
+    def refuse_unencodable(self, *, rows: int, dimensions: int) -> None:
+        """Raise ``InvalidRequestError`` for an answer that cannot be written as asked, before it is computed."""
+        if self.dtype in ("binary", "ubinary") and dimensions % 8:
+            raise InvalidRequestError(
+                f"{self.dtype} needs a multiple of 8 dimensions, not {dimensions}.", param=self.dtype_param
+            )
+        if self.format == "bytes" and rows > MAX_METADATA_ROWS:
+            raise InvalidRequestError(
+                f"The metadata of {rows} vectors does not fit into a header; ask for bytes_only.",
+                param="encoding_format",
+            )
+
+    @property
+    def byte_order(self) -> Endianness:
+        """The order asked for, by default the machine's own, but little-endian in base64."""
+        return self.endianness or ("little" if self.format == "base64" else "native")
+
+    def json(self, vector: Vectors) -> msgspec.Raw:
+        """Return a vector as JSON: an array of numbers, or a string of base64."""
+        if self.format == "base64":
+            return msgspec.Raw(row_base64(vector, self.dtype, self.byte_order))
+        return msgspec.Raw(row_json(vector, self.dtype))
+
+    def bytes(self, vector: Vectors) -> bytes:
+        """Return a vector's bytes."""
+        return row_bytes(vector, self.dtype, self.byte_order)
+
+
+@frozen(kw_only=True)
+class Usage:
+    """Tokens read; pooling produces none, so both counts are the same."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+    @classmethod
+    def of(cls, tokens: int) -> "Usage":
+        """Return the usage of an answer for which so many tokens were read."""
+        return cls(prompt_tokens=tokens, total_tokens=tokens)
+
+
+@frozen(kw_only=True)
+class EmbeddingItem:
+    """One vector of an answer."""
+
+    index: int
+    embedding: msgspec.Raw
+    object: Literal["embedding"] = "embedding"
+
+
+@frozen(kw_only=True)
+class EmbeddingsResponse:
+    """The answer of ``/v1/embeddings``."""
+
+    id: str
+    created: int
+    model: str
+    data: list[EmbeddingItem]
+    usage: Usage
+    object: Literal["list"] = "list"
+
+
+def encode_embeddings(
+    vectors: Sequence[Vectors],
+    encoding: VectorEncoding,
+    *,
+    prompt_tokens: int,
+    answer_id: str,
+    model: str,
+    created: int,
+) -> Answer:
+    """Return the answer: JSON, or the vectors' bytes one after the other."""
+    usage = Usage.of(prompt_tokens)
+    if encoding.format in ("bytes", "bytes_only"):
+        return encode_bytes(vectors, encoding, usage=usage, answer_id=answer_id, model=model, created=created)
+    items = [EmbeddingItem(index=index, embedding=encoding.json(vector)) for index, vector in enumerate(vectors)]
+    response = EmbeddingsResponse(id=answer_id, created=created, model=model, data=items, usage=usage)
+    return Answer(msgspec.json.encode(response))
+
+
+def encode_bytes(
+    vectors: Sequence[Vectors],
+    encoding: VectorEncoding,
+    *,
+    usage: Usage,
+    answer_id: str,
+    model: str,
+    created: int,
+) -> Answer:
+    """Return the vectors' bytes one after the other, and for ``bytes`` a header that says which are whose.
+
+    A row of several vectors, shape (tokens, dimensions), is written one vector after the other.
+    """
+    headers = {}
+    if encoding.format == "bytes":
+        described = {"id": answer_id, "created": created, "model": model, "usage": msgspec.to_builtins(usage)}
+        headers["metadata"] = _metadata(vectors, encoding, described)
+    body = b"".join(encoding.bytes(vector) for vector in vectors)
+    return Answer(body, "application/octet-stream", headers)
+
+
+def _metadata(vectors: Sequence[Vectors], encoding: VectorEncoding, described: dict[str, object]) -> str:
+    """Return where each vector lies in a body of concatenated ones, as ASCII JSON for a header."""
+    data: list[dict[str, object]] = []
+    start = 0
+    for index, vector in enumerate(vectors):
+        end = start + len(encoding.bytes(vector))
+        data.append(
+            {
+                "index": index,
+                "embed_dtype": encoding.dtype,
+                "endianness": encoding.byte_order,
+                "start": start,
+                "end": end,
+                "shape": list(vector.shape),
+            }
+        )
+        start = end
+    metadata = json.dumps({**described, "data": data}, ensure_ascii=True, separators=(",", ":"))
+    if len(metadata) > MAX_METADATA_BYTES:
+        raise InvalidRequestError(
+            f"The metadata of {len(vectors)} vectors does not fit into a header; ask for bytes_only.",
+            param="encoding_format",
+        )
+    return metadata

@@ -1,0 +1,96 @@
+"""Inputs as clients send them, to prompts and limits on them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from attrs import frozen
+
+from trio_pool_serve.api.fields.image_inputs import InputObject
+from trio_pool_serve.api.fields.messages import ConversationFields
+from trio_pool_serve.api.http.payloads import PromptEmbeds
+from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
+from trio_pool_serve.prompts import Prompt, TextPrompt, TokensPrompt
+
+Input = str | list[str | int | list[int]]
+"""A text, texts, token ids, lists of token ids."""
+
+AnyInput = str | InputObject | list[str | int | list[int] | InputObject]
+"""Also texts and images that say what they are, among texts that do not."""
+
+
+@frozen(kw_only=True)
+class InputFields(ConversationFields):
+    """The fields of a request that say what is read: one of those that hold it is given."""
+
+    input: AnyInput | None = None
+    prompt_embeds: PromptEmbeds | None = None
+    add_special_tokens: bool | None = None
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether special tokens are added; a chat template brings its own."""
+        return self.add_special_tokens is not False if self.messages is None else bool(self.add_special_tokens)
+
+    def prompts(self, network: NetworkConfig) -> list[Prompt]:
+        """Return the prompts of whichever is given. Raises ``InvalidRequestError``."""
+        given = the_one_given(input=self.input, messages=self.messages, prompt_embeds=self.prompt_embeds)
+        if given == "messages":
+            return [self.conversation(network)]
+        self.refuse_beside(given)
+        if self.prompt_embeds is not None:
+            require_few(self.prompt_embeds.items, network, param=given)
+            return [*self.prompt_embeds.prompts()]
+        return prompts_of([] if self.input is None else self.input, network)
+
+
+def the_one_given(**fields: object) -> str:
+    """Return the name of the only field that is not null. Raises ``InvalidRequestError``."""
+    given = [name for name, value in fields.items() if value is not None]
+    if len(given) != 1:
+        names = ", ".join(fields)
+        raise InvalidRequestError(
+            f"Give one of {names}; {' and '.join(given) or 'none'} is there.", param=next(iter(fields))
+        )
+    return given[0]
+
+
+def prompts_of(asked: Input | AnyInput, network: NetworkConfig, *, param: str = "input") -> list[Prompt]:
+    """Tell apart the forms of an input. Raises ``InvalidRequestError``, which blames ``param``."""
+    if isinstance(asked, str):
+        return [TextPrompt(asked)]
+    if isinstance(asked, InputObject):
+        return [asked.prompt(place=param)]
+    if not asked:
+        raise EmptyInputError(f"{param} is empty.", param=param)
+    kinds = set(map(type, asked))
+    if kinds == {str, InputObject} or kinds == {InputObject}:
+        require_few(asked, network, param=param)
+        return [
+            TextPrompt(item) if isinstance(item, str) else item.prompt(place=f"{param}[{index}]")  # type: ignore[union-attr]
+            for index, item in enumerate(asked)
+        ]
+    if len(kinds) > 1:
+        raise InvalidRequestError(f"{param} mixes token ids and other inputs.", param=param)
+    (kind,) = kinds
+    if kind is int:
+        return [_tokens_prompt(asked, param)]  # type: ignore[arg-type]
+    require_few(asked, network, param=param)
+    if kind is str:
+        return [TextPrompt(text) for text in asked]  # type: ignore[arg-type]
+    return [_tokens_prompt(ids, param) for ids in asked]  # type: ignore[arg-type]
+
+
+def require_few(inputs: Sequence[object], network: NetworkConfig, *, param: str) -> None:
+    """Raise ``InvalidRequestError`` for more inputs than ``--max-inputs-per-request``."""
+    if len(inputs) > network.max_inputs_per_request:
+        raise InvalidRequestError(f"{len(inputs)} inputs are more than {network.max_inputs_per_request}.", param=param)
+
+
+def _tokens_prompt(ids: list[int], param: str) -> TokensPrompt:
+    if not ids:
+        raise EmptyInputError("An input has no tokens.", param=param)
+    try:
+        return TokensPrompt(np.array(ids, dtype=np.int64))
+    except OverflowError as error:
+        raise InvalidRequestError("A token id is too large to be one.", param=param) from error

@@ -1,0 +1,1 @@
+"""Connections, bodies, authentication, errors, streaming."""

@@ -1,0 +1,70 @@
+"""Request bodies to wire types."""
+
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TypeVar
+
+import msgspec
+
+from trio_pool_serve.api.http.payloads import payload_decoder
+from trio_pool_serve.api.http.received_body import Buffer, ReceivedBody
+from trio_pool_serve.errors import InvalidRequestError, UnsupportedMediaTypeError
+from trio_pool_serve.threads.offload import Offload
+
+T = TypeVar("T")
+
+LOOP_BYTES = 16 * 1024
+"""Bodies and answers up to this size are decoded and encoded on the loop. Texts and base64 take less time
+than a thread hop then, token ids and decimal numbers about two (``benchmarks/hop_size.py``)."""
+
+NO_CUTS: Mapping[str, memoryview] = MappingProxyType({})
+
+
+async def read_body(
+    body: ReceivedBody, mimetype: str, parse: Callable[[Buffer], T], offload: Offload, *, timeout_s: float
+) -> T:
+    """Return what ``parse`` makes of a JSON body of that content type, on the loop only if it is small.
+
+    Raises ``UnsupportedMediaTypeError``, ``BodyTimeoutError``, ``PayloadTooLargeError`` and what ``parse`` raises.
+    Cancellation: at once while the body arrives; a parse that runs is finished.
+    """
+    if mimetype and mimetype != "application/json" and not mimetype.endswith("+json"):
+        raise UnsupportedMediaTypeError(f"The body must be application/json, not {mimetype}.")
+    taken = await body.take(timeout_s)
+    if len(taken) <= LOOP_BYTES:
+        return parse(taken)
+    return await offload.run("render", lambda: parse(taken))
+
+
+def decode_json(
+    body: Buffer | bytes, wire_type: type[T], *, strict: bool = False, cuts: Mapping[str, memoryview] = NO_CUTS
+) -> T:
+    """Decode a body; ``strict`` refuses fields that nobody knows. Raises ``InvalidRequestError``.
+
+    ``cuts`` are the payloads that have been cut out of it, by what stands in their place.
+    """
+    try:
+        decoded = msgspec.json.decode(body, type=wire_type, dec_hook=payload_decoder(cuts))
+        if strict:
+            _refuse_unknown(body, wire_type)
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(f"{error}", param=_param(str(error))) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"The body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise InvalidRequestError("The body is nested too deeply.") from error
+    return decoded
+
+
+def _refuse_unknown(body: Buffer | bytes, wire_type: type) -> None:
+    known = {field.name for field in wire_type.__attrs_attrs__}  # type: ignore[attr-defined]
+    for name in msgspec.json.decode(body, type=dict[str, msgspec.Raw]):
+        if name not in known:
+            raise InvalidRequestError(f"Unknown field {name!r}.", param=name)
+
+
+def _param(message: str) -> str | None:
+    """Return the field that a message of msgspec blames: ``… - at `$.input[0]``` is ``input``."""
+    found = re.search(r"at `\$\.(\w+)", message) or re.search(r"field `(\w+)`", message)
+    return found[1] if found else None

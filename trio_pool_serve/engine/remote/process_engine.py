@@ -1,0 +1,168 @@
+"""The engine that computes in other processes."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing
+from pathlib import Path
+
+import trio
+from attrs import define, field
+
+from trio_pool_serve.engine.admission import Admission
+from trio_pool_serve.engine.engine import Engine, EngineState, EngineStatistics
+from trio_pool_serve.engine.queue import BULK_TOKENS, PATIENCE, QueueEntry
+from trio_pool_serve.engine.remote.link import Link
+from trio_pool_serve.engine.remote.wire import Hello
+from trio_pool_serve.errors import EngineDeadError, EngineLoadingError
+from trio_pool_serve.telemetry.metrics import EngineMetrics
+from trio_pool_serve.types import HoldQuery, MaxSim, PoolingRequest, QueryScope
+
+LONG_TOKENS_AHEAD = 2048
+"""Tokens that a long row may find before it where its like are kept; with more, it goes to the next process."""
+
+SHORT_ROWS_LAST = 8192
+"""Most tokens of long rows that are kept together for the short ones that have come."""
+
+
+@define(eq=False)
+class ProcessEngine(Engine):
+    """Sends each row to the engine process that has least before it, but keeps long rows together.
+
+    A forward pass cannot be interrupted: if all processes computed a long row, a short one would wait for one of them.
+    So long rows fill one process after the other, from the last, and short ones find the first free. Only while short
+    rows are an eighth of all tokens and more: beside fewer, processes kept free for them would be idle.
+
+    ``sockets`` are where the replicas of one model listen, or will. Whoever keeps the processes alive is not known
+    here: one that dies fails the rows it had, and while none is left the engine is loading again. ``max_tokens`` are
+    admitted by this process alone.
+    """
+
+    sockets: Sequence[Path]
+    max_tokens: int
+    metrics: EngineMetrics
+    _links: list[Link] = field(init=False)
+    _admission: Admission = field(init=False)
+    _dead: bool = field(default=False, init=False)
+    _kept_together: int = field(default=0, init=False)
+    """Tokens of long rows that are to be kept together yet."""
+
+    def __attrs_post_init__(self) -> None:
+        self._links = [Link(path) for path in self.sockets]
+        self._admission = Admission(self.max_tokens, self._tokens_per_s)
+        # All else is counted where it happens.
+        self.metrics.add_gauges(lambda: {"engine": {"admitted_tokens": self._admission.admitted_tokens}})
+
+    def submit_nowait(self, entry: QueueEntry) -> None:  # noqa: D102
+        self._link_for(entry.request).send_nowait(entry)
+
+    def withdraw(self, entry: QueueEntry) -> None:  # noqa: D102
+        for link in self._links:
+            link.withdraw(entry)
+
+    def _link_for(self, request: PoolingRequest) -> Link:
+        self._require_ready()
+        for param in request.params:
+            if isinstance(param, HoldQuery | MaxSim):
+                return self._holder_of(param.query.scope)
+        if request.tokens > BULK_TOKENS:
+            return self._among_long(request.tokens)
+        self._kept_together = min(SHORT_ROWS_LAST, self._kept_together + PATIENCE * request.tokens)
+        return self._least_busy()
+
+    def _among_long(self, tokens: int) -> Link:
+        together, self._kept_together = self._kept_together, max(0, self._kept_together - tokens)
+        if together >= tokens:
+            for link in reversed(self._ready_links):
+                if link.waiting_tokens <= LONG_TOKENS_AHEAD:
+                    return link
+        return self._least_busy()
+
+    def _holder_of(self, scope: QueryScope) -> Link:
+        for link in self._links:
+            if scope in link.scopes:
+                return link
+        raise EngineDeadError("The engine process that held the query has died.")
+
+    def _least_busy(self) -> Link:
+        return min(self._ready_links, key=lambda link: link.waiting_tokens)
+
+    def _tokens_per_s(self) -> float:
+        return sum(link.tokens_per_s for link in self._links)
+
+    @property
+    def _ready_links(self) -> list[Link]:
+        return [link for link in self._links if link.hello is not None]
+
+    def admit(self, tokens: int) -> AbstractContextManager[None]:  # noqa: D102
+        self._require_ready()
+        return self._admission.admit(tokens)
+
+    def open_scope(self) -> AbstractContextManager[QueryScope]:  # noqa: D102
+        self._require_ready()
+        return closing(self._least_busy().open_scope())
+
+    @property
+    def dimensions(self) -> int:  # noqa: D102
+        return self._hello.dimensions
+
+    @property
+    def embeds_width(self) -> int:  # noqa: D102
+        return self._hello.embeds_width
+
+    @property
+    def _hello(self) -> Hello:
+        self._require_ready()
+        hello = self._least_busy().hello
+        assert hello is not None  # noqa: S101  (those that are ready have greeted)
+        return hello
+
+    async def wait_ready(self) -> None:  # noqa: D102
+        async with trio.open_nursery() as nursery:
+
+            async def wait(link: Link) -> None:
+                await link.wait_greeted()
+                nursery.cancel_scope.cancel(reason="one is enough")
+
+            for link in self._links:
+                nursery.start_soon(wait, link)
+        if self._dead:
+            raise EngineDeadError("The engine has stopped.")
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:  # noqa: D102
+        task_status.started()
+        try:
+            async with trio.open_nursery() as nursery:
+                for link in self._links:
+                    nursery.start_soon(link.run)
+        finally:
+            self._dead = True
+
+    @property
+    def state(self) -> EngineState:
+        """Ready as long as one process is."""
+        if self._dead:
+            return "dead"
+        return "ready" if self._ready_links else "loading"
+
+    def statistics(self) -> EngineStatistics:  # noqa: D102
+        return EngineStatistics(
+            state=self.state,
+            queued_rows=sum(link.waiting_rows for link in self._links),
+            queued_tokens=sum(link.own_tokens for link in self._links),
+            in_flight_batches=0,
+            oldest_in_flight_s=0.0,
+            admitted_tokens=self._admission.admitted_tokens,
+            tokens_per_s=self._tokens_per_s(),
+            batches=0,
+            failed_batches=0,
+            held_bytes=0,
+        )
+
+    def _require_ready(self) -> None:
+        state = self.state
+        if state == "loading":
+            raise EngineLoadingError("No engine process is ready; one is being started.")
+        if state == "dead":
+            raise EngineDeadError("The engine has stopped.")
+
+    def __repr__(self) -> str:
+        return f"<ProcessEngine {self.state}, {self._links!r}>"

@@ -1,0 +1,145 @@
+"""Engine processes, kept alive."""
+
+import itertools
+import logging
+import os
+from pathlib import Path
+from typing import NoReturn, TypeAlias
+
+import msgspec
+import trio
+from attrs import define
+
+from trio_pool_serve.config import Config, ModelConfig, ModelSource, encode_config
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.processes.child_process import keep_alive, listening_at, open_child
+
+logger = logging.getLogger(__name__)
+
+MODULE = "trio_pool_serve.server.engine_process"
+
+MOST_REPLICAS = 4
+"""By default on a processor: each takes the model's memory once more."""
+
+
+class Place(msgspec.Struct, array_like=True):
+    """Which of its model's ``replicas`` an engine process is, and which of all engine ``processes``, from 0."""
+
+    replica: int
+    replicas: int
+    process: int
+    processes: int
+
+
+class EngineJob(msgspec.Struct, tag=True, array_like=True):
+    """What an engine process is to do: load a model with ``loader`` (``module:function``), listen on ``fd``.
+
+    The model's replicas count small requests in the file ``small_requests``, and all engine processes share the
+    machine's cores by the file ``cores`` if there is one. ``folder`` is where the processes of the server find each
+    other.
+    """
+
+    config: bytes
+    model: str
+    loader: str
+    folder: str
+    fd: int
+    place: Place
+    small_requests: str
+    cores: str
+
+
+class Loaded(msgspec.Struct, tag=True, array_like=True):
+    """The model is loaded; what it says of itself."""
+
+    description: str
+
+
+class LoadFailed(msgspec.Struct, tag=True, array_like=True):
+    """The model cannot be loaded: a message for people."""
+
+    message: str
+
+
+EngineStatus: TypeAlias = Loaded | LoadFailed
+
+
+def has_gpu(loading: ModelConfig) -> bool:
+    """Tell whether the model will be on a GPU, as far as can be known without torch."""
+    return loading.device.startswith("cuda") or (loading.device == "auto" and Path("/dev/nvidiactl").exists())
+
+
+def replicas_of(config: Config) -> int:
+    """Return how many engine processes each model has."""
+    if config.processes.replicas is not None:
+        return config.processes.replicas
+    return 1 if has_gpu(config.loading) else min(MOST_REPLICAS, len(os.sched_getaffinity(0)))
+
+
+def socket_paths(config: Config, folder: Path, model: int) -> list[Path]:
+    """Return where the replicas of the ``model``-th model listen, or will."""
+    return [folder / f"{model}-{replica}.engine" for replica in range(replicas_of(config))]
+
+
+@define(eq=False)
+class EngineProcesses:
+    """The engine processes of all models of a server.
+
+    Their sockets are bound here, in a folder that nobody else can enter, and outlive them: those who connect while a
+    process is being started wait for it.
+    """
+
+    config: Config
+    loader: str
+    folder: Path
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Start the processes, and again those that die, for ever; ``started`` once they can be connected to.
+
+        Raises ``ModelLoadError`` if one cannot load its model at first. Cancellation: they are told to leave, and
+        killed if they do not.
+        """
+        async with trio.open_nursery() as nursery:
+            paths = [socket_paths(self.config, self.folder, number) for number in range(len(self.config.sources))]
+            processes, process = sum(map(len, paths)), itertools.count()
+            for source, of_model in zip(self.config.sources, paths, strict=True):
+                for replica, path in enumerate(of_model):
+                    place = Place(replica, len(of_model), next(process), processes)
+                    await nursery.start(self._keep, source, path, place)
+            task_status.started()
+
+    async def _keep(
+        self, source: ModelSource, path: Path, place: Place, *, task_status: trio.TaskStatus[None]
+    ) -> NoReturn:
+        name = f"{source.name}, replica {place.replica}" if place.replicas > 1 else source.name
+        with listening_at(path) as listening:
+            task_status.started()
+            job = EngineJob(
+                encode_config(self.config),
+                source.name,
+                self.loader,
+                str(self.folder),
+                listening.fileno(),
+                place,
+                str(path.with_name(path.stem.rpartition("-")[0] + ".small_requests")),
+                "" if place.processes == 1 or has_gpu(self.config.loading) else str(self.folder / "cores"),
+            )
+            has_loaded = False
+
+            async def live() -> str:
+                nonlocal has_loaded
+                async with open_child(MODULE, job, EngineStatus, fds=[listening.fileno()]) as child:
+                    status = await child.status()
+                    if isinstance(status, Loaded):
+                        logger.info("engine process %d is ready: %s: %s", child.process.pid, name, status.description)
+                        has_loaded = True
+                    end = await child.wait()
+                failure = (
+                    status.message if isinstance(status, LoadFailed) else f"The engine process of {name} has {end}."
+                )
+                if not has_loaded:
+                    raise ModelLoadError(failure)
+                logger.error("%s", failure)
+                return end
+
+            await keep_alive(f"the engine of {name}", live)

@@ -1,1 +1,0 @@
-"""What the files of a model declare, read without loading it."""

@@ -1,0 +1,1 @@
+"""Kinds of model: one folder each, one line each in the registry."""

@@ -1,0 +1,45 @@
+"""BGE-M3: one transformer with three heads, any of which a request may ask for."""
+
+import torch
+from torch import nn
+
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.bge_m3.spec import MULTI_VECTOR_LAYER, SPARSE_LAYER, BgeM3
+from trio_pool_serve.models.folder import ModelFolder
+from trio_pool_serve.models.loading.checkpoint import load_checkpoint
+from trio_pool_serve.models.sparse.heads import LexicalHead
+from trio_pool_serve.runner.backbone import Backbone
+from trio_pool_serve.runner.heads.embedding import EmbeddingHead, TokenEmbeddingHead
+from trio_pool_serve.runner.heads.pooling import Pooler
+from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
+from trio_pool_serve.types import Embed, SparseEmbed, TokenEmbed
+
+
+def load_bge_m3(folder: ModelFolder, params: LoadingParams) -> LoadedModel:
+    """Load a ``BgeM3`` model."""
+    architecture = folder.architecture
+    assert isinstance(architecture, BgeM3)  # noqa: S101
+    backbone = Backbone(load_checkpoint(folder, params))
+    pooler = Pooler(architecture.modules).to(params.device).eval()
+    without_weight = torch.tensor(architecture.token_ids_without_weight, device=params.device)
+    return LoadedModel(
+        backbone=backbone,
+        heads={
+            Embed: EmbeddingHead(pooler),
+            SparseEmbed: LexicalHead(_linear(folder, params, SPARSE_LAYER), without_weight),
+            TokenEmbed: TokenEmbeddingHead(_linear(folder, params, MULTI_VECTOR_LAYER), normalizes=True),
+        },
+        about=f"{'+'.join(pooler.pooling)} pooling, lexical weights, token vectors",
+    )
+
+
+def _linear(folder: ModelFolder, params: LoadingParams, name: str) -> nn.Linear:
+    """Return a layer that is saved as a state dict of its own, in float32."""
+    try:
+        state = torch.load(folder.path / name, map_location="cpu", weights_only=True)
+        out_features, in_features = state["weight"].shape
+        linear = nn.Linear(in_features, out_features, bias="bias" in state)
+        linear.load_state_dict(state)
+    except Exception as error:
+        raise ModelLoadError(f"{name} cannot be loaded: {error}") from error
+    return linear.float().to(params.device).eval()

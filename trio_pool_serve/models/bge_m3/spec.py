@@ -1,0 +1,55 @@
+"""BGE-M3: one forward pass gives a dense vector, a sparse one and one for each token.
+
+Chen et al., https://arxiv.org/abs/2402.03216. Beside the dense model's folder lie two linear layers.
+"""
+
+from attrs import frozen
+
+from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.embedding.spec import Embedding, read_embedding
+from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles, read_json
+
+SPARSE_LAYER = "sparse_linear.pt"
+MULTI_VECTOR_LAYER = "colbert_linear.pt"
+
+WITHOUT_WEIGHT = {"cls_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+"""Special tokens that a sparse vector leaves out, and XLM-RoBERTa's names for them."""
+
+
+@frozen(kw_only=True)
+class BgeM3(Embedding):
+    """Three kinds of vectors."""
+
+    token_ids_without_weight: tuple[int, ...]
+
+    tasks = frozenset({"embed", "sparse_embed", "token_embed", "score"})
+
+
+def read_bge_m3(files: FolderFiles, config: ModelConfig) -> BgeM3 | None:
+    """Take folders with the two layers."""
+    if not all((files.path / name).is_file() for name in (SPARSE_LAYER, MULTI_VECTOR_LAYER)):
+        return None
+    dense = read_embedding(files, config)
+    by_cls = (
+        ModuleFiles(name="Pooling", path=files.path, config={"pooling_mode": "cls"}),
+        ModuleFiles(name="Normalize", path=files.path, config={}),
+    )
+    return BgeM3(
+        modules=dense.modules if files.modules else by_cls,
+        vector_similarity=dense.vector_similarity,
+        token_ids_without_weight=_token_ids_without_weight(files),
+    )
+
+
+def _token_ids_without_weight(files: FolderFiles) -> tuple[int, ...]:
+    document = read_json(files.transformer_path / "tokenizer.json")
+    ids = {token["content"]: int(token["id"]) for token in document.get("added_tokens") or ()}
+    names = []
+    for key, usual in WITHOUT_WEIGHT.items():
+        named = files.tokenizer_config.get(key) or usual
+        names.append(named["content"] if isinstance(named, dict) else named)
+    missing = [name for name in names if name not in ids]
+    if missing:
+        raise ModelLoadError(f"tokenizer.json does not have the special tokens {', '.join(missing)}.")
+    return tuple(ids[name] for name in names)

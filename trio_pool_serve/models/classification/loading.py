@@ -1,0 +1,78 @@
+"""Classifiers: transformers' own, for whole inputs and for tokens."""
+
+from typing import Any
+
+from torch import nn
+
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.classification.spec import Classifier
+from trio_pool_serve.models.folder import ModelFolder
+from trio_pool_serve.models.loading.checkpoint import load_checkpoint
+from trio_pool_serve.runner.backbone import Backbone
+from trio_pool_serve.runner.heads.classification import (
+    ActivationFunctions,
+    ClassificationHead,
+    LastTokenLogits,
+    TokenClassificationHead,
+    activation_functions,
+    output_of,
+)
+from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
+from trio_pool_serve.types import Classify, TokenClassify
+
+READ_THE_PADDING = frozenset({"xlnet", "ctrl"})
+"""Model types whose classifiers read the row's end, padding or not."""
+
+
+def load_sequence_classifier(folder: ModelFolder, params: LoadingParams) -> LoadedModel:
+    """Load a ``SequenceClassifier``.
+
+    A decoder's head reads one token. transformers looks for it by the padding token's id, which an input may
+    hold too; here it is the last that is attended to.
+    """
+    if folder.model_type in READ_THE_PADDING:
+        raise ModelLoadError(f"{folder.model_type}'s classifier needs padding on the left, which is not supported.")
+    model, functions = _load(folder, params, "AutoModelForSequenceClassification")
+    score = getattr(model, "score", None)
+    if isinstance(score, nn.Linear):
+        return LoadedModel(
+            backbone=Backbone(model.base_model),
+            heads={Classify: ClassificationHead(LastTokenLogits(score.float()), functions)},
+            about=_about(folder, "by the last token"),
+        )
+    return LoadedModel(
+        backbone=Backbone(model, "logits"),
+        heads={Classify: ClassificationHead(output_of, functions)},
+        about=_about(folder, "for each input"),
+    )
+
+
+def load_token_classifier(folder: ModelFolder, params: LoadingParams) -> LoadedModel:
+    """Load a ``TokenClassifier``."""
+    model, functions = _load(folder, params, "AutoModelForTokenClassification")
+    return LoadedModel(
+        backbone=Backbone(model, "logits"),
+        heads={TokenClassify: TokenClassificationHead(output_of, functions)},
+        about=_about(folder, "for each token"),
+    )
+
+
+def _load(folder: ModelFolder, params: LoadingParams, auto_class: str) -> tuple[Any, ActivationFunctions]:
+    architecture = folder.architecture
+    assert isinstance(architecture, Classifier)  # noqa: S101
+    functions = activation_functions(
+        labels=len(architecture.labels),
+        problem_type=architecture.problem_type,
+        score_activation=architecture.score_activation,
+    )
+    model: Any = load_checkpoint(folder, params, auto_class=auto_class, may_lack=())
+    if model.config.num_labels != len(architecture.labels):
+        raise ModelLoadError(
+            f"config.json names {len(architecture.labels)} labels, but the model has {model.config.num_labels}."
+        )
+    return model, functions
+
+
+def _about(folder: ModelFolder, where: str) -> str:
+    labels = folder.architecture.labels
+    return f"{len(labels)} label{'s' if len(labels) > 1 else ''} {where}"

@@ -1,0 +1,49 @@
+"""A tower for texts and a tower for images, one batch for both."""
+
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from trio_pool_serve.runner.backbone import Backbone
+from trio_pool_serve.runner.forward_pass import ForwardPass
+from trio_pool_serve.runner.image_inputs import image_inputs, images_of
+
+
+@frozen(eq=False)
+class TwoTowers(Backbone):
+    """transformers' CLIP and SigLIP models."""
+
+    def __call__(self, forward: ForwardPass) -> Tensor:
+        """Return one vector per row, [rows, d]: of its text, or of its image if it has one."""
+        texts = [row for row, request in enumerate(forward.requests) if request.prompt.images is None]
+        images = [row for row, request in enumerate(forward.requests) if request.prompt.images is not None]
+        parts = []
+        if texts:
+            parts.append(self._of_texts(forward.select(texts)))
+        if images:
+            parts.append(self._of_images(forward))
+        if len(parts) == 1:
+            return parts[0]
+        places = torch.tensor([*texts, *images]).argsort().to(parts[0].device, non_blocking=True)
+        return torch.cat(parts)[places]
+
+    def _of_texts(self, forward: ForwardPass) -> Tensor:
+        # Images may take more positions than the text tower has.
+        longest = max(request.tokens for request in forward.requests)
+        return self._vectors(
+            "get_text_features",
+            input_ids=forward.input_ids[:, :longest],
+            attention_mask=forward.attention_mask[:, :longest],
+        )
+
+    def _of_images(self, forward: ForwardPass) -> Tensor:
+        model: Any = self.model
+        inputs = image_inputs(images_of(forward.requests), device=forward.input_ids.device, dtype=model.dtype)
+        return self._vectors("get_image_features", **inputs)
+
+    def _vectors(self, method: str, **inputs: Tensor) -> Tensor:
+        vectors = getattr(self.model, method)(**inputs).pooler_output
+        assert isinstance(vectors, Tensor)  # noqa: S101
+        return vectors

@@ -1,0 +1,275 @@
+"""Late-interaction models: a vector for each token, two texts compared by the sum of best matches.
+
+Three layouts: sentence-transformers' MultiVectorEncoder, PyLate's before it, whose folders leave unsaid what
+PyLate does anyway, and the original ColBERT's ``HF_ColBERT``, with the projection among the transformer's
+weights and the settings in ``artifact.metadata``. What each leaves unsaid is filled in here as
+sentence-transformers does.
+"""
+
+import string
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+from attrs import Factory, evolve, frozen
+
+from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles, read_json
+from trio_pool_serve.models.kind import Architecture
+
+ExpansionStrategy: TypeAlias = Literal["fixed", "min"]
+"""fixed: every query has exactly so many tokens. min: at least so many."""
+
+STANFORD = "HF_ColBERT"
+METADATA = "artifact.metadata"
+
+PYLATE_MARKS = (
+    "query_prefix",
+    "document_prefix",
+    "query_length",
+    "document_length",
+    "query_expansion",
+    "do_query_expansion",
+    "attend_to_expansion_tokens",
+    "attend_to_mask_tokens",
+    "skiplist_words",
+)
+"""Keys that PyLate writes to config_sentence_transformers.json."""
+
+USUAL_QUERY_LENGTH = 32
+"""Tokens of an expanded query where the files name no number: ColBERT's own, and PyLate's."""
+
+OVER_TOKENS = {"module_input_name": "token_embeddings"}
+
+
+@frozen(kw_only=True)
+class QueryExpansion:
+    """Queries shorter than ``length`` tokens are filled up with ``token``, each of which finds a match too.
+
+    Khattab and Zaharia, https://arxiv.org/abs/2004.12832, section 3.2. ``attends`` says whether the others
+    attend to them. ``token`` is ``None`` for the tokenizer's mask token, or its end token.
+    """
+
+    length: int
+    strategy: ExpansionStrategy = "fixed"
+    attends: bool = False
+    token: str | None = None
+
+
+@frozen(kw_only=True)
+class ScoringMask:
+    """Which tokens count: none of ``skipped_words``, in a text of the ``skipped_roles``.
+
+    Of a document, if ``only_token_ids`` are given, these alone.
+    """
+
+    skipped_words: tuple[str, ...] = ()
+    skipped_roles: frozenset[str] = frozenset({"document"})
+    only_token_ids: tuple[int, ...] = ()
+
+
+@frozen(kw_only=True)
+class LateInteraction(Architecture):
+    """One vector per token."""
+
+    modules: tuple[ModuleFiles, ...] = ()
+    """Dense and Normalize, each over tokens, in order."""
+    projection_is_in_checkpoint: bool = False
+    """Whether a projection without a bias comes first, ``linear.weight`` of the transformer's own checkpoint."""
+    mask: ScoringMask | None = None
+    """``None`` where the tokens attended to count, and no others."""
+    expansion: QueryExpansion | None = None
+    query_length: int | None = None
+    document_length: int | None = None
+    text_length: int | None = None
+    """Tokens of a text without a role, and of one in a role that has no length of its own."""
+    markers: tuple[str, ...] = ()
+    """Prompts that were tokens in training: each is to be one token again, if the tokenizer knows it."""
+    marker_prompts: Mapping[str, str] = Factory(dict)
+    averages: bool = False
+    """Whether a score is divided by how many vectors the query has."""
+
+    tasks = frozenset({"token_embed", "score"})
+    scoring = "late_interaction"
+
+    @property
+    def own_prompts(self) -> Mapping[str, str]:
+        """The markers of queries and documents."""
+        return self.marker_prompts
+
+    @property
+    def longest_input(self) -> int:
+        """The longer of queries and documents; PyLate's tokenizer limit is one less, for the marker."""
+        return max(self.query_length or 0, self.document_length or 0, self.expansion.length if self.expansion else 0)
+
+
+def read_late_interaction(files: FolderFiles, config: ModelConfig) -> LateInteraction | None:
+    """Take folders of the three layouts."""
+    if any(name.endswith("ForRetrieval") for name in files.architectures):
+        raise ModelLoadError(
+            f"{files.architectures[0]} is a model of pages' images that is not supported: ColPali and ColQwen2 are."
+        )
+    if not _is_late_interaction(files):
+        return None
+    if "AutoModel" in (files.config.get("auto_map") or {}) and not config.trust_remote_code:
+        raise ModelLoadError("The model brings code of its own: it is run only with --trust-remote-code.")
+    if files.module_config.get("transformer_task", "feature-extraction") != "feature-extraction":
+        raise ModelLoadError(f"The transformer's task is {files.module_config['transformer_task']!r}.")
+    if files.module_config.get("processing_kwargs"):
+        raise ModelLoadError("The transformer's config asks for processing_kwargs, which is not supported.")
+    architecture = _of_modules(files) if files.modules else _of_checkpoint(files)
+    _check(files, architecture)
+    return architecture
+
+
+def _is_late_interaction(files: FolderFiles) -> bool:
+    return (
+        files.texts.get("model_type") in ("MultiVectorEncoder", "ColBERT")
+        or any("colbert" in name.lower() for name in files.architectures)
+        or (files.path / METADATA).is_file()
+        or "query_prefix" in files.texts
+        or "document_prefix" in files.texts
+        or any(module.name == "MultiVectorMask" for module in files.modules)
+    )
+
+
+def _of_checkpoint(files: FolderFiles) -> LateInteraction:
+    """Read an ``HF_ColBERT`` folder: its ``artifact.metadata``, which may be missing or leave things out."""
+    if STANFORD not in files.architectures:
+        raise ModelLoadError("A late-interaction model without modules.json has no projection to compute.")
+    metadata = read_json(files.path / METADATA)
+    markers = {
+        "query": (metadata.get("query_token_id") or "[unused0]") + " ",
+        "document": (metadata.get("doc_token_id") or "[unused1]") + " ",
+    }
+    return LateInteraction(
+        projection_is_in_checkpoint=True,
+        modules=(_normalize(files),),
+        mask=ScoringMask(skipped_words=tuple(string.punctuation) if metadata.get("mask_punctuation", True) else ()),
+        expansion=QueryExpansion(
+            length=metadata.get("query_maxlen") or USUAL_QUERY_LENGTH,
+            attends=bool(metadata.get("attend_to_mask_tokens")),
+        ),
+        document_length=metadata.get("doc_maxlen"),
+        text_length=files.tokenizer_config.get("model_max_length"),
+        markers=tuple(markers.values()),
+        marker_prompts=markers | dict(files.prompts),
+    )
+
+
+def _of_modules(files: FolderFiles) -> LateInteraction:
+    """Read a folder with modules.json, filling in what PyLate's leave unsaid."""
+    saved = files.texts.get("model_type")
+    is_whole = saved == "MultiVectorEncoder" or (saved is None and STANFORD in files.architectures)
+    prefixes = {
+        role: files.texts[key] or ""
+        for role, key in (("query", "query_prefix"), ("document", "document_prefix"))
+        if key in files.texts
+    }
+    asked = _pylate_settings(files.texts) | dict(files.module_config)
+    modules, mask = _token_modules(files, is_converted=not is_whole and saved != "ColBERT")
+    if not is_whole:
+        words = files.texts.get("skiplist_words")
+        if words is None and (saved == "ColBERT" or prefixes):
+            words = string.punctuation
+        modules, mask = (*modules, _normalize(files)), ScoringMask(skipped_words=tuple(words or ()))
+    return LateInteraction(
+        modules=modules,
+        mask=mask,
+        expansion=_expansion(asked.get("query_expansion")),
+        query_length=asked.get("query_length"),
+        document_length=asked.get("document_length"),
+        text_length=asked.get("max_seq_length") or files.tokenizer_config.get("model_max_length"),
+        markers=tuple(prefixes.values()),
+        marker_prompts={
+            role: prefix + files.prompts.get(role, "").removeprefix(prefix) for role, prefix in prefixes.items()
+        },
+        averages=files.texts.get("similarity_fn_name") == "meanmaxsim",
+    )
+
+
+def _pylate_settings(texts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the transformer's settings that PyLate keeps in config_sentence_transformers.json instead."""
+    settings = {key: texts[key] for key in ("query_length", "document_length") if texts.get(key) is not None}
+    if "query_expansion" in texts:
+        settings["query_expansion"] = texts["query_expansion"]
+    elif texts.get("do_query_expansion") is False:
+        settings["query_expansion"] = None
+    elif any(key in texts for key in PYLATE_MARKS):
+        settings["query_expansion"] = {
+            "strategy": "fixed",
+            "attend": bool(texts.get("attend_to_expansion_tokens", texts.get("attend_to_mask_tokens"))),
+            "length": settings.pop("query_length", USUAL_QUERY_LENGTH),
+        }
+    return settings
+
+
+def _expansion(asked: Mapping[str, Any] | None) -> QueryExpansion | None:
+    if asked is None:
+        return None
+    length, strategy = asked.get("length"), asked.get("strategy")
+    known = set(asked) <= {"strategy", "attend", "token", "length"}
+    if not known or strategy not in ("fixed", "min") or not isinstance(length, int) or length < 1:
+        raise ModelLoadError(f"The query_expansion {dict(asked)} is not supported.")
+    return QueryExpansion(length=length, strategy=strategy, attends=bool(asked.get("attend")), token=asked.get("token"))
+
+
+def _token_modules(files: FolderFiles, *, is_converted: bool) -> tuple[tuple[ModuleFiles, ...], ScoringMask | None]:
+    """Return the modules over tokens, and the mask.
+
+    ``is_converted``: those over a text's one vector are left out or, if they project, moved to the tokens.
+    """
+    kept: list[ModuleFiles] = []
+    mask = None
+    for module in files.modules[1:]:
+        if module.name == "MultiVectorMask":
+            mask = scoring_mask(module)
+        elif module.name == "Normalize":
+            # Without a config it is one over a text's vector, of which there is none.
+            if module.config.get("module_input_name") == "token_embeddings":
+                kept.append(_over_tokens(module))
+        elif module.name == "Dense":
+            kept.append(
+                _over_tokens(evolve(module, config={**module.config, **OVER_TOKENS}) if is_converted else module)
+            )
+        elif module.name != "Pooling" or not is_converted:
+            raise ModelLoadError(f"A late-interaction model with a {module.name} module is not supported.")
+    if is_converted and not kept:
+        raise ModelLoadError("modules.json has no projection for the tokens' vectors.")
+    return tuple(kept), mask
+
+
+def _over_tokens(module: ModuleFiles) -> ModuleFiles:
+    """Check that a module reads and writes the tokens' vectors, and return it without saying so."""
+    config = dict(module.config)
+    reads = config.pop("module_input_name", "token_embeddings")
+    writes = config.pop("module_output_name", None) or reads
+    if (reads, writes) != ("token_embeddings", "token_embeddings"):
+        raise ModelLoadError(f"{module.name} maps {reads!r} to {writes!r}, which is not supported.")
+    return evolve(module, config=config)
+
+
+def scoring_mask(module: ModuleFiles) -> ScoringMask:
+    """Return what a MultiVectorMask module says."""
+    roles = module.config.get("skiplist_tasks")
+    return ScoringMask(
+        skipped_words=tuple(module.config.get("skiplist_words") or ()),
+        skipped_roles=frozenset({"document"} if roles is None else {roles} if isinstance(roles, str) else roles),
+        only_token_ids=tuple(module.config.get("keep_only_token_ids") or ()),
+    )
+
+
+def _normalize(files: FolderFiles) -> ModuleFiles:
+    return ModuleFiles(name="Normalize", path=files.path, config={})
+
+
+def _check(files: FolderFiles, architecture: LateInteraction) -> None:
+    expansion = architecture.expansion
+    if expansion is None:
+        return
+    if architecture.query_length is not None and architecture.query_length < expansion.length:
+        raise ModelLoadError(
+            f"Queries are cut to {architecture.query_length} tokens, but filled up to {expansion.length}."
+        )
+    if files.tokenizer_config.get("padding_side") == "left":
+        raise ModelLoadError("Queries are to be filled up on the left, which is not supported.")

@@ -1,0 +1,1 @@
+"""Checkpoints to modules on a device; the runner of a model."""

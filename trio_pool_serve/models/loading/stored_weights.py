@@ -1,0 +1,43 @@
+"""Some of a checkpoint's weights, by the names they are stored under."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.folder_files import read_json
+
+
+def read_weights(folder: Path, prefix: str) -> dict[str, Tensor]:
+    """Return the weights whose names begin with ``prefix``, which is taken off. Raises ``ModelLoadError``."""
+    files = _files(folder, prefix)
+    weights: dict[str, Tensor] = {}
+    try:
+        for path in files:
+            weights |= _read_safe(path, prefix) if path.suffix == ".safetensors" else _read_pickled(path, prefix)
+    except Exception as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+    return {name.removeprefix(prefix): weight for name, weight in weights.items()}
+
+
+def _files(folder: Path, prefix: str) -> list[Path]:
+    for stem in ("model.safetensors", "pytorch_model.bin"):
+        shards: Mapping[str, str] = read_json(folder / f"{stem}.index.json").get("weight_map") or {}
+        if shards:
+            return sorted({folder / shard for name, shard in shards.items() if name.startswith(prefix)})
+        if (folder / stem).is_file():
+            return [folder / stem]
+    raise ModelLoadError(f"{folder} holds no weights.")
+
+
+def _read_safe(path: Path, prefix: str) -> dict[str, Tensor]:
+    with safe_open(path, framework="pt") as stored:
+        return {name: stored.get_tensor(name) for name in stored.keys() if name.startswith(prefix)}  # noqa: SIM118
+
+
+def _read_pickled(path: Path, prefix: str) -> dict[str, Tensor]:
+    stored: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    return {name: weight for name, weight in stored.items() if name.startswith(prefix)}

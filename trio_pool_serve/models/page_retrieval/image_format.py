@@ -1,0 +1,46 @@
+"""Images as page retrievers read them: each by itself, with a fixed text around it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from attrs import frozen
+
+from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.models.vision_language.image_format import refuse_placeholders
+from trio_pool_serve.rendering.media.image_processor import FolderProcessor
+from trio_pool_serve.rendering.text.length_limit import too_long
+from trio_pool_serve.rendering.text.text_format import TokensThatCount
+from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
+
+
+@frozen(eq=False)
+class PageFormat:
+    """``page`` is the fixed text's ids, in which ``token_id`` stands for the image.
+
+    ``counting`` is ``None`` where all tokens have a vector that counts.
+    """
+
+    processor: FolderProcessor
+    page: TokenIds
+    token_id: int
+    max_model_len: int
+    counting: TokensThatCount | None = None
+
+    def alone(self, image: ImageFeatures) -> RenderedPrompt:
+        """Return a page with what stands around it. Raises ``ContextLengthError`` if that is too long."""
+        (tokens,) = image.tokens
+        token_ids = np.repeat(self.page, np.where(self.page == self.token_id, tokens, 1))
+        if len(token_ids) > self.max_model_len:
+            raise too_long(f"{len(token_ids)}", self.max_model_len)
+        kept = None if self.counting is None else self.counting.of(token_ids, "document")
+        return RenderedPrompt(token_ids, images=image, kept=None if kept is None or kept.all() else kept)
+
+    def expand(self, token_ids: TokenIds, images: Sequence[ImageFeatures]) -> RenderedPrompt:
+        """Return a text as it is. Raises ``InvalidRequestError`` for images, or places for some, in it."""
+        if images:
+            raise InvalidRequestError(
+                "This model reads a text or the image of a page, each by itself: an input cannot have both.",
+                param="input",
+            )
+        refuse_placeholders(token_ids, self.token_id)
+        return RenderedPrompt(token_ids)

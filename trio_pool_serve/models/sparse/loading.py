@@ -1,0 +1,54 @@
+"""Learned sparse models: a masked language model, and perhaps a table of weights for queries."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.folder import ModelFolder
+from trio_pool_serve.models.loading.checkpoint import load_checkpoint
+from trio_pool_serve.models.sparse.heads import SparseLookupHead, SpladeHead
+from trio_pool_serve.models.sparse.spec import Sparse
+from trio_pool_serve.runner.backbone import Backbone
+from trio_pool_serve.runner.heads.head import Head
+from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
+from trio_pool_serve.types import SparseEmbed, SparseLookup
+
+
+def load_sparse(folder: ModelFolder, params: LoadingParams) -> LoadedModel:
+    """Load a ``Sparse`` model."""
+    architecture = folder.architecture
+    assert isinstance(architecture, Sparse)  # noqa: S101
+    model = load_checkpoint(folder, params, auto_class="AutoModelForMaskedLM", may_lack=())
+    heads: dict[type[Any], Head] = {
+        SparseEmbed: SpladeHead(architecture.pooling, architecture.log_twice, architecture.most_weights)
+    }
+    about = f"SPLADE by {architecture.pooling}"
+    if architecture.table is not None:
+        table = _read_table(architecture.table)
+        if len(table) > folder.vocab_size:
+            raise ModelLoadError(f"The table has {len(table)} weights for a vocabulary of {folder.vocab_size}.")
+        # Clients may send ids up to the end of the vocabulary, which is often rounded up.
+        weights = torch.zeros(folder.vocab_size)
+        weights[: len(table)] = table
+        heads[SparseLookup] = SparseLookupHead(weights.to(params.device), architecture.most_weights)
+        about += f", {' and '.join(sorted(filter(None, architecture.lookup_roles)))} weights looked up"
+    return LoadedModel(
+        backbone=Backbone(model, output="logits"), heads=heads, about=about, output_width=folder.vocab_size
+    )
+
+
+def _read_table(folder: Path) -> Tensor:
+    safe = folder / "model.safetensors"
+    try:
+        if safe.is_file():
+            weight = load_file(safe)["weight"]
+        else:
+            weight = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)["weight"]
+    except Exception as error:
+        raise ModelLoadError(f"The weights of {folder} cannot be loaded: {error!r}") from error
+    assert isinstance(weight, Tensor)  # noqa: S101
+    return weight

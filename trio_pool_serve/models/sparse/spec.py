@@ -1,0 +1,136 @@
+"""Learned sparse models: weights over the vocabulary.
+
+SPLADE reads queries and documents with a masked language model. Inference-free SPLADE reads documents so, and
+looks the weights of a query's tokens up in a table: a Router with two routes.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias, cast, get_args
+
+from attrs import frozen
+
+from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.folder_files import TRANSFORMERS, FolderFiles, ModuleFiles, read_json
+from trio_pool_serve.models.kind import Architecture
+from trio_pool_serve.prompts import Role
+from trio_pool_serve.types import PoolingParams, SparseEmbed, SparseLookup
+
+SpladePooling: TypeAlias = Literal["max", "sum"]
+
+SPARSE_MODULES = frozenset(
+    {"MLMTransformer", "SpladePooling", "SparseStaticEmbedding", "SparseAutoEncoder", "CSRSparsity"}
+)
+
+ACTIVATIONS = ("relu", "log1p_relu")
+
+
+@frozen(kw_only=True)
+class Sparse(Architecture):
+    """A masked language model, and for some roles a table of weights."""
+
+    pooling: SpladePooling = "max"
+    log_twice: bool = False
+    """Whether the logarithm is taken again, as OpenSearch's third generation does."""
+    most_weights: int | None = None
+    """The greatest so many weights are given, ``None`` for all."""
+    table: Path | None = None
+    """Folder of the table, if there is one."""
+    lookup_roles: frozenset[Role | None] = frozenset()
+    """The roles of texts whose weights are looked up."""
+    lookup_length: int | None = None
+    """Tokens to which such a text is cut."""
+
+    tasks = frozenset({"sparse_embed"})
+
+    def sparse_params(self, role: Role | None) -> PoolingParams:
+        """Return what to ask for the sparse vector of a text in this role."""
+        return SparseLookup() if role in self.lookup_roles else SparseEmbed()
+
+
+def read_sparse(files: FolderFiles, config: ModelConfig) -> Sparse | None:
+    """Take SparseEncoder folders, and bare masked language models if the operator says so."""
+    if files.router is not None:
+        return _of_router(files)
+    names = {module.name for module in files.modules}
+    if files.texts.get("model_type") == "SparseEncoder" or names & SPARSE_MODULES:
+        return _splade(files, files.modules)
+    is_masked_lm = any(name.endswith("ForMaskedLM") for name in files.architectures)
+    if config.task == "sparse_embed" and not files.modules and is_masked_lm:
+        return Sparse()
+    return None
+
+
+def _of_router(files: FolderFiles) -> Sparse:
+    assert files.router is not None  # noqa: S101
+    if len(files.modules) > 1 or not set(files.router.routes) <= {"query", "document"}:
+        raise ModelLoadError("The Router does more than to tell queries from documents, which is not supported.")
+    tables = {
+        route: modules[0].path
+        for route, modules in files.router.routes.items()
+        if [module.name for module in modules] == ["SparseStaticEmbedding"]
+    }
+    splades = [modules for route, modules in files.router.routes.items() if route not in tables]
+    if len(tables) != 1 or len(splades) != 1:
+        raise ModelLoadError("A Router is supported where one route is a SparseStaticEmbedding and one a SPLADE.")
+    [(route, table)] = tables.items()
+    roles: set[Role | None] = {cast("Role", route)}
+    if files.router.default_route == route:
+        roles.add(None)
+    _require_same_tokenizer(table, files.transformer_path)
+    if read_json(table / "config.json").get("path"):
+        raise ModelLoadError("The SparseStaticEmbedding's weights are in a JSON file, which is not supported.")
+    return _splade(
+        files,
+        splades[0],
+        table=table,
+        lookup_roles=frozenset(roles),
+        lookup_length=read_json(table / "tokenizer_config.json").get("model_max_length"),
+    )
+
+
+def _splade(
+    files: FolderFiles,
+    modules: Sequence[ModuleFiles],
+    *,
+    table: Path | None = None,
+    lookup_roles: frozenset[Role | None] = frozenset(),
+    lookup_length: int | None = None,
+) -> Sparse:
+    names = [module.name for module in modules]
+    if names[:1] not in ([name] for name in TRANSFORMERS) or names[1:] != ["SpladePooling"]:
+        raise ModelLoadError(f"A sparse model of {', '.join(names) or 'no modules'} is not supported: SPLADE is.")
+    usual = "fill-mask" if names[0] == "MLMTransformer" else "feature-extraction"
+    task = files.module_config.get("transformer_task", usual)
+    if task != "fill-mask":
+        raise ModelLoadError(f"The transformer's task is {task!r}: SpladePooling needs the logits of fill-mask.")
+    for name in ("query_length", "document_length", "query_expansion", "processing_kwargs"):
+        if files.module_config.get(name):
+            raise ModelLoadError(f"The transformer's config asks for {name}, which is not supported.")
+    pooling = modules[1].config.get("pooling_strategy", "max")
+    activation = modules[1].config.get("activation_function", "relu")
+    if pooling not in get_args(SpladePooling) or activation not in ACTIVATIONS:
+        raise ModelLoadError(f"SpladePooling by {pooling} of {activation} is not supported.")
+    return Sparse(
+        pooling=pooling,
+        log_twice=activation == "log1p_relu",
+        most_weights=files.texts.get("max_active_dims"),
+        table=table,
+        lookup_roles=lookup_roles,
+        lookup_length=lookup_length,
+    )
+
+
+def _require_same_tokenizer(table: Path, transformer: Path) -> None:
+    """Texts are tokenised once for all roles; a saved tokenizer's truncation and padding are not used."""
+    vocabularies = [
+        {
+            key: value
+            for key, value in read_json(path / "tokenizer.json").items()
+            if key not in ("truncation", "padding")
+        }
+        for path in (table, transformer)
+    ]
+    if vocabularies[0] != vocabularies[1]:
+        raise ModelLoadError("The SparseStaticEmbedding has another tokenizer than the transformer.")

@@ -1,0 +1,69 @@
+"""A language model that reads images among the words."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+from trio_pool_serve.runner.backbone import Backbone
+from trio_pool_serve.runner.forward_pass import ForwardPass, to_device
+from trio_pool_serve.runner.image_inputs import image_inputs, images_of
+
+
+@frozen(eq=False)
+class QwenVision(Backbone):
+    """transformers' Qwen-VL models without their language model head."""
+
+    image_token_id: int = field(kw_only=True)
+
+    def __call__(self, forward: ForwardPass) -> Tensor:
+        """Return the states, [rows, tokens, hidden]; rows without images may be among the others.
+
+        Rows that bring embeddings are computed by themselves where others have images: the model finds the places of
+        images by what is embedded there, and anybody can send just that.
+        """
+        requests = forward.requests
+        if not images_of(requests):
+            return super().__call__(forward)
+        embedded = [row for row, request in enumerate(requests) if request.prompt.embeds is not None]
+        if not embedded:
+            return self._beside_images(forward)
+        others = [row for row, request in enumerate(requests) if request.prompt.embeds is None]
+        parts = [super().__call__(forward.select(embedded)), self._beside_images(forward.select(others))]
+        places = torch.tensor([*embedded, *others]).argsort().to(forward.input_ids.device, non_blocking=True)
+        return torch.cat(parts)[places]
+
+    def _beside_images(self, forward: ForwardPass) -> Tensor:
+        model: Any = self.model
+        states = model(
+            input_ids=forward.input_ids,
+            attention_mask=forward.attention_mask,
+            position_ids=self._positions(forward),
+            **image_inputs(images_of(forward.requests), device=forward.input_ids.device, dtype=model.dtype),
+        ).last_hidden_state
+        assert isinstance(states, Tensor)  # noqa: S101
+        return states
+
+    def _positions(self, forward: ForwardPass) -> Tensor:
+        """Return the positions in time, height and width, [3, rows, tokens].
+
+        The model's own arithmetic, on the host: there it takes ids and grids apart one by one, for each of which the
+        device would have to be waited for. Given beforehand, they also leave no trace in the model.
+        """
+        rows, longest = forward.input_ids.shape
+        ids = np.zeros((rows, longest), dtype=np.int64)
+        attended = np.zeros((rows, longest), dtype=np.int64)
+        for row, request in enumerate(forward.requests):
+            ids[row, : request.tokens] = request.prompt.token_ids
+            attended[row, : request.tokens] = 1
+        grids = np.concatenate([images.arrays["image_grid_thw"] for images in images_of(forward.requests)])
+        model: Any = self.model
+        positions, _ = model.get_rope_index(
+            torch.from_numpy(ids),
+            torch.from_numpy((ids == self.image_token_id).astype(np.int64)),
+            image_grid_thw=torch.from_numpy(grids),
+            attention_mask=torch.from_numpy(attended),
+        )
+        return to_device(positions.numpy(), forward.input_ids.device)

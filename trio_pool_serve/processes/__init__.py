@@ -1,0 +1,1 @@
+"""Child processes, worker processes, and the framed messages between them."""

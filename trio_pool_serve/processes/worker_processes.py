@@ -1,0 +1,235 @@
+"""Blocking callables in processes of their own, which have an interpreter lock of their own and can be killed."""
+
+import logging
+import math
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar, TypeVarTuple
+
+import outcome
+import trio
+import trio_parallel
+from attrs import define, field, frozen
+
+from trio_pool_serve.errors import UnavailableError, WorkerDiedError, WorkerTooSlowError, innermost
+from trio_pool_serve.threads.priority import started_at
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+CLOSING_S = 2.0
+"""Idle workers leave as soon as their pipes close; whichever has not by then is killed."""
+
+
+@frozen
+class WorkerStatistics:
+    """What a pool of processes is doing."""
+
+    capacity: int
+    borrowed: int
+    waiting: int
+    killed: int
+    """Since the beginning, for being too slow."""
+
+
+def _ignore(wait_s: float, run_s: float) -> None:
+    """Do not observe calls."""
+
+
+def prepare_worker(*needed: object) -> None:
+    """Make a process ready for work that needs these objects: that they got here, by pickle, has loaded them.
+
+    From then on it leaves when its pipe closes, and not before: a signal for all processes of a group, as service
+    managers send it, must not end the work that a drain waits for.
+    """
+    del needed
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _allow_children() -> None:
+    """Let this process have children though it is a daemonic one itself, as hypercorn makes its workers.
+
+    That is forbidden because a daemonic process may be ended without a chance to end its children. These leave by
+    themselves when their pipes close, which they do however a process ends. There is no public way to say so.
+    """
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+@define(eq=False)
+class _Work:
+    """One call: the name its place is borrowed in, who observes it, and what became of it."""
+
+    observe: Callable[[float, float], None]
+    asked: float = field(factory=time.perf_counter, init=False)
+    result: outcome.Outcome[Any] = field(
+        factory=lambda: outcome.Error(UnavailableError("The server is shutting down.")), init=False
+    )
+    done: trio.Event = field(factory=trio.Event, init=False)
+
+
+@define(eq=False)
+class WorkerProcesses:
+    """At most ``workers`` processes, started when there is work for them, kept while ``run`` runs.
+
+    ``prepare()`` is called first in each, at ``niceness``, and its time is nobody's. Callables, arguments, results and
+    exceptions travel by pickle, which is made and read on the loop: send bytes and other large flat things, no large
+    trees. ``observe(wait_s, run_s)`` is called on the loop after each call that came to its end: seconds waited for a
+    process, and seconds it worked, the ways there and back included. ``in_processes=False`` runs everything on the loop
+    instead, without time limits: the benchmarks use it to show what the processes are for.
+    """
+
+    workers: int
+    prepare: Callable[[], object] = prepare_worker
+    observe: Callable[[float, float], None] = _ignore
+    in_processes: bool = True
+    niceness: int | None = None
+    _limiter: trio.CapacityLimiter = field(init=False)
+    _context: trio_parallel.WorkerContext | None = field(init=False, default=None)
+    _nursery: trio.Nursery | None = field(init=False, default=None)
+    _killed: int = field(init=False, default=0)
+    _running: int = field(init=False, default=0)
+    """Calls of the context's ``run_sync``, some of which may still be on their way to a process."""
+    _is_kept_full: bool = field(init=False, default=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._limiter = trio.CapacityLimiter(self.workers)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Have processes until cancelled.
+
+        Cancellation: processes that work are killed, and whoever waits for them is told that the server shuts down.
+        """
+        _allow_children()
+        try:
+            async with (
+                trio_parallel.open_worker_context(
+                    idle_timeout=math.inf,
+                    init=partial(started_at, self.niceness, self.prepare),
+                    grace_period=CLOSING_S,
+                ) as self._context,
+                trio.open_nursery() as self._nursery,
+            ):
+                task_status.started()
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    self._nursery = None  # it takes nobody any more: whoever gets a place now is turned away
+        except trio_parallel.BrokenWorkerError as error:
+            logger.warning("a worker process did not leave by itself: %s", error)
+        finally:
+            self._context = self._nursery = None
+
+    async def start(self) -> None:
+        """Start all processes, so that no call has to; from then on, one that is gone is replaced at once.
+
+        Raises as ``call``. Cancellation: at once; the processes start nevertheless.
+        """
+        if not self.in_processes:
+            return await trio.lowlevel.checkpoint()
+        self._is_kept_full = True
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(self.workers):
+                    nursery.start_soon(self._call, _Work(_ignore), bool, (), math.inf)
+        except* Exception as group:
+            failure = innermost(group)
+        else:
+            return None
+        raise failure
+
+    async def call(self, function: Callable[[*Args], T], *args: *Args, timeout_s: float = math.inf) -> T:
+        """Return what ``function(*args)`` returns in a process, or raise what it raises.
+
+        Raises ``WorkerTooSlowError`` once it has run for ``timeout_s`` seconds, when its process is killed;
+        ``WorkerDiedError`` if that dies by itself; ``UnavailableError`` unless ``run`` runs.
+
+        Cancellation: at once; a process that already works keeps its place until it is done or killed for its time
+        limit, as a thread would that cannot be stopped.
+        """
+        if not self.in_processes:
+            await trio.lowlevel.checkpoint()
+            return self._on_loop(function, args)
+        result: T = await self._call(_Work(self.observe), function, args, timeout_s)
+        return result
+
+    def statistics(self) -> WorkerStatistics:
+        """Return what the processes are doing now."""
+        stats = self._limiter.statistics()
+        return WorkerStatistics(self.workers, stats.borrowed_tokens, stats.tasks_waiting, self._killed)
+
+    def _on_loop(self, function: Callable[..., T], args: tuple[Any, ...]) -> T:
+        began = time.perf_counter()
+        try:
+            return function(*args)
+        finally:
+            self.observe(0.0, time.perf_counter() - began)
+
+    async def _call(self, work: _Work, function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> Any:
+        if self._nursery is None:
+            raise UnavailableError("The worker processes are not running.")
+        await self._limiter.acquire_on_behalf_of(work)
+        if self._nursery is None:
+            self._limiter.release_on_behalf_of(work)
+            raise UnavailableError("The server is shutting down.")
+        self._nursery.start_soon(self._work, work, function, args, timeout_s)
+        await work.done.wait()
+        return work.result.unwrap()
+
+    async def _work(self, work: _Work, function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> None:
+        is_gone = False
+        try:
+            while self._idle_processes() <= 0:
+                await self._run(bool)
+            began = time.perf_counter()
+            try:
+                with trio.move_on_after(timeout_s) as limit:
+                    work.result = outcome.Value(await self._run(function, *args))
+            finally:
+                work.observe(began - work.asked, time.perf_counter() - began)
+            if limit.cancelled_caught:
+                is_gone = True
+                self._killed += 1
+                work.result = outcome.Error(WorkerTooSlowError(f"The work took longer than {timeout_s:g} s."))
+        except trio_parallel.BrokenWorkerError as error:
+            is_gone = True
+            died = WorkerDiedError("The process that did the work has died.", exit_code=error.args[-1].exitcode)
+            work.result = outcome.Error(died)
+        except Exception as error:
+            work.result = outcome.Error(error)
+        finally:
+            work.done.set()
+            try:
+                if is_gone and self._is_kept_full:
+                    await self._replace()
+            finally:
+                self._limiter.release_on_behalf_of(work)
+
+    async def _replace(self) -> None:
+        try:
+            await self._run(bool)
+        except trio_parallel.BrokenWorkerError as error:
+            logger.warning("a worker process could not be replaced: %s", error)
+
+    def _idle_processes(self) -> int:
+        """How many processes nobody works in or is on the way to."""
+        assert self._context is not None  # noqa: S101  (it outlives the nursery)
+        stats = self._context.statistics()
+        return int(stats.idle_workers - (self._running - stats.running_workers))
+
+    async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
+        assert self._context is not None  # noqa: S101  (it outlives the nursery)
+        self._running += 1
+        try:
+            # The place is borrowed already: the limiter limits nothing.
+            return await self._context.run_sync(function, *args, kill_on_cancel=True, limiter=trio.CapacityLimiter(1))
+        finally:
+            self._running -= 1
+
+    def __repr__(self) -> str:
+        stats = self.statistics()
+        return f"<WorkerProcesses {stats.borrowed}/{stats.capacity}+{stats.waiting}, {stats.killed} killed>"

@@ -1,0 +1,1 @@
+"""Conversations and pairs through chat templates."""

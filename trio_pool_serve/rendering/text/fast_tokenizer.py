@@ -1,0 +1,127 @@
+"""Tokenizers of the ``tokenizers`` library, which most models have."""
+
+import copy
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tokenizers
+from attrs import Factory, define, field
+
+from trio_pool_serve.prompts import TruncationSide
+from trio_pool_serve.rendering.text.token import Token
+from trio_pool_serve.rendering.text.tokenizer import ChatTexts, Encoded, RenderChat, segments, shares
+from trio_pool_serve.types import TokenIds
+
+
+@define(eq=False)
+class FastTokenizer:
+    """A tokenizer of the ``tokenizers`` library."""
+
+    _backend: tokenizers.Tokenizer
+    _special_ids: frozenset[int]
+    _named_ids: Mapping[str, int] = Factory(dict)
+    _has_segments: bool = True
+    render_chat: RenderChat | None = None
+    chat: ChatTexts = Factory(ChatTexts)
+    special_tokens: int = field(init=False)
+    pair_special_tokens: int = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        # tokenizer.json may carry truncation and padding settings of whoever saved it.
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.special_tokens = self._backend.num_special_tokens_to_add(is_pair=False)
+        self.pair_special_tokens = self._backend.num_special_tokens_to_add(is_pair=True)
+
+    def encode(self, text: str) -> Encoded:
+        """Tokenise without special tokens.
+
+        As a batch of one: ``encode_batch`` lets go of the interpreter lock, ``encode`` keeps it for as
+        long as the text is. Raises ``UnicodeError`` for half of a surrogate pair, which JSON can carry.
+        """
+        try:
+            return self._backend.encode_batch([text], add_special_tokens=False)[0]
+        except TypeError as error:  # the only thing that can be wrong with a str, as the library puts it
+            raise UnicodeError("the text holds a lone surrogate") from error
+
+    def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
+        """Cut and add special tokens."""
+        encoded = self.truncate(encoded, keep, side)
+        if add_special_tokens:
+            encoded = self._backend.post_process(encoded)
+        return np.array(encoded.ids, dtype=np.int32)
+
+    def finish_windows(
+        self, encoded: Encoded, size: int, *, prefix: Encoded, add_special_tokens: bool
+    ) -> list[TokenIds]:
+        """Cut and add a prefix and special tokens.
+
+        Of ids, because whatever takes encodings apart holds the interpreter lock for as long as all of them.
+        """
+        ids, before, after = encoded.ids, prefix.ids, []
+        if add_special_tokens:
+            framed = self._backend.post_process(self.encode("0"))
+            special = framed.special_tokens_mask
+            first, last = special.index(0), len(special) - special[::-1].index(0)
+            before, after = framed.ids[:first] + before, framed.ids[last:]
+        begins = range(0, max(1, len(ids)), size)
+        return [np.array(before + ids[begin : begin + size] + after, dtype=np.int32) for begin in begins]
+
+    def tokens(self, text: str, *, add_special_tokens: bool) -> list[Token]:
+        """Return a text's tokens."""
+        encoded = self.encode(text)
+        if add_special_tokens:
+            encoded = self._backend.post_process(encoded)
+        rows = zip(encoded.ids, encoded.tokens, encoded.special_tokens_mask, encoded.offsets, strict=True)
+        return [
+            Token(id_, piece, True, None, None, piece)  # noqa: FBT003  (a record of six)
+            if special
+            else Token(id_, text[start:stop], False, start, stop, piece)  # noqa: FBT003
+            for id_, piece, special, (start, stop) in rows
+        ]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of token ids."""
+        return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def truncate(self, encoded: Encoded, keep: int, side: TruncationSide) -> Encoded:
+        """Cut in place."""
+        if len(encoded) > keep:
+            encoded.truncate(keep, direction=side)
+        return encoded
+
+    def longest_first(self, first: int, second: int, keep: int) -> tuple[int, int]:
+        """Give the odd token to the longer text, to the second if both are equally long."""
+        return shares(first, second, keep, odd_to_first=first > second)
+
+    def join(self, first: Encoded, second: Encoded, *, add_special_tokens: bool) -> tuple[TokenIds, TokenIds | None]:
+        """Join two texts as the library's post-processor does."""
+        joined = self._backend.post_process(first, second, add_special_tokens=add_special_tokens)
+        return np.array(joined.ids, dtype=np.int32), segments(joined.type_ids) if self._has_segments else None
+
+    def beginning(self, text: str, encoded: Encoded, tokens: int) -> str:
+        """Cut behind the last character that the last of the tokens came from."""
+        return text[: encoded.offsets[tokens - 1][1]]
+
+    def is_special(self, token_id: int) -> bool:
+        """Tell whether an id is one of the special tokens."""
+        return token_id in self._special_ids
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token."""
+        return self._backend.token_to_id(token)
+
+    def id_named(self, name: str) -> int | None:
+        """Return the id of the special token of a name."""
+        return self._named_ids.get(name)
+
+    def copy(self) -> "FastTokenizer":
+        """Return a deep copy."""
+        return FastTokenizer(
+            copy.deepcopy(self._backend),
+            self._special_ids,
+            self._named_ids,
+            self._has_segments,
+            self.render_chat,
+            self.chat,
+        )

@@ -1,0 +1,78 @@
+"""Two texts that a model reads together.
+
+Most models join them as their tokenizer does, ``[CLS] first [SEP] second [SEP]``; a language model reads them
+in a template.
+"""
+
+from typing import Protocol
+
+from attrs import frozen
+
+from trio_pool_serve.prompts import PairPrompt, RenderingParams, TruncationSide
+from trio_pool_serve.rendering.text.length_limit import room_for_tokens, too_long
+from trio_pool_serve.rendering.text.text_window import WindowedText, encode_window
+from trio_pool_serve.rendering.text.tokenizer import Tokenizer
+from trio_pool_serve.types import RenderedPrompt
+
+
+class PairFormat(Protocol):
+    """How a model reads a pair."""
+
+    def render(
+        self, tokenizer: Tokenizer, prompt: PairPrompt, params: RenderingParams, max_model_len: int
+    ) -> RenderedPrompt:
+        """Return the tokens. Raises ``ContextLengthError``, ``InvalidRequestError`` or ``UnicodeError``."""
+
+
+@frozen
+class JoinedPair:
+    """Both texts, cut to fit the longest first, and the special tokens of a pair."""
+
+    def render(
+        self, tokenizer: Tokenizer, prompt: PairPrompt, params: RenderingParams, max_model_len: int
+    ) -> RenderedPrompt:
+        """Return the tokens, with their segments where the model has any."""
+        special = tokenizer.pair_special_tokens if params.add_special_tokens else 0
+        keep, side = room_for_tokens(params, max_model_len, special), params.truncation_side
+        if params.instruction:
+            first_text = params.instruction + shorten(tokenizer, prompt.first, prompt.max_first_tokens)
+            first = _encode(tokenizer, first_text, None, keep, side)
+        else:
+            first = _encode(tokenizer, prompt.first, prompt.max_first_tokens, keep, side)
+        second = _encode(tokenizer, prompt.second, prompt.max_second_tokens, keep, side)
+        length = first.tokens + second.tokens
+        exact = first.is_whole and second.is_whole
+        if params.truncate_to is None and not (exact and length <= keep):
+            raise too_long(f"{length + special}" if exact else f"more than {length + special}", max_model_len)
+        lengths = first.tokens, second.tokens
+        if not (first.is_whole or second.is_whole):
+            # Which is the longer still matters, by one token: their letters tell.
+            longer = len(prompt.first) > len(prompt.second)
+            lengths = keep + longer, keep + (not longer)
+        for_first, for_second = tokenizer.longest_first(*lengths, keep)
+        token_ids, type_ids = tokenizer.join(
+            tokenizer.truncate(first.encoded, for_first, side),
+            tokenizer.truncate(second.encoded, for_second, side),
+            add_special_tokens=params.add_special_tokens,
+        )
+        return RenderedPrompt(token_ids, type_ids=type_ids)
+
+
+def shorten(tokenizer: Tokenizer, text: str, tokens: int | None) -> str:
+    """Return the beginning of a text that makes that many tokens, ``None`` for all of it."""
+    if tokens is None:
+        return text
+    window = encode_window(tokenizer, text, tokens, "right")
+    if window.tokens <= tokens:
+        return text
+    return tokenizer.beginning(text, window.encoded, tokens)
+
+
+def _encode(tokenizer: Tokenizer, text: str, at_most: int | None, keep: int, side: TruncationSide) -> WindowedText:
+    """Tokenise enough of the first ``at_most`` tokens to know the ``keep`` of them opposite of ``side``."""
+    if at_most is None:
+        return encode_window(tokenizer, text, keep, side)
+    window = encode_window(tokenizer, text, min(at_most, keep + 1) if side == "right" else at_most, "right")
+    if window.tokens <= at_most:
+        return window
+    return WindowedText(tokenizer.truncate(window.encoded, at_most, "right"), is_whole=True)

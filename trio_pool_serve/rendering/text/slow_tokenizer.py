@@ -1,0 +1,113 @@
+"""Tokenizers written in Python, which few models still have."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from attrs import Factory, define, field
+
+from trio_pool_serve.prompts import TruncationSide
+from trio_pool_serve.rendering.text.token import Token
+from trio_pool_serve.rendering.text.tokenizer import ChatTexts, Encoded, RenderChat, segments, shares
+from trio_pool_serve.types import TokenIds
+
+
+@define(eq=False)
+class SlowTokenizer:
+    """A tokenizer written in Python; its calls change its own state, so copies are deep."""
+
+    _tokenizer: Any
+    _lower_case: bool = False
+    _has_segments: bool = True
+    render_chat: RenderChat | None = None
+    chat: ChatTexts = Factory(ChatTexts)
+    special_tokens: int = field(init=False)
+    pair_special_tokens: int = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.special_tokens = self._tokenizer.num_special_tokens_to_add(pair=False)
+        self.pair_special_tokens = self._tokenizer.num_special_tokens_to_add(pair=True)
+
+    def encode(self, text: str) -> Encoded:
+        """Tokenise without special tokens."""
+        if self._lower_case:
+            text = text.lower()
+        ids: Sequence[int] = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        return ids
+
+    def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
+        """Cut and add special tokens."""
+        ids = self.truncate(encoded, keep, side)
+        if add_special_tokens:
+            ids = self._tokenizer.build_inputs_with_special_tokens(ids)
+        return np.array(ids, dtype=np.int32)
+
+    def finish_windows(
+        self, encoded: Encoded, size: int, *, prefix: Encoded, add_special_tokens: bool
+    ) -> list[TokenIds]:
+        """Cut and add a prefix and special tokens."""
+        windows = [[*prefix, *encoded[start : start + size]] for start in range(0, len(encoded), size)]
+        return [self.finish(ids, len(ids), "right", add_special_tokens=add_special_tokens) for ids in windows]
+
+    def tokens(self, text: str, *, add_special_tokens: bool) -> list[Token]:
+        """Return a text's tokens; where they come from is not known."""
+        encoded = self.encode(text)
+        ids = self.finish(encoded, len(encoded), "right", add_special_tokens=add_special_tokens).tolist()
+        pieces = self._tokenizer.convert_ids_to_tokens(ids)
+        return [
+            Token(id_, piece, self.is_special(id_), None, None, piece) for id_, piece in zip(ids, pieces, strict=True)
+        ]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of token ids."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def truncate(self, encoded: Encoded, keep: int, side: TruncationSide) -> Encoded:
+        """Cut."""
+        return encoded[:keep] if side == "right" else encoded[max(0, len(encoded) - keep) :]
+
+    def longest_first(self, first: int, second: int, keep: int) -> tuple[int, int]:
+        """Give the odd token to the first text."""
+        return shares(first, second, keep, odd_to_first=True)
+
+    def join(self, first: Encoded, second: Encoded, *, add_special_tokens: bool) -> tuple[TokenIds, TokenIds | None]:
+        """Join two texts as the tokenizer's own methods do."""
+        if add_special_tokens:
+            ids = self._tokenizer.build_inputs_with_special_tokens(first, second)
+            types = self._tokenizer.create_token_type_ids_from_sequences(first, second)
+        else:
+            ids, types = first + second, [0] * len(first) + [1] * len(second)
+        return np.array(ids, dtype=np.int32), segments(types) if self._has_segments else None
+
+    def beginning(self, text: str, encoded: Encoded, tokens: int) -> str:
+        """Put the tokens together again: these tokenizers do not say where in the text theirs were."""
+        del text
+        beginning: str = self._tokenizer.decode(encoded[:tokens])
+        return beginning
+
+    def is_special(self, token_id: int) -> bool:
+        """Tell whether an id is one of the special tokens."""
+        return token_id in self._tokenizer.all_special_ids
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token."""
+        found: int | None = self._tokenizer.convert_tokens_to_ids(token)
+        is_unknown = found == self._tokenizer.unk_token_id and token != self._tokenizer.unk_token
+        return None if is_unknown else found
+
+    def id_named(self, name: str) -> int | None:
+        """Return the id of the special token of a name."""
+        return named_ids(self._tokenizer).get(name)
+
+    def copy(self) -> "SlowTokenizer":
+        """Return a deep copy."""
+        return SlowTokenizer(
+            copy.deepcopy(self._tokenizer), self._lower_case, self._has_segments, self.render_chat, self.chat
+        )
+
+
+def named_ids(tokenizer: Any) -> dict[str, int]:
+    """Return the ids of a transformers tokenizer's special tokens, by their names, such as ``mask_token``."""
+    return {name: tokenizer.convert_tokens_to_ids(str(token)) for name, token in tokenizer.special_tokens_map.items()}

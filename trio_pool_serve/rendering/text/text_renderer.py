@@ -1,0 +1,220 @@
+"""Texts to token ids: everything that needs a tokenizer. Blocks."""
+
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from attrs import define, evolve, field
+
+from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
+from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt, TokensPrompt
+from trio_pool_serve.rendering.text.length_limit import room_for_tokens, too_long
+from trio_pool_serve.rendering.text.pairs import JoinedPair, PairFormat, shorten
+from trio_pool_serve.rendering.text.text_format import TextFormat
+from trio_pool_serve.rendering.text.text_window import encode_window
+from trio_pool_serve.rendering.text.token import Token
+from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer
+from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
+from trio_pool_serve.types import RenderedPrompt, TokenIds
+
+PlainPrompt: TypeAlias = TextPrompt | PairPrompt | TokensPrompt
+"""Prompts that need a tokenizer at most."""
+
+AskedPrompt: TypeAlias = tuple[PlainPrompt, RenderingParams, bool]
+"""A prompt, how to render it, and whether to read it in several windows if it is too long."""
+
+
+@define(eq=False)
+class TextRenderer:
+    """Renders texts for one model, in as many threads at once as there are tokenizers.
+
+    Pickled, it is its ``recipe``, which makes it anew: its bound methods can be called in other processes.
+    """
+
+    tokenizers: TokenizerPool
+    max_model_len: int = field(kw_only=True)
+    vocab_size: int = field(kw_only=True)
+    pools_instruction: bool = field(default=True, kw_only=True)
+    pair_format: PairFormat = field(factory=JoinedPair, kw_only=True)
+    text_format: TextFormat = field(factory=TextFormat, kw_only=True)
+    recipe: Callable[[], "TextRenderer"] | None = field(default=None, kw_only=True)
+    _instruction_tokens: dict[tuple[str, bool], int] = field(init=False, factory=dict)
+
+    def __reduce__(self) -> tuple[Callable[[], "TextRenderer"], tuple[()]]:
+        if self.recipe is None:
+            raise TypeError("A text renderer without a recipe cannot be pickled.")
+        return self.recipe, ()
+
+    def render(self, prompt: TextPrompt | PairPrompt, params: RenderingParams) -> RenderedPrompt:
+        """Return what the model reads. Raises ``ContextLengthError`` or ``InvalidRequestError``."""
+        if isinstance(prompt, PairPrompt):
+            return self._render_pair(prompt, params)
+        return self._render_text(prompt, params)
+
+    def render_rows(self, asked: Sequence[AskedPrompt]) -> list[list[RenderedPrompt]]:
+        """Return what the model reads for each of several prompts, in as many passes as it takes. Raises as ``render``.
+
+        At once, because to come here from the event loop and back takes as long as one short text.
+        """
+        return [self._render_row(prompt, params, in_windows=in_windows) for prompt, params, in_windows in asked]
+
+    def _render_row(self, prompt: PlainPrompt, params: RenderingParams, *, in_windows: bool) -> list[RenderedPrompt]:
+        if isinstance(prompt, TokensPrompt):
+            return [self.render_tokens(prompt, params)]
+        if in_windows and isinstance(prompt, TextPrompt):
+            return self.render_windows(prompt, params)
+        return [self.render(prompt, params)]
+
+    def render_windows(self, prompt: TextPrompt, params: RenderingParams) -> list[RenderedPrompt]:
+        """Return what the model reads in as many passes as the text takes. Raises as ``render``."""
+        try:
+            return [self._render_text(prompt, params)]
+        except ContextLengthError:
+            pass
+        with self.tokenizers.lend() as tokenizer:
+            special = tokenizer.special_tokens if params.add_special_tokens else 0
+            prefix, text = _split_instruction(tokenizer, params.instruction, prompt.text)
+            size = self.max_model_len - special - len(prefix)
+            if size <= 0:
+                raise InvalidRequestError("The prompt leaves no room for any text.", param="prompt")
+            windows = tokenizer.finish_windows(text, size, prefix=prefix, add_special_tokens=params.add_special_tokens)
+            if len(windows) > MAX_WINDOWS:
+                raise ContextLengthError(
+                    f"An input is {len(windows)} windows of {size} tokens long; at most {MAX_WINDOWS} are read.",
+                    param="input",
+                )
+            instruction = self._count_instruction_tokens(tokenizer, params)
+            return [RenderedPrompt(window, instruction) for window in windows]
+
+    def shorten(self, text: str, tokens: int) -> str:
+        """Return the beginning of a text that makes so many tokens. Raises ``InvalidRequestError``."""
+        with self.tokenizers.lend() as tokenizer:
+            try:
+                return shorten(tokenizer, text, tokens)
+            except UnicodeError as error:
+                raise InvalidRequestError("An input is not valid Unicode text.", param="input") from error
+
+    def tokenize(self, text: str, *, add_special_tokens: bool) -> list[Token]:
+        """Return a text's tokens, none cut off. Raises ``InvalidRequestError``."""
+        with self.tokenizers.lend() as tokenizer:
+            try:
+                return tokenizer.tokens(text, add_special_tokens=add_special_tokens)
+            except UnicodeError as error:
+                raise InvalidRequestError("An input is not valid Unicode text.", param="input") from error
+
+    def detokenize(self, token_ids: npt.NDArray[np.int64], *, skip_special_tokens: bool) -> str:
+        """Return the text of token ids, which must be in the vocabulary."""
+        with self.tokenizers.lend() as tokenizer:
+            return tokenizer.decode(token_ids.tolist(), skip_special_tokens=skip_special_tokens)
+
+    def render_tokens(self, prompt: TokensPrompt, params: RenderingParams) -> RenderedPrompt:
+        """Return what the model reads for token ids. Needs no tokenizer and takes no time; raises as ``render``."""
+        params, most = self._within_format(params)
+        ids, keep = prompt.token_ids, params.truncate_to
+        if keep is not None and len(ids) > keep:
+            ids = ids[:keep] if params.truncation_side == "right" else ids[len(ids) - keep :]
+        if len(ids) == 0:
+            raise InvalidRequestError("An input has no tokens.", param="input")
+        if len(ids) > most and keep is not None:
+            ids = ids[:most] if params.truncation_side == "right" else ids[-most:]
+        if len(ids) > most:
+            raise too_long(f"{len(ids)}", most)
+        outside = ids[(ids < 0) | (ids >= self.vocab_size)]
+        if len(outside):
+            raise InvalidRequestError(
+                f"Token id {outside[0]} is outside this model's vocabulary of {self.vocab_size}. Were the ids made by "
+                "another model's tokenizer? With langchain-openai, set check_embedding_ctx_length=False to send texts.",
+                param="input",
+            )
+        return self.text_format.finish(ids.astype(np.int32), params.role)
+
+    def _render_text(self, prompt: TextPrompt, params: RenderingParams) -> RenderedPrompt:
+        params, most = self._within_format(params)
+        with self.tokenizers.lend() as tokenizer:
+            adds_special_tokens = params.add_special_tokens and self.text_format.adds_special_tokens(params.role)
+            special = tokenizer.special_tokens if adds_special_tokens else 0
+            keep = room_for_tokens(params, most, special)
+            try:
+                text = shorten(tokenizer, prompt.text, params.max_text_tokens)
+                window = encode_window(
+                    tokenizer, self.text_format.prefix + params.instruction + text, keep, params.truncation_side
+                )
+            except UnicodeError as error:
+                raise InvalidRequestError("An input is not valid Unicode text.", param="input") from error
+            if params.truncate_to is None and not (window.is_whole and window.tokens <= keep):
+                length = f"{window.tokens + special}" if window.is_whole else f"more than {window.tokens + special}"
+                raise too_long(length, most)
+            token_ids = tokenizer.finish(
+                window.encoded, keep, params.truncation_side, add_special_tokens=adds_special_tokens
+            )
+            instruction_tokens = self._count_instruction_tokens(tokenizer, params)
+            rendered = self.text_format.finish(token_ids, params.role, instruction_tokens=instruction_tokens)
+            if len(rendered.token_ids) == 0:
+                raise InvalidRequestError("An input has no tokens.", param="input")
+            return rendered
+
+    def _within_format(self, params: RenderingParams) -> tuple[RenderingParams, int]:
+        """Return the most tokens that a text in this role has, and how to cut it.
+
+        A length that the model gives one side of its texts is part of how they are read: it cuts.
+        """
+        most = self.text_format.most_tokens(params.role, self.max_model_len)
+        if params.truncate_to is None and most < self.max_model_len:
+            params = evolve(params, truncate_to=most)
+        return params, most
+
+    def _render_pair(self, prompt: PairPrompt, params: RenderingParams) -> RenderedPrompt:
+        with self.tokenizers.lend() as tokenizer:
+            try:
+                rendered = self.pair_format.render(tokenizer, prompt, params, self.max_model_len)
+            except UnicodeError as error:
+                raise InvalidRequestError("An input is not valid Unicode text.", param="input") from error
+        if len(rendered.token_ids) == 0:
+            raise InvalidRequestError("An input has no tokens.", param="input")
+        return rendered
+
+    def _count_instruction_tokens(self, tokenizer: Tokenizer, params: RenderingParams) -> int:
+        """Count as sentence-transformers does: the instruction alone, less a trailing special token."""
+        if self.pools_instruction or not params.instruction:
+            return 0
+        asked = params.instruction, params.add_special_tokens
+        known = self._instruction_tokens.get(asked)
+        if known is None:
+            window = encode_window(tokenizer, params.instruction, self.max_model_len, "right")
+            token_ids = tokenizer.finish(
+                window.encoded, self.max_model_len, "right", add_special_tokens=params.add_special_tokens
+            )
+            known = len(token_ids)
+            if known and tokenizer.is_special(int(token_ids[-1])):
+                known -= 1
+            if len(self._instruction_tokens) < MAX_KNOWN_INSTRUCTIONS:
+                self._instruction_tokens[asked] = known
+        return known
+
+
+def _split_instruction(tokenizer: Tokenizer, instruction: str, text: str) -> tuple[Encoded, Encoded]:
+    """Return the tokens of an instruction and those of the text behind it, as they are when both are read at once.
+
+    A blank at the instruction's end is a token of its own only where nothing follows: many tokenizers make it part
+    of the next word. An instruction whose last letters would become part of that is kept as it is alone.
+    """
+    alone, both = tokenizer.encode(instruction), tokenizer.encode(instruction + text)
+    ids = _token_ids(tokenizer, alone)
+    pairs = zip(ids, _token_ids(tokenizer, both), strict=False)
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    if tokenizer.decode(ids[shared:].tolist(), skip_special_tokens=False).strip():
+        return alone, tokenizer.encode(text)
+    return tokenizer.truncate(alone, shared, "right"), tokenizer.truncate(both, len(both) - shared, "left")
+
+
+def _token_ids(tokenizer: Tokenizer, encoded: Encoded) -> TokenIds:
+    return tokenizer.finish(encoded, len(encoded), "right", add_special_tokens=False)
+
+
+MAX_WINDOWS = 512
+"""Of one text. Each is a row of its own in the queue, and their vectors are brought together on the loop."""
+
+MAX_KNOWN_INSTRUCTIONS = 1024
+"""Clients may send instructions of their own: the memory of their lengths must not grow for ever."""

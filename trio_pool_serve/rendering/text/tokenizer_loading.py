@@ -1,0 +1,82 @@
+"""From a model's folder to its tokenizer."""
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers.normalizers import Lowercase
+from tokenizers.normalizers import Sequence as NormalizerSequence
+
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.folder_files import read_json
+from trio_pool_serve.models.folder import ModelFolder
+from trio_pool_serve.models.late_interaction.spec import LateInteraction
+from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
+from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer, named_ids
+from trio_pool_serve.rendering.text.tokenizer import ChatTexts, RenderChat, Tokenizer
+
+
+def load_tokenizer(folder: ModelFolder, *, trust_remote_code: bool = False) -> Tokenizer:
+    """Load the tokenizer of a model's folder. Blocks; raises ``ModelLoadError``."""
+    # Imported here: it takes seconds, and brings torch along.
+    from transformers import AutoTokenizer
+
+    try:
+        loaded: Any = AutoTokenizer.from_pretrained(
+            folder.transformer_path, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+    except Exception as error:
+        raise ModelLoadError(f"The tokenizer of {folder.transformer_path} cannot be loaded: {error}") from error
+    if loaded.is_fast and folder.lower_case:
+        normalizer = loaded.backend_tokenizer.normalizer
+        loaded.backend_tokenizer.normalizer = NormalizerSequence([Lowercase(), *([normalizer] if normalizer else [])])
+    if isinstance(folder.architecture, LateInteraction):
+        _keep_whole(loaded, folder.architecture.markers)
+    has_segments, chat = "token_type_ids" in loaded.model_input_names, _chat_renderer(loaded)
+    texts = ChatTexts(
+        templates=_templates(loaded, folder.transformer_path),
+        special_tokens={name: str(token) for name, token in loaded.special_tokens_map.items()},
+    )
+    if not loaded.is_fast:
+        return SlowTokenizer(loaded, folder.lower_case, has_segments, chat, texts)
+    backend = copy.deepcopy(loaded.backend_tokenizer)
+    return FastTokenizer(backend, frozenset(loaded.all_special_ids), named_ids(loaded), has_segments, chat, texts)
+
+
+def _templates(loaded: Any, path: Path) -> Mapping[str, str]:
+    """Return the chat templates by name. A processor's own, in the files it is published with, comes first."""
+    for name in ("processor_config.json", "chat_template.json"):
+        of_processor = read_json(path / name).get("chat_template")
+        if of_processor:
+            return of_processor if isinstance(of_processor, dict) else {"default": of_processor}
+    template = loaded.chat_template
+    if not template:
+        return {}
+    return template if isinstance(template, dict) else {"default": template}
+
+
+def _chat_renderer(loaded: Any) -> RenderChat | None:
+    if not loaded.chat_template:
+        return None
+
+    def render(messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
+        rendered: str = loaded.apply_chat_template(messages, tokenize=False, **options)
+        return rendered
+
+    return render
+
+
+def _keep_whole(tokenizer: Any, markers: Iterable[str]) -> None:
+    """Make one token of each marker, or of its first word, if there is such a token; others stay ordinary text.
+
+    ``[unused0]`` is in BERT's vocabulary, but as text it falls into ``[``, ``unused`` and so on.
+    """
+    vocabulary = tokenizer.get_vocab()
+    split = []
+    for marker in filter(str.strip, markers):
+        known = next((text for text in (marker, marker.split()[0]) if text in vocabulary), None)
+        if known is not None and tokenizer.tokenize(known) != [known]:
+            split.append(tokenizers.AddedToken(known, normalized=False, special=True))
+    tokenizer.add_tokens(split, special_tokens=True)

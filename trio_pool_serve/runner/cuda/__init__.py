@@ -1,0 +1,1 @@
+"""Computing without padding, and from CUDA graphs."""

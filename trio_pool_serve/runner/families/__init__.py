@@ -1,1 +1,0 @@
-"""From a model's files to its backbone and heads: one module per kind of model."""

@@ -1,0 +1,1 @@
+"""Processes of the server: launcher, listener, API workers, engine processes."""

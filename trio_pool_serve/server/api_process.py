@@ -1,0 +1,72 @@
+"""A process that answers requests and leaves computing to engine processes. Started by ``ApiWorkers``."""
+
+import logging
+import socket
+from pathlib import Path
+
+import trio
+
+from trio_pool_serve.cli import configure_logging
+from trio_pool_serve.config import decode_config
+from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
+from trio_pool_serve.processes.child_process import run_as_child, tell_parent
+from trio_pool_serve.processes.framed_stream import FramedStream
+from trio_pool_serve.processes.without_torch import do_without_torch
+from trio_pool_serve.server.api_workers import ApiJob, Drain, FromParent, NotServed, Ready
+from trio_pool_serve.server.contained_connection import contain_connections
+from trio_pool_serve.server.listener import drain, leave, serve_listeners
+from trio_pool_serve.service import Service
+
+logger = logging.getLogger(__name__)
+
+
+async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
+    """Serve until told to drain, or the parent is gone; return the exit status. Cancellation: at once."""
+    assert isinstance(job, ApiJob)  # noqa: S101  (the first message)
+    config = decode_config(job.config)
+    configure_logging(config.logging.log_level)
+    contain_connections()
+    do_without_torch()
+    service = Service(config, folder=Path(job.folder))
+    stop = trio.Event()
+    loading = trio.CancelScope()
+    failure: BaseException | None = None
+    with socket.socket(fileno=job.fd) as listening:
+
+        async def watch_parent() -> None:
+            async def wait_for_end() -> str:
+                await channel.receive()
+                return "the parent has left"
+
+            received = await channel.receive()
+            loading.cancel(reason="no connections will be taken")
+            if received is not None:
+                assert isinstance(received[0], Drain)  # noqa: S101  (all that is said after the job)
+            await drain(service, listening, stop, wait_for_end if received is not None else trio.sleep_forever)
+            leave(0)
+
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(watch_parent)
+                await nursery.start(service.run)
+                nursery.start_soon(_tell, channel, service)
+                if job.joins:
+                    with loading:
+                        await service.wait_ready()
+                await serve_listeners(config, service, listening, stop)
+                nursery.cancel_scope.cancel(reason="drained")
+        except* (ModelLoadError, EngineDeadError) as group:
+            failure = innermost(group)
+    if failure is not None:
+        await tell_parent(channel, NotServed(str(failure)))
+        return 1
+    return 0
+
+
+async def _tell(channel: FramedStream[FromParent], service: Service) -> None:
+    await service.wait_ready()
+    await tell_parent(channel, Ready())
+
+
+if __name__ == "__main__":
+    run_as_child(main, FromParent)

@@ -1,0 +1,166 @@
+"""Several processes that answer requests, on one listening socket: this process only keeps them and the engines alive.
+
+They are processes of our own and not workers of hypercorn's, whose master ends the others as soon as the first has
+drained.
+"""
+
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeAlias
+
+import msgspec
+import trio
+from attrs import define, field
+
+from trio_pool_serve.config import Config, encode_config
+from trio_pool_serve.engine.remote.supervision import EngineProcesses
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.processes.child_process import ChildProcess, keep_alive, open_child
+from trio_pool_serve.server.listener import leave, open_listening_socket, unlinked, url_of
+
+logger = logging.getLogger(__name__)
+
+MODULE = "trio_pool_serve.server.api_process"
+
+MARGIN_S = 2.0
+"""Seconds more than for its requests that a process has to drain."""
+
+
+class ApiJob(msgspec.Struct, tag=True, array_like=True):
+    """What a process that answers requests is to do: listen on ``fd``, find the engines in ``folder``."""
+
+    config: bytes
+    folder: str
+    fd: int
+    joins: bool
+    """Others answer: leave connections to them until the models can be asked here too."""
+
+
+class Drain(msgspec.Struct, tag=True, array_like=True):
+    """Answer what has been asked, and leave."""
+
+
+class Ready(msgspec.Struct, tag=True, array_like=True):
+    """Requests are answered."""
+
+
+class NotServed(msgspec.Struct, tag=True, array_like=True):
+    """The models cannot be served as asked: a message for people."""
+
+    message: str
+
+
+FromParent: TypeAlias = ApiJob | Drain
+ToParent: TypeAlias = Ready | NotServed
+
+
+@define(eq=False)
+class ApiWorkers:
+    """The processes, each replaced when it dies, until they are told to drain."""
+
+    config: Config
+    folder: Path
+    listening: socket.socket
+    ready: trio.Event = field(init=False, factory=trio.Event)
+    """Set once one of them answers."""
+    drained: trio.Event = field(init=False, factory=trio.Event)
+    """Set once all have left after ``drain``."""
+    _children: set[ChildProcess[ToParent]] = field(init=False, factory=set)
+    _draining: bool = field(default=False, init=False)
+
+    async def run(self) -> None:
+        """Keep ``--api-workers`` processes alive: one, and the others once it answers.
+
+        Raises ``ModelLoadError``. Cancellation: they are killed.
+        """
+        async with trio.open_nursery() as nursery:
+            for number in range(self.config.processes.api_workers):
+                nursery.start_soon(keep_alive, f"API worker {number}", self._live)
+                await self.ready.wait()
+
+    async def _live(self) -> str:
+        if self._draining:
+            await trio.sleep_forever()  # the listening socket is closed
+        fd = self.listening.fileno()
+        job = ApiJob(encode_config(self.config), str(self.folder), fd, joins=bool(self._children))
+        async with open_child(MODULE, job, ToParent, fds=[fd]) as child:
+            self._children.add(child)
+            try:
+                if self._draining:  # it was being started meanwhile
+                    await _tell_to_drain(child)
+                match await child.status():
+                    case Ready():
+                        self.ready.set()
+                    case NotServed(message):
+                        if not self.ready.is_set():
+                            raise ModelLoadError(message)
+                        logger.error("an API worker cannot begin: %s", message)
+                end = await child.wait()
+            finally:
+                self._children.discard(child)
+            if self._draining:
+                if not self._children:
+                    self.drained.set()
+                await trio.sleep_forever()  # none takes its place
+            return end
+
+    async def drain(self) -> None:
+        """Have all of them answer what has been asked, and leave. Cancellation: they go on draining."""
+        self._draining = True
+        for child in list(self._children):
+            await _tell_to_drain(child)
+        if not self._children:
+            self.drained.set()
+
+
+async def _tell_to_drain(child: ChildProcess[ToParent]) -> None:
+    try:
+        await child.channel.send(Drain())
+    except trio.BrokenResourceError:
+        logger.debug("API worker %d has left already", child.process.pid)
+
+
+async def serve_by_workers(config: Config, loader: str, announce: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT, then drain; ``announce(url)`` is called when requests are answered.
+
+    Raises ``ModelLoadError``. A second signal, and a drain that outlasts ``--drain-timeout-s``, end everything on the
+    spot. Cancellation: all processes are ended.
+    """
+    with (
+        TemporaryDirectory(prefix="trio_pool_serve-") as folder,
+        open_listening_socket(config.network) as listening,
+        unlinked(config.network),
+    ):
+        workers = ApiWorkers(config, Path(folder), listening)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(_watch_signals, workers, nursery.cancel_scope)
+            await nursery.start(EngineProcesses(config, loader, Path(folder)).run)
+            nursery.start_soon(workers.run)
+            await workers.ready.wait()
+            announce(url_of(listening))
+
+
+async def _watch_signals(
+    workers: ApiWorkers, everything: trio.CancelScope, *, task_status: trio.TaskStatus[None]
+) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
+        logger.info("%s: draining", signal.Signals(await anext(signals)).name)
+        workers.listening.close()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_leave_at_once, signals)
+            with trio.move_on_after(workers.config.time_limits.drain_timeout_s + MARGIN_S):
+                await workers.drain()
+                await workers.drained.wait()
+            nursery.cancel_scope.cancel(reason="drained")
+        everything.cancel(reason="drained")
+
+
+async def _leave_at_once(signals: object) -> None:
+    second = await anext(signals)  # type: ignore[call-overload]
+    logger.warning("leaving: a second signal")
+    leave(128 + second)

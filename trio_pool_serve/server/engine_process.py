@@ -1,0 +1,88 @@
+"""An engine process: one model, one runner, and a socket for those who ask. Started by ``EngineProcesses``."""
+
+import gc
+import logging
+import socket
+from importlib import import_module
+from pathlib import Path
+
+import attrs
+import trio
+
+from trio_pool_serve.cli import configure_logging
+from trio_pool_serve.config import decode_config
+from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.engine.remote.engine_connection import serve_engine
+from trio_pool_serve.engine.remote.supervision import EngineJob, Loaded, LoadFailed
+from trio_pool_serve.engine.small_requests import SmallRequests
+from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
+from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.hub import locate_model
+from trio_pool_serve.processes.child_process import run_as_child, tell_parent, wait_for_parent
+from trio_pool_serve.processes.framed_stream import FramedStream
+from trio_pool_serve.telemetry.metrics import Metrics
+from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, serve_snapshots
+from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.threads.priority import niceness_beside
+from trio_pool_serve.types import Runner
+
+logger = logging.getLogger(__name__)
+
+
+async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
+    """Load, then compute until the parent is gone; return the exit status. Cancellation: at once."""
+    config = decode_config(job.config)
+    configure_logging(config.logging.log_level)
+    offload = Offload(launch=1, copy=config.scheduling.max_in_flight, niceness=niceness_beside(config.threads.niceness))
+    metrics = Metrics()
+    source = next(source for source in config.sources if source.name == job.model)
+
+    def load() -> Runner:
+        module, _, function = job.loader.partition(":")
+        path = locate_model(source.location, revision=config.loading.revision)
+        folder = read_model_folder(path, config.loading)
+        runner: Runner = getattr(import_module(module), function)(folder, config.loading, offload)
+        return runner if not job.cores else _sharing(runner, job)
+
+    small_requests = SmallRequests.open(Path(job.small_requests), job.place.replica, job.place.replicas)
+    engine = LocalEngine(load, offload, metrics.of_engine(job.model), config.scheduling, small_requests)
+
+    def snapshot() -> Snapshot:
+        metrics.take_gauges()
+        return Snapshot(families_of(metrics.registry), {"models": {job.model: attrs.asdict(engine.statistics())}})
+
+    listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=job.fd)))
+    failure: BaseException | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.run)
+            await engine.wait_ready()
+            assert engine.runner is not None  # noqa: S101  (ready means loaded)
+            # What has been loaded stays: the collector would walk through all of it, with the interpreter lock, for
+            # as long as a dozen batches take, whenever a large request has brought as much again as a quarter of it.
+            gc.collect()
+            gc.freeze()
+            await tell_parent(channel, Loaded(engine.runner.describe()))
+            nursery.start_soon(serve_engine, engine, listener)
+            nursery.start_soon(serve_snapshots, Path(job.folder), snapshot)
+            await wait_for_parent(channel)
+            nursery.cancel_scope.cancel(reason="the parent wants this process to leave")
+    except* (ModelLoadError, EngineDeadError) as group:
+        # Whoever waits for the engine is told that it has stopped; why, is what the engine itself raises.
+        own, _ = group.split(ModelLoadError)
+        failure = innermost(own or group)
+    if isinstance(failure, ModelLoadError):
+        await tell_parent(channel, LoadFailed(str(failure)))
+    elif failure is not None:
+        logger.critical("%s", failure)
+    return 0 if failure is None else 1
+
+
+def _sharing(runner: Runner, job: EngineJob) -> Runner:
+    from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner  # imported here: it brings torch along
+
+    return SharingRunner(runner, SharedCores.open(Path(job.cores), job.place.process, job.place.processes))
+
+
+if __name__ == "__main__":
+    run_as_child(main, EngineJob)

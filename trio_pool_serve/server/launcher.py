@@ -1,0 +1,134 @@
+"""The process behind ``trio-pool-serve serve``: engine nursery outside, a restartable listener inside."""
+
+import logging
+import os
+import signal
+import socket
+from collections.abc import Mapping
+from functools import partial
+
+import trio
+from attrs import evolve
+from rich.console import Console
+
+from trio_pool_serve.config import Config
+from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
+from trio_pool_serve.models.folder import ModelFolder, read_model_folder
+from trio_pool_serve.models.hub import locate_model
+from trio_pool_serve.processes.without_torch import do_without_torch
+from trio_pool_serve.server.api_workers import serve_by_workers
+from trio_pool_serve.server.contained_connection import contain_connections
+from trio_pool_serve.server.listener import drain, leave, open_listening_socket, serve_listeners, unlinked, url_of
+from trio_pool_serve.service import RunnerLoader, Service, load_transformer, loader_name
+from trio_pool_serve.types import PoolingTask
+
+logger = logging.getLogger(__name__)
+
+
+async def serve(config: Config, service: Service | None = None, load_runner: RunnerLoader = load_transformer) -> None:
+    """Serve until SIGTERM or SIGINT, then drain.
+
+    With a ``service`` it is that which answers, else what the settings ask for, over runners that ``load_runner``, a
+    function of some module, loads. Raises ``ModelLoadError`` or ``EngineDeadError``. A second signal, and a drain that
+    outlasts ``--drain-timeout-s``, end the process on the spot. Cancellation: as the end of the drain.
+    """
+    try:
+        if service is not None:
+            await _serve_alone(config, service)
+            return
+        config = placed(config)
+        if config.processes.engine == "process":
+            do_without_torch()
+        if config.processes.api_workers > 1:
+            await serve_by_workers(config, loader_name(load_runner), partial(_announce_workers, config))
+        else:
+            await _serve_alone(config, Service(config, load_runner))
+    except* (ModelLoadError, EngineDeadError) as group:
+        failure = innermost(group.split(ModelLoadError)[0] or group)
+    else:
+        return
+    raise failure
+
+
+def placed(config: Config) -> Config:
+    """Return settings that say where to compute, if they do not."""
+    if config.processes.engine is not None:
+        return config
+    several = len(os.sched_getaffinity(0)) > 1
+    return evolve(config, processes=evolve(config.processes, engine="process" if several else "local"))
+
+
+async def _serve_alone(config: Config, service: Service) -> None:
+    """Answer requests in this process."""
+    contain_connections()
+    stop = trio.Event()
+    with open_listening_socket(config.network) as listening, unlinked(config.network):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(_watch_signals, service, listening, stop)
+            await nursery.start(service.run)
+            nursery.start_soon(_announce, service, url_of(listening))
+            await serve_listeners(config, service, listening, stop)
+            nursery.cancel_scope.cancel(reason="drained")
+
+
+async def _watch_signals(
+    service: Service,
+    listening: socket.socket,
+    stop: trio.Event,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Drain on the first signal; leave at once on the second, or when the drain takes too long."""
+    status = 0
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+
+        async def wait_for_another() -> str:
+            nonlocal status
+            status = 128 + await anext(signals)
+            return "a second signal"
+
+        task_status.started()
+        logger.info("%s", signal.Signals(await anext(signals)).name)
+        await drain(service, listening, stop, wait_for_another)
+        leave(status)
+
+
+EXAMPLES: Mapping[PoolingTask, tuple[str, str]] = {
+    "embed": ("/v1/embeddings", '{"input": "Hello, world"}'),
+    "score": ("/v1/rerank", '{"query": "Who owns a task?", "documents": ["A nursery.", "Nobody."]}'),
+    "classify": ("/v1/classify", '{"input": "Hello, world"}'),
+    "sparse_embed": ("/embed_sparse", '{"inputs": "Hello, world"}'),
+    "token_classify": ("/pooling", '{"input": "Hello, world", "task": "token_classify"}'),
+}
+"""A route and a body for somebody to try, by what the model can do; the first that it can."""
+
+
+async def _announce(service: Service, url: str) -> None:
+    """Tell the person at the terminal what to type next. Cancellation: at once; nothing is said."""
+    try:
+        await service.wait_ready()
+    except EngineDeadError:
+        return  # whoever runs the service says why
+    _say_ready(service.config, service.model().folder, url)
+
+
+def _announce_workers(config: Config, url: str) -> None:
+    source = config.sources[0]
+    path = locate_model(source.location, revision=config.loading.revision)
+    _say_ready(config, read_model_folder(path, config.loading), url)
+
+
+def _say_ready(config: Config, folder: ModelFolder, url: str) -> None:
+    names = ", ".join(source.name for source in config.sources)
+    task = next(task for task in EXAMPLES if task in folder.architecture.tasks)
+    path, body = EXAMPLES[task]
+    target = (
+        f"--unix-socket {url.removeprefix('unix:')} http://localhost{path}" if url.startswith("unix:") else url + path
+    )
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print(f"[bold green]ready[/] [bold]{names}[/] on [bold]{url}[/]  Try:", markup=True)
+    key = " -H 'Authorization: Bearer KEY'" if config.network.api_key else ""
+    console.print(
+        f"  curl {target} -H 'Content-Type: application/json'{key} -d '{body}'",
+        markup=False,
+    )

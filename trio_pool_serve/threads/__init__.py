@@ -1,0 +1,1 @@
+"""Blocking work in threads: offloading, thread priorities, OpenMP."""
