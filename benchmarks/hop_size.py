@@ -31,8 +31,7 @@ from trio_pool_serve.api.http.bodies import LOOP_BYTES, decode_json
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.prompts import RenderingParams, TextPrompt
-from trio_pool_serve.rendering.renderer import LOOP_CHARACTERS
-from trio_pool_serve.rendering.text.text_loading import text_renderer_of
+from trio_pool_serve.rendering.renderer import LOOP_CHARACTERS, text_renderer_of
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
 from trio_pool_serve.rendering.text.tokenizer_loading import load_tokenizer
 

@@ -1,6 +1,5 @@
-"""Images as models read them: the same pixels as transformers', in the right places, from any thread or process."""
+"""Images as models read them: the same pixels as transformers', in the right places, from any thread."""
 
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from tests.models.vision_families import (
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, MediaError, ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.image_format import load_image_format
-from trio_pool_serve.rendering.media.image_format import ImageFormat, ImageProcessor
+from trio_pool_serve.rendering.media.image_format import ImageFormat
 from trio_pool_serve.types import Embed, ImageFeatures, TokenEmbed
 
 FOLDERS: tuple[Callable[[Path], Path], ...] = (
@@ -71,13 +70,6 @@ def test_pixels_are_those_of_the_processor_that_transformers_finds(path: Path):
     processor, theirs = format_of(path).processor, transformers.AutoImageProcessor.from_pretrained(path)
     for image in PICTURES:
         assert_same(processor(image), theirs(image, return_tensors="np"))
-
-
-def test_a_pickled_processor_makes_the_same(path: Path):
-    processor = format_of(path).processor
-    copy: ImageProcessor = pickle.loads(pickle.dumps(processor))
-    assert copy.key == processor.key
-    assert_same(copy(PICTURES[0]), processor(PICTURES[0]).arrays)
 
 
 async def test_threads_share_a_processor(path: Path):

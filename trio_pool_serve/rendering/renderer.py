@@ -7,10 +7,11 @@ from typing import TypeGuard
 
 import numpy as np
 import numpy.typing as npt
-from attrs import Factory, define, field
+from attrs import Factory, define
 
 from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import InvalidRequestError, at_place
+from trio_pool_serve.models.embedding.spec import Embedding
 from trio_pool_serve.models.folder import ModelFolder
 from trio_pool_serve.models.page_retrieval.spec import PageRetrieval
 from trio_pool_serve.prompts import (
@@ -22,15 +23,17 @@ from trio_pool_serve.prompts import (
     TextPrompt,
     TokensPrompt,
 )
-from trio_pool_serve.rendering.backend import RenderBackend, ThreadBackend
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
 from trio_pool_serve.rendering.chat.conversations import Conversations, ImageLoader
+from trio_pool_serve.rendering.chat.pair_templates import template_of
 from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
-from trio_pool_serve.rendering.media.image_format import ImageFormat, ImageProcessor
-from trio_pool_serve.rendering.text.text_loading import TextRecipe, text_renderer_of
+from trio_pool_serve.rendering.media.image_format import ImageFormat
+from trio_pool_serve.rendering.text.pairs import JoinedPair
+from trio_pool_serve.rendering.text.text_format import text_format_of
 from trio_pool_serve.rendering.text.text_renderer import AskedPrompt, PlainPrompt, TextRenderer
 from trio_pool_serve.rendering.text.token import Token
 from trio_pool_serve.rendering.text.tokenizer import ChatTexts, Tokenizer
+from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
 from trio_pool_serve.rendering.waiting_bytes import WaitingBytes
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import RenderedPrompt
@@ -52,11 +55,10 @@ def plain_characters(prompt: PlainPrompt, params: RenderingParams) -> int:
 
 @define(eq=False)
 class Renderer:
-    """Renders prompts for one model: finds who does it for each type of prompt, and has it done by the backend."""
+    """Renders prompts for one model: short texts on the event loop, all else in ``render`` threads."""
 
     texts: TextRenderer
     offload: Offload
-    backend: RenderBackend = field()
     embeds_format: EmbedsFormat | str = "This model is read from texts."
     """Which token embeddings are taken in place of texts, or why none are."""
     conversations: Conversations | None = None
@@ -65,15 +67,6 @@ class Renderer:
     """Shared by all models of a server."""
     loop_characters: int = LOOP_CHARACTERS
     """Texts of so many characters altogether are rendered on the event loop."""
-
-    @backend.default
-    def _in_threads(self) -> RenderBackend:
-        return ThreadBackend(self.offload)
-
-    @property
-    def workers(self) -> int:
-        """How many texts are rendered at once."""
-        return self.backend.workers
 
     @property
     def max_model_len(self) -> int:
@@ -84,12 +77,6 @@ class Renderer:
     def vocab_size(self) -> int:
         """Token ids are less."""
         return self.texts.vocab_size
-
-    @property
-    def image_processor(self) -> ImageProcessor | None:
-        """What makes features of images; ``None`` for a model that reads texts only."""
-        image_format = None if self.conversations is None else self.conversations.image_format
-        return None if image_format is None else image_format.processor
 
     def estimated_tokens(self, prompt: Prompt) -> int:
         """Return cheaply how many tokens a prompt may have, for admission: a guess, of token embeddings a bound."""
@@ -114,7 +101,7 @@ class Renderer:
             rows = self.texts.render_rows(asked)
             self.offload.observe("render", 0.0, time.perf_counter() - began)
         else:
-            rows = await self.backend.run("render", self.texts.render_rows, asked)
+            rows = await self.offload.run("render", partial(self.texts.render_rows, asked), abandon_on_cancel=True)
         for (prompt, _, _), windows in zip(asked, rows, strict=True):
             for window in windows:
                 self._without_placeholders(window, prompt)
@@ -124,7 +111,7 @@ class Renderer:
         """Return what the model reads for one prompt.
 
         Raises ``ContextLengthError``, ``InvalidRequestError`` or ``MediaError``. Cancellation: while waiting for a
-        worker of the backend and while one works, at once; the worker keeps its place until it is done.
+        thread and while one works, at once; the thread keeps its token until it is done.
         """
         return self._without_placeholders(await self._render(prompt, params), prompt)
 
@@ -145,20 +132,20 @@ class Renderer:
 
     async def render_text(self, prompt: TextPrompt | PairPrompt, params: RenderingParams) -> RenderedPrompt:
         """Return what the model reads for a text as it is. Raises and is cancelled as ``render``."""
-        return await self.backend.run("render", self.texts.render, prompt, params)
+        return await self.offload.run("render", partial(self.texts.render, prompt, params), abandon_on_cancel=True)
 
     async def shorten(self, text: str, tokens: int) -> str:
         """Return the beginning of a text that makes so many tokens. Raises and is cancelled as ``render``."""
-        return await self.backend.run("render", self.texts.shorten, text, tokens)
+        return await self.offload.run("render", partial(self.texts.shorten, text, tokens), abandon_on_cancel=True)
 
     async def _render_embeds(self, prompt: EmbedsPrompt, params: RenderingParams) -> RenderedPrompt:
         embeds_format = self.embeds_format
         if isinstance(embeds_format, str):
             raise InvalidRequestError(embeds_format, param="prompt_embeds")
-        # Always in a thread: megabytes of payload and of numbers would go through the pipes of a process.
         try:
             async with self.waiting.room():
-                return await ThreadBackend(self.offload).run("render", embeds_format.render, prompt, params)
+                render = partial(embeds_format.render, prompt, params)
+                return await self.offload.run("render", render, abandon_on_cancel=True)
         except InvalidRequestError as error:
             raise at_place(prompt.place, error) from error
 
@@ -174,14 +161,26 @@ class Renderer:
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[Token]:
         """Return a text's tokens, none cut off. Raises and is cancelled as ``render``."""
-        tokenize = partial(self.texts.tokenize, add_special_tokens=add_special_tokens)
-        # Always in a thread: from a process, so many objects would be put together on the loop.
-        return await ThreadBackend(self.offload).run("render", tokenize, text)
+        tokenize = partial(self.texts.tokenize, text, add_special_tokens=add_special_tokens)
+        return await self.offload.run("render", tokenize, abandon_on_cancel=True)
 
     async def detokenize(self, token_ids: npt.NDArray[np.int64], *, skip_special_tokens: bool) -> str:
         """Return the text of token ids, which must be in the vocabulary. Is cancelled as ``render``."""
-        detokenize = partial(self.texts.detokenize, skip_special_tokens=skip_special_tokens)
-        return await self.backend.run("render", detokenize, token_ids)
+        detokenize = partial(self.texts.detokenize, token_ids, skip_special_tokens=skip_special_tokens)
+        return await self.offload.run("render", detokenize, abandon_on_cancel=True)
+
+
+def text_renderer_of(folder: ModelFolder, tokenizer: Tokenizer, *, workers: int) -> TextRenderer:
+    """Return the renderer of a model's texts, with ``workers`` copies of its tokenizer. Raises ``ModelLoadError``."""
+    architecture = folder.architecture
+    return TextRenderer(
+        TokenizerPool(tokenizer, workers + 1),  # one for the event loop, which renders short texts by itself
+        max_model_len=folder.max_model_len,
+        vocab_size=folder.vocab_size,
+        pools_instruction=not isinstance(architecture, Embedding) or architecture.pools_instruction,
+        pair_format=template_of(architecture, tokenizer) or JoinedPair(),
+        text_format=text_format_of(folder, tokenizer),
+    )
 
 
 def renderer_of(
@@ -190,8 +189,6 @@ def renderer_of(
     offload: Offload,
     *,
     workers: int,
-    backend: RenderBackend | None = None,
-    recipe: TextRecipe | None = None,
     embeds_format: EmbedsFormat | str = "This model is read from texts.",
     templates: ChatTemplates | None = None,
     settings: InputConfig | None = None,
@@ -201,13 +198,10 @@ def renderer_of(
 ) -> Renderer:
     """Return the renderer for a model, with ``workers`` copies of its tokenizer. Raises ``ModelLoadError``.
 
-    It renders in threads unless there is another ``backend``, which in its turn may need the ``recipe``. Without
-    ``templates`` it reads single texts, tokens and token embeddings only.
+    Without ``templates`` it reads single texts, tokens and token embeddings only.
     """
-    texts = text_renderer_of(folder, tokenizer, workers=workers, recipe=recipe)
-    renderer = Renderer(
-        texts, offload, backend or ThreadBackend(offload), embeds_format, waiting=waiting or WaitingBytes()
-    )
+    texts = text_renderer_of(folder, tokenizer, workers=workers)
+    renderer = Renderer(texts, offload, embeds_format, waiting=waiting or WaitingBytes())
     if templates is not None:
         settings = settings or InputConfig()
         renderer.conversations = Conversations(

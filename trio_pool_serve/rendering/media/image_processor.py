@@ -5,8 +5,8 @@ transformers' own classes on PIL and NumPy: the same pixels as the model was tra
 
 import hashlib
 import json
-import threading
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +28,10 @@ Qwen2-VL's own limit. CLIP enlarges an image to 224 pixels on its shorter side b
 of 1 by 10,000 pixels it would make 500 million.
 """
 
-_loaded: dict[str, Any] = {}
-_loading = threading.Lock()
-
 
 @frozen(kw_only=True)
 class FolderProcessor:
-    """An image processor by its class and its settings, which is what is pickled of it.
-
-    transformers' object is made when it is first needed, once in a process however many copies of this there are; it
-    has no state that a call would change, so threads share it.
-    """
+    """The image processor of a model: a class of transformers, and its settings."""
 
     class_name: str
     settings: Mapping[str, Any] = field(repr=False)
@@ -61,24 +54,16 @@ class FolderProcessor:
                 "long as the other."
             )
         try:
-            made = self._processor()(images=image, return_tensors="np")
+            made = self._processor(images=image, return_tensors="np")
         except ValueError as error:
             raise MediaError(f"The model cannot take an image of {width} by {height} pixels: {error}") from error
         arrays = {name: _contiguous(array) for name, array in made.items()}
         return ImageFeatures(arrays, self.image_tokens.of(arrays))
 
+    @cached_property
     def _processor(self) -> Any:
-        found = _loaded.get(self.key)
-        if found is None:
-            with _loading:
-                found = _loaded.get(self.key)
-                if found is None:
-                    found = _loaded[self.key] = self._load()
-        return found
-
-    def _load(self) -> Any:
-        # Imported here: it takes seconds, and only the processes for images need it.
-        import transformers
+        """The object of that class: made by the first call, at load time; calls change no state, so threads share it."""
+        import transformers  # here, because it takes seconds and only models that read images need it
 
         return getattr(transformers, f"{self.class_name}Pil").from_dict(dict(self.settings))
 
