@@ -76,7 +76,7 @@ async def score_vectors(service: Service) -> None:
 
 async def score_late_interaction(service: Service) -> None:
     model = service.model()
-    folder = attrs.evolve(model.folder, architecture=LateInteraction())
+    folder = attrs.evolve(model.folder, spec=LateInteraction())
     job = ScoreJob(queries=["hello"], documents=["hello", "world", "w1 w2"])
     await score(attrs.evolve(model, folder=folder), job, RequestTimings())
 

@@ -27,17 +27,16 @@ from trio_pool_serve.errors import (
     NotFoundError,
     innermost,
 )
-from trio_pool_serve.models.folder import ModelFolder, read_model_folder
+from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.hub import locate_model
-from trio_pool_serve.models.loading.image_format import load_image_format
+from trio_pool_serve.models.loading.renderer_loading import embeds_format_of, renderer_of
+from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
+from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.rendering.chat import template_process
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
-from trio_pool_serve.rendering.embeds.prompt_embeds import embeds_format_of
 from trio_pool_serve.rendering.media.loader import MediaLoader
-from trio_pool_serve.rendering.renderer import renderer_of
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
-from trio_pool_serve.rendering.text.tokenizer_loading import load_tokenizer
 from trio_pool_serve.rendering.waiting_bytes import WaitingBytes
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.loop_lag import sample_loop_lag
@@ -52,13 +51,13 @@ logger = logging.getLogger(__name__)
 
 ServiceState: TypeAlias = Literal["loading", "ready", "draining", "dead"]
 
-RunnerLoader: TypeAlias = Callable[[ModelFolder, ModelConfig, Offload], Runner]
+RunnerLoader: TypeAlias = Callable[[AnyModelFolder, ModelConfig, Offload], Runner]
 
 
-def load_transformer(folder: ModelFolder, config: ModelConfig, offload: Offload) -> Runner:
+def load_transformer(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> Runner:
     """Load the runner for a transformers model; torch is imported only here."""
     spin_briefly()
-    from trio_pool_serve.models.loading.runner import load_runner
+    from trio_pool_serve.models.loading.runner_loading import load_runner
 
     return load_runner(folder, config, offload)
 
@@ -194,7 +193,7 @@ class Service:
         await served.engine.wait_ready()
         served.loaded = await self.offload.run("launch", partial(self._make_model, served, folder, tokenizer))
 
-    def _load_tokenizer(self, source: ModelSource) -> tuple[ModelFolder, Tokenizer]:
+    def _load_tokenizer(self, source: ModelSource) -> tuple[AnyModelFolder, Tokenizer]:
         """Find the files and load the tokenizer. Runs in a thread."""
         path = locate_model(source.location, revision=self.config.loading.revision)
         folder = read_model_folder(path, self.config.loading)
@@ -209,7 +208,7 @@ class Service:
         logger.info("loaded in %.1f s: %s: %s", time.perf_counter() - began, source.name, runner.describe())
         return runner
 
-    def _make_model(self, served: ServedModel, folder: ModelFolder, tokenizer: Tokenizer) -> Model:
+    def _make_model(self, served: ServedModel, folder: AnyModelFolder, tokenizer: Tokenizer) -> Model:
         config = self.config
         return Model(
             served.source.name,
@@ -227,7 +226,7 @@ class Service:
                 ),
                 settings=config.input,
                 media=self.media,
-                image_format=load_image_format(folder),
+                image_format=folder.kind.image_format(folder),
                 waiting=self.waiting,
                 embeds_format=embeds_format_of(
                     folder, served.engine.embeds_width, enabled=config.input.enable_prompt_embeds

@@ -29,8 +29,7 @@ from tests.models.vision_families import (
 )
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, MediaError, ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.loading.image_format import load_image_format
-from trio_pool_serve.rendering.media.image_format import ImageFormat
+from trio_pool_serve.rendering.media.image_protocols import ImageFormat
 from trio_pool_serve.types import Embed, ImageFeatures, TokenEmbed
 
 FOLDERS: tuple[Callable[[Path], Path], ...] = (
@@ -45,7 +44,8 @@ FOLDERS: tuple[Callable[[Path], Path], ...] = (
 
 
 def format_of(path: Path) -> ImageFormat:
-    found = load_image_format(read_model_folder(path))
+    folder = read_model_folder(path)
+    found = folder.kind.image_format(folder)
     assert found is not None
     return found
 
@@ -172,7 +172,8 @@ def test_images_that_make_an_input_too_long_are_refused(tmp_path: Path):
 
 
 def test_a_text_model_reads_no_images(tmp_path: Path):
-    assert load_image_format(read_model_folder(write_family(tmp_path / "bert", "bert"))) is None
+    folder = read_model_folder(write_family(tmp_path / "bert", "bert"))
+    assert folder.kind.image_format(folder) is None
 
 
 @pytest.mark.parametrize(
@@ -226,7 +227,7 @@ def test_ids_with_a_placeholder_and_no_image_are_refused(paths: dict[str, Path],
 async def test_bfloat16_is_near_float32(paths: dict[str, Path], name: str):
     """Pixels are handed over in the type that the model computes in."""
     exact, rough = (SeeingModel(paths[name], dtype=dtype) for dtype in ("float32", "bfloat16"))
-    params = Embed() if "embed" in exact.folder.architecture.tasks else TokenEmbed()
+    params = Embed() if "embed" in exact.folder.spec.tasks else TokenEmbed()
     items = [*SENTENCES, *PICTURES]
     for wanted, got in zip(await exact.vectors_of(items, params), await rough.vectors_of(items, params), strict=True):
         cosines = (wanted * got).sum(-1) / np.linalg.norm(wanted, axis=-1) / np.linalg.norm(got, axis=-1)

@@ -21,12 +21,12 @@ from trio_pool_serve.errors import (
     RunnerDeadError,
 )
 from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.prompts import Prompt, RenderingParams, TextPrompt, TokensPrompt, TruncationSide
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
 from trio_pool_serve.rendering.text.token import Token
 from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer
-from trio_pool_serve.rendering.text.tokenizer_loading import load_tokenizer
 from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
 from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.tasks.fan_out import CHUNK_ROWS, CHUNKS_AHEAD, AskedRow, ComputedRow, compute_rows

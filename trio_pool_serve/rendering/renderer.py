@@ -9,11 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import Factory, define
 
-from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import InvalidRequestError, at_place
-from trio_pool_serve.models.embedding.spec import Embedding
-from trio_pool_serve.models.folder import ModelFolder
-from trio_pool_serve.models.page_retrieval.spec import PageRetrieval
 from trio_pool_serve.prompts import (
     ChatPrompt,
     EmbedsPrompt,
@@ -23,17 +19,10 @@ from trio_pool_serve.prompts import (
     TextPrompt,
     TokensPrompt,
 )
-from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
-from trio_pool_serve.rendering.chat.conversations import Conversations, ImageLoader
-from trio_pool_serve.rendering.chat.pair_templates import template_of
+from trio_pool_serve.rendering.chat.conversations import Conversations
 from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
-from trio_pool_serve.rendering.media.image_format import ImageFormat
-from trio_pool_serve.rendering.text.pairs import JoinedPair
-from trio_pool_serve.rendering.text.text_format import text_format_of
 from trio_pool_serve.rendering.text.text_renderer import AskedPrompt, PlainPrompt, TextRenderer
 from trio_pool_serve.rendering.text.token import Token
-from trio_pool_serve.rendering.text.tokenizer import ChatTexts, Tokenizer
-from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
 from trio_pool_serve.rendering.waiting_bytes import WaitingBytes
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import RenderedPrompt
@@ -168,55 +157,3 @@ class Renderer:
         """Return the text of token ids, which must be in the vocabulary. Is cancelled as ``render``."""
         detokenize = partial(self.texts.detokenize, token_ids, skip_special_tokens=skip_special_tokens)
         return await self.offload.run("render", detokenize, abandon_on_cancel=True)
-
-
-def text_renderer_of(folder: ModelFolder, tokenizer: Tokenizer, *, workers: int) -> TextRenderer:
-    """Return the renderer of a model's texts, with ``workers`` copies of its tokenizer. Raises ``ModelLoadError``."""
-    architecture = folder.architecture
-    return TextRenderer(
-        TokenizerPool(tokenizer, workers + 1),  # one for the event loop, which renders short texts by itself
-        max_model_len=folder.max_model_len,
-        vocab_size=folder.vocab_size,
-        pools_instruction=not isinstance(architecture, Embedding) or architecture.pools_instruction,
-        pair_format=template_of(architecture, tokenizer) or JoinedPair(),
-        text_format=text_format_of(folder, tokenizer),
-    )
-
-
-def renderer_of(
-    folder: ModelFolder,
-    tokenizer: Tokenizer,
-    offload: Offload,
-    *,
-    workers: int,
-    embeds_format: EmbedsFormat | str = "This model is read from texts.",
-    templates: ChatTemplates | None = None,
-    settings: InputConfig | None = None,
-    media: ImageLoader | None = None,
-    image_format: ImageFormat | None = None,
-    waiting: WaitingBytes | None = None,
-) -> Renderer:
-    """Return the renderer for a model, with ``workers`` copies of its tokenizer. Raises ``ModelLoadError``.
-
-    Without ``templates`` it reads single texts, tokens and token embeddings only.
-    """
-    texts = text_renderer_of(folder, tokenizer, workers=workers)
-    renderer = Renderer(texts, offload, embeds_format, waiting=waiting or WaitingBytes())
-    if templates is not None:
-        settings = settings or InputConfig()
-        renderer.conversations = Conversations(
-            templates=templates,
-            # A page retriever's template is for its training, not for what it reads.
-            chat=ChatTexts() if isinstance(folder.architecture, PageRetrieval) else tokenizer.chat,
-            read_text=renderer.render_text,
-            shorten=renderer.shorten,
-            max_model_len=folder.max_model_len,
-            structured=folder.messages_in_parts,
-            in_conversation=folder.architecture.in_conversation,
-            options=folder.architecture.template_options,
-            trusts_request_templates=settings.trust_request_chat_template,
-            max_images=settings.max_images_per_input,
-            media=media,
-            image_format=image_format,
-        )
-    return renderer

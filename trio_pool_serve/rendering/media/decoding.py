@@ -8,7 +8,7 @@ from PIL.ImageFile import ImageFile
 
 from trio_pool_serve.errors import MediaError
 from trio_pool_serve.rendering.media.decoding_bounds import are_too_many, count_scans
-from trio_pool_serve.rendering.media.image_format import ImageProcessor
+from trio_pool_serve.rendering.media.image_protocols import ImageProcessor
 from trio_pool_serve.types import ImageFeatures
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")

@@ -15,7 +15,7 @@ from trio_pool_serve.rendering.media.cache import MediaCache
 from trio_pool_serve.rendering.media.decoding import MediaLimits, features_of
 from trio_pool_serve.rendering.media.encoded_image import EncodedImage, of_chunks, of_data_url, of_file_url
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
-from trio_pool_serve.rendering.media.image_format import ImageProcessor
+from trio_pool_serve.rendering.media.image_protocols import ImageProcessor
 from trio_pool_serve.rendering.waiting_bytes import WaitingBytes
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import ImageFeatures

@@ -12,7 +12,7 @@ from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt, TokensPrompt
 from trio_pool_serve.rendering.text.length_limit import room_for_tokens, too_long
 from trio_pool_serve.rendering.text.pairs import JoinedPair, PairFormat, shorten
-from trio_pool_serve.rendering.text.text_format import TextFormat
+from trio_pool_serve.rendering.text.plain_text import TextFormat
 from trio_pool_serve.rendering.text.text_window import encode_window
 from trio_pool_serve.rendering.text.token import Token
 from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer
