@@ -35,16 +35,16 @@ from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.rendering.chat import template_process
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
+from trio_pool_serve.rendering.input_memory import InputMemory
 from trio_pool_serve.rendering.media.loader import MediaLoader
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
-from trio_pool_serve.rendering.waiting_bytes import WaitingBytes
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.loop_lag import sample_loop_lag
 from trio_pool_serve.telemetry.metrics import Gauges, Metrics
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, gather_snapshots, serve_snapshots
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.threads.openmp import spin_briefly
-from trio_pool_serve.threads.priority import niceness_beside
+from trio_pool_serve.threads.openmp import limit_openmp_spinning
+from trio_pool_serve.threads.priority import relative_niceness
 from trio_pool_serve.types import Runner
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ RunnerLoader: TypeAlias = Callable[[AnyModelFolder, ModelConfig, Offload], Runne
 
 def load_transformer(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> Runner:
     """Load the runner for a transformers model; torch is imported only here."""
-    spin_briefly()
+    limit_openmp_spinning()
     from trio_pool_serve.models.loading.runner_loading import load_runner
 
     return load_runner(folder, config, offload)
@@ -89,7 +89,7 @@ class Service:
     """Where the processes of the server find each other, if it has several and somebody else keeps them alive."""
     offload: Offload = field(kw_only=True)
     metrics: Metrics = field(factory=Metrics, kw_only=True)
-    waiting: WaitingBytes = field(init=False, factory=WaitingBytes)
+    waiting: InputMemory = field(init=False, factory=InputMemory)
     media: MediaLoader = field(init=False)
     started: float = field(factory=time.time, init=False)
     """Seconds since the epoch."""
@@ -110,7 +110,7 @@ class Service:
             media=threads.media_num_workers,
             postprocess=threads.postprocess_num_workers,
             copy=self.config.scheduling.max_in_flight * len(self.config.models),
-            niceness=niceness_beside(threads.niceness),
+            niceness=relative_niceness(threads.niceness),
         )
 
     @processes.default

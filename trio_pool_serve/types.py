@@ -172,14 +172,14 @@ class PoolingRequest:
     """One row of work: the unit that the engine queues, batches and answers.
 
     ``params`` is what is wanted of one forward pass over the prompt: one thing or several. A smaller
-    ``priority`` is served first. Rows of one ``flow`` take turns with those of others as one: a client's
-    request is a flow, named by a number below 2⁶³ that is its own among all processes; 0 is a flow of one row.
+    ``priority`` is served first. Rows of one ``group`` take turns with those of others as one: a client's
+    request is a group, named by a number below 2⁶³ that is its own among all processes; 0 is a group of one row.
     """
 
     prompt: RenderedPrompt
     params: tuple[PoolingParams, ...] = (Embed(),)
     priority: int = 0
-    flow: int = 0
+    group: int = 0
 
     @property
     def tokens(self) -> int:

@@ -8,7 +8,7 @@ from trio_pool_serve.cli import read_config, run
 from trio_pool_serve.processes.child_process import run_as_child
 from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt, TokensPrompt
 from trio_pool_serve.rendering.renderer import Renderer
-from trio_pool_serve.rendering.text.text_renderer import AskedPrompt
+from trio_pool_serve.rendering.text.text_renderer import PromptToRender
 from trio_pool_serve.server import api_process, api_workers
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import RenderedPrompt
@@ -23,7 +23,7 @@ def put_in_place(name: str, render_text: RenderText) -> None:
     def server_timing(timings: RequestTimings) -> str:
         return f"{ours(timings)}, {label(name)}"
 
-    async def render_each(renderer: Renderer, asked: Sequence[AskedPrompt]) -> list[list[RenderedPrompt]]:
+    async def render_each(renderer: Renderer, asked: Sequence[PromptToRender]) -> list[list[RenderedPrompt]]:
         rendered = []
         for prompt, params, in_windows in asked:
             if isinstance(prompt, TokensPrompt) or in_windows:

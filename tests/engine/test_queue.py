@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
 from trio_pool_serve.engine.batching import BatchRoom, BulkBudget, length_class
-from trio_pool_serve.engine.queue import PATIENCE, SMALL_REQUESTS_LAST, QueueEntry, RequestQueue, batch_of
+from trio_pool_serve.engine.queue import FAIRNESS, SMALL_REQUESTS_LAST, QueueEntry, RequestQueue, batch_of
 from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.types import PoolingRequest, RenderedPrompt
 
 
-def entry(tokens: int, priority: int = 0, flow: int = 0) -> QueueEntry:
-    return QueueEntry(PoolingRequest(RenderedPrompt(np.ones(tokens, dtype=np.int32)), priority=priority, flow=flow))
+def entry(tokens: int, priority: int = 0, group: int = 0) -> QueueEntry:
+    return QueueEntry(PoolingRequest(RenderedPrompt(np.ones(tokens, dtype=np.int32)), priority=priority, group=group))
 
 
 def queue_of(*entries: QueueEntry) -> RequestQueue:
@@ -89,21 +89,21 @@ def test_a_short_row_goes_before_a_long_one_that_came_earlier():
 
 
 def test_a_single_row_goes_before_the_rest_of_a_large_request():
-    large = [entry(34, flow=1) for _ in range(100)]
-    single = entry(34, flow=2)
+    large = [entry(34, group=1) for _ in range(100)]
+    single = entry(34, group=2)
     assert queue_of(*large, single).take_batch(4 * 34) == [large[0], single, *large[1:3]]
 
 
 def test_two_large_requests_take_turns():
-    first = [entry(10, flow=1) for _ in range(64)]
-    second = [entry(10, flow=2) for _ in range(64)]
+    first = [entry(10, group=1) for _ in range(64)]
+    second = [entry(10, group=2) for _ in range(64)]
     queue = queue_of(*first, *second)
-    taken = [row.request.flow for _ in range(8) for row in queue.take_batch(80)]
+    taken = [row.request.group for _ in range(8) for row in queue.take_batch(80)]
     assert 24 <= taken.count(2) <= 40
 
 
 def test_a_request_s_rows_keep_their_order():
-    rows = [entry(7, flow=1) for _ in range(300)]
+    rows = [entry(7, group=1) for _ in range(300)]
     queue = queue_of(*rows)
     assert [row for _ in range(10) for row in queue.take_batch(30 * 7)] == rows
 
@@ -120,19 +120,19 @@ def test_the_smaller_priority_opens_a_batch_even_if_it_is_due_later():
 def test_a_long_row_is_not_overtaken_for_ever_by_short_ones():
     long = entry(512)
     queue = queue_of(long)
-    for _ in range(PATIENCE * 512 // (16 * 16) + 1):
+    for _ in range(FAIRNESS * 512 // (16 * 16) + 1):
         for _ in range(16):
             queue.put_nowait(entry(16))
         queue.take_batch(16 * 16)
-    assert long.lane is None
+    assert long.queue_class is None
     assert queue.tokens > 0
 
 
 def test_turns_are_the_same_after_much_has_been_computed():
     queue = queue_of(entry(100_000))
     queue.take_batch(2048)
-    large = [entry(34, flow=1) for _ in range(100)]
-    long, single = entry(512, flow=2), entry(34, flow=3)
+    large = [entry(34, group=1) for _ in range(100)]
+    long, single = entry(512, group=2), entry(34, group=3)
     for row in (long, *large, single):
         queue.put_nowait(row)
     assert queue.take_batch(2 * 34) == [large[0], single]
@@ -140,13 +140,13 @@ def test_turns_are_the_same_after_much_has_been_computed():
 
 
 def test_the_rest_of_a_large_request_gets_its_eighth_while_others_never_stop_coming():
-    large = [entry(32, flow=1) for _ in range(80)]
+    large = [entry(32, group=1) for _ in range(80)]
     queue = queue_of(*large)
-    for _ in range(2 * PATIENCE * 80 // 8):  # twice, as waiting times are rounded up to powers of two
+    for _ in range(2 * FAIRNESS * 80 // 8):  # twice, as waiting times are rounded up to powers of two
         for _ in range(8):
             queue.put_nowait(entry(32))
         queue.take_batch(8 * 32)
-    assert all(row.lane is None for row in large)
+    assert all(row.queue_class is None for row in large)
 
 
 # -- what rides together ------------------------------------------------------------------------------
@@ -207,11 +207,11 @@ def test_room_knows_when_nothing_fits_any_more():
 
 
 def test_while_small_requests_come_bulk_rides_apart_in_small_batches():
-    queue = queue_of(entry(34, flow=1))
+    queue = queue_of(entry(34, group=1))
     queue.take_batch(2048, 100)
     for _ in range(100):
-        queue.put_nowait(entry(34, flow=2))
-    single = entry(34, flow=3)
+        queue.put_nowait(entry(34, group=2))
+    single = entry(34, group=3)
     queue.put_nowait(single)
     small = queue.take_batch(2048, 100)
     assert single in small
@@ -220,26 +220,26 @@ def test_while_small_requests_come_bulk_rides_apart_in_small_batches():
 
 
 def test_bulk_has_full_batches_when_no_small_request_has_come_for_long():
-    queue = queue_of(entry(34, flow=1))
+    queue = queue_of(entry(34, group=1))
     queue.take_batch(2048, 100)
     for _ in range(2048):
-        queue.put_nowait(entry(34, flow=2))
+        queue.put_nowait(entry(34, group=2))
     while queue.clock <= 34 + SMALL_REQUESTS_LAST * 2048:
         assert 1 < len(queue.take_batch(2048, 100)) < 8
     assert len(queue.take_batch(2048, 100)) == 2048 // 34
 
 
 def test_a_large_request_alone_has_full_batches_from_the_start():
-    queue = queue_of(*[entry(34, flow=1) for _ in range(200)])
+    queue = queue_of(*[entry(34, group=1) for _ in range(200)])
     assert len(queue.take_batch(2048, 100)) == 2048 // 34
 
 
 def test_small_requests_that_another_replica_takes_keep_bulk_short(tmp_path):
     first, second = (RequestQueue(small_requests=SmallRequests.open(tmp_path / "s", i, 2)) for i in range(2))
     for _ in range(2048):
-        second.put_nowait(entry(34, flow=2))
+        second.put_nowait(entry(34, group=2))
     assert len(second.take_batch(2048, 100)) == 2048 // 34, "nobody has come anywhere"
-    first.put_nowait(entry(34, flow=1))
+    first.put_nowait(entry(34, group=1))
     first.take_batch(2048, 100)
     assert [len(second.take_batch(2048, 100)) for _ in range(3)] == [2, 2, 2]
     began = second.clock
@@ -250,11 +250,11 @@ def test_small_requests_that_another_replica_takes_keep_bulk_short(tmp_path):
 
 def test_a_replica_that_starts_again_knows_no_small_requests_of_before_it(tmp_path):
     before = RequestQueue(small_requests=SmallRequests.open(tmp_path / "s", 0, 1))
-    before.put_nowait(entry(34, flow=1))
+    before.put_nowait(entry(34, group=1))
     before.take_batch(2048, 100)
     again = RequestQueue(small_requests=SmallRequests.open(tmp_path / "s", 0, 1))
     for _ in range(200):
-        again.put_nowait(entry(34, flow=2))
+        again.put_nowait(entry(34, group=2))
     assert len(again.take_batch(2048, 100)) == 2048 // 34
 
 
@@ -295,7 +295,7 @@ TAKE = st.tuples(st.just("take"), st.integers(1, 3000), st.none() | st.integers(
 @given(st.lists(PUT | WITHDRAW | TAKE, max_size=200))
 def test_every_row_is_taken_once_within_the_budget_and_none_is_overtaken_once_it_is_due(steps):
     queue = RequestQueue()
-    waiting: dict[QueueEntry, tuple[int, int]] = {}  # when it came, and when it is due at the latest
+    waiting: dict[QueueEntry, tuple[int, int]] = {}  # when it came, and when it is virtual_deadline at the latest
     of_flow: Counter[int] = Counter()
 
     def take(max_tokens: int, bulk_tokens: int | None) -> None:
@@ -309,18 +309,18 @@ def test_every_row_is_taken_once_within_the_budget_and_none_is_overtaken_once_it
         for row in taken:
             del waiting[row]  # raises if it was not waiting: nothing is taken twice
         assert len(taken) == 1 or batch_of(taken).padded_tokens <= max_tokens
-        for row, (_, due) in waiting.items():
+        for row, (_, virtual_deadline) in waiting.items():
             assert row.request.priority >= opening.request.priority
-            if row.request.priority == opening.request.priority and due <= began:
-                assert came < due
+            if row.request.priority == opening.request.priority and virtual_deadline <= began:
+                assert came < virtual_deadline
 
     for step in [*steps, *[("take", 500, None)] * len(steps)]:
         match step:
-            case "put", tokens, flow, priority:
-                row = entry(tokens, priority, flow)
-                of_flow[flow] += tokens
-                weight = of_flow[flow] if flow else tokens
-                waiting[row] = (queue.clock, queue.clock + max(2, 2 * PATIENCE * weight))
+            case "put", tokens, group, priority:
+                row = entry(tokens, priority, group)
+                of_flow[group] += tokens
+                weight = of_flow[group] if group else tokens
+                waiting[row] = (queue.clock, queue.clock + max(2, 2 * FAIRNESS * weight))
                 queue.put_nowait(row)
             case "withdraw", index if index < len(waiting):
                 row = list(waiting)[index]
@@ -332,4 +332,4 @@ def test_every_row_is_taken_once_within_the_budget_and_none_is_overtaken_once_it
         assert set(queue) == set(waiting)
         assert queue.tokens == sum(row.request.tokens for row in waiting)
     assert not waiting
-    assert (queue.tokens, queue._lanes, queue._flows) == (0, {}, {})
+    assert (queue.tokens, queue._queue_classes, queue._request_groups) == (0, {}, {})

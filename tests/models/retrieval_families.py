@@ -393,14 +393,14 @@ def splade_modules(bare: Path, **pooling_config: Any) -> list[Any]:
     ]
 
 
-def write_splade(folder: Path, name: str, *, most_weights: int | None = None, **pooling_config: Any) -> Path:
+def write_splade(folder: Path, name: str, *, max_weights: int | None = None, **pooling_config: Any) -> Path:
     """Put a model together with sentence-transformers, and let it write the folder."""
     from sentence_transformers import SparseEncoder
 
     bare = write_masked_lm(folder.with_name(f"{folder.name}-bare"), name)
     model = SparseEncoder(
         modules=splade_modules(bare, **pooling_config),
-        max_active_dims=most_weights,
+        max_active_dims=max_weights,
         prompts={"query": "query: "},
         device="cpu",
     )
@@ -425,7 +425,7 @@ def splade_sum_of_two_logarithms(folder: Path) -> Path:
 
 
 def splade_modernbert(folder: Path) -> Path:
-    return write_splade(folder, "modernbert", most_weights=12)
+    return write_splade(folder, "modernbert", max_weights=12)
 
 
 def early_splade(folder: Path) -> Path:

@@ -14,7 +14,7 @@ from tests.models.model_families import FAMILIES, HIDDEN, ServedModel, write_fam
 from tests.runner.test_varlen import PACKED, packed_backbone
 from trio_pool_serve.runner.cuda.varlen import FLASH, has_flash
 from trio_pool_serve.runner.forward_pass import ForwardPass, assemble
-from trio_pool_serve.runner.unread_mask import leave_masks_unread
+from trio_pool_serve.runner.mask_checks import skip_mask_checks
 from trio_pool_serve.types import PoolingRequest, RenderedPrompt
 
 META = torch.device("meta")
@@ -31,7 +31,7 @@ def rows_on_meta(*lengths: int) -> ForwardPass:
 def test_padded_rows_are_launched_without_reading_the_device(tmp_path: Path, name: str, lengths: tuple[int, ...]):
     backbone = ServedModel(write_family(tmp_path / name, name), dtype="bfloat16").runner.backbone
     backbone.model.to(META)
-    leave_masks_unread(backbone.model)
+    skip_mask_checks(backbone.model)
     with torch.inference_mode():
         assert backbone(rows_on_meta(*lengths)).shape == (len(lengths), max(lengths), HIDDEN)
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.model_folders import write_json, write_word_tokenizer
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.dual_encoder.spec import DualEncoder, ImageTower, TextFilling
+from trio_pool_serve.models.dual_encoder.spec import DualEncoder, ImageTower, TextPadding
 from trio_pool_serve.models.embedding.spec import Embedding
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.page_retrieval.spec import PageRetrieval
@@ -66,7 +66,7 @@ def test_a_siglip_that_says_next_to_nothing_has_the_usual_sizes(tmp_path: Path):
     folder = read_model_folder(write(tmp_path, SIGLIP, model_input_names=["input_ids"]))
     assert isinstance(folder.spec, DualEncoder)
     assert folder.spec.images == ImageTower(image_size=224, patch_size=16, has_class_token=False)
-    assert folder.spec.filling == TextFilling(length=64, attends=True)
+    assert folder.spec.filling == TextPadding(length=64, attends=True)
     assert (folder.model_type, folder.vocab_size, folder.max_model_len) == ("siglip", 32000, 64)
 
 

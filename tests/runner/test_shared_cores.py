@@ -12,7 +12,7 @@ from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.runner.shared_cores import (
     FIRST_PAUSE_S,
     LAST_PAUSE_S,
-    LONELY_S,
+    PEERS_IDLE_S,
     SharedCores,
     SharingRunner,
 )
@@ -29,7 +29,7 @@ def clock(monkeypatch):
 
 
 def later(clock) -> None:
-    clock[0] += 2 * LONELY_S
+    clock[0] += 2 * PEERS_IDLE_S
 
 
 def test_a_lone_replica_has_all_cores_and_busy_ones_their_part(tmp_path, clock):

@@ -14,20 +14,20 @@ from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, Over
 from trio_pool_serve.prompts import TextPrompt, TokensPrompt
 from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.service import Service
+from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import Pooled, pool
-from trio_pool_serve.tasks.reading import ReadingParams
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import Embed
 
 CLS, SEP = VOCABULARY["[CLS]"], VOCABULARY["[SEP]"]
 
 
-READING = {field.name for field in attrs.fields(ReadingParams)}
+READING = {field.name for field in attrs.fields(InputParams)}
 
 
 async def embed(service: Service, *texts: str, **params) -> Pooled:
-    reading = ReadingParams(**{name: params.pop(name) for name in READING & set(params)})
+    reading = InputParams(**{name: params.pop(name) for name in READING & set(params)})
     job = PoolJob(prompts=[TextPrompt(text) for text in texts], reading=reading, **params)
     return await pool(service.model(), job, timings())
 
@@ -63,7 +63,7 @@ async def test_usage_counts_what_was_read_not_what_was_sent(service):
 
 
 async def test_token_ids_are_embedded_as_they_are(service, scripted):
-    job = PoolJob(prompts=[TokensPrompt(np.array([9, 8, 7]))], reading=ReadingParams(prompt_name="query"))
+    job = PoolJob(prompts=[TokensPrompt(np.array([9, 8, 7]))], reading=InputParams(prompt_name="query"))
     answer = await pool(service.model(), job, timings())
     assert last_row(scripted) == [9, 8, 7]
     assert answer.prompt_tokens == 3

@@ -25,11 +25,11 @@ from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.prompts import Prompt, RenderingParams, TextPrompt, TokensPrompt, TruncationSide
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
-from trio_pool_serve.rendering.text.token import Token
+from trio_pool_serve.rendering.text.token_info import Token
 from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer
 from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
 from trio_pool_serve.runner.scripted import ScriptedRunner
-from trio_pool_serve.tasks.fan_out import CHUNK_ROWS, CHUNKS_AHEAD, AskedRow, ComputedRow, compute_rows
+from trio_pool_serve.tasks.fan_out import CHUNK_ROWS, CHUNKS_AHEAD, ComputedRow, RowToCompute, compute_rows
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.threads.offload import Offload
@@ -92,7 +92,7 @@ class Floor:
     async def compute(self, *prompts: Prompt | str, timings: RequestTimings | None = None) -> list[ComputedRow]:
         asked = [TextPrompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
         return await compute_rows(
-            [AskedRow(prompt, RenderingParams(), (Embed(),)) for prompt in asked],
+            [RowToCompute(prompt, RenderingParams(), (Embed(),)) for prompt in asked],
             renderer=self.renderer,
             engine=self.engine,
             timings=timings or RequestTimings(),
@@ -183,11 +183,11 @@ async def test_no_prompts_are_no_rows(floor):
 async def test_the_rows_of_one_request_are_one_flow_of_their_own(floor):
     for _ in range(2):
         await floor.compute("hello", "hello", "hello")
-    flows = [row.flow for batch in floor.runner.batches for row in batch.requests]
-    assert len(flows) == 6
-    assert len(set(flows[:3])) == len(set(flows[3:])) == 1
-    assert flows[0] != flows[3]
-    assert all(0 < flow < 2**63 for flow in flows)
+    groups = [row.group for batch in floor.runner.batches for row in batch.requests]
+    assert len(groups) == 6
+    assert len(set(groups[:3])) == len(set(groups[3:])) == 1
+    assert groups[0] != groups[3]
+    assert all(0 < group < 2**63 for group in groups)
 
 
 async def test_timings_are_those_of_the_whole_request(floor):

@@ -15,9 +15,9 @@ from trio_pool_serve.rendering.text.text_renderer import MAX_WINDOWS
 from trio_pool_serve.runner.copied_batch import CopiedBatch
 from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.service import Service
+from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import Pooled, pool
-from trio_pool_serve.tasks.reading import ReadingParams
 from trio_pool_serve.telemetry.timings import RequestTimings
 
 CLS, SEP = VOCABULARY["[CLS]"], VOCABULARY["[SEP]"]
@@ -45,7 +45,7 @@ def windows_of(scripted: ScriptedRunner) -> list[list[int]]:
 
 
 async def embed(service: Service, *texts: str, **reading) -> Pooled:
-    job = PoolJob(prompts=[TextPrompt(text) for text in texts], reading=ReadingParams(**reading))
+    job = PoolJob(prompts=[TextPrompt(text) for text in texts], reading=InputParams(**reading))
     return await pool(service.model(), job, RequestTimings())
 
 

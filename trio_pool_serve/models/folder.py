@@ -11,7 +11,7 @@ from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder, Model
 from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.models.registry import KINDS
 
-AS_THE_FILES_SAY = ModelConfig()
+DEFAULT_MODEL_CONFIG = ModelConfig()
 
 UNLIMITED = 10**6
 """tokenizer_config.json writes "no limit" as numbers far above any real one."""
@@ -39,7 +39,7 @@ RELATIVE_POSITIONS = frozenset({"t5", "mt5", "umt5"})
 """Model types whose ``n_positions`` is what they were trained on, not what they can take."""
 
 
-def read_model_folder(path: Path, config: ModelConfig = AS_THE_FILES_SAY) -> AnyModelFolder:
+def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) -> AnyModelFolder:
     """Read a model's folder.
 
     Raises ``ModelLoadError`` when the folder holds no model, asks for something that is not supported, or

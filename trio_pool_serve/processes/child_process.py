@@ -30,12 +30,12 @@ Job = TypeVar("Job")
 RESTART_BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 15.0, 30.0)
 """Pause before the next process takes the place of one that has died; the last one repeats."""
 
-CALM_S = 60.0
+STABLE_AFTER_S = 60.0
 """A process that has lived this long is not in a row of crashes any more."""
 
 BACKLOG = 128
 
-LEAVING_S = 5.0
+EXIT_TIMEOUT_S = 5.0
 """Seconds that a child which is not wanted any more has to leave by itself."""
 
 
@@ -65,7 +65,7 @@ class ChildProcess(Generic[Status]):
         finally:
             if self.process.returncode is None:
                 self.process.kill()
-                with trio.CancelScope(shield=True), trio.move_on_after(LEAVING_S):
+                with trio.CancelScope(shield=True), trio.move_on_after(EXIT_TIMEOUT_S):
                     await self.process.wait()
 
 
@@ -75,7 +75,7 @@ async def open_child(
 ) -> AsyncIterator[ChildProcess[Any]]:
     """Run ``python -m MODULE`` with ``job`` for as long as the block lasts; it inherits ``fds``.
 
-    Cancellation: the child is killed unless it leaves within ``LEAVING_S``.
+    Cancellation: the child is killed unless it leaves within ``EXIT_TIMEOUT_S``.
     """
     ours, theirs = socket.socketpair()
     with theirs:
@@ -90,8 +90,8 @@ async def open_child(
             await child.channel.send(job)
         yield child
     finally:
-        with trio.CancelScope(shield=True), trio.move_on_after(2 * LEAVING_S):
-            await child.leave(LEAVING_S)
+        with trio.CancelScope(shield=True), trio.move_on_after(2 * EXIT_TIMEOUT_S):
+            await child.leave(EXIT_TIMEOUT_S)
 
 
 @contextmanager
@@ -122,7 +122,7 @@ async def keep_alive(name: str, live: Callable[[], Awaitable[str]]) -> NoReturn:
     while True:
         began = trio.current_time()
         end = await live()
-        crashes = 0 if trio.current_time() - began > CALM_S else crashes
+        crashes = 0 if trio.current_time() - began > STABLE_AFTER_S else crashes
         pause_s = RESTART_BACKOFF_S[min(crashes, len(RESTART_BACKOFF_S) - 1)]
         logger.error("the process of %s has %s; the next one starts in %g s", name, end, pause_s)
         await trio.sleep(pause_s)
@@ -143,7 +143,7 @@ async def _run(main: Callable[[FramedStream[Job], Job], Awaitable[int]], job_typ
     return 0 if received is None else await main(channel, received[0])
 
 
-async def tell_parent(channel: FramedStream[Job], status: object) -> None:
+async def send_to_parent(channel: FramedStream[Job], status: object) -> None:
     """Say something to the parent, if it is still there. Cancellation: at once; nothing can be said after that."""
     with suppress(trio.BrokenResourceError):
         await channel.send(status)

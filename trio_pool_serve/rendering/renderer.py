@@ -21,9 +21,9 @@ from trio_pool_serve.prompts import (
 )
 from trio_pool_serve.rendering.chat.conversations import Conversations
 from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
-from trio_pool_serve.rendering.text.text_renderer import AskedPrompt, PlainPrompt, TextRenderer
-from trio_pool_serve.rendering.text.token import Token
-from trio_pool_serve.rendering.waiting_bytes import WaitingBytes
+from trio_pool_serve.rendering.input_memory import InputMemory
+from trio_pool_serve.rendering.text.text_renderer import PlainPrompt, PromptToRender, TextRenderer
+from trio_pool_serve.rendering.text.token_info import Token
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import RenderedPrompt
 
@@ -52,7 +52,7 @@ class Renderer:
     """Which token embeddings are taken in place of texts, or why none are."""
     conversations: Conversations | None = None
     """Reads whatever is not a text by itself; set once there is a renderer that it can read texts with."""
-    waiting: WaitingBytes = Factory(WaitingBytes)
+    waiting: InputMemory = Factory(InputMemory)
     """Shared by all models of a server."""
     loop_characters: int = LOOP_CHARACTERS
     """Texts of so many characters altogether are rendered on the event loop."""
@@ -80,7 +80,7 @@ class Renderer:
             return True
         return isinstance(prompt, TextPrompt) and not self._in_conversation
 
-    async def render_plain(self, asked: Sequence[AskedPrompt]) -> list[list[RenderedPrompt]]:
+    async def render_plain(self, asked: Sequence[PromptToRender]) -> list[list[RenderedPrompt]]:
         """Return what the model reads for each of several prompts, in one pass each, or in windows.
 
         Raises and is cancelled as ``render``; the first failure ends all.

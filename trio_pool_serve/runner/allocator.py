@@ -23,7 +23,7 @@ MAPPED_BYTES = 2**25
 OWN_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
-def keep_freed_memory() -> bool:
+def retain_freed_memory() -> bool:
     """Have glibc's malloc keep what is freed, for the whole process; tell whether it does.
 
     Nothing happens with another C library, or where whoever started the process has settled it by the environment.

@@ -11,9 +11,9 @@ from trio_pool_serve.runner.cuda.graphs import CudaGraphBackend, GraphedBackbone
 from trio_pool_serve.runner.cuda.packed_backbone import pack_backbone
 from trio_pool_serve.runner.cuda.varlen import FLASH, CannotPackError, has_flash
 from trio_pool_serve.runner.loaded_model import LoadedModel
+from trio_pool_serve.runner.mask_checks import skip_mask_checks
 from trio_pool_serve.runner.probe import TOLERANCES, Compute, computed, difference, probe_rows
 from trio_pool_serve.runner.progress import shown
-from trio_pool_serve.runner.unread_mask import leave_masks_unread
 
 
 @frozen(eq=False)
@@ -44,7 +44,7 @@ def choose_computation(loaded: LoadedModel, config: ModelConfig, place: Place) -
         return _compiled(loaded.backbone, place)
     if place.device.type != "cuda" or type(loaded.backbone) is not Backbone:
         return Computation(loaded.backbone)
-    leave_masks_unread(loaded.backbone.model)
+    skip_mask_checks(loaded.backbone.model)
     computation = _packed(loaded.backbone, config, place)
     if config.cuda_graphs and not loaded.output_width:  # a vocabulary's logits take memory, and long to compute
         computation = _graphed(loaded.backbone, computation, place)

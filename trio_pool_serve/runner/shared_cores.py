@@ -20,15 +20,15 @@ from attrs import define, field
 
 from trio_pool_serve.types import Batch, PooledBatch, QueryScope, Runner
 
-LONELY_S = 0.25
+PEERS_IDLE_S = 0.25
 """A replica computes alone once no other has computed for so long. Long, because two that both believe it for a batch
 wait for each other's threads, for far longer than the batch takes alone."""
 
-CROWDED_BELOW = 0.7
+CONTENDED_BELOW = 0.7
 """Share of its threads' time that a batch spends on the processor where others compute on the same cores. It is 1.0
 where nobody does, and 0.5 beside one busy program on two cores; the batch takes five times as long then."""
 
-JUDGED_THREADS = 4
+MAX_JUDGED_THREADS = 4
 """With more, those of a short row sleep for much of it in any case, and the share says nothing about others."""
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.25, 16.0
@@ -36,7 +36,7 @@ FIRST_PAUSE_S, LAST_PAUSE_S = 0.25, 16.0
 
 
 @define(eq=False)
-class Elbowroom:
+class CoreContention:
     """Whether a process has the cores that it computes on to itself, as far as its last batches tell."""
 
     _crowded_until: float = field(default=-math.inf, init=False)
@@ -48,7 +48,7 @@ class Elbowroom:
 
     def observe(self, *, took_s: float, processor_s: float, threads: int, now: float) -> None:
         """Take note of a batch on several threads, which spent ``processor_s`` together."""
-        if processor_s < CROWDED_BELOW * threads * took_s:
+        if processor_s < CONTENDED_BELOW * threads * took_s:
             self._crowded_until = now + self._pause_s
             self._pause_s = min(LAST_PAUSE_S, 2 * self._pause_s)
         else:
@@ -79,7 +79,7 @@ class SharedCores:
     def take(self) -> int:
         """Say that this replica computes; return how many threads are its share."""
         self.computed_at[self.replica] = math.inf
-        busy = int(np.count_nonzero(self.computed_at > time.monotonic() - LONELY_S))
+        busy = int(np.count_nonzero(self.computed_at > time.monotonic() - PEERS_IDLE_S))
         return max(1, self.cores // busy)
 
     def release(self) -> None:
@@ -93,14 +93,14 @@ class SharingRunner:
 
     runner: Runner
     shared: SharedCores
-    elbowroom: Elbowroom = field(init=False, factory=Elbowroom)
+    contention: CoreContention = field(init=False, factory=CoreContention)
     _threads: int = field(default=0, init=False)
 
     def launch(self, batch: Batch) -> PooledBatch:
         """Compute a batch. Raises what the runner raises."""
         share = threads = self.shared.take()
         began, spent = time.monotonic(), time.process_time()
-        if self.elbowroom.is_missing(began):
+        if self.contention.is_missing(began):
             threads = max(1, share // 2)
         if threads != self._threads:
             torch.set_num_threads(threads)
@@ -109,9 +109,9 @@ class SharingRunner:
             return self.runner.launch(batch)
         finally:
             self.shared.release()
-            if 1 < threads == share <= JUDGED_THREADS:
+            if 1 < threads == share <= MAX_JUDGED_THREADS:
                 now = time.monotonic()
-                self.elbowroom.observe(
+                self.contention.observe(
                     took_s=now - began, processor_s=time.process_time() - spent, threads=threads, now=now
                 )
 

@@ -9,7 +9,7 @@ import trio
 from trio_pool_serve.cli import configure_logging
 from trio_pool_serve.config import decode_config
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
-from trio_pool_serve.processes.child_process import run_as_child, tell_parent
+from trio_pool_serve.processes.child_process import run_as_child, send_to_parent
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.processes.without_torch import do_without_torch
 from trio_pool_serve.server.api_workers import ApiJob, Drain, FromParent, NotServed, Ready
@@ -58,14 +58,14 @@ async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
         except* (ModelLoadError, EngineDeadError) as group:
             failure = innermost(group)
     if failure is not None:
-        await tell_parent(channel, NotServed(str(failure)))
+        await send_to_parent(channel, NotServed(str(failure)))
         return 1
     return 0
 
 
 async def _tell(channel: FramedStream[FromParent], service: Service) -> None:
     await service.wait_ready()
-    await tell_parent(channel, Ready())
+    await send_to_parent(channel, Ready())
 
 
 if __name__ == "__main__":

@@ -18,12 +18,12 @@ from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.hub import locate_model
-from trio_pool_serve.processes.child_process import run_as_child, tell_parent, wait_for_parent
+from trio_pool_serve.processes.child_process import run_as_child, send_to_parent, wait_for_parent
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, serve_snapshots
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.threads.priority import niceness_beside
+from trio_pool_serve.threads.priority import relative_niceness
 from trio_pool_serve.types import Runner
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,9 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
     """Load, then compute until the parent is gone; return the exit status. Cancellation: at once."""
     config = decode_config(job.config)
     configure_logging(config.logging.log_level)
-    offload = Offload(launch=1, copy=config.scheduling.max_in_flight, niceness=niceness_beside(config.threads.niceness))
+    offload = Offload(
+        launch=1, copy=config.scheduling.max_in_flight, niceness=relative_niceness(config.threads.niceness)
+    )
     metrics = Metrics()
     source = next(source for source in config.sources if source.name == job.model)
 
@@ -62,7 +64,7 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
             # as long as a dozen batches take, whenever a large request has brought as much again as a quarter of it.
             gc.collect()
             gc.freeze()
-            await tell_parent(channel, Loaded(engine.runner.describe()))
+            await send_to_parent(channel, Loaded(engine.runner.describe()))
             nursery.start_soon(serve_engine, engine, listener)
             nursery.start_soon(serve_snapshots, Path(job.folder), snapshot)
             await wait_for_parent(channel)
@@ -72,7 +74,7 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
         own, _ = group.split(ModelLoadError)
         failure = innermost(own or group)
     if isinstance(failure, ModelLoadError):
-        await tell_parent(channel, LoadFailed(str(failure)))
+        await send_to_parent(channel, LoadFailed(str(failure)))
     elif failure is not None:
         logger.critical("%s", failure)
     return 0 if failure is None else 1

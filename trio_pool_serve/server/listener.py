@@ -24,7 +24,7 @@ RESTART_BACKOFF_S = (0.0, 0.01, 0.05, 0.1, 0.25)
 """Pause before the next restart of the listener; the last one repeats. Well under a second: the model is
 loaded and the socket is open, so clients only wait."""
 
-CALM_S = 10.0
+STABLE_AFTER_S = 10.0
 """A listener that has lived this long is not in a row of crashes any more."""
 
 
@@ -90,7 +90,7 @@ async def serve_listeners(config: Config, service: Service, listening: socket.so
             # A new app each time: quart's cannot start twice.
             await hypercorn_serve(create_app(config, service), settings, shutdown_trigger=stop.wait)
         except Exception as error:
-            crashes = 0 if trio.current_time() - began > CALM_S else crashes
+            crashes = 0 if trio.current_time() - began > STABLE_AFTER_S else crashes
             service.metrics.listener_restarts.inc()
             logger.warning("the listener crashed; it restarts", exc_info=error)
             await trio.sleep(RESTART_BACKOFF_S[min(crashes, len(RESTART_BACKOFF_S) - 1)])

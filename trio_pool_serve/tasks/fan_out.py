@@ -37,7 +37,7 @@ the single prompt of the next client would wait behind every one of them.
 
 
 @frozen(eq=False)
-class AskedRow:
+class RowToCompute:
     """One row as a task asks for it: a prompt, how to render it, and what is wanted of it.
 
     ``in_windows`` has a prompt that is too long read in several windows.
@@ -79,7 +79,7 @@ RowDone = Callable[[int, ComputedRow], None]
 
 
 async def compute_rows(
-    rows: Sequence[AskedRow],
+    rows: Sequence[RowToCompute],
     *,
     renderer: Renderer,
     engine: Engine,
@@ -93,7 +93,7 @@ async def compute_rows(
     raised as itself, not as a group. Cancellation: rows that have not been launched leave the queue.
     """
     computed: dict[int, ComputedRow] = {}
-    flow = 1 + secrets.randbits(62)
+    group = 1 + secrets.randbits(62)
     ahead = trio.CapacityLimiter(renderer.offload.render + CHUNKS_AHEAD)
     began = time.perf_counter()
 
@@ -112,7 +112,7 @@ async def compute_rows(
     async def compute(chunk: range, rendered: Sequence[Sequence[RenderedPrompt]]) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
         requests = [
-            PoolingRequest(prompt, rows[index].params, priority, flow)
+            PoolingRequest(prompt, rows[index].params, priority, group)
             for index, prompts in zip(chunk, rendered, strict=True)
             for prompt in prompts
         ]
@@ -144,7 +144,7 @@ async def compute_rows(
     return [computed[index] for index in range(len(rows))]
 
 
-def _chunks(rows: Sequence[AskedRow], renderer: Renderer) -> Iterator[range]:
+def _chunks(rows: Sequence[RowToCompute], renderer: Renderer) -> Iterator[range]:
     """Cut the rows' indices into chunks; whatever is no plain text is one by itself."""
     begin = characters = 0
     for index, row in enumerate(rows):
@@ -157,7 +157,7 @@ def _chunks(rows: Sequence[AskedRow], renderer: Renderer) -> Iterator[range]:
         yield range(begin, len(rows))
 
 
-async def _render(rows: Sequence[AskedRow], renderer: Renderer) -> list[list[RenderedPrompt]]:
+async def _render(rows: Sequence[RowToCompute], renderer: Renderer) -> list[list[RenderedPrompt]]:
     """Return what the model reads for each row of a chunk, in as many passes as it takes."""
     plain = [(row.prompt, row.rendering, row.in_windows) for row in rows if renderer.is_plain(row.prompt)]
     if len(plain) == len(rows):

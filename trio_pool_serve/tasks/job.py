@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from attrs import Factory, frozen
 
 from trio_pool_serve.prompts import Prompt
+from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.tasks.reading import ReadingParams
 from trio_pool_serve.types import Activation, PooledValue, PoolingParams, PoolingTask
 
 
@@ -20,7 +20,7 @@ class PoolJob:
 
     prompts: Sequence[Prompt]
     tasks: tuple[str, ...] = ("embed",)
-    reading: ReadingParams = Factory(ReadingParams)
+    reading: InputParams = Factory(InputParams)
     dimensions: int | None = None
     normalize: bool | None = None
     activation: Activation = "probabilities"

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from trio_pool_serve.prompts import RenderingParams
-from trio_pool_serve.tasks.fan_out import AskedRow, ComputedRow, compute_rows
+from trio_pool_serve.tasks.fan_out import ComputedRow, RowToCompute, compute_rows
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.tasks.sides import Side, prompt_of
+from trio_pool_serve.tasks.score_inputs import ScoreInput, prompt_of
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import HeldQuery, HoldQuery, MaxSim, QueryScope
 
@@ -29,13 +29,13 @@ class EncodedQueries:
 class Document:
     """What is read, and which of the queries it is scored against."""
 
-    side: Side
+    side: ScoreInput
     query: int
 
 
 async def encode_queries(
     model: Model,
-    queries: Sequence[Side],
+    queries: Sequence[ScoreInput],
     scope: QueryScope,
     *,
     rendering: RenderingParams,
@@ -49,7 +49,10 @@ async def encode_queries(
     """
     held = [HeldQuery(scope) for _ in queries]
     rows = await compute_rows(
-        [AskedRow(prompt_of(side), rendering, (HoldQuery(query),)) for side, query in zip(queries, held, strict=True)],
+        [
+            RowToCompute(prompt_of(side), rendering, (HoldQuery(query),))
+            for side, query in zip(queries, held, strict=True)
+        ],
         renderer=model.renderer,
         engine=model.engine,
         timings=timings,
@@ -73,7 +76,7 @@ async def score_documents(
     """
     return await compute_rows(
         [
-            AskedRow(prompt_of(document.side), rendering, (MaxSim(queries.held[document.query]),))
+            RowToCompute(prompt_of(document.side), rendering, (MaxSim(queries.held[document.query]),))
             for document in documents
         ],
         renderer=model.renderer,

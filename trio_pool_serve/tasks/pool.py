@@ -7,10 +7,10 @@ from attrs import frozen
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.tasks.classify import CLASSIFY, TOKEN_CLASSIFY
 from trio_pool_serve.tasks.embed import EMBED, vector_of
-from trio_pool_serve.tasks.fan_out import AskedRow, ComputedRow, compute_rows
+from trio_pool_serve.tasks.fan_out import ComputedRow, RowToCompute, compute_rows
+from trio_pool_serve.tasks.input_params import rendering_params
 from trio_pool_serve.tasks.job import PoolJob, Task
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.tasks.reading import rendering_params
 from trio_pool_serve.tasks.sparse_embed import SPARSE_EMBED
 from trio_pool_serve.tasks.token_embed import TOKEN_EMBED
 from trio_pool_serve.telemetry.timings import RequestTimings
@@ -48,7 +48,7 @@ def task_named(name: str, *, param: str = "task") -> Task:
     return TASKS[name]
 
 
-def asked_rows(model: Model, job: PoolJob) -> list[AskedRow]:
+def rows_to_compute(model: Model, job: PoolJob) -> list[RowToCompute]:
     """Return what a job asks of the engine. Raises ``InvalidRequestError`` if the model cannot be asked that."""
     tasks = [task_named(name) for name in job.tasks]
     for task in tasks:
@@ -56,10 +56,10 @@ def asked_rows(model: Model, job: PoolJob) -> list[AskedRow]:
     params = tuple(task.params(model, job) for task in tasks)
     rendering = rendering_params(model, job.reading)
     in_windows = model.splits_long_texts and job.tasks == ("embed",) and rendering.truncate_to is None
-    return [AskedRow(prompt, rendering, params, in_windows) for prompt in job.prompts]
+    return [RowToCompute(prompt, rendering, params, in_windows) for prompt in job.prompts]
 
 
-def estimated_tokens(model: Model, job: PoolJob, asked: Sequence[AskedRow]) -> int:
+def estimated_tokens(model: Model, job: PoolJob, asked: Sequence[RowToCompute]) -> int:
     """Guess cheaply how many tokens are read, for admission.
 
     Raises ``InvalidRequestError`` for an answer of vectors per token that would fill the memory.
@@ -89,7 +89,7 @@ async def pool(
     ``InvalidRequestError``, ``OverloadedError`` and what ``Engine.submit`` raises. Cancellation: at once;
     nothing of the job stays in the queue.
     """
-    asked = asked_rows(model, job)
+    asked = rows_to_compute(model, job)
     finishes = [TASKS[name].finish for name in job.tasks]
 
     finished: dict[int, PooledRow] = {}

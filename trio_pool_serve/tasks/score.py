@@ -10,11 +10,11 @@ from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.models.model_spec import Scoring, Similarity
 from trio_pool_serve.prompts import PairPrompt, RenderingParams, Role
 from trio_pool_serve.tasks.embed import vector_of
-from trio_pool_serve.tasks.fan_out import AskedRow, ComputedRow, compute_rows
+from trio_pool_serve.tasks.fan_out import ComputedRow, RowToCompute, compute_rows
+from trio_pool_serve.tasks.input_params import InputParams, rendering_params
 from trio_pool_serve.tasks.late_interaction import Document, encode_queries, score_documents
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.tasks.reading import ReadingParams, rendering_params
-from trio_pool_serve.tasks.sides import Side, has_images, prompt_of, text_of
+from trio_pool_serve.tasks.score_inputs import ScoreInput, has_images, prompt_of, text_of
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import Activation, Classify, Embed, Vectors
 
@@ -32,9 +32,9 @@ class ScoreJob:
     query nor document.
     """
 
-    queries: Sequence[Side]
-    documents: Sequence[Side]
-    reading: ReadingParams = Factory(ReadingParams)
+    queries: Sequence[ScoreInput]
+    documents: Sequence[ScoreInput]
+    reading: InputParams = Factory(InputParams)
     max_query_tokens: int | None = None
     max_document_tokens: int | None = None
     activation: Activation = "score"
@@ -104,7 +104,7 @@ async def _score_pairs(model: Model, job: ScoreJob, timings: RequestTimings) -> 
         for index, document in enumerate(documents)
     ]
     rows = await compute_rows(
-        [AskedRow(prompt, rendering, (Classify(job.activation),)) for prompt in prompts],
+        [RowToCompute(prompt, rendering, (Classify(job.activation),)) for prompt in prompts],
         renderer=model.renderer,
         engine=model.engine,
         timings=timings,
@@ -120,7 +120,7 @@ async def _score_vectors(model: Model, job: ScoreJob, timings: RequestTimings) -
         *((side, _rendering(model, job, None if job.symmetric else "document")) for side in job.documents),
     ]
     rows = await compute_rows(
-        [AskedRow(prompt_of(side), rendering, (Embed(),)) for side, rendering in sides],
+        [RowToCompute(prompt_of(side), rendering, (Embed(),)) for side, rendering in sides],
         renderer=model.renderer,
         engine=model.engine,
         timings=timings,

@@ -8,7 +8,7 @@ SPINS = 10_000
 partner has lost its core waits by spinning on its own."""
 
 
-def spin_briefly() -> None:
+def limit_openmp_spinning() -> None:
     """Have libgomp's threads sleep soon, unless the environment says how they wait. Before torch is imported."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))

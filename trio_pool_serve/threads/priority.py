@@ -8,7 +8,7 @@ import os
 import sys
 
 
-def niceness_beside(by: int) -> int | None:
+def relative_niceness(by: int) -> int | None:
     """Return the niceness that is ``by`` above the calling thread's own; None to leave threads as they are.
 
     Only Linux has a niceness for each thread; elsewhere it is always None.

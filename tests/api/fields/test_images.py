@@ -27,7 +27,7 @@ from tests.rendering.media.images import (
 )
 from trio_pool_serve.config import Config, InputConfig, TimeLimitsConfig
 from trio_pool_serve.errors import MediaError
-from trio_pool_serve.rendering.waiting_bytes import MADE_AT_ONCE
+from trio_pool_serve.rendering.input_memory import MADE_AT_ONCE
 from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.service import Service
 

@@ -53,7 +53,7 @@ def through(requests: list[PoolingRequest], scopes: Scopes | None = None) -> lis
 
 
 def assert_same(ours: PoolingRequest, theirs: PoolingRequest) -> None:
-    assert (ours.params, ours.priority, ours.flow) == (theirs.params, theirs.priority, theirs.flow)
+    assert (ours.params, ours.priority, ours.group) == (theirs.params, theirs.priority, theirs.group)
     for name in ("instruction_tokens", "attended"):
         assert getattr(ours.prompt, name) == getattr(theirs.prompt, name)
     for name in ("token_ids", "type_ids", "kept", "embeds"):

@@ -21,9 +21,9 @@ from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, WireError
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.prompts import Prompt, TruncationSide
+from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import pool
-from trio_pool_serve.tasks.reading import ReadingParams
 from trio_pool_serve.types import Vectors
 
 
@@ -65,7 +65,7 @@ class EmbeddingsRequest(InputFields):
         """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
         return PoolJob(
             prompts=self.prompts(network),
-            reading=ReadingParams(
+            reading=InputParams(
                 truncate_to=self.truncate_prompt_tokens,
                 truncation_side=self.truncation_side or "right",
                 add_special_tokens=self.adds_special_tokens,

@@ -18,8 +18,8 @@ from trio_pool_serve.api.http.answer import Answer
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, WireError
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.tasks.embed import check_dimensions
+from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.job import PoolJob
-from trio_pool_serve.tasks.reading import ReadingParams
 from trio_pool_serve.tasks.score import ScoreJob, Scores, score
 
 OutputDtype: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary"]
@@ -90,7 +90,7 @@ class RerankRequest:
         return ScoreJob(
             queries=[self.query],
             documents=self.documents,
-            reading=ReadingParams(truncate_to=None if self.truncation is False else -1),
+            reading=InputParams(truncate_to=None if self.truncation is False else -1),
         )
 
 

@@ -14,9 +14,9 @@ from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError
 from trio_pool_serve.prompts import ContentPrompt
+from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import PooledRow, pool
-from trio_pool_serve.tasks.reading import ReadingParams
 from trio_pool_serve.types import Vectors
 
 
@@ -43,7 +43,7 @@ class MultimodalRequest:
         require_few(self.inputs, network, param="inputs")
         return PoolJob(
             prompts=[content.plain_prompt(network, f"inputs[{index}]") for index, content in enumerate(self.inputs)],
-            reading=ReadingParams(truncate_to=None if self.truncation is False else -1),
+            reading=InputParams(truncate_to=None if self.truncation is False else -1),
         )
 
 

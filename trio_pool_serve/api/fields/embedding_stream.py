@@ -12,7 +12,7 @@ from trio_pool_serve.api.http.error_bodies import describe
 from trio_pool_serve.api.http.event_stream import Emit, EventStream
 from trio_pool_serve.errors import DeadlineExceededError, InvalidRequestError
 from trio_pool_serve.tasks.job import PoolJob
-from trio_pool_serve.tasks.pool import PooledRow, asked_rows, estimated_tokens, pool
+from trio_pool_serve.tasks.pool import PooledRow, estimated_tokens, pool, rows_to_compute
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,6 @@ def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Ans
         _, body = call.dialect.error_body(describe(error, call.request_id))
         emit(lambda: body)
 
-    with call.model.engine.admit(estimated_tokens(call.model, call.job, asked_rows(call.model, call.job))):
+    with call.model.engine.admit(estimated_tokens(call.model, call.job, rows_to_compute(call.model, call.job))):
         # Refused here, if it is, where that can still be said by a status.
         return Answer(EventStream(produce), content_type="text/event-stream", headers={"cache-control": "no-store"})

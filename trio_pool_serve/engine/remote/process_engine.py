@@ -9,7 +9,7 @@ from attrs import define, field
 
 from trio_pool_serve.engine.admission import Admission
 from trio_pool_serve.engine.engine import Engine, EngineState, EngineStatistics
-from trio_pool_serve.engine.queue import BULK_TOKENS, PATIENCE, QueueEntry
+from trio_pool_serve.engine.queue import BULK_TOKENS, FAIRNESS, QueueEntry
 from trio_pool_serve.engine.remote.link import Link
 from trio_pool_serve.engine.remote.wire import Hello
 from trio_pool_serve.errors import EngineDeadError, EngineLoadingError
@@ -29,7 +29,7 @@ class ProcessEngine(Engine):
 
     A forward pass cannot be interrupted: if all processes computed a long row, a short one would wait for one of them.
     So long rows fill one process after the other, from the last, and short ones find the first free. Only while short
-    rows are an eighth of all tokens and more: beside fewer, processes kept free for them would be idle.
+    rows are an eighth of all tokens and more: optional_arrays fewer, processes kept free for them would be idle.
 
     ``sockets`` are where the replicas of one model listen, or will. Whoever keeps the processes alive is not known
     here: one that dies fails the rows it had, and while none is left the engine is loading again. ``max_tokens`` are
@@ -65,7 +65,7 @@ class ProcessEngine(Engine):
                 return self._holder_of(param.query.scope)
         if request.tokens > BULK_TOKENS:
             return self._among_long(request.tokens)
-        self._kept_together = min(SHORT_ROWS_LAST, self._kept_together + PATIENCE * request.tokens)
+        self._kept_together = min(SHORT_ROWS_LAST, self._kept_together + FAIRNESS * request.tokens)
         return self._least_busy()
 
     def _among_long(self, tokens: int) -> Link:

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 MODULE = "trio_pool_serve.server.engine_process"
 
-MOST_REPLICAS = 4
+MAX_REPLICAS = 4
 """By default on a processor: each takes the model's memory once more."""
 
 
@@ -73,7 +73,7 @@ def replicas_of(config: Config) -> int:
     """Return how many engine processes each model has."""
     if config.processes.replicas is not None:
         return config.processes.replicas
-    return 1 if has_gpu(config.loading) else min(MOST_REPLICAS, len(os.sched_getaffinity(0)))
+    return 1 if has_gpu(config.loading) else min(MAX_REPLICAS, len(os.sched_getaffinity(0)))
 
 
 def socket_paths(config: Config, folder: Path, model: int) -> list[Path]:

@@ -32,7 +32,7 @@ from trio_pool_serve.types import (
 
 Array: TypeAlias = npt.NDArray[Any]
 
-Described: TypeAlias = tuple[str, tuple[int, ...]]
+ArrayHeader: TypeAlias = tuple[str, tuple[int, ...]]
 """An array's dtype, as ``dtype.str`` writes it, and its shape."""
 
 Param: TypeAlias = tuple[str, list[Any]]
@@ -51,13 +51,13 @@ FAILURES: Mapping[str, type[PoolServeError]] = {
 """How a row may fail. What else an engine might raise arrives as ``BatchFailedError``."""
 
 
-class Beside(msgspec.Struct, array_like=True):
-    """What a prompt may have beside its tokens; each array is described if it is there."""
+class OptionalArrays(msgspec.Struct, array_like=True):
+    """What a prompt may have optional_arrays its tokens; each array is described if it is there."""
 
-    type_ids: Described | None = None
-    kept: Described | None = None
-    embeds: Described | None = None
-    images: list[tuple[str, Described]] | None = None
+    type_ids: ArrayHeader | None = None
+    kept: ArrayHeader | None = None
+    embeds: ArrayHeader | None = None
+    images: list[tuple[str, ArrayHeader]] | None = None
     image_tokens: tuple[int, ...] = ()
 
 
@@ -68,10 +68,10 @@ class Row(msgspec.Struct, array_like=True):
     tokens: int
     params: list[Param]
     priority: int = 0
-    flow: int = 0
+    group: int = 0
     instruction_tokens: int = 0
     attended: int | None = None
-    beside: Beside | None = None
+    optional_arrays: OptionalArrays | None = None
 
 
 class Submit(msgspec.Struct, tag=True, array_like=True):
@@ -137,7 +137,7 @@ class Payload:
     view: memoryview
     _taken: int = field(default=0, init=False)
 
-    def take(self, described: Described) -> Array:
+    def take(self, described: ArrayHeader) -> Array:
         """Return the next array, which shares the payload's memory."""
         kind, shape = described
         dtype = np.dtype(kind)
@@ -149,7 +149,7 @@ class Payload:
         return array
 
 
-def described(array: Array) -> Described:
+def described(array: Array) -> ArrayHeader:
     """Return what ``Payload.take`` asks for."""
     return array.dtype.str, array.shape
 
@@ -204,36 +204,36 @@ def write_rows(requests: Iterable[tuple[int, PoolingRequest]]) -> tuple[Submit, 
     for number, request in requests:
         prompt = request.prompt
         buffers.append(buffer_of(prompt.token_ids))
-        beside = None
+        optional_arrays = None
         if not (prompt.type_ids is None and prompt.kept is None and prompt.embeds is None and prompt.images is None):
-            beside = _beside(prompt, buffers)
+            optional_arrays = _beside(prompt, buffers)
         rows.append(
             Row(
                 number,
                 len(prompt.token_ids),
                 params_row(request.params),
                 request.priority,
-                request.flow,
+                request.group,
                 prompt.instruction_tokens,
                 prompt.attended,
-                beside,
+                optional_arrays,
             )
         )
     return Submit(rows), buffers
 
 
-def _beside(prompt: RenderedPrompt, buffers: list[Buffer]) -> Beside:
-    beside = Beside()
+def _beside(prompt: RenderedPrompt, buffers: list[Buffer]) -> OptionalArrays:
+    optional_arrays = OptionalArrays()
     for name in ("type_ids", "kept", "embeds"):
         array = getattr(prompt, name)
         if array is not None:
-            setattr(beside, name, described(array))
+            setattr(optional_arrays, name, described(array))
             buffers.append(buffer_of(array))
     if prompt.images is not None:
-        beside.images = [(name, described(array)) for name, array in prompt.images.arrays.items()]
-        beside.image_tokens = prompt.images.tokens
+        optional_arrays.images = [(name, described(array)) for name, array in prompt.images.arrays.items()]
+        optional_arrays.image_tokens = prompt.images.tokens
         buffers += [buffer_of(array) for array in prompt.images.arrays.values()]
-    return beside
+    return optional_arrays
 
 
 @define(eq=False)
@@ -272,18 +272,18 @@ def read_rows(message: Submit, payload: Payload, scopes: Scopes) -> list[tuple[i
 def _request(row: Row, payload: Payload, scopes: Scopes) -> PoolingRequest:
     ids = payload.take(("<i4", (row.tokens,)))
     params = tuple(_param(name, fields, scopes) for name, fields in row.params)
-    if row.beside is None:
+    if row.optional_arrays is None:
         prompt = RenderedPrompt(ids, row.instruction_tokens, attended=row.attended)
-        return PoolingRequest(prompt, params, row.priority, row.flow)
-    beside, arrays = row.beside, {}
+        return PoolingRequest(prompt, params, row.priority, row.group)
+    optional_arrays, arrays = row.optional_arrays, {}
     for name in ("type_ids", "kept", "embeds"):
-        array = getattr(beside, name)
+        array = getattr(optional_arrays, name)
         arrays[name] = None if array is None else payload.take(array)
     images = None
-    if beside.images is not None:
-        images = ImageFeatures({name: payload.take(array) for name, array in beside.images}, beside.image_tokens)
+    if optional_arrays.images is not None:
+        images = ImageFeatures({name: payload.take(array) for name, array in optional_arrays.images}, optional_arrays.image_tokens)
     prompt = RenderedPrompt(ids, row.instruction_tokens, attended=row.attended, images=images, **arrays)
-    return PoolingRequest(prompt, params, row.priority, row.flow)
+    return PoolingRequest(prompt, params, row.priority, row.group)
 
 
 def _param(name: str, fields: Sequence[Any], scopes: Scopes) -> PoolingParams:

@@ -20,7 +20,7 @@ def load_bge_m3(folder: ModelFolder[BgeM3], params: LoadingParams) -> LoadedMode
     spec = folder.spec
     backbone = Backbone(load_checkpoint(folder, params))
     pooler = load_pooler(spec.modules, params.device)
-    without_weight = torch.tensor(spec.token_ids_without_weight, device=params.device)
+    without_weight = torch.tensor(spec.unweighted_token_ids, device=params.device)
     return LoadedModel(
         backbone=backbone,
         heads={

@@ -1,6 +1,6 @@
 """BGE-M3: one forward pass gives a dense vector, a sparse one and one for each token.
 
-Chen et al., https://arxiv.org/abs/2402.03216. Beside the dense model's folder lie two linear layers.
+Chen et al., https://arxiv.org/abs/2402.03216. The folder of the dense model also holds two linear layers.
 """
 
 from attrs import frozen
@@ -13,7 +13,7 @@ from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles, 
 SPARSE_LAYER = "sparse_linear.pt"
 MULTI_VECTOR_LAYER = "colbert_linear.pt"
 
-WITHOUT_WEIGHT = {"cls_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+UNWEIGHTED_TOKENS = {"cls_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 """Special tokens that a sparse vector leaves out, and XLM-RoBERTa's names for them."""
 
 
@@ -21,7 +21,7 @@ WITHOUT_WEIGHT = {"cls_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>",
 class BgeM3(Embedding):
     """Three kinds of vectors."""
 
-    token_ids_without_weight: tuple[int, ...]
+    unweighted_token_ids: tuple[int, ...]
 
     tasks = frozenset({"embed", "sparse_embed", "token_embed", "score"})
 
@@ -38,7 +38,7 @@ def read_bge_m3(files: FolderFiles, config: ModelConfig) -> BgeM3 | None:
     return BgeM3(
         modules=dense.modules if files.modules else by_cls,
         vector_similarity=dense.vector_similarity,
-        token_ids_without_weight=_token_ids_without_weight(files),
+        unweighted_token_ids=_token_ids_without_weight(files),
     )
 
 
@@ -46,7 +46,7 @@ def _token_ids_without_weight(files: FolderFiles) -> tuple[int, ...]:
     document = read_json(files.transformer_path / "tokenizer.json")
     ids = {token["content"]: int(token["id"]) for token in document.get("added_tokens") or ()}
     names = []
-    for key, usual in WITHOUT_WEIGHT.items():
+    for key, usual in UNWEIGHTED_TOKENS.items():
         named = files.tokenizer_config.get(key) or usual
         names.append(named["content"] if isinstance(named, dict) else named)
     missing = [name for name in names if name not in ids]

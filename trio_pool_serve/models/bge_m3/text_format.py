@@ -11,7 +11,7 @@ from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 
 @frozen(kw_only=True)
-class FirstTokenLeftOut(TextFormat):
+class SkipFirstToken(TextFormat):
     """A first token ``token_id``, whose vector is the whole text's, has none of its own."""
 
     token_id: int | None
@@ -25,7 +25,7 @@ class FirstTokenLeftOut(TextFormat):
         return RenderedPrompt(token_ids, instruction_tokens, kept=kept)
 
 
-def bge_m3_text_format(spec: BgeM3, tokenizer: Tokenizer) -> FirstTokenLeftOut:
+def bge_m3_text_format(spec: BgeM3, tokenizer: Tokenizer) -> SkipFirstToken:
     """Return the text format of a model."""
     del spec
-    return FirstTokenLeftOut(token_id=tokenizer.id_named("cls_token"))
+    return SkipFirstToken(token_id=tokenizer.id_named("cls_token"))

@@ -20,7 +20,7 @@ from trio_pool_serve.runner.heads.classification import (
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.types import Classify, TokenClassify
 
-READ_THE_PADDING = frozenset({"xlnet", "ctrl"})
+NEEDS_LEFT_PADDING = frozenset({"xlnet", "ctrl"})
 """Model types whose classifiers read the row's end, padding or not."""
 
 
@@ -37,7 +37,7 @@ def _load_sequence_classifier(folder: ModelFolder[Classifier], params: LoadingPa
     A decoder's head reads one token. transformers looks for it by the padding token's id, which an input may
     hold too; here it is the last that is attended to.
     """
-    if folder.model_type in READ_THE_PADDING:
+    if folder.model_type in NEEDS_LEFT_PADDING:
         raise ModelLoadError(f"{folder.model_type}'s classifier needs padding on the left, which is not supported.")
     model, functions = _load(folder, params, "AutoModelForSequenceClassification")
     score = getattr(model, "score", None)

@@ -14,7 +14,7 @@ from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder
 from trio_pool_serve.rendering.media.image_processor import FolderProcessor
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
 
-USUAL_PROCESSORS = {
+DEFAULT_PROCESSORS = {
     "clip": "CLIPImageProcessor",
     "siglip": "SiglipImageProcessor",
     "siglip2": "Siglip2ImageProcessor",
@@ -59,7 +59,7 @@ class TowerFormat:
 
 def tower_image_format(folder: ModelFolder[DualEncoder]) -> TowerFormat:
     """Return the image format of a model. Raises ``ModelLoadError`` if the processor does not fit the tower."""
-    return TowerFormat(tower_processor(folder, folder.spec.images, USUAL_PROCESSORS[folder.model_type]))
+    return TowerFormat(tower_processor(folder, folder.spec.images, DEFAULT_PROCESSORS[folder.model_type]))
 
 
 def tower_processor(folder: AnyModelFolder, tower: ImageTower, usual: str) -> FolderProcessor:

@@ -17,12 +17,12 @@ from trio_pool_serve.models.model_spec import ModelSpec, Similarity
 CLASSES = {"clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model"}
 """The model types, and what their weights are saved from."""
 
-READ_FILLED = frozenset({"siglip", "siglip2"})
+PADDED_TO_MAX = frozenset({"siglip", "siglip2"})
 """Model types that were trained on texts filled up to their longest, and read the last token's state."""
 
 METHODS = {"text": ("get_text_features", "pooler_output"), "image": ("get_image_features", "pooler_output")}
 
-USUAL_PATCH_SIZE = {"clip": 32, "siglip": 16, "siglip2": 16}
+DEFAULT_PATCH_SIZE = {"clip": 32, "siglip": 16, "siglip2": 16}
 """Pixels, where vision_config leaves it out."""
 
 PADDING = {"text": ("padding", "truncation", "max_length")}
@@ -47,7 +47,7 @@ class ImageTower:
 
 
 @frozen(kw_only=True)
-class TextFilling:
+class TextPadding:
     """Every text is filled up to ``length`` tokens, as in training.
 
     ``attends`` says whether the tower looks at what was added; only if it does may that be ``on_the_left``.
@@ -66,7 +66,7 @@ class DualEncoder(ModelSpec):
     """Those behind the towers, in order."""
     vector_similarity: Similarity = "cosine"
     images: ImageTower
-    filling: TextFilling | None = None
+    filling: TextPadding | None = None
 
     tasks = frozenset({"embed", "score"})
     scoring = "vectors"
@@ -90,7 +90,7 @@ def read_dual_encoder(files: FolderFiles, config: ModelConfig) -> DualEncoder | 
         modules=files.modules[1:],
         vector_similarity=similarity_of(files),
         images=_image_tower(files, kind),
-        filling=_filling(files) if kind in READ_FILLED else None,
+        filling=_filling(files) if kind in PADDED_TO_MAX else None,
     )
 
 
@@ -114,14 +114,14 @@ def _image_tower(files: FolderFiles, kind: str) -> ImageTower:
     vision = files.config.get("vision_config") or {}
     sizes = {
         "image_size": None if kind == "siglip2" else vision.get("image_size", 224),
-        "patch_size": vision.get("patch_size", USUAL_PATCH_SIZE[kind]),
+        "patch_size": vision.get("patch_size", DEFAULT_PATCH_SIZE[kind]),
     }
     if not all(isinstance(size, int | None) for size in sizes.values()):
         raise ModelLoadError(f"vision_config has {sizes}; images and patches are to be squares.")
     return ImageTower(has_class_token=kind == "clip", **sizes)
 
 
-def _filling(files: FolderFiles) -> TextFilling:
+def _filling(files: FolderFiles) -> TextPadding:
     """Return what the tokenizer does: it fills up to its longest input, or to the tower's if that is less.
 
     Published tokenizers do so on the right and hand the model no mask; without a word in their config others do.
@@ -132,7 +132,7 @@ def _filling(files: FolderFiles) -> TextFilling:
     longest = asked.get("max_length") or files.module_config.get("max_seq_length") or tokenizer.get("model_max_length")
     named = str(tokenizer.get("tokenizer_class", "")).removesuffix("Fast")
     usual = "left" if named in ("GemmaTokenizer", "Siglip2Tokenizer") else "right"
-    filling = TextFilling(
+    filling = TextPadding(
         length=min(int(longest or positions), positions),
         attends="attention_mask" not in (tokenizer.get("model_input_names") or ("attention_mask",)),
         on_the_left=tokenizer.get("padding_side", usual) == "left",

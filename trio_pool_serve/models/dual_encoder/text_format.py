@@ -4,7 +4,7 @@ import numpy as np
 from attrs import frozen
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.dual_encoder.spec import DualEncoder, TextFilling
+from trio_pool_serve.models.dual_encoder.spec import DualEncoder, TextPadding
 from trio_pool_serve.prompts import Role
 from trio_pool_serve.rendering.text.plain_text import TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
@@ -12,10 +12,10 @@ from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 
 @frozen(kw_only=True)
-class FilledFormat(TextFormat):
+class PaddedFormat(TextFormat):
     """Every text is filled up with ``pad_id``."""
 
-    filling: TextFilling
+    filling: TextPadding
     pad_id: int
 
     def finish(self, token_ids: TokenIds, role: Role | None, *, instruction_tokens: int = 0) -> RenderedPrompt:
@@ -35,4 +35,4 @@ def dual_encoder_text_format(spec: DualEncoder, tokenizer: Tokenizer) -> TextFor
     pad_id = tokenizer.id_named("pad_token")
     if pad_id is None:
         raise ModelLoadError("The tokenizer has no token that texts could be filled up with.")
-    return FilledFormat(filling=spec.filling, pad_id=pad_id)
+    return PaddedFormat(filling=spec.filling, pad_id=pad_id)

@@ -103,7 +103,7 @@ def similarity_of(files: FolderFiles) -> Similarity:
     return known[asked]
 
 
-HEADS_LEFT_ASIDE = (
+IGNORED_HEADS = (
     "ForMaskedLM",
     "ForPreTraining",
     "ForCausalLM",
@@ -115,7 +115,7 @@ HEADS_LEFT_ASIDE = (
 
 def _refuse_unsupported(files: FolderFiles) -> None:
     for name in () if files.modules else files.architectures:
-        if re.search(r"For[A-Z]\w*$", name) and not name.endswith(HEADS_LEFT_ASIDE):
+        if re.search(r"For[A-Z]\w*$", name) and not name.endswith(IGNORED_HEADS):
             raise ModelLoadError(f"{name} is not an embedding model, and what it does is not supported.")
     task = files.module_config.get("transformer_task", "feature-extraction")
     if task != "feature-extraction":

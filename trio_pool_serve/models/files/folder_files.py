@@ -51,8 +51,8 @@ class FolderFiles:
         whole: Mapping[str, Any] = self.config.get("vlm_config") or self.config
         part: Mapping[str, Any] | None = whole.get("text_config")
         kind = str(self.config.get("model_type"))
-        if kind in USUAL_TEXT_CONFIGS:
-            return {**USUAL_TEXT_CONFIGS[kind], **(part or whole), "model_type": kind}
+        if kind in DEFAULT_TEXT_CONFIGS:
+            return {**DEFAULT_TEXT_CONFIGS[kind], **(part or whole), "model_type": kind}
         return part or whole
 
     @property
@@ -66,7 +66,7 @@ class FolderFiles:
         return tuple(self.config.get("architectures") or ())
 
 
-USUAL_TEXT_CONFIGS: Mapping[str, Mapping[str, Any]] = {
+DEFAULT_TEXT_CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "clip": {"vocab_size": 49408, "max_position_embeddings": 77, "pad_token_id": 1},
     "siglip": {"vocab_size": 32000, "max_position_embeddings": 64, "pad_token_id": 1},
     "siglip2": {"vocab_size": 32000, "max_position_embeddings": 64, "pad_token_id": 1},

@@ -23,7 +23,7 @@ ExpansionStrategy: TypeAlias = Literal["fixed", "min"]
 STANFORD = "HF_ColBERT"
 METADATA = "artifact.metadata"
 
-PYLATE_MARKS = (
+PYLATE_KEYS = (
     "query_prefix",
     "document_prefix",
     "query_length",
@@ -36,7 +36,7 @@ PYLATE_MARKS = (
 )
 """Keys that PyLate writes to config_sentence_transformers.json."""
 
-USUAL_QUERY_LENGTH = 32
+DEFAULT_QUERY_LENGTH = 32
 """Tokens of an expanded query where the files name no number: ColBERT's own, and PyLate's."""
 
 OVER_TOKENS = {"module_input_name": "token_embeddings"}
@@ -153,7 +153,7 @@ def _of_checkpoint(files: FolderFiles) -> LateInteraction:
         modules=(_normalize(files),),
         mask=ScoringMask(skipped_words=tuple(string.punctuation) if metadata.get("mask_punctuation", True) else ()),
         expansion=QueryExpansion(
-            length=metadata.get("query_maxlen") or USUAL_QUERY_LENGTH,
+            length=metadata.get("query_maxlen") or DEFAULT_QUERY_LENGTH,
             attends=bool(metadata.get("attend_to_mask_tokens")),
         ),
         document_length=metadata.get("doc_maxlen"),
@@ -201,11 +201,11 @@ def _pylate_settings(texts: Mapping[str, Any]) -> dict[str, Any]:
         settings["query_expansion"] = texts["query_expansion"]
     elif texts.get("do_query_expansion") is False:
         settings["query_expansion"] = None
-    elif any(key in texts for key in PYLATE_MARKS):
+    elif any(key in texts for key in PYLATE_KEYS):
         settings["query_expansion"] = {
             "strategy": "fixed",
             "attend": bool(texts.get("attend_to_expansion_tokens", texts.get("attend_to_mask_tokens"))),
-            "length": settings.pop("query_length", USUAL_QUERY_LENGTH),
+            "length": settings.pop("query_length", DEFAULT_QUERY_LENGTH),
         }
     return settings
 

@@ -13,7 +13,7 @@ from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 
 @frozen(kw_only=True, eq=False)
-class TokensThatCount:
+class ScoredTokens:
     """Chooses the tokens of a document, or a query, that have a vector; the arrays are ids."""
 
     skipped: npt.NDArray[np.int32]
@@ -39,7 +39,7 @@ class LateInteractionFormat(TextFormat):
 
     expansion: QueryExpansion | None
     expansion_id: int
-    counting: TokensThatCount | None
+    counting: ScoredTokens | None
 
     def finish(self, token_ids: TokenIds, role: Role | None, *, instruction_tokens: int = 0) -> RenderedPrompt:
         """Fill up a query, and choose the tokens."""
@@ -69,14 +69,14 @@ def late_interaction_format(spec: LateInteraction, tokenizer: Tokenizer) -> Late
         limits={role: length for role, length in lengths.items() if length is not None},
         expansion=expansion,
         expansion_id=_expansion_id(expansion, tokenizer) if expansion else 0,
-        counting=None if mask is None else tokens_that_count(mask, tokenizer),
+        counting=None if mask is None else scored_tokens(mask, tokenizer),
     )
 
 
-def tokens_that_count(mask: ScoringMask, tokenizer: Tokenizer) -> TokensThatCount:
+def scored_tokens(mask: ScoringMask, tokenizer: Tokenizer) -> ScoredTokens:
     """Return a mask by the ids of its words; those that the tokenizer does not know are left out."""
     known = (tokenizer.id_of(word) for word in mask.skipped_words)
-    return TokensThatCount(
+    return ScoredTokens(
         skipped=np.array([found for found in known if found is not None], dtype=np.int32),
         skipped_roles=mask.skipped_roles,
         only=np.array(mask.only_token_ids, dtype=np.int32),

@@ -10,7 +10,7 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.runner.backbone import Backbone
-from trio_pool_serve.runner.heads.classification import WordScores
+from trio_pool_serve.runner.heads.classification import SelectedLogits
 from trio_pool_serve.runner.loaded_model import LoadingParams
 
 PROBE_TOKENS = 8
@@ -20,9 +20,9 @@ TOLERANCE = 0.03
 """Relative: bfloat16 rounds by a tenth of that, and a model that scales its logits does so by more."""
 
 
-def load_word_scores(
+def load_selected_logits(
     folder: AnyModelFolder, params: LoadingParams, words: Sequence[int]
-) -> tuple[Backbone, WordScores]:
+) -> tuple[Backbone, SelectedLogits]:
     """Return the model without its vocabulary's logits, and what computes those of ``words`` from its states.
 
     Raises ``ModelLoadError``, also for a model that does more with its logits than softcapping them.
@@ -36,7 +36,7 @@ def load_word_scores(
         raise ModelLoadError(f"Token {past[0]} is past the {head.out_features} that the model can say.")
     softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     _require_plain_logits(model, head, softcap)
-    return Backbone(model.base_model), WordScores(head, words, softcap)
+    return Backbone(model.base_model), SelectedLogits(head, words, softcap)
 
 
 @torch.inference_mode()
@@ -45,7 +45,7 @@ def _require_plain_logits(model: Any, head: nn.Linear, softcap: float | None) ->
     words = range(0, head.out_features, max(1, head.out_features // PROBE_WORDS))
     ids = torch.arange(1, PROBE_TOKENS + 1, device=head.weight.device)[None]
     expected = model(input_ids=ids).logits[..., list(words)].float()
-    ours = WordScores(head, words, softcap)(model.base_model(input_ids=ids).last_hidden_state.float())
+    ours = SelectedLogits(head, words, softcap)(model.base_model(input_ids=ids).last_hidden_state.float())
     if (ours - expected).norm() > TOLERANCE * expected.norm():
         raise ModelLoadError(
             f"{model.config.model_type} changes its logits in a way that is not supported: those of single words "

@@ -5,12 +5,12 @@ from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
 from trio_pool_serve.rendering.chat.conversations import Conversations, ImageLoader
 from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
+from trio_pool_serve.rendering.input_memory import InputMemory
 from trio_pool_serve.rendering.media.image_protocols import ImageFormat
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
 from trio_pool_serve.rendering.text.tokenizer import ChatTexts, Tokenizer
 from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
-from trio_pool_serve.rendering.waiting_bytes import WaitingBytes
 from trio_pool_serve.threads.offload import Offload
 
 
@@ -37,14 +37,14 @@ def renderer_of(
     settings: InputConfig | None = None,
     media: ImageLoader | None = None,
     image_format: ImageFormat | None = None,
-    waiting: WaitingBytes | None = None,
+    waiting: InputMemory | None = None,
 ) -> Renderer:
     """Return the renderer for a model, with ``workers`` copies of its tokenizer. Raises ``ModelLoadError``.
 
     Without ``templates`` it reads single texts, tokens and token embeddings only.
     """
     texts = text_renderer_of(folder, tokenizer, workers=workers)
-    renderer = Renderer(texts, offload, embeds_format, waiting=waiting or WaitingBytes())
+    renderer = Renderer(texts, offload, embeds_format, waiting=waiting or InputMemory())
     if templates is not None:
         settings = settings or InputConfig()
         renderer.conversations = Conversations(

@@ -3,7 +3,7 @@
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.model_kind import AnyModelFolder
-from trio_pool_serve.runner.allocator import keep_freed_memory
+from trio_pool_serve.runner.allocator import retain_freed_memory
 from trio_pool_serve.runner.computation import Place, choose_computation
 from trio_pool_serve.runner.dtype import resolve_device, resolve_dtype
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
@@ -22,7 +22,7 @@ def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -
     """
     device = resolve_device(config.device)
     if device.type == "cpu":
-        keep_freed_memory()
+        retain_freed_memory()
     params = LoadingParams(
         device=device, dtype=resolve_dtype(config.dtype, device), trust_remote_code=config.trust_remote_code
     )

@@ -8,7 +8,7 @@ from attrs import frozen
 from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
 from trio_pool_serve.models.dual_encoder.image_format import tower_processor
 from trio_pool_serve.models.dual_encoder.spec import ImageTower
-from trio_pool_serve.models.late_interaction.text_format import TokensThatCount, tokens_that_count
+from trio_pool_serve.models.late_interaction.text_format import ScoredTokens, scored_tokens
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.page_retrieval.spec import PageRetrieval
@@ -29,7 +29,7 @@ class PageFormat:
     page: TokenIds
     token_id: int
     max_model_len: int
-    counting: TokensThatCount | None = None
+    counting: ScoredTokens | None = None
 
     def alone(self, image: ImageFeatures) -> RenderedPrompt:
         """Return a page with what stands around it. Raises ``ContextLengthError`` if that is too long."""
@@ -67,5 +67,5 @@ def page_image_format(folder: ModelFolder[PageRetrieval]) -> PageFormat:
             f"{spec.placeholder} is not token {spec.placeholder_id} of the tokenizer, by which the "
             "model knows where an image is."
         )
-    counting = None if spec.mask is None else tokens_that_count(spec.mask, tokenizer)
+    counting = None if spec.mask is None else scored_tokens(spec.mask, tokenizer)
     return PageFormat(processor, page, spec.placeholder_id, folder.max_model_len, counting)

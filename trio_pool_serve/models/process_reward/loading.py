@@ -5,7 +5,7 @@ from torch import nn
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
-from trio_pool_serve.models.loading.language_model import load_word_scores
+from trio_pool_serve.models.loading.language_model import load_selected_logits
 from trio_pool_serve.models.loading.stored_weights import read_weights
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.process_reward.spec import ProcessReward
@@ -26,19 +26,19 @@ def load_process_reward(folder: ModelFolder[ProcessReward], params: LoadingParam
     spec = folder.spec
     score: nn.Module
     if spec.words:
-        backbone, score = load_word_scores(folder, params, spec.words)
+        backbone, score = load_selected_logits(folder, params, spec.words)
     else:
         # The class that the folder brings is this model and this head: its code is not needed.
         backbone = Backbone(load_checkpoint(folder, evolve(params, trust_remote_code=False)))
         score = _load_score(folder).to(params.device).eval()
     return LoadedModel(
         backbone=backbone,
-        heads={TokenClassify: TokenClassificationHead(TokenLogits(score), JUDGEMENTS, spec.step_token_id)},
+        heads={TokenClassify: TokenClassificationHead(TokenLogits(score), STEP_ACTIVATIONS, spec.step_token_id)},
         about=f"{len(spec.labels)} labels for each step",
     )
 
 
-JUDGEMENTS: ActivationFunctions = {"probabilities": softmax, "score": softmax, "raw": raw}
+STEP_ACTIVATIONS: ActivationFunctions = {"probabilities": softmax, "score": softmax, "raw": raw}
 """A step is judged by one of the labels, be there one alone: there is no other score."""
 
 

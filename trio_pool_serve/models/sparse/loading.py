@@ -22,7 +22,7 @@ def load_sparse(folder: ModelFolder[Sparse], params: LoadingParams) -> LoadedMod
     """Load a ``Sparse`` model."""
     spec = folder.spec
     model = load_checkpoint(folder, params, auto_class="AutoModelForMaskedLM", may_lack=())
-    heads: dict[type[Any], Head] = {SparseEmbed: SpladeHead(spec.splade_pooling, spec.log_twice, spec.most_weights)}
+    heads: dict[type[Any], Head] = {SparseEmbed: SpladeHead(spec.splade_pooling, spec.log_twice, spec.max_weights)}
     about = f"SPLADE by {spec.splade_pooling}"
     if spec.table is not None:
         table = _read_table(spec.table)
@@ -31,7 +31,7 @@ def load_sparse(folder: ModelFolder[Sparse], params: LoadingParams) -> LoadedMod
         # Clients may send ids up to the end of the vocabulary, which is often rounded up.
         weights = torch.zeros(folder.vocab_size)
         weights[: len(table)] = table
-        heads[SparseLookup] = SparseLookupHead(weights.to(params.device), spec.most_weights)
+        heads[SparseLookup] = SparseLookupHead(weights.to(params.device), spec.max_weights)
         about += f", {' and '.join(sorted(filter(None, spec.lookup_roles)))} weights looked up"
     return LoadedModel(
         backbone=Backbone(model, output="logits"), heads=heads, about=about, output_width=folder.vocab_size

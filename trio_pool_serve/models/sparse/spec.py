@@ -33,7 +33,7 @@ class Sparse(ModelSpec):
     splade_pooling: SpladePooling = "max"
     log_twice: bool = False
     """Whether the logarithm is taken again, as OpenSearch's third generation does."""
-    most_weights: int | None = None
+    max_weights: int | None = None
     """The greatest so many weights are given, ``None`` for all."""
     table: Path | None = None
     """Folder of the table, if there is one."""
@@ -120,7 +120,7 @@ def _splade(
     return Sparse(
         splade_pooling=pooling,
         log_twice=activation == "log1p_relu",
-        most_weights=files.texts.get("max_active_dims"),
+        max_weights=files.texts.get("max_active_dims"),
         table=table,
         lookup_roles=lookup_roles,
         lookup_length=lookup_length,

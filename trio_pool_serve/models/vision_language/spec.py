@@ -18,10 +18,10 @@ from trio_pool_serve.models.files.folder_files import FolderFiles
 from trio_pool_serve.models.files.modalities import modality_config, refuse_lengths, refuse_options, require_methods
 from trio_pool_serve.rendering.chat.chat_format import ChatFormat
 
-USUAL_PATCH_SIZE = {"qwen2_vl": 14, "qwen2_5_vl": 14, "qwen3_vl": 16, "qwen3_vl_moe": 16}
+DEFAULT_PATCH_SIZE = {"qwen2_vl": 14, "qwen2_5_vl": 14, "qwen3_vl": 16, "qwen3_vl_moe": 16}
 """The model types, and the patches (pixels a side) of those whose vision_config leaves it out."""
 
-SAVED_FROM = ("VLModel", "VLMoeModel", "ForConditionalGeneration")
+CLASS_SUFFIXES = ("VLModel", "VLMoeModel", "ForConditionalGeneration")
 """What the names of the classes end with that have such a model's weights."""
 
 QWEN_IMAGE_TOKEN = 151655
@@ -57,9 +57,9 @@ def read_vision_language(files: FolderFiles, config: ModelConfig) -> VisionLangu
     """Take folders of the model types known."""
     del config
     kind = files.config.get("model_type")
-    if kind not in USUAL_PATCH_SIZE:
+    if kind not in DEFAULT_PATCH_SIZE:
         return None
-    wrong = [name for name in files.architectures if not name.endswith(SAVED_FROM)]
+    wrong = [name for name in files.architectures if not name.endswith(CLASS_SUFFIXES)]
     if wrong:
         raise ModelLoadError(f"{wrong[0]} is not an embedding model, and what it does is not supported.")
     task = files.module_config.get("transformer_task", "feature-extraction")
@@ -90,7 +90,7 @@ def read_patches(config: Mapping[str, Any], kind: str) -> ImagePatches:
     vision = config.get("vision_config") or {}
     return ImagePatches(
         token_id=config.get("image_token_id", QWEN_IMAGE_TOKEN),
-        size=vision.get("patch_size", USUAL_PATCH_SIZE[kind]),
+        size=vision.get("patch_size", DEFAULT_PATCH_SIZE[kind]),
         frames=vision.get("temporal_patch_size", 2),
         merged=vision.get("spatial_merge_size", 2),
     )

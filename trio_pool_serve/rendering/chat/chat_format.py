@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import frozen
 
-STRUCTURED_BY_SIGHT = ("content[0]", ".type", "'type'", '"type"', "item.type", "message.content[")
+STRUCTURED_PATTERNS = ("content[0]", ".type", "'type'", '"type"', "item.type", "message.content[")
 """What sentence-transformers takes for a template that wants a message's content in parts."""
 
 
@@ -39,4 +39,4 @@ class ChatFormat:
 
 def wants_parts(template: str) -> bool:
     """Tell whether a template looks like one that wants a message's content in parts."""
-    return any(pattern in template for pattern in STRUCTURED_BY_SIGHT)
+    return any(pattern in template for pattern in STRUCTURED_PATTERNS)

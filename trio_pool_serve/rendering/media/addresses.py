@@ -7,7 +7,7 @@ GLOBAL_UNICAST = IPv6Network("2000::/3")
 NAT64 = IPv6Network("64:ff9b::/96")
 """An IPv4 address is its last 32 bits: RFC 6052, section 2.1."""
 
-NOT_OF_THE_INTERNET = (
+NOT_GLOBAL = (
     IPv4Network("168.63.129.16/32"),  # Azure's virtual machines reach their host there, and nobody else does
     IPv4Network("192.0.0.0/24"),  # special purposes, RFC 6890; Oracle's cloud answered for metadata at 192.0.0.192
     IPv4Network("192.88.99.0/24"),  # the nearest 6to4 relay, RFC 7526
@@ -57,7 +57,7 @@ def _is_public_v4(ip: IPv4Address) -> bool:
     # Not global: private, loopback, link-local, shared between carriers' customers, documentation, 0/8 and 240/4.
     if not ip.is_global or ip.is_multicast or ip.is_reserved:
         return False
-    return not any(ip in network for network in NOT_OF_THE_INTERNET) and not is_own(str(ip))
+    return not any(ip in network for network in NOT_GLOBAL) and not is_own(str(ip))
 
 
 def _is_public_v6(ip: IPv6Address) -> bool:
@@ -70,7 +70,7 @@ def _is_public_v6(ip: IPv6Address) -> bool:
     # A mapped address is none of these: its IPv4 form is there for whoever means it.
     if ip not in GLOBAL_UNICAST or not ip.is_global or ip.is_multicast:
         return False
-    return not any(ip in network for network in NOT_OF_THE_INTERNET) and not is_own(str(ip))
+    return not any(ip in network for network in NOT_GLOBAL) and not is_own(str(ip))
 
 
 def _can_be_bound(family: socket.AddressFamily, address: str) -> bool:

@@ -17,7 +17,7 @@ from PIL.Image import Image
 from trio_pool_serve.errors import MediaError
 from trio_pool_serve.types import ImageFeatures
 
-MOST_ELONGATED = 200
+MAX_ASPECT_RATIO = 200
 """How many times an image may be as long as it is wide, or the other way round.
 
 Qwen2-VL's own limit. CLIP enlarges an image to 224 pixels on its shorter side before it cuts the middle out: of one
@@ -51,9 +51,9 @@ class FolderProcessor:
         Raises ``MediaError`` for an image of a shape that the model cannot take.
         """
         width, height = image.size
-        if max(width, height) > MOST_ELONGATED * min(width, height):
+        if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
             raise MediaError(
-                f"An image of {width} by {height} pixels is too elongated: one side may be {MOST_ELONGATED} times as "
+                f"An image of {width} by {height} pixels is too elongated: one side may be {MAX_ASPECT_RATIO} times as "
                 "long as the other."
             )
         try:

@@ -10,13 +10,13 @@ from attrs import Factory, define, field
 from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.prompts import ImagePart
+from trio_pool_serve.rendering.input_memory import InputMemory
 from trio_pool_serve.rendering.media.addresses import is_any, is_public
 from trio_pool_serve.rendering.media.cache import MediaCache
 from trio_pool_serve.rendering.media.decoding import MediaLimits, features_of
 from trio_pool_serve.rendering.media.encoded_image import EncodedImage, of_chunks, of_data_url, of_file_url
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
 from trio_pool_serve.rendering.media.image_protocols import ImageProcessor
-from trio_pool_serve.rendering.waiting_bytes import WaitingBytes
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import ImageFeatures
 
@@ -33,7 +33,7 @@ class MediaLoader:
     config: InputConfig
     timeout_s: float
     offload: Offload
-    waiting: WaitingBytes = Factory(WaitingBytes)
+    waiting: InputMemory = Factory(InputMemory)
     cache: MediaCache = field(init=False)
     fetcher: ImageFetcher = field(init=False)
     limits: MediaLimits = field(init=False)

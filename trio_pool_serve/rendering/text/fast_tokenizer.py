@@ -8,7 +8,7 @@ import tokenizers
 from attrs import Factory, define, field
 
 from trio_pool_serve.prompts import TruncationSide
-from trio_pool_serve.rendering.text.token import Token
+from trio_pool_serve.rendering.text.token_info import Token
 from trio_pool_serve.rendering.text.tokenizer import ChatTexts, Encoded, RenderChat, segments, shares
 from trio_pool_serve.types import TokenIds
 

@@ -17,7 +17,7 @@ class TextFormat:
     limits: Mapping[Role | None, int] = Factory(dict)
     """Most tokens of a text in a role, special tokens included, where that is not the model's limit."""
 
-    def most_tokens(self, role: Role | None, max_model_len: int) -> int:
+    def max_tokens_of(self, role: Role | None, max_model_len: int) -> int:
         """Return the most tokens that a text in this role may have."""
         return min(self.limits.get(role, max_model_len), max_model_len)
 

@@ -14,7 +14,7 @@ from trio_pool_serve.rendering.text.length_limit import room_for_tokens, too_lon
 from trio_pool_serve.rendering.text.pairs import JoinedPair, PairFormat, shorten
 from trio_pool_serve.rendering.text.plain_text import TextFormat
 from trio_pool_serve.rendering.text.text_window import encode_window
-from trio_pool_serve.rendering.text.token import Token
+from trio_pool_serve.rendering.text.token_info import Token
 from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer
 from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
 from trio_pool_serve.types import RenderedPrompt, TokenIds
@@ -22,7 +22,7 @@ from trio_pool_serve.types import RenderedPrompt, TokenIds
 PlainPrompt: TypeAlias = TextPrompt | PairPrompt | TokensPrompt
 """Prompts that need a tokenizer at most."""
 
-AskedPrompt: TypeAlias = tuple[PlainPrompt, RenderingParams, bool]
+PromptToRender: TypeAlias = tuple[PlainPrompt, RenderingParams, bool]
 """A prompt, how to render it, and whether to read it in several windows if it is too long."""
 
 
@@ -44,7 +44,7 @@ class TextRenderer:
             return self._render_pair(prompt, params)
         return self._render_text(prompt, params)
 
-    def render_rows(self, asked: Sequence[AskedPrompt]) -> list[list[RenderedPrompt]]:
+    def render_rows(self, asked: Sequence[PromptToRender]) -> list[list[RenderedPrompt]]:
         """Return what the model reads for each of several prompts, in as many passes as it takes. Raises as ``render``.
 
         At once, because to come here from the event loop and back takes as long as one short text.
@@ -151,7 +151,7 @@ class TextRenderer:
 
         A length that the model gives one side of its texts is part of how they are read: it cuts.
         """
-        most = self.text_format.most_tokens(params.role, self.max_model_len)
+        most = self.text_format.max_tokens_of(params.role, self.max_model_len)
         if params.truncate_to is None and most < self.max_model_len:
             params = evolve(params, truncate_to=most)
         return params, most

@@ -12,7 +12,7 @@ import numpy as np
 from attrs import Factory, frozen
 
 from trio_pool_serve.prompts import TruncationSide
-from trio_pool_serve.rendering.text.token import Token
+from trio_pool_serve.rendering.text.token_info import Token
 from trio_pool_serve.types import TokenIds
 
 Encoded: TypeAlias = Any

@@ -25,10 +25,10 @@ from trio_pool_serve.runner.forward_pass import ForwardPass
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 TOKENS = (16, 32, 64, 128, 256, 512)
 
-MOST_CELLS = 4096
+MAX_CELLS = 4096
 """Rows times tokens of the largest graph."""
 
-MOST_PRODUCTS = 2**39
+MAX_PRODUCTS = 2**39
 """Parameters times cells of the largest graph: past that a GPU computes for longer than Python launches."""
 
 
@@ -47,7 +47,7 @@ class Shape:
 
 def shapes_to_capture(*, parameters: int, max_tokens: int) -> list[Shape]:
     """Return the shapes worth a graph, the largest first: later ones then fit into the memory of those."""
-    most = min(MOST_CELLS, MOST_PRODUCTS // max(1, parameters))
+    most = min(MAX_CELLS, MAX_PRODUCTS // max(1, parameters))
     tokens = sorted({min(length, max_tokens) for length in TOKENS})
     shapes = [Shape(rows, length) for rows in ROWS for length in tokens]
     return sorted((shape for shape in shapes if shape.cells <= most), key=lambda shape: shape.cells, reverse=True)

@@ -26,7 +26,7 @@ from trio_pool_serve.runner.probe import TOLERANCES, computed, difference, probe
 PROBE_TOKENS = 64
 """In the longest row of the probe, or as many as reach past a sliding window."""
 
-MOST_PROBE_TOKENS = 4096
+MAX_PROBE_TOKENS = 4096
 
 
 @define(eq=False)
@@ -138,9 +138,9 @@ def _choose_rule(packed: PackedBackbone, *, max_tokens: int, device: torch.devic
     model: Any = packed.backbone.model
     config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None) or 0
-    if MOST_PROBE_TOKENS < 2 * window < 2 * max_tokens:
+    if MAX_PROBE_TOKENS < 2 * window < 2 * max_tokens:
         raise CannotPackError("its window is too long to be compared")
-    longest = min(max_tokens, max(PROBE_TOKENS, 2 * window), MOST_PROBE_TOKENS)
+    longest = min(max_tokens, max(PROBE_TOKENS, 2 * window), MAX_PROBE_TOKENS)
     embedding = model.get_input_embeddings()
     rows = probe_rows(embedding.num_embeddings, (max(1, longest // 2), longest, 1, max(1, longest // 3)))
     rows[1][longest // 2] = packed.pad_token_id  # tells the rules apart

@@ -154,7 +154,7 @@ class TokenLogits:
         return rows
 
 
-class WordScores(nn.Module):
+class SelectedLogits(nn.Module):
     """Logits of a few words: those rows of a language model's head, in float32.
 
     ``softcap`` c bounds them as the model does, ``c · tanh(logit / c)``.
@@ -185,7 +185,7 @@ class YesNoLogits:
     ``words`` gives both logits, or that of yes alone, which then is the judgement.
     """
 
-    words: WordScores
+    words: SelectedLogits
 
     def __call__(self, forward: ForwardPass) -> Tensor:
         """Return one logit per row, [rows, 1]."""

@@ -21,7 +21,7 @@ from trio_pool_serve.runner.heads.embedding import TokenEmbeddingHead
 from trio_pool_serve.runner.heads.head import HeadRows
 from trio_pool_serve.types import HeldQuery, HoldQuery, MaxSim, PooledValue, TokenEmbed
 
-SCORE_OF_NOTHING = -1e9
+EMPTY_SCORE = -1e9
 """Score of a document none of whose tokens count: below every real one, and as sentence-transformers has it."""
 
 
@@ -131,4 +131,4 @@ def max_sim(query: Tensor, documents: Tensor, kept: Tensor) -> Tensor:
     """Score documents [rows, tokens, d] with mask ``kept`` [rows, tokens] against one query [q, d]: [rows]."""
     similarity = torch.einsum("qd,rtd->rqt", query, documents)
     similarity.masked_fill_(~kept.unsqueeze(1), torch.finfo(similarity.dtype).min)
-    return similarity.amax(dim=2).sum(dim=1).masked_fill(~kept.any(dim=1), SCORE_OF_NOTHING)
+    return similarity.amax(dim=2).sum(dim=1).masked_fill(~kept.any(dim=1), EMPTY_SCORE)

@@ -36,12 +36,12 @@ class SpladeHead:
     """``SparseEmbed`` of a masked language model: ``log(1 + relu(logit))``, pooled over the tokens.
 
     Formal et al., https://arxiv.org/abs/2109.10086, eq. 1 and 3. ``log_twice`` takes the logarithm again, as
-    OpenSearch's third generation does. ``most_weights`` keeps the greatest so many.
+    OpenSearch's third generation does. ``max_weights`` keeps the greatest so many.
     """
 
     pooling: Literal["max", "sum"] = "max"
     log_twice: bool = False
-    most_weights: int | None = None
+    max_weights: int | None = None
     reads_states = True
 
     def __call__(self, forward: ForwardPass, params: Sequence[SparseEmbed]) -> HeadRows:  # noqa: ARG002
@@ -55,7 +55,7 @@ class SpladeHead:
             weights = self._activate(torch.stack([logits.amax(dim=0) for logits in of_rows]))
         else:
             weights = torch.stack([self._activate(logits).sum(dim=0) for logits in of_rows])
-        return HeadRows(_greatest(weights, self.most_weights), _nonzero)
+        return HeadRows(_greatest(weights, self.max_weights), _nonzero)
 
     def _activate(self, logits: Tensor) -> Tensor:
         weights = logits.float().relu().log1p()
@@ -67,13 +67,13 @@ class SparseLookupHead:
     """``SparseLookup``: the fixed weight of every token that occurs; ``weights`` [vocabulary] float32."""
 
     weights: Tensor
-    most_weights: int | None = None
+    max_weights: int | None = None
     reads_states = False
 
     def __call__(self, forward: ForwardPass, params: Sequence[SparseLookup]) -> HeadRows:  # noqa: ARG002
         """Return the tokens' weights [rows, tokens]."""
         of_tokens = self.weights[forward.input_ids] * forward.attention_mask
-        return HeadRows(of_tokens, partial(_by_token, requests=forward.requests, most=self.most_weights))
+        return HeadRows(of_tokens, partial(_by_token, requests=forward.requests, most=self.max_weights))
 
 
 @frozen(eq=False)

@@ -11,7 +11,7 @@ from trio_pool_serve.api.fields.ranking import ranked, require_top
 from trio_pool_serve.api.http.answer import Answer
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.tasks.reading import ReadingParams
+from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.score import ScoreJob, Scores, score
 
 
@@ -42,7 +42,7 @@ class RerankRequest:
         return ScoreJob(
             queries=[self.query],
             documents=[document if isinstance(document, str) else document.text for document in self.documents],
-            reading=ReadingParams(truncate_to=-1),
+            reading=InputParams(truncate_to=-1),
             max_document_tokens=self.max_tokens_per_doc,
             priority=self.priority or 0,
         )

@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 from attrs import frozen
 
-from trio_pool_serve.tasks.reading import ReadingParams
+from trio_pool_serve.tasks.input_params import InputParams
 
 Truncate: TypeAlias = Literal["NONE", "START", "END"]
 """Which end of a text that is too long is cut off."""
@@ -30,8 +30,8 @@ def meta_of(version: str, **billed_units: int) -> Meta:
     return Meta(api_version=ApiVersion(version=version), billed_units=billed_units)
 
 
-def reading_of(truncate: Truncate | None) -> ReadingParams:
+def reading_of(truncate: Truncate | None) -> InputParams:
     """Return how texts are read; by default their ends are cut off, as Cohere does it."""
-    return ReadingParams(
+    return InputParams(
         truncate_to=None if truncate == "NONE" else -1, truncation_side="left" if truncate == "START" else "right"
     )

@@ -13,8 +13,8 @@ from trio_pool_serve.api.fields.prompts import Input, prompts_of, require_few
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.prompts import PairPrompt, Prompt, TextPrompt, TokensPrompt, TruncationSide
+from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.job import PoolJob
-from trio_pool_serve.tasks.reading import ReadingParams
 from trio_pool_serve.tasks.score import ScoreJob
 from trio_pool_serve.types import PoolingTask
 
@@ -30,10 +30,10 @@ class Reading:
     truncation_direction: str | None = None
     prompt_name: str | None = None
 
-    def reading(self, network: NetworkConfig) -> ReadingParams:
+    def reading(self, network: NetworkConfig) -> InputParams:
         """Return this in the tasks' terms. Raises ``InvalidRequestError``."""
         truncate = network.auto_truncate if self.truncate is None else self.truncate
-        return ReadingParams(
+        return InputParams(
             truncate_to=-1 if truncate else None,
             truncation_side=_side(self.truncation_direction),
             prompt_name=self.prompt_name,
@@ -184,7 +184,7 @@ class TokenizeJob:
     """Texts to take apart."""
 
     texts: Sequence[str]
-    reading: ReadingParams
+    reading: InputParams
 
 
 @frozen(kw_only=True)
@@ -202,7 +202,7 @@ class TokenizeRequest:
         if not texts:
             raise EmptyInputError("inputs is empty.", param="inputs")
         require_few(texts, network, param="inputs")
-        reading = ReadingParams(add_special_tokens=self.add_special_tokens is not False, prompt_name=self.prompt_name)
+        reading = InputParams(add_special_tokens=self.add_special_tokens is not False, prompt_name=self.prompt_name)
         return TokenizeJob(texts, reading)
 
 

@@ -14,9 +14,9 @@ from trio_pool_serve.api.http.answer import Answer
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.prompts import TruncationSide
+from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import pool
-from trio_pool_serve.tasks.reading import ReadingParams
 from trio_pool_serve.types import Vectors
 
 
@@ -43,7 +43,7 @@ class ClassifyRequest(InputFields):
         return PoolJob(
             prompts=self.prompts(network),
             tasks=("classify",),
-            reading=ReadingParams(
+            reading=InputParams(
                 truncate_to=self.truncate_prompt_tokens,
                 truncation_side=self.truncation_side or "right",
                 add_special_tokens=self.adds_special_tokens,

@@ -18,9 +18,9 @@ from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.prompts import TruncationSide
-from trio_pool_serve.tasks.reading import ReadingParams
+from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.score import ScoreJob
-from trio_pool_serve.tasks.sides import Side, text_of
+from trio_pool_serve.tasks.score_inputs import ScoreInput, text_of
 
 
 @frozen
@@ -37,7 +37,7 @@ class AskedDocument:
     text: str | None = None
     content: WireContent | None = None
 
-    def side(self, network: NetworkConfig, place: str) -> Side:
+    def side(self, network: NetworkConfig, place: str) -> ScoreInput:
         """Return the document that stands at ``place``. Raises ``InvalidRequestError``."""
         if self.content is not None:
             return ContentInput(content=self.content).prompt(network, place)
@@ -86,7 +86,7 @@ class RerankRequest:
                 document if isinstance(document, str) else document.side(network, f"documents[{index}]")
                 for index, document in enumerate(self.documents)
             ],
-            reading=ReadingParams(
+            reading=InputParams(
                 truncate_to=self.truncate_prompt_tokens,
                 truncation_side=self.truncation_side or "right",
                 instruction=self.instruction,

@@ -15,9 +15,9 @@ from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.prompts import TruncationSide
-from trio_pool_serve.tasks.reading import ReadingParams
+from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.score import ScoreJob, Scores, score
-from trio_pool_serve.tasks.sides import Side
+from trio_pool_serve.tasks.score_inputs import ScoreInput
 
 NAMES = (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"), ("queries", "items"))
 """What the two sides are called; vLLM has renamed them more than once."""
@@ -64,7 +64,7 @@ class ScoreRequest:
         return ScoreJob(
             queries=ones,
             documents=others,
-            reading=ReadingParams(
+            reading=InputParams(
                 truncate_to=self.truncate_prompt_tokens,
                 truncation_side=self.truncation_side or "right",
                 instruction=self.instruction,
@@ -82,7 +82,7 @@ class ScoreRequest:
         pairs = ", or ".join(f"{first} and {second}" for first, second in NAMES)
         raise InvalidRequestError(f"Give {'one' if given else 'both'} of {pairs}.", param=_missing(self))
 
-    def _side(self, name: str, network: NetworkConfig) -> Sequence[Side]:
+    def _side(self, name: str, network: NetworkConfig) -> Sequence[ScoreInput]:
         given: WireSide = getattr(self, name)
         sides = given if isinstance(given, list) else [given]
         if not sides:

@@ -34,7 +34,7 @@ AttentionMaskInterface.register(SDPA, unread(sdpa_mask))
 AttentionMaskInterface.register(EAGER, unread(eager_mask))
 
 
-def leave_masks_unread(model: nn.Module) -> None:
+def skip_mask_checks(model: nn.Module) -> None:
     """Have a model make its masks so, if it gets them from transformers and computes by ``sdpa`` or all by itself."""
     config: Any = model.config
     asked = config._attn_implementation  # noqa: SLF001  (transformers' setter downloads kernels for some names)

@@ -5,7 +5,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from trio_pool_serve.rendering.waiting_bytes import MADE_AT_ONCE, WaitingBytes
+from trio_pool_serve.rendering.input_memory import MADE_AT_ONCE, InputMemory
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt
 
 IDS = np.zeros(2, dtype=np.int32)
@@ -13,14 +13,14 @@ OF_IMAGE = RenderedPrompt(IDS, images=ImageFeatures({"pixel_values": np.zeros((2
 OF_EMBEDS = RenderedPrompt(IDS, embeds=np.zeros((2, 8), dtype=np.float32))
 
 
-async def enter(waiting: WaitingBytes, entered: list[int], number: int) -> None:
+async def enter(waiting: InputMemory, entered: list[int], number: int) -> None:
     async with waiting.room():
         entered.append(number)
 
 
 @pytest.mark.parametrize("prompt", [OF_IMAGE, OF_EMBEDS])
 async def test_while_too_much_is_held_nothing_is_made(prompt):
-    waiting, entered = WaitingBytes(most=100), []
+    waiting, entered = InputMemory(most=100), []
     async with trio.open_nursery() as nursery:
         with waiting.holding([prompt]):
             await enter(waiting, entered, 0)
@@ -36,7 +36,7 @@ async def test_while_too_much_is_held_nothing_is_made(prompt):
 
 
 async def test_only_some_are_made_at_once():
-    waiting, let_go, inside = WaitingBytes(), trio.Event(), []
+    waiting, let_go, inside = InputMemory(), trio.Event(), []
 
     async def make(number: int) -> None:
         async with waiting.room():
@@ -53,7 +53,7 @@ async def test_only_some_are_made_at_once():
 
 
 async def test_who_leaves_holds_nothing():
-    waiting, entered = WaitingBytes(most=1), []
+    waiting, entered = InputMemory(most=1), []
     with waiting.holding([OF_IMAGE]):
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:

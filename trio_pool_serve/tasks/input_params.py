@@ -14,7 +14,7 @@ INSTRUCTION_CHARACTERS_PER_TOKEN = 8
 
 
 @frozen(kw_only=True)
-class ReadingParams:
+class InputParams:
     """What a client may say about how its texts are read, in nobody's dialect.
 
     ``truncate_to`` is in tokens; −1 stands for the model's maximum, ``None`` refuses longer inputs.
@@ -40,7 +40,7 @@ class ReadingParams:
         return TextPrompt(self.instruction).estimated_tokens * texts if self.instruction else 0
 
 
-def rendering_params(model: Model, reading: ReadingParams) -> RenderingParams:
+def rendering_params(model: Model, reading: InputParams) -> RenderingParams:
     """Return how to render for a model. Raises ``InvalidRequestError``."""
     return RenderingParams(
         truncate_to=_truncate_to(model, reading.truncate_to),
@@ -63,7 +63,7 @@ def _truncate_to(model: Model, asked: int | None) -> int | None:
     return asked
 
 
-def _instruction(model: Model, reading: ReadingParams) -> str:
+def _instruction(model: Model, reading: InputParams) -> str:
     prompts = model.folder.prompts
     if reading.instruction is not None:
         return _marker(model, reading) + _checked(model, reading.instruction)
@@ -82,7 +82,7 @@ def _instruction(model: Model, reading: ReadingParams) -> str:
     return prompts.get(model.folder.default_prompt_name or "", "")
 
 
-def _marker(model: Model, reading: ReadingParams) -> str:
+def _marker(model: Model, reading: InputParams) -> str:
     """Return what late interaction puts before the texts of a side; a client's instruction does not replace it."""
     if not model.folder.spec.keeps_role_prompt or reading.side is None:
         return ""

@@ -8,7 +8,7 @@ from attrs import define, field
 
 from trio_pool_serve.types import RenderedPrompt
 
-MAX_WAITING_BYTES = 2**30
+MAX_INPUT_BYTES = 2**30
 """The largest image of a Qwen-VL model takes 300 MB, one of CLIP 600 KB."""
 
 MADE_AT_ONCE = 4
@@ -16,14 +16,14 @@ MADE_AT_ONCE = 4
 
 
 @define(eq=False)
-class WaitingBytes:
+class InputMemory:
     """Keeps images and token embeddings from being made ready while ``most`` bytes of such wait for the model.
 
     Admission counts tokens, and nobody knows an image's before it has been looked at: without this, kilobytes of a
     request become gigabytes as fast as they are made, and wait until they are computed.
     """
 
-    most: int = MAX_WAITING_BYTES
+    most: int = MAX_INPUT_BYTES
     held: int = field(init=False, default=0)
     _room: trio.Event = field(init=False, factory=trio.Event)
     _making: trio.CapacityLimiter = field(init=False, factory=lambda: trio.CapacityLimiter(MADE_AT_ONCE))
@@ -54,7 +54,7 @@ class WaitingBytes:
                 self._room = trio.Event()
 
     def __repr__(self) -> str:
-        return f"<WaitingBytes {self.held}/{self.most}>"
+        return f"<InputMemory {self.held}/{self.most}>"
 
 
 def _size(prompt: RenderedPrompt) -> int:
