@@ -66,6 +66,8 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 def test_every_import_goes_to_the_same_room_or_a_lower_floor():
     wrong = []
     for path in SOURCES:
+        if path == PACKAGE / "__init__.py":
+            continue  # it imports the public names only when they are used: tests/test_packaging.py
         room = room_of(path)
         for name in imports_of(path):
             package, _, rest = name.partition(".")
