@@ -1,4 +1,4 @@
-# Sourced by serve, test and release: makes .venv beside this folder and installs into it.
+# Sourced by serve, test and release: makes .venv next to this folder and installs into it.
 #
 #   prepare NAME EXTRAS PACKAGE…   installs the project with EXTRAS ("" or "[a,b]"), then each PACKAGE
 #                                  with --no-deps, unless exactly that has been done before.
