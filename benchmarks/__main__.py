@@ -76,7 +76,6 @@ SCRIPTS = (
     Script("scheduling"),
     Script("peers", {**SECOND, "clients": (1, 8), "tokens": (32, 128), "batches": (1, 16)}),
     Script("hop_size", {**SECOND, "seconds": 0.02}),
-    Script("renderer_backend", {**SECOND, "seconds": 0.3}),
     Script("request_profile"),
     Script("output_copy"),
     Script("accelerator"),

@@ -30,11 +30,11 @@ from trio_pool_serve.api.fields.embedding_answers import VectorEncoding, encode_
 from trio_pool_serve.api.http.bodies import LOOP_BYTES, decode_json
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.loading.renderer_loading import text_renderer_of
+from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.prompts import RenderingParams, TextPrompt
 from trio_pool_serve.rendering.renderer import LOOP_CHARACTERS
-from trio_pool_serve.rendering.text.text_loading import text_renderer_of
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
-from trio_pool_serve.rendering.text.tokenizer_loading import load_tokenizer
 
 SIZES = tuple(2**power for power in range(10, 21))
 

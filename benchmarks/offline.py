@@ -171,10 +171,10 @@ def _load_transformers() -> tuple[Callable[[list[str]], Any], Compute]:
 def _load_runner() -> tuple[Callable[[str], Any], Compute]:
     from trio_pool_serve.config import ModelConfig
     from trio_pool_serve.models.folder import read_model_folder
-    from trio_pool_serve.models.loading.runner import load_runner
+    from trio_pool_serve.models.loading.renderer_loading import text_renderer_of
+    from trio_pool_serve.models.loading.runner_loading import load_runner
+    from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
     from trio_pool_serve.prompts import RenderingParams, TextPrompt
-    from trio_pool_serve.rendering.text.text_loading import text_renderer_of
-    from trio_pool_serve.rendering.text.tokenizer_loading import load_tokenizer
     from trio_pool_serve.threads.offload import Offload
     from trio_pool_serve.types import Batch, PoolingRequest
 

@@ -29,7 +29,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.report import RESULTS, console, open_figure, open_progress, print_table, write_figure, write_json
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.loading.runner import load_runner
+from trio_pool_serve.models.loading.runner_loading import load_runner
 from trio_pool_serve.runner.copied_batch import CopiedBatch
 from trio_pool_serve.runner.output_copy import Split
 from trio_pool_serve.runner.transformer_runner import TransformerRunner

@@ -14,14 +14,14 @@ import pytest
 import trio
 
 from tests.api.scripted_models import LateInteraction
-from tests.conftest import assert_idle, is_idle, running
+from tests.conftest import assert_idle, is_idle
 from tests.model_folders import VOCABULARY
 from tests.rendering.media.image_server import redirects, says, serving
 from tests.rendering.media.images import ColourFormat, data_url, encoded
 from tests.rendering.scripted_images import ScriptedFormat, ScriptedLoader
 from tests.tensors import ROWS, as_npy
 from trio_pool_serve.app import create_app
-from trio_pool_serve.config import Config, InputConfig, ThreadsConfig
+from trio_pool_serve.config import Config, InputConfig
 from trio_pool_serve.errors import EngineDeadError
 from trio_pool_serve.prompts import (
     ChatMessage,
@@ -36,7 +36,6 @@ from trio_pool_serve.prompts import (
 from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
 from trio_pool_serve.rendering.media.addresses import is_any
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
-from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import pool
@@ -77,7 +76,7 @@ async def score_vectors(service: Service) -> None:
 
 async def score_late_interaction(service: Service) -> None:
     model = service.model()
-    folder = attrs.evolve(model.folder, architecture=LateInteraction())
+    folder = attrs.evolve(model.folder, spec=LateInteraction())
     job = ScoreJob(queries=["hello"], documents=["hello", "world", "w1 w2"])
     await score(attrs.evolve(model, folder=folder), job, RequestTimings())
 
@@ -222,23 +221,6 @@ STEPS = [*range(60), *range(60, 1000, 20), *range(1000, 10_000, 500)]
 
 @pytest.mark.parametrize("work", WORK)
 async def test_cancelling_at_any_step_leaves_nothing_behind(service: Service, work: Callable[..., Awaitable[None]]):
-    await cancel_at_every_step(service, work)
-
-
-async def render_in_process(service: Service) -> None:
-    await service.model().renderer.render(TEXT, RenderingParams())
-
-
-async def test_cancelling_at_any_step_leaves_nothing_behind_in_processes(config: Config, scripted: ScriptedRunner):
-    """In one test, because they take seconds to start."""
-    threads = ThreadsConfig(renderer_backend="process", renderer_num_workers=1)
-    async with running(Service(attrs.evolve(config, threads=threads), lambda *_: scripted)) as service:
-        for work in (render_in_process, embed, embed_in_windows, take_apart, put_together):
-            await cancel_at_every_step(service, work)
-        assert service.processes["render"].statistics().killed == 0
-
-
-async def cancel_at_every_step(service: Service, work: Callable[..., Awaitable[None]]) -> None:
     finished = 0
     for step in STEPS:
         with trio.CancelScope() as scope:

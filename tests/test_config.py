@@ -46,7 +46,6 @@ WRITTEN = {
     "batch_timeout_s": ("2.5", 2.5),
     "renderer_num_workers": ("5", 5),
     "media_num_workers": ("4", 4),
-    "renderer_backend": ("process", "process"),
     "postprocess_num_workers": ("6", 6),
     "switch_interval_s": ("0.001", 0.001),
     "niceness": ("3", 3),

@@ -1,6 +1,8 @@
 """Imports go down only."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import trio_pool_serve
@@ -8,42 +10,32 @@ import trio_pool_serve
 PACKAGE = Path(trio_pool_serve.__file__).parent
 
 FLOORS = [
-    {
-        "",
-        "dedicated_thread",
-        "errors",
-        "framed_stream",
-        "idle_timer",
-        "openmp",
-        "priority",
-        "prompts",
-        "types",
-        "without_torch",
-    },
+    {"", "errors", "prompts", "types"},
     {"config"},
-    {"child_process", "offload", "worker_processes"},
-    {"telemetry", "model_folder", "model_hub", "containment"},
-    {"runner"},
-    {"rendering", "engine"},
+    {"threads"},
+    {"processes"},
+    {"telemetry"},
+    {"engine", "rendering", "runner"},
+    {"models"},
     {"tasks"},
     {"service"},
     {"api"},
     {"app"},
-    {"__main__", "api_process", "api_workers", "asgi", "cli", "engine_process", "launcher", "listener"},
+    {"__main__", "asgi", "cli", "server"},
 ]
 
-NEIGHBOURS_THAT_NEVER_MEET = [("rendering", "engine"), ("engine", "rendering")]
+NEIGHBOURS_THAT_NEVER_MEET = {(a, b) for a in FLOORS[5] for b in FLOORS[5] if a != b}
 
-MAY_IMPORT_TORCH = {"runner"}
+MAY_IMPORT_TORCH = {"models", "runner"}
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     first = path.relative_to(PACKAGE).parts[0]
     return "" if first == "__init__.py" else first.removesuffix(".py")
 
 
-def floor_of(room: str) -> int:
-    (floor,) = (number for number, rooms in enumerate(FLOORS) if room in rooms)
+def floor_of(package: str) -> int:
+    (floor,) = (number for number, packages in enumerate(FLOORS) if package in packages)
     return floor
 
 
@@ -63,27 +55,27 @@ def imports_of(path: Path, *, module_level_only: bool = False) -> set[str]:
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 
-def test_every_import_goes_to_the_same_room_or_a_lower_floor():
+def test_every_import_goes_to_the_same_package_or_a_lower_floor():
     wrong = []
     for path in SOURCES:
         if path == PACKAGE / "__init__.py":
             continue  # it imports the public names only when they are used: tests/test_packaging.py
-        room = room_of(path)
+        package = package_of(path)
         for name in imports_of(path):
-            package, _, rest = name.partition(".")
-            if package != "trio_pool_serve":
+            top, _, rest = name.partition(".")
+            if top != "trio_pool_serve":
                 continue
             target = rest.partition(".")[0]
-            entry_floor = floor_of(room) == len(FLOORS) - 1
-            down = floor_of(target) < floor_of(room) or target == room or entry_floor
-            if not down or (room, target) in NEIGHBOURS_THAT_NEVER_MEET:
+            entry_floor = floor_of(package) == len(FLOORS) - 1
+            down = floor_of(target) < floor_of(package) or target == package or entry_floor
+            if not down or (package, target) in NEIGHBOURS_THAT_NEVER_MEET:
                 wrong.append(f"{path.relative_to(PACKAGE)} imports {name}")
     assert not wrong
 
 
-def test_only_the_runner_imports_torch_at_module_level():
+def test_only_runner_and_models_import_torch_at_module_level():
     importers = {
-        room_of(path)
+        package_of(path)
         for path in SOURCES
         for name in imports_of(path, module_level_only=True)
         if name.partition(".")[0] in {"torch", "transformers"}
@@ -91,12 +83,44 @@ def test_only_the_runner_imports_torch_at_module_level():
     assert importers == MAY_IMPORT_TORCH
 
 
+def test_the_kinds_of_models_are_known_without_torch():
+    """An API process reads folders and renders for every kind, and has no torch in it."""
+    program = "import sys, trio_pool_serve.models.folder; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_no_module_outside_models_knows_a_kind():
+    kinds = {path.name for path in (PACKAGE / "models").iterdir() if (path / "kind.py").is_file()}
+    assert len(kinds) == 10
+    wrong = [
+        f"{path.relative_to(PACKAGE)} imports {name}"
+        for path in SOURCES
+        if package_of(path) != "models" or path.relative_to(PACKAGE).parts[1] in {"files", "loading"}
+        for name in imports_of(path)
+        if name.startswith("trio_pool_serve.models.") and name.split(".")[2] in kinds
+    ]
+    assert not wrong
+
+
+def test_files_are_small_and_the_root_is_short():
+    assert [path for path in SOURCES if len(path.read_text().splitlines()) > 400] == []
+    assert len(list(PACKAGE.glob("*.py"))) <= 11
+
+
+def test_a_file_name_occurs_twice_only_as_the_same_part_of_siblings():
+    by_name: dict[str, set[Path]] = {}
+    for path in SOURCES:
+        if path.name != "__init__.py":
+            by_name.setdefault(path.name, set()).add(path.parent.parent)
+    assert {name: parents for name, parents in by_name.items() if len(parents) > 1} == {}
+
+
 def test_the_api_knows_nothing_of_models_and_the_tasks_nothing_of_http():
     for path in SOURCES:
         packages = {name.partition(".")[0] for name in imports_of(path)}
-        if room_of(path) == "api":
+        if package_of(path) == "api":
             assert not packages & {"torch", "transformers", "tokenizers"}, path
-        if room_of(path) in {"tasks", "engine", "rendering", "runner"}:
+        if package_of(path) in {"tasks", "engine", "rendering", "runner"}:
             assert not packages & {"quart", "quart_trio", "hypercorn", "werkzeug"}, path
 
 
@@ -107,4 +131,4 @@ def test_nothing_runs_outside_a_nursery_of_our_own():
         nodes = list(ast.walk(ast.parse(path.read_text())))
         used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
         assert not used & forbidden, path
-        assert ("Thread" in used) == (room_of(path) == "dedicated_thread"), path
+        assert ("Thread" in used) == (path.name == "dedicated_thread.py"), path

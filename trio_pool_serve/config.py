@@ -16,7 +16,6 @@ from cyclopts import Group, Parameter
 from trio_pool_serve.types import PoolingTask
 
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
-RendererBackend: TypeAlias = Literal["thread", "process"]
 Placement: TypeAlias = Literal["local", "process"]
 Attention: TypeAlias = Literal["auto", "padded"]
 LongText: TypeAlias = Literal["refuse", "chunk"]
@@ -194,12 +193,6 @@ class ThreadsConfig:
         default=2, validator=gt(0)
     )
     media_num_workers: Annotated[int, _help("Images decoded and prepared at once.")] = field(default=2, validator=gt(0))
-    renderer_backend: Annotated[
-        RendererBackend,
-        _help(
-            "Where texts and images are prepared: in threads, or in processes with an interpreter lock of their own."
-        ),
-    ] = field(default="thread", validator=in_(("thread", "process")))
     postprocess_num_workers: Annotated[int, _help("Answers encoded at once.")] = field(default=1, validator=gt(0))
     switch_interval_s: Annotated[
         float, _help("Seconds a thread may keep the interpreter lock while the loop wants it.")

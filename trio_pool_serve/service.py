@@ -27,21 +27,16 @@ from trio_pool_serve.errors import (
     NotFoundError,
     innermost,
 )
-from trio_pool_serve.models.folder import ModelFolder, read_model_folder
+from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.hub import locate_model
-from trio_pool_serve.models.loading.image_format import load_image_format
-from trio_pool_serve.processes.worker_processes import WorkerProcesses, prepare_worker
-from trio_pool_serve.rendering.backend import RenderBackend, ThreadBackend
+from trio_pool_serve.models.loading.renderer_loading import embeds_format_of, renderer_of
+from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
+from trio_pool_serve.models.model_kind import AnyModelFolder
+from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.rendering.chat import template_process
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
-from trio_pool_serve.rendering.embeds.prompt_embeds import embeds_format_of
-from trio_pool_serve.rendering.media.decoding import prepare_process
 from trio_pool_serve.rendering.media.loader import MediaLoader
-from trio_pool_serve.rendering.process_backend import ProcessBackend
-from trio_pool_serve.rendering.renderer import renderer_of
-from trio_pool_serve.rendering.text.text_loading import TextRecipe
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
-from trio_pool_serve.rendering.text.tokenizer_loading import load_tokenizer
 from trio_pool_serve.rendering.waiting_bytes import WaitingBytes
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.loop_lag import sample_loop_lag
@@ -56,13 +51,13 @@ logger = logging.getLogger(__name__)
 
 ServiceState: TypeAlias = Literal["loading", "ready", "draining", "dead"]
 
-RunnerLoader: TypeAlias = Callable[[ModelFolder, ModelConfig, Offload], Runner]
+RunnerLoader: TypeAlias = Callable[[AnyModelFolder, ModelConfig, Offload], Runner]
 
 
-def load_transformer(folder: ModelFolder, config: ModelConfig, offload: Offload) -> Runner:
+def load_transformer(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> Runner:
     """Load the runner for a transformers model; torch is imported only here."""
     spin_briefly()
-    from trio_pool_serve.models.loading.runner import load_runner
+    from trio_pool_serve.models.loading.runner_loading import load_runner
 
     return load_runner(folder, config, offload)
 
@@ -98,11 +93,10 @@ class Service:
     media: MediaLoader = field(init=False)
     started: float = field(factory=time.time, init=False)
     """Seconds since the epoch."""
-    processes: dict[str, WorkerProcesses] = field(init=False, factory=dict)
-    """Worker processes, by what they are for."""
-    render_backend: RenderBackend = field(init=False)
-    _is_prepared: trio.Event = field(init=False, factory=trio.Event)
-    """Whether all models are loaded, and requests find worker processes that wait for them."""
+    processes: dict[str, WorkerProcesses] = field(init=False)
+    """Those that render chat templates: the models' own, and apart from them those of clients, where trusted."""
+    _is_loaded: trio.Event = field(init=False, factory=trio.Event)
+    """Whether all models are loaded."""
     served: dict[str, ServedModel] = field(init=False, factory=dict)
     """By name, in the order of the settings: the first is the default."""
     draining: bool = field(default=False, init=False)
@@ -119,12 +113,22 @@ class Service:
             niceness=niceness_beside(threads.niceness),
         )
 
+    @processes.default
+    def _make_processes(self) -> dict[str, WorkerProcesses]:
+        return {
+            name: WorkerProcesses(
+                self.config.threads.renderer_num_workers,
+                template_process.prepare,
+                in_processes=self.offload.in_threads,
+                niceness=self.offload.niceness,
+            )
+            for name in ("template", "client_template")
+            if name == "template" or self.config.input.trust_request_chat_template
+        }
+
     def __attrs_post_init__(self) -> None:
         self.offload.observe = self.metrics.observe_hop
-        self.render_backend = self._make_render_backend()
-        self.media = MediaLoader(
-            self.config.input, self.config.time_limits.media_timeout_s, self.offload, self.render_backend, self.waiting
-        )
+        self.media = MediaLoader(self.config.input, self.config.time_limits.media_timeout_s, self.offload, self.waiting)
         self.metrics.add_gauges(self._gauges)
         if self.config.processes.engine == "process" and self.folder is None:
             # Nobody but this user can enter it: whoever can connect to an engine can have anything computed.
@@ -140,26 +144,6 @@ class Service:
             return ProcessEngine(sockets, scheduling.max_queue_tokens // self.config.processes.api_workers, metrics)
         return LocalEngine(partial(self._load_runner, source), self.offload, metrics, scheduling)
 
-    def _make_render_backend(self) -> RenderBackend:
-        threads = self.config.threads
-        niceness = niceness_beside(threads.niceness)
-        trusted = self.config.input.trust_request_chat_template
-        for name in ("template", "client_template") if trusted else ("template",):
-            self.processes[name] = WorkerProcesses(
-                threads.renderer_num_workers,
-                template_process.prepare,
-                in_processes=self.offload.in_threads,
-                niceness=niceness,
-            )
-        if threads.renderer_backend == "thread":
-            return ThreadBackend(self.offload)
-        render = WorkerProcesses(
-            threads.renderer_num_workers, observe=partial(self.metrics.observe_hop, "render"), niceness=niceness
-        )
-        media = WorkerProcesses(threads.media_num_workers, niceness=niceness)
-        self.processes |= {"render": render, "media": media}
-        return ProcessBackend(render, media)
-
     # -- living ---------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -173,9 +157,8 @@ class Service:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(sample_loop_lag, self.metrics.loop_lag)
-                for name in ("template", "client_template"):
-                    if name in self.processes:
-                        await nursery.start(self.processes[name].run)
+                for processes in self.processes.values():
+                    await nursery.start(processes.run)
                 await nursery.start(self.media.run)
                 if self._own_folder is not None:
                     await nursery.start(self._own_engines().run)
@@ -184,7 +167,7 @@ class Service:
                 for served in self.served.values():
                     # In their order: those in this process queue for the one thread that loads and computes.
                     await nursery.start(served.engine.run)
-                await self._load(nursery)
+                await self._load()
         except* (ModelLoadError, EngineDeadError) as group:
             # Whoever waits for an engine is told that it has stopped; why, is what somebody else raises.
             failure = innermost(group.split(ModelLoadError)[0] or group)
@@ -195,46 +178,22 @@ class Service:
                 self._own_folder.cleanup()
         raise failure
 
-    async def _prepare_processes(self, nursery: trio.Nursery) -> None:
-        """Have the processes that render, once it is known what they will need. Raises ``ModelLoadError``."""
-        backend = self.render_backend
-        if not isinstance(backend, ProcessBackend):
-            return
-        models = [served.loaded for served in self.served.values() if served.loaded is not None]
-        processors = [model.renderer.image_processor for model in models if model.renderer.image_processor is not None]
-        backend.render.prepare = partial(prepare_worker, *(model.renderer.texts for model in models))
-        backend.media.prepare = partial(prepare_process, *processors)
-        await nursery.start(backend.render.run)
-        await nursery.start(backend.media.run)
-        try:
-            async with trio.open_nursery() as starting:
-                starting.start_soon(backend.render.start)
-                if processors:
-                    starting.start_soon(backend.media.start)
-        except* Exception as group:
-            error = innermost(group)
-            raise ModelLoadError(f"--renderer-backend process: no process can be made ready: {error}") from error
-
-    async def _load(self, nursery: trio.Nursery) -> None:
-        """Have a renderer for each model, while its engine loads, and then whatever else requests will need.
-
-        Raises ``ModelLoadError``.
-        """
+    async def _load(self) -> None:
+        """Load the renderer of each model while its engine loads. Raises ``ModelLoadError``."""
         async with trio.open_nursery() as loading:
             for served in self.served.values():
                 loading.start_soon(self._load_model, served)
         # What has been loaded stays: the collector need not look at it again.
         gc.collect()
         gc.freeze()
-        await self._prepare_processes(nursery)
-        self._is_prepared.set()
+        self._is_loaded.set()
 
     async def _load_model(self, served: ServedModel) -> None:
         folder, tokenizer = await self.offload.run("launch", partial(self._load_tokenizer, served.source))
         await served.engine.wait_ready()
         served.loaded = await self.offload.run("launch", partial(self._make_model, served, folder, tokenizer))
 
-    def _load_tokenizer(self, source: ModelSource) -> tuple[ModelFolder, Tokenizer]:
+    def _load_tokenizer(self, source: ModelSource) -> tuple[AnyModelFolder, Tokenizer]:
         """Find the files and load the tokenizer. Runs in a thread."""
         path = locate_model(source.location, revision=self.config.loading.revision)
         folder = read_model_folder(path, self.config.loading)
@@ -249,7 +208,7 @@ class Service:
         logger.info("loaded in %.1f s: %s: %s", time.perf_counter() - began, source.name, runner.describe())
         return runner
 
-    def _make_model(self, served: ServedModel, folder: ModelFolder, tokenizer: Tokenizer) -> Model:
+    def _make_model(self, served: ServedModel, folder: AnyModelFolder, tokenizer: Tokenizer) -> Model:
         config = self.config
         return Model(
             served.source.name,
@@ -259,8 +218,6 @@ class Service:
                 tokenizer,
                 self.offload,
                 workers=config.threads.renderer_num_workers,
-                backend=self.render_backend,
-                recipe=TextRecipe(folder.path, config.loading),
                 templates=ChatTemplates(
                     self.processes["template"],
                     self.processes.get("client_template", self.processes["template"]),
@@ -269,7 +226,7 @@ class Service:
                 ),
                 settings=config.input,
                 media=self.media,
-                image_format=load_image_format(folder),
+                image_format=folder.kind.image_format(folder),
                 waiting=self.waiting,
                 embeds_format=embeds_format_of(
                     folder, served.engine.embeds_width, enabled=config.input.enable_prompt_embeds
@@ -295,7 +252,7 @@ class Service:
         """What ``/readyz`` says: the worst of what the engines say."""
         states = {served.engine.statistics().state for served in self.served.values()}
         state = next(state for state in ("dead", "loading", "ready") if state in states)
-        if state == "ready" and not self._is_prepared.is_set():
+        if state == "ready" and not self._is_loaded.is_set():
             return "loading"
         return "draining" if self.draining and state == "ready" else state
 
@@ -320,7 +277,7 @@ class Service:
         """
         for served in self.served.values():
             await served.engine.wait_ready()
-        await self._is_prepared.wait()
+        await self._is_loaded.wait()
 
     def require_open(self) -> None:
         """Raise ``DrainingError`` if no new work is taken."""

@@ -89,7 +89,8 @@ collectors: dict[int, Collector] = {}
 async def render_text(renderer: Renderer, prompt: TextPrompt | PairPrompt, params: RenderingParams) -> RenderedPrompt:
     """Render with whatever else comes in the next 2 ms."""
     if not has_steps(renderer.texts, prompt, params):
-        return await renderer.backend.run("render", renderer.texts.render, prompt, params)
+        render = partial(renderer.texts.render, prompt, params)
+        return await renderer.offload.run("render", render, abandon_on_cancel=True)
     assert isinstance(prompt, TextPrompt)
     if id(renderer) not in collectors:
         collectors[id(renderer)] = Collector(renderer)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.length_limit import room_for_tokens, too_long
-from trio_pool_serve.rendering.text.text_format import TextFormat
+from trio_pool_serve.rendering.text.plain_text import TextFormat
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
 from trio_pool_serve.rendering.text.tokenizer import Encoded
 from trio_pool_serve.types import RenderedPrompt, TokenIds

@@ -16,7 +16,7 @@ async def render_text(renderer: Renderer, prompt: TextPrompt | PairPrompt, param
     """Tokenise, cut, and put together."""
     texts, hop = renderer.texts, partial(renderer.offload.run, "render", abandon_on_cancel=True)
     if not has_steps(texts, prompt, params):
-        return await renderer.backend.run("render", texts.render, prompt, params)
+        return await hop(partial(texts.render, prompt, params))
     assert isinstance(prompt, TextPrompt)
     try:
         (encoded,) = await hop(partial(encode, texts, [prompt.text]))

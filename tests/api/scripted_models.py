@@ -2,11 +2,11 @@
 
 import attrs
 
-from trio_pool_serve.models.kind import Architecture
+from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.service import Service
 
 
-class Everything(Architecture):
+class Everything(ModelSpec):
     """Can do whatever can be asked for; two labels with names."""
 
     tasks = frozenset({"embed", "token_embed", "sparse_embed", "classify", "token_classify", "score"})
@@ -20,34 +20,34 @@ class Dots(Everything):
     similarity = "dot"
 
 
-class Labeller(Architecture):
+class Labeller(ModelSpec):
     """Sorts into classes without names."""
 
     tasks = frozenset({"classify"})
 
 
-class Judge(Architecture):
+class Judge(ModelSpec):
     """Reads two texts together."""
 
     tasks = frozenset({"score"})
     scoring = "pairs"
 
 
-class LateInteraction(Architecture):
+class LateInteraction(ModelSpec):
     """Compares each token of one text with each of the other."""
 
     tasks = frozenset({"token_embed", "score"})
     scoring = "late_interaction"
 
 
-class SparseOnly(Architecture):
+class SparseOnly(ModelSpec):
     """Weights over the vocabulary."""
 
     tasks = frozenset({"sparse_embed", "score"})
     scoring = "vectors"
 
 
-def serve_as(service: Service, architecture: Architecture) -> None:
+def serve_as(service: Service, spec: ModelSpec) -> None:
     """Have a running service take its model for one of another kind."""
     model = service.default.loaded
-    service.default.loaded = attrs.evolve(model, folder=attrs.evolve(model.folder, architecture=architecture))
+    service.default.loaded = attrs.evolve(model, folder=attrs.evolve(model.folder, spec=spec))

@@ -14,7 +14,6 @@ from tests.end_to_end.folder_over_http import AskedFolder, farthest, serving_fol
 from tests.end_to_end.seen_contents import as_url, parts
 from tests.models.vision_families import PAGE_RETRIEVERS, PICTURES, VISION_LANGUAGE, write_qwen
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.loading.image_format import load_image_format
 
 TOLERANCE = 1e-5
 NO_IMAGE = "a placeholder for an image, but no image"
@@ -23,7 +22,8 @@ GOOD = ["a photo of two cats on a couch", {"image": as_url(PICTURES[0])}, "yes",
 
 def placeholder_of(path: Path) -> tuple[str, int]:
     """Its name and its id."""
-    images: Any = load_image_format(read_model_folder(path))
+    folder = read_model_folder(path)
+    images: Any = folder.kind.image_format(folder)
     return transformers.AutoTokenizer.from_pretrained(path).convert_ids_to_tokens(images.token_id), images.token_id
 
 
@@ -105,7 +105,7 @@ async def test_a_placeholder_far_behind_in_a_long_text_is_refused(tmp_path: Path
     written, _ = placeholder_of(path)
     text = "hello " * 2000 + written
     async with serving_folder(path, max_model_len=64, long_text="chunk") as ours:
-        assert not ours.service.default.loaded.folder.architecture.in_conversation
+        assert not ours.service.default.loaded.folder.spec.in_conversation
         assert len(await ours.embeddings(["hello " * 2000])) == 1
         answer = await ours.client.post("/v1/embeddings", json={"input": ["hello", text]})
         assert answer.status_code == 400, answer.text

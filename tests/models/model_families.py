@@ -16,11 +16,13 @@ from torch import Tensor
 
 from tests.model_folders import write_json
 from trio_pool_serve.config import Dtype, ModelConfig
-from trio_pool_serve.models.folder import ModelFolder, read_model_folder
-from trio_pool_serve.models.loading.runner import load_runner
+from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.loading.renderer_loading import renderer_of
+from trio_pool_serve.models.loading.runner_loading import load_runner
+from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
+from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.prompts import Prompt, RenderingParams, Role, TextPrompt
-from trio_pool_serve.rendering.renderer import Renderer, renderer_of
-from trio_pool_serve.rendering.text.tokenizer_loading import load_tokenizer
+from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, Embed, PooledValue, PoolingParams, PoolingRequest, Vectors

@@ -128,6 +128,6 @@ async def test_the_dense_vector_is_that_of_sentence_transformers(tmp_path: Path)
 
 
 def test_it_can_be_asked_for_all_three_and_scored_by_its_dense_vectors(model: Model):
-    architecture = model.served.folder.architecture
-    assert architecture.tasks == {"embed", "sparse_embed", "token_embed", "score"}
-    assert architecture.scoring == "vectors"
+    spec = model.served.folder.spec
+    assert spec.tasks == {"embed", "sparse_embed", "token_embed", "score"}
+    assert spec.scoring == "vectors"

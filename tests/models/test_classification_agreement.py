@@ -100,8 +100,8 @@ LABELS = {"id2label": dict(enumerate(NAMES)), "label2id": {name: index for index
 async def test_labels_agree_for_texts_and_pairs(name: str, tmp_path: Path):
     path = write_classifier(tmp_path / name, name, **LABELS)
     ours = ServedModel(path)
-    assert ours.folder.architecture.labels == tuple(NAMES)
-    assert ours.folder.architecture.tasks == {"classify"}
+    assert ours.folder.spec.labels == tuple(NAMES)
+    assert ours.folder.spec.tasks == {"classify"}
     expected = probabilities(path, list(TEXTS), NAMES)
     for together in (True, False):
         assert largest_difference(await ours.compute(TEXT_PROMPTS, Classify(), together=together), expected) < TOLERANCE
@@ -127,7 +127,7 @@ async def test_labels_agree_for_texts_and_pairs(name: str, tmp_path: Path):
 async def test_probabilities_follow_the_problem_type(labels: int, problem_type: str | None, tmp_path: Path):
     path = write_classifier(tmp_path / "bert", "bert", num_labels=labels, problem_type=problem_type)
     ours = ServedModel(path)
-    expected = probabilities(path, list(TEXTS), list(ours.folder.architecture.labels))
+    expected = probabilities(path, list(TEXTS), list(ours.folder.spec.labels))
     assert largest_difference(await ours.compute(TEXT_PROMPTS, Classify()), expected) < TOLERANCE
 
 
@@ -163,7 +163,7 @@ async def test_a_cross_encoder_saved_with_modules_agrees(name: str, tmp_path: Pa
     theirs = cross_encoder(path, max_length=24)
     theirs.save_pretrained(str(tmp_path / "saved"))
     ours = ServedModel(tmp_path / "saved")
-    assert ours.folder.architecture.scoring == "pairs"
+    assert ours.folder.spec.scoring == "pairs"
     assert largest_difference(await ours.compute(PROMPTS, SCORE), rows(theirs.predict(PAIRS))) < TOLERANCE
 
 
@@ -180,7 +180,7 @@ async def test_a_decoder_reads_the_last_token_whatever_the_padding_token_is(name
 async def test_tokens_agree(name: str, tmp_path: Path):
     path = write_classifier(tmp_path / name, name, "TokenClassification", **LABELS)
     ours = ServedModel(path)
-    assert (ours.folder.architecture.tasks, ours.folder.architecture.labels) == ({"token_classify"}, tuple(NAMES))
+    assert (ours.folder.spec.tasks, ours.folder.spec.labels) == ({"token_classify"}, tuple(NAMES))
     model = transformers.AutoModelForTokenClassification.from_pretrained(path).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     for activation in ("probabilities", "raw"):

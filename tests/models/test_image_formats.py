@@ -1,6 +1,5 @@
-"""Images as models read them: the same pixels as transformers', in the right places, from any thread or process."""
+"""Images as models read them: the same pixels as transformers', in the right places, from any thread."""
 
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,7 @@ from tests.models.vision_families import (
 )
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, MediaError, ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.loading.image_format import load_image_format
-from trio_pool_serve.rendering.media.image_format import ImageFormat, ImageProcessor
+from trio_pool_serve.rendering.media.image_protocols import ImageFormat
 from trio_pool_serve.types import Embed, ImageFeatures, TokenEmbed
 
 FOLDERS: tuple[Callable[[Path], Path], ...] = (
@@ -46,7 +44,8 @@ FOLDERS: tuple[Callable[[Path], Path], ...] = (
 
 
 def format_of(path: Path) -> ImageFormat:
-    found = load_image_format(read_model_folder(path))
+    folder = read_model_folder(path)
+    found = folder.kind.image_format(folder)
     assert found is not None
     return found
 
@@ -71,13 +70,6 @@ def test_pixels_are_those_of_the_processor_that_transformers_finds(path: Path):
     processor, theirs = format_of(path).processor, transformers.AutoImageProcessor.from_pretrained(path)
     for image in PICTURES:
         assert_same(processor(image), theirs(image, return_tensors="np"))
-
-
-def test_a_pickled_processor_makes_the_same(path: Path):
-    processor = format_of(path).processor
-    copy: ImageProcessor = pickle.loads(pickle.dumps(processor))
-    assert copy.key == processor.key
-    assert_same(copy(PICTURES[0]), processor(PICTURES[0]).arrays)
 
 
 async def test_threads_share_a_processor(path: Path):
@@ -180,7 +172,8 @@ def test_images_that_make_an_input_too_long_are_refused(tmp_path: Path):
 
 
 def test_a_text_model_reads_no_images(tmp_path: Path):
-    assert load_image_format(read_model_folder(write_family(tmp_path / "bert", "bert"))) is None
+    folder = read_model_folder(write_family(tmp_path / "bert", "bert"))
+    assert folder.kind.image_format(folder) is None
 
 
 @pytest.mark.parametrize(
@@ -234,7 +227,7 @@ def test_ids_with_a_placeholder_and_no_image_are_refused(paths: dict[str, Path],
 async def test_bfloat16_is_near_float32(paths: dict[str, Path], name: str):
     """Pixels are handed over in the type that the model computes in."""
     exact, rough = (SeeingModel(paths[name], dtype=dtype) for dtype in ("float32", "bfloat16"))
-    params = Embed() if "embed" in exact.folder.architecture.tasks else TokenEmbed()
+    params = Embed() if "embed" in exact.folder.spec.tasks else TokenEmbed()
     items = [*SENTENCES, *PICTURES]
     for wanted, got in zip(await exact.vectors_of(items, params), await rough.vectors_of(items, params), strict=True):
         cosines = (wanted * got).sum(-1) / np.linalg.norm(wanted, axis=-1) / np.linalg.norm(got, axis=-1)

@@ -63,8 +63,8 @@ WITHOUT_A_SIZE = Module(type=DENSE, config={"out_features": 4}, weights={"linear
         ([pooling("mean"), dense(activation="torch.nn.modules.activation.Wish")], "Wish is not one of torch.nn's"),
         ([pooling("mean"), dense(activation="os.system")], "os.system is not one of torch.nn's"),
         ([pooling("mean"), dense(activation="torch.hub.load")], "torch.hub.load is not one of torch.nn's"),
-        ([pooling("mean"), dense(activation="torch.nn.modules.linear.Linear")], "A head cannot be loaded"),
-        ([pooling("mean"), WITHOUT_A_SIZE], "A head cannot be loaded: .*in_features"),
+        ([pooling("mean"), dense(activation="torch.nn.modules.linear.Linear")], "A module cannot be loaded"),
+        ([pooling("mean"), WITHOUT_A_SIZE], "A module cannot be loaded: .*in_features"),
         ([pooling("mean"), dense(2 * HIDDEN)], "first batch"),
         (
             [pooling("mean"), Module(type=NEW_NORMALIZE, config={"module_input_name": "token_embeddings"})],
@@ -83,7 +83,7 @@ def test_a_head_without_its_weights_file_is_an_error(tmp_path: Path, weights_fil
     modules = [pooling("mean"), dense(weights_file=weights_file)]
     path = write_family(tmp_path / "model", "bert", modules=modules)
     (path / "2_Dense" / weights_file).unlink()
-    with pytest.raises(ModelLoadError, match="A head cannot be loaded"):
+    with pytest.raises(ModelLoadError, match="A module cannot be loaded"):
         load(path)
 
 
@@ -92,14 +92,14 @@ def test_a_head_with_a_broken_weights_file_is_an_error(tmp_path: Path, weights_f
     modules = [pooling("mean"), dense(weights_file=weights_file)]
     path = write_family(tmp_path / "model", "bert", modules=modules)
     (path / "2_Dense" / weights_file).write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(ModelLoadError, match="A head cannot be loaded"):
+    with pytest.raises(ModelLoadError, match="A module cannot be loaded"):
         load(path)
 
 
 def test_a_head_that_lacks_a_weight_is_an_error(tmp_path: Path):
     path = write_family(tmp_path / "model", "bert", modules=[pooling("mean"), dense()])
     edit_weights(path / "2_Dense" / "model.safetensors", lambda weights: weights.pop("linear.bias"))
-    with pytest.raises(ModelLoadError, match=r"A head cannot be loaded: (.|\n)*linear\.bias"):
+    with pytest.raises(ModelLoadError, match=r"A module cannot be loaded: (.|\n)*linear\.bias"):
         load(path)
 
 

@@ -30,7 +30,7 @@ POOLING = "sentence_transformers.models.Pooling"
 
 
 def test_a_bare_transformer_is_pooled_by_mean(folder: Path):
-    [head] = read_model_folder(folder).architecture.modules
+    [head] = read_model_folder(folder).spec.modules
     assert (head.name, head.config) == ("Pooling", {"pooling_mode": "mean"})
 
 
@@ -50,7 +50,7 @@ def test_modules_are_read_in_their_order_with_their_configs(folder: Path):
     write_modules(folder, (TRANSFORMER, ""), (POOLING, "1_Pooling"), ("sentence_transformers.models.Dense", "2_Dense"))
     write_json(folder / "1_Pooling/config.json", {"pooling_mode": "cls"})
     write_json(folder / "2_Dense/config.json", {"in_features": 3})
-    heads = read_model_folder(folder).architecture.modules
+    heads = read_model_folder(folder).spec.modules
     assert [(head.name, head.path.name, head.config) for head in heads] == [
         ("Pooling", "1_Pooling", {"pooling_mode": "cls"}),
         ("Dense", "2_Dense", {"in_features": 3}),
@@ -64,7 +64,7 @@ def test_the_module_names_of_sentence_transformers_6_are_known(folder: Path):
         ("sentence_transformers.sentence_transformer.modules.pooling.Pooling", "1_Pooling"),
         ("sentence_transformers.base.modules.normalize.Normalize", "2_Normalize"),
     )
-    assert [head.name for head in read_model_folder(folder).architecture.modules] == ["Pooling", "Normalize"]
+    assert [head.name for head in read_model_folder(folder).spec.modules] == ["Pooling", "Normalize"]
 
 
 def test_the_transformer_may_have_a_folder_of_its_own(folder: Path):
@@ -108,7 +108,7 @@ def test_text_is_not_lower_cased_unasked(folder: Path):
 def test_instructions_are_pooled_unless_the_config_says_not_to(folder: Path, config: object, *, pooled: bool):
     write_modules(folder, (TRANSFORMER, ""), (POOLING, "1_Pooling"))
     write_json(folder / "1_Pooling/config.json", config)
-    assert read_model_folder(folder).architecture.pools_instruction == pooled
+    assert read_model_folder(folder).spec.pools_instruction == pooled
 
 
 # -- the longest input --------------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.classification.spec import CrossEncoder, SequenceClassifier, TokenClassifier
 from trio_pool_serve.models.embedding.spec import Embedding
-from trio_pool_serve.models.files.chat_format import ChatFormat
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.generative_reranker.spec import GenerativeReranker, JudgeFormat
 from trio_pool_serve.models.process_reward.spec import ProcessReward
+from trio_pool_serve.rendering.chat.chat_format import ChatFormat
 
 TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}
 LOGIT_SCORE = "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"
@@ -42,7 +42,7 @@ def write_cross_encoder(path: Path, task: str, *behind: tuple[str, dict[str, Any
 
 
 def architecture_of(path: Path, **settings: Any) -> Any:
-    return read_model_folder(path, ModelConfig(**settings)).architecture
+    return read_model_folder(path, ModelConfig(**settings)).spec
 
 
 # -- classifiers ------------------------------------------------------------------------------------------

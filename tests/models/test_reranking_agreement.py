@@ -59,8 +59,8 @@ async def difference(path: Path, pairs: Any, expected: Any, params: Classify = S
     """Of scores computed together and of scores computed alone, the larger."""
     rendering = options.pop("rendering", {})
     ours = ServedModel(path, settings=options)
-    assert ours.folder.architecture.tasks == {"score"}
-    assert ours.folder.architecture.scoring == "pairs"
+    assert ours.folder.spec.tasks == {"score"}
+    assert ours.folder.spec.scoring == "pairs"
     return max(
         [
             largest_difference(await ours.compute(pairs, params, together=together, **rendering), rows(expected))
@@ -202,7 +202,7 @@ def write_process_reward(path: Path, *, sharded: bool = False) -> Path:
 
 
 async def steps_differ(ours: ServedModel, expected: Sequence[Any]) -> float:
-    assert ours.folder.architecture.tasks == {"token_classify"}
+    assert ours.folder.spec.tasks == {"token_classify"}
     largest = 0.0
     for together in (True, False):
         found = await ours.compute([TextPrompt(text) for text in SOLUTIONS], TokenClassify(), together=together)

@@ -9,8 +9,9 @@ from tests.model_folders import write_json
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.embedding.spec import Embedding
-from trio_pool_serve.models.folder import ModelFolder, read_model_folder
+from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.late_interaction.spec import LateInteraction, QueryExpansion
+from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.sparse.spec import Sparse
 from trio_pool_serve.types import SparseEmbed, SparseLookup
 
@@ -42,15 +43,15 @@ def describe(folder: Path, **texts: object) -> None:
 
 
 def late_interaction(folder: Path) -> LateInteraction:
-    architecture = read_model_folder(folder).architecture
-    assert isinstance(architecture, LateInteraction)
-    return architecture
+    spec = read_model_folder(folder).spec
+    assert isinstance(spec, LateInteraction)
+    return spec
 
 
 def sparse(folder: Path) -> Sparse:
-    architecture = read_model_folder(folder).architecture
-    assert isinstance(architecture, Sparse)
-    return architecture
+    spec = read_model_folder(folder).spec
+    assert isinstance(spec, Sparse)
+    return spec
 
 
 def refuse(folder: Path, said: str, config: ModelConfig | None = None) -> None:
@@ -69,11 +70,11 @@ def test_the_original_colbert_is_read_from_its_metadata(folder: Path):
     )
     read = read_model_folder(folder)
     assert read.prompts == {"query": "[unused5] ", "document": "[unused6] "}
-    architecture = late_interaction(folder)
-    assert architecture.expansion == QueryExpansion(length=20)
-    assert architecture.document_length == 90
-    assert architecture.mask is not None
-    assert architecture.mask.skipped_words == tuple(string.punctuation)
+    spec = late_interaction(folder)
+    assert spec.expansion == QueryExpansion(length=20)
+    assert spec.document_length == 90
+    assert spec.mask is not None
+    assert spec.mask.skipped_words == tuple(string.punctuation)
 
 
 def test_a_colbert_without_metadata_is_one_still(folder: Path):
@@ -113,8 +114,8 @@ def test_pylate_expands_queries_unless_it_says_not_to(folder: Path):
     describe(folder, model_type="ColBERT", query_prefix="[Q] ", query_length=24, attend_to_expansion_tokens=True)
     assert late_interaction(folder).expansion == QueryExpansion(length=24, attends=True)
     describe(folder, model_type="ColBERT", query_prefix="[Q] ", query_length=24, do_query_expansion=False)
-    architecture = late_interaction(folder)
-    assert (architecture.expansion, architecture.query_length) == (None, 24)
+    spec = late_interaction(folder)
+    assert (spec.expansion, spec.query_length) == (None, 24)
 
 
 def test_code_of_the_models_own_needs_leave(folder: Path):
@@ -202,16 +203,16 @@ def write_splade(folder: Path, pooling: object = None, **transformer: object) ->
 
 def test_splade_is_recognised_by_its_pooling(folder: Path):
     write_splade(folder, {"pooling_strategy": "sum", "activation_function": "log1p_relu"})
-    architecture = sparse(folder)
-    assert (architecture.pooling, architecture.log_twice) == ("sum", True)
-    assert architecture.tasks == {"sparse_embed"}
-    assert architecture.sparse_params("query") == SparseEmbed()
+    spec = sparse(folder)
+    assert (spec.splade_pooling, spec.log_twice) == ("sum", True)
+    assert spec.tasks == {"sparse_embed"}
+    assert spec.sparse_params("query") == SparseEmbed()
 
 
 def test_a_bare_masked_language_model_is_sparse_if_the_operator_says_so(folder: Path):
     architect(folder, "BertForMaskedLM")
-    assert isinstance(read_model_folder(folder).architecture, Embedding)
-    assert read_model_folder(folder, ModelConfig(task="sparse_embed")).architecture == Sparse()
+    assert isinstance(read_model_folder(folder).spec, Embedding)
+    assert read_model_folder(folder, ModelConfig(task="sparse_embed")).spec == Sparse()
 
 
 @pytest.mark.parametrize(
@@ -257,10 +258,10 @@ def write_router(folder: Path, *, parameters: object = None, **routes: list[str]
 def test_inference_free_splade_looks_queries_up(folder: Path):
     write_router(folder, query=["table"], document=["", "splade"])
     write_json(folder / "table" / "tokenizer_config.json", {"model_max_length": 77})
-    architecture = sparse(folder)
-    assert architecture.sparse_params("query") == SparseLookup()
-    assert architecture.sparse_params("document") == architecture.sparse_params(None) == SparseEmbed()
-    assert (architecture.table, architecture.lookup_length) == (folder / "table", 77)
+    spec = sparse(folder)
+    assert spec.sparse_params("query") == SparseLookup()
+    assert spec.sparse_params("document") == spec.sparse_params(None) == SparseEmbed()
+    assert (spec.table, spec.lookup_length) == (folder / "table", 77)
 
 
 def test_the_first_route_is_for_texts_without_a_role_if_no_other_is_named(folder: Path):
@@ -321,7 +322,7 @@ def test_a_table_in_a_json_file_is_refused(folder: Path):
 
 def test_one_of_the_two_layers_does_not_make_a_bge_m3(folder: Path):
     (folder / "sparse_linear.pt").touch()
-    assert type(read_model_folder(folder).architecture) is Embedding
+    assert type(read_model_folder(folder).spec) is Embedding
 
 
 def test_a_bge_m3_needs_to_know_its_special_tokens(folder: Path):

@@ -54,7 +54,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 async def requests(served: ServedModel, role: Role | None) -> list[PoolingRequest]:
     texts = TEXTS_OF[role]
-    return await served.ask(texts, [(served.folder.architecture.sparse_params(role),)] * len(texts), role)
+    return await served.ask(texts, [(served.folder.spec.sparse_params(role),)] * len(texts), role)
 
 
 def spread(row: SparseVector, width: int) -> Vectors:
@@ -114,5 +114,5 @@ async def test_a_bare_masked_language_model_agrees_if_the_operator_says_so(tmp_p
 
 async def test_a_bare_masked_language_model_is_an_embedding_model_otherwise(tmp_path: Path):
     served = ServedModel(write_masked_lm(tmp_path / "bert", "bert"))
-    assert served.folder.architecture.tasks == {"embed", "token_embed", "score"}
+    assert served.folder.spec.tasks == {"embed", "token_embed", "score"}
     assert SparseEmbed not in served.runner.heads

@@ -64,19 +64,19 @@ SIGLIP = {
 
 def test_a_siglip_that_says_next_to_nothing_has_the_usual_sizes(tmp_path: Path):
     folder = read_model_folder(write(tmp_path, SIGLIP, model_input_names=["input_ids"]))
-    assert isinstance(folder.architecture, DualEncoder)
-    assert folder.architecture.images == ImageTower(image_size=224, patch_size=16, has_class_token=False)
-    assert folder.architecture.filling == TextFilling(length=64, attends=True)
+    assert isinstance(folder.spec, DualEncoder)
+    assert folder.spec.images == ImageTower(image_size=224, patch_size=16, has_class_token=False)
+    assert folder.spec.filling == TextFilling(length=64, attends=True)
     assert (folder.model_type, folder.vocab_size, folder.max_model_len) == ("siglip", 32000, 64)
 
 
 def test_a_clip_that_says_nothing_has_the_usual_sizes(tmp_path: Path):
     folder = read_model_folder(write(tmp_path, CLIP, model_max_length=10**30))
-    assert isinstance(folder.architecture, DualEncoder)
-    assert folder.architecture.images == ImageTower(image_size=224, patch_size=32, has_class_token=True)
-    assert folder.architecture.filling is None
-    assert folder.architecture.tasks == {"embed", "score"}
-    assert not folder.architecture.in_conversation
+    assert isinstance(folder.spec, DualEncoder)
+    assert folder.spec.images == ImageTower(image_size=224, patch_size=32, has_class_token=True)
+    assert folder.spec.filling is None
+    assert folder.spec.tasks == {"embed", "score"}
+    assert not folder.spec.in_conversation
     assert (folder.model_type, folder.vocab_size, folder.max_model_len) == ("clip", 49408, 77)
 
 
@@ -128,20 +128,20 @@ QWEN = {
 
 def test_the_published_config_is_read(tmp_path: Path):
     folder = read_model_folder(write(tmp_path, QWEN, model_max_length=32768, chat_template=TEMPLATE))
-    assert isinstance(folder.architecture, VisionLanguage)
-    assert folder.architecture.patches == ImagePatches(token_id=151655, size=14, frames=2, merged=2)
-    assert folder.architecture.in_conversation
+    assert isinstance(folder.spec, VisionLanguage)
+    assert folder.spec.patches == ImagePatches(token_id=151655, size=14, frames=2, merged=2)
+    assert folder.spec.in_conversation
     assert (folder.model_type, folder.vocab_size, folder.max_model_len) == ("qwen2_vl", 151936, 32768)
 
 
 def test_a_bare_folder_without_a_template_has_no_conversations(tmp_path: Path):
-    assert not read_model_folder(write(tmp_path, QWEN)).architecture.in_conversation
+    assert not read_model_folder(write(tmp_path, QWEN)).spec.in_conversation
 
 
 def test_modules_that_read_plain_text_have_no_conversations(tmp_path: Path):
     transformer = {"modality_config": {"text": STATES}, "module_output_name": "token_embeddings"}
     folder = write(tmp_path, QWEN, transformer=transformer, modules=("Pooling",), chat_template=TEMPLATE)
-    assert not read_model_folder(folder).architecture.in_conversation
+    assert not read_model_folder(folder).spec.in_conversation
 
 
 @pytest.mark.parametrize(
@@ -162,11 +162,11 @@ def test_options_of_the_template_are_kept(tmp_path: Path):
         "processing_kwargs": {"chat_template": {"add_generation_prompt": True}},
     }
     folder = write(tmp_path, QWEN, transformer=transformer, modules=("Pooling",), chat_template=TEMPLATE)
-    architecture = read_model_folder(folder).architecture
-    assert isinstance(architecture, Embedding)
-    assert architecture.conversation is not None
-    assert dict(architecture.conversation.options) == {"add_generation_prompt": True}
-    assert architecture.pools_instruction
+    spec = read_model_folder(folder).spec
+    assert isinstance(spec, Embedding)
+    assert spec.conversation is not None
+    assert dict(spec.conversation.options) == {"add_generation_prompt": True}
+    assert spec.pools_instruction
 
 
 @pytest.mark.parametrize(
@@ -188,11 +188,11 @@ def test_a_text_model_can_read_conversations_too(tmp_path: Path):
     config = {"model_type": "qwen3", "architectures": ["Qwen3Model"], "vocab_size": 300, "max_position_embeddings": 64}
     transformer = {"modality_config": {"text": STATES, "message": {**STATES, "format": "flat"}}}
     folder = write(tmp_path, config, transformer=transformer, modules=("Pooling",), chat_template=TEMPLATE)
-    architecture = read_model_folder(folder).architecture
-    assert isinstance(architecture, Embedding)
-    assert architecture.in_conversation
-    assert architecture.conversation is not None
-    assert not architecture.conversation.structured
+    spec = read_model_folder(folder).spec
+    assert isinstance(spec, Embedding)
+    assert spec.in_conversation
+    assert spec.conversation is not None
+    assert not spec.conversation.structured
 
 
 # -- page retrievers --------------------------------------------------------------------------------------
@@ -212,15 +212,15 @@ COLPALI = {
 
 def test_the_published_page_retrievers_are_read(tmp_path: Path):
     folder = read_model_folder(write(tmp_path / "colqwen2", COLQWEN, model_max_length=32768))
-    assert isinstance(folder.architecture, PageRetrieval)
-    assert folder.architecture.images == ImagePatches(token_id=151655, size=14, frames=2, merged=2)
-    assert folder.architecture.scoring == "late_interaction"
+    assert isinstance(folder.spec, PageRetrieval)
+    assert folder.spec.images == ImagePatches(token_id=151655, size=14, frames=2, merged=2)
+    assert folder.spec.scoring == "late_interaction"
     assert (folder.model_type, folder.vocab_size, folder.max_model_len) == ("colqwen2", 151936, 32768)
 
     folder = read_model_folder(write(tmp_path / "colpali", COLPALI, model_max_length=10**30))
-    assert isinstance(folder.architecture, PageRetrieval)
-    assert folder.architecture.images == ImageTower(image_size=448, patch_size=14, has_class_token=False)
-    assert folder.architecture.placeholder_id == 257152
+    assert isinstance(folder.spec, PageRetrieval)
+    assert folder.spec.images == ImageTower(image_size=448, patch_size=14, has_class_token=False)
+    assert folder.spec.placeholder_id == 257152
     assert (folder.model_type, folder.vocab_size, folder.max_model_len) == ("colpali", 257216, 8192)
 
 
@@ -229,9 +229,9 @@ def test_the_processors_own_words_are_used(tmp_path: Path):
     write_json(
         tmp_path / "processor_config.json", {"query_prefix": "Question: ", "visual_prompt_prefix": "<|image_pad|>"}
     )
-    architecture = read_model_folder(tmp_path).architecture
-    assert isinstance(architecture, PageRetrieval)
-    assert (architecture.text_prefix, architecture.page_text) == ("Question: ", "<|image_pad|>")
+    spec = read_model_folder(tmp_path).spec
+    assert isinstance(spec, PageRetrieval)
+    assert (spec.text_prefix, spec.page_text) == ("Question: ", "<|image_pad|>")
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,8 @@ from tests.models.model_families import (
     vocab_and_merges,
     write_modules,
 )
-from trio_pool_serve.models.loading.image_format import load_image_format
 from trio_pool_serve.prompts import RenderingParams, TextPrompt
-from trio_pool_serve.rendering.media.image_format import ImageFormat
+from trio_pool_serve.rendering.media.image_protocols import ImageFormat
 from trio_pool_serve.types import Batch, Embed, PoolingParams, PoolingRequest, RenderedPrompt, Vectors
 
 SENTENCES = (
@@ -568,7 +567,7 @@ class SeeingModel(ServedModel):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        found = load_image_format(self.folder)
+        found = self.folder.kind.image_format(self.folder)
         assert found is not None
         self.images = found
 

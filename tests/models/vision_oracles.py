@@ -25,12 +25,12 @@ def dual_encoder_vectors(path: Path, oracle: str) -> Vectors:
 
 def template_options(path: Path) -> Mapping[str, Any]:
     """What the folder has its chat template rendered with, for whoever renders it by transformers."""
-    architecture = read_model_folder(path).architecture
-    assert isinstance(architecture, VisionLanguage)
-    assert architecture.in_conversation
-    assert architecture.conversation is not None
-    assert architecture.conversation.structured
-    return architecture.conversation.options
+    spec = read_model_folder(path).spec
+    assert isinstance(spec, VisionLanguage)
+    assert spec.in_conversation
+    assert spec.conversation is not None
+    assert spec.conversation.structured
+    return spec.conversation.options
 
 
 def last_at_unit_length(states: Sequence[Vectors]) -> Vectors:

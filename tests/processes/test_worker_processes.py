@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 import trio
-from attrs import define, field
 from trio.testing import wait_all_tasks_blocked
 
 from tests.process_gate import Gate
@@ -149,7 +148,7 @@ async def test_what_takes_too_long_is_killed_and_the_next_call_works(one):
     assert one.statistics() == WorkerStatistics(capacity=1, borrowed=0, waiting=0, killed=1)
 
 
-async def test_starting_a_process_takes_nobodys_time(gate):
+async def test_no_time_limit_includes_the_start_of_a_process(gate):
     """The limit is far shorter than any process takes to start."""
     async with kept(WorkerProcesses(1, prepare=gate)) as workers, trio.open_nursery() as nursery:
         nursery.start_soon(partial(workers.call, bool, timeout_s=0.05))
@@ -174,12 +173,10 @@ async def test_a_process_that_died_idle_is_nobodys_trouble(one):
     assert await one.call(os.getpid) != pid
 
 
-async def test_a_process_that_cannot_be_prepared_fails_the_call_and_the_start(capfd):
+async def test_a_process_that_cannot_be_prepared_fails_the_call(capfd):
     async with kept(WorkerProcesses(2, prepare=partial(refuse, ValueError("no such tokenizer")))) as workers:
         with pytest.raises(WorkerDiedError):
             await workers.call(bool)
-        with pytest.raises(WorkerDiedError):
-            await workers.start()
     assert "no such tokenizer" in capfd.readouterr().err
 
 
@@ -189,32 +186,6 @@ async def test_a_signal_for_the_whole_group_leaves_them_alone(one):
     for number in (signal.SIGTERM, signal.SIGINT):
         os.kill(pid, number)
     assert await one.call(os.getpid) == pid
-
-
-# -- kept full ----------------------------------------------------------------------------------------
-
-
-async def test_all_of_them_can_be_started_ahead():
-    async with kept(WorkerProcesses(2)) as workers:
-        await workers.start()
-        assert len(children()) == 2
-        assert await workers.call(os.getpid) in children()
-    assert children() == set()
-
-
-@pytest.mark.parametrize(("work", "error"), [(partial(die), WorkerDiedError), (partial(for_ever), WorkerTooSlowError)])
-async def test_once_started_ahead_they_are_replaced_before_anybody_asks(work, error):
-    async with kept(WorkerProcesses(1)) as workers:
-        await workers.start()
-        (before,) = children()
-        with pytest.raises(error):
-            await workers.call(work, timeout_s=0.5)
-        with trio.fail_after(30):
-            while workers.statistics().borrowed:  # noqa: ASYNC110  (its place is free once there is another)
-                await trio.sleep(0.001)
-        (after,) = children()
-        assert after != before
-        assert await workers.call(os.getpid) == after
 
 
 # -- cancellation -------------------------------------------------------------------------------------
@@ -291,34 +262,11 @@ async def test_who_asks_before_or_after_is_told_that_there_are_none():
             assert await workers.call(abs, -1) == 1
 
 
-# -- observing, and without processes -----------------------------------------------------------------
-
-
-@define(eq=False)
-class Calls:
-    seen: list[tuple[float, float]] = field(factory=list)
-
-    def __call__(self, wait_s: float, run_s: float) -> None:
-        assert wait_s >= 0
-        assert run_s >= 0
-        self.seen.append((wait_s, run_s))
-
-
-@pytest.mark.parametrize("in_processes", [True, False])
-async def test_each_call_is_observed_once_and_starting_a_process_is_not(in_processes):
-    calls = Calls()
-    async with kept(WorkerProcesses(1, observe=calls, in_processes=in_processes)) as workers:
-        await workers.start()
-        assert calls.seen == []
-        await workers.call(bool)
-        with pytest.raises(ValueError, match="no"):
-            await workers.call(refuse, ValueError("no"))
-    assert len(calls.seen) == 2
+# -- without processes ----------------------------------------------------------------------------------
 
 
 async def test_without_processes_everything_runs_on_the_loop():
     workers = WorkerProcesses(1, in_processes=False)
-    await workers.start()
     assert await workers.call(os.getpid) == os.getpid()
     assert children() == set()
     with trio.CancelScope() as scope:

@@ -11,12 +11,12 @@ from trio.testing import wait_all_tasks_blocked
 from tests.model_folders import VOCABULARY
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.prompts import RenderingParams, TextPrompt, TokensPrompt
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.text_renderer import MAX_KNOWN_INSTRUCTIONS, TextRenderer
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
-from trio_pool_serve.rendering.text.tokenizer_loading import load_tokenizer
 from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
 from trio_pool_serve.threads.offload import Offload
 

@@ -10,7 +10,7 @@ import torch
 from tests.models.model_families import ServedModel
 from tests.models.retrieval_families import DOCUMENTS, WIDTH, colbert_v2, some_tokens_only
 from trio_pool_serve.errors import QueryGoneError
-from trio_pool_serve.runner.heads.late_interaction import max_sim
+from trio_pool_serve.runner.heads.maxsim import max_sim
 from trio_pool_serve.types import Batch, HeldQuery, HoldQuery, MaxSim, QueryScope, TokenEmbed, Vectors
 
 

@@ -21,12 +21,12 @@ from trio_pool_serve.errors import (
     RunnerDeadError,
 )
 from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.prompts import Prompt, RenderingParams, TextPrompt, TokensPrompt, TruncationSide
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
 from trio_pool_serve.rendering.text.token import Token
 from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer
-from trio_pool_serve.rendering.text.tokenizer_loading import load_tokenizer
 from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
 from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.tasks.fan_out import CHUNK_ROWS, CHUNKS_AHEAD, AskedRow, ComputedRow, compute_rows
@@ -291,7 +291,7 @@ async def test_a_single_prompt_does_not_wait_behind_all_of_a_large_request(floor
         nursery.start_soon(floor.compute, "small")
         await wait_all_tasks_blocked()
         floor.tokenizer.gate.set()
-    assert floor.tokenizer.texts.index("small") <= (floor.renderer.workers + CHUNKS_AHEAD) * CHUNK_ROWS
+    assert floor.tokenizer.texts.index("small") <= (floor.renderer.offload.render + CHUNKS_AHEAD) * CHUNK_ROWS
     assert len(floor.tokenizer.texts) == 301
 
 
@@ -302,7 +302,7 @@ async def test_no_more_prompts_of_one_request_wait_for_a_renderer_than_allowed(f
         await in_thread(floor.tokenizer.entered.wait)
         await wait_all_tasks_blocked()
         render = floor.offload.statistics()["render"]
-        assert (render.borrowed, render.waiting) == (floor.renderer.workers, CHUNKS_AHEAD)
+        assert (render.borrowed, render.waiting) == (floor.renderer.offload.render, CHUNKS_AHEAD)
         floor.tokenizer.gate.set()
 
 

@@ -16,7 +16,7 @@ from trio_pool_serve.errors import (
     OverloadedError,
     TaskNotSupportedError,
 )
-from trio_pool_serve.models.kind import Architecture
+from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.prompts import RenderingParams
 from trio_pool_serve.runner.copied_batch import CopiedBatch
 from trio_pool_serve.tasks.late_interaction import Document, encode_queries, score_documents
@@ -67,7 +67,7 @@ def test_no_text_can_be_cut_to_nothing(param):
 
 
 async def test_a_model_that_cannot_score_says_what_it_can(service, scripted):
-    class Labeller(Architecture):
+    class Labeller(ModelSpec):
         tasks = frozenset({"classify", "token_classify"})
 
     serve_as(service, Labeller())
@@ -282,9 +282,9 @@ async def test_the_stages_take_and_give_types_of_their_own(service):
 # -- failing ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("architecture", [Judge(), Dots(), LateInteraction()])
-async def test_a_full_queue_refuses_the_job_whole(service, scripted, architecture):
-    serve_as(service, architecture)
+@pytest.mark.parametrize("spec", [Judge(), Dots(), LateInteraction()])
+async def test_a_full_queue_refuses_the_job_whole(service, scripted, spec):
+    serve_as(service, spec)
     with service.default.engine.admit(service.config.scheduling.max_queue_tokens), pytest.raises(OverloadedError):
         await scores(service, ["hello"], ["world"])
     assert scripted.batches == []

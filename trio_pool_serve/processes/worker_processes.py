@@ -4,7 +4,6 @@ import logging
 import math
 import multiprocessing
 import signal
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
@@ -14,8 +13,8 @@ import trio
 import trio_parallel
 from attrs import define, field, frozen
 
-from trio_pool_serve.errors import UnavailableError, WorkerDiedError, WorkerTooSlowError, innermost
-from trio_pool_serve.threads.priority import started_at
+from trio_pool_serve.errors import UnavailableError, WorkerDiedError, WorkerTooSlowError
+from trio_pool_serve.threads.priority import lower_priority
 
 logger = logging.getLogger(__name__)
 
@@ -37,18 +36,15 @@ class WorkerStatistics:
     """Since the beginning, for being too slow."""
 
 
-def _ignore(wait_s: float, run_s: float) -> None:
-    """Do not observe calls."""
-
-
-def prepare_worker(*needed: object) -> None:
-    """Make a process ready for work that needs these objects: that they got here, by pickle, has loaded them.
+def _begin(niceness: int | None, prepare: Callable[[], object]) -> None:
+    """Do what a worker process does first.
 
     From then on it leaves when its pipe closes, and not before: a signal for all processes of a group, as service
     managers send it, must not end the work that a drain waits for.
     """
-    del needed
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    lower_priority(niceness)
+    prepare()
 
 
 def _allow_children() -> None:
@@ -62,10 +58,8 @@ def _allow_children() -> None:
 
 @define(eq=False)
 class _Work:
-    """One call: the name its place is borrowed in, who observes it, and what became of it."""
+    """One call: the name its place is borrowed in, and what became of it."""
 
-    observe: Callable[[float, float], None]
-    asked: float = field(factory=time.perf_counter, init=False)
     result: outcome.Outcome[Any] = field(
         factory=lambda: outcome.Error(UnavailableError("The server is shutting down.")), init=False
     )
@@ -76,16 +70,15 @@ class _Work:
 class WorkerProcesses:
     """At most ``workers`` processes, started when there is work for them, kept while ``run`` runs.
 
-    ``prepare()`` is called first in each, at ``niceness``, and its time is nobody's. Callables, arguments, results and
-    exceptions travel by pickle, which is made and read on the loop: send bytes and other large flat things, no large
-    trees. ``observe(wait_s, run_s)`` is called on the loop after each call that came to its end: seconds waited for a
-    process, and seconds it worked, the ways there and back included. ``in_processes=False`` runs everything on the loop
-    instead, without time limits: the benchmarks use it to show what the processes are for.
+    ``prepare()`` is called first in each, at ``niceness``; no call's time limit includes it. Callables, arguments,
+    results and exceptions travel by pickle, which is made and read on the loop: send bytes and other large flat things,
+    no large trees. ``in_processes=False`` runs everything on the loop instead, without time limits: the benchmarks use
+    it to show what the processes are for.
     """
 
     workers: int
-    prepare: Callable[[], object] = prepare_worker
-    observe: Callable[[float, float], None] = _ignore
+    prepare: Callable[[], object] = bool
+    """Does nothing by default."""
     in_processes: bool = True
     niceness: int | None = None
     _limiter: trio.CapacityLimiter = field(init=False)
@@ -94,7 +87,6 @@ class WorkerProcesses:
     _killed: int = field(init=False, default=0)
     _running: int = field(init=False, default=0)
     """Calls of the context's ``run_sync``, some of which may still be on their way to a process."""
-    _is_kept_full: bool = field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
         self._limiter = trio.CapacityLimiter(self.workers)
@@ -109,7 +101,7 @@ class WorkerProcesses:
             async with (
                 trio_parallel.open_worker_context(
                     idle_timeout=math.inf,
-                    init=partial(started_at, self.niceness, self.prepare),
+                    init=partial(_begin, self.niceness, self.prepare),
                     grace_period=CLOSING_S,
                 ) as self._context,
                 trio.open_nursery() as self._nursery,
@@ -124,24 +116,6 @@ class WorkerProcesses:
         finally:
             self._context = self._nursery = None
 
-    async def start(self) -> None:
-        """Start all processes, so that no call has to; from then on, one that is gone is replaced at once.
-
-        Raises as ``call``. Cancellation: at once; the processes start nevertheless.
-        """
-        if not self.in_processes:
-            return await trio.lowlevel.checkpoint()
-        self._is_kept_full = True
-        try:
-            async with trio.open_nursery() as nursery:
-                for _ in range(self.workers):
-                    nursery.start_soon(self._call, _Work(_ignore), bool, (), math.inf)
-        except* Exception as group:
-            failure = innermost(group)
-        else:
-            return None
-        raise failure
-
     async def call(self, function: Callable[[*Args], T], *args: *Args, timeout_s: float = math.inf) -> T:
         """Return what ``function(*args)`` returns in a process, or raise what it raises.
 
@@ -153,23 +127,8 @@ class WorkerProcesses:
         """
         if not self.in_processes:
             await trio.lowlevel.checkpoint()
-            return self._on_loop(function, args)
-        result: T = await self._call(_Work(self.observe), function, args, timeout_s)
-        return result
-
-    def statistics(self) -> WorkerStatistics:
-        """Return what the processes are doing now."""
-        stats = self._limiter.statistics()
-        return WorkerStatistics(self.workers, stats.borrowed_tokens, stats.tasks_waiting, self._killed)
-
-    def _on_loop(self, function: Callable[..., T], args: tuple[Any, ...]) -> T:
-        began = time.perf_counter()
-        try:
             return function(*args)
-        finally:
-            self.observe(0.0, time.perf_counter() - began)
-
-    async def _call(self, work: _Work, function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> Any:
+        work = _Work()
         if self._nursery is None:
             raise UnavailableError("The worker processes are not running.")
         await self._limiter.acquire_on_behalf_of(work)
@@ -178,42 +137,31 @@ class WorkerProcesses:
             raise UnavailableError("The server is shutting down.")
         self._nursery.start_soon(self._work, work, function, args, timeout_s)
         await work.done.wait()
-        return work.result.unwrap()
+        result: T = work.result.unwrap()
+        return result
+
+    def statistics(self) -> WorkerStatistics:
+        """Return what the processes are doing now."""
+        stats = self._limiter.statistics()
+        return WorkerStatistics(self.workers, stats.borrowed_tokens, stats.tasks_waiting, self._killed)
 
     async def _work(self, work: _Work, function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> None:
-        is_gone = False
         try:
             while self._idle_processes() <= 0:
                 await self._run(bool)
-            began = time.perf_counter()
-            try:
-                with trio.move_on_after(timeout_s) as limit:
-                    work.result = outcome.Value(await self._run(function, *args))
-            finally:
-                work.observe(began - work.asked, time.perf_counter() - began)
+            with trio.move_on_after(timeout_s) as limit:
+                work.result = outcome.Value(await self._run(function, *args))
             if limit.cancelled_caught:
-                is_gone = True
                 self._killed += 1
                 work.result = outcome.Error(WorkerTooSlowError(f"The work took longer than {timeout_s:g} s."))
         except trio_parallel.BrokenWorkerError as error:
-            is_gone = True
             died = WorkerDiedError("The process that did the work has died.", exit_code=error.args[-1].exitcode)
             work.result = outcome.Error(died)
         except Exception as error:
             work.result = outcome.Error(error)
         finally:
             work.done.set()
-            try:
-                if is_gone and self._is_kept_full:
-                    await self._replace()
-            finally:
-                self._limiter.release_on_behalf_of(work)
-
-    async def _replace(self) -> None:
-        try:
-            await self._run(bool)
-        except trio_parallel.BrokenWorkerError as error:
-            logger.warning("a worker process could not be replaced: %s", error)
+            self._limiter.release_on_behalf_of(work)
 
     def _idle_processes(self) -> int:
         """How many processes nobody works in or is on the way to."""

@@ -7,12 +7,9 @@ from typing import TypeGuard
 
 import numpy as np
 import numpy.typing as npt
-from attrs import Factory, define, field
+from attrs import Factory, define
 
-from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import InvalidRequestError, at_place
-from trio_pool_serve.models.folder import ModelFolder
-from trio_pool_serve.models.page_retrieval.spec import PageRetrieval
 from trio_pool_serve.prompts import (
     ChatPrompt,
     EmbedsPrompt,
@@ -22,15 +19,10 @@ from trio_pool_serve.prompts import (
     TextPrompt,
     TokensPrompt,
 )
-from trio_pool_serve.rendering.backend import RenderBackend, ThreadBackend
-from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
-from trio_pool_serve.rendering.chat.conversations import Conversations, ImageLoader
+from trio_pool_serve.rendering.chat.conversations import Conversations
 from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
-from trio_pool_serve.rendering.media.image_format import ImageFormat, ImageProcessor
-from trio_pool_serve.rendering.text.text_loading import TextRecipe, text_renderer_of
 from trio_pool_serve.rendering.text.text_renderer import AskedPrompt, PlainPrompt, TextRenderer
 from trio_pool_serve.rendering.text.token import Token
-from trio_pool_serve.rendering.text.tokenizer import ChatTexts, Tokenizer
 from trio_pool_serve.rendering.waiting_bytes import WaitingBytes
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import RenderedPrompt
@@ -52,11 +44,10 @@ def plain_characters(prompt: PlainPrompt, params: RenderingParams) -> int:
 
 @define(eq=False)
 class Renderer:
-    """Renders prompts for one model: finds who does it for each type of prompt, and has it done by the backend."""
+    """Renders prompts for one model: short texts on the event loop, all else in ``render`` threads."""
 
     texts: TextRenderer
     offload: Offload
-    backend: RenderBackend = field()
     embeds_format: EmbedsFormat | str = "This model is read from texts."
     """Which token embeddings are taken in place of texts, or why none are."""
     conversations: Conversations | None = None
@@ -65,15 +56,6 @@ class Renderer:
     """Shared by all models of a server."""
     loop_characters: int = LOOP_CHARACTERS
     """Texts of so many characters altogether are rendered on the event loop."""
-
-    @backend.default
-    def _in_threads(self) -> RenderBackend:
-        return ThreadBackend(self.offload)
-
-    @property
-    def workers(self) -> int:
-        """How many texts are rendered at once."""
-        return self.backend.workers
 
     @property
     def max_model_len(self) -> int:
@@ -84,12 +66,6 @@ class Renderer:
     def vocab_size(self) -> int:
         """Token ids are less."""
         return self.texts.vocab_size
-
-    @property
-    def image_processor(self) -> ImageProcessor | None:
-        """What makes features of images; ``None`` for a model that reads texts only."""
-        image_format = None if self.conversations is None else self.conversations.image_format
-        return None if image_format is None else image_format.processor
 
     def estimated_tokens(self, prompt: Prompt) -> int:
         """Return cheaply how many tokens a prompt may have, for admission: a guess, of token embeddings a bound."""
@@ -114,7 +90,7 @@ class Renderer:
             rows = self.texts.render_rows(asked)
             self.offload.observe("render", 0.0, time.perf_counter() - began)
         else:
-            rows = await self.backend.run("render", self.texts.render_rows, asked)
+            rows = await self.offload.run("render", partial(self.texts.render_rows, asked), abandon_on_cancel=True)
         for (prompt, _, _), windows in zip(asked, rows, strict=True):
             for window in windows:
                 self._without_placeholders(window, prompt)
@@ -124,7 +100,7 @@ class Renderer:
         """Return what the model reads for one prompt.
 
         Raises ``ContextLengthError``, ``InvalidRequestError`` or ``MediaError``. Cancellation: while waiting for a
-        worker of the backend and while one works, at once; the worker keeps its place until it is done.
+        thread and while one works, at once; the thread keeps its token until it is done.
         """
         return self._without_placeholders(await self._render(prompt, params), prompt)
 
@@ -145,20 +121,20 @@ class Renderer:
 
     async def render_text(self, prompt: TextPrompt | PairPrompt, params: RenderingParams) -> RenderedPrompt:
         """Return what the model reads for a text as it is. Raises and is cancelled as ``render``."""
-        return await self.backend.run("render", self.texts.render, prompt, params)
+        return await self.offload.run("render", partial(self.texts.render, prompt, params), abandon_on_cancel=True)
 
     async def shorten(self, text: str, tokens: int) -> str:
         """Return the beginning of a text that makes so many tokens. Raises and is cancelled as ``render``."""
-        return await self.backend.run("render", self.texts.shorten, text, tokens)
+        return await self.offload.run("render", partial(self.texts.shorten, text, tokens), abandon_on_cancel=True)
 
     async def _render_embeds(self, prompt: EmbedsPrompt, params: RenderingParams) -> RenderedPrompt:
         embeds_format = self.embeds_format
         if isinstance(embeds_format, str):
             raise InvalidRequestError(embeds_format, param="prompt_embeds")
-        # Always in a thread: megabytes of payload and of numbers would go through the pipes of a process.
         try:
             async with self.waiting.room():
-                return await ThreadBackend(self.offload).run("render", embeds_format.render, prompt, params)
+                render = partial(embeds_format.render, prompt, params)
+                return await self.offload.run("render", render, abandon_on_cancel=True)
         except InvalidRequestError as error:
             raise at_place(prompt.place, error) from error
 
@@ -174,55 +150,10 @@ class Renderer:
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[Token]:
         """Return a text's tokens, none cut off. Raises and is cancelled as ``render``."""
-        tokenize = partial(self.texts.tokenize, add_special_tokens=add_special_tokens)
-        # Always in a thread: from a process, so many objects would be put together on the loop.
-        return await ThreadBackend(self.offload).run("render", tokenize, text)
+        tokenize = partial(self.texts.tokenize, text, add_special_tokens=add_special_tokens)
+        return await self.offload.run("render", tokenize, abandon_on_cancel=True)
 
     async def detokenize(self, token_ids: npt.NDArray[np.int64], *, skip_special_tokens: bool) -> str:
         """Return the text of token ids, which must be in the vocabulary. Is cancelled as ``render``."""
-        detokenize = partial(self.texts.detokenize, skip_special_tokens=skip_special_tokens)
-        return await self.backend.run("render", detokenize, token_ids)
-
-
-def renderer_of(
-    folder: ModelFolder,
-    tokenizer: Tokenizer,
-    offload: Offload,
-    *,
-    workers: int,
-    backend: RenderBackend | None = None,
-    recipe: TextRecipe | None = None,
-    embeds_format: EmbedsFormat | str = "This model is read from texts.",
-    templates: ChatTemplates | None = None,
-    settings: InputConfig | None = None,
-    media: ImageLoader | None = None,
-    image_format: ImageFormat | None = None,
-    waiting: WaitingBytes | None = None,
-) -> Renderer:
-    """Return the renderer for a model, with ``workers`` copies of its tokenizer. Raises ``ModelLoadError``.
-
-    It renders in threads unless there is another ``backend``, which in its turn may need the ``recipe``. Without
-    ``templates`` it reads single texts, tokens and token embeddings only.
-    """
-    texts = text_renderer_of(folder, tokenizer, workers=workers, recipe=recipe)
-    renderer = Renderer(
-        texts, offload, backend or ThreadBackend(offload), embeds_format, waiting=waiting or WaitingBytes()
-    )
-    if templates is not None:
-        settings = settings or InputConfig()
-        renderer.conversations = Conversations(
-            templates=templates,
-            # A page retriever's template is for its training, not for what it reads.
-            chat=ChatTexts() if isinstance(folder.architecture, PageRetrieval) else tokenizer.chat,
-            read_text=renderer.render_text,
-            shorten=renderer.shorten,
-            max_model_len=folder.max_model_len,
-            structured=folder.messages_in_parts,
-            in_conversation=folder.architecture.in_conversation,
-            options=folder.architecture.template_options,
-            trusts_request_templates=settings.trust_request_chat_template,
-            max_images=settings.max_images_per_input,
-            media=media,
-            image_format=image_format,
-        )
-    return renderer
+        detokenize = partial(self.texts.detokenize, token_ids, skip_special_tokens=skip_special_tokens)
+        return await self.offload.run("render", detokenize, abandon_on_cancel=True)

@@ -1,12 +1,11 @@
-"""What every family's loader takes and gives."""
+"""What a kind of model's loader is given, and what it returns."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from attrs import frozen
 
-from trio_pool_serve.models.folder import ModelFolder
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.heads.head import Head
 
@@ -33,7 +32,3 @@ class LoadedModel:
     heads: Mapping[type[Any], Head]
     about: str
     output_width: int = 0
-
-
-Loader: TypeAlias = Callable[[ModelFolder, LoadingParams], LoadedModel]
-"""Blocks for seconds; raises ``ModelLoadError`` with a message for people."""

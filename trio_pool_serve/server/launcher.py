@@ -13,8 +13,9 @@ from rich.console import Console
 
 from trio_pool_serve.config import Config
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
-from trio_pool_serve.models.folder import ModelFolder, read_model_folder
+from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.hub import locate_model
+from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.without_torch import do_without_torch
 from trio_pool_serve.server.api_workers import serve_by_workers
 from trio_pool_serve.server.contained_connection import contain_connections
@@ -118,9 +119,9 @@ def _announce_workers(config: Config, url: str) -> None:
     _say_ready(config, read_model_folder(path, config.loading), url)
 
 
-def _say_ready(config: Config, folder: ModelFolder, url: str) -> None:
+def _say_ready(config: Config, folder: AnyModelFolder, url: str) -> None:
     names = ", ".join(source.name for source in config.sources)
-    task = next(task for task in EXAMPLES if task in folder.architecture.tasks)
+    task = next(task for task in EXAMPLES if task in folder.spec.tasks)
     path, body = EXAMPLES[task]
     target = (
         f"--unix-socket {url.removeprefix('unix:')} http://localhost{path}" if url.startswith("unix:") else url + path

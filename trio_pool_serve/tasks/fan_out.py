@@ -94,7 +94,7 @@ async def compute_rows(
     """
     computed: dict[int, ComputedRow] = {}
     flow = 1 + secrets.randbits(62)
-    ahead = trio.CapacityLimiter(renderer.workers + CHUNKS_AHEAD)
+    ahead = trio.CapacityLimiter(renderer.offload.render + CHUNKS_AHEAD)
     began = time.perf_counter()
 
     def done(index: int, row: ComputedRow) -> None:

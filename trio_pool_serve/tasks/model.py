@@ -4,7 +4,8 @@ from attrs import frozen
 
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.errors import TaskNotSupportedError
-from trio_pool_serve.models.folder import ModelFolder
+from trio_pool_serve.models.model_kind import ModelFolder
+from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.types import PoolingTask
 
@@ -17,13 +18,13 @@ class Model:
     """
 
     name: str
-    folder: ModelFolder
+    folder: ModelFolder[ModelSpec]
     renderer: Renderer
     engine: Engine
     splits_long_texts: bool = False
 
     def require(self, task: PoolingTask) -> None:
         """Raise ``TaskNotSupportedError`` unless the model can do a task."""
-        able = self.folder.architecture.tasks
+        able = self.folder.spec.tasks
         if task not in able:
             raise TaskNotSupportedError(f"The model {self.name!r} cannot {task}; it can: {', '.join(sorted(able))}.")

@@ -6,7 +6,6 @@ from typing import get_args
 from attrs import frozen
 
 from trio_pool_serve.errors import InvalidRequestError
-from trio_pool_serve.models.late_interaction.spec import LateInteraction
 from trio_pool_serve.prompts import RenderingParams, Role, TextPrompt, TruncationSide
 from trio_pool_serve.tasks.model import Model
 
@@ -85,7 +84,7 @@ def _instruction(model: Model, reading: ReadingParams) -> str:
 
 def _marker(model: Model, reading: ReadingParams) -> str:
     """Return what late interaction puts before the texts of a side; a client's instruction does not replace it."""
-    if not isinstance(model.folder.architecture, LateInteraction) or reading.side is None:
+    if not model.folder.spec.keeps_role_prompt or reading.side is None:
         return ""
     return model.folder.prompts.get(reading.side, "")
 

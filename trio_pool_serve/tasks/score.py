@@ -7,7 +7,7 @@ import numpy.typing as npt
 from attrs import Factory, evolve, frozen
 
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
-from trio_pool_serve.models.kind import Scoring, Similarity
+from trio_pool_serve.models.model_spec import Scoring, Similarity
 from trio_pool_serve.prompts import PairPrompt, RenderingParams, Role
 from trio_pool_serve.tasks.embed import vector_of
 from trio_pool_serve.tasks.fan_out import AskedRow, ComputedRow, compute_rows
@@ -84,7 +84,7 @@ async def score(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
     once; nothing of the job stays in the queue or on the device.
     """
     model.require("score")
-    scoring = model.folder.architecture.scoring
+    scoring = model.folder.spec.scoring
     assert scoring is not None  # noqa: S101  (whoever can score says how)
     in_pairs = scoring == "pairs"
     inputs = len(job.documents) + (0 if in_pairs else len(job.queries))
@@ -131,7 +131,7 @@ async def _score_vectors(model: Model, job: ScoreJob, timings: RequestTimings) -
     def compare() -> npt.NDArray[np.float32]:
         queries, documents = np.stack(vectors[: len(job.queries)]), np.stack(vectors[len(job.queries) :])
         # One query is compared with every document, several each with its own.
-        return SIMILARITIES[model.folder.architecture.similarity](queries, documents).astype(np.float32)
+        return SIMILARITIES[model.folder.spec.similarity](queries, documents).astype(np.float32)
 
     if sum(vector.nbytes for vector in vectors) <= LOOP_BYTES:
         values = compare()

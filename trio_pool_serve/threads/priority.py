@@ -6,7 +6,6 @@ would otherwise wait its fair turn behind threads that it handed work to.
 
 import os
 import sys
-from collections.abc import Callable
 
 
 def niceness_beside(by: int) -> int | None:
@@ -21,9 +20,3 @@ def lower_priority(niceness: int | None) -> None:
     """Let the calling thread have at least that niceness; threads that it starts from then on inherit it."""
     if niceness is not None and os.getpriority(os.PRIO_PROCESS, 0) < niceness:
         os.setpriority(os.PRIO_PROCESS, 0, niceness)
-
-
-def started_at(niceness: int | None, prepare: Callable[[], object]) -> None:
-    """Do what a process does first, at that niceness."""
-    lower_priority(niceness)
-    prepare()

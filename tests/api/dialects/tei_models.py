@@ -10,43 +10,43 @@ import numpy as np
 from tests.conftest import client_of, listening, running, wait_idle
 from tests.model_folders import VOCABULARY
 from trio_pool_serve.config import Config
-from trio_pool_serve.models.kind import Architecture
+from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.runner.scripted import ScriptedRunner, scripted_vector
 from trio_pool_serve.service import Service
 
 
 @attrs.frozen
-class Classifying(Architecture):
+class Classifying(ModelSpec):
     tasks = frozenset({"classify"})
     labels = ("short", "heavy")
 
 
 @attrs.frozen
-class Judging(Architecture):
+class Judging(ModelSpec):
     tasks = frozenset({"classify", "score"})
     scoring = "pairs"
     labels = ("fits",)
 
 
 @attrs.frozen
-class Ranking(Architecture):
+class Ranking(ModelSpec):
     tasks = frozenset({"score"})
     scoring = "pairs"
 
 
 @attrs.frozen
-class Sparse(Architecture):
+class Sparse(ModelSpec):
     tasks = frozenset({"sparse_embed"})
 
 
 @attrs.frozen
-class Late(Architecture):
+class Late(ModelSpec):
     tasks = frozenset({"token_embed", "score"})
     scoring = "late_interaction"
 
 
 @attrs.frozen
-class LabellingTokens(Architecture):
+class LabellingTokens(ModelSpec):
     tasks = frozenset({"token_classify"})
 
 
@@ -87,16 +87,14 @@ def assert_error_body(answer: httpx.Response) -> None:
 
 
 @asynccontextmanager
-async def serving(
-    config: Config, architecture: Architecture | None = None, *, labels: int = 2
-) -> AsyncIterator[Served]:
+async def serving(config: Config, spec: ModelSpec | None = None, *, labels: int = 2) -> AsyncIterator[Served]:
     """Serve a scripted model of a kind; ``None`` is an embedding model."""
     runner = ScriptedRunner(labels=labels)
     async with running(Service(config, lambda *_: runner)) as service:
         model = service.default.loaded
         assert model is not None
-        if architecture is not None:
-            folder = attrs.evolve(model.folder, architecture=architecture)
+        if spec is not None:
+            folder = attrs.evolve(model.folder, spec=spec)
             service.default.loaded = attrs.evolve(model, folder=folder)
         async with listening(service) as url, client_of(url) as http:
             yield Served(service, runner, http)

@@ -137,8 +137,8 @@ async def test_embed_sparse_answers_indices_and_values(sparse: Served, inputs, e
 
 
 async def test_texts_are_read_the_same_way_on_all_three(config):
-    for path, architecture in (("/embed", None), ("/embed_all", Late()), ("/embed_sparse", Sparse())):
-        async with serving(config, architecture) as served:
+    for path, spec in (("/embed", None), ("/embed_all", Late()), ("/embed_sparse", Sparse())):
+        async with serving(config, spec) as served:
             await served.ask(path, inputs="hello", prompt_name="query")
             await served.ask(path, inputs=LONG)
             await served.ask(path, inputs=LONG, truncation_direction="left")
@@ -260,8 +260,8 @@ async def test_unknown_fields_are_ignored_unless_requests_are_strict(embedding: 
 async def test_every_example_is_answered_by_some_model(config):
     wanted = {path for endpoint in TEI.endpoints for path in endpoint.paths}
     answered = set()
-    for architecture in (None, Sparse(), Classifying()):
-        async with serving(config, architecture) as served:
+    for spec in (None, Sparse(), Classifying()):
+        async with serving(config, spec) as served:
             for endpoint in TEI.endpoints:
                 for path in endpoint.paths:
                     if (await served.http.post(path, json=endpoint.example)).status_code == 200:

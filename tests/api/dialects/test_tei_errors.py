@@ -121,7 +121,7 @@ async def test_another_method_is_405(embedding: Served):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "paths"),
+    ("spec", "paths"),
     [
         (None, ["/embed_sparse", "/predict"]),
         (Sparse(), ["/embed", "/embed_all", "/predict", "/rerank", "/similarity"]),
@@ -130,10 +130,10 @@ async def test_another_method_is_405(embedding: Served):
     ],
     ids=["embedding", "sparse", "late interaction", "classifier"],
 )
-async def test_what_the_model_cannot_do_is_400_and_names_what_it_can(config, architecture, paths):
+async def test_what_the_model_cannot_do_is_400_and_names_what_it_can(config, spec, paths):
     examples = {path: endpoint.example for endpoint in TEI.endpoints for path in endpoint.paths}
-    async with serving(config, architecture) as served:
-        (able, *_) = served.service.model().folder.architecture.tasks
+    async with serving(config, spec) as served:
+        (able, *_) = served.service.model().folder.spec.tasks
         for path in paths:
             assert await served.refused(path, **examples[path]) == (400, "Validation"), path
             assert able in (await served.http.post(path, json=examples[path])).json()["error"]

@@ -13,8 +13,8 @@ from trio_pool_serve.config import Config
 from trio_pool_serve.service import Service
 
 
-async def info_of(config, architecture=None) -> dict:
-    async with serving(config, architecture) as served:
+async def info_of(config, spec=None) -> dict:
+    async with serving(config, spec) as served:
         answer = await served.http.get("/info")
         assert answer.status_code == 200, answer.text
         return answer.json()
@@ -57,7 +57,7 @@ async def test_settings_are_told_as_they_are(config):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "expected"),
+    ("spec", "expected"),
     [
         (Sparse(), {"embedding": {"pooling": "splade"}}),
         (Late(), {"embedding": {"pooling": "none"}}),
@@ -70,8 +70,8 @@ async def test_settings_are_told_as_they_are(config):
     ],
     ids=["sparse", "late interaction", "classifier", "judge of pairs", "ranker"],
 )
-async def test_each_kind_of_model_is_told_by_its_type(config, architecture, expected):
-    assert (await info_of(config, architecture))["model_type"] == expected
+async def test_each_kind_of_model_is_told_by_its_type(config, spec, expected):
+    assert (await info_of(config, spec))["model_type"] == expected
 
 
 @pytest.mark.parametrize(

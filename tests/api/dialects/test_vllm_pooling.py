@@ -73,7 +73,7 @@ async def test_each_task_has_data_of_its_own_form(client, service, task):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "task"),
+    ("spec", "task"),
     [
         (Everything, "embed"),
         (Labeller, "classify"),
@@ -81,8 +81,8 @@ async def test_each_task_has_data_of_its_own_form(client, service, task):
         (SparseOnly, "sparse_embed"),
     ],
 )
-async def test_a_model_is_asked_for_what_it_is_made_for(client, service, architecture, task):
-    serve_as(service, architecture())
+async def test_a_model_is_asked_for_what_it_is_made_for(client, service, spec, task):
+    serve_as(service, spec())
     for given in ({}, {"task": None, "tasks": None}):
         assert await pooled(client, input=[7, 8], **given) == [EXPECTED[task]([7, 8])]
 

@@ -127,25 +127,16 @@ async def test_load_tells_engines_and_limiters(client, config):
     assert load["limiters"]["render"] == {"capacity": 2, "borrowed": 0, "waiting": 0}
 
 
-async def test_processes_that_render_are_told_of_beside_the_limiters(config, scripted):
-    threads = ThreadsConfig(renderer_backend="process", renderer_num_workers=1, media_num_workers=3)
-    service = Service(attrs.evolve(config, threads=threads), lambda *_: scripted)
-    async with running(service), listening(service) as url, client_of(url) as client:
-        idle = {"borrowed": 0, "waiting": 0, "killed": 0}
-        load = (await client.get("/load")).json()
-        assert load["workers"]["render"] == {"capacity": 1, **idle}
-        assert load["workers"]["media"] == {"capacity": 3, **idle}
-        found = samples((await client.get("/metrics")).text)
-        for name, value in {"capacity": 1, **idle}.items():
-            assert found[f'trio_pool_serve_worker_{name}{{of="render"}}'] == value
-        assert found["trio_pool_serve_render_seconds_count"] == 0
-        assert (
-            await client.post("/v1/embeddings", json={"input": ["hello " * 200] * 2, "truncate_prompt_tokens": 8})
-        ).status_code == 200
-        found = samples((await client.get("/metrics")).text)
-        for stage in ("render_wait", "render"):
-            assert found[f"trio_pool_serve_{stage}_seconds_count"] == 1
-        assert "render: <WorkerProcesses 0/1+0, 0 killed>" in repr(service)
+async def test_processes_that_render_templates_are_told_of_with_the_limiters(config, scripted):
+    config = attrs.evolve(config, threads=ThreadsConfig(renderer_num_workers=3))
+    async with running(Service(config, lambda *_: scripted)) as service, listening(service) as url:
+        async with client_of(url) as client:
+            idle = {"capacity": 3, "borrowed": 0, "waiting": 0, "killed": 0}
+            assert (await client.get("/load")).json()["workers"] == {"template": idle}
+            found = samples((await client.get("/metrics")).text)
+            for name, value in idle.items():
+                assert found[f'trio_pool_serve_worker_{name}{{of="template"}}'] == value
+        assert "template: <WorkerProcesses 0/3+0, 0 killed>" in repr(service)
 
 
 async def test_version_is_the_package_s(client):

@@ -19,6 +19,8 @@ from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import ContextLengthError, EmptyInputError, InvalidRequestError, MediaError
 from trio_pool_serve.models.embedding.spec import Embedding
 from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.loading.renderer_loading import renderer_of
+from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.prompts import (
     ChatMessage,
@@ -32,8 +34,7 @@ from trio_pool_serve.prompts import (
 from trio_pool_serve.rendering.chat import template_process
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
 from trio_pool_serve.rendering.chat.conversations import MAX_TEMPLATE_CHARACTERS
-from trio_pool_serve.rendering.renderer import Renderer, renderer_of
-from trio_pool_serve.rendering.text.tokenizer_loading import load_tokenizer
+from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.threads.offload import Offload
 
 MAX_MODEL_LEN = 512
@@ -57,7 +58,7 @@ async def rendering(folder: Path, **given: Any) -> AsyncIterator[Renderer]:
     offload = Offload()
     read = read_model_folder(folder)
     if given.pop("in_conversation"):
-        read = attrs.evolve(read, architecture=Converser(modules=()))
+        read = attrs.evolve(read, spec=Converser(modules=()))
     async with trio.open_nursery() as nursery:
         await nursery.start(processes.run)
         templates = ChatTemplates(processes, processes, offload, 5.0)

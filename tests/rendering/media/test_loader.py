@@ -13,7 +13,6 @@ from tests.rendering.media.images import GREEN, RED, MeanColour, data_url, encod
 from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import InvalidRequestError, MediaError
 from trio_pool_serve.prompts import ImagePart
-from trio_pool_serve.rendering.backend import ThreadBackend
 from trio_pool_serve.rendering.media.loader import MAX_URL, MediaLoader
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import ImageFeatures
@@ -23,8 +22,7 @@ IMAGE = ImagePart(data_url(encoded()))
 
 @asynccontextmanager
 async def loading(**settings) -> AsyncIterator[MediaLoader]:
-    offload = Offload(media=2)
-    loader = MediaLoader(InputConfig(**settings), 10.0, offload, ThreadBackend(offload))
+    loader = MediaLoader(InputConfig(**settings), 10.0, Offload(media=2))
     async with trio.open_nursery() as nursery:
         await nursery.start(loader.run)
         yield loader

@@ -12,22 +12,15 @@ from pathlib import Path
 from typing import TypeAlias
 
 import trio
-from attrs import evolve
 from tokenizers import Tokenizer as Backend
 from transformers import ByT5Tokenizer
 
-from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import InvalidRequestError
-from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.processes.worker_processes import WorkerProcesses, prepare_worker
 from trio_pool_serve.prompts import PairPrompt, Prompt, RenderingParams, TextPrompt
-from trio_pool_serve.rendering.process_backend import ProcessBackend
-from trio_pool_serve.rendering.renderer import Renderer, renderer_of
+from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer
-from trio_pool_serve.rendering.text.text_loading import TextRecipe
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
-from trio_pool_serve.rendering.text.tokenizer_loading import load_tokenizer
 from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
 from trio_pool_serve.threads.offload import Offload
 
@@ -136,18 +129,3 @@ async def test_a_thousand_rounds_with_a_tokenizer_written_in_python():
     assert_all_kinds(expected)
     renderer = renderer_over(SlowTokenizer(ByT5Tokenizer()))
     assert await wrong_answers(renderer, prompts, expected, 1000) == []
-
-
-async def test_a_thousand_rounds_in_processes(minilm: Path):
-    recipe = TextRecipe(minilm, ModelConfig())
-    folder = read_model_folder(minilm)
-    renderer = renderer_of(folder, load_tokenizer(folder), Offload(), workers=1, recipe=recipe)
-    prompts = different_prompts(300)
-    expected = await answers_one_by_one(renderer, prompts)
-    assert_all_kinds(expected)
-    processes = WorkerProcesses(2, partial(prepare_worker, renderer.texts))
-    async with trio.open_nursery() as nursery:
-        await nursery.start(processes.run)
-        in_processes = evolve(renderer, backend=ProcessBackend(processes, processes))
-        assert await wrong_answers(in_processes, prompts, expected, 1000) == []
-        nursery.cancel_scope.cancel(reason="the test is over")

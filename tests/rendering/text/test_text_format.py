@@ -9,9 +9,10 @@ import pytest
 from tests.model_folders import VOCABULARY, write_late_interaction_folder, write_lookup_folder
 from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.loading.renderer_loading import renderer_of
+from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.prompts import RenderingParams, TextPrompt, TokensPrompt
-from trio_pool_serve.rendering.renderer import Renderer, renderer_of
-from trio_pool_serve.rendering.text.tokenizer_loading import load_tokenizer
+from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import RenderedPrompt
 

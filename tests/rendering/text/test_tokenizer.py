@@ -10,11 +10,13 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, ByT5Tokenizer, CanineTokenizer, PreTrainedTokenizerFast
 
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.embedding.kind import EMBEDDING
 from trio_pool_serve.models.embedding.spec import Embedding
-from trio_pool_serve.models.folder import ModelFolder, read_model_folder
+from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
+from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer
-from trio_pool_serve.rendering.text.tokenizer_loading import load_tokenizer
 
 CORPUS = [
     "the quick brown fox jumps over the lazy dog, and the dog doesn't mind at all.",
@@ -85,12 +87,13 @@ def fast_tokenizer(kind: str) -> FastTokenizer:
 FAST_KINDS = ["word-piece", "byte-level", "unigram"]
 
 
-def model_folder(path: Path, *, lower_case: bool = False) -> ModelFolder:
+def model_folder(path: Path, *, lower_case: bool = False) -> ModelFolder[Embedding]:
     return ModelFolder(
         path=path,
         transformer_path=path,
         transformer_config={},
-        architecture=Embedding(modules=()),
+        kind=EMBEDDING,
+        spec=Embedding(modules=()),
         max_model_len=64,
         lower_case=lower_case,
     )

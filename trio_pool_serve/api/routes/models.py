@@ -44,7 +44,7 @@ def models_routes(service: Service) -> Blueprint:
 
     def card(served: ServedModel) -> ModelCard:
         model = service.model(served.source.name)
-        tasks = [task for task in PREFERENCE if task in model.folder.architecture.tasks]
+        tasks = [task for task in PREFERENCE if task in model.folder.spec.tasks]
         return ModelCard(
             id=model.name,
             name=model.name,

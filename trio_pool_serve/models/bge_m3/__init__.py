@@ -1,1 +1,1 @@
-"""See ``kind.py``."""
+"""BGE-M3: dense, sparse and token vectors from one forward pass."""

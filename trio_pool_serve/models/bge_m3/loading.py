@@ -5,23 +5,22 @@ from torch import nn
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.bge_m3.spec import MULTI_VECTOR_LAYER, SPARSE_LAYER, BgeM3
-from trio_pool_serve.models.folder import ModelFolder
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
-from trio_pool_serve.models.sparse.heads import LexicalHead
+from trio_pool_serve.models.loading.sentence_modules import load_pooler
+from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.heads.embedding import EmbeddingHead, TokenEmbeddingHead
-from trio_pool_serve.runner.heads.pooling import Pooler
+from trio_pool_serve.runner.heads.sparse import LexicalHead
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.types import Embed, SparseEmbed, TokenEmbed
 
 
-def load_bge_m3(folder: ModelFolder, params: LoadingParams) -> LoadedModel:
+def load_bge_m3(folder: ModelFolder[BgeM3], params: LoadingParams) -> LoadedModel:
     """Load a ``BgeM3`` model."""
-    architecture = folder.architecture
-    assert isinstance(architecture, BgeM3)  # noqa: S101
+    spec = folder.spec
     backbone = Backbone(load_checkpoint(folder, params))
-    pooler = Pooler(architecture.modules).to(params.device).eval()
-    without_weight = torch.tensor(architecture.token_ids_without_weight, device=params.device)
+    pooler = load_pooler(spec.modules, params.device)
+    without_weight = torch.tensor(spec.token_ids_without_weight, device=params.device)
     return LoadedModel(
         backbone=backbone,
         heads={
@@ -33,7 +32,7 @@ def load_bge_m3(folder: ModelFolder, params: LoadingParams) -> LoadedModel:
     )
 
 
-def _linear(folder: ModelFolder, params: LoadingParams, name: str) -> nn.Linear:
+def _linear(folder: ModelFolder[BgeM3], params: LoadingParams, name: str) -> nn.Linear:
     """Return a layer that is saved as a state dict of its own, in float32."""
     try:
         state = torch.load(folder.path / name, map_location="cpu", weights_only=True)

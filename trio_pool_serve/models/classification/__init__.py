@@ -1,1 +1,1 @@
-"""See ``kind.py``."""
+"""Classifiers of texts, of pairs and of tokens; cross-encoders among them."""

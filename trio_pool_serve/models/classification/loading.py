@@ -5,9 +5,9 @@ from typing import Any
 from torch import nn
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.classification.spec import Classifier
-from trio_pool_serve.models.folder import ModelFolder
+from trio_pool_serve.models.classification.spec import Classifier, TokenClassifier
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
+from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.heads.classification import (
     ActivationFunctions,
@@ -24,7 +24,14 @@ READ_THE_PADDING = frozenset({"xlnet", "ctrl"})
 """Model types whose classifiers read the row's end, padding or not."""
 
 
-def load_sequence_classifier(folder: ModelFolder, params: LoadingParams) -> LoadedModel:
+def load_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> LoadedModel:
+    """Load a classifier of whole inputs or of tokens."""
+    if isinstance(folder.spec, TokenClassifier):
+        return _load_token_classifier(folder, params)
+    return _load_sequence_classifier(folder, params)
+
+
+def _load_sequence_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> LoadedModel:
     """Load a ``SequenceClassifier``.
 
     A decoder's head reads one token. transformers looks for it by the padding token's id, which an input may
@@ -47,7 +54,7 @@ def load_sequence_classifier(folder: ModelFolder, params: LoadingParams) -> Load
     )
 
 
-def load_token_classifier(folder: ModelFolder, params: LoadingParams) -> LoadedModel:
+def _load_token_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> LoadedModel:
     """Load a ``TokenClassifier``."""
     model, functions = _load(folder, params, "AutoModelForTokenClassification")
     return LoadedModel(
@@ -57,22 +64,21 @@ def load_token_classifier(folder: ModelFolder, params: LoadingParams) -> LoadedM
     )
 
 
-def _load(folder: ModelFolder, params: LoadingParams, auto_class: str) -> tuple[Any, ActivationFunctions]:
-    architecture = folder.architecture
-    assert isinstance(architecture, Classifier)  # noqa: S101
+def _load(folder: ModelFolder[Classifier], params: LoadingParams, auto_class: str) -> tuple[Any, ActivationFunctions]:
+    spec = folder.spec
     functions = activation_functions(
-        labels=len(architecture.labels),
-        problem_type=architecture.problem_type,
-        score_activation=architecture.score_activation,
+        labels=len(spec.labels),
+        problem_type=spec.problem_type,
+        score_activation=spec.score_activation,
     )
     model: Any = load_checkpoint(folder, params, auto_class=auto_class, may_lack=())
-    if model.config.num_labels != len(architecture.labels):
+    if model.config.num_labels != len(spec.labels):
         raise ModelLoadError(
-            f"config.json names {len(architecture.labels)} labels, but the model has {model.config.num_labels}."
+            f"config.json names {len(spec.labels)} labels, but the model has {model.config.num_labels}."
         )
     return model, functions
 
 
-def _about(folder: ModelFolder, where: str) -> str:
-    labels = folder.architecture.labels
+def _about(folder: ModelFolder[Classifier], where: str) -> str:
+    labels = folder.spec.labels
     return f"{len(labels)} label{'s' if len(labels) > 1 else ''} {where}"

@@ -11,15 +11,16 @@ from attrs import frozen
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.files.chat_format import ChatFormat, read_chat_format
+from trio_pool_serve.models.files.chat_template import read_chat_format
 from trio_pool_serve.models.files.folder_files import FolderFiles
-from trio_pool_serve.models.kind import Architecture
+from trio_pool_serve.models.model_spec import ModelSpec
+from trio_pool_serve.rendering.chat.chat_format import ChatFormat
 
 PROBLEM_TYPES = frozenset({None, "regression", "single_label_classification", "multi_label_classification"})
 
 
 @frozen(kw_only=True)
-class Classifier(Architecture):
+class Classifier(ModelSpec):
     """What sorts into classes.
 
     ``score_activation`` is the dotted name of a torch.nn module without parameters.
@@ -33,6 +34,11 @@ class Classifier(Architecture):
     def labels(self) -> tuple[str, ...]:
         """``id2label`` of config.json, in order."""
         return self.label_names
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether ``problem_type`` is ``multi_label_classification``."""
+        return self.problem_type == "multi_label_classification"
 
 
 @frozen(kw_only=True)

@@ -1,1 +1,1 @@
-"""See ``kind.py``."""
+"""Dual encoders: texts and images in one vector space."""

@@ -12,7 +12,7 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.embedding.spec import similarity_of
 from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles
 from trio_pool_serve.models.files.modalities import modality_config, refuse_lengths, refuse_options, require_methods
-from trio_pool_serve.models.kind import Architecture, Similarity
+from trio_pool_serve.models.model_spec import ModelSpec, Similarity
 
 CLASSES = {"clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model"}
 """The model types, and what their weights are saved from."""
@@ -59,7 +59,7 @@ class TextFilling:
 
 
 @frozen(kw_only=True)
-class DualEncoder(Architecture):
+class DualEncoder(ModelSpec):
     """One vector per text, and one per image."""
 
     modules: tuple[ModuleFiles, ...] = ()

@@ -1,1 +1,1 @@
-"""See ``kind.py``."""
+"""Embedding models: a transformer, pooling, and the modules after it."""

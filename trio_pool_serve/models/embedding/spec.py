@@ -12,14 +12,15 @@ from attrs import frozen
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.files.chat_format import ChatFormat, read_chat_format
+from trio_pool_serve.models.files.chat_template import read_chat_format
 from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles
 from trio_pool_serve.models.files.modalities import modality_config, refuse_lengths, refuse_options, require_methods
-from trio_pool_serve.models.kind import Architecture, Similarity
+from trio_pool_serve.models.model_spec import ModelSpec, Similarity
+from trio_pool_serve.rendering.chat.chat_format import ChatFormat
 
 
 @frozen(kw_only=True)
-class Embedding(Architecture):
+class Embedding(ModelSpec):
     """One vector per text."""
 
     modules: tuple[ModuleFiles, ...]
@@ -46,6 +47,17 @@ class Embedding(Architecture):
     def template_options(self) -> Mapping[str, Any]:
         """What the chat template is rendered with, where inputs go through it."""
         return {} if self.conversation is None else self.conversation.options
+
+    @property
+    def pooling(self) -> str:
+        """The modes of the Pooling module, in either spelling of its config, joined by ``+``."""
+        config = self.modules[0].config
+        asked = config.get("pooling_mode") or [
+            name[1]
+            for key, on in config.items()
+            if on and (name := re.fullmatch(r"pooling_mode_(.+?)(_tokens?)?", key))
+        ]
+        return asked if isinstance(asked, str) else "+".join(asked) or "mean"
 
     @property
     def pools_instruction(self) -> bool:

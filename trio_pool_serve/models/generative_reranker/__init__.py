@@ -1,1 +1,1 @@
-"""See ``kind.py``."""
+"""Generative rerankers: causal language models that judge a query and a document."""

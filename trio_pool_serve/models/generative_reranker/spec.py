@@ -13,10 +13,11 @@ from attrs import frozen
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.classification.spec import is_cross_encoder, score_activation, transformer_task
-from trio_pool_serve.models.files.chat_format import ChatFormat, chat_template, read_chat_format
+from trio_pool_serve.models.files.chat_template import chat_template, read_chat_format
 from trio_pool_serve.models.files.folder_files import FolderFiles
 from trio_pool_serve.models.files.vocabulary import find_token
-from trio_pool_serve.models.kind import Architecture
+from trio_pool_serve.models.model_spec import ModelSpec
+from trio_pool_serve.rendering.chat.chat_format import ChatFormat
 
 
 @frozen(kw_only=True)
@@ -39,7 +40,7 @@ PairTemplate: TypeAlias = ChatFormat | JudgeFormat
 
 
 @frozen(kw_only=True)
-class GenerativeReranker(Architecture):
+class GenerativeReranker(ModelSpec):
     """``yes`` and ``no`` are token ids; without ``no`` the logit of yes alone is the score."""
 
     yes: int

@@ -1,1 +1,1 @@
-"""See ``kind.py``."""
+"""Late-interaction models: one vector per token, compared by MaxSim."""

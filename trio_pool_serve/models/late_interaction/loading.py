@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import ModuleFiles
-from trio_pool_serve.models.folder import ModelFolder
 from trio_pool_serve.models.late_interaction.spec import LateInteraction
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
+from trio_pool_serve.models.loading.sentence_modules import load_module
+from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.heads.embedding import TokenEmbeddingHead
-from trio_pool_serve.runner.heads.late_interaction import HoldQueryHead, MaxSimHead
-from trio_pool_serve.runner.heads.pooling import HEADS
+from trio_pool_serve.runner.heads.maxsim import HoldQueryHead, MaxSimHead
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.types import HoldQuery, MaxSim, TokenEmbed
 
@@ -23,20 +23,19 @@ PROJECTION = "linear.weight"
 """The original ColBERT's name for it, among the transformer's weights."""
 
 
-def load_late_interaction(folder: ModelFolder, params: LoadingParams) -> LoadedModel:
+def load_late_interaction(folder: ModelFolder[LateInteraction], params: LoadingParams) -> LoadedModel:
     """Load a ``LateInteraction`` model."""
-    architecture = folder.architecture
-    assert isinstance(architecture, LateInteraction)  # noqa: S101
+    spec = folder.spec
     backbone = Backbone(load_checkpoint(folder, params))
     try:
-        layers = [_projection(folder.path)] if architecture.projection_is_in_checkpoint else []
-        layers += _layers(architecture.modules)
+        layers = [_projection(folder.path)] if spec.projection_is_in_checkpoint else []
+        layers += _layers(spec.modules)
     except ModelLoadError:
         raise
     except Exception as error:
         raise ModelLoadError(f"The projection cannot be loaded: {error}") from error
     # A last Normalize is applied by the head, after a vector has been cut to the dimensions asked for.
-    normalizes = bool(architecture.modules) and architecture.modules[-1].name == "Normalize"
+    normalizes = bool(spec.modules) and spec.modules[-1].name == "Normalize"
     project = nn.Sequential(*(layers[:-1] if normalizes else layers)).float().to(params.device).eval()
     tokens = TokenEmbeddingHead(project, normalizes=normalizes)
     return LoadedModel(
@@ -44,14 +43,14 @@ def load_late_interaction(folder: ModelFolder, params: LoadingParams) -> LoadedM
         heads={
             TokenEmbed: tokens,
             HoldQuery: HoldQueryHead(tokens),
-            MaxSim: MaxSimHead(tokens, averages=architecture.averages),
+            MaxSim: MaxSimHead(tokens, averages=spec.averages),
         },
         about="late interaction",
     )
 
 
 def _layers(modules: Sequence[ModuleFiles]) -> list[nn.Module]:
-    return [HEADS[files.name](files) for files in modules]
+    return [load_module(files) for files in modules]
 
 
 def _projection(folder: Path) -> nn.Module:

@@ -15,7 +15,7 @@ from attrs import Factory, evolve, frozen
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles, read_json
-from trio_pool_serve.models.kind import Architecture
+from trio_pool_serve.models.model_spec import ModelSpec
 
 ExpansionStrategy: TypeAlias = Literal["fixed", "min"]
 """fixed: every query has exactly so many tokens. min: at least so many."""
@@ -69,7 +69,7 @@ class ScoringMask:
 
 
 @frozen(kw_only=True)
-class LateInteraction(Architecture):
+class LateInteraction(ModelSpec):
     """One vector per token."""
 
     modules: tuple[ModuleFiles, ...] = ()
@@ -91,11 +91,17 @@ class LateInteraction(Architecture):
 
     tasks = frozenset({"token_embed", "score"})
     scoring = "late_interaction"
+    keeps_role_prompt = True
 
     @property
     def own_prompts(self) -> Mapping[str, str]:
         """The markers of queries and documents."""
         return self.marker_prompts
+
+    @property
+    def marker_tokens(self) -> tuple[str, ...]:
+        """The prompts of queries and documents."""
+        return self.markers
 
     @property
     def longest_input(self) -> int:
@@ -117,9 +123,9 @@ def read_late_interaction(files: FolderFiles, config: ModelConfig) -> LateIntera
         raise ModelLoadError(f"The transformer's task is {files.module_config['transformer_task']!r}.")
     if files.module_config.get("processing_kwargs"):
         raise ModelLoadError("The transformer's config asks for processing_kwargs, which is not supported.")
-    architecture = _of_modules(files) if files.modules else _of_checkpoint(files)
-    _check(files, architecture)
-    return architecture
+    spec = _of_modules(files) if files.modules else _of_checkpoint(files)
+    _check(files, spec)
+    return spec
 
 
 def _is_late_interaction(files: FolderFiles) -> bool:
@@ -263,13 +269,11 @@ def _normalize(files: FolderFiles) -> ModuleFiles:
     return ModuleFiles(name="Normalize", path=files.path, config={})
 
 
-def _check(files: FolderFiles, architecture: LateInteraction) -> None:
-    expansion = architecture.expansion
+def _check(files: FolderFiles, spec: LateInteraction) -> None:
+    expansion = spec.expansion
     if expansion is None:
         return
-    if architecture.query_length is not None and architecture.query_length < expansion.length:
-        raise ModelLoadError(
-            f"Queries are cut to {architecture.query_length} tokens, but filled up to {expansion.length}."
-        )
+    if spec.query_length is not None and spec.query_length < expansion.length:
+        raise ModelLoadError(f"Queries are cut to {spec.query_length} tokens, but filled up to {expansion.length}.")
     if files.tokenizer_config.get("padding_side") == "left":
         raise ModelLoadError("Queries are to be filled up on the left, which is not supported.")

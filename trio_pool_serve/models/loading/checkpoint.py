@@ -7,7 +7,7 @@ import transformers
 from torch import nn
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.folder import ModelFolder
+from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.runner.loaded_model import LoadingParams
 
 ENCODERS_OF = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
@@ -15,7 +15,7 @@ ENCODERS_OF = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5En
 
 
 def load_checkpoint(
-    folder: ModelFolder,
+    folder: AnyModelFolder,
     params: LoadingParams,
     *,
     auto_class: str = "AutoModel",

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.folder import ModelFolder
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
+from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.heads.classification import WordScores
 from trio_pool_serve.runner.loaded_model import LoadingParams
@@ -20,7 +20,9 @@ TOLERANCE = 0.03
 """Relative: bfloat16 rounds by a tenth of that, and a model that scales its logits does so by more."""
 
 
-def load_word_scores(folder: ModelFolder, params: LoadingParams, words: Sequence[int]) -> tuple[Backbone, WordScores]:
+def load_word_scores(
+    folder: AnyModelFolder, params: LoadingParams, words: Sequence[int]
+) -> tuple[Backbone, WordScores]:
     """Return the model without its vocabulary's logits, and what computes those of ``words`` from its states.
 
     Raises ``ModelLoadError``, also for a model that does more with its logits than softcapping them.

@@ -1,1 +1,1 @@
-"""See ``kind.py``."""
+"""Page retrievers: late interaction between a query and images of pages."""

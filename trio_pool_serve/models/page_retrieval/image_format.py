@@ -5,11 +5,16 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import frozen
 
-from trio_pool_serve.errors import InvalidRequestError
-from trio_pool_serve.models.vision_language.image_format import refuse_placeholders
+from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
+from trio_pool_serve.models.dual_encoder.image_format import tower_processor
+from trio_pool_serve.models.dual_encoder.spec import ImageTower
+from trio_pool_serve.models.late_interaction.text_format import TokensThatCount, tokens_that_count
+from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
+from trio_pool_serve.models.model_kind import ModelFolder
+from trio_pool_serve.models.page_retrieval.spec import PageRetrieval
+from trio_pool_serve.models.vision_language.image_format import grid_processor, refuse_placeholders
 from trio_pool_serve.rendering.media.image_processor import FolderProcessor
 from trio_pool_serve.rendering.text.length_limit import too_long
-from trio_pool_serve.rendering.text.text_format import TokensThatCount
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
 
 
@@ -44,3 +49,23 @@ class PageFormat:
             )
         refuse_placeholders(token_ids, self.token_id)
         return RenderedPrompt(token_ids)
+
+
+def page_image_format(folder: ModelFolder[PageRetrieval]) -> PageFormat:
+    """Return the image format of a model. Raises ``ModelLoadError`` if tokenizer, processor and model do not fit."""
+    spec = folder.spec
+    if isinstance(spec.images, ImageTower):
+        processor = tower_processor(folder, spec.images, "SiglipImageProcessor")
+    else:
+        processor = grid_processor(folder, spec.images)
+    tokenizer = load_tokenizer(folder)
+    encoded = tokenizer.encode(spec.page_text)
+    page = tokenizer.finish(encoded, len(encoded), "right", add_special_tokens=False)
+    known = tokenizer.id_of(spec.placeholder) == spec.placeholder_id
+    if not known or np.count_nonzero(page == spec.placeholder_id) != 1:
+        raise ModelLoadError(
+            f"{spec.placeholder} is not token {spec.placeholder_id} of the tokenizer, by which the "
+            "model knows where an image is."
+        )
+    counting = None if spec.mask is None else tokens_that_count(spec.mask, tokenizer)
+    return PageFormat(processor, page, spec.placeholder_id, folder.max_model_len, counting)

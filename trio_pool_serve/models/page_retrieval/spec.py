@@ -28,6 +28,8 @@ QWEN_PAGE = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Descri
 class PageRetrieval(LateInteraction):
     """One vector for each token of a text, and for each of a page with what stands around it."""
 
+    reads_conversations = False
+
     class_name: str
     """transformers' class."""
     text_prefix: str

@@ -1,1 +1,1 @@
-"""See ``kind.py``."""
+"""Process reward models: one score per step of a solution."""

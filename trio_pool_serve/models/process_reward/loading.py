@@ -4,10 +4,10 @@ from attrs import evolve
 from torch import nn
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.folder import ModelFolder
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
 from trio_pool_serve.models.loading.language_model import load_word_scores
 from trio_pool_serve.models.loading.stored_weights import read_weights
+from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.process_reward.spec import ProcessReward
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.heads.classification import (
@@ -21,21 +21,20 @@ from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.types import TokenClassify
 
 
-def load_process_reward(folder: ModelFolder, params: LoadingParams) -> LoadedModel:
+def load_process_reward(folder: ModelFolder[ProcessReward], params: LoadingParams) -> LoadedModel:
     """Load a ``ProcessReward`` model."""
-    architecture = folder.architecture
-    assert isinstance(architecture, ProcessReward)  # noqa: S101
+    spec = folder.spec
     score: nn.Module
-    if architecture.words:
-        backbone, score = load_word_scores(folder, params, architecture.words)
+    if spec.words:
+        backbone, score = load_word_scores(folder, params, spec.words)
     else:
         # The class that the folder brings is this model and this head: its code is not needed.
         backbone = Backbone(load_checkpoint(folder, evolve(params, trust_remote_code=False)))
         score = _load_score(folder).to(params.device).eval()
     return LoadedModel(
         backbone=backbone,
-        heads={TokenClassify: TokenClassificationHead(TokenLogits(score), JUDGEMENTS, architecture.step_token_id)},
-        about=f"{len(architecture.labels)} labels for each step",
+        heads={TokenClassify: TokenClassificationHead(TokenLogits(score), JUDGEMENTS, spec.step_token_id)},
+        about=f"{len(spec.labels)} labels for each step",
     )
 
 
@@ -43,9 +42,9 @@ JUDGEMENTS: ActivationFunctions = {"probabilities": softmax, "score": softmax, "
 """A step is judged by one of the labels, be there one alone: there is no other score."""
 
 
-def _load_score(folder: ModelFolder) -> nn.Module:
+def _load_score(folder: ModelFolder[ProcessReward]) -> nn.Module:
     """Return Qwen2.5-Math-PRM's head: two linear layers with a ReLU between them, in float32."""
-    hidden, labels = int(folder.transformer_config["hidden_size"]), len(folder.architecture.labels)
+    hidden, labels = int(folder.transformer_config["hidden_size"]), len(folder.spec.labels)
     score = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, labels))
     try:
         score.load_state_dict(read_weights(folder.transformer_path, "score."))

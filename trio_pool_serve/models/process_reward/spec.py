@@ -12,14 +12,14 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.classification.spec import label_names
 from trio_pool_serve.models.files.folder_files import FolderFiles
 from trio_pool_serve.models.files.vocabulary import find_token
-from trio_pool_serve.models.kind import Architecture
+from trio_pool_serve.models.model_spec import ModelSpec
 
 STEP_TOKEN = "<extra_0>"  # noqa: S105  (a word of the vocabulary, no secret)
 """What Qwen2.5-Math-PRM's solutions have after each step."""
 
 
 @frozen(kw_only=True)
-class ProcessReward(Architecture):
+class ProcessReward(ModelSpec):
     """One row of label probabilities for each step.
 
     ``words`` are the tokens whose logits are compared; empty for a model with a head of its own.

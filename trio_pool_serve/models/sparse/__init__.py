@@ -1,1 +1,1 @@
-"""See ``kind.py``."""
+"""Learned sparse models: SPLADE, with and without inference for queries."""

@@ -8,34 +8,31 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.folder import ModelFolder
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
-from trio_pool_serve.models.sparse.heads import SparseLookupHead, SpladeHead
+from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.sparse.spec import Sparse
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.heads.head import Head
+from trio_pool_serve.runner.heads.sparse import SparseLookupHead, SpladeHead
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.types import SparseEmbed, SparseLookup
 
 
-def load_sparse(folder: ModelFolder, params: LoadingParams) -> LoadedModel:
+def load_sparse(folder: ModelFolder[Sparse], params: LoadingParams) -> LoadedModel:
     """Load a ``Sparse`` model."""
-    architecture = folder.architecture
-    assert isinstance(architecture, Sparse)  # noqa: S101
+    spec = folder.spec
     model = load_checkpoint(folder, params, auto_class="AutoModelForMaskedLM", may_lack=())
-    heads: dict[type[Any], Head] = {
-        SparseEmbed: SpladeHead(architecture.pooling, architecture.log_twice, architecture.most_weights)
-    }
-    about = f"SPLADE by {architecture.pooling}"
-    if architecture.table is not None:
-        table = _read_table(architecture.table)
+    heads: dict[type[Any], Head] = {SparseEmbed: SpladeHead(spec.splade_pooling, spec.log_twice, spec.most_weights)}
+    about = f"SPLADE by {spec.splade_pooling}"
+    if spec.table is not None:
+        table = _read_table(spec.table)
         if len(table) > folder.vocab_size:
             raise ModelLoadError(f"The table has {len(table)} weights for a vocabulary of {folder.vocab_size}.")
         # Clients may send ids up to the end of the vocabulary, which is often rounded up.
         weights = torch.zeros(folder.vocab_size)
         weights[: len(table)] = table
-        heads[SparseLookup] = SparseLookupHead(weights.to(params.device), architecture.most_weights)
-        about += f", {' and '.join(sorted(filter(None, architecture.lookup_roles)))} weights looked up"
+        heads[SparseLookup] = SparseLookupHead(weights.to(params.device), spec.most_weights)
+        about += f", {' and '.join(sorted(filter(None, spec.lookup_roles)))} weights looked up"
     return LoadedModel(
         backbone=Backbone(model, output="logits"), heads=heads, about=about, output_width=folder.vocab_size
     )

@@ -13,7 +13,7 @@ from attrs import frozen
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import TRANSFORMERS, FolderFiles, ModuleFiles, read_json
-from trio_pool_serve.models.kind import Architecture
+from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.prompts import Role
 from trio_pool_serve.types import PoolingParams, SparseEmbed, SparseLookup
 
@@ -27,10 +27,10 @@ ACTIVATIONS = ("relu", "log1p_relu")
 
 
 @frozen(kw_only=True)
-class Sparse(Architecture):
+class Sparse(ModelSpec):
     """A masked language model, and for some roles a table of weights."""
 
-    pooling: SpladePooling = "max"
+    splade_pooling: SpladePooling = "max"
     log_twice: bool = False
     """Whether the logarithm is taken again, as OpenSearch's third generation does."""
     most_weights: int | None = None
@@ -43,6 +43,11 @@ class Sparse(Architecture):
     """Tokens to which such a text is cut."""
 
     tasks = frozenset({"sparse_embed"})
+
+    @property
+    def pooling(self) -> str:
+        """SPLADE's, over the vocabulary."""
+        return "splade"
 
     def sparse_params(self, role: Role | None) -> PoolingParams:
         """Return what to ask for the sparse vector of a text in this role."""
@@ -113,7 +118,7 @@ def _splade(
     if pooling not in get_args(SpladePooling) or activation not in ACTIVATIONS:
         raise ModelLoadError(f"SpladePooling by {pooling} of {activation} is not supported.")
     return Sparse(
-        pooling=pooling,
+        splade_pooling=pooling,
         log_twice=activation == "log1p_relu",
         most_weights=files.texts.get("max_active_dims"),
         table=table,

@@ -1,1 +1,1 @@
-"""See ``kind.py``."""
+"""Embedding models that read images among the tokens of a text."""

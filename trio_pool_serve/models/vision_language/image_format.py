@@ -1,14 +1,30 @@
 """Images among the tokens of a text, each in the place of its placeholder."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from attrs import frozen
 
-from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
+from trio_pool_serve.models.loading.image_processors import probe, read_processor
+from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder
+from trio_pool_serve.models.vision_language.spec import ImagePatches, VisionLanguage
 from trio_pool_serve.rendering.media.image_processor import FolderProcessor
 from trio_pool_serve.rendering.text.length_limit import too_long
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
+
+
+@frozen
+class GridTokens:
+    """Qwen's: ``image_grid_thw`` has each image's patches in time, height and width."""
+
+    patches: ImagePatches
+
+    def of(self, arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[int, ...]:
+        """Count patches, merged by merged of them."""
+        return tuple(int(patches) // self.patches.merged**2 for patches in arrays["image_grid_thw"].prod(axis=1))
 
 
 @frozen
@@ -60,3 +76,28 @@ def join(images: Sequence[ImageFeatures]) -> ImageFeatures:
         {name: np.concatenate([image.arrays[name] for image in images]) for name in images[0].arrays},
         tuple(tokens for image in images for tokens in image.tokens),
     )
+
+
+def placeholder_image_format(folder: ModelFolder[VisionLanguage]) -> PlaceholderFormat:
+    """Return the image format of a model. Raises ``ModelLoadError`` if the processor does not fit the model."""
+    patches = folder.spec.patches
+    return PlaceholderFormat(grid_processor(folder, patches), patches.token_id, folder.max_model_len)
+
+
+def grid_processor(folder: AnyModelFolder, patches: ImagePatches) -> FolderProcessor:
+    """Return the image processor of a Qwen-VL model. Raises ``ModelLoadError`` if it does not fit the model."""
+    processor = read_processor(folder.transformer_path, GridTokens(patches), usual="Qwen2VLImageProcessor")
+    if processor.class_name != "Qwen2VLImageProcessor":
+        raise ModelLoadError(
+            f"The image processor {processor.class_name} does not cut images as this model reads them."
+        )
+    shape = probe(processor).arrays["pixel_values"].shape
+    if shape[1:] != (patches.numbers,):
+        raise ModelLoadError(
+            f"The image processor makes {shape} of an image, which is not what the image tower takes: patches of "
+            f"{patches.numbers} numbers."
+        )
+    merged = int(processor.settings.get("merge_size", 2))
+    if merged != patches.merged:
+        raise ModelLoadError(f"The image processor merges {merged} patches a side, the model {patches.merged}.")
+    return processor

@@ -13,9 +13,10 @@ from attrs import frozen
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.embedding.spec import STATES, Embedding, modules_after_transformer, similarity_of
-from trio_pool_serve.models.files.chat_format import ChatFormat, read_chat_format
+from trio_pool_serve.models.files.chat_template import read_chat_format
 from trio_pool_serve.models.files.folder_files import FolderFiles
 from trio_pool_serve.models.files.modalities import modality_config, refuse_lengths, refuse_options, require_methods
+from trio_pool_serve.rendering.chat.chat_format import ChatFormat
 
 USUAL_PATCH_SIZE = {"qwen2_vl": 14, "qwen2_5_vl": 14, "qwen3_vl": 16, "qwen3_vl_moe": 16}
 """The model types, and the patches (pixels a side) of those whose vision_config leaves it out."""

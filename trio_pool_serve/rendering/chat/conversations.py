@@ -15,7 +15,6 @@ from trio_pool_serve.errors import (
     at_place,
     innermost,
 )
-from trio_pool_serve.models.files.chat_format import wants_parts
 from trio_pool_serve.prompts import (
     ChatMessage,
     ChatPrompt,
@@ -26,8 +25,9 @@ from trio_pool_serve.prompts import (
     TextPart,
     TextPrompt,
 )
+from trio_pool_serve.rendering.chat.chat_format import wants_parts
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplate, ChatTemplates
-from trio_pool_serve.rendering.media.image_format import ImageFormat, ImageProcessor
+from trio_pool_serve.rendering.media.image_protocols import ImageFormat, ImageProcessor
 from trio_pool_serve.rendering.text.length_limit import too_long
 from trio_pool_serve.rendering.text.tokenizer import ChatTexts
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt

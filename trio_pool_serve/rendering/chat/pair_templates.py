@@ -1,44 +1,19 @@
 """Two texts in a template: how language models read a pair."""
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, field
 
 from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
-from trio_pool_serve.models.classification.spec import SequenceClassifier
-from trio_pool_serve.models.files.chat_format import ChatFormat
-from trio_pool_serve.models.generative_reranker.spec import GenerativeReranker, JudgeFormat
-from trio_pool_serve.models.kind import Architecture
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
+from trio_pool_serve.rendering.chat.chat_format import ChatFormat
 from trio_pool_serve.rendering.text.length_limit import room_for_tokens, too_long
-from trio_pool_serve.rendering.text.pairs import PairFormat, shorten
+from trio_pool_serve.rendering.text.pairs import JoinedPair, PairFormat, shorten
 from trio_pool_serve.rendering.text.text_window import WindowedText, encode_window
 from trio_pool_serve.rendering.text.tokenizer import RenderChat, Tokenizer
 from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 MAX_KNOWN_SUFFIXES = 1024
 """Clients may send instructions of their own: the memory of what they end with must not grow for ever."""
-
-
-@frozen
-class JudgePair:
-    """A frame that is always whole, around a body that may be cut."""
-
-    format: JudgeFormat
-
-    def render(
-        self, tokenizer: Tokenizer, prompt: PairPrompt, params: RenderingParams, max_model_len: int
-    ) -> RenderedPrompt:
-        """Return the tokens of prefix, body and suffix, each tokenised by itself."""
-        prefix, suffix = _all_ids(tokenizer, self.format.prefix), _all_ids(tokenizer, self.format.suffix)
-        frame = len(prefix) + len(suffix)
-        keep = room_for_tokens(params, max_model_len, frame, "template")
-        first, second = _shortened(tokenizer, prompt)
-        window = encode_window(
-            tokenizer, self.format.body(first, second, params.instruction), keep, params.truncation_side
-        )
-        _check_length(window, keep, params, max_model_len, beside=frame)
-        body = tokenizer.finish(window.encoded, keep, params.truncation_side, add_special_tokens=False)
-        return RenderedPrompt(np.concatenate([prefix, body, suffix]))
 
 
 @define(eq=False)
@@ -57,9 +32,9 @@ class ChatPair:
     ) -> RenderedPrompt:
         """Return the tokens of the conversation; the template brings its special tokens along."""
         keep = room_for_tokens(params, max_model_len, 0)
-        text = self._text(*_shortened(tokenizer, prompt), params.instruction)
+        text = self._text(*shortened(tokenizer, prompt), params.instruction)
         window = encode_window(tokenizer, text, keep, params.truncation_side)
-        _check_length(window, keep, params, max_model_len, beside=0)
+        check_length(window, keep, params, max_model_len, extra=0)
         is_cut = not (window.is_whole and window.tokens <= keep)
         ids = tokenizer.finish(window.encoded, keep, params.truncation_side, add_special_tokens=False)
         if is_cut:
@@ -81,7 +56,7 @@ class ChatPair:
         """Return what two conversations that share nothing but the instruction have in common at their ends."""
         known = self._suffixes.get(instruction)
         if known is None:
-            one, other = (_all_ids(tokenizer, self._text(filler, filler, instruction)) for filler in ("0", "1 2 3 4"))
+            one, other = (all_ids(tokenizer, self._text(filler, filler, instruction)) for filler in ("0", "1 2 3 4"))
             shorter = min(len(one), len(other))
             differ = np.flatnonzero(one[::-1][:shorter] != other[::-1][:shorter])
             known = one[len(one) - int(differ[0]) :] if len(differ) else one[:0]
@@ -90,26 +65,19 @@ class ChatPair:
         return known
 
 
-def template_of(architecture: Architecture, tokenizer: Tokenizer) -> PairFormat | None:
-    """Return the template that a model reads pairs in, if it has one. Raises ``ModelLoadError``."""
-    if isinstance(architecture, GenerativeReranker):
-        template = architecture.template
-    elif isinstance(architecture, SequenceClassifier):
-        template = architecture.chat
-    else:
-        return None
-    if isinstance(template, JudgeFormat):
-        return JudgePair(template)
-    return None if template is None else _chat_pair(template, tokenizer)
+def chat_pair(template: ChatFormat | None, tokenizer: Tokenizer) -> PairFormat:
+    """Return how a model reads pairs through a template that may be missing or have no place for both texts.
 
-
-def _chat_pair(template: ChatFormat, tokenizer: Tokenizer) -> ChatPair | None:
+    Raises ``ModelLoadError`` if the files require a template that cannot be used.
+    """
+    if template is None:
+        return JoinedPair()
     fault = _fault(template, tokenizer)
     if fault is None and tokenizer.render_chat is not None:
         return ChatPair(template, tokenizer.render_chat)
     if template.required:
         raise ModelLoadError(f"The chat template cannot carry a query and a document: {fault}.")
-    return None
+    return JoinedPair()
 
 
 def _fault(template: ChatFormat, tokenizer: Tokenizer) -> str | None:
@@ -128,19 +96,22 @@ def _fault(template: ChatFormat, tokenizer: Tokenizer) -> str | None:
     return f"it leaves out the {' and the '.join(lost)}" if lost else None
 
 
-def _shortened(tokenizer: Tokenizer, prompt: PairPrompt) -> tuple[str, str]:
+def shortened(tokenizer: Tokenizer, prompt: PairPrompt) -> tuple[str, str]:
+    """Return both texts of a pair, each truncated to its own limit."""
     return (
         shorten(tokenizer, prompt.first, prompt.max_first_tokens),
         shorten(tokenizer, prompt.second, prompt.max_second_tokens),
     )
 
 
-def _all_ids(tokenizer: Tokenizer, text: str) -> TokenIds:
+def all_ids(tokenizer: Tokenizer, text: str) -> TokenIds:
+    """Return the token ids of a text, without special tokens and never truncated."""
     encoded = tokenizer.encode(text)
     return tokenizer.finish(encoded, len(encoded), "right", add_special_tokens=False)
 
 
-def _check_length(window: WindowedText, keep: int, params: RenderingParams, max_model_len: int, beside: int) -> None:
+def check_length(window: WindowedText, keep: int, params: RenderingParams, max_model_len: int, extra: int) -> None:
+    """Raise ``ContextLengthError`` if a text that must not be truncated is longer than ``keep`` tokens."""
     if params.truncate_to is None and not (window.is_whole and window.tokens <= keep):
-        length = window.tokens + beside
+        length = window.tokens + extra
         raise too_long(f"{length}" if window.is_whole else f"more than {length}", max_model_len)

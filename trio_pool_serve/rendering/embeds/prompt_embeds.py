@@ -12,7 +12,6 @@ import pybase64
 from attrs import frozen
 
 from trio_pool_serve.errors import ContextLengthError, EmptyInputError
-from trio_pool_serve.models.folder import ModelFolder
 from trio_pool_serve.prompts import EmbedsPrompt, RenderingParams
 from trio_pool_serve.rendering.embeds.stored_tensor import (
     FIELD,
@@ -106,17 +105,6 @@ class EmbedsFormat:
             "Of a slice, torch.save writes all of what it was cut from, unless it is cloned.",
             param=FIELD,
         )
-
-
-def embeds_format_of(folder: ModelFolder, embeds_width: int, *, enabled: bool) -> EmbedsFormat | str:
-    """Return which token embeddings a model takes, or why none; its runner takes them ``embeds_width`` wide."""
-    if not enabled:
-        return "This server takes no token embeddings; it does when it is started with --enable-prompt-embeds."
-    if not folder.architecture.takes_embeds:
-        return "This model looks at the tokens themselves: token embeddings cannot stand in for them."
-    if not embeds_width:
-        return f"The forward pass of {folder.model_type} takes no token embeddings."
-    return EmbedsFormat(embeds_width, folder.max_model_len)
 
 
 def read_tensor(buffer: npt.NDArray[np.uint8]) -> StoredTensor:

@@ -7,9 +7,8 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
 from trio_pool_serve.errors import MediaError
-from trio_pool_serve.processes.worker_processes import prepare_worker
 from trio_pool_serve.rendering.media.decoding_bounds import are_too_many, count_scans
-from trio_pool_serve.rendering.media.image_format import ImageProcessor
+from trio_pool_serve.rendering.media.image_protocols import ImageProcessor
 from trio_pool_serve.types import ImageFeatures
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -81,13 +80,6 @@ def _upright_rgb(image: Image.Image) -> Image.Image:
 def features_of(encoded: bytes, processor: ImageProcessor, limits: MediaLimits) -> ImageFeatures:
     """Return what a processor makes of an encoded image. Raises ``MediaError``."""
     return processor(decode_image(encoded, limits))
-
-
-def prepare_process(*processors: ImageProcessor) -> None:
-    """Make a process ready for images: a processor loads what it needs with the first one that it is given."""
-    prepare_worker()
-    for processor in processors:
-        processor(Image.new("RGB", (64, 48)))
 
 
 def too_large(max_bytes: int) -> MediaError:

@@ -5,21 +5,17 @@ transformers' own classes on PIL and NumPy: the same pixels as the model was tra
 
 import hashlib
 import json
-import threading
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 from attrs import field, frozen
 from PIL.Image import Image
 
-from trio_pool_serve.errors import MediaError, ModelLoadError
-from trio_pool_serve.models.files.folder_files import read_json
-from trio_pool_serve.rendering.media.image_tokens import ImageTokens
+from trio_pool_serve.errors import MediaError
 from trio_pool_serve.types import ImageFeatures
-
-KNOWN = frozenset({"CLIPImageProcessor", "SiglipImageProcessor", "Siglip2ImageProcessor", "Qwen2VLImageProcessor"})
 
 MOST_ELONGATED = 200
 """How many times an image may be as long as it is wide, or the other way round.
@@ -28,17 +24,17 @@ Qwen2-VL's own limit. CLIP enlarges an image to 224 pixels on its shorter side b
 of 1 by 10,000 pixels it would make 500 million.
 """
 
-_loaded: dict[str, Any] = {}
-_loading = threading.Lock()
+
+class ImageTokens(Protocol):
+    """Counts the positions from what an image processor made."""
+
+    def of(self, arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[int, ...]:
+        """Return the positions of each image, in order."""
 
 
 @frozen(kw_only=True)
 class FolderProcessor:
-    """An image processor by its class and its settings, which is what is pickled of it.
-
-    transformers' object is made when it is first needed, once in a process however many copies of this there are; it
-    has no state that a call would change, so threads share it.
-    """
+    """The image processor of a model: a class of transformers, and its settings."""
 
     class_name: str
     settings: Mapping[str, Any] = field(repr=False)
@@ -61,43 +57,19 @@ class FolderProcessor:
                 "long as the other."
             )
         try:
-            made = self._processor()(images=image, return_tensors="np")
+            made = self._processor(images=image, return_tensors="np")
         except ValueError as error:
             raise MediaError(f"The model cannot take an image of {width} by {height} pixels: {error}") from error
         arrays = {name: _contiguous(array) for name, array in made.items()}
         return ImageFeatures(arrays, self.image_tokens.of(arrays))
 
+    @cached_property
     def _processor(self) -> Any:
-        found = _loaded.get(self.key)
-        if found is None:
-            with _loading:
-                found = _loaded.get(self.key)
-                if found is None:
-                    found = _loaded[self.key] = self._load()
-        return found
-
-    def _load(self) -> Any:
-        # Imported here: it takes seconds, and only the processes for images need it.
-        import transformers
+        """The object of that class, made at load time; calls change no state, so threads share it."""
+        import transformers  # here, because it takes seconds and only models that read images need it
 
         return getattr(transformers, f"{self.class_name}Pil").from_dict(dict(self.settings))
 
 
-def _contiguous(array: np.typing.NDArray[Any]) -> np.typing.NDArray[Any]:
+def _contiguous(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.ascontiguousarray(array, dtype=np.float32 if array.dtype.kind == "f" else np.int64)
-
-
-def read_processor(folder: Path, image_tokens: ImageTokens, *, usual: str) -> FolderProcessor:
-    """Return the processor of a transformer's folder, of class ``usual`` if it does not say. Raises ``ModelLoadError``.
-
-    ``processor_config.json`` is how transformers 5 writes it, ``preprocessor_config.json`` how everybody did before.
-    """
-    settings = read_json(folder / "preprocessor_config.json")
-    settings = settings or read_json(folder / "processor_config.json").get("image_processor") or {}
-    if not settings:
-        raise ModelLoadError(f"{folder} holds no preprocessor_config.json: it says not how images are read.")
-    named = settings.get("image_processor_type") or settings.get("feature_extractor_type") or usual
-    class_name = named.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor")
-    if class_name not in KNOWN:
-        raise ModelLoadError(f"The image processor {named} is not supported; {', '.join(sorted(KNOWN))} are.")
-    return FolderProcessor(class_name=class_name, settings=settings, image_tokens=image_tokens)

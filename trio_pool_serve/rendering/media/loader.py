@@ -1,6 +1,8 @@
 """From the URL of an image to what the model reads of it."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import trio
 from attrs import Factory, define, field
@@ -8,16 +10,17 @@ from attrs import Factory, define, field
 from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.prompts import ImagePart
-from trio_pool_serve.rendering.backend import RenderBackend
 from trio_pool_serve.rendering.media.addresses import is_any, is_public
 from trio_pool_serve.rendering.media.cache import MediaCache
 from trio_pool_serve.rendering.media.decoding import MediaLimits, features_of
 from trio_pool_serve.rendering.media.encoded_image import EncodedImage, of_chunks, of_data_url, of_file_url
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
-from trio_pool_serve.rendering.media.image_format import ImageProcessor
+from trio_pool_serve.rendering.media.image_protocols import ImageProcessor
 from trio_pool_serve.rendering.waiting_bytes import WaitingBytes
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import ImageFeatures
+
+T = TypeVar("T")
 
 MAX_URL = 8192
 """Characters of a URL that has not the image itself in it."""
@@ -25,16 +28,11 @@ MAX_URL = 8192
 
 @define(eq=False)
 class MediaLoader:
-    """Loads images by their URLs, for all models of a server.
-
-    Bytes are told apart in threads, whatever the ``backend``: that lets go of the interpreter lock. What makes pixels
-    and features of them is the backend's. All of it is ``media`` work.
-    """
+    """Loads images by their URLs, for all models of a server, with ``media`` threads for what blocks."""
 
     config: InputConfig
     timeout_s: float
     offload: Offload
-    backend: RenderBackend
     waiting: WaitingBytes = Factory(WaitingBytes)
     cache: MediaCache = field(init=False)
     fetcher: ImageFetcher = field(init=False)
@@ -68,7 +66,7 @@ class MediaLoader:
 
         async def prepare() -> ImageFeatures:
             async with self.waiting.room():
-                return await self.backend.run("media", features_of, image.content, processor, self.limits)
+                return await self._in_thread(partial(features_of, image.content, processor, self.limits))
 
         features = await self.cache.get((processor.key, image.digest), prepare)
         await self.waiting.until_there_is_room()  # of what is kept, copies are made
@@ -87,8 +85,8 @@ class MediaLoader:
                 raise InvalidRequestError(f"The URL of an image has more than {MAX_URL} characters.")
         raise InvalidRequestError("The URL of an image must begin with data:, http:, https: or file:.")
 
-    async def _in_thread(self, read: partial[EncodedImage]) -> EncodedImage:
-        return await self.offload.run("media", read, abandon_on_cancel=True)
+    async def _in_thread(self, blocking: Callable[[], T]) -> T:
+        return await self.offload.run("media", blocking, abandon_on_cancel=True)
 
     def __repr__(self) -> str:
         return f"<MediaLoader {self.cache!r}, {self.fetcher!r}>"

@@ -1,6 +1,6 @@
 """Texts to token ids: everything that needs a tokenizer. Blocks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import TypeAlias
 
@@ -12,7 +12,7 @@ from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt, TokensPrompt
 from trio_pool_serve.rendering.text.length_limit import room_for_tokens, too_long
 from trio_pool_serve.rendering.text.pairs import JoinedPair, PairFormat, shorten
-from trio_pool_serve.rendering.text.text_format import TextFormat
+from trio_pool_serve.rendering.text.plain_text import TextFormat
 from trio_pool_serve.rendering.text.text_window import encode_window
 from trio_pool_serve.rendering.text.token import Token
 from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer
@@ -28,10 +28,7 @@ AskedPrompt: TypeAlias = tuple[PlainPrompt, RenderingParams, bool]
 
 @define(eq=False)
 class TextRenderer:
-    """Renders texts for one model, in as many threads at once as there are tokenizers.
-
-    Pickled, it is its ``recipe``, which makes it anew: its bound methods can be called in other processes.
-    """
+    """Renders texts for one model, in as many threads at once as there are tokenizers."""
 
     tokenizers: TokenizerPool
     max_model_len: int = field(kw_only=True)
@@ -39,13 +36,7 @@ class TextRenderer:
     pools_instruction: bool = field(default=True, kw_only=True)
     pair_format: PairFormat = field(factory=JoinedPair, kw_only=True)
     text_format: TextFormat = field(factory=TextFormat, kw_only=True)
-    recipe: Callable[[], "TextRenderer"] | None = field(default=None, kw_only=True)
     _instruction_tokens: dict[tuple[str, bool], int] = field(init=False, factory=dict)
-
-    def __reduce__(self) -> tuple[Callable[[], "TextRenderer"], tuple[()]]:
-        if self.recipe is None:
-            raise TypeError("A text renderer without a recipe cannot be pickled.")
-        return self.recipe, ()
 
     def render(self, prompt: TextPrompt | PairPrompt, params: RenderingParams) -> RenderedPrompt:
         """Return what the model reads. Raises ``ContextLengthError`` or ``InvalidRequestError``."""

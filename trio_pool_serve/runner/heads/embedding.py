@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.heads.head import HeadRows
-from trio_pool_serve.runner.heads.pooling import PooledAlready
+from trio_pool_serve.runner.heads.pooling import Pooler
 from trio_pool_serve.types import Embed, PooledValue, PoolingRequest, TokenEmbed
 
 
@@ -19,7 +19,7 @@ from trio_pool_serve.types import Embed, PooledValue, PoolingRequest, TokenEmbed
 class EmbeddingHead:
     """``Embed``: the pooler's vector, cut and normalised."""
 
-    pooler: PooledAlready
+    pooler: Pooler
     reads_states = True
 
     def __call__(self, forward: ForwardPass, params: Sequence[Embed]) -> HeadRows:

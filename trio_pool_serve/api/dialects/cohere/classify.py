@@ -14,7 +14,6 @@ from trio_pool_serve.api.http.answer import Answer
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
-from trio_pool_serve.models.classification.spec import Classifier
 from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import Pooled, pool
@@ -89,17 +88,16 @@ class ClassifyResponse:
 async def answer_classify(call: Call[ClassifyRequest, PoolJob]) -> Answer:
     """Classify. Raises what ``pool`` raises. Cancellation: at once."""
     pooled = await pool(call.model, call.job, call.timings)
-    labels = len(call.model.folder.architecture.labels)
+    labels = len(call.model.folder.spec.labels)
     return await call.encode(
         partial(_encode, call, pooled), rows=len(pooled.rows) * labels, nbytes=4 * len(pooled.rows) * labels
     )
 
 
 def _encode(call: Call[ClassifyRequest, PoolJob], pooled: Pooled) -> Answer:
-    architecture = call.model.folder.architecture
-    exclusive = not (isinstance(architecture, Classifier) and architecture.problem_type == "multi_label_classification")
+    spec = call.model.folder.spec
     classifications = [
-        _classification(f"{call.request_id}-{index}", text, values, architecture.labels, exclusive=exclusive)  # type: ignore[arg-type]
+        _classification(f"{call.request_id}-{index}", text, values, spec.labels, exclusive=not spec.multi_label)  # type: ignore[arg-type]
         for index, (text, (values,)) in enumerate(zip(call.wire.inputs, pooled.rows, strict=True))
     ]
     meta = meta_of("1", classifications=len(classifications))

@@ -96,7 +96,7 @@ def _predictions(value: PooledValue, model: Model) -> bytes:
 
 def label_names(model: Model, labels: int) -> list[str]:
     """Return so many labels; transformers' own names where the model has none."""
-    known = model.folder.architecture.labels
+    known = model.folder.spec.labels
     return [known[index] if index < len(known) else f"LABEL_{index}" for index in range(labels)]
 
 

@@ -1,8 +1,7 @@
 """``/info``: what text-embeddings-inference's clients ask of a server before they send it any work."""
 
 import re
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from attrs import frozen
 from quart import Blueprint
@@ -11,8 +10,6 @@ import trio_pool_serve
 from trio_pool_serve.api.dialects.tei.answers import label_names
 from trio_pool_serve.api.http.answer import Answer
 from trio_pool_serve.api.http.quart_routes import responding
-from trio_pool_serve.models.embedding.spec import Embedding
-from trio_pool_serve.models.kind import Architecture
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.model import Model
 
@@ -94,27 +91,12 @@ def describe_model(service: Service) -> Info:
 
 
 def _model_type(model: Model) -> ModelType:
-    architecture = model.folder.architecture
-    if architecture.tasks & {"embed", "token_embed", "sparse_embed"}:
-        return {"embedding": EmbeddingType(pooling=pooling_of(architecture))}
-    names = label_names(model, len(architecture.labels) or 1)
+    spec = model.folder.spec
+    if spec.tasks & {"embed", "token_embed", "sparse_embed"}:
+        return {"embedding": EmbeddingType(pooling=spec.pooling)}
+    names = label_names(model, len(spec.labels) or 1)
     labels = LabelsType(
         id2label={str(index): name for index, name in enumerate(names)},
         label2id={name: index for index, name in enumerate(names)},
     )
-    return {"reranker" if architecture.scoring == "pairs" else "classifier": labels}
-
-
-def pooling_of(architecture: Architecture) -> str:
-    """Return how token vectors become the text's: ``none`` where each stays its own, ``splade`` for sparse ones."""
-    if isinstance(architecture, Embedding):
-        return _pooling_of_module(architecture.modules[0].config)
-    return "splade" if "sparse_embed" in architecture.tasks else "none"
-
-
-def _pooling_of_module(config: Mapping[str, Any]) -> str:
-    """Read either spelling of a Pooling module's config."""
-    asked = config.get("pooling_mode") or [
-        name[1] for key, on in config.items() if on and (name := re.fullmatch(r"pooling_mode_(.+?)(_tokens?)?", key))
-    ]
-    return asked if isinstance(asked, str) else "+".join(asked) or "mean"
+    return {"reranker" if spec.scoring == "pairs" else "classifier": labels}

@@ -139,7 +139,7 @@ async def answer_root(call: Call[RootRequest, InputsJob | SimilarityJob | ScoreJ
 
 
 async def _answer_inputs(call: Call[RootRequest, Any], inputs: InputsJob) -> Answer:
-    able = call.model.folder.architecture.tasks
+    able = call.model.folder.spec.tasks
     match next((task for task in MAIN_TASKS if task in able), None):
         case "embed":
             return await answer_vectors(evolve(call, job=_readable(inputs.vectors)))

@@ -81,7 +81,7 @@ async def answer_classify(call: Call[ClassifyRequest, PoolJob]) -> Answer:
     """Classify. Raises what ``pool`` raises. Cancellation: at once."""
     pooled = await pool(call.model, call.job, call.timings)
     rows: list[Vectors] = [row for (row,) in pooled.rows]  # type: ignore[misc]
-    labels = call.model.folder.architecture.labels
+    labels = call.model.folder.spec.labels
 
     def item(index: int, row: Vectors) -> ClassifyItem:
         best = int(np.argmax(row))

@@ -79,7 +79,7 @@ async def answer_pooling(call: Call[PoolingRequest, PoolJob]) -> Answer:
 
 def main_task(model: Model) -> PoolingTask:
     """Return what a model is asked for if nothing is said. Raises ``TaskNotSupportedError``."""
-    able = model.folder.architecture.tasks
+    able = model.folder.spec.tasks
     for task in PREFERENCE:
         if task in able and task != "score":
             return task
@@ -93,7 +93,7 @@ def _refuse_unencodable(call: Call[PoolingRequest, PoolJob], job: PoolJob, task:
         if encoding.format in ("bytes", "bytes_only"):
             raise InvalidRequestError("sparse_embed is written as JSON.", param="encoding_format")
         return
-    labels = len(call.model.folder.architecture.labels)
+    labels = len(call.model.folder.spec.labels)
     dimensions = labels if task in ("classify", "token_classify") else job.dimensions or call.model.engine.dimensions
     encoding.refuse_unencodable(rows=len(job.prompts), dimensions=dimensions)
 

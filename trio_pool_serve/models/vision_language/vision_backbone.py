@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.forward_pass import ForwardPass, to_device
-from trio_pool_serve.runner.image_inputs import image_inputs, images_of
+from trio_pool_serve.runner.image_arrays import image_inputs, images_of
 
 
 @frozen(eq=False)

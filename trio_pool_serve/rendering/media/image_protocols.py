@@ -9,7 +9,7 @@ from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
 
 
 class ImageProcessor(Protocol):
-    """An image to what the model's forward pass takes. Can be pickled."""
+    """An image to what the model's forward pass takes."""
 
     @property
     def key(self) -> str:

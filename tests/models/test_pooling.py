@@ -26,7 +26,8 @@ from tests.models.model_families import (
     write_family,
 )
 from trio_pool_serve.models.files.folder_files import ModuleFiles
-from trio_pool_serve.runner.heads.pooling import Pooler, pooling_names
+from trio_pool_serve.models.loading.sentence_modules import load_pooler, pooling_names
+from trio_pool_serve.runner.heads.pooling import Pooler
 from trio_pool_serve.types import Batch, Embed, PoolingRequest, RenderedPrompt
 
 TOLERANCE = 1e-5
@@ -47,7 +48,7 @@ def mask() -> Tensor:
 
 
 def pooler(config: dict[str, Any]) -> Pooler:
-    return Pooler((ModuleFiles(name="Pooling", path=Path(), config=config),))
+    return load_pooler((ModuleFiles(name="Pooling", path=Path(), config=config),), torch.device("cpu"))
 
 
 def pooled_by_sentence_transformers(

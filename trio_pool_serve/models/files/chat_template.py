@@ -1,48 +1,18 @@
-"""How a model reads two texts through its tokenizer's chat template.
-
-sentence-transformers' form for rerankers: a message of role ``query``, one of role ``document``, and the
-instruction as a system message before them.
-"""
+"""How a folder's files say that its chat template is used."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_json
-
-STRUCTURED_BY_SIGHT = ("content[0]", ".type", "'type'", '"type"', "item.type", "message.content[")
-"""What sentence-transformers takes for a template that wants a message's content in parts."""
+from trio_pool_serve.rendering.chat.chat_format import ChatFormat, wants_parts
 
 FLAT_MODEL_TYPES = frozenset({"apertus", "deepseek_v3", "gpt_oss", "seed_oss"})
 
 OWN_OPTIONS = frozenset({"padding", "truncation", "max_length", "return_tensors", "restore_suffix"})
 """Options of the tokenizer and of sentence-transformers that no template sees."""
-
-
-@frozen(kw_only=True)
-class ChatFormat:
-    """How messages are handed to the template.
-
-    ``structured`` makes a message's content a list of parts. ``options`` are what the template is rendered
-    with. ``required`` says that the files name this format; where they do not, it is used if the template has
-    a place for both texts.
-    """
-
-    structured: bool
-    options: Mapping[str, Any]
-    required: bool = True
-
-    def messages(self, first: str, second: str, instruction: str) -> list[dict[str, Any]]:
-        """Return the conversation that two texts make."""
-        said = [("query", first), ("document", second)]
-        if instruction:
-            said.insert(0, ("system", instruction))
-        return [{"role": role, "content": self._content(text)} for role, text in said]
-
-    def _content(self, text: str) -> str | list[dict[str, str]]:
-        return [{"type": "text", "text": text}] if self.structured else text
 
 
 def read_chat_format(files: FolderFiles) -> ChatFormat | None:
@@ -60,11 +30,6 @@ def read_chat_format(files: FolderFiles) -> ChatFormat | None:
         return None
     form = message.get("format", "auto")
     return sighted if form == "auto" else evolve(sighted, structured=form == "structured")
-
-
-def wants_parts(template: str) -> bool:
-    """Tell whether a template looks like one that wants a message's content in parts."""
-    return any(pattern in template for pattern in STRUCTURED_BY_SIGHT)
 
 
 def read_message_form(files: FolderFiles) -> bool | None:

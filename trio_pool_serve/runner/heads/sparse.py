@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +10,6 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from trio_pool_serve.models.sparse.spec import SpladePooling
 from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.heads.head import HeadRows
 from trio_pool_serve.types import PooledValue, PoolingRequest, SparseEmbed, SparseLookup, SparseVector
@@ -39,7 +39,7 @@ class SpladeHead:
     OpenSearch's third generation does. ``most_weights`` keeps the greatest so many.
     """
 
-    pooling: SpladePooling = "max"
+    pooling: Literal["max", "sum"] = "max"
     log_twice: bool = False
     most_weights: int | None = None
     reads_states = True

@@ -1,60 +1,21 @@
-"""From a model's folder to a runner."""
-
-from collections.abc import Mapping
+"""Loading the runner of a model's folder."""
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.bge_m3.loading import load_bge_m3
-from trio_pool_serve.models.bge_m3.spec import BgeM3
-from trio_pool_serve.models.classification.loading import load_sequence_classifier, load_token_classifier
-from trio_pool_serve.models.classification.spec import CrossEncoder, SequenceClassifier, TokenClassifier
-from trio_pool_serve.models.dual_encoder.loading import load_dual_encoder
-from trio_pool_serve.models.dual_encoder.spec import DualEncoder
-from trio_pool_serve.models.embedding.loading import load_embedding
-from trio_pool_serve.models.embedding.spec import Embedding
-from trio_pool_serve.models.folder import ModelFolder
-from trio_pool_serve.models.generative_reranker.loading import load_generative_reranker
-from trio_pool_serve.models.generative_reranker.spec import GenerativeReranker
-from trio_pool_serve.models.kind import Architecture
-from trio_pool_serve.models.late_interaction.loading import load_late_interaction
-from trio_pool_serve.models.late_interaction.spec import LateInteraction
-from trio_pool_serve.models.page_retrieval.loading import load_page_retrieval
-from trio_pool_serve.models.page_retrieval.spec import PageRetrieval
-from trio_pool_serve.models.process_reward.loading import load_process_reward
-from trio_pool_serve.models.process_reward.spec import ProcessReward
-from trio_pool_serve.models.sparse.loading import load_sparse
-from trio_pool_serve.models.sparse.spec import Sparse
-from trio_pool_serve.models.vision_language.loading import load_vision_language
-from trio_pool_serve.models.vision_language.spec import VisionLanguage
+from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.runner.allocator import keep_freed_memory
 from trio_pool_serve.runner.computation import Place, choose_computation
 from trio_pool_serve.runner.dtype import resolve_device, resolve_dtype
-from trio_pool_serve.runner.loaded_model import LoadedModel, Loader, LoadingParams
+from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.runner.output_copy import CudaCopyBackend, OutputCopier
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
 from trio_pool_serve.threads.offload import Offload
-
-LOADERS: Mapping[type[Architecture], Loader] = {
-    Embedding: load_embedding,
-    SequenceClassifier: load_sequence_classifier,
-    CrossEncoder: load_sequence_classifier,
-    TokenClassifier: load_token_classifier,
-    GenerativeReranker: load_generative_reranker,
-    ProcessReward: load_process_reward,
-    BgeM3: load_bge_m3,
-    LateInteraction: load_late_interaction,
-    Sparse: load_sparse,
-    DualEncoder: load_dual_encoder,
-    VisionLanguage: load_vision_language,
-    PageRetrieval: load_page_retrieval,
-}
-"""How each kind of model is loaded."""
 
 OUTPUT_BYTES = 2**30
 """Memory that the backbone's own output may take for one batch of the default size."""
 
 
-def load_runner(folder: ModelFolder, config: ModelConfig, offload: Offload) -> TransformerRunner:
+def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> TransformerRunner:
     """Load a model and compute one batch with it, so that the first request finds everything warm.
 
     Blocks for seconds. Raises ``ModelLoadError`` with a message for people.
@@ -65,7 +26,7 @@ def load_runner(folder: ModelFolder, config: ModelConfig, offload: Offload) -> T
     params = LoadingParams(
         device=device, dtype=resolve_dtype(config.dtype, device), trust_remote_code=config.trust_remote_code
     )
-    loaded = LOADERS[type(folder.architecture)](folder, params)
+    loaded = folder.kind.loader()(folder, params)
     runner = TransformerRunner(
         loaded.backbone,
         loaded.heads,

@@ -1,4 +1,4 @@
-"""From a model's folder to its tokenizer."""
+"""Loading the tokenizer of a model's folder."""
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,14 +11,13 @@ from tokenizers.normalizers import Sequence as NormalizerSequence
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import read_json
-from trio_pool_serve.models.folder import ModelFolder
-from trio_pool_serve.models.late_interaction.spec import LateInteraction
+from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer, named_ids
 from trio_pool_serve.rendering.text.tokenizer import ChatTexts, RenderChat, Tokenizer
 
 
-def load_tokenizer(folder: ModelFolder, *, trust_remote_code: bool = False) -> Tokenizer:
+def load_tokenizer(folder: AnyModelFolder, *, trust_remote_code: bool = False) -> Tokenizer:
     """Load the tokenizer of a model's folder. Blocks; raises ``ModelLoadError``."""
     # Imported here: it takes seconds, and brings torch along.
     from transformers import AutoTokenizer
@@ -32,8 +31,7 @@ def load_tokenizer(folder: ModelFolder, *, trust_remote_code: bool = False) -> T
     if loaded.is_fast and folder.lower_case:
         normalizer = loaded.backend_tokenizer.normalizer
         loaded.backend_tokenizer.normalizer = NormalizerSequence([Lowercase(), *([normalizer] if normalizer else [])])
-    if isinstance(folder.architecture, LateInteraction):
-        _keep_whole(loaded, folder.architecture.markers)
+    _keep_whole(loaded, folder.spec.marker_tokens)
     has_segments, chat = "token_type_ids" in loaded.model_input_names, _chat_renderer(loaded)
     texts = ChatTexts(
         templates=_templates(loaded, folder.transformer_path),

@@ -1,16 +1,10 @@
-"""What kinds of pooling model there are.
+"""What the files of a model's folder declare, whatever its kind."""
 
-Each record holds what its kind's files say, and tells what such a model can be asked for. Rendering and
-loading take from it what they need; tasks read ``tasks``, ``scoring``, ``labels`` and the like.
-"""
-
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from attrs import frozen
 
-from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.models.files.folder_files import FolderFiles
 from trio_pool_serve.prompts import Role
 from trio_pool_serve.types import PoolingParams, PoolingTask, SparseEmbed
 
@@ -23,18 +17,42 @@ Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan"]
 
 
 @frozen(kw_only=True)
-class Architecture:
-    """What every kind has; the answers of a kind that has no such thing."""
+class ModelSpec:
+    """What a model can do and how its inputs are prepared; each kind overrides what differs from these defaults."""
 
     tasks: ClassVar[frozenset[PoolingTask]] = frozenset()
     scoring: ClassVar[Scoring | None] = None
     takes_embeds: ClassVar[bool] = False
-    """Whether its heads look at states alone, and never at which tokens they are of."""
+    """Whether ``prompt_embeds`` can replace token ids: the heads read hidden states only, never token ids."""
+    reads_conversations: ClassVar[bool] = True
+    """Whether its chat template is for inference, so that ``messages`` are accepted."""
+    keeps_role_prompt: ClassVar[bool] = False
+    """Whether a client's own instruction follows the prompt of its role instead of replacing it."""
 
     @property
     def similarity(self) -> Similarity:
         """How ``scoring == "vectors"`` compares them."""
         return "cosine"
+
+    @property
+    def pooling(self) -> str:
+        """How token vectors become the text's, as ``GET /info`` names it; ``none`` if each token keeps its own."""
+        return "none"
+
+    @property
+    def pools_instruction(self) -> bool:
+        """Whether the pooler includes the instruction's tokens."""
+        return True
+
+    @property
+    def marker_tokens(self) -> tuple[str, ...]:
+        """Texts that the tokenizer must keep as one token each, if they are in its vocabulary."""
+        return ()
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether several labels can apply to one input at once."""
+        return False
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -68,10 +86,3 @@ class Architecture:
         """Return what to ask for the sparse vector of a text in this role."""
         del role  # only some models tell them apart
         return SparseEmbed()
-
-
-ReadArchitecture: TypeAlias = Callable[[FolderFiles, ModelConfig], Architecture | None]
-"""Returns what a folder's files describe if it is of the reader's kind, else ``None``.
-
-Raises ``ModelLoadError`` for a folder of its kind that asks for something that is not supported.
-"""

@@ -1,0 +1,81 @@
+"""Processes that render chat templates: started by the first conversation, gone with the server."""
+
+import signal
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import trio
+
+from tests.conftest import client_of
+from tests.server.server_process import SCRIPTED, ServerProcess, hypercorned, launched
+
+LEAVE_LIMIT_S = 20
+CONVERSATION = {"messages": [{"role": "user", "content": "hello"}], "chat_template": "{{ messages[0].content }}"}
+
+
+def family_of(server: ServerProcess) -> list[psutil.Process]:
+    return psutil.Process(server.process.pid).children(recursive=True)
+
+
+def workers_of(server: ServerProcess) -> list[psutil.Process]:
+    """The processes that render; neither what multiprocessing cleans up with, nor hypercorn's worker, their parent."""
+    spawned = [process for process in family_of(server) if "spawn_main" in " ".join(process.cmdline())]
+    return [process for process in spawned if not process.children()]
+
+
+async def left(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Who of them is still there after a while."""
+    _, alive = await trio.to_thread.run_sync(lambda: psutil.wait_procs(processes, timeout=LEAVE_LIMIT_S))
+    return alive
+
+
+async def ask(server: ServerProcess) -> httpx.Response:
+    async with client_of(server.url) as client:
+        return await client.post("/v1/embeddings", json=CONVERSATION)
+
+
+Start = Callable[[Path, Path], AbstractAsyncContextManager[ServerProcess]]
+
+
+def by_launcher(tmp_path: Path, folder: Path) -> AbstractAsyncContextManager[ServerProcess]:
+    return launched(tmp_path, str(folder), "--trust-request-chat-template", command=SCRIPTED)
+
+
+def by_hypercorn(tmp_path: Path, folder: Path) -> AbstractAsyncContextManager[ServerProcess]:
+    env = {"TRIO_POOL_SERVE_MODEL": str(folder), "TRIO_POOL_SERVE_TRUST_REQUEST_CHAT_TEMPLATE": "true"}
+    return hypercorned(tmp_path, "tests.server.programs.scripted_asgi:app", env=env)
+
+
+@pytest.mark.parametrize("start", [by_launcher, by_hypercorn])
+async def test_they_outlive_signals_for_the_whole_group_and_leave_with_the_server(
+    tmp_path: Path, scripted_folder: Path, start: Start
+):
+    """Ctrl-C in a terminal is for all processes of the group, and so is what some service managers send."""
+    async with start(tmp_path, scripted_folder) as server:
+        assert (await ask(server)).status_code == 200
+        family, workers = family_of(server), workers_of(server)
+        assert len(workers) == 1
+        assert not workers[0].net_connections(), "it inherited no listening socket"
+        for number in (signal.SIGINT, signal.SIGTERM):
+            workers[0].send_signal(number)
+        assert (await ask(server)).status_code == 200
+        assert workers_of(server) == workers, "the same process rendered both"
+        server.signal(signal.SIGTERM)
+        assert await server.wait_exit() == 0
+        assert await left(family) == []
+        assert "Traceback" not in server.log
+
+
+async def test_they_leave_by_themselves_when_the_server_is_killed(tmp_path: Path, scripted_folder: Path):
+    async with by_launcher(tmp_path, scripted_folder) as server:
+        assert (await ask(server)).status_code == 200
+        family = family_of(server)
+        assert workers_of(server)
+        server.signal(signal.SIGKILL)
+        await server.wait_exit()
+        assert await left(family) == []
+        assert "Traceback" not in server.log

@@ -1,0 +1,42 @@
+"""A query and a document as a generative reranker reads them."""
+
+import numpy as np
+from attrs import frozen
+
+from trio_pool_serve.models.generative_reranker.spec import GenerativeReranker, JudgeFormat
+from trio_pool_serve.prompts import PairPrompt, RenderingParams
+from trio_pool_serve.rendering.chat.pair_templates import all_ids, chat_pair, check_length, shortened
+from trio_pool_serve.rendering.text.length_limit import room_for_tokens
+from trio_pool_serve.rendering.text.pairs import PairFormat
+from trio_pool_serve.rendering.text.text_window import encode_window
+from trio_pool_serve.rendering.text.tokenizer import Tokenizer
+from trio_pool_serve.types import RenderedPrompt
+
+
+@frozen
+class JudgePair:
+    """A frame that is always whole, around a body that may be cut."""
+
+    format: JudgeFormat
+
+    def render(
+        self, tokenizer: Tokenizer, prompt: PairPrompt, params: RenderingParams, max_model_len: int
+    ) -> RenderedPrompt:
+        """Return the tokens of prefix, body and suffix, each tokenised by itself."""
+        prefix, suffix = all_ids(tokenizer, self.format.prefix), all_ids(tokenizer, self.format.suffix)
+        frame = len(prefix) + len(suffix)
+        keep = room_for_tokens(params, max_model_len, frame, "template")
+        first, second = shortened(tokenizer, prompt)
+        window = encode_window(
+            tokenizer, self.format.body(first, second, params.instruction), keep, params.truncation_side
+        )
+        check_length(window, keep, params, max_model_len, extra=frame)
+        body = tokenizer.finish(window.encoded, keep, params.truncation_side, add_special_tokens=False)
+        return RenderedPrompt(np.concatenate([prefix, body, suffix]))
+
+
+def reranker_pair_format(spec: GenerativeReranker, tokenizer: Tokenizer) -> PairFormat:
+    """Return the pair format of a model. Raises ``ModelLoadError`` if its template cannot be used."""
+    if isinstance(spec.template, JudgeFormat):
+        return JudgePair(spec.template)
+    return chat_pair(spec.template, tokenizer)
