@@ -1,7 +1,9 @@
-# Sourced by serve and test: makes .venv beside this folder and installs into it.
+# Sourced by serve, test and release: makes .venv next to this folder and installs into it.
 #
 #   prepare NAME EXTRAS PACKAGE…   installs the project with EXTRAS ("" or "[a,b]"), then each PACKAGE
 #                                  with --no-deps, unless exactly that has been done before.
+#   make_environment FOLDER        makes a virtual environment there, unless there is one.
+#   pip_install FOLDER ARGUMENT…   runs pip install in that environment, with the versions of $constraints.
 #   prepare_apart NAME PACKAGE…    installs PACKAGEs into .venv-NAME, in the versions of constraints-NAME.txt:
 #                                  what needs other versions than the project does.
 #
@@ -21,6 +23,13 @@ make_environment() {
     fi
 }
 
+pip_install() {
+    local pip=("$1/bin/python" -m pip install --disable-pip-version-check)
+    shift
+    [ -t 2 ] || pip+=(--quiet)  # a terminal gets pip's progress bars
+    PIP_CONSTRAINT=$constraints "${pip[@]}" "$@" >&2  # as a variable, it holds for the build backend too
+}
+
 prepare() {
     local name=$1 extras=$2
     shift 2
@@ -32,15 +41,12 @@ prepare() {
     fi
     make_environment "$venv"
     echo "installing trio_pool_serve$extras; the first time this takes a minute or two" >&2
-    export PIP_CONSTRAINT=$constraints  # in the environment, it holds for the build backend too
-    local pip=("$venv/bin/python" -m pip install --disable-pip-version-check)
-    [ -t 2 ] || pip+=(--quiet)  # somebody who watches sees pip's progress bars
     # torch first and by itself: its version decides which of several builds is taken.
-    "${pip[@]}" torch >&2
-    "${pip[@]}" --editable "$root$extras" >&2
+    pip_install "$venv" torch
+    pip_install "$venv" --editable "$root$extras"
     local package
     for package in "$@"; do
-        "${pip[@]}" --no-deps "$package" >&2
+        pip_install "$venv" --no-deps "$package"
     done
     printf '%s' "$wanted" > "$stamp"
 }

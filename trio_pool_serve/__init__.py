@@ -1,3 +1,56 @@
-"""A server for pooling models, built on structured concurrency."""
+"""A server for pooling models, built on structured concurrency.
+
+``__all__`` are the public names; ``docs/stability.md`` says what they promise. Each is imported when it is first used:
+importing the package alone takes no dependency along.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trio_pool_serve.app import create_app as create_app
+    from trio_pool_serve.config import Config as Config
+    from trio_pool_serve.config import InputConfig as InputConfig
+    from trio_pool_serve.config import LoggingConfig as LoggingConfig
+    from trio_pool_serve.config import ModelConfig as ModelConfig
+    from trio_pool_serve.config import NetworkConfig as NetworkConfig
+    from trio_pool_serve.config import ProcessesConfig as ProcessesConfig
+    from trio_pool_serve.config import SchedulingConfig as SchedulingConfig
+    from trio_pool_serve.config import ThreadsConfig as ThreadsConfig
+    from trio_pool_serve.config import TimeLimitsConfig as TimeLimitsConfig
+    from trio_pool_serve.errors import EngineDeadError as EngineDeadError
+    from trio_pool_serve.errors import ModelLoadError as ModelLoadError
+    from trio_pool_serve.errors import PoolServeError as PoolServeError
+    from trio_pool_serve.server.launcher import serve as serve
+    from trio_pool_serve.service import Service as Service
 
 __version__ = "0.1.0"
+
+_MODULES = {
+    "Config": "config",
+    "EngineDeadError": "errors",
+    "InputConfig": "config",
+    "LoggingConfig": "config",
+    "ModelConfig": "config",
+    "ModelLoadError": "errors",
+    "NetworkConfig": "config",
+    "PoolServeError": "errors",
+    "ProcessesConfig": "config",
+    "SchedulingConfig": "config",
+    "Service": "service",
+    "ThreadsConfig": "config",
+    "TimeLimitsConfig": "config",
+    "create_app": "app",
+    "serve": "server.launcher",
+}
+
+__all__ = ["__version__", *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from the module that has it."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value

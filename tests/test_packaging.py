@@ -1,0 +1,190 @@
+"""What is published: public names, version, changelog, the files of wheel and sdist; and what checks them."""
+
+import ast
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import trio_pool_serve
+from tests.conftest import client_of
+from tests.server.server_process import ROOT, free_port, started
+
+CHANGELOG = runpy.run_path(str(ROOT / "scripts" / "changelog.py"))
+DISTRIBUTION = runpy.run_path(str(ROOT / "scripts" / "distribution.py"))
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def workflow(name: str) -> dict:
+    return yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text())
+
+
+def commands_of(job: dict) -> list[str]:
+    return [step["run"] for step in job["steps"] if "run" in step]
+
+
+def actions_of(job: dict) -> list[str]:
+    return [step["uses"].partition("@")[0] for step in job["steps"] if "uses" in step]
+
+
+# -- public names --------------------------------------------------------------------------------------
+
+
+def test_every_public_name_exists_and_is_documented():
+    page = (ROOT / "docs" / "stability.md").read_text()
+    for name in trio_pool_serve.__all__:
+        assert hasattr(trio_pool_serve, name), name
+        assert f"`{name}`" in page, name
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'Renderer'"):
+        _ = trio_pool_serve.Renderer
+
+
+def test_type_checkers_see_the_names_that_are_imported_when_used():
+    tree = ast.parse(Path(trio_pool_serve.__file__).read_text())
+    (guarded,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {(alias.asname, imported.module, alias.name) for imported in guarded.body for alias in imported.names}
+    modules = trio_pool_serve._MODULES
+    assert seen == {(name, f"trio_pool_serve.{module}", name) for name, module in modules.items()}
+    assert trio_pool_serve.__all__ == ["__version__", *sorted(modules)]
+
+
+def test_importing_the_package_imports_no_dependency():
+    code = (
+        "import sys; before = set(sys.modules); import trio_pool_serve; after = set(sys.modules) - before; "
+        "print(*sorted({name.partition('.')[0] for name in after} - sys.stdlib_module_names))"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert printed.split() == ["trio_pool_serve"]
+
+
+def test_public_names_import_no_torch():
+    code = "import sys; from trio_pool_serve import *; print('torch' in sys.modules, Config.__name__, serve.__name__)"
+    printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert printed.split() == ["False", "Config", "serve"]
+
+
+async def test_the_example_of_the_public_names_serves(tmp_path, minilm):
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "stability.md").read_text(), flags=re.S)
+    assert "path/or/hub-id" in example
+    assert "8080" in example
+    port = free_port()
+    program = tmp_path / "embedding_server.py"
+    program.write_text(example.replace("path/or/hub-id", str(minilm)).replace("8080", str(port)))
+    env = {"PYTHONPATH": str(ROOT)}
+    with started([sys.executable, str(program)], port, tmp_path / "server.log", env) as server:
+        await server.wait_until("/readyz")
+        async with client_of(server.url) as client:
+            answer = await client.post("/v1/embeddings", json={"input": "Hello, world"})
+        assert len(answer.json()["data"][0]["embedding"]) == 384
+        server.signal(signal.SIGTERM)
+        assert await server.wait_exit() == 0
+
+
+# -- version and changelog -----------------------------------------------------------------------------
+
+
+def test_the_changelog_has_the_version_of_the_package():
+    assert CHANGELOG["package_version"]() == trio_pool_serve.__version__
+    assert PYPROJECT["tool"]["hatch"]["version"]["path"] == "trio_pool_serve/__init__.py"
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert CHANGELOG["release"](changelog, trio_pool_serve.__version__, allow_unreleased=True)
+
+
+def test_the_notes_of_a_release_are_those_of_its_version():
+    changelog = "# Changelog\n\n## Unreleased\n\n## 0.2.0 - 2027-01-31\n### Added\n- b\n\n## 0.1.0 - 2026-11-22\n- a\n"
+    assert CHANGELOG["release"](changelog, "0.2.0", allow_unreleased=False) == "### Added\n- b"
+
+
+@pytest.mark.parametrize(
+    ("changelog", "message"),
+    [
+        ("## Unreleased\n\n## 0.1.0 - 2026-11-22\n- a\n", "latest entry of CHANGELOG.md is 0.1.0"),
+        ("## Unreleased\n- b\n\n## 0.2.0 - 2027-01-31\n- a\n", "has changes under"),
+        ("## 0.2.0 - 2027-01-31\n- a\n\n## 0.1.0 - 2026-11-22\n- a\n", "does not begin with"),
+        ("## Unreleased\n- a\n", "does not begin with"),
+        ("## Unreleased\n\n## 0.2.0\n- a\n", "not `## VERSION - DATE`"),
+    ],
+)
+def test_a_changelog_that_is_not_ready_stops_the_release(changelog, message):
+    with pytest.raises(ValueError, match=message):
+        CHANGELOG["release"](changelog, "0.2.0", allow_unreleased=False)
+
+
+# -- wheel and sdist -----------------------------------------------------------------------------------
+
+
+def test_the_wheel_is_the_package_and_the_sdist_the_repository():
+    files = DISTRIBUTION["files_in_git"]()
+    wheel = DISTRIBUTION["expected_wheel"](files, "0.1.0")
+    package = {name for name in wheel if ".dist-info/" not in name}
+    assert {"trio_pool_serve/__init__.py", "trio_pool_serve/py.typed"} <= package
+    assert {name.partition("/")[0] for name in package} == {"trio_pool_serve"}
+    assert "trio_pool_serve-0.1.0.dist-info/licenses/LICENSE" in wheel
+    sdist = DISTRIBUTION["expected_sdist"](files)
+    assert {"tests/test_packaging.py", "docs/stability.md", "scripts/release", "LICENSE", "PKG-INFO"} <= sdist
+    assert not any(name.startswith(".github/") for name in sdist)
+
+
+def test_files_that_are_missing_or_in_excess_are_named():
+    lines = DISTRIBUTION["differences"]("w.whl", {"a", "b"}, {"b", "c"})
+    assert lines == ["w.whl lacks c", "w.whl should not have a"]
+
+
+def test_all_that_is_installed_has_an_exact_version():
+    constraints = (ROOT / "constraints.txt").read_text()
+    pinned = {re.sub(r"[-_.]+", "-", name).lower() for name in re.findall(r"^([\w.-]+)==", constraints, flags=re.M)}
+    project = PYPROJECT["project"]
+    wanted = [
+        *project["dependencies"],
+        *(name for extra in project["optional-dependencies"].values() for name in extra),
+    ]
+    names = {re.match(r"[\w.-]+", requirement)[0].lower() for requirement in wanted}
+    assert names <= pinned
+
+
+@pytest.mark.slow
+def test_a_dry_run_of_a_release_passes():
+    subprocess.run([ROOT / "scripts" / "release", "--dry-run"], check=True)
+
+
+# -- tools ---------------------------------------------------------------------------------------------
+
+
+def test_hooks_of_pre_commit_are_the_checks_of_the_test_script():
+    script = (ROOT / "scripts" / "test").read_text()
+    checks = [" ".join(check) for check in re.findall(r'"\$venv/bin/(ruff|mypy)"((?: [\w.-]+)*)', script)]
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    entries = [hook["entry"].removeprefix(".venv/bin/") for hook in local["hooks"]]
+    assert len(checks) == 3
+    assert sorted(entries) == sorted(" ".join(check.split()) for check in checks)
+
+
+def test_the_workflow_runs_the_test_script_on_every_supported_python():
+    job = workflow("test.yml")["jobs"]["test"]
+    assert commands_of(job) == ["scripts/test"]
+    prefix = "Programming Language :: Python :: "
+    classifiers = PYPROJECT["project"]["classifiers"]
+    assert job["strategy"]["matrix"]["python"] == [
+        classifier.removeprefix(prefix) for classifier in classifiers if classifier.startswith(prefix)
+    ]
+
+
+def test_the_release_workflow_publishes_what_the_release_script_has_checked():
+    document = workflow("release.yml")
+    build, publish = document["jobs"]["build"], document["jobs"]["publish"]
+    assert document[True] == {"push": {"tags": ["v*"]}}  # YAML 1.1 reads `on` as true
+    assert commands_of(build) == ["scripts/release"]
+    assert "actions/upload-artifact" in actions_of(build)
+    assert publish["needs"] == "build"
+    assert commands_of(publish) == []
+    assert actions_of(publish) == ["actions/download-artifact", "pypa/gh-action-pypi-publish"]
+    assert publish["permissions"] == {"id-token": "write"}
