@@ -9,7 +9,7 @@ from attrs import Factory, field, frozen
 
 TruncationSide: TypeAlias = Literal["left", "right"]
 
-Role: TypeAlias = Literal["query", "document"]
+InputType: TypeAlias = Literal["query", "document"]
 """Which side of a search a text is on, for models that read the two differently."""
 
 
@@ -151,12 +151,12 @@ class RenderingParams:
     ``truncate_to`` is the most tokens kept, special tokens included; ``None`` refuses longer inputs.
     ``max_text_tokens`` cuts a text to so many tokens of its own before anything is added to it.
     ``instruction`` is put in front of every text; a model with a template of its own puts it where that
-    says. ``role`` is for models that read queries and documents differently.
+    says. ``input_type`` is for models that read queries and documents differently.
     """
 
     truncate_to: int | None = None
     truncation_side: TruncationSide = "right"
     add_special_tokens: bool = True
     instruction: str = ""
-    role: Role | None = None
+    input_type: InputType | None = None
     max_text_tokens: int | None = None

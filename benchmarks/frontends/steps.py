@@ -46,4 +46,4 @@ def finish(texts: TextRenderer, encoded: Encoded, params: RenderingParams) -> To
 
 def format_ids(texts: TextRenderer, token_ids: TokenIds, params: RenderingParams) -> RenderedPrompt:
     """Return what the model reads."""
-    return texts.text_format.finish(token_ids, params.role)
+    return texts.text_format.finish(token_ids, params.input_type)

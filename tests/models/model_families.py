@@ -21,7 +21,7 @@ from trio_pool_serve.models.loading.renderer_loading import renderer_of
 from trio_pool_serve.models.loading.runner_loading import load_runner
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.models.model_kind import ModelFolder
-from trio_pool_serve.prompts import Prompt, RenderingParams, Role, TextPrompt
+from trio_pool_serve.prompts import InputType, Prompt, RenderingParams, TextPrompt
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
 from trio_pool_serve.threads.offload import Offload
@@ -464,21 +464,23 @@ class ServedModel:
         return [vector for (vector,) in rows]
 
     async def ask(
-        self, texts: Sequence[str], params: Sequence[tuple[PoolingParams, ...]], role: Role | None = None
+        self, texts: Sequence[str], params: Sequence[tuple[PoolingParams, ...]], input_type: InputType | None = None
     ) -> list[PoolingRequest]:
-        """Render texts in a role, with that role's prompt; ``params`` is what is wanted of each."""
-        instruction = self.folder.prompts.get(role or self.folder.default_prompt_name or "", "")
-        rendering = RenderingParams(truncate_to=self.folder.max_model_len, instruction=instruction, role=role)
+        """Render texts of an input type, with that input type's prompt; ``params`` is what is wanted of each."""
+        instruction = self.folder.prompts.get(input_type or self.folder.default_prompt_name or "", "")
+        rendering = RenderingParams(
+            truncate_to=self.folder.max_model_len, instruction=instruction, input_type=input_type
+        )
         return [
             PoolingRequest(await self.renderer.render(TextPrompt(text), rendering), wanted)
             for text, wanted in zip(texts, params, strict=True)
         ]
 
     async def values(
-        self, texts: Sequence[str], *params: PoolingParams, role: Role | None = None
+        self, texts: Sequence[str], *params: PoolingParams, input_type: InputType | None = None
     ) -> list[tuple[PooledValue, ...]]:
         """Compute the same of all texts, in one batch."""
-        return await self.runner.launch(Batch(tuple(await self.ask(texts, [params] * len(texts), role))))
+        return await self.runner.launch(Batch(tuple(await self.ask(texts, [params] * len(texts), input_type))))
 
 
 def reference(path: Path, **options: Any) -> Any:

@@ -467,7 +467,7 @@ def inference_free(folder: Path) -> Path:
 
 
 def inference_free_by_default(folder: Path) -> Path:
-    """The first route is for texts without a role, and that is the queries'."""
+    """The first route is for texts without an input type, and that is the queries'."""
     return write_inference_free(folder, default_route=None)
 
 

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from tests.models.model_families import ServedModel
 from tests.models.retrieval_families import DOCUMENTS, LATE_INTERACTION, QUERIES, assert_same_ranking
-from trio_pool_serve.prompts import Role
+from trio_pool_serve.prompts import InputType
 from trio_pool_serve.types import Batch, HeldQuery, HoldQuery, MaxSim, TokenEmbed, Vectors
 
 TOLERANCE = 1e-5
@@ -48,8 +48,8 @@ def assert_agree(ours: list[Vectors], theirs: list[Vectors]) -> None:
     assert all(np.abs(a - b).max(initial=0) < TOLERANCE for a, b in zip(ours, theirs, strict=True))
 
 
-async def vectors(served: ServedModel, texts: tuple[str, ...], role: Role | None) -> list[Vectors]:
-    return [value for (value,) in await served.values(texts, TokenEmbed(), role=role)]
+async def vectors(served: ServedModel, texts: tuple[str, ...], input_type: InputType | None) -> list[Vectors]:
+    return [value for (value,) in await served.values(texts, TokenEmbed(), input_type=input_type)]
 
 
 async def test_texts_of_mixed_lengths_in_one_batch_agree(pair: Pair):
@@ -102,10 +102,10 @@ async def test_nothing_is_held_once_a_request_is_over(pair: Pair):
 
 
 async def test_both_read_the_same_token_ids(pair: Pair):
-    for role, texts in (("query", QUERIES), ("document", DOCUMENTS)):
-        prompt = pair.ours.folder.prompts.get(role)
-        for text, request in zip(texts, await pair.ours.ask(texts, [()] * len(texts), role), strict=True):
-            theirs = pair.theirs.preprocess([text], prompt=prompt, task=role)
+    for input_type, texts in (("query", QUERIES), ("document", DOCUMENTS)):
+        prompt = pair.ours.folder.prompts.get(input_type)
+        for text, request in zip(texts, await pair.ours.ask(texts, [()] * len(texts), input_type), strict=True):
+            theirs = pair.theirs.preprocess([text], prompt=prompt, task=input_type)
             attended = theirs["attention_mask"][0].sum().item()
             assert request.prompt.token_ids.tolist() == theirs["input_ids"][0].tolist()
             assert (request.prompt.attended or request.tokens) == attended

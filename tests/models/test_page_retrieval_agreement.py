@@ -39,7 +39,7 @@ class Pair:
     scores: Vectors
 
     async def prompts(self, items: Sequence[str | Image.Image]) -> list[RenderedPrompt]:
-        return [await self.ours.read(item, role="query") for item in items]
+        return [await self.ours.read(item, input_type="query") for item in items]
 
 
 @pytest.fixture(

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from tests.models.model_families import ServedModel
 from tests.models.retrieval_families import DOCUMENTS, MASKED_LMS, QUERIES, SPARSE, assert_same_ranking, write_masked_lm
-from trio_pool_serve.prompts import Role
+from trio_pool_serve.prompts import InputType
 from trio_pool_serve.types import Batch, PoolingRequest, SparseEmbed, SparseVector, Vectors
 
 TOLERANCE = 1e-5
@@ -23,7 +23,7 @@ class Pair:
 
     ours: ServedModel
     theirs: Any
-    expected: dict[Role | None, Vectors]
+    expected: dict[InputType | None, Vectors]
 
 
 def relative_difference(ours: Vectors, theirs: Vectors) -> float:
@@ -31,7 +31,7 @@ def relative_difference(ours: Vectors, theirs: Vectors) -> float:
     return float((np.abs(ours - theirs) / np.maximum(np.abs(theirs), 1)).max())
 
 
-def expectations(theirs: Any) -> dict[Role | None, Vectors]:
+def expectations(theirs: Any) -> dict[InputType | None, Vectors]:
     dense = {"convert_to_sparse_tensor": False}
     return {
         "query": theirs.encode_query(list(QUERIES), **dense).numpy(),
@@ -40,7 +40,7 @@ def expectations(theirs: Any) -> dict[Role | None, Vectors]:
     }
 
 
-TEXTS_OF: dict[Role | None, tuple[str, ...]] = {"query": QUERIES, "document": DOCUMENTS, None: DOCUMENTS}
+TEXTS_OF: dict[InputType | None, tuple[str, ...]] = {"query": QUERIES, "document": DOCUMENTS, None: DOCUMENTS}
 
 
 @pytest.fixture(scope="module", params=SPARSE)
@@ -52,9 +52,9 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Pair(ServedModel(path), theirs, expectations(theirs))
 
 
-async def requests(served: ServedModel, role: Role | None) -> list[PoolingRequest]:
-    texts = TEXTS_OF[role]
-    return await served.ask(texts, [(served.folder.spec.sparse_params(role),)] * len(texts), role)
+async def requests(served: ServedModel, input_type: InputType | None) -> list[PoolingRequest]:
+    texts = TEXTS_OF[input_type]
+    return await served.ask(texts, [(served.folder.spec.sparse_params(input_type),)] * len(texts), input_type)
 
 
 def spread(row: SparseVector, width: int) -> Vectors:
@@ -74,15 +74,15 @@ def assert_agree(ours: list[SparseVector], theirs: Vectors) -> None:
         assert (np.diff(row.indices) > 0).all()
 
 
-@pytest.mark.parametrize("role", TEXTS_OF)
-async def test_texts_of_mixed_lengths_in_one_batch_agree(pair: Pair, role: Role | None):
-    assert_agree(await computed(pair.ours, await requests(pair.ours, role)), pair.expected[role])
+@pytest.mark.parametrize("input_type", TEXTS_OF)
+async def test_texts_of_mixed_lengths_in_one_batch_agree(pair: Pair, input_type: InputType | None):
+    assert_agree(await computed(pair.ours, await requests(pair.ours, input_type)), pair.expected[input_type])
 
 
-@pytest.mark.parametrize("role", TEXTS_OF)
-async def test_a_text_alone_agrees(pair: Pair, role: Role | None):
-    rows = [(await computed(pair.ours, [request]))[0] for request in await requests(pair.ours, role)]
-    assert_agree(rows, pair.expected[role])
+@pytest.mark.parametrize("input_type", TEXTS_OF)
+async def test_a_text_alone_agrees(pair: Pair, input_type: InputType | None):
+    rows = [(await computed(pair.ours, [request]))[0] for request in await requests(pair.ours, input_type)]
+    assert_agree(rows, pair.expected[input_type])
 
 
 async def test_queries_and_documents_in_one_shuffled_batch_agree(pair: Pair):

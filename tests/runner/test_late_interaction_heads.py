@@ -21,7 +21,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 async def hold(served: ServedModel, scope: QueryScope, text: str = "who owns a task?") -> HeldQuery:
     query = HeldQuery(scope)
-    await served.values([text], HoldQuery(query), role="query")
+    await served.values([text], HoldQuery(query), input_type="query")
     return query
 
 
@@ -35,8 +35,8 @@ async def test_a_score_is_the_sum_of_the_best_matches(served: ServedModel):
     scope = served.runner.open_scope()
     [score] = await scores(served, [await hold(served, scope)])
     scope.close()
-    [(query,)] = await served.values(["who owns a task?"], TokenEmbed(), role="query")
-    [(document,)] = await served.values([DOCUMENTS[0]], TokenEmbed(), role="document")
+    [(query,)] = await served.values(["who owns a task?"], TokenEmbed(), input_type="query")
+    [(document,)] = await served.values([DOCUMENTS[0]], TokenEmbed(), input_type="document")
     assert score == pytest.approx(sum(max(row @ other for other in document) for row in query), abs=1e-4)
 
 
@@ -59,7 +59,7 @@ async def test_a_query_that_is_computed_again_is_held_once(served: ServedModel):
     scope = served.runner.open_scope()
     query = HeldQuery(scope)
     for _ in range(2):
-        await served.values(["who?"], HoldQuery(query), role="query")
+        await served.values(["who?"], HoldQuery(query), input_type="query")
     assert served.runner.held_bytes == 14 * WIDTH * 4
     scope.close()
     assert served.runner.held_bytes == 0
@@ -104,13 +104,13 @@ async def test_queries_of_several_requests_are_scored_in_one_batch(served: Serve
 
 async def test_a_document_without_a_token_that_counts_has_no_vectors_and_the_least_score(tmp_path: Path):
     served = ServedModel(some_tokens_only(tmp_path / "model"))
-    [(vectors,)] = await served.values([". ."], TokenEmbed(), role="document")
+    [(vectors,)] = await served.values([". ."], TokenEmbed(), input_type="document")
     assert vectors.shape == (0, WIDTH)
     scope = served.runner.open_scope()
     query = await hold(served, scope)
     requests = await served.ask([". ."], [(MaxSim(query),)], "document")
     [((score,),)] = await served.runner.launch(Batch(tuple(requests)))
-    [(vectors,)] = await served.values(["who owns a task?"], TokenEmbed(), role="query")
+    [(vectors,)] = await served.values(["who owns a task?"], TokenEmbed(), input_type="query")
     scope.close()
     assert score == pytest.approx(-1e9 / len(vectors))
 

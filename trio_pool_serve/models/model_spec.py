@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from attrs import frozen
 
-from trio_pool_serve.prompts import Role
+from trio_pool_serve.prompts import InputType
 from trio_pool_serve.types import PoolingParams, PoolingTask, SparseEmbed
 
 Scoring: TypeAlias = Literal["pairs", "vectors", "late_interaction"]
@@ -22,12 +22,12 @@ class ModelSpec:
 
     tasks: ClassVar[frozenset[PoolingTask]] = frozenset()
     scoring: ClassVar[Scoring | None] = None
-    takes_embeds: ClassVar[bool] = False
+    supports_prompt_embeds: ClassVar[bool] = False
     """Whether ``prompt_embeds`` can replace token ids: the heads read hidden states only, never token ids."""
-    reads_conversations: ClassVar[bool] = True
+    supports_messages: ClassVar[bool] = True
     """Whether its chat template is for inference, so that ``messages`` are accepted."""
-    keeps_role_prompt: ClassVar[bool] = False
-    """Whether a client's own instruction follows the prompt of its role instead of replacing it."""
+    keeps_input_type_prompt: ClassVar[bool] = False
+    """Whether a client's own instruction follows the prompt of its input type instead of replacing it."""
 
     @property
     def similarity(self) -> Similarity:
@@ -60,12 +60,12 @@ class ModelSpec:
         return ()
 
     @property
-    def own_prompts(self) -> Mapping[str, str]:
+    def extra_prompts(self) -> Mapping[str, str]:
         """Instructions, by name, that its files hold elsewhere than other models' do."""
         return {}
 
     @property
-    def in_conversation(self) -> bool:
+    def uses_chat_template(self) -> bool:
         """Whether texts and images are read as a conversation of one user message.
 
         The instruction is then a system message before it.
@@ -73,16 +73,16 @@ class ModelSpec:
         return False
 
     @property
-    def longest_input(self) -> int:
-        """Tokens that it takes in some role, though its tokenizer's limit may be less."""
+    def max_input_tokens(self) -> int:
+        """Tokens that it takes for some input type, though its tokenizer's limit may be less."""
         return 0
 
     @property
-    def template_options(self) -> Mapping[str, Any]:
+    def chat_template_kwargs(self) -> Mapping[str, Any]:
         """What its files have the chat template rendered with."""
         return {}
 
-    def sparse_params(self, role: Role | None) -> PoolingParams:
-        """Return what to ask for the sparse vector of a text in this role."""
-        del role  # only some models tell them apart
+    def sparse_params(self, input_type: InputType | None) -> PoolingParams:
+        """Return what to ask for the sparse vector of a text of this input type."""
+        del input_type  # only some models tell them apart
         return SparseEmbed()

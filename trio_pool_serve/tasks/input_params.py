@@ -6,7 +6,7 @@ from typing import get_args
 from attrs import frozen
 
 from trio_pool_serve.errors import InvalidRequestError
-from trio_pool_serve.prompts import RenderingParams, Role, TextPrompt, TruncationSide
+from trio_pool_serve.prompts import InputType, RenderingParams, TextPrompt, TruncationSide
 from trio_pool_serve.tasks.model import Model
 
 INSTRUCTION_CHARACTERS_PER_TOKEN = 8
@@ -19,7 +19,7 @@ class InputParams:
 
     ``truncate_to`` is in tokens; −1 stands for the model's maximum, ``None`` refuses longer inputs.
     ``prompt_name`` chooses one of the model's own instructions, ``instruction`` is one of the client's. A
-    ``role`` chooses the model's own for queries or documents, if nothing else is said.
+    ``input_type`` chooses the model's own for queries or documents, if nothing else is said.
     """
 
     truncate_to: int | None = None
@@ -27,13 +27,13 @@ class InputParams:
     add_special_tokens: bool = True
     prompt_name: str | None = None
     instruction: str | None = None
-    role: Role | None = None
+    input_type: InputType | None = None
 
     @property
-    def side(self) -> Role | None:
-        """The side that texts are read as: by ``role``, or by a prompt of that side's name."""
-        by_name: Mapping[str | None, Role] = {"query": "query", "document": "document"}
-        return self.role or by_name.get(self.prompt_name)
+    def effective_input_type(self) -> InputType | None:
+        """``input_type``, or else the input type that ``prompt_name`` names."""
+        by_name: Mapping[str | None, InputType] = {"query": "query", "document": "document"}
+        return self.input_type or by_name.get(self.prompt_name)
 
     def estimated_tokens(self, texts: int) -> int:
         """Guess cheaply, for admission, what a client's instruction adds to so many texts."""
@@ -47,7 +47,7 @@ def rendering_params(model: Model, reading: InputParams) -> RenderingParams:
         truncation_side=reading.truncation_side,
         add_special_tokens=reading.add_special_tokens,
         instruction=_instruction(model, reading),
-        role=reading.side,
+        input_type=reading.effective_input_type,
     )
 
 
@@ -68,7 +68,9 @@ def _instruction(model: Model, reading: InputParams) -> str:
     if reading.instruction is not None:
         return _marker(model, reading) + _checked(model, reading.instruction)
     if reading.prompt_name is not None:
-        if reading.prompt_name in get_args(Role):  # every model can be asked for these, as in sentence-transformers
+        if reading.prompt_name in get_args(
+            InputType
+        ):  # every model can be asked for these, as in sentence-transformers
             return prompts.get(reading.prompt_name, "")
         if reading.prompt_name not in prompts:
             known = ", ".join(sorted(prompts)) or "none"
@@ -76,17 +78,17 @@ def _instruction(model: Model, reading: InputParams) -> str:
                 f"This model has no prompt named {reading.prompt_name!r}; it has: {known}.", param="prompt_name"
             )
         return prompts[reading.prompt_name]
-    if reading.role is not None:
+    if reading.input_type is not None:
         # As sentence-transformers' encode_query and encode_document: the default prompt is not for them.
-        return prompts.get(reading.role, "")
+        return prompts.get(reading.input_type, "")
     return prompts.get(model.folder.default_prompt_name or "", "")
 
 
 def _marker(model: Model, reading: InputParams) -> str:
-    """Return what late interaction puts before the texts of a side; a client's instruction does not replace it."""
-    if not model.folder.spec.keeps_role_prompt or reading.side is None:
+    """Return what late interaction puts before texts of an input type; a client's instruction does not replace it."""
+    if not model.folder.spec.keeps_input_type_prompt or reading.effective_input_type is None:
         return ""
-    return model.folder.prompts.get(reading.side, "")
+    return model.folder.prompts.get(reading.effective_input_type, "")
 
 
 def _checked(model: Model, instruction: str) -> str:

@@ -8,7 +8,7 @@ from attrs import Factory, evolve, frozen
 
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.models.model_spec import Scoring, Similarity
-from trio_pool_serve.prompts import PairPrompt, RenderingParams, Role
+from trio_pool_serve.prompts import InputType, PairPrompt, RenderingParams
 from trio_pool_serve.tasks.embed import vector_of
 from trio_pool_serve.tasks.fan_out import ComputedRow, RowToCompute, compute_rows
 from trio_pool_serve.tasks.input_params import InputParams, rendering_params
@@ -201,12 +201,12 @@ SIMILARITIES: Mapping[Similarity, Callable[[Vectors, Vectors], Vectors]] = {
 """Of two arrays of vectors, [1 or rows, d] and [rows, d], row by row."""
 
 
-def _rendering(model: Model, job: ScoreJob, role: Role | None) -> RenderingParams:
+def _rendering(model: Model, job: ScoreJob, input_type: InputType | None) -> RenderingParams:
     """Return how to render the texts of one side."""
     # A client's own instruction is about what is searched for: documents are read as ever.
-    instruction = None if role == "document" else job.reading.instruction
-    rendering = rendering_params(model, evolve(job.reading, role=role, instruction=instruction))
-    most = job.max_query_tokens if role == "query" else job.max_document_tokens
+    instruction = None if input_type == "document" else job.reading.instruction
+    rendering = rendering_params(model, evolve(job.reading, input_type=input_type, instruction=instruction))
+    most = job.max_query_tokens if input_type == "query" else job.max_document_tokens
     return evolve(rendering, max_text_tokens=most)
 
 

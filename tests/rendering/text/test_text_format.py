@@ -1,4 +1,4 @@
-"""What a role does to a text: its length, what is added, which tokens count."""
+"""What an input type does to a text: its length, what is added, which tokens count."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -41,8 +41,8 @@ def ids_of(*words: str) -> list[int]:
     return [VOCABULARY[word] for word in words]
 
 
-async def render(renderer: Renderer, text: str, role: str | None, **params) -> RenderedPrompt:
-    return await renderer.render(TextPrompt(text), RenderingParams(role=role, **params))
+async def render(renderer: Renderer, text: str, input_type: str | None, **params) -> RenderedPrompt:
+    return await renderer.render(TextPrompt(text), RenderingParams(input_type=input_type, **params))
 
 
 FIXED = {"strategy": "fixed", "length": 6}
@@ -71,9 +71,9 @@ def test_a_token_that_is_not_there_is_refused(colbert: ColBERT):
         colbert(query_expansion=FIXED | {"token": "nowhere"})
 
 
-@pytest.mark.parametrize("role", ["document", None])
-async def test_other_texts_are_not_filled_up(colbert: ColBERT, role: str | None):
-    prompt = await render(colbert(query_expansion=FIXED), "w1", role)
+@pytest.mark.parametrize("input_type", ["document", None])
+async def test_other_texts_are_not_filled_up(colbert: ColBERT, input_type: str | None):
+    prompt = await render(colbert(query_expansion=FIXED), "w1", input_type)
     assert prompt.token_ids.tolist() == [CLS, *ids_of("w1"), SEP]
 
 
@@ -102,8 +102,8 @@ async def test_a_document_has_a_length_of_its_own(colbert: ColBERT):
 
 async def test_words_of_the_skiplist_do_not_count_in_documents(colbert: ColBERT):
     renderer = colbert({"skiplist_words": [":", "no token"]})
-    for role in ("document", None):
-        prompt = await render(renderer, "w1 : w2 :", role)
+    for input_type in ("document", None):
+        prompt = await render(renderer, "w1 : w2 :", input_type)
         assert prompt.kept is not None
         assert prompt.kept.tolist() == [True, True, False, True, False, True]
     assert (await render(renderer, "w1 : w2 :", "query")).kept is None
@@ -120,9 +120,9 @@ async def test_words_of_the_skiplist_do_not_count_in_queries_where_the_model_say
 async def test_token_ids_of_a_client_are_treated_as_a_texts(colbert: ColBERT):
     renderer = colbert({"skiplist_words": [":"]}, query_expansion=FIXED, document_length=5)
 
-    async def tokens(ids: list[int], role: str, **params) -> RenderedPrompt:
+    async def tokens(ids: list[int], input_type: str, **params) -> RenderedPrompt:
         prompt = TokensPrompt(np.array(ids, dtype=np.int64))
-        return await renderer.render(prompt, RenderingParams(role=role, **params))
+        return await renderer.render(prompt, RenderingParams(input_type=input_type, **params))
 
     query = await tokens([CLS, 9, SEP], "query")
     assert (query.token_ids.tolist(), query.attended) == ([CLS, 9, SEP, MASK, MASK, MASK], 3)

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 from attrs import evolve
 
-from trio_pool_serve.prompts import Role
+from trio_pool_serve.prompts import InputType
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.model import Model
 
-ROLES: Mapping[str, Role] = {
+INPUT_TYPES: Mapping[str, InputType] = {
     "query": "query",
     "search_query": "query",
     "retrieval.query": "query",
@@ -31,4 +31,4 @@ def for_purpose(job: PoolJob, purpose: str | None, model: Model) -> PoolJob:
     reading = job.reading
     chosen = reading.prompt_name is not None or reading.instruction is not None
     named = purpose if purpose in model.folder.prompts and not chosen else reading.prompt_name
-    return evolve(job, reading=evolve(reading, role=ROLES.get(purpose), prompt_name=named))
+    return evolve(job, reading=evolve(reading, input_type=INPUT_TYPES.get(purpose), prompt_name=named))

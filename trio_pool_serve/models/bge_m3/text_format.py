@@ -4,7 +4,7 @@ import numpy as np
 from attrs import frozen
 
 from trio_pool_serve.models.bge_m3.spec import BgeM3
-from trio_pool_serve.prompts import Role
+from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.text.plain_text import TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.types import RenderedPrompt, TokenIds
@@ -16,9 +16,11 @@ class SkipFirstToken(TextFormat):
 
     token_id: int | None
 
-    def finish(self, token_ids: TokenIds, role: Role | None, *, instruction_tokens: int = 0) -> RenderedPrompt:
+    def finish(
+        self, token_ids: TokenIds, input_type: InputType | None, *, instruction_tokens: int = 0
+    ) -> RenderedPrompt:
         """Leave out the first token."""
-        del role
+        del input_type
         kept = None
         if len(token_ids) and token_ids[0] == self.token_id:
             kept = np.arange(len(token_ids)) > 0

@@ -5,7 +5,7 @@ from attrs import frozen
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.dual_encoder.spec import DualEncoder, TextPadding
-from trio_pool_serve.prompts import Role
+from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.text.plain_text import TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.types import RenderedPrompt, TokenIds
@@ -15,24 +15,26 @@ from trio_pool_serve.types import RenderedPrompt, TokenIds
 class PaddedFormat(TextFormat):
     """Every text is filled up with ``pad_id``."""
 
-    filling: TextPadding
+    padding: TextPadding
     pad_id: int
 
-    def finish(self, token_ids: TokenIds, role: Role | None, *, instruction_tokens: int = 0) -> RenderedPrompt:
+    def finish(
+        self, token_ids: TokenIds, input_type: InputType | None, *, instruction_tokens: int = 0
+    ) -> RenderedPrompt:
         """Fill up a text."""
-        del role
+        del input_type
         tokens = len(token_ids)
-        filled = np.full(max(self.filling.length, tokens), self.pad_id, dtype=np.int32)
-        start = len(filled) - tokens if self.filling.on_the_left else 0
+        filled = np.full(max(self.padding.length, tokens), self.pad_id, dtype=np.int32)
+        start = len(filled) - tokens if self.padding.pad_left else 0
         filled[start : start + tokens] = token_ids
-        return RenderedPrompt(filled, instruction_tokens, attended=None if self.filling.attends else tokens)
+        return RenderedPrompt(filled, instruction_tokens, attended=None if self.padding.attends_to_padding else tokens)
 
 
 def dual_encoder_text_format(spec: DualEncoder, tokenizer: Tokenizer) -> TextFormat:
     """Return the text format of a model. Raises ``ModelLoadError`` if the tokenizer has no padding token."""
-    if spec.filling is None:
+    if spec.padding is None:
         return TextFormat()
     pad_id = tokenizer.id_named("pad_token")
     if pad_id is None:
         raise ModelLoadError("The tokenizer has no token that texts could be filled up with.")
-    return PaddedFormat(filling=spec.filling, pad_id=pad_id)
+    return PaddedFormat(padding=spec.padding, pad_id=pad_id)

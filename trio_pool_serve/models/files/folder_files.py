@@ -21,7 +21,7 @@ class ModuleFiles:
 
 @frozen(kw_only=True)
 class RouterFiles:
-    """A Router module: the modules of each route, and the route of a text without a role."""
+    """A Router module: the modules of each route, and the route of a text without an input type."""
 
     routes: Mapping[str, tuple[ModuleFiles, ...]]
     default_route: str | None

@@ -34,7 +34,7 @@ def require_methods(config: ModalityConfig, wanted: Mapping[str, tuple[str, str]
             )
 
 
-def refuse_options(files: FolderFiles, known: Mapping[str, Collection[str]]) -> None:
+def reject_processing_kwargs(files: FolderFiles, known: Mapping[str, Collection[str]]) -> None:
     """Raise ``ModelLoadError`` for ``processing_kwargs`` that are not among the ``known`` ones of each section."""
     asked: Mapping[str, Mapping[str, Any]] = files.module_config.get("processing_kwargs") or {}
     wrong = [f"{section}.{name}" for section in asked for name in asked[section] if name not in known.get(section, ())]
@@ -42,8 +42,8 @@ def refuse_options(files: FolderFiles, known: Mapping[str, Collection[str]]) -> 
         raise ModelLoadError(f"The transformer asks for processing_kwargs {', '.join(wrong)}, which is not supported.")
 
 
-def refuse_lengths(files: FolderFiles) -> None:
-    """Raise ``ModelLoadError`` for lengths by role, which only late interaction has."""
+def reject_input_type_lengths(files: FolderFiles) -> None:
+    """Raise ``ModelLoadError`` for lengths by input type, which only late interaction has."""
     asked = [name for name in ("query_length", "document_length", "query_expansion") if files.module_config.get(name)]
     if asked:
         raise ModelLoadError(f"The transformer's config asks for {', '.join(asked)}, which is not supported.")

@@ -46,25 +46,25 @@ OVER_TOKENS = {"module_input_name": "token_embeddings"}
 class QueryExpansion:
     """Queries shorter than ``length`` tokens are filled up with ``token``, each of which finds a match too.
 
-    Khattab and Zaharia, https://arxiv.org/abs/2004.12832, section 3.2. ``attends`` says whether the others
+    Khattab and Zaharia, https://arxiv.org/abs/2004.12832, section 3.2. ``attends_to_expansion`` says whether the others
     attend to them. ``token`` is ``None`` for the tokenizer's mask token, or its end token.
     """
 
     length: int
     strategy: ExpansionStrategy = "fixed"
-    attends: bool = False
+    attends_to_expansion: bool = False
     token: str | None = None
 
 
 @frozen(kw_only=True)
 class ScoringMask:
-    """Which tokens count: none of ``skipped_words``, in a text of the ``skipped_roles``.
+    """Which tokens count: none of ``skipped_words``, in a text of the ``skipped_input_types``.
 
     Of a document, if ``only_token_ids`` are given, these alone.
     """
 
     skipped_words: tuple[str, ...] = ()
-    skipped_roles: frozenset[str] = frozenset({"document"})
+    skipped_input_types: frozenset[str] = frozenset({"document"})
     only_token_ids: tuple[int, ...] = ()
 
 
@@ -82,19 +82,19 @@ class LateInteraction(ModelSpec):
     query_length: int | None = None
     document_length: int | None = None
     text_length: int | None = None
-    """Tokens of a text without a role, and of one in a role that has no length of its own."""
+    """Tokens of a text without an input type, and of one of an input type that has no length of its own."""
     markers: tuple[str, ...] = ()
     """Prompts that were tokens in training: each is to be one token again, if the tokenizer knows it."""
     marker_prompts: Mapping[str, str] = Factory(dict)
-    averages: bool = False
+    mean_scores: bool = False
     """Whether a score is divided by how many vectors the query has."""
 
     tasks = frozenset({"token_embed", "score"})
     scoring = "late_interaction"
-    keeps_role_prompt = True
+    keeps_input_type_prompt = True
 
     @property
-    def own_prompts(self) -> Mapping[str, str]:
+    def extra_prompts(self) -> Mapping[str, str]:
         """The markers of queries and documents."""
         return self.marker_prompts
 
@@ -104,7 +104,7 @@ class LateInteraction(ModelSpec):
         return self.markers
 
     @property
-    def longest_input(self) -> int:
+    def max_input_tokens(self) -> int:
         """The longer of queries and documents; PyLate's tokenizer limit is one less, for the marker."""
         return max(self.query_length or 0, self.document_length or 0, self.expansion.length if self.expansion else 0)
 
@@ -130,11 +130,11 @@ def read_late_interaction(files: FolderFiles, config: ModelConfig) -> LateIntera
 
 def _is_late_interaction(files: FolderFiles) -> bool:
     return (
-        files.texts.get("model_type") in ("MultiVectorEncoder", "ColBERT")
+        files.sentence_transformers_config.get("model_type") in ("MultiVectorEncoder", "ColBERT")
         or any("colbert" in name.lower() for name in files.architectures)
         or (files.path / METADATA).is_file()
-        or "query_prefix" in files.texts
-        or "document_prefix" in files.texts
+        or "query_prefix" in files.sentence_transformers_config
+        or "document_prefix" in files.sentence_transformers_config
         or any(module.name == "MultiVectorMask" for module in files.modules)
     )
 
@@ -154,7 +154,7 @@ def _of_checkpoint(files: FolderFiles) -> LateInteraction:
         mask=ScoringMask(skipped_words=tuple(string.punctuation) if metadata.get("mask_punctuation", True) else ()),
         expansion=QueryExpansion(
             length=metadata.get("query_maxlen") or DEFAULT_QUERY_LENGTH,
-            attends=bool(metadata.get("attend_to_mask_tokens")),
+            attends_to_expansion=bool(metadata.get("attend_to_mask_tokens")),
         ),
         document_length=metadata.get("doc_maxlen"),
         text_length=files.tokenizer_config.get("model_max_length"),
@@ -165,17 +165,17 @@ def _of_checkpoint(files: FolderFiles) -> LateInteraction:
 
 def _of_modules(files: FolderFiles) -> LateInteraction:
     """Read a folder with modules.json, filling in what PyLate's leave unsaid."""
-    saved = files.texts.get("model_type")
+    saved = files.sentence_transformers_config.get("model_type")
     is_whole = saved == "MultiVectorEncoder" or (saved is None and STANFORD in files.architectures)
     prefixes = {
-        role: files.texts[key] or ""
-        for role, key in (("query", "query_prefix"), ("document", "document_prefix"))
-        if key in files.texts
+        input_type: files.sentence_transformers_config[key] or ""
+        for input_type, key in (("query", "query_prefix"), ("document", "document_prefix"))
+        if key in files.sentence_transformers_config
     }
-    asked = _pylate_settings(files.texts) | dict(files.module_config)
+    asked = _pylate_settings(files.sentence_transformers_config) | dict(files.module_config)
     modules, mask = _token_modules(files, is_converted=not is_whole and saved != "ColBERT")
     if not is_whole:
-        words = files.texts.get("skiplist_words")
+        words = files.sentence_transformers_config.get("skiplist_words")
         if words is None and (saved == "ColBERT" or prefixes):
             words = string.punctuation
         modules, mask = (*modules, _normalize(files)), ScoringMask(skipped_words=tuple(words or ()))
@@ -188,9 +188,10 @@ def _of_modules(files: FolderFiles) -> LateInteraction:
         text_length=asked.get("max_seq_length") or files.tokenizer_config.get("model_max_length"),
         markers=tuple(prefixes.values()),
         marker_prompts={
-            role: prefix + files.prompts.get(role, "").removeprefix(prefix) for role, prefix in prefixes.items()
+            input_type: prefix + files.prompts.get(input_type, "").removeprefix(prefix)
+            for input_type, prefix in prefixes.items()
         },
-        averages=files.texts.get("similarity_fn_name") == "meanmaxsim",
+        mean_scores=files.sentence_transformers_config.get("similarity_fn_name") == "meanmaxsim",
     )
 
 
@@ -217,7 +218,7 @@ def _expansion(asked: Mapping[str, Any] | None) -> QueryExpansion | None:
     known = set(asked) <= {"strategy", "attend", "token", "length"}
     if not known or strategy not in ("fixed", "min") or not isinstance(length, int) or length < 1:
         raise ModelLoadError(f"The query_expansion {dict(asked)} is not supported.")
-    return QueryExpansion(length=length, strategy=strategy, attends=bool(asked.get("attend")), token=asked.get("token"))
+    return QueryExpansion(length=length, strategy=strategy, attends_to_expansion=bool(asked.get("attend")), token=asked.get("token"))
 
 
 def _token_modules(files: FolderFiles, *, is_converted: bool) -> tuple[tuple[ModuleFiles, ...], ScoringMask | None]:
@@ -257,10 +258,10 @@ def _over_tokens(module: ModuleFiles) -> ModuleFiles:
 
 def scoring_mask(module: ModuleFiles) -> ScoringMask:
     """Return what a MultiVectorMask module says."""
-    roles = module.config.get("skiplist_tasks")
+    found = module.config.get("skiplist_tasks")
     return ScoringMask(
         skipped_words=tuple(module.config.get("skiplist_words") or ()),
-        skipped_roles=frozenset({"document"} if roles is None else {roles} if isinstance(roles, str) else roles),
+        skipped_input_types=frozenset({"document"} if found is None else {found} if isinstance(found, str) else found),
         only_token_ids=tuple(module.config.get("keep_only_token_ids") or ()),
     )
 

@@ -6,51 +6,53 @@ from attrs import frozen
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.late_interaction.spec import LateInteraction, QueryExpansion, ScoringMask
-from trio_pool_serve.prompts import Role
+from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.text.plain_text import TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 
 @frozen(kw_only=True, eq=False)
-class ScoredTokens:
+class KeptTokens:
     """Chooses the tokens of a document, or a query, that have a vector; the arrays are ids."""
 
     skipped: npt.NDArray[np.int32]
-    skipped_roles: frozenset[str]
+    skipped_input_types: frozenset[str]
     only: npt.NDArray[np.int32]
 
-    def of(self, token_ids: TokenIds, role: Role | None) -> npt.NDArray[np.bool_]:
-        """Return, for each token, whether it counts. A text without a role is a document."""
+    def of(self, token_ids: TokenIds, input_type: InputType | None) -> npt.NDArray[np.bool_]:
+        """Return, for each token, whether it counts. A text without an input type is a document."""
         counts = np.ones(len(token_ids), dtype=np.bool_)
-        if (role or "document") in self.skipped_roles:
+        if (input_type or "document") in self.skipped_input_types:
             counts &= ~np.isin(token_ids, self.skipped)
-        if role != "query" and len(self.only):
+        if input_type != "query" and len(self.only):
             counts &= np.isin(token_ids, self.only)
         return counts
 
 
 @frozen(kw_only=True)
 class LateInteractionFormat(TextFormat):
-    """Queries are filled up to their length with ``expansion_id``; ``counting`` chooses the tokens with a vector.
+    """Queries are filled up to their length with ``expansion_id``; ``kept_tokens`` chooses the tokens with a vector.
 
-    ``counting`` is ``None`` where those attended to do.
+    ``kept_tokens`` is ``None`` where those attended to do.
     """
 
     expansion: QueryExpansion | None
     expansion_id: int
-    counting: ScoredTokens | None
+    kept_tokens: KeptTokens | None
 
-    def finish(self, token_ids: TokenIds, role: Role | None, *, instruction_tokens: int = 0) -> RenderedPrompt:
+    def finish(
+        self, token_ids: TokenIds, input_type: InputType | None, *, instruction_tokens: int = 0
+    ) -> RenderedPrompt:
         """Fill up a query, and choose the tokens."""
         tokens = len(token_ids)
         attended = None
-        if role == "query" and self.expansion is not None and tokens < self.expansion.length:
+        if input_type == "query" and self.expansion is not None and tokens < self.expansion.length:
             added = np.full(self.expansion.length - tokens, self.expansion_id, dtype=np.int32)
             token_ids = np.concatenate([token_ids, added])
-            attended = None if self.expansion.attends else tokens
-        if self.counting is not None:
-            kept = self.counting.of(token_ids, role)
+            attended = None if self.expansion.attends_to_expansion else tokens
+        if self.kept_tokens is not None:
+            kept = self.kept_tokens.of(token_ids, input_type)
         else:
             kept = np.arange(len(token_ids)) < (len(token_ids) if attended is None else attended)
         return RenderedPrompt(token_ids, instruction_tokens, attended=attended, kept=None if kept.all() else kept)
@@ -60,25 +62,25 @@ def late_interaction_format(spec: LateInteraction, tokenizer: Tokenizer) -> Late
     """Return the text format of a model. Raises ``ModelLoadError`` if the tokenizer lacks the expansion token."""
     expansion, mask = spec.expansion, spec.mask
     of_query = expansion.length if expansion and expansion.strategy == "fixed" else spec.query_length
-    lengths: dict[Role | None, int | None] = {
+    lengths: dict[InputType | None, int | None] = {
         None: spec.text_length,
         "query": of_query or spec.text_length,
         "document": spec.document_length or spec.text_length,
     }
     return LateInteractionFormat(
-        limits={role: length for role, length in lengths.items() if length is not None},
+        limits={input_type: length for input_type, length in lengths.items() if length is not None},
         expansion=expansion,
         expansion_id=_expansion_id(expansion, tokenizer) if expansion else 0,
-        counting=None if mask is None else scored_tokens(mask, tokenizer),
+        kept_tokens=None if mask is None else kept_tokens_of(mask, tokenizer),
     )
 
 
-def scored_tokens(mask: ScoringMask, tokenizer: Tokenizer) -> ScoredTokens:
+def kept_tokens_of(mask: ScoringMask, tokenizer: Tokenizer) -> KeptTokens:
     """Return a mask by the ids of its words; those that the tokenizer does not know are left out."""
     known = (tokenizer.id_of(word) for word in mask.skipped_words)
-    return ScoredTokens(
+    return KeptTokens(
         skipped=np.array([found for found in known if found is not None], dtype=np.int32),
-        skipped_roles=mask.skipped_roles,
+        skipped_input_types=mask.skipped_input_types,
         only=np.array(mask.only_token_ids, dtype=np.int32),
     )
 

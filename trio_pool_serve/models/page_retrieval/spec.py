@@ -14,11 +14,11 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.dual_encoder.spec import ImageTower
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_json
-from trio_pool_serve.models.files.modalities import modality_config, refuse_lengths, refuse_options, require_methods
+from trio_pool_serve.models.files.modalities import modality_config, reject_input_type_lengths, reject_processing_kwargs, require_methods
 from trio_pool_serve.models.late_interaction.spec import LateInteraction, ScoringMask, scoring_mask
 from trio_pool_serve.models.vision_language.spec import ImagePatches, read_patches
 
-AUGMENTATION = 10
+QUERY_AUGMENTATION_TOKENS = 10
 """Padding tokens behind every question: room for the model to think."""
 
 QWEN_PAGE = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|><|endoftext|>"
@@ -28,18 +28,18 @@ QWEN_PAGE = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Descri
 class PageRetrieval(LateInteraction):
     """One vector for each token of a text, and for each of a page with what stands around it."""
 
-    reads_conversations = False
+    supports_messages = False
 
     class_name: str
     """transformers' class."""
     text_prefix: str
-    """Before every text, whatever its role: these models read a text as a question."""
+    """Before every text, whatever its input type: these models read a text as a question."""
     page_text: str
     """Around the image of a page; ``placeholder`` stands for it."""
     placeholder: str
     placeholder_id: int
     images: ImagePatches | ImageTower
-    reads_types: bool
+    needs_token_type_ids: bool
     """Whether the model is handed segments, by which it knows that every token attends to every other."""
 
 
@@ -51,7 +51,7 @@ def read_page_retrieval(files: FolderFiles, config: ModelConfig) -> PageRetrieva
         return None
     mask = _mask(files)
     processor = read_json(files.transformer_path / "processor_config.json")
-    averages = files.texts.get("similarity_fn_name") == "meanmaxsim"
+    mean_scores = files.sentence_transformers_config.get("similarity_fn_name") == "meanmaxsim"
     vlm: Mapping[str, Any] = files.config.get("vlm_config") or {}
     if name == "ColQwen2ForRetrieval":
         if vlm.get("model_type", "qwen2_vl") != "qwen2_vl":
@@ -64,9 +64,9 @@ def read_page_retrieval(files: FolderFiles, config: ModelConfig) -> PageRetrieva
             placeholder="<|image_pad|>",
             placeholder_id=patches.token_id,
             images=patches,
-            reads_types=False,
+            needs_token_type_ids=False,
             mask=mask,
-            averages=averages,
+            mean_scores=mean_scores,
         )
     if vlm.get("model_type", "paligemma") != "paligemma":
         raise ModelLoadError(f"A ColPali of {vlm['model_type']} is not supported.")
@@ -77,9 +77,9 @@ def read_page_retrieval(files: FolderFiles, config: ModelConfig) -> PageRetrieva
         placeholder="<image>",
         placeholder_id=vlm.get("image_token_id", vlm.get("image_token_index", 256000)),
         images=_siglip(vlm.get("vision_config") or {}),
-        reads_types=True,
+        needs_token_type_ids=True,
         mask=mask,
-        averages=averages,
+        mean_scores=mean_scores,
     )
 
 
@@ -91,8 +91,8 @@ def _siglip(vision: Mapping[str, Any]) -> ImageTower:
 
 def _mask(files: FolderFiles) -> ScoringMask | None:
     """Check the modules, of which the model needs none, and return the mask if they have one."""
-    refuse_options(files, {})
-    refuse_lengths(files)
+    reject_processing_kwargs(files, {})
+    reject_input_type_lengths(files)
     if not files.modules:
         return None
     task = files.module_config.get("transformer_task")

@@ -4,49 +4,51 @@ import numpy as np
 from attrs import frozen
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.late_interaction.text_format import ScoredTokens, scored_tokens
-from trio_pool_serve.models.page_retrieval.spec import AUGMENTATION, PageRetrieval
-from trio_pool_serve.prompts import Role
+from trio_pool_serve.models.late_interaction.text_format import KeptTokens, kept_tokens_of
+from trio_pool_serve.models.page_retrieval.spec import QUERY_AUGMENTATION_TOKENS, PageRetrieval
+from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.text.plain_text import TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 
 @frozen(kw_only=True, eq=False)
-class VisualQueryFormat(TextFormat):
+class PageQueryFormat(TextFormat):
     """Every text is a question to page retrievers: its prefix and ``suffix`` (ids) are written by the format itself.
 
-    ``counting`` is ``None`` where all tokens have a vector that counts.
+    ``kept_tokens`` is ``None`` where all tokens have a vector that counts.
     """
 
     suffix: TokenIds
-    counting: ScoredTokens | None
+    kept_tokens: KeptTokens | None
 
-    def max_tokens_of(self, role: Role | None, max_model_len: int) -> int:
+    def max_tokens_of(self, input_type: InputType | None, max_model_len: int) -> int:
         """Leave room for the suffix."""
-        return super().max_tokens_of(role, max_model_len) - len(self.suffix)
+        return super().max_tokens_of(input_type, max_model_len) - len(self.suffix)
 
-    def adds_special_tokens(self, role: Role | None) -> bool:
+    def adds_special_tokens(self, input_type: InputType | None) -> bool:
         """Tell that the tokenizer adds none."""
-        del role
+        del input_type
         return False
 
-    def finish(self, token_ids: TokenIds, role: Role | None, *, instruction_tokens: int = 0) -> RenderedPrompt:
+    def finish(
+        self, token_ids: TokenIds, input_type: InputType | None, *, instruction_tokens: int = 0
+    ) -> RenderedPrompt:
         """End a question."""
         token_ids = np.concatenate([token_ids, self.suffix])
-        kept = None if self.counting is None else self.counting.of(token_ids, role)
+        kept = None if self.kept_tokens is None else self.kept_tokens.of(token_ids, input_type)
         return RenderedPrompt(token_ids, instruction_tokens, kept=None if kept is None or kept.all() else kept)
 
 
-def visual_query_format(spec: PageRetrieval, tokenizer: Tokenizer) -> VisualQueryFormat:
+def page_query_format(spec: PageRetrieval, tokenizer: Tokenizer) -> PageQueryFormat:
     """Return the text format of a model. Raises ``ModelLoadError`` if the tokenizer has no padding token."""
     pad_id = tokenizer.id_named("pad_token")
     if pad_id is None:
         raise ModelLoadError("The tokenizer has no padding token, which is to stand behind every question.")
     end = tokenizer.encode("\n")
     end_ids = tokenizer.finish(end, len(end), "right", add_special_tokens=False)
-    return VisualQueryFormat(
+    return PageQueryFormat(
         prefix=spec.text_prefix,
-        suffix=np.concatenate([np.full(AUGMENTATION, pad_id, dtype=np.int32), end_ids]),
-        counting=None if spec.mask is None else scored_tokens(spec.mask, tokenizer),
+        suffix=np.concatenate([np.full(QUERY_AUGMENTATION_TOKENS, pad_id, dtype=np.int32), end_ids]),
+        kept_tokens=None if spec.mask is None else kept_tokens_of(spec.mask, tokenizer),
     )

@@ -21,8 +21,8 @@ from trio_pool_serve.types import SparseEmbed, SparseLookup
 def load_sparse(folder: ModelFolder[Sparse], params: LoadingParams) -> LoadedModel:
     """Load a ``Sparse`` model."""
     spec = folder.spec
-    model = load_checkpoint(folder, params, auto_class="AutoModelForMaskedLM", may_lack=())
-    heads: dict[type[Any], Head] = {SparseEmbed: SpladeHead(spec.splade_pooling, spec.log_twice, spec.max_weights)}
+    model = load_checkpoint(folder, params, auto_class="AutoModelForMaskedLM", optional_weights=())
+    heads: dict[type[Any], Head] = {SparseEmbed: SpladeHead(spec.splade_pooling, spec.log1p_twice, spec.max_active_dims)}
     about = f"SPLADE by {spec.splade_pooling}"
     if spec.table is not None:
         table = _read_table(spec.table)
@@ -31,8 +31,8 @@ def load_sparse(folder: ModelFolder[Sparse], params: LoadingParams) -> LoadedMod
         # Clients may send ids up to the end of the vocabulary, which is often rounded up.
         weights = torch.zeros(folder.vocab_size)
         weights[: len(table)] = table
-        heads[SparseLookup] = SparseLookupHead(weights.to(params.device), spec.max_weights)
-        about += f", {' and '.join(sorted(filter(None, spec.lookup_roles)))} weights looked up"
+        heads[SparseLookup] = SparseLookupHead(weights.to(params.device), spec.max_active_dims)
+        about += f", {' and '.join(sorted(filter(None, spec.lookup_input_types)))} weights looked up"
     return LoadedModel(
         backbone=Backbone(model, output="logits"), heads=heads, about=about, output_width=folder.vocab_size
     )

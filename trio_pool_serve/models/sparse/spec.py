@@ -14,7 +14,7 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import TRANSFORMERS, FolderFiles, ModuleFiles, read_json
 from trio_pool_serve.models.model_spec import ModelSpec
-from trio_pool_serve.prompts import Role
+from trio_pool_serve.prompts import InputType
 from trio_pool_serve.types import PoolingParams, SparseEmbed, SparseLookup
 
 SpladePooling: TypeAlias = Literal["max", "sum"]
@@ -28,17 +28,17 @@ ACTIVATIONS = ("relu", "log1p_relu")
 
 @frozen(kw_only=True)
 class Sparse(ModelSpec):
-    """A masked language model, and for some roles a table of weights."""
+    """A masked language model, and for some input types a table of weights."""
 
     splade_pooling: SpladePooling = "max"
-    log_twice: bool = False
+    log1p_twice: bool = False
     """Whether the logarithm is taken again, as OpenSearch's third generation does."""
-    max_weights: int | None = None
+    max_active_dims: int | None = None
     """The greatest so many weights are given, ``None`` for all."""
     table: Path | None = None
     """Folder of the table, if there is one."""
-    lookup_roles: frozenset[Role | None] = frozenset()
-    """The roles of texts whose weights are looked up."""
+    lookup_input_types: frozenset[InputType | None] = frozenset()
+    """The input types of texts whose weights are looked up."""
     lookup_length: int | None = None
     """Tokens to which such a text is cut."""
 
@@ -49,9 +49,9 @@ class Sparse(ModelSpec):
         """SPLADE's, over the vocabulary."""
         return "splade"
 
-    def sparse_params(self, role: Role | None) -> PoolingParams:
-        """Return what to ask for the sparse vector of a text in this role."""
-        return SparseLookup() if role in self.lookup_roles else SparseEmbed()
+    def sparse_params(self, input_type: InputType | None) -> PoolingParams:
+        """Return what to ask for the sparse vector of a text of this input type."""
+        return SparseLookup() if input_type in self.lookup_input_types else SparseEmbed()
 
 
 def read_sparse(files: FolderFiles, config: ModelConfig) -> Sparse | None:
@@ -59,7 +59,7 @@ def read_sparse(files: FolderFiles, config: ModelConfig) -> Sparse | None:
     if files.router is not None:
         return _of_router(files)
     names = {module.name for module in files.modules}
-    if files.texts.get("model_type") == "SparseEncoder" or names & SPARSE_MODULES:
+    if files.sentence_transformers_config.get("model_type") == "SparseEncoder" or names & SPARSE_MODULES:
         return _splade(files, files.modules)
     is_masked_lm = any(name.endswith("ForMaskedLM") for name in files.architectures)
     if config.task == "sparse_embed" and not files.modules and is_masked_lm:
@@ -80,9 +80,9 @@ def _of_router(files: FolderFiles) -> Sparse:
     if len(tables) != 1 or len(splades) != 1:
         raise ModelLoadError("A Router is supported where one route is a SparseStaticEmbedding and one a SPLADE.")
     [(route, table)] = tables.items()
-    roles: set[Role | None] = {cast("Role", route)}
+    input_types: set[InputType | None] = {cast("InputType", route)}
     if files.router.default_route == route:
-        roles.add(None)
+        input_types.add(None)
     _require_same_tokenizer(table, files.transformer_path)
     if read_json(table / "config.json").get("path"):
         raise ModelLoadError("The SparseStaticEmbedding's weights are in a JSON file, which is not supported.")
@@ -90,7 +90,7 @@ def _of_router(files: FolderFiles) -> Sparse:
         files,
         splades[0],
         table=table,
-        lookup_roles=frozenset(roles),
+        lookup_input_types=frozenset(input_types),
         lookup_length=read_json(table / "tokenizer_config.json").get("model_max_length"),
     )
 
@@ -100,7 +100,7 @@ def _splade(
     modules: Sequence[ModuleFiles],
     *,
     table: Path | None = None,
-    lookup_roles: frozenset[Role | None] = frozenset(),
+    lookup_input_types: frozenset[InputType | None] = frozenset(),
     lookup_length: int | None = None,
 ) -> Sparse:
     names = [module.name for module in modules]
@@ -119,16 +119,16 @@ def _splade(
         raise ModelLoadError(f"SpladePooling by {pooling} of {activation} is not supported.")
     return Sparse(
         splade_pooling=pooling,
-        log_twice=activation == "log1p_relu",
-        max_weights=files.texts.get("max_active_dims"),
+        log1p_twice=activation == "log1p_relu",
+        max_active_dims=files.sentence_transformers_config.get("max_active_dims"),
         table=table,
-        lookup_roles=lookup_roles,
+        lookup_input_types=lookup_input_types,
         lookup_length=lookup_length,
     )
 
 
 def _require_same_tokenizer(table: Path, transformer: Path) -> None:
-    """Texts are tokenised once for all roles; a saved tokenizer's truncation and padding are not used."""
+    """Texts are tokenised once for all input types; a saved tokenizer's truncation and padding are not used."""
     vocabularies = [
         {
             key: value

@@ -4,7 +4,7 @@ import numpy as np
 from attrs import frozen
 
 from trio_pool_serve.models.sparse.spec import Sparse
-from trio_pool_serve.prompts import Role
+from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.text.plain_text import TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.types import RenderedPrompt, TokenIds
@@ -12,27 +12,30 @@ from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 @frozen(kw_only=True)
 class LookupFormat(TextFormat):
-    """Texts in ``lookup_roles`` have no special tokens, and so may have none at all."""
+    """Texts in ``lookup_input_types`` have no special tokens, and so may have none at all."""
 
-    lookup_roles: frozenset[Role | None]
+    lookup_input_types: frozenset[InputType | None]
 
-    def finish(self, token_ids: TokenIds, role: Role | None, *, instruction_tokens: int = 0) -> RenderedPrompt:
+    def finish(
+        self, token_ids: TokenIds, input_type: InputType | None, *, instruction_tokens: int = 0
+    ) -> RenderedPrompt:
         """Put a token that does not count in the place of none: a row of a batch has at least one."""
-        if role in self.lookup_roles and len(token_ids) == 0:
+        if input_type in self.lookup_input_types and len(token_ids) == 0:
             return RenderedPrompt(np.zeros(1, dtype=np.int32), attended=0)
         return RenderedPrompt(token_ids, instruction_tokens)
 
-    def adds_special_tokens(self, role: Role | None) -> bool:
+    def adds_special_tokens(self, input_type: InputType | None) -> bool:
         """Tell whether the text is read by the transformer."""
-        return role not in self.lookup_roles
+        return input_type not in self.lookup_input_types
 
 
 def sparse_text_format(spec: Sparse, tokenizer: Tokenizer) -> TextFormat:
-    """Return the text format of a model: the default one unless some role is looked up."""
+    """Return the text format of a model: the default one unless some input type is looked up."""
     del tokenizer
-    if not spec.lookup_roles:
+    if not spec.lookup_input_types:
         return TextFormat()
     length = spec.lookup_length
     return LookupFormat(
-        limits=dict.fromkeys(spec.lookup_roles, length) if length else {}, lookup_roles=spec.lookup_roles
+        limits=dict.fromkeys(spec.lookup_input_types, length) if length else {},
+        lookup_input_types=spec.lookup_input_types,
     )

@@ -119,12 +119,12 @@ class TextRenderer:
                 "another model's tokenizer? With langchain-openai, set check_embedding_ctx_length=False to send texts.",
                 param="input",
             )
-        return self.text_format.finish(ids.astype(np.int32), params.role)
+        return self.text_format.finish(ids.astype(np.int32), params.input_type)
 
     def _render_text(self, prompt: TextPrompt, params: RenderingParams) -> RenderedPrompt:
         params, most = self._within_format(params)
         with self.tokenizers.lend() as tokenizer:
-            adds_special_tokens = params.add_special_tokens and self.text_format.adds_special_tokens(params.role)
+            adds_special_tokens = params.add_special_tokens and self.text_format.adds_special_tokens(params.input_type)
             special = tokenizer.special_tokens if adds_special_tokens else 0
             keep = room_for_tokens(params, most, special)
             try:
@@ -141,17 +141,17 @@ class TextRenderer:
                 window.encoded, keep, params.truncation_side, add_special_tokens=adds_special_tokens
             )
             instruction_tokens = self._count_instruction_tokens(tokenizer, params)
-            rendered = self.text_format.finish(token_ids, params.role, instruction_tokens=instruction_tokens)
+            rendered = self.text_format.finish(token_ids, params.input_type, instruction_tokens=instruction_tokens)
             if len(rendered.token_ids) == 0:
                 raise InvalidRequestError("An input has no tokens.", param="input")
             return rendered
 
     def _within_format(self, params: RenderingParams) -> tuple[RenderingParams, int]:
-        """Return the most tokens that a text in this role has, and how to cut it.
+        """Return the most tokens that a text in this input type has, and how to cut it.
 
         A length that the model gives one side of its texts is part of how they are read: it cuts.
         """
-        most = self.text_format.max_tokens_of(params.role, self.max_model_len)
+        most = self.text_format.max_tokens_of(params.input_type, self.max_model_len)
         if params.truncate_to is None and most < self.max_model_len:
             params = evolve(params, truncate_to=most)
         return params, most
