@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from trio_pool_serve.engine.batching import BatchRoom, BulkBudget, length_class
-from trio_pool_serve.engine.queue import FAIRNESS, SMALL_REQUESTS_LAST, QueueEntry, RequestQueue, batch_of
+from trio_pool_serve.engine.batching import BatchBudget, BulkBudget, length_class
+from trio_pool_serve.engine.queue import FAIRNESS, MAX_BATCHES_SINCE_SMALL, QueueEntry, RequestQueue, batch_of
 from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.types import PoolingRequest, RenderedPrompt
 
@@ -183,10 +183,10 @@ def test_a_length_is_rounded_up_by_an_eighth_at_most():
 
 
 def test_where_padding_is_not_computed_the_budget_is_of_tokens_and_padding_takes_memory_only():
-    room = BatchRoom(max_tokens=10, free_padding=0, pads=False)
-    assert [room.try_add(tokens) for tokens in (5, 1, 1, 1, 1, 2)] == [True, True, True, True, True, False]
-    room = BatchRoom(max_tokens=100, free_padding=0, pads=False)
-    assert [room.try_add(tokens) for tokens in (90, 1, 1, 1, 1)] == [True, True, True, True, False]
+    budget = BatchBudget(max_tokens=10, free_padding=0, pads=False)
+    assert [budget.try_add(tokens) for tokens in (5, 1, 1, 1, 1, 2)] == [True, True, True, True, True, False]
+    budget = BatchBudget(max_tokens=100, free_padding=0, pads=False)
+    assert [budget.try_add(tokens) for tokens in (90, 1, 1, 1, 1)] == [True, True, True, True, False]
     queue = RequestQueue(pads=False)
     entries = [entry(8), entry(1), entry(1)]
     for each in entries:
@@ -194,13 +194,13 @@ def test_where_padding_is_not_computed_the_budget_is_of_tokens_and_padding_takes
     assert len(queue.take_batch(10)) == 3
 
 
-def test_room_knows_when_nothing_fits_any_more():
-    room = BatchRoom(max_tokens=10, free_padding=0)
-    assert room.try_add(5)
-    assert not room.is_full
-    assert room.try_add(5)
-    assert room.is_full
-    assert not room.try_add(1)
+def test_a_budget_is_full_when_no_row_fits():
+    budget = BatchBudget(max_tokens=10, free_padding=0)
+    assert budget.try_add(5)
+    assert not budget.is_full
+    assert budget.try_add(5)
+    assert budget.is_full
+    assert not budget.try_add(1)
 
 
 # -- bulk ---------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def test_bulk_has_full_batches_when_no_small_request_has_come_for_long():
     queue.take_batch(2048, 100)
     for _ in range(2048):
         queue.put_nowait(entry(34, group=2))
-    while queue.clock <= 34 + SMALL_REQUESTS_LAST * 2048:
+    while queue.clock <= 34 + MAX_BATCHES_SINCE_SMALL * 2048:
         assert 1 < len(queue.take_batch(2048, 100)) < 8
     assert len(queue.take_batch(2048, 100)) == 2048 // 34
 
@@ -238,12 +238,12 @@ def test_small_requests_that_another_replica_takes_keep_bulk_short(tmp_path):
     first, second = (RequestQueue(small_requests=SmallRequests.open(tmp_path / "s", i, 2)) for i in range(2))
     for _ in range(2048):
         second.put_nowait(entry(34, group=2))
-    assert len(second.take_batch(2048, 100)) == 2048 // 34, "nobody has come anywhere"
+    assert len(second.take_batch(2048, 100)) == 2048 // 34, "no small request has come"
     first.put_nowait(entry(34, group=1))
     first.take_batch(2048, 100)
     assert [len(second.take_batch(2048, 100)) for _ in range(3)] == [2, 2, 2]
     began = second.clock
-    while second.clock <= began + SMALL_REQUESTS_LAST * 2048:
+    while second.clock <= began + MAX_BATCHES_SINCE_SMALL * 2048:
         second.take_batch(2048, 100)
     assert len(second.take_batch(2048, 100)) == 2048 // 34, "none has come for long"
 
@@ -293,10 +293,10 @@ TAKE = st.tuples(st.just("take"), st.integers(1, 3000), st.none() | st.integers(
 
 
 @given(st.lists(PUT | WITHDRAW | TAKE, max_size=200))
-def test_every_row_is_taken_once_within_the_budget_and_none_is_overtaken_once_it_is_due(steps):
+def test_every_row_is_taken_once_within_the_budget_and_before_those_that_come_after_its_deadline(steps):
     queue = RequestQueue()
-    waiting: dict[QueueEntry, tuple[int, int]] = {}  # when it came, and when it is virtual_deadline at the latest
-    of_flow: Counter[int] = Counter()
+    waiting: dict[QueueEntry, tuple[int, int]] = {}  # when it came, and when it its virtual deadline is at the latest
+    of_group: Counter[int] = Counter()
 
     def take(max_tokens: int, bulk_tokens: int | None) -> None:
         began = queue.clock
@@ -318,8 +318,8 @@ def test_every_row_is_taken_once_within_the_budget_and_none_is_overtaken_once_it
         match step:
             case "put", tokens, group, priority:
                 row = entry(tokens, priority, group)
-                of_flow[group] += tokens
-                weight = of_flow[group] if group else tokens
+                of_group[group] += tokens
+                weight = of_group[group] if group else tokens
                 waiting[row] = (queue.clock, queue.clock + max(2, 2 * FAIRNESS * weight))
                 queue.put_nowait(row)
             case "withdraw", index if index < len(waiting):
@@ -332,4 +332,4 @@ def test_every_row_is_taken_once_within_the_budget_and_none_is_overtaken_once_it
         assert set(queue) == set(waiting)
         assert queue.tokens == sum(row.request.tokens for row in waiting)
     assert not waiting
-    assert (queue.tokens, queue._queue_classes, queue._request_groups) == (0, {}, {})
+    assert (queue.tokens, queue._classes, queue._groups) == (0, {}, {})

@@ -1,1 +1,1 @@
-"""Who computes next: the queue, admission, batching, and the loop that feeds the runner."""
+"""Scheduling: the queue, admission, batching, and the loop that feeds the runner."""

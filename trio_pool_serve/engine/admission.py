@@ -1,4 +1,4 @@
-"""Who is let in: requests are taken whole or refused whole."""
+"""Admission: a request is admitted whole or refused whole, by its estimated tokens."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -11,23 +11,23 @@ from trio_pool_serve.errors import OverloadedError
 MAX_RETRY_AFTER_S = 30.0
 
 RATE_WEIGHT = 0.2
-"""Weight of the newest batch in the exponential moving averages that the drain rate is the ratio of."""
+"""Weight of the newest batch in the exponential moving averages of tokens and seconds; their ratio is the rate."""
 
 
 @define(eq=False)
 class DrainRate:
-    """How fast a device computes."""
+    """The rate at which a device computes tokens, as a moving average over batches."""
 
     _tokens: float = field(default=0.0, init=False)
     _seconds: float = field(default=0.0, init=False)
 
     @property
     def tokens_per_s(self) -> float:
-        """Rate at which the device has lately drained tokens; 0 before the first batch."""
+        """Tokens per second; 0 before the first batch."""
         return self._tokens / self._seconds if self._seconds else 0.0
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Take note of a batch of ``tokens`` tokens that occupied the device for ``seconds``."""
+        """Record a batch of ``tokens`` tokens that occupied the device for ``seconds``."""
         weight = RATE_WEIGHT if self._seconds else 1.0
         self._tokens += (tokens - self._tokens) * weight
         self._seconds += (max(seconds, 1e-6) - self._seconds) * weight
@@ -35,9 +35,9 @@ class DrainRate:
 
 @define(eq=False)
 class Admission:
-    """Counts the tokens of admitted requests; ``tokens_per_s()`` is how fast they drain, 0 if nobody knows.
+    """Counts the tokens of admitted requests; ``tokens_per_s()`` is the rate at which they drain, 0 if unknown.
 
-    A request that finds nobody else admitted is always let in, however long it is.
+    A request is always admitted when no other is, however long it is.
     """
 
     max_tokens: int
@@ -46,7 +46,7 @@ class Admission:
 
     @contextmanager
     def admit(self, tokens: int) -> Iterator[None]:
-        """Hold room for ``tokens`` tokens; raises ``OverloadedError`` when there is none."""
+        """Count ``tokens`` as admitted until the context ends; raises ``OverloadedError`` if they do not fit."""
         if self.admitted_tokens and self.admitted_tokens + tokens > self.max_tokens:
             raise OverloadedError(
                 f"The queue is full: {self.admitted_tokens} tokens are admitted of at most {self.max_tokens}, "
@@ -60,7 +60,7 @@ class Admission:
             self.admitted_tokens -= tokens
 
     def retry_after_s(self, tokens: int) -> float:
-        """Return the whole seconds until ``tokens`` more would fit, at the measured drain rate."""
+        """Return the whole seconds until ``tokens`` more would fit, at the measured rate; at least 1."""
         excess = self.admitted_tokens + tokens - self.max_tokens
         rate = self.tokens_per_s()
         if not rate:

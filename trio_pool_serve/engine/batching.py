@@ -1,28 +1,29 @@
-"""Which rows fit into one batch: within the budget, and without much padding; and how much bulk does."""
+"""The limits of a batch: its token budget, its padding, and its tokens if it is bulk."""
 
 from attrs import define, field
 
-PADDING_SHARE = 0.1
-"""The part of a batch's tokens that may be padding …"""
+MAX_PADDING_SHARE = 0.1
+"""Share of a batch's padded tokens that may be padding."""
 
-FREE_PADDING = 64
-"""… and a batch's budget over this may be in any case: to a processor another batch costs about as much."""
+FREE_PADDING_DIVISOR = 64
+"""A batch's token budget divided by this may always be padding: on CPU one more batch costs about as much."""
 
-PADDED_MEMORY = 4
-"""Where padding is not computed, padded rows may be so many times the budget: their states are kept all the same."""
+MAX_PADDED_FACTOR = 4
+"""Where padding is not computed, padded tokens may be this many times the budget: heads still get padded states."""
 
 BUDGET_STEP = 1.25
+"""Factor by which ``BulkBudget`` grows and shrinks."""
 
 
 @define
-class BatchRoom:
-    """What there is still room for in a batch that is being formed."""
+class BatchBudget:
+    """The token budget of a batch that is being formed, and what its rows have used of it."""
 
     max_tokens: int
-    """Padding included, if it is computed."""
+    """Includes padding if padding is computed."""
     free_padding: int
     pads: bool = True
-    """Whether padding is computed. If not, it takes memory only."""
+    """Whether padding is computed; if not, it only takes memory."""
     rows: int = field(default=0, init=False)
     tokens: int = field(default=0, init=False)
     """Without padding."""
@@ -30,22 +31,22 @@ class BatchRoom:
 
     @property
     def is_full(self) -> bool:
-        """Whether no row fits any more, however short."""
+        """Whether not even the shortest row fits."""
         return self.longest * (self.rows + 1) > self._max_padded
 
     @property
     def _max_padded(self) -> int:
-        return self.max_tokens if self.pads else self.max_tokens * PADDED_MEMORY
+        return self.max_tokens if self.pads else self.max_tokens * MAX_PADDED_FACTOR
 
     def _fits(self, tokens: int, padded: int) -> bool:
         if padded > self._max_padded:
             return False
         if not self.pads:
             return tokens <= self.max_tokens
-        return padded - tokens <= max(self.free_padding, PADDING_SHARE * padded)
+        return padded - tokens <= max(self.free_padding, MAX_PADDING_SHARE * padded)
 
     def try_add(self, tokens: int) -> bool:
-        """Take room for a row if it fits, and tell whether it did; the first row always does."""
+        """Add a row if it fits, and return whether it did; the first row always fits."""
         longest = max(self.longest, tokens)
         padded = longest * (self.rows + 1)
         if self.rows and not self._fits(self.tokens + tokens, padded):
@@ -58,10 +59,10 @@ class BatchRoom:
 
 @define
 class BulkBudget:
-    """How many tokens of bulk a batch may have to take about ``target_s``.
+    """The token budget with which a batch of bulk takes about ``target_s`` seconds.
 
-    Tried out, because no rate tells it: what a batch takes has a part that does not depend on its tokens, so batches
-    of one row look so slow that the next ones would be of one row again.
+    Found by trial and not from tokens per second: a batch's duration has a constant part, so batches of one row look
+    so slow that the next ones would have one row again.
     """
 
     target_s: float
@@ -69,11 +70,11 @@ class BulkBudget:
 
     @property
     def tokens(self) -> int:
-        """The budget; a row that is longer rides alone."""
+        """The budget; a longer row is a batch by itself."""
         return int(self._tokens)
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Take note of what a batch took: one within the budget may be too long, one about as large too short."""
+        """Update the budget: down if a batch within it took too long, up if one of at least half of it did not."""
         if seconds > self.target_s:
             if tokens <= self._tokens:
                 self._tokens = max(1.0, self._tokens / BUDGET_STEP)
@@ -82,6 +83,6 @@ class BulkBudget:
 
 
 def length_class(tokens: int) -> int:
-    """Return the length rounded up to one of eight per octave: rows of one class waste an eighth at most."""
+    """Return the length rounded up to one of eight per octave: rows of one class are padded by an eighth at most."""
     shift = max(0, tokens.bit_length() - 4)
     return -(-tokens >> shift) << shift

@@ -1,23 +1,63 @@
-"""The one way to compute."""
+"""The interface of engines: rows in, outputs out; and the rows that one caller waits for together."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, TypeAlias
 
 import trio
-from attrs import frozen
+from attrs import define, field, frozen
 
 from trio_pool_serve.engine.queue import QueueEntry
-from trio_pool_serve.engine.submission import RowDone, Submission
 from trio_pool_serve.types import PoolingOutput, PoolingRequest, QueryScope
 
 EngineState: TypeAlias = Literal["loading", "ready", "dead"]
 
+RowDone: TypeAlias = Callable[[int, PoolingOutput], None]
+"""Called on the loop with a row's index and output as soon as it is computed. What it raises fails the submission."""
+
+
+@define(eq=False)
+class Submission:
+    """The rows of one ``submit_all``: an entry for each and one event for all; a task for each would cost more."""
+
+    requests: Sequence[PoolingRequest]
+    row_done: RowDone | None = None
+    entries: dict[QueueEntry, int] = field(init=False)
+    """Entries that are not settled, with their indices."""
+    _outputs: list[PoolingOutput | None] = field(init=False)
+    _error: Exception | None = field(default=None, init=False)
+    _ended: trio.Event = field(init=False, factory=trio.Event)
+
+    def __attrs_post_init__(self) -> None:
+        self.entries = {QueueEntry(request, self._settle): index for index, request in enumerate(self.requests)}
+        self._outputs = [None] * len(self.requests)
+
+    def _settle(self, entry: QueueEntry) -> None:
+        index = self.entries.pop(entry)
+        self._outputs[index] = entry.output
+        error = entry.error
+        if entry.output is not None and self.row_done is not None and self._error is None:
+            try:
+                self.row_done(index, entry.output)
+            except Exception as raised:
+                error = raised  # not raised here: this runs in the engine, which has not failed
+        self._error = self._error or error
+        if self._error is not None or not self.entries:
+            self._ended.set()
+
+    async def wait(self) -> list[PoolingOutput]:
+        """Wait for all rows. Raises the error of the first that failed. Cancellation: at once."""
+        if self.entries or self._error is not None:
+            await self._ended.wait()
+        if self._error is not None:
+            raise self._error
+        return [output for output in self._outputs if output is not None]
+
 
 @frozen
 class EngineStatistics:
-    """What an engine is doing now."""
+    """The state and the load of an engine at one moment."""
 
     state: EngineState
     queued_rows: int
@@ -26,25 +66,25 @@ class EngineStatistics:
     oldest_in_flight_s: float
     """Seconds since the oldest launched batch was launched; 0 with none in flight."""
     admitted_tokens: int
-    """Estimated tokens of the requests that have been admitted and not finished."""
+    """Estimated tokens of the requests that are admitted and not finished."""
     tokens_per_s: float
-    """Rate at which rows have lately been finished; 0 before the first batch."""
+    """Tokens computed per second, as a moving average; 0 before the first batch."""
     batches: int
     failed_batches: int
     held_bytes: int
-    """Bytes of the device that queries of late interaction hold for the requests they belong to."""
+    """Bytes of device memory that held queries take."""
 
 
 class Engine(ABC):
-    """Takes rows, answers rows. Everything above it is the same wherever the computing happens."""
+    """Computes rows, in this process or in another: the packages above do not know which."""
 
     @abstractmethod
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Load, then compute until cancelled; ``started`` at once, before loading.
+        """Load the model, then compute until cancelled; ``task_status.started`` is called before loading.
 
-        Raises ``ModelLoadError`` when there is nothing to serve and ``EngineDeadError`` when the engine
-        cannot go on; by then every waiter has been failed. Cancellation: every waiter fails with
-        ``EngineDeadError``, and a device call that is running is abandoned to its thread.
+        Raises ``ModelLoadError`` if the model cannot be loaded and ``EngineDeadError`` if the engine cannot go on; all
+        waiting rows have failed by then. Cancellation: waiting rows fail with ``EngineDeadError``, and a device call
+        that is running is abandoned to its thread.
         """
 
     async def submit(self, request: PoolingRequest) -> PoolingOutput:
@@ -57,9 +97,9 @@ class Engine(ABC):
     ) -> list[PoolingOutput]:
         """Compute rows; return them in the order of the requests.
 
-        Raises ``EngineLoadingError``, ``EngineDeadError``, or what the first row failed by: ``BatchFailedError``, or
-        whatever ``row_done`` raises. Then, and on cancellation, rows that have not been launched leave the queue;
-        those that have are computed, and dropped.
+        Raises ``EngineLoadingError``, ``EngineDeadError``, or the error of the first row that failed:
+        ``BatchFailedError``, or what ``row_done`` raised. Then, and on cancellation, rows that have not been launched
+        leave the queue; those that have are computed, and their outputs dropped.
         """
         submission = Submission(requests, row_done)
         try:
@@ -67,49 +107,49 @@ class Engine(ABC):
                 self.submit_nowait(entry)
             return await submission.wait()
         finally:
-            submission.row_done = None  # rows that were launched may still come
+            submission.row_done = None  # launched rows may still be finished
             for entry in submission.entries:
                 self.withdraw(entry)
 
     @abstractmethod
     def submit_nowait(self, entry: QueueEntry) -> None:
-        """Have a row computed; its entry is settled on the loop. Raises as ``submit_all`` when not ready."""
+        """Queue a row; its entry is settled on the loop. Raises as ``submit_all`` when not ready."""
 
     @abstractmethod
     def withdraw(self, entry: QueueEntry) -> None:
-        """Take a row back that nobody waits for any more; one that has been launched is computed, and dropped."""
+        """Take a row out of the queue; one that has been launched is computed, and its output dropped."""
 
     @abstractmethod
     def admit(self, tokens: int) -> AbstractContextManager[None]:
-        """Hold room for a request of about ``tokens`` tokens while its work is done.
+        """Admit a request of about ``tokens`` tokens for as long as the context lasts.
 
-        Raises ``OverloadedError`` when the queue is full, and what ``submit`` raises when not ready.
+        Raises ``OverloadedError`` when the queue is full, and as ``submit`` when not ready.
         """
 
     @abstractmethod
     def open_scope(self) -> AbstractContextManager[QueryScope]:
-        """Hold a place on the device for one request's queries; all that it holds is freed on leaving.
+        """Open a scope for one request's held queries; they are freed when the context ends.
 
-        Raises what ``submit`` raises when not ready.
+        Raises as ``submit`` when not ready.
         """
 
     @property
     @abstractmethod
     def dimensions(self) -> int:
-        """Length of the vectors when nothing is cut off. Raises what ``submit`` raises when not ready."""
+        """Length of the vectors before truncation. Raises as ``submit`` when not ready."""
 
     @property
     @abstractmethod
     def embeds_width(self) -> int:
-        """Width of the token embeddings that rows may bring in place of ids; 0 if they may not. Raises likewise."""
+        """Width of token embeddings accepted in place of ids; 0 if none are. Raises as ``submit`` when not ready."""
 
     @abstractmethod
     async def wait_ready(self) -> None:
-        """Wait until the model is loaded. Raises ``EngineDeadError`` if it never will be.
+        """Wait until the model is loaded. Raises ``EngineDeadError`` if the engine has stopped.
 
-        Cancellation: at once; nothing is held.
+        Cancellation: at once.
         """
 
     @abstractmethod
     def statistics(self) -> EngineStatistics:
-        """Return what the engine is doing now."""
+        """Return the engine's state and load."""

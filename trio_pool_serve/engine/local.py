@@ -1,4 +1,4 @@
-"""The engine that computes in this process."""
+"""The engine that computes in this process: queue, batches in flight, delivery of outputs."""
 
 import logging
 import time
@@ -33,16 +33,15 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 DELIVERY_SLICE = 64
-"""Rows delivered between two checkpoints: waking this many waiters keeps the loop under a millisecond."""
+"""Rows delivered between two checkpoints: this many keep the loop busy for less than a millisecond."""
 
 
 @define(eq=False)
 class LocalEngine(Engine):
-    """Queues rows and feeds them to one runner, a batch whenever it can take one.
+    """Queues rows and launches them in batches on one runner.
 
-    ``load()`` returns the runner; it is called in a thread. Batches are formed when the runner is about
-    to be free, so they grow with the load and nobody sleeps to wait for company. Up to
-    ``max_in_flight`` batches are launched and not yet copied back.
+    ``load()`` returns the runner; it is called in a thread. A batch is formed when it can be launched, so batches grow
+    with the load and there is no timeout to wait for more rows. At most ``max_in_flight`` batches are in flight.
     """
 
     load: Callable[[], Runner]
@@ -50,7 +49,7 @@ class LocalEngine(Engine):
     metrics: EngineMetrics
     config: SchedulingConfig = field(factory=SchedulingConfig)
     small_requests: SmallRequests = field(factory=SmallRequests)
-    """Shared with the model's other replicas if there are any."""
+    """Shared with the model's other replicas, if any."""
     runner: Runner | None = field(default=None, init=False)
     _state: EngineState = field(default="loading", init=False)
     _settled: trio.Event = field(init=False, factory=trio.Event)
@@ -69,7 +68,7 @@ class LocalEngine(Engine):
         self._admission = Admission(self.config.max_queue_tokens, lambda: self._rate.tokens_per_s)
         self.metrics.add_gauges(self._gauges)
 
-    # -- for those who want something computed --------------------------------------------------------
+    # -- the interface ------------------------------------------------------------------------------
 
     def submit_nowait(self, entry: QueueEntry) -> None:  # noqa: D102
         self._require_ready()
@@ -125,16 +124,16 @@ class LocalEngine(Engine):
 
     @property
     def tokens_per_s(self) -> float:
-        """Rate at which rows have lately been finished; 0 before the first batch."""
+        """Tokens computed per second, as a moving average; 0 before the first batch."""
         return self._rate.tokens_per_s
 
-    # -- the loop that computes -----------------------------------------------------------------------
+    # -- computing ----------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:  # noqa: D102
         task_status.started()
         try:
-            # Loading cannot be interrupted; a process that is told to leave meanwhile does not wait for it.
-            self.runner = await self.offload.run("launch", _survivable(self.load))
+            # Loading cannot be interrupted: a process that is to exit meanwhile does not wait for it.
+            self.runner = await self.offload.run("launch", _contain_exits(self.load))
             self._state = "ready"
             self._settled.set()
             async with trio.open_nursery() as nursery:
@@ -145,7 +144,7 @@ class LocalEngine(Engine):
             cause = innermost(error)
             raise EngineDeadError(f"The engine stopped: {type(cause).__name__}: {cause}") from cause
         finally:
-            self._die()
+            self._fail_all()
             self.offload.close()
 
     async def _compute(self, runner: Runner, nursery: trio.Nursery) -> None:
@@ -169,7 +168,7 @@ class LocalEngine(Engine):
     async def _launch(self, runner: Runner, batch: Batch) -> PooledBatch | None:
         try:
             with trio.fail_after(self.config.batch_timeout_s):
-                launch = _survivable(partial(runner.launch, batch))
+                launch = _contain_exits(partial(runner.launch, batch))
                 return await self.offload.run("launch", launch)
         except Exception as error:
             self._fail_batch(batch, error)
@@ -190,7 +189,7 @@ class LocalEngine(Engine):
         took = now - launched
         self._batches += 1
         self._rate.observe(batch.tokens, took)
-        # Not with the batch before it, which the device was still busy with.
+        # Without the time in which the device was busy with the batch before.
         self._bulk.observe(batch.tokens, now - max(launched, self._last_done))
         self._last_done = now
         self.metrics.forward.observe(forward_s)
@@ -206,13 +205,13 @@ class LocalEngine(Engine):
             )
             if row % DELIVERY_SLICE == 0:
                 await trio.lowlevel.checkpoint()
-        # Not before: whoever is cancelled between two slices leaves the rest to ``_die``.
+        # Not earlier: on cancellation between two slices ``_fail_all`` fails the rest.
         del self._in_flight[batch]
 
-    # -- failing --------------------------------------------------------------------------------------
+    # -- failing ------------------------------------------------------------------------------------
 
     def _fail_batch(self, batch: Batch, error: Exception) -> None:
-        """Fail the rows of one batch; raise if the device cannot be expected to compute another."""
+        """Fail the rows of one batch; raise ``RunnerDeadError`` if no later batch can succeed."""
         if isinstance(error, trio.TooSlowError):
             wedged = f"a batch has not come back for {self.config.batch_timeout_s:g} s: the device is wedged"
             raise RunnerDeadError(wedged) from error
@@ -224,7 +223,7 @@ class LocalEngine(Engine):
         for entry in entries:
             entry.fail(BatchFailedError("The forward pass failed for this input's batch."))
 
-    def _die(self) -> None:
+    def _fail_all(self) -> None:
         self._state = "dead"
         self._settled.set()
         waiting = [*self._queue, *(entry for _, entries in self._in_flight.values() for entry in entries)]
@@ -240,7 +239,7 @@ class LocalEngine(Engine):
         if self._state == "dead":
             raise EngineDeadError("The engine has stopped.")
 
-    # -- telling --------------------------------------------------------------------------------------
+    # -- metrics ------------------------------------------------------------------------------------
 
     def _observe_batch(self, batch: Batch, entries: list[QueueEntry], launched: float) -> None:
         for entry in entries:
@@ -268,8 +267,8 @@ class LocalEngine(Engine):
         return f"<LocalEngine {self._state}, {self._queue!r}, {len(self._in_flight)} batches in flight>"
 
 
-def _survivable(blocking: Callable[[], T]) -> Callable[[], T]:
-    """Wrap runner code: what is not even an ``Exception`` (``SystemExit``, say) means that the runner is dead."""
+def _contain_exits(blocking: Callable[[], T]) -> Callable[[], T]:
+    """Wrap runner code: what is no ``Exception``, such as ``SystemExit``, is raised as ``RunnerDeadError``."""
 
     def run() -> T:
         try:

@@ -1,14 +1,19 @@
-"""Rows that wait, and which of them go next.
+"""The queue of rows: strict priorities, and weighted fair queueing between request groups of one priority.
 
-A clock counts the tokens taken from the queue. A row is virtual_deadline once ``FAIRNESS`` times the tokens of its group that wait
-before it, and its own, have been taken since it came: so short rows go before long ones, and a single row before the
-rest of a large request. Of the rows of the smallest priority the one that is virtual_deadline first opens a batch; those nearest to
-its length fill it. What comes after a row is virtual_deadline never opens a batch before it, so nothing starves. Bulk, which is long
-rows and the rest of large requests, rides apart and in short batches while small requests come, be it to another
-replica of the model.
+The queue's clock counts the tokens taken from it. The virtual deadline of a row is the clock at its arrival plus
+``FAIRNESS`` times the tokens of its request group that wait up to and including the row (virtual finish time in the
+literature: Demers, Keshav and Shenker, SIGCOMM 1989). So a short row comes before a long one, and a single row before
+the rest of a large request. A row that arrives after another row's virtual deadline never opens a batch before it, so
+no row starves.
 
-Nothing is sorted for this. Rows are filed in queue_classes by length and by how long they can wait, rounded up to a power of
-two: within a queue_class they are virtual_deadline in the order in which they came.
+A batch is opened by the row with the lowest priority number, and of these by the one with the earliest virtual
+deadline. It is filled with the rows nearest to it in length, which keeps padding low. While small requests arrive, at
+this replica or another one of the model, bulk (long rows and the rest of large requests) has batches of its own, and
+short ones: a small request does not wait for a full batch of bulk.
+
+Nothing is sorted. Rows wait in queue classes, one for each priority, length class and wait: the tokens from arrival to
+virtual deadline, rounded up to a power of two. All rows of a queue class wait equally long, so their virtual deadlines
+are in order of arrival, and only the first row of each queue class is compared.
 """
 
 import heapq
@@ -19,27 +24,27 @@ from collections.abc import Callable, Iterator
 import trio
 from attrs import Factory, define, field
 
-from trio_pool_serve.engine.batching import FREE_PADDING, BatchRoom, length_class
+from trio_pool_serve.engine.batching import FREE_PADDING_DIVISOR, BatchBudget, length_class
 from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.types import Batch, PoolingOutput, PoolingRequest
 
 FAIRNESS = 8
-"""Tokens taken in all to each of a group's own, at most: a group that always has rows waiting gets an eighth at least."""
+"""Most tokens taken in all per token of one group: a group that always has rows waiting gets at least an eighth."""
 
 BULK_TOKENS = 256
-"""A row is bulk if more tokens of its group than this wait with it, its own included."""
+"""A row is bulk if more than this many tokens of its group wait up to and including it."""
 
-SMALL_REQUESTS_LAST = 4
-"""Full batches' worth of tokens, without a small request among them, after which bulk gets full batches again."""
+MAX_BATCHES_SINCE_SMALL = 4
+"""Bulk gets full batches again once this many full batches of tokens were taken since the last small request."""
 
 
 def _ignore(entry: "QueueEntry") -> None:
-    """Tell nobody."""
+    """Default callback: does nothing."""
 
 
 @define(eq=False)
 class QueueEntry:
-    """One waiting row. ``settled(entry)`` is called on the loop once it is finished or has failed."""
+    """One row in the queue. ``settled(entry)`` is called on the loop once the row is finished or has failed."""
 
     request: PoolingRequest
     settled: Callable[["QueueEntry"], None] = field(default=_ignore, repr=False)
@@ -47,29 +52,29 @@ class QueueEntry:
     output: PoolingOutput | None = None
     error: Exception | None = None
     virtual_deadline: int = field(default=0, init=False)
-    """By the clock of the queue, which sets it."""
+    """In tokens on the queue's clock; set by the queue."""
     queue_class: "QueueClass | None" = field(default=None, init=False, repr=False)
-    """Where it waits, while it waits."""
+    """Set while the row waits."""
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is finished or has failed."""
+        """Whether the row is finished or has failed."""
         return self.output is not None or self.error is not None
 
     def finish(self, output: PoolingOutput) -> None:
-        """Hand over the row."""
+        """Set the output and call ``settled``."""
         self.output = output
         self.settled(self)
 
     def fail(self, error: Exception) -> None:
-        """Hand over what it failed by."""
+        """Set the error and call ``settled``."""
         self.error = error
         self.settled(self)
 
 
 @define(eq=False)
 class QueueClass:
-    """Entries of one priority and about one length that can wait equally long, in the order in which they came."""
+    """Entries of one priority, about one length and one wait (tokens to the virtual deadline), in order of arrival."""
 
     priority: int
     length: int
@@ -78,18 +83,18 @@ class QueueClass:
 
     @property
     def first(self) -> QueueEntry:
-        """The entry that is virtual_deadline first."""
+        """The entry with the earliest virtual deadline."""
         return next(iter(self.entries))
 
     @property
     def is_bulk(self) -> bool:
-        """Whether its entries are long rows, or come after many of their group."""
+        """Whether its entries are long rows, or follow many tokens of their group."""
         return self.wait_tokens > FAIRNESS * BULK_TOKENS
 
 
 @define(eq=False)
 class RequestGroup:
-    """What one request has waiting: how many rows, and when the last of them is virtual_deadline, not rounded."""
+    """The waiting rows of one request: their number, and the virtual deadline of the last one, not rounded."""
 
     rows: int = 0
     virtual_deadline: int = 0
@@ -97,9 +102,9 @@ class RequestGroup:
 
 @define(eq=False)
 class RequestQueue:
-    """Entries, by priority and then by when they are virtual_deadline. Withdrawn entries leave at once.
+    """Waiting entries, taken by priority and virtual deadline. Withdrawn entries leave at once.
 
-    A memory channel would not do: nothing can be taken out of its middle.
+    Not a memory channel: entries cannot be withdrawn from the middle of one.
     """
 
     pads: bool = True
@@ -110,8 +115,8 @@ class RequestQueue:
     clock: int = field(default=0, init=False)
     """Tokens of all rows that have been taken."""
     _rows: int = field(default=0, init=False)
-    _queue_classes: dict[tuple[int, int, int], QueueClass] = field(init=False, factory=dict)
-    _request_groups: dict[int, RequestGroup] = field(init=False, factory=dict)
+    _classes: dict[tuple[int, int, int], QueueClass] = field(init=False, factory=dict)
+    _groups: dict[int, RequestGroup] = field(init=False, factory=dict)
     _small_requests_seen: int = field(init=False)
     _small_request_at: int | None = field(default=None, init=False)
     _not_empty: trio.Event = field(init=False, factory=trio.Event)
@@ -123,75 +128,72 @@ class RequestQueue:
         return self._rows
 
     def __iter__(self) -> Iterator[QueueEntry]:
-        """Iterate over the entries, in no order that means anything."""
-        for queue_class in self._queue_classes.values():
-            yield from queue_class.entries
+        """Iterate over the waiting entries, in no particular order."""
+        for waiting in self._classes.values():
+            yield from waiting.entries
 
     def put_nowait(self, entry: QueueEntry) -> None:
         """Add an entry."""
         request = entry.request
-        group = self._request_groups.setdefault(request.group, RequestGroup()) if request.group else RequestGroup()
+        group = self._groups.setdefault(request.group, RequestGroup()) if request.group else RequestGroup()
         group.rows += 1
         group.virtual_deadline = max(group.virtual_deadline, self.clock) + FAIRNESS * request.tokens
         wait_tokens = 1 << (group.virtual_deadline - self.clock - 1).bit_length()
         key = (request.priority, length_class(request.tokens), wait_tokens)
-        if key not in self._queue_classes:
-            self._queue_classes[key] = QueueClass(*key)
+        if key not in self._classes:
+            self._classes[key] = QueueClass(*key)
         entry.virtual_deadline = self.clock + wait_tokens
-        entry.queue_class = self._queue_classes[key]
+        entry.queue_class = self._classes[key]
         entry.queue_class.entries[entry] = None
         self._rows += 1
         self.tokens += request.tokens
         self._not_empty.set()
 
     def withdraw(self, entry: QueueEntry) -> None:
-        """Take an entry out; one that is not waiting any more is let be."""
-        if (queue_class := entry.queue_class) is None:
+        """Take an entry out of the queue; does nothing if it is not waiting."""
+        if (waiting := entry.queue_class) is None:
             return
         entry.queue_class = None
-        del queue_class.entries[entry]
-        if not queue_class.entries:
-            del self._queue_classes[queue_class.priority, queue_class.length, queue_class.wait_tokens]
-        if group := self._request_groups.get(entry.request.group):
+        del waiting.entries[entry]
+        if not waiting.entries:
+            del self._classes[waiting.priority, waiting.length, waiting.wait_tokens]
+        if group := self._groups.get(entry.request.group):
             group.rows -= 1
             if not group.rows:
-                del self._request_groups[entry.request.group]
+                del self._groups[entry.request.group]
         self._rows -= 1
         self.tokens -= entry.request.tokens
 
     def take_batch(self, max_tokens: int, bulk_tokens: int | None = None) -> list[QueueEntry]:
-        """Take entries whose padded tokens stay within ``max_tokens``, at least one if any; the first opens it.
+        """Take the entries of one batch, with at most ``max_tokens`` padded tokens; at least one entry if any waits.
 
-        While small requests come, those within ``bulk_tokens`` if they are bulk.
+        While small requests arrive, a batch of bulk has at most ``bulk_tokens``.
         """
-        if not self._queue_classes:
+        if not self._classes:
             return []
-        opening = min(
-            self._queue_classes.values(),
-            key=lambda queue_class: (queue_class.priority, queue_class.first.virtual_deadline),
-        )
-        room = BatchRoom(max_tokens, free_padding=max_tokens // FREE_PADDING, pads=self.pads)
-        queue_classes = list(self._queue_classes.values())
-        if bulk_tokens is not None and self._small_requests_come(max_tokens):
-            queue_classes = [queue_class for queue_class in queue_classes if queue_class.is_bulk == opening.is_bulk]
-            room.max_tokens = min(max_tokens, bulk_tokens) if opening.is_bulk else max_tokens
+        opening = min(self._classes.values(), key=lambda waiting: (waiting.priority, waiting.first.virtual_deadline))
+        budget = BatchBudget(max_tokens, free_padding=max_tokens // FREE_PADDING_DIVISOR, pads=self.pads)
+        classes = list(self._classes.values())
+        if bulk_tokens is not None and self._has_recent_small_requests(max_tokens):
+            classes = [waiting for waiting in classes if waiting.is_bulk == opening.is_bulk]
+            budget.max_tokens = min(max_tokens, bulk_tokens) if opening.is_bulk else max_tokens
         turns = [
-            (queue_class.priority, abs(queue_class.length - opening.length), queue_class.first.virtual_deadline, i)
-            for i, queue_class in enumerate(queue_classes)
+            (waiting.priority, abs(waiting.length - opening.length), waiting.first.virtual_deadline, index)
+            for index, waiting in enumerate(classes)
         ]
         heapq.heapify(turns)
         taken: list[QueueEntry] = []
-        while turns and not room.is_full:
+        while turns and not budget.is_full:
             priority, distance, _, index = turns[0]
-            queue_class = queue_classes[index]
-            entry = queue_class.first
-            if not room.try_add(entry.request.tokens):
+            waiting = classes[index]
+            entry = waiting.first
+            if not budget.try_add(entry.request.tokens):
                 heapq.heappop(turns)
                 continue
-            self._take(entry, is_bulk=queue_class.is_bulk)
+            self._take(entry, is_bulk=waiting.is_bulk)
             taken.append(entry)
-            if queue_class.entries:
-                heapq.heapreplace(turns, (priority, distance, queue_class.first.virtual_deadline, index))
+            if waiting.entries:
+                heapq.heapreplace(turns, (priority, distance, waiting.first.virtual_deadline, index))
             else:
                 heapq.heappop(turns)
         return taken
@@ -199,18 +201,18 @@ class RequestQueue:
     def _take(self, entry: QueueEntry, *, is_bulk: bool) -> None:
         self.withdraw(entry)
         self.clock += entry.request.tokens
-        if not is_bulk and entry.request.group not in self._request_groups:
-            self.small_requests.count()
+        if not is_bulk and entry.request.group not in self._groups:
+            self.small_requests.increment()
 
-    def _small_requests_come(self, max_tokens: int) -> bool:
+    def _has_recent_small_requests(self, max_tokens: int) -> bool:
         if (total := self.small_requests.total) != self._small_requests_seen:
             self._small_requests_seen, self._small_request_at = total, self.clock
         last = self._small_request_at
-        return last is not None and self.clock - last <= SMALL_REQUESTS_LAST * max_tokens
+        return last is not None and self.clock - last <= MAX_BATCHES_SINCE_SMALL * max_tokens
 
     async def wait_not_empty(self) -> None:
-        """Wait for an entry. Cancellation: at once; nothing is taken."""
-        while not self._queue_classes:
+        """Wait until an entry waits. Cancellation: at once; nothing is taken."""
+        while not self._classes:
             self._not_empty = trio.Event()
             await self._not_empty.wait()
 
@@ -219,5 +221,5 @@ class RequestQueue:
 
 
 def batch_of(entries: list[QueueEntry]) -> Batch:
-    """Return the batch that computes these entries, row for row."""
+    """Return the batch of these entries' rows, in their order."""
     return Batch(tuple(entry.request for entry in entries))

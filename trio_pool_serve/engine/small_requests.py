@@ -1,8 +1,8 @@
-"""Small requests that a model's replicas have taken, wherever they were taken.
+"""Counts of the small requests taken by each replica of a model, in memory that all replicas share.
 
-All small requests may be sent to one replica, because the other has more to do: it would compute full batches of bulk
-for as long as none is sent to it, and the first that is would wait for one of those. So each replica counts those that
-it takes in memory that all of them see.
+All small requests may go to one replica because the other has more queued. The other would then compute full batches of
+bulk, and the first small request that goes to it would wait for one of those. So each replica counts the
+small requests that it takes where the others see them, and all keep their batches of bulk short.
 """
 
 import mmap
@@ -15,24 +15,24 @@ from attrs import Factory, define
 
 @define(eq=False)
 class SmallRequests:
-    """How many small requests each replica has taken, and which of them is this one; by default the only one."""
+    """The number of small requests that each replica has taken; ``replica`` is the index of this one."""
 
     taken: npt.NDArray[np.int64] = Factory(lambda: np.zeros(1, np.int64))
     replica: int = 0
 
     @classmethod
     def open(cls, path: Path, replica: int, replicas: int) -> "SmallRequests":
-        """Map the file at ``path``, which is made if it is not there."""
+        """Map the file at ``path``; it is created if it does not exist."""
         with path.open("a+b") as file:
             file.truncate(8 * replicas)
             shared = mmap.mmap(file.fileno(), 8 * replicas)
         return cls(np.frombuffer(shared, np.int64), replica)
 
-    def count(self) -> None:
-        """Say that this replica has taken one."""
+    def increment(self) -> None:
+        """Count one small request taken by this replica."""
         self.taken[self.replica] += 1
 
     @property
     def total(self) -> int:
-        """How many all of them have taken."""
+        """Small requests taken by all replicas."""
         return int(self.taken.sum())
