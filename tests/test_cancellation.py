@@ -34,7 +34,7 @@ from trio_pool_serve.prompts import (
     TextPrompt,
 )
 from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
-from trio_pool_serve.rendering.media.addresses import is_any
+from trio_pool_serve.rendering.media.addresses import is_any_address
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.job import PoolJob
@@ -92,7 +92,7 @@ async def embed_images(service: Service) -> None:
 
 async def fetch_image(service: Service) -> None:
     async with serving({"/": redirects("/image"), "/image": says(encoded())}) as server:
-        fetcher = ImageFetcher(service.offload, 60.0, 10_000, is_allowed=is_any)
+        fetcher = ImageFetcher(service.offload, 60.0, 10_000, is_allowed=is_any_address)
         fetcher._ssl_context = httpx.create_ssl_context(verify=False)  # so as not to read the authorities each time
         try:
             assert await fetcher.fetch(server.url("/"))

@@ -56,7 +56,6 @@ RunnerLoader: TypeAlias = Callable[[AnyModelFolder, ModelConfig, Offload], Runne
 
 def load_transformer(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> Runner:
     """Load the runner for a transformers model; torch is imported only here."""
-    limit_openmp_spinning()
     from trio_pool_serve.models.loading.runner_loading import load_runner
 
     return load_runner(folder, config, offload)
@@ -65,6 +64,10 @@ def load_transformer(folder: AnyModelFolder, config: ModelConfig, offload: Offlo
 def loader_name(load: RunnerLoader) -> str:
     """Return by what name another process finds a loader, a function of some module."""
     return f"{load.__module__}:{load.__qualname__}"
+
+
+def _do_nothing() -> None:
+    """Default callback: does nothing."""
 
 
 @define(eq=False)
@@ -78,9 +81,10 @@ class ServedModel:
 
 @define(eq=False)
 class Service:
-    """Models, ready to be asked: a renderer and an engine for each, over limiters and metrics that they share.
+    """The served models: a renderer and an engine for each, over limiters and metrics that they share.
 
-    The listener may come and go around it; the models stay loaded for as long as ``run`` runs.
+    The listener may restart around it; the models stay loaded for as long as ``run`` runs. Constructing and running a
+    service changes nothing process-wide: a process that exists for one calls ``configure_process`` first.
     """
 
     config: Config
@@ -88,8 +92,10 @@ class Service:
     folder: Path | None = field(default=None, kw_only=True)
     """Where the processes of the server find each other, if it has several and somebody else keeps them alive."""
     offload: Offload = field(kw_only=True)
+    on_loaded: Callable[[], object] = field(default=_do_nothing, kw_only=True)
+    """Called once, when all models are loaded and before the service is ready."""
     metrics: Metrics = field(factory=Metrics, kw_only=True)
-    waiting: InputMemory = field(init=False, factory=InputMemory)
+    input_memory: InputMemory = field(init=False, factory=InputMemory)
     media: MediaLoader = field(init=False)
     started: float = field(factory=time.time, init=False)
     """Seconds since the epoch."""
@@ -110,7 +116,6 @@ class Service:
             media=threads.media_num_workers,
             postprocess=threads.postprocess_num_workers,
             copy=self.config.scheduling.max_in_flight * len(self.config.models),
-            niceness=relative_niceness(threads.niceness),
         )
 
     @processes.default
@@ -128,7 +133,9 @@ class Service:
 
     def __attrs_post_init__(self) -> None:
         self.offload.observe = self.metrics.observe_hop
-        self.media = MediaLoader(self.config.input, self.config.time_limits.media_timeout_s, self.offload, self.waiting)
+        self.media = MediaLoader(
+            self.config.input, self.config.time_limits.media_timeout_s, self.offload, self.input_memory
+        )
         self.metrics.add_gauges(self._gauges)
         if self.config.processes.engine == "process" and self.folder is None:
             # Nobody but this user can enter it: whoever can connect to an engine can have anything computed.
@@ -152,7 +159,6 @@ class Service:
         Raises ``ModelLoadError`` or ``EngineDeadError``, as themselves. Cancellation: every request that
         waits is failed; nothing is waited for.
         """
-        sys.setswitchinterval(self.config.threads.switch_interval_s)
         task_status.started()
         try:
             async with trio.open_nursery() as nursery:
@@ -183,9 +189,7 @@ class Service:
         async with trio.open_nursery() as loading:
             for served in self.served.values():
                 loading.start_soon(self._load_model, served)
-        # What has been loaded stays: the collector need not look at it again.
-        gc.collect()
-        gc.freeze()
+        self.on_loaded()
         self._is_loaded.set()
 
     async def _load_model(self, served: ServedModel) -> None:
@@ -227,7 +231,7 @@ class Service:
                 settings=config.input,
                 media=self.media,
                 image_format=folder.kind.image_format(folder),
-                waiting=self.waiting,
+                input_memory=self.input_memory,
                 embeds_format=embeds_format_of(
                     folder, served.engine.embeds_width, enabled=config.input.enable_prompt_embeds
                 ),
@@ -328,3 +332,27 @@ class Service:
         engines = ", ".join(f"{name}: {served.engine!r}" for name, served in self.served.items())
         processes = "".join(f", {name}: {workers!r}" for name, workers in self.processes.items())
         return f"<Service {self.state}, {engines}, {self.offload!r}{processes}, {self.media!r}>"
+
+
+def configure_process(service: Service) -> None:
+    """Configure a process that exists to run ``service``; call it before ``service.run`` and before torch is imported.
+
+    Sets the interpreter's thread switch interval and, where models compute in this process, how OpenMP's threads wait.
+    Lowers the scheduling priority of the service's threads and worker processes below the event loop's, unless they
+    have a niceness already. Once the models are loaded, takes all objects out of the garbage collector's generations.
+    """
+    threads = service.config.threads
+    sys.setswitchinterval(threads.switch_interval_s)
+    if service.folder is None:
+        limit_openmp_spinning()
+    niceness = relative_niceness(threads.niceness)
+    for workers in (service.offload, *service.processes.values()):
+        if workers.niceness is None:
+            workers.niceness = niceness
+    service.on_loaded = _freeze_loaded_objects
+
+
+def _freeze_loaded_objects() -> None:
+    # What has been loaded stays: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()

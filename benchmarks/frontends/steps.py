@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
-from trio_pool_serve.rendering.text.length_limit import room_for_tokens, too_long
+from trio_pool_serve.rendering.text.length_limit import available_tokens, too_long
 from trio_pool_serve.rendering.text.plain_text import TextFormat
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
 from trio_pool_serve.rendering.text.tokenizer import Encoded
@@ -38,7 +38,7 @@ def finish(texts: TextRenderer, encoded: Encoded, params: RenderingParams) -> To
     """Cut a text and add special tokens. Raises ``ContextLengthError`` or ``InvalidRequestError``."""
     with texts.tokenizers.lend() as tokenizer:
         special = tokenizer.special_tokens if params.add_special_tokens else 0
-        keep = room_for_tokens(params, texts.max_model_len, special)
+        keep = available_tokens(params, texts.max_model_len, special)
         if params.truncate_to is None and len(encoded) > keep:
             raise too_long(f"{len(encoded) + special}", texts.max_model_len)
         return tokenizer.finish(encoded, keep, params.truncation_side, add_special_tokens=params.add_special_tokens)

@@ -1,4 +1,4 @@
-"""How much of what was made of images and of token embeddings waits for the model."""
+"""A bound on the prepared images and token embeddings that wait for the model."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -11,52 +11,54 @@ from trio_pool_serve.types import RenderedPrompt
 MAX_INPUT_BYTES = 2**30
 """The largest image of a Qwen-VL model takes 300 MB, one of CLIP 600 KB."""
 
-MADE_AT_ONCE = 4
-"""Nobody knows how large an image becomes until it is made: so many may pass the bound."""
+MAX_CONCURRENT_PREPARATIONS = 4
+"""An image's size is unknown until it is prepared: at most this many can exceed the bound."""
 
 
 @define(eq=False)
 class InputMemory:
-    """Keeps images and token embeddings from being made ready while ``most`` bytes of such wait for the model.
+    """Holds back preparing images and token embeddings while ``max_bytes`` bytes of them wait for the model.
 
-    Admission counts tokens, and nobody knows an image's before it has been looked at: without this, kilobytes of a
-    request become gigabytes as fast as they are made, and wait until they are computed.
+    Admission counts tokens, and an image's are unknown before it is prepared: without this bound, kilobytes of a
+    request become gigabytes as fast as they can be prepared, and wait until they are computed.
     """
 
-    most: int = MAX_INPUT_BYTES
-    held: int = field(init=False, default=0)
-    _room: trio.Event = field(init=False, factory=trio.Event)
-    _making: trio.CapacityLimiter = field(init=False, factory=lambda: trio.CapacityLimiter(MADE_AT_ONCE))
+    max_bytes: int = MAX_INPUT_BYTES
+    held_bytes: int = field(init=False, default=0)
+    _released: trio.Event = field(init=False, factory=trio.Event)
+    _limiter: trio.CapacityLimiter = field(
+        init=False, factory=lambda: trio.CapacityLimiter(MAX_CONCURRENT_PREPARATIONS)
+    )
 
     @asynccontextmanager
-    async def room(self) -> AsyncIterator[None]:
-        """Make something ready inside the block, which is entered when there is room. Cancellation: at once."""
-        async with self._making:
-            await self.until_there_is_room()
+    async def preparing(self) -> AsyncIterator[None]:
+        """Prepare an input inside the block, which is entered below the limit. Cancellation: at once."""
+        async with self._limiter:
+            await self.wait_until_below_limit()
             yield
 
-    async def until_there_is_room(self) -> None:
-        """Wait while too much is held. Cancellation: at once."""
-        while self.held >= self.most:
-            await self._room.wait()
+    async def wait_until_below_limit(self) -> None:
+        """Wait while ``max_bytes`` or more are held. Cancellation: at once."""
+        while self.held_bytes >= self.max_bytes:
+            await self._released.wait()
 
     @contextmanager
     def holding(self, prompts: Iterable[RenderedPrompt]) -> Iterator[None]:
-        """Count what was made ready for as long as the block, in which it is computed."""
-        size = sum(map(_size, prompts))
-        self.held += size
+        """Count the arrays of prompts as held for the duration of the block, in which they are computed."""
+        size = sum(map(_input_bytes, prompts))
+        self.held_bytes += size
         try:
             yield
         finally:
-            self.held -= size
+            self.held_bytes -= size
             if size:
-                self._room.set()
-                self._room = trio.Event()
+                self._released.set()
+                self._released = trio.Event()
 
     def __repr__(self) -> str:
-        return f"<InputMemory {self.held}/{self.most}>"
+        return f"<InputMemory {self.held_bytes}/{self.max_bytes}>"
 
 
-def _size(prompt: RenderedPrompt) -> int:
-    of_images = 0 if prompt.images is None else prompt.images.nbytes
-    return of_images + (0 if prompt.embeds is None else prompt.embeds.nbytes)
+def _input_bytes(prompt: RenderedPrompt) -> int:
+    image_bytes = 0 if prompt.images is None else prompt.images.nbytes
+    return image_bytes + (0 if prompt.embeds is None else prompt.embeds.nbytes)

@@ -52,7 +52,7 @@ class Renderer:
     """Which token embeddings are taken in place of texts, or why none are."""
     conversations: Conversations | None = None
     """Reads whatever is not a text by itself; set once there is a renderer that it can read texts with."""
-    waiting: InputMemory = Factory(InputMemory)
+    input_memory: InputMemory = Factory(InputMemory)
     """Shared by all models of a server."""
     loop_characters: int = LOOP_CHARACTERS
     """Texts of so many characters altogether are rendered on the event loop."""
@@ -99,7 +99,7 @@ class Renderer:
     async def render(self, prompt: Prompt, params: RenderingParams) -> RenderedPrompt:
         """Return what the model reads for one prompt.
 
-        Raises ``ContextLengthError``, ``InvalidRequestError`` or ``MediaError``. Cancellation: while waiting for a
+        Raises ``ContextLengthError``, ``InvalidRequestError`` or ``MediaError``. Cancellation: while input_memory for a
         thread and while one works, at once; the thread keeps its token until it is done.
         """
         return self._without_placeholders(await self._render(prompt, params), prompt)
@@ -117,7 +117,7 @@ class Renderer:
 
     @property
     def _in_conversation(self) -> bool:
-        return self.conversations is not None and self.conversations.in_conversation
+        return self.conversations is not None and self.conversations.uses_chat_template
 
     async def render_text(self, prompt: TextPrompt | PairPrompt, params: RenderingParams) -> RenderedPrompt:
         """Return what the model reads for a text as it is. Raises and is cancelled as ``render``."""
@@ -132,7 +132,7 @@ class Renderer:
         if isinstance(embeds_format, str):
             raise InvalidRequestError(embeds_format, param="prompt_embeds")
         try:
-            async with self.waiting.room():
+            async with self.input_memory.preparing():
                 render = partial(embeds_format.render, prompt, params)
                 return await self.offload.run("render", render, abandon_on_cancel=True)
         except InvalidRequestError as error:

@@ -117,7 +117,7 @@ async def compute_rows(
             for prompt in prompts
         ]
         collected = CollectedRows(chunk, rendered, timings, done)
-        with renderer.waiting.holding(request.prompt for request in requests):
+        with renderer.input_memory.holding(request.prompt for request in requests):
             await engine.submit_all(requests, collected.window_done)
 
     async def one_of_many(chunk: range) -> None:

@@ -14,7 +14,12 @@ from trio_pool_serve.errors import InvalidRequestError, UnavailableError
 from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.prompts import ChatMessage, ChatPrompt, ImagePart, TextPart
 from trio_pool_serve.rendering.chat import template_process
-from trio_pool_serve.rendering.chat.chat_templates import LOOP_CHARACTERS, RESERVED, ChatTemplate, ChatTemplates
+from trio_pool_serve.rendering.chat.chat_templates import (
+    LOOP_CHARACTERS,
+    RESERVED_VARIABLES,
+    ChatTemplate,
+    ChatTemplates,
+)
 from trio_pool_serve.threads.offload import Offload
 
 ENDLESS = "{% for i in range(99999) %}" * 4 + "{% endfor %}" * 4
@@ -105,7 +110,7 @@ async def test_a_conversation_of_the_largest_body_fits_into_the_memory():
 
 async def test_no_variable_has_the_name_of_what_renders():
     async with templates() as to:
-        for name in sorted(RESERVED):
+        for name in sorted(RESERVED_VARIABLES):
             with pytest.raises(InvalidRequestError, match=name) as found:
                 await render(to, PLAIN, says("hello", template_kwargs={name: "mine"}))
             assert found.value.param == "chat_template_kwargs"

@@ -15,7 +15,7 @@ from hypothesis import assume, given, strategies
 from tests.tensors import FORMS, HOSTILE, MAX_ROWS, ROWS, WIDTH, as_npy, as_torch, numpy_file
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.prompts import EmbedsPrompt, RenderingParams
-from trio_pool_serve.rendering.embeds.prompt_embeds import DECODED_AT_ONCE, EmbedsFormat
+from trio_pool_serve.rendering.embeds.prompt_embeds import DECODE_CHUNK_CHARACTERS, EmbedsFormat
 from trio_pool_serve.runner.forward_pass import to_device
 from trio_pool_serve.types import RenderedPrompt
 
@@ -123,7 +123,7 @@ def test_columns_first_is_read_as_numpy_reads_it():
 
 
 def test_a_tensor_of_many_pieces_is_whole():
-    rows = torch.randn(DECODED_AT_ONCE // 1024, 1024)
+    rows = torch.randn(DECODE_CHUNK_CHARACTERS // 1024, 1024)
     assert np.array_equal(render(as_npy(rows), EmbedsFormat(1024, len(rows))).embeds, rows.numpy())
 
 
@@ -187,7 +187,7 @@ def test_base64_is_strict(payload):
 def test_padding_between_two_pieces_is_refused():
     wide = EmbedsFormat(1024, 4096)
     good = base64.b64encode(as_npy(torch.zeros(512, 1024)))
-    bad = good[: DECODED_AT_ONCE - 4] + b"AA==" + good[DECODED_AT_ONCE:]
+    bad = good[: DECODE_CHUNK_CHARACTERS - 4] + b"AA==" + good[DECODE_CHUNK_CHARACTERS:]
     with pytest.raises(InvalidRequestError, match="base64"):
         wide.render(EmbedsPrompt(bad), RenderingParams())
 

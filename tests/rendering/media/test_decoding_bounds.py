@@ -14,13 +14,13 @@ from trio_pool_serve.rendering.media.decoding_bounds import (
     MAX_INFLATED_CHUNKS,
     MAX_JPEG_SEGMENTS,
     MAX_PNG_CHUNKS,
-    SCANS_OF_THE_LARGEST,
+    MAX_SCANS_AT_MAX_PIXELS,
     count_scans,
 )
 
 SIDE = 1000
 LIMITS = MediaLimits(max_bytes=20 * 2**20, max_pixels=SIDE * SIDE)
-SCANS = SCANS_OF_THE_LARGEST
+SCANS = MAX_SCANS_AT_MAX_PIXELS
 FIRST, LATER = mean_scan(SIDE, SIDE), empty_scan(SIDE, SIDE)
 PIXEL = chunk(b"IDAT", zlib.compress(b"\0\0"))
 

@@ -9,16 +9,16 @@ import pytest
 
 from tests.rendering.media.images import data_url, encoded
 from trio_pool_serve.errors import InvalidRequestError, MediaError
-from trio_pool_serve.rendering.media.encoded_image import SLICE, of_chunks, of_data_url, of_file_url
+from trio_pool_serve.rendering.media.encoded_image import BASE64_SLICE, image_of_chunks, read_data_url, read_file_url
 
 IMAGE = encoded()
 LIMIT = 2**20
 
 
 def test_an_image_is_told_by_its_bytes_however_they_come():
-    image = of_chunks([IMAGE[:10], b"", IMAGE[10:]])
+    image = image_of_chunks([IMAGE[:10], b"", IMAGE[10:]])
     assert image.content == IMAGE
-    assert image.digest == hashlib.sha256(IMAGE).digest() == of_data_url(data_url(IMAGE), LIMIT).digest
+    assert image.digest == hashlib.sha256(IMAGE).digest() == read_data_url(data_url(IMAGE), LIMIT).digest
 
 
 # -- data: ------------------------------------------------------------------------------------------------
@@ -26,14 +26,17 @@ def test_an_image_is_told_by_its_bytes_however_they_come():
 
 @pytest.mark.parametrize("media_type", ["image/png", "image/jpeg", "text/plain;charset=utf-8", ""])
 def test_the_media_type_is_not_believed(media_type):
-    assert of_data_url(data_url(IMAGE, media_type), LIMIT).content == IMAGE
-    assert of_data_url(data_url(IMAGE, media_type).replace("data:", "DATA:").replace("base64", "BASE64"), LIMIT)
+    assert read_data_url(data_url(IMAGE, media_type), LIMIT).content == IMAGE
+    assert read_data_url(data_url(IMAGE, media_type).replace("data:", "DATA:").replace("base64", "BASE64"), LIMIT)
 
 
-@pytest.mark.parametrize("length", [0, 1, 2, 3, SLICE // 4 * 3 - 1, SLICE // 4 * 3, SLICE // 4 * 3 + 1, 2 * SLICE])
+@pytest.mark.parametrize(
+    "length",
+    [0, 1, 2, 3, BASE64_SLICE // 4 * 3 - 1, BASE64_SLICE // 4 * 3, BASE64_SLICE // 4 * 3 + 1, 2 * BASE64_SLICE],
+)
 def test_base64_of_any_length_is_decoded(length):
     content = os.urandom(length)
-    assert of_data_url(data_url(content), 4 * SLICE).content == content
+    assert read_data_url(data_url(content), 4 * BASE64_SLICE).content == content
 
 
 @pytest.mark.parametrize(
@@ -41,7 +44,7 @@ def test_base64_of_any_length_is_decoded(length):
 )
 def test_a_data_url_without_base64_is_not_allowed(url):
     with pytest.raises(InvalidRequestError, match="base64"):
-        of_data_url(url, LIMIT)
+        read_data_url(url, LIMIT)
 
 
 WRONG = ["a", "aaaa=", "aa", "aa=a", "aa==aa==", "a b=", "aaa\n", "aa-_", "aaa%3D", "ä" * 4, "====", "aaaa,aaaa"]
@@ -50,21 +53,21 @@ WRONG = ["a", "aaaa=", "aa", "aa=a", "aa==aa==", "a b=", "aaa\n", "aa-_", "aaa%3
 @pytest.mark.parametrize("wrong", WRONG)
 def test_base64_that_is_not_strictly_so_is_refused(wrong):
     with pytest.raises(MediaError, match="broken"):
-        of_data_url(f"data:;base64,{wrong}", LIMIT)
+        read_data_url(f"data:;base64,{wrong}", LIMIT)
 
 
 def test_padding_where_the_decoder_begins_anew_is_refused_too():
     with pytest.raises(MediaError, match="broken"):
-        of_data_url(f"data:;base64,{'a' * (SLICE - 2)}==aaaa", LIMIT)
+        read_data_url(f"data:;base64,{'a' * (BASE64_SLICE - 2)}==aaaa", LIMIT)
 
 
 def test_base64_of_too_many_bytes_is_refused_before_it_is_decoded():
-    assert len(of_data_url(data_url(bytes(100)), 100).content) == 100
+    assert len(read_data_url(data_url(bytes(100)), 100).content) == 100
     for length in (101, 102, 10_000_000):
         url = data_url(bytes(length))
         tracemalloc.start()
         with pytest.raises(MediaError, match="larger than 100 bytes"):
-            of_data_url(url, 100)
+            read_data_url(url, 100)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak < 100_000
@@ -89,20 +92,20 @@ def test_files_in_the_folder_are_read(folder):
     (folder / "inner").mkdir()
     (folder / "inner" / "link.png").symlink_to(folder / "image.png")
     for path in ("image.png", "ä b%.png", "inner/link.png"):
-        assert of_file_url((folder / path).as_uri(), folder, LIMIT).content == IMAGE
-    assert of_file_url(f"file://localhost{folder}/inner/../image.png", folder, LIMIT).content == IMAGE
+        assert read_file_url((folder / path).as_uri(), folder, LIMIT).content == IMAGE
+    assert read_file_url(f"file://localhost{folder}/inner/../image.png", folder, LIMIT).content == IMAGE
 
 
 def test_the_folder_may_be_named_by_a_link(folder):
     link = folder.parent / "link"
     link.symlink_to(folder)
-    assert of_file_url((link / "image.png").as_uri(), link, LIMIT).content == IMAGE
-    assert of_file_url((folder / "image.png").as_uri(), link, LIMIT).content == IMAGE
+    assert read_file_url((link / "image.png").as_uri(), link, LIMIT).content == IMAGE
+    assert read_file_url((folder / "image.png").as_uri(), link, LIMIT).content == IMAGE
 
 
 def test_no_file_is_read_unless_a_folder_is_allowed(folder):
     with pytest.raises(InvalidRequestError, match="--allowed-media-path"):
-        of_file_url((folder / "image.png").as_uri(), None, LIMIT)
+        read_file_url((folder / "image.png").as_uri(), None, LIMIT)
 
 
 def outside(folder: Path) -> dict[str, str]:
@@ -126,7 +129,7 @@ def test_files_elsewhere_are_refused_alike_be_they_there_or_not(folder):
     told = set()
     for url in outside(folder).values():
         with pytest.raises(InvalidRequestError) as caught:
-            of_file_url(url, folder, LIMIT)
+            read_file_url(url, folder, LIMIT)
         told.add(str(caught.value))
     assert told == {"The file of an image is not under --allowed-media-path."}
 
@@ -134,7 +137,7 @@ def test_files_elsewhere_are_refused_alike_be_they_there_or_not(folder):
 @pytest.mark.parametrize("url", ["file:image.png", "file:", "file://host/image.png", "file:///a%00b", "file://[/a"])
 def test_file_urls_must_have_an_absolute_path(folder, url):
     with pytest.raises(InvalidRequestError, match="absolute path"):
-        of_file_url(url, folder, LIMIT)
+        read_file_url(url, folder, LIMIT)
 
 
 def test_only_plain_files_are_read_and_nothing_is_waited_for(folder):
@@ -143,21 +146,21 @@ def test_only_plain_files_are_read_and_nothing_is_waited_for(folder):
     (folder / "loop").symlink_to(folder / "loop")
     for name, told in {"pipe": "no plain file", "inner": "no plain file", "nothing": "read", "loop": "read"}.items():
         with pytest.raises(MediaError, match=told):
-            of_file_url((folder / name).as_uri(), folder, LIMIT)
+            read_file_url((folder / name).as_uri(), folder, LIMIT)
 
 
 def test_a_device_is_no_plain_file():
     with pytest.raises(MediaError, match="no plain file"):
-        of_file_url("file:///dev/zero", Path("/dev"), LIMIT)
+        read_file_url("file:///dev/zero", Path("/dev"), LIMIT)
 
 
 def test_a_file_of_too_many_bytes_is_refused(folder):
     (folder / "large.png").write_bytes(bytes(101))
     with pytest.raises(MediaError, match="larger than 100 bytes"):
-        of_file_url((folder / "large.png").as_uri(), folder, 100)
+        read_file_url((folder / "large.png").as_uri(), folder, 100)
 
 
 def test_a_file_that_says_nothing_of_its_length_is_read_up_to_the_limit():
     """Those of the system have a length of 0, whatever is in them."""
     with pytest.raises(MediaError, match="larger than 10 bytes"):
-        of_file_url("file:///proc/version", Path("/proc"), 10)
+        read_file_url("file:///proc/version", Path("/proc"), 10)

@@ -11,8 +11,8 @@ import trustme
 from tests.rendering.media.image_server import ImageServer, drips, never, redirects, says, serving
 from tests.rendering.media.images import encoded
 from trio_pool_serve.errors import InvalidRequestError, MediaError
-from trio_pool_serve.rendering.media.addresses import is_any, is_public
-from trio_pool_serve.rendering.media.fetching import CONCURRENT_FETCHES, MAX_ADDRESSES, MAX_REDIRECTS, ImageFetcher
+from trio_pool_serve.rendering.media.addresses import is_any_address, is_public
+from trio_pool_serve.rendering.media.fetching import MAX_ADDRESSES, MAX_CONCURRENT_FETCHES, MAX_REDIRECTS, ImageFetcher
 from trio_pool_serve.rendering.media.resolver import Resolver
 from trio_pool_serve.threads.offload import Offload
 
@@ -23,7 +23,7 @@ NO_ADDRESS = "The host of an image has no address that images are fetched from."
 
 
 def fetcher(**options) -> ImageFetcher:
-    options = {"timeout_s": FOREVER, "max_bytes": LIMIT, "is_allowed": is_any, **options}
+    options = {"timeout_s": FOREVER, "max_bytes": LIMIT, "is_allowed": is_any_address, **options}
     return ImageFetcher(Offload(), **options)
 
 
@@ -161,13 +161,13 @@ async def test_what_would_unfold_is_refused(coding):
 async def test_no_more_images_are_fetched_at_once_than_allowed():
     fetching = fetcher()
     async with serving({"/": never}) as server, trio.open_nursery() as nursery:
-        for _ in range(CONCURRENT_FETCHES + 3):
+        for _ in range(MAX_CONCURRENT_FETCHES + 3):
             nursery.start_soon(fetching.fetch, server.url("/"))
         with trio.fail_after(10):
-            while len(server.heads) < CONCURRENT_FETCHES:  # noqa: ASYNC110
+            while len(server.heads) < MAX_CONCURRENT_FETCHES:  # noqa: ASYNC110
                 await trio.sleep(0.001)
         stats = fetching.statistics()
-        assert (stats.borrowed, stats.waiting) == (CONCURRENT_FETCHES, 3)
+        assert (stats.borrowed, stats.waiting) == (MAX_CONCURRENT_FETCHES, 3)
         assert repr(fetching) == "<ImageFetcher 16/16+3>"
         nursery.cancel_scope.cancel()
     assert fetching.statistics().borrowed == fetching.statistics().waiting == 0

@@ -6,9 +6,9 @@ import pytest
 import trio
 
 from trio_pool_serve.errors import MediaError
-from trio_pool_serve.rendering.media.addresses import is_any
+from trio_pool_serve.rendering.media.addresses import is_any_address
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
-from trio_pool_serve.rendering.media.resolver import CONCURRENT_LOOK_UPS, Resolver
+from trio_pool_serve.rendering.media.resolver import MAX_CONCURRENT_LOOK_UPS, Resolver
 from trio_pool_serve.threads.offload import Offload
 
 
@@ -56,13 +56,13 @@ async def leave_look_ups(resolver: Resolver, count: int) -> None:
     async with trio.open_nursery() as nursery:
         for n in range(count):
             nursery.start_soon(resolver.resolve, f"{n}.slow.test", 80)
-        await wait_until(lambda: resolver.statistics().borrowed == CONCURRENT_LOOK_UPS)
+        await wait_until(lambda: resolver.statistics().borrowed == MAX_CONCURRENT_LOOK_UPS)
         nursery.cancel_scope.cancel()
 
 
 async def test_look_ups_that_nobody_waits_for_take_no_thread_of_anybody_else(slow: Resolver, answered: threading.Event):
-    await leave_look_ups(slow, 3 * CONCURRENT_LOOK_UPS)
-    assert (slow.statistics().borrowed, slow.statistics().waiting) == (CONCURRENT_LOOK_UPS, 0)
+    await leave_look_ups(slow, 3 * MAX_CONCURRENT_LOOK_UPS)
+    assert (slow.statistics().borrowed, slow.statistics().waiting) == (MAX_CONCURRENT_LOOK_UPS, 0)
     assert repr(slow) == "<Resolver 16/16+0>"
     assert trio.to_thread.current_default_thread_limiter().borrowed_tokens == 0
     assert await slow.resolve("127.0.0.1", 80) == ["127.0.0.1"]
@@ -74,8 +74,8 @@ async def test_look_ups_that_nobody_waits_for_take_no_thread_of_anybody_else(slo
 
 
 async def test_who_waits_too_long_for_a_look_up_is_told_what_everybody_is_told(slow: Resolver):
-    await leave_look_ups(slow, CONCURRENT_LOOK_UPS)
-    fetching = ImageFetcher(Offload(), 0.1, 10, is_allowed=is_any, resolver=slow)
+    await leave_look_ups(slow, MAX_CONCURRENT_LOOK_UPS)
+    fetching = ImageFetcher(Offload(), 0.1, 10, is_allowed=is_any_address, resolver=slow)
     with pytest.raises(MediaError, match=r"^An image did not arrive within 0\.1 s\.$"):
         await fetching.fetch("http://name.test/")
     assert (fetching.statistics().borrowed, slow.statistics().waiting) == (0, 0)

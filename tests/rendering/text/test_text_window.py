@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.rendering.text.test_tokenizer import FAST_KINDS, fast_tokenizer
 from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
-from trio_pool_serve.rendering.text.text_window import MARGIN_TOKENS, encode_window, most_characters
+from trio_pool_serve.rendering.text.text_window import MARGIN_TOKENS, encode_window, max_characters_for
 from trio_pool_serve.rendering.text.tokenizer import Encoded
 from trio_pool_serve.types import TokenIds
 
@@ -142,7 +142,7 @@ def test_of_10_megabytes_of_one_thing_a_bounded_part_is_tokenised(kind, filler, 
     tokenizer = CountingTokenizer(TOKENIZERS[kind])
     window = encode_window(tokenizer, text, 30, side)
     assert not window.is_whole
-    assert tokenizer.characters <= most_characters(30) * 4 / 3
+    assert tokenizer.characters <= max_characters_for(30) * 4 / 3
     kept = tokenizer.finish(window.encoded, 2, side, add_special_tokens=False).tolist()
     end = "first " + filler * 300 if side == "right" else filler * 300 + " last"
     assert kept[0 if side == "right" else -1] == whole_bare(tokenizer.inner, end)[0 if side == "right" else -1]

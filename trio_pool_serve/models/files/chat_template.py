@@ -1,4 +1,4 @@
-"""How a folder's files say that its chat template is used."""
+"""Chat template settings in the files of a model's folder."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,33 +7,34 @@ from attrs import evolve
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_json
-from trio_pool_serve.rendering.chat.chat_format import ChatFormat, wants_parts
+from trio_pool_serve.rendering.chat.chat_format import ChatFormat, expects_content_parts
 
 FLAT_MODEL_TYPES = frozenset({"apertus", "deepseek_v3", "gpt_oss", "seed_oss"})
+"""Model types whose chat templates take a message's content as one string."""
 
-OWN_OPTIONS = frozenset({"padding", "truncation", "max_length", "return_tensors", "restore_suffix"})
-"""Options of the tokenizer and of sentence-transformers that no template sees."""
+TOKENIZER_KWARGS = frozenset({"padding", "truncation", "max_length", "return_tensors", "restore_suffix"})
+"""``chat_template`` options that go to the tokenizer or to sentence-transformers, not to the template."""
 
 
 def read_chat_format(files: FolderFiles) -> ChatFormat | None:
-    """Return the format if pairs may go through the chat template. Raises ``ModelLoadError``."""
+    """Return how texts are put into the chat template, ``None`` if they are not. Raises ``ModelLoadError``."""
     options = _template_options(files)
-    template = chat_template(files)
-    sighted = ChatFormat(
-        structured=files.text_config.get("model_type") not in FLAT_MODEL_TYPES and wants_parts(template or ".type"),
+    template = read_chat_template(files)
+    inferred = ChatFormat(
+        structured=files.text_config.get("model_type") not in FLAT_MODEL_TYPES and expects_content_parts(template or ".type"),
         options=options,
     )
     if not files.modules:
-        return evolve(sighted, required=False) if template is not None else None
+        return evolve(inferred, required=False) if template is not None else None
     message = (files.module_config.get("modality_config") or {}).get("message")
     if message is None:
         return None
     form = message.get("format", "auto")
-    return sighted if form == "auto" else evolve(sighted, structured=form == "structured")
+    return inferred if form == "auto" else evolve(inferred, structured=form == "structured")
 
 
-def read_message_form(files: FolderFiles) -> bool | None:
-    """Return whether messages are in parts, as a folder's files say; ``None`` where its template is to tell."""
+def read_message_format(files: FolderFiles) -> bool | None:
+    """Return whether message content is a list of parts; ``None``: decided by the chat template's text."""
     message = (files.module_config.get("modality_config") or {}).get("message") or {}
     form = message.get("format", "auto")
     if form == "auto":
@@ -41,24 +42,24 @@ def read_message_form(files: FolderFiles) -> bool | None:
     return bool(form == "structured")
 
 
-def chat_template(files: FolderFiles) -> str | None:
-    """Return the folder's template, ``""`` for several with names, ``None`` for none.
+def read_chat_template(files: FolderFiles) -> str | None:
+    """Return the folder's chat template, ``""`` for several named ones, ``None`` if it has none.
 
-    Processors used to be saved with a template of their own beside the tokenizer's, in chat_template.json.
+    Processors used to be saved with a chat template separate from the tokenizer's, in chat_template.json.
     """
     try:
         return (files.transformer_path / "chat_template.jinja").read_text(encoding="utf-8")
     except FileNotFoundError:
-        of_processor = read_json(files.transformer_path / "chat_template.json").get("chat_template")
-        template = of_processor or files.tokenizer_config.get("chat_template")
+        processor_template = read_json(files.transformer_path / "chat_template.json").get("chat_template")
+        template = processor_template or files.tokenizer_config.get("chat_template")
         return template if isinstance(template, str | None) else ""
 
 
 def _template_options(files: FolderFiles) -> Mapping[str, Any]:
-    asked: Mapping[str, Mapping[str, Any]] = files.module_config.get("processing_kwargs") or {}
-    unsupported = [name for name, options in asked.items() if options and name != "chat_template"]
-    options = asked.get("chat_template") or {}
-    unsupported += sorted(OWN_OPTIONS & options.keys())
+    kwargs: Mapping[str, Mapping[str, Any]] = files.module_config.get("processing_kwargs") or {}
+    unsupported = [name for name, options in kwargs.items() if options and name != "chat_template"]
+    options = kwargs.get("chat_template") or {}
+    unsupported += sorted(TOKENIZER_KWARGS & options.keys())
     if unsupported:
-        raise ModelLoadError(f"processing_kwargs asks for {', '.join(unsupported)}, which is not supported.")
+        raise ModelLoadError(f"processing_kwargs requires {', '.join(unsupported)}, which is not supported.")
     return options

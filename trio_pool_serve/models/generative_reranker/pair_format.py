@@ -3,10 +3,10 @@
 import numpy as np
 from attrs import frozen
 
-from trio_pool_serve.models.generative_reranker.spec import GenerativeReranker, JudgeFormat
+from trio_pool_serve.models.generative_reranker.spec import GenerativeReranker, RerankerTemplate
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
-from trio_pool_serve.rendering.chat.pair_templates import all_ids, chat_pair, check_length, shortened
-from trio_pool_serve.rendering.text.length_limit import room_for_tokens
+from trio_pool_serve.rendering.chat.pair_templates import all_ids, chat_pair, check_length, shortened_pair
+from trio_pool_serve.rendering.text.length_limit import available_tokens
 from trio_pool_serve.rendering.text.pairs import PairFormat
 from trio_pool_serve.rendering.text.text_window import encode_window
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
@@ -14,10 +14,10 @@ from trio_pool_serve.types import RenderedPrompt
 
 
 @frozen
-class JudgePair:
+class RerankerPairFormat:
     """A frame that is always whole, around a body that may be cut."""
 
-    format: JudgeFormat
+    format: RerankerTemplate
 
     def render(
         self, tokenizer: Tokenizer, prompt: PairPrompt, params: RenderingParams, max_model_len: int
@@ -25,8 +25,8 @@ class JudgePair:
         """Return the tokens of prefix, body and suffix, each tokenised by itself."""
         prefix, suffix = all_ids(tokenizer, self.format.prefix), all_ids(tokenizer, self.format.suffix)
         frame = len(prefix) + len(suffix)
-        keep = room_for_tokens(params, max_model_len, frame, "template")
-        first, second = shortened(tokenizer, prompt)
+        keep = available_tokens(params, max_model_len, frame, "template")
+        first, second = shortened_pair(tokenizer, prompt)
         window = encode_window(
             tokenizer, self.format.body(first, second, params.instruction), keep, params.truncation_side
         )
@@ -37,6 +37,6 @@ class JudgePair:
 
 def reranker_pair_format(spec: GenerativeReranker, tokenizer: Tokenizer) -> PairFormat:
     """Return the pair format of a model. Raises ``ModelLoadError`` if its template cannot be used."""
-    if isinstance(spec.template, JudgeFormat):
-        return JudgePair(spec.template)
+    if isinstance(spec.template, RerankerTemplate):
+        return RerankerPairFormat(spec.template)
     return chat_pair(spec.template, tokenizer)

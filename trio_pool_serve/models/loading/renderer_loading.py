@@ -1,4 +1,4 @@
-"""Making the renderer of a model's folder."""
+"""Building the renderer of a model's folder."""
 
 from trio_pool_serve.config import InputConfig
 from trio_pool_serve.models.model_kind import AnyModelFolder
@@ -9,15 +9,15 @@ from trio_pool_serve.rendering.input_memory import InputMemory
 from trio_pool_serve.rendering.media.image_protocols import ImageFormat
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
-from trio_pool_serve.rendering.text.tokenizer import ChatTexts, Tokenizer
+from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates, Tokenizer
 from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
 from trio_pool_serve.threads.offload import Offload
 
 
 def text_renderer_of(folder: AnyModelFolder, tokenizer: Tokenizer, *, workers: int) -> TextRenderer:
-    """Return the renderer of a model's texts, with ``workers`` copies of its tokenizer. Raises ``ModelLoadError``."""
+    """Return a model's text renderer, with ``workers`` + 1 copies of its tokenizer. Raises ``ModelLoadError``."""
     return TextRenderer(
-        TokenizerPool(tokenizer, workers + 1),  # one for the event loop, which renders short texts by itself
+        TokenizerPool(tokenizer, workers + 1),  # one for the event loop, which renders short texts inline
         max_model_len=folder.max_model_len,
         vocab_size=folder.vocab_size,
         pools_instruction=folder.spec.pools_instruction,
@@ -32,30 +32,30 @@ def renderer_of(
     offload: Offload,
     *,
     workers: int,
-    embeds_format: EmbedsFormat | str = "This model is read from texts.",
+    embeds_format: EmbedsFormat | str = "This model takes no token embeddings.",
     templates: ChatTemplates | None = None,
     settings: InputConfig | None = None,
     media: ImageLoader | None = None,
     image_format: ImageFormat | None = None,
-    waiting: InputMemory | None = None,
+    input_memory: InputMemory | None = None,
 ) -> Renderer:
-    """Return the renderer for a model, with ``workers`` copies of its tokenizer. Raises ``ModelLoadError``.
+    """Return a model's renderer, with ``workers`` + 1 copies of its tokenizer. Raises ``ModelLoadError``.
 
-    Without ``templates`` it reads single texts, tokens and token embeddings only.
+    Without ``templates`` it renders only single texts, token ids and token embeddings.
     """
     texts = text_renderer_of(folder, tokenizer, workers=workers)
-    renderer = Renderer(texts, offload, embeds_format, waiting=waiting or InputMemory())
+    renderer = Renderer(texts, offload, embeds_format, input_memory=input_memory or InputMemory())
     if templates is not None:
         settings = settings or InputConfig()
         renderer.conversations = Conversations(
             templates=templates,
-            chat=tokenizer.chat if folder.spec.reads_conversations else ChatTexts(),
-            read_text=renderer.render_text,
+            chat=tokenizer.chat if folder.spec.supports_messages else ModelChatTemplates(),
+            render_text=renderer.render_text,
             shorten=renderer.shorten,
             max_model_len=folder.max_model_len,
-            structured=folder.messages_in_parts,
-            in_conversation=folder.spec.in_conversation,
-            options=folder.spec.template_options,
+            structured=folder.structured_messages,
+            uses_chat_template=folder.spec.uses_chat_template,
+            options=folder.spec.chat_template_kwargs,
             trusts_request_templates=settings.trust_request_chat_template,
             max_images=settings.max_images_per_input,
             media=media,
@@ -65,11 +65,14 @@ def renderer_of(
 
 
 def embeds_format_of(folder: AnyModelFolder, embeds_width: int, *, enabled: bool) -> EmbedsFormat | str:
-    """Return which token embeddings a model takes, or why none; its runner takes them ``embeds_width`` wide."""
+    """Return the format of a model's ``prompt_embeds``, or the message that refuses them.
+
+    ``embeds_width`` is the width of the runner's token embeddings, 0 if its forward pass takes none.
+    """
     if not enabled:
-        return "This server takes no token embeddings; it does when it is started with --enable-prompt-embeds."
-    if not folder.spec.takes_embeds:
-        return "This model looks at the tokens themselves: token embeddings cannot stand in for them."
+        return "This server takes no token embeddings: start it with --enable-prompt-embeds."
+    if not folder.spec.supports_prompt_embeds:
+        return "This model needs token ids: token embeddings cannot replace them."
     if not embeds_width:
         return f"The forward pass of {folder.model_type} takes no token embeddings."
     return EmbedsFormat(embeds_width, folder.max_model_len)

@@ -14,12 +14,12 @@ from trio_pool_serve.models.files.folder_files import read_json
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer, named_ids
-from trio_pool_serve.rendering.text.tokenizer import ChatTexts, RenderChat, Tokenizer
+from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates, RenderChat, Tokenizer
 
 
 def load_tokenizer(folder: AnyModelFolder, *, trust_remote_code: bool = False) -> Tokenizer:
     """Load the tokenizer of a model's folder. Blocks; raises ``ModelLoadError``."""
-    # Imported here: it takes seconds, and brings torch along.
+    # Imported here: it takes seconds and imports torch.
     from transformers import AutoTokenizer
 
     try:
@@ -31,9 +31,9 @@ def load_tokenizer(folder: AnyModelFolder, *, trust_remote_code: bool = False) -
     if loaded.is_fast and folder.lower_case:
         normalizer = loaded.backend_tokenizer.normalizer
         loaded.backend_tokenizer.normalizer = NormalizerSequence([Lowercase(), *([normalizer] if normalizer else [])])
-    _keep_whole(loaded, folder.spec.marker_tokens)
+    _add_marker_tokens(loaded, folder.spec.marker_tokens)
     has_segments, chat = "token_type_ids" in loaded.model_input_names, _chat_renderer(loaded)
-    texts = ChatTexts(
+    texts = ModelChatTemplates(
         templates=_templates(loaded, folder.transformer_path),
         special_tokens={name: str(token) for name, token in loaded.special_tokens_map.items()},
     )
@@ -44,12 +44,13 @@ def load_tokenizer(folder: AnyModelFolder, *, trust_remote_code: bool = False) -
 
 
 def _templates(loaded: Any, path: Path) -> Mapping[str, str]:
-    """Return the chat templates by name. A processor's own, in the files it is published with, comes first."""
+    """Return the chat templates by name. A processor's own files take precedence over the tokenizer's."""
     for name in ("processor_config.json", "chat_template.json"):
-        of_processor = read_json(path / name).get("chat_template")
-        if of_processor:
-            return of_processor if isinstance(of_processor, dict) else {"default": of_processor}
-    template = loaded.chat_template
+        template = read_json(path / name).get("chat_template")
+        if template:
+            break
+    else:
+        template = loaded.chat_template
     if not template:
         return {}
     return template if isinstance(template, dict) else {"default": template}
@@ -66,10 +67,10 @@ def _chat_renderer(loaded: Any) -> RenderChat | None:
     return render
 
 
-def _keep_whole(tokenizer: Any, markers: Iterable[str]) -> None:
-    """Make one token of each marker, or of its first word, if there is such a token; others stay ordinary text.
+def _add_marker_tokens(tokenizer: Any, markers: Iterable[str]) -> None:
+    """Tokenise each marker, or its first word, as one token if the vocabulary has it; others stay ordinary text.
 
-    ``[unused0]`` is in BERT's vocabulary, but as text it falls into ``[``, ``unused`` and so on.
+    ``[unused0]`` is in BERT's vocabulary, but is tokenised as ``[``, ``unused`` and so on.
     """
     vocabulary = tokenizer.get_vocab()
     split = []

@@ -37,6 +37,6 @@ class ChatFormat:
         return [{"type": "text", "text": text}] if self.structured else text
 
 
-def wants_parts(template: str) -> bool:
+def expects_content_parts(template: str) -> bool:
     """Tell whether a template looks like one that wants a message's content in parts."""
     return any(pattern in template for pattern in STRUCTURED_PATTERNS)

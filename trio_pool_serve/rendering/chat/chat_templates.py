@@ -10,7 +10,7 @@ from attrs import define, frozen
 from trio_pool_serve.errors import InvalidRequestError, UnavailableError, WorkerDiedError, WorkerTooSlowError
 from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.prompts import ChatMessage, ChatPrompt, ImagePart, Part
-from trio_pool_serve.rendering.chat.template_process import MEMORY_BYTES, TemplateQuestion, render_template
+from trio_pool_serve.rendering.chat.template_process import MEMORY_BYTES, TemplateRequest, render_template
 from trio_pool_serve.threads.offload import Offload
 
 LOOP_CHARACTERS = 16 * 1024
@@ -22,7 +22,7 @@ LOOP_BYTES = 128 * 1024
 CHARACTERS_PER_PART = 64
 """What a message or a part costs beside its text, as if it were text."""
 
-RESERVED = frozenset(
+RESERVED_VARIABLES = frozenset(
     {
         "messages",
         "conversation",
@@ -49,13 +49,13 @@ class ChatTemplate:
     """A template in Jinja, and what it is rendered with.
 
     ``variables`` are the special tokens, by name, and whatever the model's files hand to it. ``structured`` has
-    texts handed to it as parts of a message; images always are. ``is_client_s`` says that it came with a request.
+    texts handed to it as parts of a message; images always are. ``is_from_request`` says that it came with a request.
     """
 
     text: str
     variables: Mapping[str, Any]
     structured: bool
-    is_client_s: bool = False
+    is_from_request: bool = False
 
 
 @define(eq=False)
@@ -66,7 +66,7 @@ class ChatTemplates:
     """
 
     processes: WorkerProcesses
-    processes_of_clients: WorkerProcesses
+    request_template_processes: WorkerProcesses
     offload: Offload
     timeout_s: float
 
@@ -83,7 +83,7 @@ class ChatTemplates:
             question = _question(template, prompt)
         else:
             question = await self.offload.run("render", lambda: _question(template, prompt), abandon_on_cancel=True)
-        processes = self.processes_of_clients if template.is_client_s else self.processes
+        processes = self.request_template_processes if template.is_from_request else self.processes
         try:
             text = await processes.call(render_template, question, max_characters, timeout_s=self.timeout_s)
         except WorkerTooSlowError as error:
@@ -127,12 +127,12 @@ def _length(part: Part) -> int:
 
 def _question(template: ChatTemplate, prompt: ChatPrompt) -> bytes:
     for name in prompt.template_kwargs:
-        if name in RESERVED:
+        if name in RESERVED_VARIABLES:
             raise InvalidRequestError(
                 f"{name} is no variable of a template and cannot be one of chat_template_kwargs.",
                 param="chat_template_kwargs",
             )
-    question = TemplateQuestion(
+    question = TemplateRequest(
         template=template.text,
         messages=template_messages(prompt.messages, structured=template.structured),
         variables={**template.variables, **prompt.template_kwargs},

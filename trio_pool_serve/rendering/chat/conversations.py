@@ -25,11 +25,11 @@ from trio_pool_serve.prompts import (
     TextPart,
     TextPrompt,
 )
-from trio_pool_serve.rendering.chat.chat_format import wants_parts
+from trio_pool_serve.rendering.chat.chat_format import expects_content_parts
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplate, ChatTemplates
 from trio_pool_serve.rendering.media.image_protocols import ImageFormat, ImageProcessor
 from trio_pool_serve.rendering.text.length_limit import too_long
-from trio_pool_serve.rendering.text.tokenizer import ChatTexts
+from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt
 
 MAX_TEMPLATE_CHARACTERS = 64 * 1024
@@ -48,7 +48,7 @@ class ImageLoader(Protocol):
         """Return what a processor makes of an image. Raises ``MediaError``. Cancellation: at once."""
 
 
-ReadText = Callable[[TextPrompt, RenderingParams], Awaitable[RenderedPrompt]]
+RenderText = Callable[[TextPrompt, RenderingParams], Awaitable[RenderedPrompt]]
 """Tokenises a text off the loop; raises and is cancelled as ``Renderer.render``."""
 
 Shorten = Callable[[str, int], Awaitable[str]]
@@ -59,19 +59,19 @@ Shorten = Callable[[str, int], Awaitable[str]]
 class Conversations:
     """How one model reads conversations and contents.
 
-    ``in_conversation`` says that it reads every input as a conversation of one user message, as
+    ``uses_chat_template`` says that it reads every input as a conversation of one user message, as
     sentence-transformers has it. ``structured`` is how its own template wants texts. ``options`` are what its files
     have the template rendered with. Without ``image_format`` it reads texts only.
     """
 
     templates: ChatTemplates
-    chat: ChatTexts
-    read_text: ReadText
+    chat: ModelChatTemplates
+    render_text: RenderText
     shorten: Shorten
     max_model_len: int
     structured: bool | None = None
     """``None`` to tell from the template."""
-    in_conversation: bool = False
+    uses_chat_template: bool = False
     options: Mapping[str, Any] = Factory(dict)
     trusts_request_templates: bool = False
     max_images: int = 16
@@ -100,12 +100,12 @@ class Conversations:
             raise
 
     async def _render_parts(self, parts: Sequence[Part], params: RenderingParams) -> RenderedPrompt:
-        if self.in_conversation:
+        if self.uses_chat_template:
             return await self._render_in_conversation(parts, params)
         images = _images(parts)
         if not images:
             text = "\n".join(part.text for part in parts if isinstance(part, TextPart))
-            return await self.read_text(TextPrompt(text), params)
+            return await self.render_text(TextPrompt(text), params)
         image_format = self._format_for(images)
         if len(parts) == 1:
             (image,) = await self._load(images, image_format)
@@ -151,12 +151,12 @@ class Conversations:
         reading = evolve(params, instruction="", max_text_tokens=None)
         if not images:
             text = await self.templates.render(template, prompt, max_characters=self.max_characters)
-            return await self.read_text(TextPrompt(text), reading)
+            return await self.render_text(TextPrompt(text), reading)
         image_format = self._format_for(images)
         # An image that is cut through is none: what is too long is refused, even where texts may be cut.
         reading = evolve(reading, truncate_to=None)
         text, features = await self._render_beside_images(template, prompt, images, image_format)
-        tokens = (await self.read_text(TextPrompt(text), reading)).token_ids
+        tokens = (await self.render_text(TextPrompt(text), reading)).token_ids
         rendered = await self.templates.offload.run(
             "media", lambda: image_format.expand(tokens, features), abandon_on_cancel=True
         )
@@ -170,7 +170,7 @@ class Conversations:
 
         A client's template, which may take long, comes first: images are not held for its sake.
         """
-        if template.is_client_s:
+        if template.is_from_request:
             text = await self.templates.render(template, prompt, max_characters=self.max_characters)
             return text, await self._load(images, image_format, self.max_model_len)
         text, features = "", list[ImageFeatures]()
@@ -190,7 +190,7 @@ class Conversations:
         asked = prompt.chat_template
         text = self.chat.templates.get("default" if asked is None else asked)
         if text is not None:
-            structured = wants_parts(text) if self.structured is None else self.structured
+            structured = expects_content_parts(text) if self.structured is None else self.structured
             return ChatTemplate(text=text, variables=self._variables, structured=structured)
         if asked is None:
             names = ", ".join(sorted(self.chat.templates))
@@ -208,7 +208,9 @@ class Conversations:
                 f"The chat template has {len(asked)} characters; at most {MAX_TEMPLATE_CHARACTERS} are taken.",
                 param="chat_template",
             )
-        return ChatTemplate(text=asked, variables=self._variables, structured=wants_parts(asked), is_client_s=True)
+        return ChatTemplate(
+            text=asked, variables=self._variables, structured=expects_content_parts(asked), is_from_request=True
+        )
 
     @property
     def _variables(self) -> dict[str, Any]:

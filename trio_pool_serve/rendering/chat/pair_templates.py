@@ -6,7 +6,7 @@ from attrs import define, field
 from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
 from trio_pool_serve.rendering.chat.chat_format import ChatFormat
-from trio_pool_serve.rendering.text.length_limit import room_for_tokens, too_long
+from trio_pool_serve.rendering.text.length_limit import available_tokens, too_long
 from trio_pool_serve.rendering.text.pairs import JoinedPair, PairFormat, shorten
 from trio_pool_serve.rendering.text.text_window import WindowedText, encode_window
 from trio_pool_serve.rendering.text.tokenizer import RenderChat, Tokenizer
@@ -31,8 +31,8 @@ class ChatPair:
         self, tokenizer: Tokenizer, prompt: PairPrompt, params: RenderingParams, max_model_len: int
     ) -> RenderedPrompt:
         """Return the tokens of the conversation; the template brings its special tokens along."""
-        keep = room_for_tokens(params, max_model_len, 0)
-        text = self._text(*shortened(tokenizer, prompt), params.instruction)
+        keep = available_tokens(params, max_model_len, 0)
+        text = self._text(*shortened_pair(tokenizer, prompt), params.instruction)
         window = encode_window(tokenizer, text, keep, params.truncation_side)
         check_length(window, keep, params, max_model_len, extra=0)
         is_cut = not (window.is_whole and window.tokens <= keep)
@@ -96,7 +96,7 @@ def _fault(template: ChatFormat, tokenizer: Tokenizer) -> str | None:
     return f"it leaves out the {' and the '.join(lost)}" if lost else None
 
 
-def shortened(tokenizer: Tokenizer, prompt: PairPrompt) -> tuple[str, str]:
+def shortened_pair(tokenizer: Tokenizer, prompt: PairPrompt) -> tuple[str, str]:
     """Return both texts of a pair, each truncated to its own limit."""
     return (
         shorten(tokenizer, prompt.first, prompt.max_first_tokens),

@@ -22,7 +22,7 @@ MAX_ERROR_CHARACTERS = 500
 
 
 @frozen(kw_only=True)
-class TemplateQuestion:
+class TemplateRequest:
     """What is rendered. ``variables`` are what the template sees beside the messages."""
 
     template: str
@@ -46,7 +46,7 @@ def prepare() -> None:
 
 
 def render_template(question: bytes, max_characters: int) -> bytes:
-    """Return the text, UTF-8, that a template makes of the JSON of a ``TemplateQuestion``.
+    """Return the text, UTF-8, that a template makes of the JSON of a ``TemplateRequest``.
 
     Raises ``InvalidRequestError`` for whatever goes wrong with it. A process that runs out of memory leaves: what a
     render has left behind must not be the next one's trouble.
@@ -55,7 +55,7 @@ def render_template(question: bytes, max_characters: int) -> bytes:
 
     text, said = "", ""
     try:
-        asked = msgspec.json.decode(question, type=TemplateQuestion)
+        asked = msgspec.json.decode(question, type=TemplateRequest)
         texts: Any = render_jinja_template(
             conversations=[asked.messages],
             chat_template=asked.template,

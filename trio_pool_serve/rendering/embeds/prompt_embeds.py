@@ -25,16 +25,16 @@ from trio_pool_serve.rendering.embeds.stored_tensor import (
 from trio_pool_serve.rendering.embeds.torch_archive import read_torch_archive
 from trio_pool_serve.types import RenderedPrompt
 
-DECODED_AT_ONCE = 256 * 1024
+DECODE_CHUNK_CHARACTERS = 256 * 1024
 """Characters of base64; a multiple of four."""
 
-COPIED_AT_ONCE = 2**18
+COPY_CHUNK_NUMBERS = 2**18
 """Numbers."""
 
 EXPONENTS: dict[StoredDtype, int] = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000}
 """Bits that are all set in infinities and in what is no number."""
 
-FRAMING = 64 * 1024
+MAX_FILE_OVERHEAD = 64 * 1024
 """Bytes that a file may have beside its numbers."""
 
 
@@ -48,7 +48,7 @@ class EmbedsFormat:
     @property
     def max_bytes(self) -> int:
         """Of a file: the longest matrix in float32, and its header."""
-        return self.max_rows * self.width * 4 + FRAMING
+        return self.max_rows * self.width * 4 + MAX_FILE_OVERHEAD
 
     def estimated_tokens(self, prompt: EmbedsPrompt) -> int:
         """Return what admission takes a prompt for: as many rows as it has room for, and the model takes."""
@@ -88,9 +88,9 @@ class EmbedsFormat:
         decoded = np.empty(size, dtype=np.uint8)
         place = 0
         with memoryview(payload) as characters, decoded.data as out:
-            for begin in range(0, len(characters), DECODED_AT_ONCE):
+            for begin in range(0, len(characters), DECODE_CHUNK_CHARACTERS):
                 try:
-                    piece = pybase64.b64decode(characters[begin : begin + DECODED_AT_ONCE], validate=True)
+                    piece = pybase64.b64decode(characters[begin : begin + DECODE_CHUNK_CHARACTERS], validate=True)
                     out[place : place + len(piece)] = piece
                 except ValueError as error:  # padding in the middle gives too few bytes, or too many here
                     raise refused("The tensor is not valid base64.") from error
@@ -129,7 +129,7 @@ def _finite_rows(tensor: StoredTensor, first: int, last: int) -> npt.NDArray[Any
     width, exponent = tensor.shape[1], EXPONENTS[tensor.dtype]
     rows = np.empty((last - first, width), dtype=tensor.rows(first, first).dtype)
     bits = rows.view(f"<u{rows.itemsize}")
-    step = max(1, COPIED_AT_ONCE // width)
+    step = max(1, COPY_CHUNK_NUMBERS // width)
     for begin in range(0, last - first, step):
         end = min(begin + step, last - first)
         rows[begin:end] = tensor.rows(first + begin, first + end)

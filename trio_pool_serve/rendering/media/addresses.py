@@ -48,7 +48,7 @@ def is_own(address: str) -> bool:
         return False  # there is no way to it
 
 
-def is_any(address: str) -> bool:
+def is_any_address(address: str) -> bool:
     """Whether an address is one at all."""
     return bool(address)
 

@@ -7,14 +7,14 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
 from trio_pool_serve.errors import MediaError
-from trio_pool_serve.rendering.media.decoding_bounds import are_too_many, count_scans
+from trio_pool_serve.rendering.media.decoding_bounds import count_scans, has_too_many_scans
 from trio_pool_serve.rendering.media.image_protocols import ImageProcessor
 from trio_pool_serve.types import ImageFeatures
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """What browsers show. Pillow reads dozens of others, each by a parser of its own."""
 
-UPRIGHT = {
+EXIF_TRANSPOSITIONS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -61,7 +61,7 @@ def _require_bounded(image: ImageFile, scans: int, max_pixels: int) -> None:
     width, height = image.size
     if not 1 <= width * height <= max_pixels:
         raise MediaError(f"An image has {width} × {height} pixels; at most {max_pixels} are decoded.")
-    if are_too_many(scans, width, height, max_pixels):
+    if has_too_many_scans(scans, width, height, max_pixels):
         raise MediaError(f"An image of {width} × {height} pixels has {scans} scans, too many to decode them.")
     if any(tile.codec_name == "bmp_rle" for tile in image.tile):
         # Pillow's decoder of them is in Python: 7 s for an image of a kilobyte, the interpreter lock held.
@@ -72,7 +72,7 @@ def _upright_rgb(image: Image.Image) -> Image.Image:
     image.load()  # what is said of an image may come after its pixels
     image.info.pop("transparency", None)  # it would not outlive the conversion, and Pillow warns of some kinds
     # ImageOps.exif_transpose would write all EXIF data anew, which nobody reads: 10 s for 20 MB, in 1.3 GB.
-    turn = UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    turn = EXIF_TRANSPOSITIONS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     rgb = image.convert("RGB")
     return rgb if turn is None else rgb.transpose(turn)
 

@@ -9,7 +9,7 @@ import struct
 
 from trio_pool_serve.errors import MediaError
 
-SCANS_OF_THE_LARGEST = 32
+MAX_SCANS_AT_MAX_PIXELS = 32
 """Scans that a JPEG of as many pixels as are allowed may have; a smaller one may have more in proportion.
 
 Each scan is a pass over all pixels, 35 ms for 50 million, and 87 bytes suffice for one: runs of blocks without
@@ -33,7 +33,7 @@ MAX_INFLATED_CHUNKS = 100
 Pillow inflates each to a megabyte at most, 4 ms for a kilobyte of the file, but counts only texts that it keeps.
 """
 
-LARGEST_UNIT = 32
+MAX_MCU_SIDE = 32
 """Pixels a side of the largest unit that JPEG decodes at once: 4 × 4 blocks of 8 × 8 pixels."""
 
 # In JPEG all but these have no length: FF 00 is a pixel's FF, D0-D7 stand among pixels, and what is unknown is an error
@@ -61,10 +61,10 @@ def count_scans(encoded: bytes) -> int:
     return 1
 
 
-def are_too_many(scans: int, width: int, height: int, max_pixels: int) -> bool:
+def has_too_many_scans(scans: int, width: int, height: int, max_pixels: int) -> bool:
     """Return whether so many scans of an image are more work than the largest image may be."""
-    units = -(-width // LARGEST_UNIT) * -(-height // LARGEST_UNIT)
-    return scans > SCANS_OF_THE_LARGEST and scans * units * LARGEST_UNIT**2 > SCANS_OF_THE_LARGEST * max_pixels
+    units = -(-width // MAX_MCU_SIDE) * -(-height // MAX_MCU_SIDE)
+    return scans > MAX_SCANS_AT_MAX_PIXELS and scans * units * MAX_MCU_SIDE**2 > MAX_SCANS_AT_MAX_PIXELS * max_pixels
 
 
 def _jpeg_scans(encoded: bytes) -> int:

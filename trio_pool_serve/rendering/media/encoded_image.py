@@ -16,7 +16,7 @@ from attrs import frozen
 from trio_pool_serve.errors import InvalidRequestError, MediaError
 from trio_pool_serve.rendering.media.decoding import too_large
 
-SLICE = 2**20
+BASE64_SLICE = 2**20
 """Characters of base64 decoded at once: four of them make three bytes, and the interpreter lock is let go between."""
 
 MAX_MEDIA_TYPE = 256
@@ -31,13 +31,13 @@ class EncodedImage:
     digest: bytes
 
 
-def of_chunks(chunks: Iterable[bytes]) -> EncodedImage:
+def image_of_chunks(chunks: Iterable[bytes]) -> EncodedImage:
     """Return the image whose bytes came in pieces."""
     content = b"".join(chunks)
     return EncodedImage(content, hashlib.sha256(content).digest())
 
 
-def of_data_url(url: str, max_bytes: int) -> EncodedImage:
+def read_data_url(url: str, max_bytes: int) -> EncodedImage:
     """Return the image within a ``data:`` URL, whose media type is not believed: the bytes say what they are.
 
     Raises ``InvalidRequestError`` for a URL without base64, ``MediaError`` for base64 that is none, or too much of it.
@@ -49,18 +49,21 @@ def of_data_url(url: str, max_bytes: int) -> EncodedImage:
     if len(url) - start > (max_bytes + 2) // 3 * 4:
         raise too_large(max_bytes)
     try:
-        decoded = [pybase64.b64decode(url[at : at + SLICE], validate=True) for at in range(start, len(url), SLICE)]
+        decoded = [
+            pybase64.b64decode(url[at : at + BASE64_SLICE], validate=True)
+            for at in range(start, len(url), BASE64_SLICE)
+        ]
     except ValueError as error:
         raise MediaError("The base64 of an image is broken.") from error
-    if any(len(part) < SLICE // 4 * 3 for part in decoded[:-1]):
+    if any(len(part) < BASE64_SLICE // 4 * 3 for part in decoded[:-1]):
         raise MediaError("The base64 of an image is broken.")  # it is padded before its end
-    image = of_chunks(decoded)
+    image = image_of_chunks(decoded)
     if len(image.content) > max_bytes:
         raise too_large(max_bytes)
     return image
 
 
-def of_file_url(url: str, allowed: Path | None, max_bytes: int) -> EncodedImage:
+def read_file_url(url: str, allowed: Path | None, max_bytes: int) -> EncodedImage:
     """Return the image of a ``file:`` URL.
 
     Raises ``InvalidRequestError`` unless it is under ``allowed`` once symbolic links are followed, be it there or not;
@@ -73,7 +76,7 @@ def of_file_url(url: str, allowed: Path | None, max_bytes: int) -> EncodedImage:
     if not _is_inside(real, root):
         raise _outside()
     try:
-        return of_chunks([_read(real, root, max_bytes)])
+        return image_of_chunks([_read(real, root, max_bytes)])
     except OSError as error:
         raise MediaError("The file of an image cannot be read.") from error
 

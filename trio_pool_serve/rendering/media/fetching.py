@@ -15,7 +15,7 @@ from trio_pool_serve.rendering.media.http_fetch import Exchange, open_stream
 from trio_pool_serve.rendering.media.resolver import Resolver
 from trio_pool_serve.threads.offload import Offload
 
-CONCURRENT_FETCHES = 16
+MAX_CONCURRENT_FETCHES = 16
 """So many images of ``--max-media-bytes`` are in memory because of slow servers, and no more."""
 
 MAX_REDIRECTS = 5
@@ -71,7 +71,7 @@ class ImageFetcher:
     domains: Collection[str] = ()
     is_allowed: Callable[[str], bool] = is_public
     resolver: Resolver = field(factory=Resolver)
-    _limiter: trio.CapacityLimiter = field(init=False, factory=lambda: trio.CapacityLimiter(CONCURRENT_FETCHES))
+    _limiter: trio.CapacityLimiter = field(init=False, factory=lambda: trio.CapacityLimiter(MAX_CONCURRENT_FETCHES))
     _ssl_context: ssl.SSLContext | None = field(init=False, default=None)
 
     async def fetch(self, url: str) -> list[bytes]:

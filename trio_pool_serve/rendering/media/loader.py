@@ -11,10 +11,10 @@ from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.prompts import ImagePart
 from trio_pool_serve.rendering.input_memory import InputMemory
-from trio_pool_serve.rendering.media.addresses import is_any, is_public
+from trio_pool_serve.rendering.media.addresses import is_any_address, is_public
 from trio_pool_serve.rendering.media.cache import MediaCache
 from trio_pool_serve.rendering.media.decoding import MediaLimits, features_of
-from trio_pool_serve.rendering.media.encoded_image import EncodedImage, of_chunks, of_data_url, of_file_url
+from trio_pool_serve.rendering.media.encoded_image import EncodedImage, image_of_chunks, read_data_url, read_file_url
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
 from trio_pool_serve.rendering.media.image_protocols import ImageProcessor
 from trio_pool_serve.threads.offload import Offload
@@ -33,7 +33,7 @@ class MediaLoader:
     config: InputConfig
     timeout_s: float
     offload: Offload
-    waiting: InputMemory = Factory(InputMemory)
+    input_memory: InputMemory = Factory(InputMemory)
     cache: MediaCache = field(init=False)
     fetcher: ImageFetcher = field(init=False)
     limits: MediaLimits = field(init=False)
@@ -47,7 +47,7 @@ class MediaLoader:
             self.timeout_s,
             config.max_media_bytes,
             domains=config.media_domains,
-            is_allowed=is_any if config.allow_private_media else is_public,
+            is_allowed=is_any_address if config.allow_private_media else is_public,
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -65,21 +65,21 @@ class MediaLoader:
         image = await self._encoded(part.url)
 
         async def prepare() -> ImageFeatures:
-            async with self.waiting.room():
+            async with self.input_memory.preparing():
                 return await self._in_thread(partial(features_of, image.content, processor, self.limits))
 
         features = await self.cache.get((processor.key, image.digest), prepare)
-        await self.waiting.until_there_is_room()  # of what is kept, copies are made
+        await self.input_memory.wait_until_below_limit()  # of what is kept, copies are made
         return features
 
     async def _encoded(self, url: str) -> EncodedImage:
         match url[:MAX_URL].partition(":")[0].lower():  # a data: URL may be megabytes long
             case "data":
-                return await self._in_thread(partial(of_data_url, url, self.config.max_media_bytes))
+                return await self._in_thread(partial(read_data_url, url, self.config.max_media_bytes))
             case "http" | "https" if len(url) <= MAX_URL:
-                return await self._in_thread(partial(of_chunks, await self.fetcher.fetch(url)))
+                return await self._in_thread(partial(image_of_chunks, await self.fetcher.fetch(url)))
             case "file" if len(url) <= MAX_URL:
-                read = partial(of_file_url, url, self.config.allowed_media_path, self.config.max_media_bytes)
+                read = partial(read_file_url, url, self.config.allowed_media_path, self.config.max_media_bytes)
                 return await self._in_thread(read)
             case "http" | "https" | "file":
                 raise InvalidRequestError(f"The URL of an image has more than {MAX_URL} characters.")

@@ -8,7 +8,7 @@ from typing import Any
 import trio
 from attrs import define, field, frozen
 
-CONCURRENT_LOOK_UPS = 16
+MAX_CONCURRENT_LOOK_UPS = 16
 """Threads that wait for name servers, those included that nobody waits for any more."""
 
 LookUp = Callable[..., Sequence[tuple[Any, ...]]]
@@ -33,7 +33,7 @@ class Resolver:
     """
 
     look_up: LookUp = socket.getaddrinfo
-    _limiter: trio.CapacityLimiter = field(init=False, factory=lambda: trio.CapacityLimiter(CONCURRENT_LOOK_UPS))
+    _limiter: trio.CapacityLimiter = field(init=False, factory=lambda: trio.CapacityLimiter(MAX_CONCURRENT_LOOK_UPS))
 
     async def resolve(self, host: str, port: int) -> list[str]:
         """Return the addresses of a host, each once, in the order in which they are to be tried; none if it has none.

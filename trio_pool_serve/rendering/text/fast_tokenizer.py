@@ -9,7 +9,13 @@ from attrs import Factory, define, field
 
 from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.rendering.text.token_info import Token
-from trio_pool_serve.rendering.text.tokenizer import ChatTexts, Encoded, RenderChat, segments, shares
+from trio_pool_serve.rendering.text.tokenizer import (
+    Encoded,
+    ModelChatTemplates,
+    RenderChat,
+    longest_first_lengths,
+    segments,
+)
 from trio_pool_serve.types import TokenIds
 
 
@@ -22,7 +28,7 @@ class FastTokenizer:
     _named_ids: Mapping[str, int] = Factory(dict)
     _has_segments: bool = True
     render_chat: RenderChat | None = None
-    chat: ChatTexts = Factory(ChatTexts)
+    chat: ModelChatTemplates = Factory(ModelChatTemplates)
     special_tokens: int = field(init=False)
     pair_special_tokens: int = field(init=False)
 
@@ -92,7 +98,7 @@ class FastTokenizer:
 
     def longest_first(self, first: int, second: int, keep: int) -> tuple[int, int]:
         """Give the odd token to the longer text, to the second if both are equally long."""
-        return shares(first, second, keep, odd_to_first=first > second)
+        return longest_first_lengths(first, second, keep, odd_to_first=first > second)
 
     def join(self, first: Encoded, second: Encoded, *, add_special_tokens: bool) -> tuple[TokenIds, TokenIds | None]:
         """Join two texts as the library's post-processor does."""

@@ -4,7 +4,7 @@ from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.prompts import RenderingParams
 
 
-def room_for_tokens(params: RenderingParams, max_model_len: int, taken: int, beside: str = "special") -> int:
+def available_tokens(params: RenderingParams, max_model_len: int, taken: int, beside: str = "special") -> int:
     """Return how many tokens of an input fit beside the ``taken`` ones. Raises ``InvalidRequestError``."""
     limit = min(max_model_len, params.truncate_to or max_model_len)
     if limit <= taken:

@@ -9,7 +9,7 @@ from typing import Protocol
 from attrs import frozen
 
 from trio_pool_serve.prompts import PairPrompt, RenderingParams, TruncationSide
-from trio_pool_serve.rendering.text.length_limit import room_for_tokens, too_long
+from trio_pool_serve.rendering.text.length_limit import available_tokens, too_long
 from trio_pool_serve.rendering.text.text_window import WindowedText, encode_window
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.types import RenderedPrompt
@@ -33,7 +33,7 @@ class JoinedPair:
     ) -> RenderedPrompt:
         """Return the tokens, with their segments where the model has any."""
         special = tokenizer.pair_special_tokens if params.add_special_tokens else 0
-        keep, side = room_for_tokens(params, max_model_len, special), params.truncation_side
+        keep, side = available_tokens(params, max_model_len, special), params.truncation_side
         if params.instruction:
             first_text = params.instruction + shorten(tokenizer, prompt.first, prompt.max_first_tokens)
             first = _encode(tokenizer, first_text, None, keep, side)

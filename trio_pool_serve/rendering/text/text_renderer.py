@@ -10,7 +10,7 @@ from attrs import define, evolve, field
 
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt, TokensPrompt
-from trio_pool_serve.rendering.text.length_limit import room_for_tokens, too_long
+from trio_pool_serve.rendering.text.length_limit import available_tokens, too_long
 from trio_pool_serve.rendering.text.pairs import JoinedPair, PairFormat, shorten
 from trio_pool_serve.rendering.text.plain_text import TextFormat
 from trio_pool_serve.rendering.text.text_window import encode_window
@@ -126,7 +126,7 @@ class TextRenderer:
         with self.tokenizers.lend() as tokenizer:
             adds_special_tokens = params.add_special_tokens and self.text_format.adds_special_tokens(params.input_type)
             special = tokenizer.special_tokens if adds_special_tokens else 0
-            keep = room_for_tokens(params, most, special)
+            keep = available_tokens(params, most, special)
             try:
                 text = shorten(tokenizer, prompt.text, params.max_text_tokens)
                 window = encode_window(

@@ -26,7 +26,7 @@ CHARACTERS_PER_TOKEN = 8
 """First guess of the window; English has four, few scripts have more than this."""
 
 SAMPLE_CHARACTERS = 4096
-SAMPLED_FROM = 16 * SAMPLE_CHARACTERS
+MIN_SAMPLED_CHARACTERS = 16 * SAMPLE_CHARACTERS
 """Windows of fewer characters are not worth a look at a sample."""
 
 SAMPLE_SLACK = 1.25
@@ -71,8 +71,8 @@ class WindowedText:
 def encode_window(tokenizer: Tokenizer, text: str, keep: int, side: TruncationSide) -> WindowedText:
     """Tokenise enough of ``text`` to know its ``keep`` tokens opposite of ``side``, where it is cut."""
     needed = keep + MARGIN_TOKENS
-    characters, most = needed * CHARACTERS_PER_TOKEN, most_characters(keep)
-    if min(characters, len(text)) >= SAMPLED_FROM:
+    characters, most = needed * CHARACTERS_PER_TOKEN, max_characters_for(keep)
+    if min(characters, len(text)) >= MIN_SAMPLED_CHARACTERS:
         sampled = len(tokenizer.encode(_beginning(text, SAMPLE_CHARACTERS, side)))
         characters = min(characters, int(SAMPLE_SLACK * needed * SAMPLE_CHARACTERS / max(1, sampled)))
     while characters < min(len(text), most):
@@ -88,7 +88,7 @@ def encode_window(tokenizer: Tokenizer, text: str, keep: int, side: TruncationSi
     return WindowedText(tokenizer.encode(text), is_whole=True)
 
 
-def most_characters(keep: int) -> int:
+def max_characters_for(keep: int) -> int:
     """Return how much of a text is looked at, at most, for the sake of so many tokens."""
     needed = keep + MARGIN_TOKENS
     return min(needed * MAX_CHARACTERS_PER_TOKEN, max(MAX_CHARACTERS, needed * MANY_CHARACTERS_PER_TOKEN))

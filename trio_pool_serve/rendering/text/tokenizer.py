@@ -24,7 +24,7 @@ RenderChat: TypeAlias = Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]
 
 
 @frozen(kw_only=True)
-class ChatTexts:
+class ModelChatTemplates:
     """What a model's files say about conversations.
 
     ``templates`` are in Jinja, by name, the one of most models ``default``; none where the model reads no
@@ -51,7 +51,7 @@ class Tokenizer(Protocol):
         """The chat template, ``None`` if there is none."""
 
     @property
-    def chat(self) -> ChatTexts:
+    def chat(self) -> ModelChatTemplates:
         """The chat templates as texts."""
 
     def encode(self, text: str) -> Encoded:
@@ -96,10 +96,10 @@ class Tokenizer(Protocol):
         """Return the id of the special token of a name, such as ``mask_token``; ``None`` if there is none."""
 
     def copy(self) -> "Tokenizer":
-        """Return one that shares no state with this."""
+        """Return one that longest_first_lengths no state with this."""
 
 
-def shares(first: int, second: int, keep: int, *, odd_to_first: bool) -> tuple[int, int]:
+def longest_first_lengths(first: int, second: int, keep: int, *, odd_to_first: bool) -> tuple[int, int]:
     """Return how many tokens of two texts are kept of ``keep`` together, the longest cut first."""
     if first + second <= keep:
         return first, second
