@@ -24,7 +24,7 @@ from trio_pool_serve.api.routes.operations import operations_routes
 from trio_pool_serve.api.routes.probes import probe_handlers
 from trio_pool_serve.config import Config
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
-from trio_pool_serve.service import Service
+from trio_pool_serve.service import Service, configure_process
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ class OwnedServiceLifespan(TrioASGILifespan):
         """Run the service for as long as the server lives; if it fails, take the server along."""
         service = self.app.service  # type: ignore[attr-defined]
         failure: BaseException | None = None
+        configure_process(service)
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(service.run)
