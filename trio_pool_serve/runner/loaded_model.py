@@ -23,7 +23,7 @@ class LoadingParams:
 class LoadedModel:
     """A model on its device, ready to compute.
 
-    ``heads`` are by the class of the ``PoolingParams`` that they serve. ``description`` describes the heads for the log.
+    ``heads`` are by the class of ``PoolingParams`` that they serve. ``description`` is what the heads do (for the log).
     ``output_width`` is the width of the backbone's output per token if it is much larger than a hidden state (logits
     over a vocabulary), so that batches have to be smaller; else 0.
     """
