@@ -48,10 +48,9 @@ def test_groups_without_an_expected_error_and_plain_exceptions_pass():
 
 async def test_a_cancellation_goes_on():
     """The error of a request that is cancelled from outside is not raised past the scope that was cancelled."""
-    with trio.CancelScope() as outer:
-        with unwrap_exception_groups(InvalidRequestError):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(trio.sleep_forever)
-                outer.cancel()
-                raise InvalidRequestError("too late")
+    with trio.CancelScope() as outer, unwrap_exception_groups(InvalidRequestError):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            outer.cancel()
+            raise InvalidRequestError("too late")
     assert outer.cancelled_caught
