@@ -111,6 +111,10 @@ class NotFiniteError(PoolServeError):
     """The model made infinities or NaN of an input: float16 overflows, say, or its weights are broken."""
 
 
+class UnsendableError(PoolServeError):
+    """One row, or its answer, cannot be sent between two processes of the server; others are not affected."""
+
+
 class QueryGoneError(PoolServeError):
     """Stage two of late interaction was asked for a query that is not held: its request has ended."""
 

@@ -7,7 +7,7 @@ of the stage before it and nothing else, so no stage can run in another's place.
 """
 
 from collections.abc import Generator, Mapping
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -70,8 +70,27 @@ class RenderedPrompt:
 # -- what is wanted of the model -------------------------------------------------------------------------
 
 
+class PoolingParams:
+    """What is wanted of one forward pass over a prompt: the base of one frozen attrs class per head.
+
+    A subclass may be defined anywhere, in the module of its head for one. An engine in another process is sent its
+    name and its fields, whose types are those that msgspec decodes and ``HeldQuery``. The engine finds it by that name
+    if the module that defines it has been imported there, which loading the head has done.
+    """
+
+    __slots__ = ()
+    by_name: ClassVar[dict[str, type["PoolingParams"]]] = {}
+    """All subclasses, by ``wire_name``."""
+    wire_name: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        # Called twice for a class with slots, which attrs makes anew: the later one is the one that is used.
+        cls.wire_name = f"{cls.__module__}:{cls.__qualname__}"
+        PoolingParams.by_name[cls.wire_name] = cls
+
+
 @frozen
-class Embed:
+class Embed(PoolingParams):
     """One vector: float32, shape (dimensions,).
 
     ``dimensions`` keeps the first components only (matryoshka); ``normalize`` scales the row to unit
@@ -83,7 +102,7 @@ class Embed:
 
 
 @frozen
-class TokenEmbed:
+class TokenEmbed(PoolingParams):
     """One vector for each kept token: float32, shape (tokens, dimensions); the fields are those of ``Embed``."""
 
     dimensions: int | None = None
@@ -91,12 +110,12 @@ class TokenEmbed:
 
 
 @frozen
-class SparseEmbed:
+class SparseEmbed(PoolingParams):
     """Weights over the vocabulary, by a forward pass: a ``SparseVector``."""
 
 
 @frozen
-class SparseLookup:
+class SparseLookup(PoolingParams):
     """Weights of the text's own tokens, looked up without a forward pass: a ``SparseVector``."""
 
 
@@ -106,14 +125,14 @@ score: as a cross-encoder's config says, by default a sigmoid. raw: nothing."""
 
 
 @frozen
-class Classify:
+class Classify(PoolingParams):
     """One number per label: float32, shape (labels,)."""
 
     activation: Activation = "probabilities"
 
 
 @frozen
-class TokenClassify:
+class TokenClassify(PoolingParams):
     """One number per label for each kept token: float32, shape (tokens, labels)."""
 
     activation: Activation = "probabilities"
@@ -126,33 +145,36 @@ class QueryScope(Protocol):
         """Free what is held, and whatever is yet to come; again does nothing."""
 
 
-@frozen(eq=False)
 class HeldQuery:
-    """The name of one query's vectors on the device. Made for one request, and equal to itself alone."""
+    """The name of one query's vectors on the device. Made for one request, and equal to itself alone.
 
-    scope: QueryScope
+    Not an attrs class, whose fields msgspec would send: what it stands for differs from process to process.
+    """
+
+    __slots__ = ("scope",)
+
+    def __init__(self, scope: QueryScope) -> None:
+        self.scope = scope
 
 
 @frozen
-class HoldQuery:
-    """Stage one of late interaction: keep the token vectors on the device; float32, shape (1,), how many."""
+class QueryParams(PoolingParams):
+    """Params about one query's vectors: the row is computed where these are held."""
 
     query: HeldQuery
 
 
 @frozen
-class MaxSim:
+class HoldQuery(QueryParams):
+    """Stage one of late interaction: keep the token vectors on the device; float32, shape (1,), how many."""
+
+
+@frozen
+class MaxSim(QueryParams):
     """Stage two: for each of the query's vectors its greatest dot product with this row's, summed.
 
     float32, shape (1,). Khattab and Zaharia, https://arxiv.org/abs/2004.12832, eq. 3.
     """
-
-    query: HeldQuery
-
-
-PoolingParams: TypeAlias = (
-    Embed | TokenEmbed | SparseEmbed | SparseLookup | Classify | TokenClassify | HoldQuery | MaxSim
-)
 
 
 @frozen(eq=False)

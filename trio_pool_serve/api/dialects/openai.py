@@ -15,6 +15,7 @@ from trio_pool_serve.api.fields.embedding_answers import (
 from trio_pool_serve.api.fields.embedding_stream import stream_embeddings
 from trio_pool_serve.api.fields.encodings import EmbedDtype, Endianness
 from trio_pool_serve.api.fields.image_inputs import image_prompts
+from trio_pool_serve.api.fields.numbers import Dimensions, Priority, TruncationLength
 from trio_pool_serve.api.fields.prompts import InputFields
 from trio_pool_serve.api.http.answer import Answer
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, WireError
@@ -35,14 +36,14 @@ class EmbeddingsRequest(InputFields):
     encoding_format: EncodingFormat | None = None
     embed_dtype: EmbedDtype | None = None
     endianness: Endianness | None = None
-    dimensions: int | None = None
-    truncate_prompt_tokens: int | None = None
+    dimensions: Dimensions | None = None
+    truncate_prompt_tokens: TruncationLength | None = None
     truncation_side: TruncationSide | None = None
     prompt_name: str | None = None
     prompt: str | None = None
     normalize: bool | None = None
     user: str | None = None
-    priority: int | None = None
+    priority: Priority | None = None
     request_id: str | None = None
     stream: bool | None = None
     modality: Literal["text", "image", "audio"] | None = None

@@ -11,6 +11,7 @@ from trio_pool_serve.api.dialects.jina import JinaEmbeddingsRequest
 from trio_pool_serve.api.dialects.voyage_multimodal import MULTIMODAL
 from trio_pool_serve.api.fields.embedding_answers import EmbeddingsResponse, VectorEncoding
 from trio_pool_serve.api.fields.encodings import EmbedDtype
+from trio_pool_serve.api.fields.numbers import Dimensions, TopN
 from trio_pool_serve.api.fields.prompts import require_few
 from trio_pool_serve.api.fields.purposes import for_purpose
 from trio_pool_serve.api.fields.ranking import ranked, require_top
@@ -36,7 +37,7 @@ class VoyageEmbeddingsRequest(JinaEmbeddingsRequest):
 
     input_type: InputType | None = None
     output_dtype: OutputDtype | None = None
-    output_dimension: int | None = None
+    output_dimension: Dimensions | None = None
     truncation: bool | None = None
 
     @property
@@ -79,7 +80,7 @@ class RerankRequest:
     query: str
     documents: list[str]
     model: str | None = None
-    top_k: int | None = None
+    top_k: TopN | None = None
     return_documents: bool | None = None
     truncation: bool | None = None
 

@@ -7,15 +7,16 @@ from attrs import frozen
 
 from trio_pool_serve.api.fields.image_inputs import InputObject
 from trio_pool_serve.api.fields.messages import ConversationFields
+from trio_pool_serve.api.fields.numbers import TokenId
 from trio_pool_serve.api.http.payloads import PromptEmbeds
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.prompts import Prompt, TextPrompt, TokensPrompt
 
-Input = str | list[str | int | list[int]]
+Input = str | list[str | TokenId | list[TokenId]]
 """A text, texts, token ids, lists of token ids."""
 
-AnyInput = str | InputObject | list[str | int | list[int] | InputObject]
+AnyInput = str | InputObject | list[str | TokenId | list[TokenId] | InputObject]
 """Also texts and images that say what they are, among texts that do not."""
 
 
@@ -90,7 +91,4 @@ def require_few(inputs: Sequence[object], network: NetworkConfig, *, param: str)
 def _tokens_prompt(ids: list[int], param: str) -> TokensPrompt:
     if not ids:
         raise EmptyInputError("An input has no tokens.", param=param)
-    try:
-        return TokensPrompt(np.array(ids, dtype=np.int64))
-    except OverflowError as error:
-        raise InvalidRequestError("A token id is too large to be one.", param=param) from error
+    return TokensPrompt(np.array(ids, dtype=np.int64))

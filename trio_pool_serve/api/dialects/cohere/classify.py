@@ -9,6 +9,7 @@ from attrs import frozen
 
 from trio_pool_serve.api.dialects.cohere.wire import Meta, Truncate, meta_of, reading_of
 from trio_pool_serve.api.fields.encodings import row_json
+from trio_pool_serve.api.fields.numbers import Priority
 from trio_pool_serve.api.fields.prompts import require_few
 from trio_pool_serve.api.http.answer import Answer
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
@@ -31,7 +32,7 @@ class ClassifyRequest:
     examples: list[Any] | None = None
     preset: str | None = None
     truncate: Truncate | None = None
-    priority: int | None = None
+    priority: Priority | None = None
 
     def job(self, network: NetworkConfig) -> PoolJob:
         """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""

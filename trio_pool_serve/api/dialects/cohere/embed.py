@@ -10,6 +10,7 @@ from trio_pool_serve.api.dialects.cohere.wire import Meta, Truncate, meta_of, re
 from trio_pool_serve.api.fields.contents import ContentInput
 from trio_pool_serve.api.fields.embedding_answers import VectorEncoding
 from trio_pool_serve.api.fields.image_inputs import image_prompts
+from trio_pool_serve.api.fields.numbers import Dimensions, Priority, TokenCount
 from trio_pool_serve.api.fields.prompts import require_few
 from trio_pool_serve.api.fields.purposes import for_purpose
 from trio_pool_serve.api.http.answer import Answer
@@ -43,11 +44,11 @@ class EmbedRequest:
     texts: list[str] | None = None
     inputs: list[ContentInput] | None = None
     images: list[str] | None = None
-    output_dimension: int | None = None
+    output_dimension: Dimensions | None = None
     embedding_types: list[EmbeddingType] | None = None
     truncate: Truncate | None = None
-    max_tokens: int | None = None
-    priority: int | None = None
+    max_tokens: TokenCount | None = None
+    priority: Priority | None = None
 
     def job(self, network: NetworkConfig) -> PoolJob:
         """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""

@@ -6,6 +6,7 @@ import msgspec
 from attrs import frozen
 
 from trio_pool_serve.api.dialects.cohere.wire import Meta, meta_of
+from trio_pool_serve.api.fields.numbers import Priority, TokenCount, TopN
 from trio_pool_serve.api.fields.prompts import require_few
 from trio_pool_serve.api.fields.ranking import ranked, require_top
 from trio_pool_serve.api.http.answer import Answer
@@ -29,9 +30,9 @@ class RerankRequest:
     query: str
     documents: list[str | RerankDocument]
     model: str | None = None
-    top_n: int | None = None
-    max_tokens_per_doc: int | None = None
-    priority: int | None = None
+    top_n: TopN | None = None
+    max_tokens_per_doc: TokenCount | None = None
+    priority: Priority | None = None
     return_documents: bool | None = None
     """Of version 1: version 2 has no place for them."""
 

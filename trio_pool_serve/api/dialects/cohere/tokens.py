@@ -6,10 +6,10 @@ import numpy.typing as npt
 from attrs import frozen
 
 from trio_pool_serve.api.dialects.cohere.wire import Meta, meta_of
+from trio_pool_serve.api.fields.numbers import TokenId
 from trio_pool_serve.api.http.answer import Answer
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.tasks.tokenize import detokenize, tokenize
 
 
@@ -39,16 +39,13 @@ class TokenizeResponse:
 class DetokenizeRequest:
     """The body of ``/v1/detokenize``."""
 
-    tokens: list[int]
+    tokens: list[TokenId]
     model: str | None = None
 
     def job(self, network: NetworkConfig) -> npt.NDArray[np.int64]:
-        """Return the token ids. Raises ``InvalidRequestError``."""
+        """Return the token ids."""
         del network
-        try:
-            return np.array(self.tokens, dtype=np.int64)
-        except OverflowError as error:
-            raise InvalidRequestError("A token id is too large to be one.", param="tokens") from error
+        return np.array(self.tokens, dtype=np.int64)
 
 
 @frozen(kw_only=True)

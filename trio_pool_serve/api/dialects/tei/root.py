@@ -17,6 +17,7 @@ from trio_pool_serve.api.dialects.tei.wire import (
     SimilarityInputs,
     SimilarityRequest,
 )
+from trio_pool_serve.api.fields.numbers import Dimensions, TokenId
 from trio_pool_serve.api.http.answer import Answer
 from trio_pool_serve.api.http.endpoint import Call
 from trio_pool_serve.config import NetworkConfig
@@ -34,7 +35,7 @@ class Parameters(Reading):
     """Options, as the hub's clients send them."""
 
     normalize: bool | None = None
-    dimensions: int | None = None
+    dimensions: Dimensions | None = None
     raw_scores: bool | None = None
 
 
@@ -60,7 +61,7 @@ class RootRequest(Parameters):
     What is not said beside ``inputs`` may be said in ``parameters``.
     """
 
-    inputs: str | list[str | int | list[str | int]] | SimilarityInputs | None = None
+    inputs: str | list[str | TokenId | list[str | TokenId]] | SimilarityInputs | None = None
     query: str | None = None
     texts: list[str] | None = None
     return_text: bool | None = None

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
+from trio_pool_serve.api.fields.numbers import Dimensions, TokenId
 from trio_pool_serve.api.fields.prompts import Input, prompts_of, require_few
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
@@ -59,7 +60,7 @@ class EmbedRequest(Reading):
     inputs: Input
     model: str | None = None
     normalize: bool | None = None
-    dimensions: int | None = None
+    dimensions: Dimensions | None = None
 
     def dense(self, network: NetworkConfig) -> PoolJob:
         """Ask for a vector per text, of unit length unless said otherwise."""
@@ -218,7 +219,7 @@ class DecodeJob:
 class DecodeRequest:
     """The body of ``/decode``."""
 
-    ids: list[int | list[int]]
+    ids: list[TokenId | list[TokenId]]
     model: str | None = None
     skip_special_tokens: bool | None = None
 

@@ -9,6 +9,7 @@ from attrs import frozen
 
 from trio_pool_serve.api.fields.embedding_answers import Usage
 from trio_pool_serve.api.fields.encodings import row_json
+from trio_pool_serve.api.fields.numbers import Priority, TruncationLength
 from trio_pool_serve.api.fields.prompts import InputFields
 from trio_pool_serve.api.http.answer import Answer
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
@@ -30,11 +31,11 @@ class ClassifyRequest(InputFields):
     model: str | None = None
     use_activation: bool | None = None
     activation: bool | None = None
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: TruncationLength | None = None
     truncation_side: TruncationSide | None = None
     prompt_name: str | None = None
     user: str | None = None
-    priority: int | None = None
+    priority: Priority | None = None
     request_id: str | None = None
 
     def job(self, network: NetworkConfig) -> PoolJob:

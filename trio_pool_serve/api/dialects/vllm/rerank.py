@@ -11,6 +11,7 @@ from attrs import Factory, frozen
 from trio_pool_serve.api.dialects.vllm.score import score_job
 from trio_pool_serve.api.fields.contents import ContentInput, WireContent
 from trio_pool_serve.api.fields.embedding_answers import Usage
+from trio_pool_serve.api.fields.numbers import Priority, TokenCount, TopN, TruncationLength
 from trio_pool_serve.api.fields.prompts import require_few
 from trio_pool_serve.api.fields.ranking import ranked, require_top
 from trio_pool_serve.api.http.answer import Answer
@@ -57,12 +58,12 @@ class RerankRequest:
     query: str | ContentInput
     documents: list[str | AskedDocument]
     model: str | None = None
-    top_n: int | None = None
+    top_n: TopN | None = None
     return_documents: bool | None = None
-    max_tokens_per_query: int | None = None
-    max_tokens_per_doc: int | None = None
+    max_tokens_per_query: TokenCount | None = None
+    max_tokens_per_doc: TokenCount | None = None
     instruction: str | None = None
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: TruncationLength | None = None
     truncation_side: TruncationSide | None = None
     use_activation: bool | None = None
     activation: bool | None = None
@@ -70,7 +71,7 @@ class RerankRequest:
     rank_fields: Any = None
     max_chunks_per_doc: Any = None
     user: str | None = None
-    priority: int | None = None
+    priority: Priority | None = None
     request_id: str | None = None
 
     def job(self, network: NetworkConfig) -> ScoreJob:

@@ -9,6 +9,7 @@ from attrs import frozen
 
 from trio_pool_serve.api.fields.contents import ContentInput
 from trio_pool_serve.api.fields.embedding_answers import Usage
+from trio_pool_serve.api.fields.numbers import Priority, TokenCount, TruncationLength
 from trio_pool_serve.api.fields.prompts import require_few
 from trio_pool_serve.api.http.answer import Answer
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
@@ -41,15 +42,15 @@ class ScoreRequest:
     data_1: WireSide | None = None
     data_2: WireSide | None = None
     model: str | None = None
-    max_tokens_per_query: int | None = None
-    max_tokens_per_doc: int | None = None
+    max_tokens_per_query: TokenCount | None = None
+    max_tokens_per_doc: TokenCount | None = None
     instruction: str | None = None
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: TruncationLength | None = None
     truncation_side: TruncationSide | None = None
     use_activation: bool | None = None
     activation: bool | None = None
     user: str | None = None
-    priority: int | None = None
+    priority: Priority | None = None
     request_id: str | None = None
 
     def job(self, network: NetworkConfig) -> ScoreJob:

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
+from trio_pool_serve.api.fields.numbers import TokenId
 from trio_pool_serve.api.http.answer import Answer
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.config import NetworkConfig
@@ -69,16 +70,13 @@ async def answer_tokenize(call: Call[TokenizeRequest, str]) -> Answer:
 class DetokenizeRequest:
     """The body of ``/detokenize``. Every optional field may be null."""
 
-    tokens: list[int]
+    tokens: list[TokenId]
     model: str | None = None
 
     def ids(self, network: NetworkConfig) -> npt.NDArray[np.int64]:
-        """Return the token ids. Raises ``InvalidRequestError``."""
+        """Return the token ids."""
         del network  # bounds numbers of inputs; this is one
-        try:
-            return np.array(self.tokens, dtype=np.int64)
-        except OverflowError as error:
-            raise InvalidRequestError("A token id is too large to be one.", param="tokens") from error
+        return np.array(self.tokens, dtype=np.int64)
 
 
 @frozen(kw_only=True)
