@@ -35,7 +35,7 @@ MAX_HEADER_BYTES = 64 * 2**20
 MAX_PAYLOAD_BYTES = 4 * 2**30
 """The largest image of a Qwen-VL model makes 300 MB, and one input may have 16 images."""
 
-MAX_TEXT = 1000
+MAX_TEXT = 4000
 """Characters of a message for people."""
 
 FAILURES_TO_ENCODE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)

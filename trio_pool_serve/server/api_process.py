@@ -10,7 +10,7 @@ from trio_pool_serve.cli import configure_logging
 from trio_pool_serve.config import decode_config
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
 from trio_pool_serve.processes.child_process import run_as_child, send_to_parent
-from trio_pool_serve.processes.framed_stream import FramedStream
+from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.processes.without_torch import do_without_torch
 from trio_pool_serve.server.api_workers import ApiJob, Drain, FromParent, NotServed, Ready
 from trio_pool_serve.server.contained_connection import contain_connections
@@ -58,7 +58,7 @@ async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
         except* (ModelLoadError, EngineDeadError) as group:
             failure = innermost(group)
     if failure is not None:
-        await send_to_parent(channel, NotServed(str(failure)))
+        await send_to_parent(channel, NotServed(sendable(str(failure))))
         return 1
     return 0
 

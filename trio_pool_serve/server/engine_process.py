@@ -19,7 +19,7 @@ from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.hub import locate_model
 from trio_pool_serve.processes.child_process import run_as_child, send_to_parent, wait_for_parent
-from trio_pool_serve.processes.framed_stream import FramedStream
+from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, serve_snapshots
 from trio_pool_serve.threads.offload import Offload
@@ -64,7 +64,7 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
             # as long as a dozen batches take, whenever a large request has brought as much again as a quarter of it.
             gc.collect()
             gc.freeze()
-            await send_to_parent(channel, Loaded(engine.runner.describe()))
+            await send_to_parent(channel, Loaded(sendable(engine.runner.describe())))
             nursery.start_soon(serve_engine, engine, listener)
             nursery.start_soon(serve_snapshots, Path(job.folder), snapshot)
             await wait_for_parent(channel)
@@ -74,7 +74,7 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
         own, _ = group.split(ModelLoadError)
         failure = innermost(own or group)
     if isinstance(failure, ModelLoadError):
-        await send_to_parent(channel, LoadFailed(str(failure)))
+        await send_to_parent(channel, LoadFailed(sendable(str(failure))))
     elif failure is not None:
         logger.critical("%s", failure)
     return 0 if failure is None else 1

@@ -37,7 +37,7 @@ def describe(error: Exception, request_id: str) -> WireError:
         logger.error("request %s failed", request_id, exc_info=error)
         error = errors.PoolServeError("Internal error.")
     status, kind = next(TABLE[base] for base in type(error).__mro__ if base in TABLE)
-    message = str(error)
+    message = str(error).encode(errors="replace").decode()  # a chat template can say lone surrogates
     if len(message) > MAX_MESSAGE:
         message = f"{message[:MAX_MESSAGE]}…"
     if status == 500:
