@@ -296,7 +296,9 @@ def _request(row: Row, payload: Payload, scopes: Scopes) -> PoolingRequest:
         arrays[name] = None if array is None else payload.take(array)
     images = None
     if optional_arrays.images is not None:
-        images = ImageFeatures({name: payload.take(array) for name, array in optional_arrays.images}, optional_arrays.image_tokens)
+        images = ImageFeatures(
+            {name: payload.take(array) for name, array in optional_arrays.images}, optional_arrays.image_tokens
+        )
     prompt = RenderedPrompt(ids, row.instruction_tokens, attended=row.attended, images=images, **arrays)
     return PoolingRequest(prompt, params, row.priority, row.group)
 

@@ -21,7 +21,8 @@ def read_chat_format(files: FolderFiles) -> ChatFormat | None:
     options = _template_options(files)
     template = read_chat_template(files)
     inferred = ChatFormat(
-        structured=files.text_config.get("model_type") not in FLAT_MODEL_TYPES and expects_content_parts(template or ".type"),
+        structured=files.text_config.get("model_type") not in FLAT_MODEL_TYPES
+        and expects_content_parts(template or ".type"),
         options=options,
     )
     if not files.modules:

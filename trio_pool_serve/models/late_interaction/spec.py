@@ -218,7 +218,9 @@ def _expansion(asked: Mapping[str, Any] | None) -> QueryExpansion | None:
     known = set(asked) <= {"strategy", "attend", "token", "length"}
     if not known or strategy not in ("fixed", "min") or not isinstance(length, int) or length < 1:
         raise ModelLoadError(f"The query_expansion {dict(asked)} is not supported.")
-    return QueryExpansion(length=length, strategy=strategy, attends_to_expansion=bool(asked.get("attend")), token=asked.get("token"))
+    return QueryExpansion(
+        length=length, strategy=strategy, attends_to_expansion=bool(asked.get("attend")), token=asked.get("token")
+    )
 
 
 def _token_modules(files: FolderFiles, *, is_converted: bool) -> tuple[tuple[ModuleFiles, ...], ScoringMask | None]:

@@ -14,7 +14,12 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.dual_encoder.spec import ImageTower
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_json
-from trio_pool_serve.models.files.modalities import modality_config, reject_input_type_lengths, reject_processing_kwargs, require_methods
+from trio_pool_serve.models.files.modalities import (
+    modality_config,
+    reject_input_type_lengths,
+    reject_processing_kwargs,
+    require_methods,
+)
 from trio_pool_serve.models.late_interaction.spec import LateInteraction, ScoringMask, scoring_mask
 from trio_pool_serve.models.vision_language.spec import ImagePatches, read_patches
 

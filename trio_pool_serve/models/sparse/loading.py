@@ -22,7 +22,9 @@ def load_sparse(folder: ModelFolder[Sparse], params: LoadingParams) -> LoadedMod
     """Load a ``Sparse`` model."""
     spec = folder.spec
     model = load_checkpoint(folder, params, auto_class="AutoModelForMaskedLM", optional_weights=())
-    heads: dict[type[Any], Head] = {SparseEmbed: SpladeHead(spec.splade_pooling, spec.log1p_twice, spec.max_active_dims)}
+    heads: dict[type[Any], Head] = {
+        SparseEmbed: SpladeHead(spec.splade_pooling, spec.log1p_twice, spec.max_active_dims)
+    }
     about = f"SPLADE by {spec.splade_pooling}"
     if spec.table is not None:
         table = _read_table(spec.table)
