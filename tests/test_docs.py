@@ -16,7 +16,7 @@ from tests.models.classifier_families import write_classifier
 from tests.models.model_families import pooling, write_family
 from tests.server.server_process import ROOT, launched
 from trio_pool_serve.api.dialects.registry import DIALECTS
-from trio_pool_serve.api.http.dispatch import candidates_by_path
+from trio_pool_serve.api.http.dispatch import endpoints_by_path
 from trio_pool_serve.runner.copied_batch import CopiedBatch
 from trio_pool_serve.tasks.pool import TASKS
 
@@ -49,7 +49,7 @@ def test_no_page_has_a_hole(page: Path):
 
 
 def test_the_table_of_errors_is_that_of_the_code():
-    from trio_pool_serve.api.http.error_bodies import TABLE
+    from trio_pool_serve.api.http.error_responses import TABLE
 
     page = (ROOT / "docs" / "api.md").read_text()
     for status, kind in TABLE.values():
@@ -73,7 +73,7 @@ def examples_of(page: str) -> list[dict]:
 
 def test_every_route_is_in_the_table_of_routes():
     page = (ROOT / "docs" / "api.md").read_text()
-    for path in candidates_by_path(DIALECTS):
+    for path in endpoints_by_path(DIALECTS):
         assert f"`{path}`" in page or f"`POST {path}`" in page, path
 
 

@@ -1,8 +1,33 @@
 """Every error the server raises on purpose.
 
 Each says when it is raised and what whoever meets it may do. How an error looks on the wire (status,
-body) is not known here: ``api.error_bodies`` holds the one table.
+body) is not known here: ``api.http.error_responses`` holds the one table.
 """
+
+import re
+from collections.abc import Callable
+from copy import copy
+from typing import Literal, TypeAlias, cast, get_args
+
+JobField: TypeAlias = Literal[
+    "prompts",
+    "chat_template",
+    "template_kwargs",
+    "continue_final_message",
+    "tasks",
+    "dimensions",
+    "truncate_to",
+    "prompt_name",
+    "instruction",
+    "queries",
+    "documents",
+    "max_query_tokens",
+    "max_document_tokens",
+    "token_ids",
+]
+"""What jobs and prompts call their fields; each dialect has names of its own for them."""
+
+PLACEHOLDER = re.compile("|".join(f"{{{name}}}" for name in get_args(JobField)))
 
 
 class PoolServeError(Exception):
@@ -15,12 +40,26 @@ class PoolServeError(Exception):
 class InvalidRequestError(PoolServeError):
     """A field of the request has the wrong type or value.
 
-    ``param`` names the field, where one field is to blame.
+    ``param`` is the field's name in the request, where one field is at fault. Where that name is not known, ``field``
+    is the job's name for it, and job fields that the message names are in braces: ``{dimensions} must be …``.
     """
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None, field: JobField | None = None) -> None:
         super().__init__(message)
         self.param = param
+        self.field = field
+
+    def message_with(self, name_of: Callable[[JobField], str | None]) -> str:
+        """Return the message with other names for the job's fields."""
+        return PLACEHOLDER.sub(lambda found: _named(found[0], name_of), self.args[0])
+
+    def __str__(self) -> str:
+        return self.message_with(lambda field: field)
+
+
+def _named(placeholder: str, name_of: Callable[[JobField], str | None]) -> str:
+    name = cast("JobField", placeholder[1:-1])
+    return name_of(name) or name
 
 
 class ContextLengthError(InvalidRequestError):
@@ -67,7 +106,11 @@ class NotFoundError(PoolServeError):
 
 
 class MethodNotAllowedError(PoolServeError):
-    """The route exists, but not for this HTTP method."""
+    """The route exists, but not for this HTTP method. ``allowed`` are those it has, as in the header ``Allow``."""
+
+    def __init__(self, message: str, *, allowed: str) -> None:
+        super().__init__(message)
+        self.allowed = allowed
 
 
 # -- the server is at fault, or busy: trying again later can succeed ---------------------------------
@@ -158,10 +201,10 @@ def innermost(error: BaseException) -> BaseException:
 
 
 def at_place(place: str, error: InvalidRequestError | MediaError) -> InvalidRequestError | MediaError:
-    """Return an error that says which part of the request is to blame, as errors of the JSON itself do.
+    """Return an error that says which part of the request is at fault, as errors of the JSON itself do.
 
-    A new one: whoever waits for the same image in another request is told where it is there.
+    A new one: several requests may wait for the same image, each with its own place for it.
     """
     if not place:
-        return type(error)(str(error), param=error.param)
-    return type(error)(f"{str(error).removesuffix('.')} - at `$.{place}`", param=field_of(place))
+        return copy(error)
+    return type(error)(f"{error.args[0].removesuffix('.')} - at `$.{place}`", param=field_of(place))

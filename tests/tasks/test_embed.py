@@ -82,7 +82,7 @@ async def test_prompt_name_chooses_one_of_the_models_instructions(service, scrip
 async def test_an_unknown_prompt_name_is_refused_with_those_there_are(service, scripted):
     with pytest.raises(InvalidRequestError, match="no prompt named 'qury'; it has: passage, query") as caught:
         await embed(service, "hello", prompt_name="qury")
-    assert caught.value.param == "prompt_name"
+    assert caught.value.field == "prompt_name"
     assert scripted.batches == []
     assert_idle(service)
 
@@ -147,7 +147,7 @@ async def test_truncation_to_what_the_model_cannot_take_is_refused(service, scri
         InvalidRequestError, match=f"must be -1 or from 1 to 64, the model's maximum, not {limit}"
     ) as caught:
         await embed(service, "hello", truncate_to=limit)
-    assert caught.value.param == "truncate_prompt_tokens"
+    assert caught.value.field == "truncate_to"
     assert scripted.batches == []
 
 
@@ -168,7 +168,7 @@ async def test_dimensions_shorten_the_vectors(service, dimensions):
 async def test_dimensions_that_the_model_does_not_have_are_refused(service, scripted, dimensions):
     with pytest.raises(InvalidRequestError, match=f"must be from 1 to 8, the model's own, not {dimensions}") as caught:
         await embed(service, "hello", dimensions=dimensions)
-    assert caught.value.param == "dimensions"
+    assert caught.value.field == "dimensions"
     assert scripted.batches == []
 
 

@@ -57,8 +57,7 @@ def _truncate_to(model: Model, asked: int | None) -> int | None:
         return limit
     if asked is not None and not 1 <= asked <= limit:
         raise InvalidRequestError(
-            f"truncate_prompt_tokens must be -1 or from 1 to {limit}, the model's maximum, not {asked}.",
-            param="truncate_prompt_tokens",
+            f"{{truncate_to}} must be -1 or from 1 to {limit}, the model's maximum, not {asked}.", field="truncate_to"
         )
     return asked
 
@@ -75,7 +74,7 @@ def _instruction(model: Model, reading: InputParams) -> str:
         if reading.prompt_name not in prompts:
             known = ", ".join(sorted(prompts)) or "none"
             raise InvalidRequestError(
-                f"This model has no prompt named {reading.prompt_name!r}; it has: {known}.", param="prompt_name"
+                f"This model has no prompt named {reading.prompt_name!r}; it has: {known}.", field="prompt_name"
             )
         return prompts[reading.prompt_name]
     if reading.input_type is not None:
@@ -96,6 +95,6 @@ def _checked(model: Model, instruction: str) -> str:
     limit = model.renderer.max_model_len * INSTRUCTION_CHARACTERS_PER_TOKEN
     if len(instruction) > limit:
         raise InvalidRequestError(
-            f"The prompt has {len(instruction)} characters; at most {limit} are taken.", param="prompt"
+            f"The prompt has {len(instruction)} characters; at most {limit} are taken.", field="instruction"
         )
     return instruction

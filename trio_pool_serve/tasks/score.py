@@ -6,10 +6,9 @@ import numpy as np
 import numpy.typing as npt
 from attrs import Factory, evolve, frozen
 
-from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, JobField
 from trio_pool_serve.models.model_spec import Scoring, Similarity
 from trio_pool_serve.prompts import InputType, PairPrompt, RenderingParams
-from trio_pool_serve.tasks.embed import vector_of
 from trio_pool_serve.tasks.fan_out import ComputedRow, RowToCompute, compute_rows
 from trio_pool_serve.tasks.input_params import InputParams, rendering_params
 from trio_pool_serve.tasks.late_interaction import Document, encode_queries, score_documents
@@ -43,18 +42,20 @@ class ScoreJob:
 
     def __attrs_post_init__(self) -> None:
         if not self.queries or not self.documents:
-            raise EmptyInputError("There is nothing to score.", param="queries" if not self.queries else "documents")
+            raise EmptyInputError("There is nothing to score.", field="queries" if not self.queries else "documents")
         if len(self.queries) not in (1, len(self.documents)):
             raise InvalidRequestError(
                 f"{len(self.queries)} queries and {len(self.documents)} documents: there must be one query, "
                 "or as many as documents.",
-                param="queries",
+                field="queries",
             )
-        for name, limit in (("query", self.max_query_tokens), ("doc", self.max_document_tokens)):
+        limits: dict[JobField, int | None] = {
+            "max_query_tokens": self.max_query_tokens,
+            "max_document_tokens": self.max_document_tokens,
+        }
+        for name, limit in limits.items():
             if limit is not None and limit < 1:
-                raise InvalidRequestError(
-                    f"max_tokens_per_{name} must be at least 1, not {limit}.", param=f"max_tokens_per_{name}"
-                )
+                raise InvalidRequestError(f"{{{name}}} must be at least 1, not {limit}.", field=name)
 
     def query_of(self, document: int) -> int:
         """Return which query a document is scored against."""
@@ -97,7 +98,7 @@ async def _score_pairs(model: Model, job: ScoreJob, timings: RequestTimings) -> 
     """Have the model read each query and document together."""
     rendering = rendering_params(model, job.reading)
     if any(map(has_images, (*job.queries, *job.documents))):
-        raise InvalidRequestError("This model reads a query and a document together, both as texts.", param="input")
+        raise InvalidRequestError("This model reads a query and a document together, both as texts.", field="prompts")
     queries, documents = list(map(text_of, job.queries)), list(map(text_of, job.documents))
     prompts = [
         PairPrompt(queries[job.query_of(index)], document, job.max_query_tokens, job.max_document_tokens)
@@ -126,7 +127,7 @@ async def _score_vectors(model: Model, job: ScoreJob, timings: RequestTimings) -
         timings=timings,
         priority=job.priority,
     )
-    vectors = [vector_of(row) for row in rows]
+    vectors = [row.vector for row in rows]
 
     def compare() -> npt.NDArray[np.float32]:
         queries, documents = np.stack(vectors[: len(job.queries)]), np.stack(vectors[len(job.queries) :])
@@ -211,5 +212,5 @@ def _rendering(model: Model, job: ScoreJob, input_type: InputType | None) -> Ren
 
 
 def _scores_of(rows: Sequence[ComputedRow]) -> Scores:
-    values = np.concatenate([vector_of(row) for row in rows])
+    values = np.concatenate([row.vector for row in rows])
     return Scores(values, sum(row.tokens for row in rows))

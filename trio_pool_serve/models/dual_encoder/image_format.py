@@ -52,7 +52,7 @@ class TowerFormat:
         """Return a text as it is. Raises ``InvalidRequestError`` if there are images to put into it."""
         if images:
             raise InvalidRequestError(
-                "This model reads a text or an image, each by itself: an input cannot have both.", param="input"
+                "This model reads a text or an image, each by itself: an input cannot have both.", field="prompts"
             )
         return RenderedPrompt(token_ids)
 

@@ -45,7 +45,7 @@ class PageFormat:
         if images:
             raise InvalidRequestError(
                 "This model reads a text or the image of a page, each by itself: an input cannot have both.",
-                param="input",
+                field="prompts",
             )
         refuse_placeholders(token_ids, self.token_id)
         return RenderedPrompt(token_ids)

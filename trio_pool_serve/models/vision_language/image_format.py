@@ -53,7 +53,7 @@ class PlaceholderFormat:
         sizes = [tokens for image in images for tokens in image.tokens]
         if len(places) != len(sizes):
             raise InvalidRequestError(
-                f"An input has {len(sizes)} images, but {len(places)} placeholders for images.", param="input"
+                f"An input has {len(sizes)} images, but {len(places)} placeholders for images.", field="prompts"
             )
         repeats = np.ones(len(token_ids), dtype=np.int64)
         repeats[places] = sizes
@@ -65,7 +65,7 @@ class PlaceholderFormat:
 def refuse_placeholders(token_ids: TokenIds, token_id: int) -> None:
     """Raise ``InvalidRequestError`` for what stands for an image: a model would look for it in the whole batch."""
     if token_id in token_ids:
-        raise InvalidRequestError("An input has a placeholder for an image, but no image.", param="input")
+        raise InvalidRequestError("An input has a placeholder for an image, but no image.", field="prompts")
 
 
 def join(images: Sequence[ImageFeatures]) -> ImageFeatures:

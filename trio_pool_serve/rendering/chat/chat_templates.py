@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from attrs import define, frozen
 
-from trio_pool_serve.errors import InvalidRequestError, UnavailableError, WorkerDiedError, WorkerTooSlowError
+from trio_pool_serve.errors import InvalidRequestError, JobField, UnavailableError, WorkerDiedError, WorkerTooSlowError
 from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.prompts import ChatMessage, ChatPrompt, ImagePart, Part
 from trio_pool_serve.rendering.chat.template_process import MEMORY_BYTES, TemplateRequest, render_template
@@ -78,7 +78,7 @@ class ChatTemplates:
         somebody kills the process.
         Cancellation: at once; the process keeps its place until it is done, or killed.
         """
-        param = "messages" if prompt.chat_template is None else "chat_template"
+        field: JobField = "prompts" if prompt.chat_template is None else "chat_template"
         if _is_small(prompt):
             question = _question(template, prompt)
         else:
@@ -89,18 +89,17 @@ class ChatTemplates:
         except WorkerTooSlowError as error:
             raise InvalidRequestError(
                 f"The chat template took longer than the {self.timeout_s:g} s that it may take (--template-timeout-s).",
-                param=param,
+                field=field,
             ) from error
         except WorkerDiedError as error:
             if error.exit_code == -signal.SIGKILL:  # somebody else's doing
                 raise UnavailableError("The process that rendered the chat template was killed.") from error
             raise InvalidRequestError(
                 f"The chat template needs more than the {MEMORY_BYTES >> 20} MiB of memory that it may take.",
-                param=param,
+                field=field,
             ) from error
         except InvalidRequestError as error:
-            error.param = error.param or param
-            raise
+            raise type(error)(error.args[0], field=field) from error
         if len(text) <= LOOP_BYTES:
             return text.decode()
         return await self.offload.run("render", text.decode, abandon_on_cancel=True)
@@ -129,8 +128,8 @@ def _question(template: ChatTemplate, prompt: ChatPrompt) -> bytes:
     for name in prompt.template_kwargs:
         if name in RESERVED_VARIABLES:
             raise InvalidRequestError(
-                f"{name} is no variable of a template and cannot be one of chat_template_kwargs.",
-                param="chat_template_kwargs",
+                f"{name} is no variable of a template and cannot be one of {{template_kwargs}}.",
+                field="template_kwargs",
             )
     question = TemplateRequest(
         template=template.text,
@@ -142,9 +141,9 @@ def _question(template: ChatTemplate, prompt: ChatPrompt) -> bytes:
     try:
         return msgspec.json.encode(question)
     except UnicodeError as error:
-        raise InvalidRequestError("An input is not valid Unicode text.", param="messages") from error
+        raise InvalidRequestError("An input is not valid Unicode text.", field="prompts") from error
     except (RecursionError, TypeError, ValueError) as error:
-        raise InvalidRequestError(f"These cannot be handed to a template: {error}", param="chat_template_kwargs") from (
+        raise InvalidRequestError(f"These cannot be handed to a template: {error}", field="template_kwargs") from (
             error
         )
 

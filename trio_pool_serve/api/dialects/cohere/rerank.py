@@ -5,12 +5,12 @@ from functools import partial
 import msgspec
 from attrs import frozen
 
-from trio_pool_serve.api.dialects.cohere.wire import Meta, meta_of
+from trio_pool_serve.api.dialects.cohere.meta import Meta, meta_of
+from trio_pool_serve.api.fields.input_fields import require_few
 from trio_pool_serve.api.fields.numbers import Priority, TokenCount, TopN
-from trio_pool_serve.api.fields.prompts import require_few
 from trio_pool_serve.api.fields.ranking import ranked, require_top
-from trio_pool_serve.api.http.answer import Answer
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
+from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.score import ScoreJob, Scores, score
@@ -18,14 +18,14 @@ from trio_pool_serve.tasks.score import ScoreJob, Scores, score
 
 @frozen(kw_only=True)
 class RerankDocument:
-    """A document with fields, of which the text is read."""
+    """A document as an object; only its text is ranked."""
 
     text: str
 
 
 @frozen(kw_only=True)
 class RerankRequest:
-    """The body of ``/v2/rerank``. Documents that are too long lose their ends, as at Cohere."""
+    """The body of ``/v2/rerank``. Documents that are too long are truncated, as Cohere does it."""
 
     query: str
     documents: list[str | RerankDocument]
@@ -34,10 +34,10 @@ class RerankRequest:
     max_tokens_per_doc: TokenCount | None = None
     priority: Priority | None = None
     return_documents: bool | None = None
-    """Of version 1: version 2 has no place for them."""
+    """A field of version 1; responses of version 2 have no documents."""
 
     def job(self, network: NetworkConfig) -> ScoreJob:
-        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        """Return the job of the request. Raises ``InvalidRequestError``."""
         require_few(self.documents, network, param="documents")
         require_top(self.top_n)
         return ScoreJob(
@@ -51,7 +51,7 @@ class RerankRequest:
 
 @frozen(kw_only=True)
 class RerankResult:
-    """One document's place."""
+    """One document's index in the request, and its score."""
 
     index: int
     relevance_score: float
@@ -66,24 +66,25 @@ class RerankResponse:
     meta: Meta
 
 
-async def answer_rerank(call: Call[RerankRequest, ScoreJob]) -> Answer:
+async def respond_rerank(call: Call[RerankRequest, ScoreJob]) -> HttpResponse:
     """Rerank. Raises what ``score`` raises. Cancellation: at once."""
     scores = await score(call.model, call.job, call.timings)
     return await call.encode(partial(_encode, call, scores), rows=len(scores.values), nbytes=scores.values.nbytes)
 
 
-def _encode(call: Call[RerankRequest, ScoreJob], scores: Scores) -> Answer:
+def _encode(call: Call[RerankRequest, ScoreJob], scores: Scores) -> HttpResponse:
     ranking = ranked(scores.values, call.wire.top_n)
     results = [RerankResult(index=index, relevance_score=value) for index, value in ranking]
     response = RerankResponse(id=call.request_id, results=results, meta=meta_of("2", search_units=1))
-    return Answer(msgspec.json.encode(response))
+    return HttpResponse(msgspec.json.encode(response))
 
 
 RERANK_ENDPOINT = Endpoint(
     paths=("/v2/rerank",),
     wire=RerankRequest,
-    read=RerankRequest.job,
-    answer=answer_rerank,
+    to_job=RerankRequest.job,
+    respond=respond_rerank,
+    field_names={"max_document_tokens": "max_tokens_per_doc"},
     response=RerankResponse,
     summary="Sort documents by how well they fit a query.",
     example={

@@ -1,7 +1,4 @@
-"""What text-embeddings-inference's clients send, and what that asks of the tasks.
-
-Every optional field may be null.
-"""
+"""Requests of text-embeddings-inference, and their jobs. Every optional field may be null."""
 
 from collections.abc import Sequence
 
@@ -9,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
+from trio_pool_serve.api.fields.input_fields import Input, prompts_of, require_few
 from trio_pool_serve.api.fields.numbers import Dimensions, TokenId
-from trio_pool_serve.api.fields.prompts import Input, prompts_of, require_few
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.prompts import PairPrompt, Prompt, TextPrompt, TokensPrompt, TruncationSide
@@ -24,15 +21,15 @@ Sequences = str | list[str | list[str]]
 
 
 @frozen(kw_only=True)
-class Reading:
-    """How texts are read: fields that most requests have."""
+class TextOptions:
+    """Fields about truncation and prompts, which most requests have."""
 
     truncate: bool | None = None
     truncation_direction: str | None = None
     prompt_name: str | None = None
 
     def reading(self, network: NetworkConfig) -> InputParams:
-        """Return this in the tasks' terms. Raises ``InvalidRequestError``."""
+        """Return them as the job has them. Raises ``InvalidRequestError``."""
         truncate = network.auto_truncate if self.truncate is None else self.truncate
         return InputParams(
             truncate_to=-1 if truncate else None,
@@ -42,7 +39,7 @@ class Reading:
 
 
 def _side(direction: str | None) -> TruncationSide:
-    # Documented as Right and Left; clients write both in small letters too.
+    # Documented as Right and Left; clients send both in lower case too.
     match (direction or "right").lower():
         case "right":
             return "right"
@@ -54,7 +51,7 @@ def _side(direction: str | None) -> TruncationSide:
 
 
 @frozen(kw_only=True)
-class EmbedRequest(Reading):
+class EmbedRequest(TextOptions):
     """The body of ``/embed``, ``/embed_all`` and ``/embed_sparse``."""
 
     inputs: Input
@@ -63,15 +60,15 @@ class EmbedRequest(Reading):
     dimensions: Dimensions | None = None
 
     def dense(self, network: NetworkConfig) -> PoolJob:
-        """Ask for a vector per text, of unit length unless said otherwise."""
+        """Return the job of a vector per text, of unit length unless ``normalize`` is false."""
         return self._job(network, "embed", normalize=self.normalize is not False)
 
     def all_tokens(self, network: NetworkConfig) -> PoolJob:
-        """Ask for a vector per token; their lengths are the model's own unless said otherwise."""
+        """Return the job of a vector per token; without ``normalize`` their lengths are the model's own."""
         return self._job(network, "token_embed", normalize=self.normalize)
 
     def sparse(self, network: NetworkConfig) -> PoolJob:
-        """Ask for weights over the vocabulary."""
+        """Return the job of weights over the vocabulary."""
         return self._job(network, "sparse_embed", normalize=None)
 
     def _job(self, network: NetworkConfig, task: PoolingTask, *, normalize: bool | None) -> PoolJob:
@@ -86,14 +83,14 @@ class EmbedRequest(Reading):
 
 @frozen(eq=False)
 class PredictJob:
-    """Texts or pairs to classify; ``is_batch`` tells whether the answer is a list of answers."""
+    """Texts or pairs to classify; with ``is_batch``, the response is a list with an item for each."""
 
     pooling: PoolJob
     is_batch: bool
 
 
 @frozen(kw_only=True)
-class PredictRequest(Reading):
+class PredictRequest(TextOptions):
     """The body of ``/predict``. A list of texts is one text, or one pair; a list of lists is a batch."""
 
     inputs: Sequences
@@ -101,7 +98,7 @@ class PredictRequest(Reading):
     raw_scores: bool | None = None
 
     def job(self, network: NetworkConfig) -> PredictJob:
-        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        """Return the job of the request. Raises ``InvalidRequestError``."""
         kinds = set() if isinstance(self.inputs, str) else set(map(type, self.inputs))
         if len(kinds) > 1:
             raise InvalidRequestError("inputs mixes texts and lists.", param="inputs")
@@ -129,7 +126,7 @@ def _sequence(sequence: object) -> Prompt:
 
 
 @frozen(kw_only=True)
-class RerankRequest(Reading):
+class RerankRequest(TextOptions):
     """The body of ``/rerank``."""
 
     query: str
@@ -139,7 +136,7 @@ class RerankRequest(Reading):
     return_text: bool | None = None
 
     def job(self, network: NetworkConfig) -> ScoreJob:
-        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        """Return the job of the request. Raises ``InvalidRequestError``."""
         if not self.texts:
             raise EmptyInputError("texts is empty.", param="texts")
         require_few(self.texts, network, param="texts")
@@ -153,7 +150,7 @@ class RerankRequest(Reading):
 
 @frozen(kw_only=True)
 class SimilarityInputs:
-    """A sentence, and those that it is compared with."""
+    """A sentence, and those it is compared with."""
 
     source_sentence: str
     sentences: list[str]
@@ -164,25 +161,25 @@ class SimilarityRequest:
     """The body of ``/similarity``."""
 
     inputs: SimilarityInputs
-    parameters: Reading | None = None
+    parameters: TextOptions | None = None
     model: str | None = None
 
     def job(self, network: NetworkConfig) -> ScoreJob:
-        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        """Return the job of the request. Raises ``InvalidRequestError``."""
         if not self.inputs.sentences:
             raise EmptyInputError("sentences is empty.", param="inputs")
         require_few(self.inputs.sentences, network, param="inputs")
         return ScoreJob(
             queries=[self.inputs.source_sentence],
             documents=self.inputs.sentences,
-            reading=(self.parameters or Reading()).reading(network),
+            reading=(self.parameters or TextOptions()).reading(network),
             symmetric=True,
         )
 
 
 @frozen(eq=False)
 class TokenizeJob:
-    """Texts to take apart."""
+    """Texts to tokenize."""
 
     texts: Sequence[str]
     reading: InputParams
@@ -198,7 +195,7 @@ class TokenizeRequest:
     prompt_name: str | None = None
 
     def job(self, network: NetworkConfig) -> TokenizeJob:
-        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        """Return the job of the request. Raises ``InvalidRequestError``."""
         texts = [self.inputs] if isinstance(self.inputs, str) else self.inputs
         if not texts:
             raise EmptyInputError("inputs is empty.", param="inputs")
@@ -209,7 +206,7 @@ class TokenizeRequest:
 
 @frozen(eq=False)
 class DecodeJob:
-    """Lists of token ids to put together, each int64, shape (tokens,)."""
+    """Lists of token ids to detokenize, each int64, shape (tokens,)."""
 
     ids: Sequence[npt.NDArray[np.int64]]
     skip_special_tokens: bool
@@ -224,7 +221,7 @@ class DecodeRequest:
     skip_special_tokens: bool | None = None
 
     def job(self, network: NetworkConfig) -> DecodeJob:
-        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        """Return the job of the request. Raises ``InvalidRequestError``."""
         prompts = prompts_of(self.ids, network, param="ids")  # type: ignore[arg-type]
         ids = [prompt.token_ids for prompt in prompts if isinstance(prompt, TokensPrompt)]
         return DecodeJob(ids, self.skip_special_tokens is not False)
