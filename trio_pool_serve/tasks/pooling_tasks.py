@@ -27,6 +27,8 @@ def _token_embed_params(model: Model, job: PoolJob) -> TokenEmbed:
 
 EMBED = Task("embed", _embed_params)
 TOKEN_EMBED = Task("token_embed", _token_embed_params)
-SPARSE_EMBED = Task("sparse_embed", lambda model, job: model.folder.spec.sparse_params(job.input_params.effective_input_type))
+SPARSE_EMBED = Task(
+    "sparse_embed", lambda model, job: model.folder.spec.sparse_params(job.input_params.effective_input_type)
+)
 CLASSIFY = Task("classify", lambda _, job: Classify(job.activation))
 TOKEN_CLASSIFY = Task("token_classify", lambda _, job: TokenClassify(job.activation))

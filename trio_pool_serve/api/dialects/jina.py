@@ -7,7 +7,6 @@ from attrs import evolve, frozen
 from trio_pool_serve.api.dialects import openai
 from trio_pool_serve.api.dialects.openai import EmbeddingsRequest
 from trio_pool_serve.api.fields.embedding_responses import EmbeddingsResponse, VectorEncoding
-from trio_pool_serve.api.fields.input_fields import INPUT_FIELD_NAMES
 from trio_pool_serve.api.fields.input_types import with_input_type
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, FieldNames
 from trio_pool_serve.api.http.response import HttpResponse
@@ -17,7 +16,7 @@ from trio_pool_serve.tasks.job import PoolJob
 
 EmbeddingType: TypeAlias = Literal["float", "base64", "binary", "ubinary"]
 
-FIELD_NAMES: FieldNames = {**INPUT_FIELD_NAMES, "truncate_to": ("truncate_prompt_tokens", "truncate")}
+FIELD_NAMES: FieldNames = {**openai.EMBEDDINGS_FIELD_NAMES, "truncate_to": ("truncate_prompt_tokens", "truncate")}
 
 
 @frozen(kw_only=True)
@@ -73,7 +72,6 @@ JINA = Dialect(
             paths=("/v1/embeddings", "/embeddings"),
             discriminators=frozenset({"task", "embedding_type", "normalized", "truncate", "late_chunking"}),
             wire=JinaEmbeddingsRequest,
-            to_job=JinaEmbeddingsRequest.job,
             respond=respond_embeddings,
             field_names=FIELD_NAMES,
             response=EmbeddingsResponse,

@@ -17,7 +17,7 @@ from trio_pool_serve.api.fields.encodings import EmbedDtype, Endianness
 from trio_pool_serve.api.fields.images import image_prompts
 from trio_pool_serve.api.fields.input_fields import INPUT_FIELD_NAMES, InputFields
 from trio_pool_serve.api.fields.numbers import Dimensions, Priority, TruncationLength
-from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, WireError
+from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, FieldNames, WireError
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError
@@ -26,6 +26,8 @@ from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import pool
 from trio_pool_serve.types import Vectors
+
+EMBEDDINGS_FIELD_NAMES: FieldNames = {**INPUT_FIELD_NAMES, "instruction": "prompt"}
 
 
 @frozen(kw_only=True)
@@ -117,9 +119,8 @@ OPENAI = Dialect(
         Endpoint(
             paths=("/v1/embeddings", "/embeddings"),
             wire=EmbeddingsRequest,
-            to_job=EmbeddingsRequest.job,
             respond=respond_embeddings,
-            field_names=INPUT_FIELD_NAMES,
+            field_names=EMBEDDINGS_FIELD_NAMES,
             response=EmbeddingsResponse,
             summary="Embed texts: one vector each.",
             example={"input": ["A nursery owns its tasks.", "Every task has a parent."]},

@@ -11,7 +11,7 @@ from trio_pool_serve.api.dialects.jina import JinaEmbeddingsRequest
 from trio_pool_serve.api.dialects.voyage_multimodal import MULTIMODAL
 from trio_pool_serve.api.fields.embedding_responses import EmbeddingsResponse, VectorEncoding
 from trio_pool_serve.api.fields.encodings import EmbedDtype
-from trio_pool_serve.api.fields.input_fields import INPUT_FIELD_NAMES, require_few
+from trio_pool_serve.api.fields.input_fields import require_few
 from trio_pool_serve.api.fields.input_types import with_input_type
 from trio_pool_serve.api.fields.numbers import Dimensions, TopN
 from trio_pool_serve.api.fields.ranking import ranked, require_top
@@ -31,7 +31,7 @@ InputType: TypeAlias = Literal[
 """Voyage's two, and what clients of other products send in the same field."""
 
 EMBEDDINGS_FIELD_NAMES: FieldNames = {
-    **INPUT_FIELD_NAMES,
+    **openai.EMBEDDINGS_FIELD_NAMES,
     "truncate_to": ("truncate_prompt_tokens", "truncate", "truncation"),
     "dimensions": ("output_dimension", "dimensions"),
 }
@@ -144,7 +144,7 @@ def _encode(call: Call[RerankRequest, ScoreJob], scores: Scores) -> HttpResponse
         for index, value in ranked(scores.values, call.wire.top_k)
     ]
     response = RerankResponse(data=items, model=call.model.name, usage=TotalTokens(total_tokens=scores.prompt_tokens))
-    return HttpResponse(msgspec.json.encode(response))
+    return HttpResponse.json(response)
 
 
 def error_body(error: WireError) -> tuple[int, Any]:
@@ -161,7 +161,6 @@ VOYAGE = Dialect(
             paths=("/v1/embeddings", "/embeddings"),
             discriminators=frozenset({"input_type", "output_dtype", "output_dimension", "truncation"}),
             wire=VoyageEmbeddingsRequest,
-            to_job=VoyageEmbeddingsRequest.job,
             respond=respond_embeddings,
             field_names=EMBEDDINGS_FIELD_NAMES,
             response=EmbeddingsResponse,
@@ -172,7 +171,6 @@ VOYAGE = Dialect(
             paths=("/v1/rerank", "/rerank"),
             discriminators=frozenset({"top_k"}),
             wire=RerankRequest,
-            to_job=RerankRequest.job,
             respond=respond_rerank,
             field_names={"prompts": None, "truncate_to": "truncation"},
             response=RerankResponse,

@@ -91,7 +91,6 @@ async def respond_multimodal(call: Call[MultimodalRequest, PoolJob]) -> HttpResp
 MULTIMODAL: Endpoint[MultimodalRequest, PoolJob] = Endpoint(
     paths=("/v1/multimodalembeddings",),
     wire=MultimodalRequest,
-    to_job=MultimodalRequest.job,
     respond=respond_multimodal,
     field_names={"prompts": "inputs", "truncate_to": "truncation"},
     response=MultimodalResponse,

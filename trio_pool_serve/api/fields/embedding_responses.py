@@ -110,7 +110,7 @@ def encode_embeddings(
         return encode_bytes(vectors, encoding, usage=usage, response_id=response_id, model=model, created=created)
     items = [EmbeddingItem(index=index, embedding=encoding.json(vector)) for index, vector in enumerate(vectors)]
     response = EmbeddingsResponse(id=response_id, created=created, model=model, data=items, usage=usage)
-    return HttpResponse(msgspec.json.encode(response))
+    return HttpResponse.json(response)
 
 
 def encode_bytes(

@@ -14,7 +14,7 @@ import orjson
 import pybase64
 
 from trio_pool_serve.errors import InvalidRequestError
-from trio_pool_serve.types import SparseVector, Vectors
+from trio_pool_serve.types import PooledValue, SparseVector, Vectors
 
 EmbedDtype: TypeAlias = Literal["float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary"]
 Endianness: TypeAlias = Literal["native", "little", "big"]
@@ -87,3 +87,8 @@ def sparse_json(vector: SparseVector) -> bytes:
     """Return a sparse vector as a JSON array of ``{"index", "value"}``."""
     pairs = zip(number_items(vector.indices), number_items(vector.values), strict=True)
     return array_json([b'{"index":%b,"value":%b}' % pair for pair in pairs])
+
+
+def nbytes_of(value: PooledValue) -> int:
+    """Return the bytes of a value's arrays."""
+    return value.indices.nbytes + value.values.nbytes if isinstance(value, SparseVector) else value.nbytes

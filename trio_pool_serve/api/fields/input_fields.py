@@ -25,7 +25,6 @@ INPUT_FIELD_NAMES: FieldNames = {
     "prompts": ("messages", "prompt_embeds", "input"),
     "template_kwargs": "chat_template_kwargs",
     "truncate_to": "truncate_prompt_tokens",
-    "instruction": "prompt",
 }
 """What requests with ``InputFields`` call a job's fields."""
 

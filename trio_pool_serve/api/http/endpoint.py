@@ -87,21 +87,25 @@ class Endpoint(Generic[Wire, Job]):
     Dialects may share a path: a request belongs to the first endpoint that has one of its fields, null or not, among
     ``discriminators``, or else to the endpoint without discriminators.
 
-    ``wire`` is the attrs class of the request's body; its field ``model`` chooses the model. ``to_job`` makes the
-    task's job of it, in a thread if the body is large, and raises ``InvalidRequestError``. ``respond`` has the job
-    done. ``example`` is a request, and ``summary`` a line, for ``/openapi.json``; ``response`` is the attrs class of
-    the response, where that is a JSON object.
+    ``wire`` is the attrs class of the request's body; its field ``model`` chooses the model. ``to_job``, by default
+    its method ``job``, makes the task's job of it, in a thread if the body is large, and raises
+    ``InvalidRequestError``. ``respond`` has the job done. ``example`` is a request, and ``summary`` a line, for
+    ``/openapi.json``; ``response`` is the attrs class of the response, where that is a JSON object.
     """
 
     paths: tuple[str, ...]
     wire: type[Wire]
-    to_job: Callable[[Wire, NetworkConfig], Job]
     respond: Callable[[Call[Wire, Job]], Awaitable[HttpResponse]]
     summary: str
     example: Mapping[str, Any]
     discriminators: frozenset[str] = frozenset()
     field_names: FieldNames = field(factory=dict)
     response: type[Any] | None = None
+    to_job: Callable[[Wire, NetworkConfig], Job] = field()
+
+    @to_job.default
+    def _its_own(self) -> Callable[[Wire, NetworkConfig], Job]:
+        return self.wire.job  # type: ignore[attr-defined, no-any-return]
 
     def name_of(self, job_field: JobField, wire: Wire) -> str | None:
         """Return the name by which the client that sent ``wire`` knows a job's field."""

@@ -130,7 +130,6 @@ CLASSIFY_ENDPOINT = Endpoint(
     paths=("/v1/classify",),
     discriminators=frozenset({"inputs"}),
     wire=ClassifyRequest,
-    to_job=ClassifyRequest.job,
     respond=respond_classify,
     field_names={"prompts": "inputs", "truncate_to": "truncate"},
     response=ClassifyResponse,

@@ -189,7 +189,6 @@ EMBED_ENDPOINTS = (
     Endpoint(
         paths=("/v2/embed",),
         wire=EmbedRequest,
-        to_job=EmbedRequest.job,
         respond=respond_v2,
         field_names=FIELD_NAMES,
         response=EmbedByTypeResponse,
@@ -203,7 +202,6 @@ EMBED_ENDPOINTS = (
     Endpoint(
         paths=("/v1/embed",),
         wire=EmbedRequest,
-        to_job=EmbedRequest.job,
         respond=respond_v1,
         field_names=FIELD_NAMES,
         response=EmbedFloatsResponse,

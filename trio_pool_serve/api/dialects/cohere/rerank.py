@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import msgspec
 from attrs import frozen
 
 from trio_pool_serve.api.dialects.cohere.meta import Meta, meta_of
@@ -76,13 +75,12 @@ def _encode(call: Call[RerankRequest, ScoreJob], scores: Scores) -> HttpResponse
     ranking = ranked(scores.values, call.wire.top_n)
     results = [RerankResult(index=index, relevance_score=value) for index, value in ranking]
     response = RerankResponse(id=call.request_id, results=results, meta=meta_of("2", search_units=1))
-    return HttpResponse(msgspec.json.encode(response))
+    return HttpResponse.json(response)
 
 
 RERANK_ENDPOINT = Endpoint(
     paths=("/v2/rerank",),
     wire=RerankRequest,
-    to_job=RerankRequest.job,
     respond=respond_rerank,
     field_names={"max_document_tokens": "max_tokens_per_doc"},
     response=RerankResponse,

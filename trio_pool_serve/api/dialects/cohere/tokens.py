@@ -58,7 +58,7 @@ async def respond_detokenize(call: Call[DetokenizeRequest, npt.NDArray[np.int64]
     """Detokenize, special tokens too. Raises what ``detokenize`` raises. Cancellation: at once."""
     (text,) = await detokenize(call.model, [call.job], skip_special_tokens=False)
     response = DetokenizeResponse(text=text, meta=meta_of("1"))
-    return await call.encode(lambda: HttpResponse(msgspec.json.encode(response)), rows=1, nbytes=len(text))
+    return await call.encode(lambda: HttpResponse.json(response), rows=1, nbytes=len(text))
 
 
 TOKEN_ENDPOINTS = (
@@ -66,7 +66,6 @@ TOKEN_ENDPOINTS = (
         paths=("/v1/tokenize",),
         discriminators=frozenset({"text"}),
         wire=TokenizeRequest,
-        to_job=TokenizeRequest.job,
         respond=respond_tokenize,
         field_names={"prompts": "text"},
         response=TokenizeResponse,
@@ -77,7 +76,6 @@ TOKEN_ENDPOINTS = (
         paths=("/v1/detokenize",),
         discriminators=frozenset({"tokens"}),
         wire=DetokenizeRequest,
-        to_job=DetokenizeRequest.ids,
         respond=respond_detokenize,
         field_names={"token_ids": "tokens"},
         response=DetokenizeResponse,

@@ -7,7 +7,7 @@ import msgspec
 from attrs import frozen
 
 from trio_pool_serve.api.dialects.tei.requests import DecodeJob, PredictJob, TokenizeJob
-from trio_pool_serve.api.fields.encodings import array_json, number_items, row_json, sparse_json
+from trio_pool_serve.api.fields.encodings import array_json, nbytes_of, number_items, row_json, sparse_json
 from trio_pool_serve.api.fields.ranking import ranked
 from trio_pool_serve.api.http.endpoint import Call
 from trio_pool_serve.api.http.response import HttpResponse
@@ -97,7 +97,7 @@ async def respond_vectors(call: Call[Any, PoolJob]) -> HttpResponse:
     response = await call.encode(
         lambda: HttpResponse(array_json([value_json(value) for (value,) in pooled.rows])),
         rows=sum(map(_written_rows, pooled.rows)),
-        nbytes=sum(map(_nbytes, pooled.rows)),
+        nbytes=sum(nbytes_of(value) for (value,) in pooled.rows),
     )
     return _timed(response, call.timings, pooled.prompt_tokens, _characters(call.job.prompts))
 
@@ -114,7 +114,7 @@ async def respond_predict(call: Call[Any, PredictJob]) -> HttpResponse:
         rows = [_predictions(value, call.model) for (value,) in pooled.rows]
         return HttpResponse(array_json(rows) if call.job.is_batch else rows[0])
 
-    nbytes = sum(map(_nbytes, pooled.rows))
+    nbytes = sum(nbytes_of(value) for (value,) in pooled.rows)
     response = await call.encode(encode, rows=nbytes // 4, nbytes=nbytes)  # each number is an object
     return _timed(response, call.timings, pooled.prompt_tokens, _characters(job.prompts))
 
@@ -192,7 +192,7 @@ async def respond_decode(call: Call[Any, DecodeJob]) -> HttpResponse:
     """
     texts = await detokenize(call.model, call.job.ids, skip_special_tokens=call.job.skip_special_tokens)
     characters = sum(map(len, texts))
-    response = await call.encode(lambda: HttpResponse(msgspec.json.encode(texts)), rows=len(texts), nbytes=characters)
+    response = await call.encode(lambda: HttpResponse.json(texts), rows=len(texts), nbytes=characters)
     return _timed(response, call.timings, sum(map(len, call.job.ids)), None)
 
 
@@ -204,13 +204,6 @@ def _written_rows(row: PooledRow) -> int:
     if isinstance(value, SparseVector):
         return 1
     return len(value) if value.ndim > 1 else 1
-
-
-def _nbytes(row: PooledRow) -> int:
-    (value,) = row
-    if isinstance(value, SparseVector):
-        return value.indices.nbytes + value.values.nbytes
-    return value.nbytes
 
 
 def _characters(prompts: Sequence[Prompt]) -> int | None:

@@ -95,7 +95,7 @@ async def respond_classify(call: Call[ClassifyRequest, PoolJob]) -> HttpResponse
             data=[item(index, row) for index, row in enumerate(rows)],
             usage=Usage.of(pooled.prompt_tokens),
         )
-        return HttpResponse(msgspec.json.encode(response))
+        return HttpResponse.json(response)
 
     return await call.encode(encode, rows=len(rows), nbytes=sum(row.nbytes for row in rows))
 
@@ -103,7 +103,6 @@ async def respond_classify(call: Call[ClassifyRequest, PoolJob]) -> HttpResponse
 CLASSIFY: Endpoint[ClassifyRequest, PoolJob] = Endpoint(
     paths=("/classify", "/v1/classify"),
     wire=ClassifyRequest,
-    to_job=ClassifyRequest.job,
     respond=respond_classify,
     field_names=INPUT_FIELD_NAMES,
     response=ClassifyResponse,

@@ -5,9 +5,9 @@ from functools import partial
 
 from attrs import evolve, frozen
 
-from trio_pool_serve.api.dialects.openai import EmbeddingsRequest
-from trio_pool_serve.api.dialects.vllm.pooling_responses import PoolingResponse, encode_pooled, nbytes_of
-from trio_pool_serve.api.fields.input_fields import INPUT_FIELD_NAMES
+from trio_pool_serve.api.dialects.openai import EMBEDDINGS_FIELD_NAMES, EmbeddingsRequest
+from trio_pool_serve.api.dialects.vllm.pooling_responses import PoolingResponse, encode_pooled
+from trio_pool_serve.api.fields.encodings import nbytes_of
 from trio_pool_serve.api.fields.input_types import with_input_type
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
@@ -102,9 +102,8 @@ def _refuse_unencodable(call: Call[PoolingRequest, PoolJob], job: PoolJob, task:
 POOLING: Endpoint[PoolingRequest, PoolJob] = Endpoint(
     paths=("/pooling",),
     wire=PoolingRequest,
-    to_job=PoolingRequest.job,
     respond=respond_pooling,
-    field_names={**INPUT_FIELD_NAMES, "tasks": ("tasks", "task")},
+    field_names={**EMBEDDINGS_FIELD_NAMES, "tasks": ("tasks", "task")},
     response=PoolingResponse,
     summary="Do a task of the model for each text: vectors, labels, or either for each token.",
     example={"input": ["A nursery owns its tasks.", "Every task has a parent."]},

@@ -74,12 +74,7 @@ def encode_pooled(
 
     items = [item(index, row) for index, row in enumerate(pooled.rows)]
     response = PoolingResponse(id=response_id, created=created, model=model, data=items, usage=usage)
-    return HttpResponse(msgspec.json.encode(response))
-
-
-def nbytes_of(value: PooledValue) -> int:
-    """Return the bytes of a value's arrays."""
-    return value.indices.nbytes + value.values.nbytes if isinstance(value, SparseVector) else value.nbytes
+    return HttpResponse.json(response)
 
 
 def _json(value: PooledValue, encoding: VectorEncoding) -> msgspec.Raw:

@@ -143,7 +143,7 @@ async def respond_rerank(call: Call[RerankRequest, ScoreJob]) -> HttpResponse:
             results=results,
             meta=meta_of("1", search_units=1),
         )
-        return HttpResponse(msgspec.json.encode(response))
+        return HttpResponse.json(response)
 
     characters = 0 if texts is None else sum(len(texts[index]) for index, _ in ranking)
     return await call.encode(encode, rows=len(ranking), nbytes=characters)
@@ -152,7 +152,6 @@ async def respond_rerank(call: Call[RerankRequest, ScoreJob]) -> HttpResponse:
 RERANK: Endpoint[RerankRequest, ScoreJob] = Endpoint(
     paths=("/rerank", "/v1/rerank"),
     wire=RerankRequest,
-    to_job=RerankRequest.job,
     respond=respond_rerank,
     field_names=SCORE_FIELD_NAMES,
     response=RerankResponse,

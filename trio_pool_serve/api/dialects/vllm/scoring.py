@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-import msgspec
 from attrs import frozen
 
 from trio_pool_serve.api.fields.contents import ContentInput
@@ -141,7 +140,7 @@ async def respond_score(call: Call[ScoreRequest, ScoreJob]) -> HttpResponse:
             data=[ScoreItem(index=index, score=value) for index, value in enumerate(scores.values.tolist())],
             usage=Usage.of(scores.prompt_tokens),
         )
-        return HttpResponse(msgspec.json.encode(response))
+        return HttpResponse.json(response)
 
     return await call.encode(encode, rows=len(scores.values), nbytes=scores.values.nbytes)
 
@@ -149,7 +148,6 @@ async def respond_score(call: Call[ScoreRequest, ScoreJob]) -> HttpResponse:
 SCORE: Endpoint[ScoreRequest, ScoreJob] = Endpoint(
     paths=("/score", "/v1/score"),
     wire=ScoreRequest,
-    to_job=ScoreRequest.job,
     respond=respond_score,
     field_names=SCORE_FIELD_NAMES,
     response=ScoreResponse,

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 from attrs import frozen
@@ -25,7 +24,7 @@ class TokenizeRequest:
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
-    def text(self, network: NetworkConfig) -> str:
+    def job(self, network: NetworkConfig) -> str:
         """Return the text to be tokenized. Raises ``InvalidRequestError``."""
         del network  # bounds numbers of inputs; this is one
         if self.prompt is not None:
@@ -57,7 +56,7 @@ async def respond_tokenize(call: Call[TokenizeRequest, str]) -> HttpResponse:
             tokens=[token.id for token in tokens],
             token_strs=[token.piece for token in tokens] if call.wire.return_token_strs else None,
         )
-        return HttpResponse(msgspec.json.encode(response))
+        return HttpResponse.json(response)
 
     return await call.encode(encode, rows=len(tokens), nbytes=len(call.job))
 
@@ -69,7 +68,7 @@ class DetokenizeRequest:
     tokens: list[TokenId]
     model: str | None = None
 
-    def ids(self, network: NetworkConfig) -> npt.NDArray[np.int64]:
+    def job(self, network: NetworkConfig) -> npt.NDArray[np.int64]:
         """Return the token ids."""
         del network  # bounds numbers of inputs; this is one
         return np.array(self.tokens, dtype=np.int64)
@@ -85,15 +84,12 @@ class DetokenizeResponse:
 async def respond_detokenize(call: Call[DetokenizeRequest, npt.NDArray[np.int64]]) -> HttpResponse:
     """Detokenize, special tokens too. Raises what ``detokenize`` raises. Cancellation: at once."""
     (text,) = await detokenize(call.model, [call.job], skip_special_tokens=False)
-    return await call.encode(
-        lambda: HttpResponse(msgspec.json.encode(DetokenizeResponse(prompt=text))), rows=1, nbytes=len(text)
-    )
+    return await call.encode(lambda: HttpResponse.json(DetokenizeResponse(prompt=text)), rows=1, nbytes=len(text))
 
 
 TOKENIZE: Endpoint[TokenizeRequest, str] = Endpoint(
     paths=("/tokenize",),
     wire=TokenizeRequest,
-    to_job=TokenizeRequest.text,
     respond=respond_tokenize,
     field_names={"prompts": "prompt"},
     response=TokenizeResponse,
@@ -104,7 +100,6 @@ TOKENIZE: Endpoint[TokenizeRequest, str] = Endpoint(
 DETOKENIZE: Endpoint[DetokenizeRequest, npt.NDArray[np.int64]] = Endpoint(
     paths=("/detokenize",),
     wire=DetokenizeRequest,
-    to_job=DetokenizeRequest.ids,
     respond=respond_detokenize,
     field_names={"token_ids": "tokens"},
     response=DetokenizeResponse,
