@@ -27,8 +27,8 @@ READING = {field.name for field in attrs.fields(InputParams)}
 
 
 async def embed(service: Service, *texts: str, **params) -> Pooled:
-    reading = InputParams(**{name: params.pop(name) for name in READING & set(params)})
-    job = PoolJob(prompts=[TextPrompt(text) for text in texts], reading=reading, **params)
+    input_params = InputParams(**{name: params.pop(name) for name in READING & set(params)})
+    job = PoolJob(prompts=[TextPrompt(text) for text in texts], input_params=input_params, **params)
     return await pool(service.model(), job, timings())
 
 
@@ -63,7 +63,7 @@ async def test_usage_counts_what_was_read_not_what_was_sent(service):
 
 
 async def test_token_ids_are_embedded_as_they_are(service, scripted):
-    job = PoolJob(prompts=[TokensPrompt(np.array([9, 8, 7]))], reading=InputParams(prompt_name="query"))
+    job = PoolJob(prompts=[TokensPrompt(np.array([9, 8, 7]))], input_params=InputParams(prompt_name="query"))
     answer = await pool(service.model(), job, timings())
     assert last_row(scripted) == [9, 8, 7]
     assert answer.prompt_tokens == 3

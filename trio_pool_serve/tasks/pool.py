@@ -51,7 +51,7 @@ def rows_to_compute(model: Model, job: PoolJob) -> list[RowToCompute]:
     for task in tasks:
         model.require(task.needs)
     params = tuple(task.params(model, job) for task in tasks)
-    rendering = rendering_params(model, job.reading)
+    rendering = rendering_params(model, job.input_params)
     in_windows = model.splits_long_texts and job.tasks == ("embed",) and rendering.truncate_to is None
     return [RowToCompute(prompt, rendering, params, in_windows) for prompt in job.prompts]
 
@@ -61,7 +61,9 @@ def estimated_tokens(model: Model, job: PoolJob, asked: Sequence[RowToCompute]) 
 
     Raises ``InvalidRequestError`` for an answer of vectors per token that would fill the memory.
     """
-    estimate = sum(map(model.renderer.estimated_tokens, job.prompts)) + job.reading.estimated_tokens(len(job.prompts))
+    estimate = sum(map(model.renderer.estimated_tokens, job.prompts)) + job.input_params.estimated_tokens(
+        len(job.prompts)
+    )
     if not any(row.in_windows for row in asked):
         estimate = min(estimate, len(asked) * model.renderer.max_model_len)
     numbers = estimate * model.engine.dimensions

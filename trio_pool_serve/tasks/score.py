@@ -26,14 +26,14 @@ class ScoreJob:
     """What a client asks, in nobody's dialect: one query for all documents, or one for each.
 
     ``max_query_tokens`` and ``max_document_tokens`` cut each text to so many tokens. ``activation`` is for models
-    that read both texts together. ``truncate_to`` of ``reading`` holds for what the model reads at once: for
+    that read both texts together. ``truncate_to`` of ``input_params`` holds for what the model reads at once: for
     such models, that is the pair. ``symmetric`` has vectors made of both sides alike, as of texts that are neither
     query nor document.
     """
 
     queries: Sequence[ScoreInput]
     documents: Sequence[ScoreInput]
-    reading: InputParams = Factory(InputParams)
+    input_params: InputParams = Factory(InputParams)
     max_query_tokens: int | None = None
     max_document_tokens: int | None = None
     activation: Activation = "score"
@@ -67,7 +67,7 @@ class ScoreJob:
         documents = sum(prompt_of(side).estimated_tokens for side in self.documents)
         reads = len(self.documents) if in_pairs else len(self.queries)
         of_queries = queries[0] * reads if len(queries) == 1 else sum(queries)
-        return of_queries + documents + self.reading.estimated_tokens(reads)
+        return of_queries + documents + self.input_params.estimated_tokens(reads)
 
 
 @frozen(eq=False)
@@ -96,7 +96,7 @@ async def score(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
 
 async def _score_pairs(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
     """Have the model read each query and document together."""
-    rendering = rendering_params(model, job.reading)
+    rendering = rendering_params(model, job.input_params)
     if any(map(has_images, (*job.queries, *job.documents))):
         raise InvalidRequestError("This model reads a query and a document together, both as texts.", field="prompts")
     queries, documents = list(map(text_of, job.queries)), list(map(text_of, job.documents))
@@ -205,8 +205,8 @@ SIMILARITIES: Mapping[Similarity, Callable[[Vectors, Vectors], Vectors]] = {
 def _rendering(model: Model, job: ScoreJob, input_type: InputType | None) -> RenderingParams:
     """Return how to render the texts of one side."""
     # A client's own instruction is about what is searched for: documents are read as ever.
-    instruction = None if input_type == "document" else job.reading.instruction
-    rendering = rendering_params(model, evolve(job.reading, input_type=input_type, instruction=instruction))
+    instruction = None if input_type == "document" else job.input_params.instruction
+    rendering = rendering_params(model, evolve(job.input_params, input_type=input_type, instruction=instruction))
     most = job.max_query_tokens if input_type == "query" else job.max_document_tokens
     return evolve(rendering, max_text_tokens=most)
 

@@ -54,7 +54,7 @@ class JinaEmbeddingsRequest(EmbeddingsRequest):
             raise InvalidRequestError("embedding_type must name one type.", param="embedding_type")
         job = super().job(network)
         if self.truncate and self.truncate_prompt_tokens is None:
-            job = evolve(job, reading=evolve(job.reading, truncate_to=-1))
+            job = evolve(job, input_params=evolve(job.input_params, truncate_to=-1))
         return job if self.normalized is None else evolve(job, normalize=self.normalized)
 
 

@@ -68,7 +68,7 @@ class EmbeddingsRequest(InputFields):
         """Return the job of the request. Raises ``InvalidRequestError``."""
         return PoolJob(
             prompts=self.prompts(network),
-            reading=InputParams(
+            input_params=InputParams(
                 truncate_to=self.truncate_prompt_tokens,
                 truncation_side=self.truncation_side or "right",
                 add_special_tokens=self.adds_special_tokens,

@@ -62,14 +62,14 @@ class VoyageEmbeddingsRequest(JinaEmbeddingsRequest):
     def job(self, network: NetworkConfig) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         job = super().job(network)
-        reading = job.reading
+        input_params = job.input_params
         # Only requests with a value in one of Voyage's fields truncate by default, as Voyage does.
         values = (self.input_type, self.output_dtype, self.output_dimension, self.truncation)
         truncates = any(value is not None for value in values) and False not in (self.truncation, self.truncate)
-        if reading.truncate_to is None and truncates:
-            reading = evolve(reading, truncate_to=-1)
+        if input_params.truncate_to is None and truncates:
+            input_params = evolve(input_params, truncate_to=-1)
         dimensions = self.dimensions if self.output_dimension is None else self.output_dimension
-        return evolve(job, reading=reading, dimensions=dimensions)
+        return evolve(job, input_params=input_params, dimensions=dimensions)
 
 
 async def respond_embeddings(call: Call[VoyageEmbeddingsRequest, PoolJob]) -> HttpResponse:
@@ -98,7 +98,7 @@ class RerankRequest:
         return ScoreJob(
             queries=[self.query],
             documents=self.documents,
-            reading=InputParams(truncate_to=None if self.truncation is False else -1),
+            input_params=InputParams(truncate_to=None if self.truncation is False else -1),
         )
 
 

@@ -43,7 +43,7 @@ class MultimodalRequest:
         require_few(self.inputs, network, param="inputs")
         return PoolJob(
             prompts=[content.plain_prompt(network, f"inputs[{index}]") for index, content in enumerate(self.inputs)],
-            reading=InputParams(truncate_to=None if self.truncation is False else -1),
+            input_params=InputParams(truncate_to=None if self.truncation is False else -1),
         )
 
 

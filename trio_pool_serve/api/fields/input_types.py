@@ -28,7 +28,7 @@ def with_input_type(job: PoolJob, input_type: str | None, model: Model) -> PoolJ
     """
     if input_type is None:
         return job
-    reading = job.reading
-    chosen = reading.prompt_name is not None or reading.instruction is not None
-    named = input_type if input_type in model.folder.prompts and not chosen else reading.prompt_name
-    return evolve(job, reading=evolve(reading, input_type=INPUT_TYPES.get(input_type), prompt_name=named))
+    input_params = job.input_params
+    chosen = input_params.prompt_name is not None or input_params.instruction is not None
+    named = input_type if input_type in model.folder.prompts and not chosen else input_params.prompt_name
+    return evolve(job, input_params=evolve(input_params, input_type=INPUT_TYPES.get(input_type), prompt_name=named))

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from attrs import frozen
 
-from trio_pool_serve.api.dialects.cohere.meta import Meta, Truncate, meta_of, reading_of
+from trio_pool_serve.api.dialects.cohere.meta import Meta, Truncate, meta_of, input_params_of
 from trio_pool_serve.api.fields.encodings import number_items
 from trio_pool_serve.api.fields.input_fields import require_few
 from trio_pool_serve.api.fields.numbers import Priority
@@ -46,7 +46,7 @@ class ClassifyRequest:
         return PoolJob(
             prompts=[TextPrompt(text) for text in self.inputs],
             tasks=("classify",),
-            reading=reading_of(self.truncate),
+            input_params=input_params_of(self.truncate),
             priority=self.priority or 0,
         )
 

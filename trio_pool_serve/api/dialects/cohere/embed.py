@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 import msgspec
 from attrs import evolve, frozen
 
-from trio_pool_serve.api.dialects.cohere.meta import Meta, Truncate, meta_of, reading_of
+from trio_pool_serve.api.dialects.cohere.meta import Meta, Truncate, meta_of, input_params_of
 from trio_pool_serve.api.fields.contents import ContentInput
 from trio_pool_serve.api.fields.embedding_responses import VectorEncoding
 from trio_pool_serve.api.fields.images import image_prompts
@@ -62,7 +62,7 @@ class EmbedRequest:
             raise InvalidRequestError(f"max_tokens must be at least 1, not {self.max_tokens}.", param="max_tokens")
         return PoolJob(
             prompts=self._prompts(network),
-            reading=reading_of(self.truncate),
+            input_params=input_params_of(self.truncate),
             dimensions=self.output_dimension,
             priority=self.priority or 0,
         )
@@ -150,9 +150,9 @@ async def _pool(call: Call[EmbedRequest, PoolJob]) -> Pooled:
     limit = call.wire.max_tokens
     if limit is None:
         return await pool(call.model, job, call.timings)
-    if job.reading.truncate_to is not None:
+    if job.input_params.truncate_to is not None:
         keep = min(limit, call.model.renderer.max_model_len)
-        cut = evolve(job, reading=evolve(job.reading, truncate_to=keep))
+        cut = evolve(job, input_params=evolve(job.input_params, truncate_to=keep))
         return await pool(call.model, cut, call.timings)
 
     def refuse_longer(index: int, row: PooledRow, tokens: int) -> None:

@@ -30,7 +30,7 @@ def meta_of(version: str, **billed_units: int) -> Meta:
     return Meta(api_version=ApiVersion(version=version), billed_units=billed_units)
 
 
-def reading_of(truncate: Truncate | None) -> InputParams:
+def input_params_of(truncate: Truncate | None) -> InputParams:
     """Return how texts are truncated: by default at their ends, as Cohere does it."""
     return InputParams(
         truncate_to=None if truncate == "NONE" else -1, truncation_side="left" if truncate == "START" else "right"

@@ -42,7 +42,7 @@ class RerankRequest:
         return ScoreJob(
             queries=[self.query],
             documents=[document if isinstance(document, str) else document.text for document in self.documents],
-            reading=InputParams(truncate_to=-1),
+            input_params=InputParams(truncate_to=-1),
             max_document_tokens=self.max_tokens_per_doc,
             priority=self.priority or 0,
         )

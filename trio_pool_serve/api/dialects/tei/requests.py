@@ -28,7 +28,7 @@ class TextOptions:
     truncation_direction: str | None = None
     prompt_name: str | None = None
 
-    def reading(self, network: NetworkConfig) -> InputParams:
+    def input_params(self, network: NetworkConfig) -> InputParams:
         """Return them as the job has them. Raises ``InvalidRequestError``."""
         truncate = network.auto_truncate if self.truncate is None else self.truncate
         return InputParams(
@@ -75,7 +75,7 @@ class EmbedRequest(TextOptions):
         return PoolJob(
             prompts=prompts_of(self.inputs, network, param="inputs"),
             tasks=(task,),
-            reading=self.reading(network),
+            input_params=self.input_params(network),
             dimensions=self.dimensions,
             normalize=normalize,
         )
@@ -108,7 +108,7 @@ class PredictRequest(TextOptions):
         pooling = PoolJob(
             prompts=[_sequence(sequence) for sequence in sequences],
             tasks=("classify",),
-            reading=self.reading(network),
+            input_params=self.input_params(network),
             activation="raw" if self.raw_scores else "probabilities",
         )
         return PredictJob(pooling, is_batch)
@@ -143,7 +143,7 @@ class RerankRequest(TextOptions):
         return ScoreJob(
             queries=[self.query],
             documents=self.texts,
-            reading=self.reading(network),
+            input_params=self.input_params(network),
             activation="raw" if self.raw_scores else "score",
         )
 
@@ -172,7 +172,7 @@ class SimilarityRequest:
         return ScoreJob(
             queries=[self.inputs.source_sentence],
             documents=self.inputs.sentences,
-            reading=(self.parameters or TextOptions()).reading(network),
+            input_params=(self.parameters or TextOptions()).input_params(network),
             symmetric=True,
         )
 
@@ -182,7 +182,7 @@ class TokenizeJob:
     """Texts to tokenize."""
 
     texts: Sequence[str]
-    reading: InputParams
+    input_params: InputParams
 
 
 @frozen(kw_only=True)
@@ -200,8 +200,10 @@ class TokenizeRequest:
         if not texts:
             raise EmptyInputError("inputs is empty.", param="inputs")
         require_few(texts, network, param="inputs")
-        reading = InputParams(add_special_tokens=self.add_special_tokens is not False, prompt_name=self.prompt_name)
-        return TokenizeJob(texts, reading)
+        input_params = InputParams(
+            add_special_tokens=self.add_special_tokens is not False, prompt_name=self.prompt_name
+        )
+        return TokenizeJob(texts, input_params)
 
 
 @frozen(eq=False)

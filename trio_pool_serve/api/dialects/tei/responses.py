@@ -160,12 +160,12 @@ async def respond_tokenize(call: Call[Any, TokenizeJob]) -> HttpResponse:
 
     Raises what ``tokenize`` raises. Cancellation: as ``tokenize``.
     """
-    reading = call.job.reading
+    input_params = call.job.input_params
     texts = await tokenize(
         call.model,
         call.job.texts,
-        add_special_tokens=reading.add_special_tokens,
-        instruction=rendering_params(call.model, reading).instruction,
+        add_special_tokens=input_params.add_special_tokens,
+        instruction=rendering_params(call.model, input_params).instruction,
     )
 
     def encode() -> HttpResponse:

@@ -44,7 +44,7 @@ class ClassifyRequest(InputFields):
         return PoolJob(
             prompts=self.prompts(network),
             tasks=("classify",),
-            reading=InputParams(
+            input_params=InputParams(
                 truncate_to=self.truncate_prompt_tokens,
                 truncation_side=self.truncation_side or "right",
                 add_special_tokens=self.adds_special_tokens,

@@ -88,7 +88,7 @@ class RerankRequest:
                 document if isinstance(document, str) else document.side(network, f"documents[{index}]")
                 for index, document in enumerate(self.documents)
             ],
-            reading=InputParams(
+            input_params=InputParams(
                 truncate_to=self.truncate_prompt_tokens,
                 truncation_side=self.truncation_side or "right",
                 instruction=self.instruction,

@@ -68,7 +68,7 @@ class ScoreRequest:
         return ScoreJob(
             queries=ones,
             documents=others,
-            reading=InputParams(
+            input_params=InputParams(
                 truncate_to=self.truncate_prompt_tokens,
                 truncation_side=self.truncation_side or "right",
                 instruction=self.instruction,
