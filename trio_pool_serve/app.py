@@ -23,7 +23,7 @@ from trio_pool_serve.api.routes.openapi import openapi_routes
 from trio_pool_serve.api.routes.operations import PROBE_PATHS, operational_routes
 from trio_pool_serve.config import Config
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
-from trio_pool_serve.service import Service
+from trio_pool_serve.service import Service, configure_process
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ class OwnedServiceLifespan(TrioASGILifespan):
         """Run the service for as long as the server lives; if the service fails, the server ends with it."""
         service = self.app.service  # type: ignore[attr-defined]
         failure: BaseException | None = None
+        configure_process(service)
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(service.run)

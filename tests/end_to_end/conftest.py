@@ -5,6 +5,7 @@ import os
 # Nobody is told that these tests run; the libraries read these when they are imported.
 os.environ.update(HF_HUB_DISABLE_TELEMETRY="1", HAYSTACK_TELEMETRY_ENABLED="False", LANGSMITH_TRACING="false")
 
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,18 @@ from tests.end_to_end.texts import A_FEW, API_KEY, QUERY
 from tests.models.classifier_families import cross_encoder, write_classifier
 from tests.models.retrieval_families import pylate_bert, splade_max
 from tests.server.server_process import serving
+from trio_pool_serve.config import ThreadsConfig
 
 LABELS = {0: "calm", 1: "glad", 2: "cross"}
+
+
+@pytest.fixture
+def switch_interval_of_servers() -> Iterator[None]:
+    """The interpreter's thread switch interval as a server's process has it."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(ThreadsConfig().switch_interval_s)
+    yield
+    sys.setswitchinterval(interval)
 
 
 @pytest.fixture(scope="session")

@@ -136,7 +136,7 @@ async def test_a_replica_that_dies_leaves_the_others_answering(pipes, scripted_f
 
 async def test_the_collector_leaves_alone_what_an_engine_process_has_loaded(pipes, scripted_folder):
     async with scripted(pipes, scripted_folder, "--replicas", "1") as server:
-        (vector,) = (await ask(server, script.TELLS_FROZEN)).json()["data"]
+        (vector,) = (await ask(server, script.TELLS_SETTINGS)).json()["data"]
         assert vector["embedding"][0] > 10_000, "objects, of the imported modules alone"
 
 

@@ -15,7 +15,7 @@ from trio_pool_serve.processes.without_torch import do_without_torch
 from trio_pool_serve.server.api_workers import ApiJob, Drain, FromParent, NotServed, Ready
 from trio_pool_serve.server.contained_connection import contain_connections
 from trio_pool_serve.server.listener import drain, leave, serve_listeners
-from trio_pool_serve.service import Service
+from trio_pool_serve.service import Service, configure_process
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +28,7 @@ async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
     contain_connections()
     do_without_torch()
     service = Service(config, folder=Path(job.folder))
+    configure_process(service)
     stop = trio.Event()
     loading = trio.CancelScope()
     failure: BaseException | None = None

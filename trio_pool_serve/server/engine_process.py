@@ -23,6 +23,7 @@ from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, serve_snapshots
 from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.threads.openmp import limit_openmp_spinning
 from trio_pool_serve.threads.priority import relative_niceness
 from trio_pool_serve.types import Runner
 
@@ -33,6 +34,7 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
     """Load, then compute until the parent is gone; return the exit status. Cancellation: at once."""
     config = decode_config(job.config)
     configure_logging(config.logging.log_level)
+    limit_openmp_spinning()  # before torch is imported
     offload = Offload(
         launch=1, copy=config.scheduling.max_in_flight, niceness=relative_niceness(config.threads.niceness)
     )

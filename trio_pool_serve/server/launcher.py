@@ -20,7 +20,7 @@ from trio_pool_serve.processes.without_torch import do_without_torch
 from trio_pool_serve.server.api_workers import serve_by_workers
 from trio_pool_serve.server.contained_connection import contain_connections
 from trio_pool_serve.server.listener import drain, leave, open_listening_socket, serve_listeners, unlinked, url_of
-from trio_pool_serve.service import RunnerLoader, Service, load_transformer, loader_name
+from trio_pool_serve.service import RunnerLoader, Service, configure_process, load_transformer, loader_name
 from trio_pool_serve.types import PoolingTask
 
 logger = logging.getLogger(__name__)
@@ -62,6 +62,7 @@ def placed(config: Config) -> Config:
 async def _serve_alone(config: Config, service: Service) -> None:
     """Answer requests in this process."""
     contain_connections()
+    configure_process(service)
     stop = trio.Event()
     with open_listening_socket(config.network) as listening, unlinked(config.network):
         async with trio.open_nursery() as nursery:

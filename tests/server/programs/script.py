@@ -5,6 +5,7 @@ Waiting goes through named pipes, so that a test knows what a process is doing w
 
 import gc
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from trio_pool_serve.runner.copied_batch import CopiedBatch
 from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.types import Batch, PooledBatch
 
-LOSES_THE_DEVICE, EXITS, HANGS, WAITS, RAISES, TELLS_FROZEN = 13, 14, 15, 16, 17, 18
+LOSES_THE_DEVICE, EXITS, HANGS, WAITS, RAISES, TELLS_SETTINGS = 13, 14, 15, 16, 17, 18
 
 
 def follow_script(batch: Batch) -> PooledBatch | None:
@@ -33,8 +34,15 @@ def follow_script(batch: Batch) -> PooledBatch | None:
         case 17:
             raise ValueError("unlucky")
         case 18:
-            return CopiedBatch([(np.full(8, gc.get_freeze_count(), dtype=np.float32),)])
+            return CopiedBatch([(np.array([*process_settings(), 0, 0, 0, 0], dtype=np.float32),)])
     return None
+
+
+def process_settings() -> list[float]:
+    """What a server sets of its process: objects frozen, switch interval (seconds), niceness of the calling thread
+    above the main thread's, rounds that OpenMP's threads spin."""
+    niceness = os.getpriority(os.PRIO_PROCESS, 0) - os.getpriority(os.PRIO_PROCESS, os.getpid())
+    return [gc.get_freeze_count(), sys.getswitchinterval(), niceness, float(os.environ.get("GOMP_SPINCOUNT", 0))]
 
 
 def load_scripted(*_) -> ScriptedRunner:

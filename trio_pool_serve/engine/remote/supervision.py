@@ -3,6 +3,10 @@
 import itertools
 import logging
 import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
@@ -64,9 +68,32 @@ class LoadFailed(msgspec.Struct, tag=True, array_like=True):
 EngineStatus: TypeAlias = Loaded | LoadFailed
 
 
-def has_gpu(loading: ModelConfig) -> bool:
-    """Tell whether the model will be on a GPU, as far as can be known without torch."""
-    return loading.device.startswith("cuda") or (loading.device == "auto" and Path("/dev/nvidiactl").exists())
+def has_gpu(
+    loading: ModelConfig,
+    *,
+    driver: Path = Path("/dev/nvidiactl"),
+    environment: Mapping[str, str] = os.environ,
+    import_path: Sequence[str] = sys.path,
+) -> bool:
+    """Return whether the model will be on a GPU, decided without importing torch.
+
+    With ``--device auto`` that needs NVIDIA's driver, a GPU that ``CUDA_VISIBLE_DEVICES`` leaves visible, and a torch
+    that was built for CUDA.
+    """
+    if loading.device != "auto":
+        return loading.device.startswith("cuda")
+    # CUDA reads the list up to the first entry that is no device: an empty one and "-1" hide all GPUs.
+    visible = re.match(r"\s*(\d|GPU-|MIG-)", environment.get("CUDA_VISIBLE_DEVICES", "0"))
+    return visible is not None and driver.exists() and _is_torch_built_for_cuda(import_path)
+
+
+def _is_torch_built_for_cuda(import_path: Sequence[str]) -> bool:
+    spec = PathFinder.find_spec("torch", import_path)
+    if spec is None or spec.origin is None:
+        return False
+    version = Path(spec.origin).with_name("version.py")
+    # CPU builds have the line "cuda: Optional[str] = None".
+    return not (version.is_file() and re.search(r"^cuda\b.*=\s*None\b", version.read_text(), re.MULTILINE))
 
 
 def replicas_of(config: Config) -> int:

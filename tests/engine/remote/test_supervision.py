@@ -1,0 +1,87 @@
+"""Whether models will be on a GPU, decided from files and the environment."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from attrs import frozen
+
+from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
+from trio_pool_serve.engine.remote.supervision import has_gpu, replicas_of
+
+CUDA_BUILD = "__version__ = '2.8.0+cu128'\ncuda: Optional[str] = '12.8'\nhip: Optional[str] = None\n"
+CPU_BUILD = "__version__ = '2.8.0+cpu'\ndebug = False\ncuda: Optional[str] = None\nhip: Optional[str] = None\n"
+OLDER_CPU_BUILD = "__version__ = '1.13.1'\ncuda = None\n"
+
+
+@frozen
+class Machine:
+    """A tree with what is looked at of a machine: the driver's device file, and where packages are imported from."""
+
+    root: Path
+
+    def has_gpu(self, device: str = "auto", **environment: str) -> bool:
+        return has_gpu(
+            ModelConfig(device=device),
+            driver=self.root / "nvidiactl",
+            environment=environment,
+            import_path=[str(self.root / "site-packages")],
+        )
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Callable[..., Machine]:
+    def make(*, driver: bool = True, version: str | None = CUDA_BUILD) -> Machine:
+        torch = tmp_path / "site-packages" / "torch"
+        if version is not None:
+            torch.mkdir(parents=True)
+            (torch / "__init__.py").write_text("raise RuntimeError('torch is imported')")
+            (torch / "version.py").write_text(version)
+        if driver:
+            (tmp_path / "nvidiactl").touch()
+        return Machine(tmp_path)
+
+    return make
+
+
+def test_a_driver_and_a_torch_for_cuda_are_a_gpu(machine):
+    here = machine()
+    assert here.has_gpu()
+    assert not here.has_gpu("cpu")
+
+
+def test_without_the_driver_there_is_no_gpu(machine):
+    assert not machine(driver=False).has_gpu()
+
+
+@pytest.mark.parametrize("version", [CPU_BUILD, OLDER_CPU_BUILD, None])
+def test_without_a_torch_for_cuda_there_is_no_gpu(machine, version):
+    assert not machine(version=version).has_gpu()
+
+
+def test_a_torch_that_does_not_state_its_build_may_use_the_gpu(machine):
+    assert machine(version="__version__ = '2.8.0'\n").has_gpu()
+
+
+@pytest.mark.parametrize("visible", ["", " ", "-1", "-1,0", "NoDevFiles"])
+def test_no_gpu_is_visible(machine, visible):
+    assert not machine().has_gpu(CUDA_VISIBLE_DEVICES=visible)
+
+
+@pytest.mark.parametrize("visible", ["0", "1,0", " 2", "0,-1", "GPU-8932f937", "MIG-12ab/1/0"])
+def test_some_gpus_are_visible(machine, visible):
+    assert machine().has_gpu(CUDA_VISIBLE_DEVICES=visible)
+
+
+def test_a_device_that_is_named_is_taken_at_its_word(machine):
+    """The engine process says what is wrong with it."""
+    assert machine(driver=False, version=CPU_BUILD).has_gpu("cuda:1", CUDA_VISIBLE_DEVICES="")
+
+
+def test_a_cpu_build_gets_several_replicas_and_a_given_number_wins():
+    on_cpu = Config(models=("m",), loading=ModelConfig(device="cpu"))
+    assert 1 <= replicas_of(on_cpu) <= 4
+    named = Config(models=("m",), loading=ModelConfig(device="cuda"))
+    assert replicas_of(named) == 1
+    given = Config(models=("m",), loading=ModelConfig(device="cuda"), processes=ProcessesConfig(replicas=3))
+    assert replicas_of(given) == 3

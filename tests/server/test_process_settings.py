@@ -1,0 +1,81 @@
+"""What is set process-wide: by the entry points of a server, and not by a service itself."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import trio
+
+from tests.conftest import client_of
+from tests.server.programs import script
+from tests.server.server_process import ROOT, SCRIPTED, ServerProcess, hypercorned, launched
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness belongs to processes")
+
+SWITCH_INTERVAL_S, NICENESS = 0.002, 3
+FLAGS = ("--switch-interval-s", str(SWITCH_INTERVAL_S), "--niceness", str(NICENESS))
+DEFAULT_SWITCH_INTERVAL_S = 0.005
+SPINS = 10_000
+LONG_TEXT = "hello " * 2000
+
+
+@pytest.fixture(autouse=True)
+def no_openmp_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+async def settings_where_computed(server: ServerProcess) -> list[float]:
+    """Return the settings of the process that computes, and of the thread that launches batches."""
+    async with client_of(server.url) as client:
+        answer = await client.post("/v1/embeddings", json={"input": [script.TELLS_SETTINGS]})
+    frozen, interval, niceness, spins, *_ = answer.json()["data"][0]["embedding"]
+    assert frozen > 10_000, "objects, of the imported modules alone"
+    return [round(interval, 6), niceness, spins]
+
+
+async def test_a_service_inside_another_program_sets_nothing(scripted_folder: Path):
+    program = [sys.executable, "-m", "tests.server.programs.embedded_service", str(scripted_folder)]
+    finished = await trio.run_process(program, cwd=ROOT, capture_stdout=True)
+    before, after = json.loads(finished.stdout)
+    assert before == after
+    assert before[0] == [0, DEFAULT_SWITCH_INTERVAL_S, 0, 0]
+
+
+async def test_a_server_that_computes_itself_sets_all(tmp_path, scripted_folder):
+    async with launched(tmp_path, str(scripted_folder), *FLAGS, command=SCRIPTED) as server:
+        assert await settings_where_computed(server) == [SWITCH_INTERVAL_S, NICENESS, SPINS]
+
+
+async def test_the_lifespan_under_plain_hypercorn_sets_all(tmp_path, scripted_folder):
+    env = {
+        "TRIO_POOL_SERVE_MODEL": str(scripted_folder),
+        "TRIO_POOL_SERVE_SWITCH_INTERVAL_S": str(SWITCH_INTERVAL_S),
+        "TRIO_POOL_SERVE_NICENESS": str(NICENESS),
+    }
+    async with hypercorned(tmp_path, "tests.server.programs.scripted_asgi:app", env=env) as server:
+        assert await settings_where_computed(server) == [SWITCH_INTERVAL_S, NICENESS, SPINS]
+
+
+async def test_an_engine_process_sets_what_computing_needs_and_an_api_process_what_rendering_needs(
+    tmp_path, scripted_folder
+):
+    arguments = ("--engine", "process", "--replicas", "1", "--api-workers", "2", *FLAGS)
+    async with launched(tmp_path, str(scripted_folder), *arguments, command=SCRIPTED) as server:
+        assert await settings_where_computed(server) == [DEFAULT_SWITCH_INTERVAL_S, NICENESS, SPINS]
+        async with client_of(server.url) as client:
+            answer = await client.post("/v1/embeddings", json={"input": LONG_TEXT, "truncate_prompt_tokens": -1})
+            assert answer.status_code == 200
+        launcher = psutil.Process(server.process.pid)
+        children = [child for child in launcher.children() if "api_process" in " ".join(child.cmdline())]
+        assert len(children) == 2
+        assert {0, NICENESS} in [niceness_above_main_thread(child.pid) for child in children]
+
+
+def niceness_above_main_thread(pid: int) -> set[int]:
+    """Return by how much the threads of a process are nicer than its main thread."""
+    own = os.getpriority(os.PRIO_PROCESS, pid)
+    return {os.getpriority(os.PRIO_PROCESS, int(task.name)) - own for task in Path(f"/proc/{pid}/task").iterdir()}
