@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from attrs import frozen
 
-from trio_pool_serve.api.dialects.cohere.meta import Meta, Truncate, meta_of, input_params_of
+from trio_pool_serve.api.dialects.cohere.meta import Meta, Truncate, input_params_of, meta_of
 from trio_pool_serve.api.fields.encodings import number_items
 from trio_pool_serve.api.fields.input_fields import require_few
 from trio_pool_serve.api.fields.numbers import Priority

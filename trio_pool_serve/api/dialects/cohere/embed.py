@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 import msgspec
 from attrs import evolve, frozen
 
-from trio_pool_serve.api.dialects.cohere.meta import Meta, Truncate, meta_of, input_params_of
+from trio_pool_serve.api.dialects.cohere.meta import Meta, Truncate, input_params_of, meta_of
 from trio_pool_serve.api.fields.contents import ContentInput
 from trio_pool_serve.api.fields.embedding_responses import VectorEncoding
 from trio_pool_serve.api.fields.images import image_prompts
