@@ -70,7 +70,7 @@ WAITS = (
     "trio/_core/_io_epoll.py:EpollIOManager.get_events",
     "trio/_core/_thread_cache.py:WorkerThread._work",
     "trio/_core/_wakeup_socketpair.py:WakeupSocketpair.wakeup_thread_and_signal_safe",
-    "trio_pool_serve/threads/dedicated_thread.py:_work_off",
+    "trio_pool_serve/threads/dedicated_thread.py:_run_jobs",
     "selectors.py:_PollLikeSelector.select",
     "threading.py:Condition.wait",
 )

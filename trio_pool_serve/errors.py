@@ -1,11 +1,12 @@
-"""Every error the server raises on purpose.
+"""The exceptions that the server raises.
 
-Each says when it is raised and what whoever meets it may do. How an error looks on the wire (status,
-body) is not known here: ``api.http.error_responses`` holds the one table.
+Each docstring is when an error is raised, and what its receiver may do. The wire format (status, body) is not here:
+``api.http.error_responses`` has the one table.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import copy
 from typing import Literal, TypeAlias, cast, get_args
 
@@ -31,10 +32,10 @@ PLACEHOLDER = re.compile("|".join(f"{{{name}}}" for name in get_args(JobField)))
 
 
 class PoolServeError(Exception):
-    """The root of the hierarchy; never raised itself."""
+    """The base class of all of them; never raised itself."""
 
 
-# -- the request is at fault: sending it again unchanged gives the same answer ------------------------
+# -- the request is at fault: sending it again unchanged gives the same error -------------------------
 
 
 class InvalidRequestError(PoolServeError):
@@ -63,21 +64,21 @@ def _named(placeholder: str, name_of: Callable[[JobField], str | None]) -> str:
 
 
 class ContextLengthError(InvalidRequestError):
-    """An input is longer than the model takes and no truncation was asked for."""
+    """An input is longer than the model's maximum, and truncation was not requested."""
 
 
 class EmptyInputError(InvalidRequestError):
-    """There is nothing in an input, or no input at all."""
+    """An input is empty, or there are no inputs."""
 
 
 class TaskNotSupportedError(InvalidRequestError):
-    """The model cannot do what the route is for; the message names what it can."""
+    """The model does not support the route's task; the message names the tasks that it supports."""
 
 
 class MediaError(PoolServeError):
-    """An image cannot be fetched, or is none, or is too large.
+    """An image cannot be fetched or decoded, or is too large.
 
-    ``param`` names the field, where one field is to blame.
+    ``param`` names the field, if one field is at fault.
     """
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
@@ -117,7 +118,7 @@ class MethodNotAllowedError(PoolServeError):
 
 
 class OverloadedError(PoolServeError):
-    """The queue is full. ``retry_after_s`` (seconds) estimates when there will be room."""
+    """The queue is full. ``retry_after_s`` estimates after how many seconds the request would be admitted."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
@@ -125,7 +126,7 @@ class OverloadedError(PoolServeError):
 
 
 class DeadlineExceededError(PoolServeError):
-    """The request's deadline, its own or the server's, passed before the answer was ready."""
+    """The request's deadline, its own or the server's, passed before the response was ready."""
 
 
 class UnavailableError(PoolServeError):
@@ -139,19 +140,19 @@ class EngineLoadingError(UnavailableError):
 
 
 class DrainingError(UnavailableError):
-    """The process is on its way out and takes no new work; another one may."""
+    """The process is draining: it takes no new work and will exit; another process may take it."""
 
 
 class EngineDeadError(UnavailableError):
-    """The engine has stopped for good; its process is about to leave."""
+    """The engine has stopped for good; its process is about to exit."""
 
 
 class BatchFailedError(PoolServeError):
-    """The forward pass raised for the batch this row rode in; other batches are not affected."""
+    """The forward pass of this row's batch raised; other batches are not affected."""
 
 
 class NotFiniteError(PoolServeError):
-    """The model made infinities or NaN of an input: float16 overflows, say, or its weights are broken."""
+    """The model's output for an input has infinities or NaN: float16 overflowed, or the weights are broken."""
 
 
 class UnsendableError(PoolServeError):
@@ -159,17 +160,17 @@ class UnsendableError(PoolServeError):
 
 
 class QueryGoneError(PoolServeError):
-    """Stage two of late interaction was asked for a query that is not held: its request has ended."""
+    """Stage two of late interaction refers to a query that is not held: its request has ended."""
 
 
 class WorkerTooSlowError(PoolServeError):
-    """Work in a process of its own took longer than its time limit and was killed; whoever asked says what it was."""
+    """Work in a separate process took longer than its time limit and was killed; the caller knows what work it was."""
 
 
 class WorkerDiedError(PoolServeError):
-    """The process that did some work has died; whoever asked says what the work was.
+    """The process that did some work has died; the caller knows what work it was.
 
-    ``exit_code`` is as ``multiprocessing`` has it: of a signal, its negative number.
+    ``exit_code`` is that of ``multiprocessing``: negative for the number of a signal.
     """
 
     def __init__(self, message: str, *, exit_code: int | None = None) -> None:
@@ -181,29 +182,47 @@ class WorkerDiedError(PoolServeError):
 
 
 class ModelLoadError(PoolServeError):
-    """The model cannot be served as asked; the message is meant for the person at the terminal."""
+    """The model cannot be served as configured; the message is for the user at the terminal."""
 
 
 class RunnerDeadError(PoolServeError):
-    """The device is beyond recovery (a sticky CUDA error, say): no later batch can succeed."""
+    """The device cannot recover, for example from a sticky CUDA error: no later batch can succeed."""
 
 
 def field_of(place: str) -> str:
-    """Return the field of a request that a place is in: of ``input[3].image`` it is ``input``."""
+    """Return the top-level field of a place in a request: ``input`` for ``input[3].image``."""
     return place.partition(".")[0].partition("[")[0]
 
 
 def innermost(error: BaseException) -> BaseException:
-    """Return the first plain exception inside a possibly nested group; a plain one is its own."""
+    """Return the first plain exception inside a possibly nested group, or the exception itself if it is plain."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
-def at_place(place: str, error: InvalidRequestError | MediaError) -> InvalidRequestError | MediaError:
-    """Return an error that says which part of the request is at fault, as errors of the JSON itself do.
+@contextmanager
+def unwrap_exception_groups(*types: type[Exception]) -> Iterator[None]:
+    """Raise a single error in place of an exception group whose exceptions all have one of the ``types``.
 
-    A new one: several requests may wait for the same image, each with its own place for it.
+    It is the first error of the first of ``types`` that occurs in the group. Of a group with other exceptions,
+    ``trio.Cancelled`` included, those others are raised as a group, as ``except*`` would.
+    """
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        expected, rest = group.split(types)
+        if expected is None:
+            raise
+        single = next(innermost(found) for kind in types if (found := expected.subgroup(kind)))
+        error = single if rest is None else rest
+        raise error from error.__cause__  # the group that it was in is not its context
+
+
+def at_place(place: str, error: InvalidRequestError | MediaError) -> InvalidRequestError | MediaError:
+    """Return an error whose message and ``param`` name the part of the request at fault, as JSON errors do.
+
+    A new error: the same image may be at another place in another request that waits for it.
     """
     if not place:
         return copy(error)

@@ -1,4 +1,4 @@
-"""What is asked to be read, before anybody has looked at it: prompts, and how they become token ids."""
+"""Prompts as clients send them, and the parameters of rendering them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
@@ -10,26 +10,26 @@ from attrs import Factory, field, frozen
 TruncationSide: TypeAlias = Literal["left", "right"]
 
 InputType: TypeAlias = Literal["query", "document"]
-"""Which side of a search a text is on, for models that read the two differently."""
+"""Which side of a search a text is on, for models that treat the two differently."""
 
 
 @frozen
 class TextPrompt:
-    """A text still to be tokenised."""
+    """A text to tokenise."""
 
     text: str
 
     @property
     def estimated_tokens(self) -> int:
-        """A cheap guess for admission, at the four characters a token that English text averages."""
+        """An estimate for admission: four characters per token, the average of English text."""
         return len(self.text) // 4 + 1
 
 
 @frozen(eq=False)
 class TokensPrompt:
-    """Token ids the client made itself: taken as they are, no special token is added.
+    """Token ids from the client, to which no special tokens are added.
 
-    int64, because a client may send numbers that are no token ids at all.
+    int64, because clients may send numbers outside any vocabulary.
     """
 
     token_ids: npt.NDArray[np.int64]
@@ -42,9 +42,9 @@ class TokensPrompt:
 
 @frozen
 class PairPrompt:
-    """Two texts that a model reads together: a query and a document, a premise and a hypothesis.
+    """Two texts for one input: a query and a document, a premise and a hypothesis.
 
-    ``max_first_tokens`` and ``max_second_tokens`` cut each text before both are put together.
+    ``max_first_tokens`` and ``max_second_tokens`` truncate each text before the two are joined.
     """
 
     first: str
@@ -54,7 +54,7 @@ class PairPrompt:
 
     @property
     def estimated_tokens(self) -> int:
-        """A cheap guess for admission, as for a text."""
+        """An estimate for admission, as for a text."""
         return (len(self.first) + len(self.second)) // 4 + 1
 
 
@@ -69,7 +69,7 @@ class TextPart:
 class ImagePart:
     """An image among the parts of an input: a ``data:``, ``http:``, ``https:`` or ``file:`` URL.
 
-    ``place`` is where it stands in the request, as in ``input[3].image``, for errors.
+    ``place`` is its position in the request, such as ``input[3].image``, for errors.
     """
 
     url: str
@@ -79,7 +79,7 @@ class ImagePart:
 Part: TypeAlias = TextPart | ImagePart
 
 IMAGE_TOKENS = 256
-"""What admission takes an image for, until it has been looked at."""
+"""Tokens that admission counts for an image, whose number is unknown before it is prepared."""
 
 
 def _estimated(parts: Sequence[Part]) -> int:
@@ -88,11 +88,11 @@ def _estimated(parts: Sequence[Part]) -> int:
 
 @frozen
 class ContentPrompt:
-    """Texts and images that make one input together; at least one part."""
+    """Texts and images that form one input; at least one part."""
 
     parts: tuple[Part, ...]
     estimated_tokens: int = field(init=False)
-    """A cheap guess for admission, made where the prompt is, which for large ones is not on the loop."""
+    """An estimate for admission, computed where the prompt is made: off the event loop for large prompts."""
 
     @estimated_tokens.default
     def _estimate(self) -> int:
@@ -101,7 +101,7 @@ class ContentPrompt:
 
 @frozen
 class ChatMessage:
-    """What one side of a conversation says."""
+    """One message of a conversation."""
 
     role: str
     parts: tuple[Part, ...]
@@ -109,11 +109,11 @@ class ChatMessage:
 
 @frozen(kw_only=True)
 class ChatPrompt:
-    """A conversation, and how the chat template is to make a text of it.
+    """A conversation, and how a chat template renders it.
 
-    ``chat_template`` is one of the client's own (Jinja), ``None`` for the model's. ``template_kwargs`` are handed to
-    it as JSON decodes them. ``add_generation_prompt`` ends the text with the beginning of an answer,
-    ``continue_final_message`` leaves the last message open; they exclude each other.
+    ``chat_template`` is the client's (Jinja) or names one of the model's, ``None`` for the model's default.
+    ``template_kwargs`` are passed to it as decoded from JSON. ``add_generation_prompt`` ends the text with the
+    beginning of an answer, ``continue_final_message`` leaves the last message open; they exclude each other.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -122,7 +122,7 @@ class ChatPrompt:
     add_generation_prompt: bool = False
     continue_final_message: bool = False
     estimated_tokens: int = field(init=False)
-    """A cheap guess for admission, made where the prompt is, which for large ones is not on the loop."""
+    """An estimate for admission, computed where the prompt is made: off the event loop for large prompts."""
 
     @estimated_tokens.default
     def _estimate(self) -> int:
@@ -131,10 +131,10 @@ class ChatPrompt:
 
 @frozen(eq=False)
 class EmbedsPrompt:
-    """Token embeddings that the client made itself, in place of tokens.
+    """Token embeddings from the client, in place of token ids.
 
-    ``payload`` is base64 of a serialised tensor, still to be decoded. Which form it has is seen from its first bytes.
-    ``place`` is where it stands in the request, as in ``prompt_embeds[3]``, for errors.
+    ``payload`` is base64 of a serialised tensor, whose format is detected from its first bytes. ``place`` is its
+    position in the request, such as ``prompt_embeds[3]``, for errors.
     """
 
     payload: bytes | memoryview
@@ -146,12 +146,12 @@ Prompt: TypeAlias = TextPrompt | TokensPrompt | PairPrompt | ContentPrompt | Cha
 
 @frozen
 class RenderingParams:
-    """How prompts become token ids.
+    """How to render prompts.
 
-    ``truncate_to`` is the most tokens kept, special tokens included; ``None`` refuses longer inputs.
-    ``max_text_tokens`` cuts a text to so many tokens of its own before anything is added to it.
-    ``instruction`` is put in front of every text; a model with a template of its own puts it where that
-    says. ``input_type`` is for models that read queries and documents differently.
+    ``truncate_to`` is the maximum number of tokens, special tokens included; ``None`` rejects inputs longer than the
+    model's maximum. ``max_text_tokens`` truncates a text before anything is added to it. ``instruction`` goes in front
+    of every text, or where the model's template has a place for it. ``input_type`` is for models that treat queries
+    and documents differently.
     """
 
     truncate_to: int | None = None

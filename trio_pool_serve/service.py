@@ -25,10 +25,9 @@ from trio_pool_serve.errors import (
     EngineLoadingError,
     ModelLoadError,
     NotFoundError,
-    innermost,
+    unwrap_exception_groups,
 )
-from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.hub import locate_model
+from trio_pool_serve.models.folder import open_model_folder
 from trio_pool_serve.models.loading.renderer_loading import embeds_format_of, renderer_of
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.models.model_kind import AnyModelFolder
@@ -161,28 +160,24 @@ class Service:
         """
         task_status.started()
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(sample_loop_lag, self.metrics.loop_lag)
-                for processes in self.processes.values():
-                    await nursery.start(processes.run)
-                await nursery.start(self.media.run)
-                if self._own_folder is not None:
-                    await nursery.start(self._own_engines().run)
-                if self.folder is not None:
-                    nursery.start_soon(serve_snapshots, self.folder, self.snapshot)
-                for served in self.served.values():
-                    # In their order: those in this process queue for the one thread that loads and computes.
-                    await nursery.start(served.engine.run)
-                await self._load()
-        except* (ModelLoadError, EngineDeadError) as group:
-            # Whoever waits for an engine is told that it has stopped; why, is what somebody else raises.
-            failure = innermost(group.split(ModelLoadError)[0] or group)
-        else:
-            return
+            # ModelLoadError first: tasks that wait for the engine raise EngineDeadError because of it.
+            with unwrap_exception_groups(ModelLoadError, EngineDeadError):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(sample_loop_lag, self.metrics.loop_lag)
+                    for processes in self.processes.values():
+                        await nursery.start(processes.run)
+                    await nursery.start(self.media.run)
+                    if self._own_folder is not None:
+                        await nursery.start(self._own_engines().run)
+                    if self.folder is not None:
+                        nursery.start_soon(serve_snapshots, self.folder, self.snapshot)
+                    for served in self.served.values():
+                        # In this order local engines queue for the one thread that loads and computes.
+                        await nursery.start(served.engine.run)
+                    await self._load()
         finally:
             if self._own_folder is not None:
                 self._own_folder.cleanup()
-        raise failure
 
     async def _load(self) -> None:
         """Load the renderer of each model while its engine loads. Raises ``ModelLoadError``."""
@@ -199,16 +194,15 @@ class Service:
 
     def _load_tokenizer(self, source: ModelSource) -> tuple[AnyModelFolder, Tokenizer]:
         """Find the files and load the tokenizer. Runs in a thread."""
-        path = locate_model(source.location, revision=self.config.loading.revision)
-        folder = read_model_folder(path, self.config.loading)
+        folder = open_model_folder(source.location, self.config.loading)
         return folder, load_tokenizer(folder, trust_remote_code=self.config.loading.trust_remote_code)
 
     def _load_runner(self, source: ModelSource) -> Runner:
         """Find the files and load the model. Runs in a thread."""
         began = time.perf_counter()
         logger.info("loading %s", source.location)
-        path = locate_model(source.location, revision=self.config.loading.revision)
-        runner = self.load_runner(read_model_folder(path, self.config.loading), self.config.loading, self.offload)
+        folder = open_model_folder(source.location, self.config.loading)
+        runner = self.load_runner(folder, self.config.loading, self.offload)
         logger.info("loaded in %.1f s: %s: %s", time.perf_counter() - began, source.name, runner.describe())
         return runner
 

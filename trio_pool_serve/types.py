@@ -1,9 +1,8 @@
-"""The few types that cross floors.
+"""The types that packages pass to each other, from prompt to output.
 
-They follow a request on its way: ``Prompt`` (as asked: ``prompts.py``) → ``RenderedPrompt`` (token ids) →
-``PoolingRequest`` (one row for the engine) → ``Batch`` (what one forward pass computes) →
-``PooledBatch`` (a handle on its result) → ``PoolingOutput`` (one row of it). Each stage takes the type
-of the stage before it and nothing else, so no stage can run in another's place.
+``Prompt`` (as the client sent it: ``prompts.py``) → ``RenderedPrompt`` (token ids) → ``PoolingRequest`` (one row for
+the engine) → ``Batch`` (the rows of one forward pass) → ``PooledBatch`` (a handle on its outputs) → ``PoolingOutput``
+(the output of one row). Each stage takes the type of the stage before it and nothing else.
 """
 
 from collections.abc import Generator, Mapping
@@ -20,19 +19,19 @@ Vectors: TypeAlias = npt.NDArray[np.float32]
 """Shape (rows, dimensions) for a batch, (dimensions,) for a row, (tokens, dimensions) for a row's tokens."""
 
 PoolingTask: TypeAlias = Literal["embed", "token_embed", "sparse_embed", "classify", "token_classify", "score"]
-"""What a model can be asked for."""
+"""The tasks that a model may support."""
 
 
-# -- as the model reads it -------------------------------------------------------------------------------
+# -- the model's input ------------------------------------------------------------------------------------
 
 
 @frozen(eq=False)
 class ImageFeatures:
-    """What an image processor made of one image, or of several of the same input, in order.
+    """The output of an image processor for one image, or for the images of one input, in order.
 
-    ``arrays`` are keyword arguments of the model's forward pass, for one row: ``pixel_values`` float32, of the shape
-    that the model wants, and whatever it needs beside them. ``tokens`` is how many positions of the model's sequence
-    each image takes.
+    ``arrays`` are keyword arguments of the model's forward pass, for one row: ``pixel_values`` (float32, in the shape
+    that the model takes) and other arrays that the model needs. ``tokens`` is the number of positions in the model's
+    sequence that each image takes.
     """
 
     arrays: Mapping[str, npt.NDArray[Any]]
@@ -46,16 +45,16 @@ class ImageFeatures:
 
 @frozen(eq=False)
 class RenderedPrompt:
-    """What the model reads.
+    """The model's input for one row.
 
-    ``instruction_tokens`` counts the leading tokens that belong to the instruction, for models whose
-    pooling leaves them out. ``type_ids`` are the segments of a pair, ``None`` where all are 0. Of the tokens
-    only the first ``attended`` are attended to, ``None`` for all: the rest are a query's expansion.
-    ``kept`` (bool, one per token) chooses the tokens whose vectors leave the model, ``None`` for all.
+    ``instruction_tokens`` is the number of leading tokens that belong to the instruction, for models whose pooling
+    leaves them out. ``type_ids`` are the segments of a pair, ``None`` if all are 0. Only the first ``attended`` tokens
+    are attended to, ``None`` for all; the others are a query's expansion. ``kept`` (bool, one per token) selects the
+    tokens whose vectors leave the model, ``None`` for all.
 
-    ``images`` are read beside the tokens, or by themselves: then the ids are zeros, one for each position that they
-    take. ``embeds`` (float32, float16, or uint16 that hold bfloat16; shape (tokens, hidden)) are read in place of the
-    ids, which are zeros as well.
+    ``images`` stand among the tokens, or are the whole input: then the ids are zeros, one for each position that the
+    images take. ``embeds`` (float32, float16, or uint16 holding bfloat16; shape (tokens, hidden)) replace the ids,
+    which are zeros then.
     """
 
     token_ids: TokenIds
@@ -67,7 +66,7 @@ class RenderedPrompt:
     embeds: npt.NDArray[np.float32 | np.float16 | np.uint16] | None = None
 
 
-# -- what is wanted of the model -------------------------------------------------------------------------
+# -- the model's outputs ----------------------------------------------------------------------------------
 
 
 class PoolingParams:
@@ -93,8 +92,8 @@ class PoolingParams:
 class Embed(PoolingParams):
     """One vector: float32, shape (dimensions,).
 
-    ``dimensions`` keeps the first components only (matryoshka); ``normalize`` scales the row to unit
-    length, ``None`` leaves that to the model's own modules.
+    ``dimensions`` truncates the vector (matryoshka). ``normalize`` scales it to unit length afterwards, ``None`` is the
+    model's default.
     """
 
     dimensions: int | None = None
@@ -120,8 +119,8 @@ class SparseLookup(PoolingParams):
 
 
 Activation: TypeAlias = Literal["probabilities", "score", "raw"]
-"""What becomes of a classifier's logits. probabilities: as the model was trained, softmax or sigmoid.
-score: as a cross-encoder's config says, by default a sigmoid. raw: nothing."""
+"""The function applied to a classifier's logits. probabilities: softmax or sigmoid, as the model was trained.
+score: the activation of a cross-encoder's config, by default a sigmoid. raw: none."""
 
 
 @frozen
@@ -139,14 +138,14 @@ class TokenClassify(PoolingParams):
 
 
 class QueryScope(Protocol):
-    """Queries' token vectors that stay on the device for as long as one request lives."""
+    """Holds the token vectors of one request's queries on the device until the request ends."""
 
     def close(self) -> None:
-        """Free what is held, and whatever is yet to come; again does nothing."""
+        """Free the held vectors; later ones are dropped. Closing again does nothing."""
 
 
 class HeldQuery:
-    """The name of one query's vectors on the device. Made for one request, and equal to itself alone.
+    """Identifies one query's vectors on the device. Created for one request; equal only to itself.
 
     Not an attrs class, whose fields msgspec would send: what it stands for differs from process to process.
     """
@@ -159,21 +158,21 @@ class HeldQuery:
 
 @frozen
 class QueryParams(PoolingParams):
-    """Params about one query's vectors: the row is computed where these are held."""
+    """Params that refer to one query's vectors: the row is computed on the engine that holds them."""
 
     query: HeldQuery
 
 
 @frozen
 class HoldQuery(QueryParams):
-    """Stage one of late interaction: keep the token vectors on the device; float32, shape (1,), how many."""
+    """Stage one of late interaction: hold token vectors on the device. Output: their count, float32, shape (1,)."""
 
 
 @frozen
 class MaxSim(QueryParams):
-    """Stage two: for each of the query's vectors its greatest dot product with this row's, summed.
+    """Stage two: the greatest dot product of each query vector with this row's vectors, summed over the query.
 
-    float32, shape (1,). Khattab and Zaharia, https://arxiv.org/abs/2004.12832, eq. 3.
+    Output: float32, shape (1,). Khattab and Zaharia, https://arxiv.org/abs/2004.12832, eq. 3.
     """
 
 
@@ -186,16 +185,16 @@ class SparseVector:
 
 
 PooledValue: TypeAlias = Vectors | SparseVector
-"""What one of the ``PoolingParams`` gives for one row."""
+"""The output for one row and one of its ``PoolingParams``."""
 
 
 @frozen(eq=False)
 class PoolingRequest:
     """One row of work: the unit that the engine queues, batches and answers.
 
-    ``params`` is what is wanted of one forward pass over the prompt: one thing or several. A smaller
-    ``priority`` is served first. Rows of one ``group`` take turns with those of others as one: a client's
-    request is a group, named by a number below 2⁶³ that is its own among all processes; 0 is a group of one row.
+    ``params`` are the outputs to compute from one forward pass over the prompt, one or several. A smaller ``priority``
+    is computed first. ``group`` is the request group: rows with the same number share one turn in the queue. Each
+    client request has its own number below 2⁶³, unique among all processes; 0 is a group of this row alone.
     """
 
     prompt: RenderedPrompt
@@ -205,7 +204,7 @@ class PoolingRequest:
 
     @property
     def tokens(self) -> int:
-        """Tokens the model reads for this row."""
+        """Tokens that the model computes for this row."""
         return len(self.prompt.token_ids)
 
 
@@ -227,19 +226,18 @@ class Batch:
 
     @property
     def padded_tokens(self) -> int:
-        """Tokens computed once every row is padded to the longest."""
+        """Tokens when every row is padded to the longest."""
         return len(self.requests) * self.longest
 
 
 class PooledBatch(Protocol):
-    """The handle on a launched batch: ``await handle`` gives its rows, in the batch's order.
+    """The handle on a launched batch: ``await handle`` returns the outputs of its rows, in the batch's order.
 
-    Cancellation: waiting can be abandoned at any time; what the device is doing goes on, and its
-    buffers live until it is done.
+    Cancellation: at once; the device goes on computing, and its buffers live until it is done.
     """
 
     def __await__(self) -> Generator[Any, Any, list[tuple[PooledValue, ...]]]:
-        """Wait for the rows to be on the host: for each, what each of its ``params`` asked for."""
+        """Wait until the outputs are on the host; return a tuple per row, with a value for each of its ``params``."""
 
 
 class Runner(Protocol):
@@ -248,43 +246,42 @@ class Runner(Protocol):
     def launch(self, batch: Batch) -> PooledBatch:
         """Start the forward pass and return at once where the device is asynchronous.
 
-        Raises ``RunnerDeadError`` when no later batch can succeed; any other exception condemns this
-        batch alone.
+        Raises ``RunnerDeadError`` if no later batch can succeed; any other exception fails this batch only.
         """
 
     def describe(self) -> str:
-        """One line for people: what is loaded, and how it computes."""
+        """Return one line for the log: what is loaded, and how it is computed."""
 
     def open_scope(self) -> QueryScope:
-        """Return a new place for queries' vectors; whoever opens it closes it. From any thread."""
+        """Return a new scope for held queries; the caller closes it. May be called from any thread."""
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the device that open scopes hold."""
+        """Bytes of device memory that open scopes hold."""
 
     @property
     def dimensions(self) -> int:
-        """Length of the vectors when nothing is cut off; 0 if the model makes none."""
+        """Length of the vectors before truncation; 0 if the model has no vectors."""
 
     @property
     def embeds_width(self) -> int:
-        """Width of the token embeddings that rows may bring in place of ids; 0 if they may not."""
+        """Width of the token embeddings accepted in place of ids; 0 if none are."""
 
     @property
     def default_batch_tokens(self) -> int:
-        """Padded tokens per batch that suit this device when nobody asked for a number."""
+        """Token budget of a batch on this device if none is configured."""
 
     @property
     def pads(self) -> bool:
-        """Whether padding is computed like tokens are. If not, a batch takes the time of its own tokens only.
+        """Whether padding is computed like tokens. If not, a batch's duration depends on its own tokens only.
 
-        It takes the memory of padded rows nonetheless: the states that heads read are padded.
+        Its memory depends on the padded rows all the same: heads get padded states.
         """
 
 
 @frozen(eq=False)
 class PoolingOutput:
-    """One row of a finished batch, with the times (seconds) that its batch took.
+    """The output of one row, with the times (seconds) that it was queued and that its batch took.
 
     ``values`` are in the order of the request's ``params``.
     """

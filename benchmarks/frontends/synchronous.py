@@ -8,14 +8,14 @@ import trio
 from benchmarks.frontends.installation import put_in_place, serve
 from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt
 from trio_pool_serve.rendering.renderer import Renderer
-from trio_pool_serve.threads.offload import Kind, Offload
+from trio_pool_serve.threads.offload import LimiterName, Offload
 from trio_pool_serve.types import RenderedPrompt
 
 T = TypeVar("T")
 
 NAME = "synchronous"
 
-OFF_THE_LOOP: tuple[Kind, ...] = ("launch", "copy")
+OFF_THE_LOOP: tuple[LimiterName, ...] = ("launch", "copy")
 """The engine's: it is the same as ours."""
 
 
@@ -29,7 +29,9 @@ def stay_on_the_loop() -> None:
     """Have all other work that goes to threads done on the loop."""
     in_threads = Offload.run
 
-    async def run(offload: Offload, kind: Kind, blocking: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
+    async def run(
+        offload: Offload, kind: LimiterName, blocking: Callable[[], T], *, abandon_on_cancel: bool = False
+    ) -> T:
         if kind in OFF_THE_LOOP:
             return await in_threads(offload, kind, blocking, abandon_on_cancel=abandon_on_cancel)
         await trio.lowlevel.checkpoint()

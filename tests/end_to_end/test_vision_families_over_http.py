@@ -35,7 +35,7 @@ from tests.models.vision_families import (
     qwen_states,
     shuffled,
 )
-from tests.models.vision_oracles import dual_encoder_vectors, last_at_unit_length, template_options
+from tests.models.vision_oracles import chat_template_kwargs, dual_encoder_vectors, last_at_unit_length
 from trio_pool_serve.types import Vectors
 
 TOLERANCE = 1e-5
@@ -157,7 +157,7 @@ TEXT_BEFORE_IMAGE: Content = ["Which is larger?", PICTURES[5]]
 @pytest.mark.parametrize("name", VISION_LANGUAGE)
 async def test_vision_language_models_agree(name: str, tmp_path: Path, record_agreement: Record):
     path = VISION_LANGUAGE[name](tmp_path / name)
-    options = template_options(path)
+    options = chat_template_kwargs(path)
     contents = [*CONTENTS, TEXT_BEFORE_IMAGE]
     expected = last_at_unit_length(qwen_states(path, contents, **options))
     async with serving_folder(path) as ours:
@@ -170,7 +170,7 @@ async def test_vision_language_models_agree(name: str, tmp_path: Path, record_ag
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
 async def test_a_query_is_read_with_its_prompt_and_compared_with_contents(name: str, tmp_path: Path):
     path = VISION_LANGUAGE[name](tmp_path / name)
-    options = template_options(path)
+    options = chat_template_kwargs(path)
     prompt = "Find the picture that is described."
     queries = last_at_unit_length(qwen_states(path, CONTENTS, instruction=prompt, **options))
     documents = last_at_unit_length(qwen_states(path, CONTENTS, **options))

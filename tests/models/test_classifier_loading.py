@@ -115,7 +115,7 @@ def test_words_that_the_model_cannot_say_are_refused(tmp_path: Path):
     path = write_reranker(tmp_path / "model", template=FLAT)
     cross_encoder(path).save_pretrained(str(path))
     edit_json(path / "1_LogitScore" / "config.json", lambda config: config.update(true_token_id=100_000))
-    refused(path, "Token 100000 is past")
+    refused(path, "Token 100000 is outside")
 
 
 def test_a_judge_without_its_language_head_is_refused(tmp_path: Path):
@@ -134,6 +134,6 @@ def test_a_step_judge_without_its_head_is_refused(lost: str, tmp_path: Path):
 def test_a_judge_is_told_of_in_its_description(tmp_path: Path):
     path = write_reranker(tmp_path / "model")
     described = ServedModel(path, settings={"task": "score"}).runner.describe()
-    assert "judging by 2 words, 400 tokens" in described
+    assert "scores from the logits of 2 tokens, 400 tokens" in described
     described = ServedModel(write_classifier(tmp_path / "bert", "bert", num_labels=3)).runner.describe()
     assert "3 labels for each input" in described

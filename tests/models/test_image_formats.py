@@ -179,13 +179,13 @@ def test_a_text_model_reads_no_images(tmp_path: Path):
 @pytest.mark.parametrize(
     ("write", "settings", "said"),
     [
-        (clip, {"crop_size": 48}, "not what the image tower takes: it reads 32 pixels a side"),
+        (clip, {"crop_size": 48}, "but the image tower takes 32 pixels a side"),
         (clip, {"size": {"width": 32}}, "cannot be used"),
         (clip, {"feature_extractor_type": "ViTFeatureExtractor"}, "ViTFeatureExtractor is not supported"),
-        (siglip2_naflex, {"patch_size": 4}, "it reads patches of 8 pixels"),
-        (qwen3_vl, {"patch_size": 8}, "patches of 96 numbers"),
-        (qwen3_vl, {"merge_size": 4}, "merges 4 patches a side, the model 2"),
-        (qwen3_vl, NAFLEX_PROCESSOR, "does not cut images as this model reads them"),
+        (siglip2_naflex, {"patch_size": 4}, "takes patches of 8 pixels"),
+        (qwen3_vl, {"patch_size": 8}, "patches of 96 values"),
+        (qwen3_vl, {"merge_size": 4}, "has merge_size 4, the model 2"),
+        (qwen3_vl, NAFLEX_PROCESSOR, "does not prepare images for this model"),
     ],
 )
 def test_a_processor_that_does_not_fit_the_model_is_refused(

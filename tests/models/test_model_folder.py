@@ -156,7 +156,7 @@ def test_a_length_beyond_the_positions_is_an_error(folder: Path):
 def test_without_any_limit_one_must_be_asked_for(folder: Path, positions: int | None):
     write_json(folder / "config.json", {"model_type": "xlnet", "vocab_size": 30, "max_position_embeddings": positions})
     write_json(folder / "tokenizer_config.json", {"model_max_length": NO_LIMIT})
-    with pytest.raises(ModelLoadError, match="say one with --max-model-len"):
+    with pytest.raises(ModelLoadError, match="set it with --max-model-len"):
         read_model_folder(folder)
     assert read_model_folder(folder, ModelConfig(max_model_len=9000)).max_model_len == 9000
 
@@ -226,11 +226,11 @@ def test_a_link_out_of_the_folder_is_an_error(folder: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("own", "said"),
     [
-        ({"transformer_task": "fill-mask"}, "task is 'fill-mask', which its modules"),
-        ({"transformer_task": "sequence-classification"}, "which its modules give no use for"),
-        ({"query_length": 32}, "asks for query_length"),
-        ({"query_expansion": {"length": 32}}, "asks for query_expansion"),
-        ({"processing_kwargs": {"text": {"padding": "max_length"}}}, "asks for processing_kwargs"),
+        ({"transformer_task": "fill-mask"}, "task is 'fill-mask', which is not supported"),
+        ({"transformer_task": "sequence-classification"}, "which is not supported for an embedding model"),
+        ({"query_length": 32}, "requires query_length"),
+        ({"query_expansion": {"length": 32}}, "requires query_expansion"),
+        ({"processing_kwargs": {"text": {"padding": "max_length"}}}, "requires processing_kwargs"),
     ],
 )
 def test_a_transformer_config_that_would_be_misread_is_an_error(folder: Path, own: dict[str, object], said: str):

@@ -12,7 +12,7 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.classification.spec import CrossEncoder, SequenceClassifier, TokenClassifier
 from trio_pool_serve.models.embedding.spec import Embedding
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.generative_reranker.spec import GenerativeReranker, JudgeFormat
+from trio_pool_serve.models.generative_reranker.spec import GenerativeReranker, RerankerTemplate
 from trio_pool_serve.models.process_reward.spec import ProcessReward
 from trio_pool_serve.rendering.chat.chat_format import ChatFormat
 
@@ -76,7 +76,7 @@ def test_a_token_classifier_is_one(tmp_path: Path):
 
 def test_labels_with_a_hole_are_refused(tmp_path: Path):
     write_folder(tmp_path, "BertForSequenceClassification", id2label={"0": "a", "2": "b"})
-    with pytest.raises(ModelLoadError, match=r"id2label of config\.json counts 0, 2"):
+    with pytest.raises(ModelLoadError, match=r"id2label of config\.json has the indices 0, 2"):
         architecture_of(tmp_path)
 
 
@@ -101,7 +101,7 @@ def test_a_cross_encoder_with_modules_is_one_whatever_its_weights_were_saved_fro
 @pytest.mark.parametrize("task", ["sequence-classification", "feature-extraction", "any-to-any"])
 def test_a_cross_encoder_with_other_modules_is_refused(tmp_path: Path, task: str):
     write_folder(write_cross_encoder(tmp_path, task, (POOLING, {})), "BertForSequenceClassification")
-    with pytest.raises(ModelLoadError, match=f"does {task}, with Pooling behind it"):
+    with pytest.raises(ModelLoadError, match=f"does {task}, followed by Pooling"):
         architecture_of(tmp_path)
 
 
@@ -128,14 +128,14 @@ def test_a_bare_transformer_is_pooled(tmp_path: Path, name: str):
      "Wav2Vec2ForCTC", "ColModernVBertForRetrieval", "Qwen2ForRewardModel"],
 )  # fmt: skip
 def test_a_model_for_something_else_is_refused(tmp_path: Path, name: str):
-    with pytest.raises(ModelLoadError, match=f"{name} is (not an embedding model|a model of pages. images)"):
+    with pytest.raises(ModelLoadError, match=f"{name} is (not an embedding model|an unsupported page retriever)"):
         architecture_of(write_folder(tmp_path, name))
 
 
 def test_a_task_that_the_files_do_not_allow_is_refused(tmp_path: Path):
     write_folder(tmp_path, "BertModel")
     assert "embed" in architecture_of(tmp_path, task="embed").tasks
-    with pytest.raises(ModelLoadError, match=r"--task classify: by its files .* embed, score, token_embed only"):
+    with pytest.raises(ModelLoadError, match=r"--task classify: .* support only embed, score, token_embed"):
         architecture_of(tmp_path, task="classify")
 
 
@@ -162,7 +162,9 @@ def write_vocabulary(path: Path, words: dict[str, int], where: str = "tokenizer.
 def test_a_language_model_judges_when_it_is_asked_to(tmp_path: Path, where: str):
     write_vocabulary(write_folder(tmp_path, "Qwen3ForCausalLM"), WORDS, where)
     judge = architecture_of(tmp_path, task="score")
-    assert judge == GenerativeReranker(yes=3, no=4, score_activation="torch.nn.Sigmoid", template=JudgeFormat())
+    assert judge == GenerativeReranker(
+        true_token_id=3, false_token_id=4, score_activation="torch.nn.Sigmoid", template=RerankerTemplate()
+    )
     assert (judge.tasks, judge.scoring) == ({"score"}, "pairs")
     assert isinstance(architecture_of(tmp_path), Embedding)
 
@@ -184,7 +186,7 @@ def test_a_template_with_a_place_for_both_texts_makes_a_language_model_a_judge(t
 def test_a_saved_judge_names_its_words_and_its_format(tmp_path: Path):
     write_folder(write_cross_encoder(tmp_path, "text-generation", (LOGIT_SCORE, {"true_token_id": 9})), "XForCausalLM")
     assert architecture_of(tmp_path) == GenerativeReranker(
-        yes=9, no=None, score_activation="torch.nn.Sigmoid", template=None
+        true_token_id=9, false_token_id=None, score_activation="torch.nn.Sigmoid", template=None
     )
     formats = {"message": {"method": "forward", "format": "structured"}}
     options = {"chat_template": {"add_generation_prompt": True}}
@@ -196,9 +198,9 @@ def test_a_saved_judge_names_its_words_and_its_format(tmp_path: Path):
 @pytest.mark.parametrize(
     ("behind", "said"),
     [
-        ((), "needs a LogitScore module alone, and has none"),
-        (((POOLING, {}),), "and has \\['Pooling'\\]"),
-        (((LOGIT_SCORE, {}),), "names no true_token_id"),
+        ((), "needs a LogitScore module only, but has none"),
+        (((POOLING, {}),), "but has \\['Pooling'\\]"),
+        (((LOGIT_SCORE, {}),), "has no true_token_id"),
         (((LOGIT_SCORE, {"true_token_id": 1, "module_input_name": "logits"}),), "works on 'logits'"),
     ],
 )
@@ -216,7 +218,7 @@ def test_processing_that_is_not_supported_is_refused(tmp_path: Path, options: An
     write_folder(write_cross_encoder(tmp_path, "sequence-classification"), "BertForSequenceClassification")
     document = {"transformer_task": "sequence-classification", "processing_kwargs": options}
     write_json(tmp_path / "sentence_bert_config.json", document)
-    with pytest.raises(ModelLoadError, match=f"processing_kwargs asks for {said}"):
+    with pytest.raises(ModelLoadError, match=f"processing_kwargs requires {said}"):
         architecture_of(tmp_path)
 
 
@@ -225,32 +227,32 @@ def test_processing_that_is_not_supported_is_refused(tmp_path: Path, options: An
 
 def test_a_process_reward_model_is_known_by_its_class_and_its_token(tmp_path: Path):
     write_vocabulary(write_folder(tmp_path, "Qwen2ForProcessRewardModel", num_labels=2), WORDS)
-    assert architecture_of(tmp_path) == ProcessReward(step_token_id=7, label_names=("LABEL_0", "LABEL_1"))
+    assert architecture_of(tmp_path) == ProcessReward(step_token_id=7, labels=("LABEL_0", "LABEL_1"))
     assert architecture_of(tmp_path, step_tag_id=11).step_token_id == 11
-    with pytest.raises(ModelLoadError, match="has a head of its own"):
+    with pytest.raises(ModelLoadError, match="has a classification head"):
         architecture_of(tmp_path, returned_token_ids=(1, 2))
 
 
 def test_a_process_reward_model_whose_steps_end_in_no_known_token_is_refused(tmp_path: Path):
     write_vocabulary(write_folder(tmp_path, "Qwen2ForProcessRewardModel"), {"yes": 3})
-    with pytest.raises(ModelLoadError, match="say with --step-tag-id"):
+    with pytest.raises(ModelLoadError, match="by --step-tag-id"):
         architecture_of(tmp_path)
 
 
 def test_settings_make_a_language_model_judge_steps(tmp_path: Path):
     write_folder(tmp_path, "MistralForCausalLM")
     judge = architecture_of(tmp_path, step_tag_id=9, returned_token_ids=(3, 4))
-    assert judge == ProcessReward(step_token_id=9, words=(3, 4), label_names=("3", "4"))
+    assert judge == ProcessReward(step_token_id=9, returned_token_ids=(3, 4), labels=("3", "4"))
     assert judge.tasks == {"token_classify"}
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "said"),
     [
-        ("MistralForCausalLM", {"step_tag_id": 9}, "only with both"),
-        ("MistralForCausalLM", {"returned_token_ids": (3,)}, "only with both"),
-        ("MistralForCausalLM", {"step_tag_id": 9, "returned_token_ids": (3, 100)}, "Token 100 is past"),
-        ("BertModel", {"step_tag_id": 9, "returned_token_ids": (3,)}, "this is none"),
+        ("MistralForCausalLM", {"step_tag_id": 9}, "needs both"),
+        ("MistralForCausalLM", {"returned_token_ids": (3,)}, "needs both"),
+        ("MistralForCausalLM", {"step_tag_id": 9, "returned_token_ids": (3, 100)}, "Token 100 is outside"),
+        ("BertModel", {"step_tag_id": 9, "returned_token_ids": (3,)}, "require a causal language model"),
     ],
 )
 def test_settings_for_steps_that_do_not_fit_are_refused(tmp_path: Path, name: str, settings: Any, said: str):

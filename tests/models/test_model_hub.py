@@ -71,5 +71,5 @@ def test_what_is_neither_a_folder_nor_an_id_is_an_error(name: str):
 
 @pytest.mark.parametrize(("name", "revision"), [("house/unheard-of", None), ("house/tiny", "v9")])
 def test_what_the_hub_does_not_give_is_an_error(name: str, revision: str | None):
-    with pytest.raises(ModelLoadError, match=f"{name} is not a folder, and the hub did not give it"):
+    with pytest.raises(ModelLoadError, match=f"{name} is not a folder, and cannot be downloaded from the hub"):
         locate_model(name, revision=revision)

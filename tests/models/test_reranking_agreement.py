@@ -20,7 +20,7 @@ from tests.models.classifier_families import (
     write_model,
 )
 from tests.models.model_families import TEXTS, ServedModel, edit_json, largest_difference
-from trio_pool_serve.models.generative_reranker.spec import JudgeFormat
+from trio_pool_serve.models.generative_reranker.spec import RerankerTemplate
 from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.types import Classify, TokenClassify
 
@@ -133,7 +133,7 @@ def by_the_model_card(path: Path, pairs: Sequence[tuple[str, str]], instruction:
     """As https://huggingface.co/Qwen/Qwen3-Reranker-0.6B computes it."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(path, padding_side="left")
     model = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
-    judge = JudgeFormat()
+    judge = RerankerTemplate()
     prefix = tokenizer.encode(judge.prefix, add_special_tokens=False)
     suffix = tokenizer.encode(judge.suffix, add_special_tokens=False)
     texts = [f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}" for query, document in pairs]

@@ -112,7 +112,7 @@ def test_no_input_is_longer_than_the_positions(folder: Path):
 def test_pylate_expands_queries_unless_it_says_not_to(folder: Path):
     write_modules(folder, TRANSFORMER, PYLATE_DENSE)
     describe(folder, model_type="ColBERT", query_prefix="[Q] ", query_length=24, attend_to_expansion_tokens=True)
-    assert late_interaction(folder).expansion == QueryExpansion(length=24, attends=True)
+    assert late_interaction(folder).expansion == QueryExpansion(length=24, attends_to_expansion=True)
     describe(folder, model_type="ColBERT", query_prefix="[Q] ", query_length=24, do_query_expansion=False)
     spec = late_interaction(folder)
     assert (spec.expansion, spec.query_length) == (None, 24)
@@ -127,18 +127,18 @@ def test_code_of_the_models_own_needs_leave(folder: Path):
 @pytest.mark.parametrize("name", ["ColModernVBertForRetrieval", "ColQwen3ForRetrieval"])
 def test_models_of_pages_are_refused(folder: Path, name: str):
     architect(folder, name)
-    refuse(folder, f"{name} is a model of pages' images")
+    refuse(folder, f"{name} is an unsupported page retriever")
 
 
 @pytest.mark.parametrize("name", ["ColBERT", "ColBERTModernBertModel"])
 def test_a_bare_colbert_that_is_not_known_is_refused_rather_than_pooled(folder: Path, name: str):
     architect(folder, name)
-    refuse(folder, "no projection to compute")
+    refuse(folder, "has no projection")
 
 
 def test_a_bare_model_with_a_colberts_metadata_is_refused_rather_than_pooled(folder: Path):
     write_json(folder / "artifact.metadata", {"doc_maxlen": 90})
-    refuse(folder, "no projection to compute")
+    refuse(folder, "has no projection")
 
 
 POOLED_TOKENS = "sentence_transformers.multi_vector_encoder.modules.token_pooling.HierarchicalTokenPooling"
@@ -168,7 +168,10 @@ def test_modules_that_are_not_supported_are_named(folder: Path, module: tuple[st
         ({"query_expansion": {"strategy": "double", "length": 8}}, "query_expansion .* is not supported"),
         ({"query_expansion": {"strategy": "fixed"}}, "query_expansion .* is not supported"),
         ({"query_expansion": {"strategy": "min", "length": 8, "side": "left"}}, "query_expansion .* is not supported"),
-        ({"query_expansion": {"strategy": "min", "length": 8}, "query_length": 7}, "cut to 7 tokens, but filled up"),
+        (
+            {"query_expansion": {"strategy": "min", "length": 8}, "query_length": 7},
+            "truncated to 7 tokens but expanded",
+        ),
         ({"processing_kwargs": {"text": {"padding": False}}}, "processing_kwargs"),
         ({"transformer_task": "fill-mask"}, "task is 'fill-mask'"),
     ],
@@ -183,7 +186,7 @@ def test_settings_that_are_not_supported_are_named(folder: Path, settings: objec
 def test_filling_up_on_the_left_is_refused(folder: Path):
     architect(folder, "HF_ColBERT")
     write_json(folder / "tokenizer_config.json", {"padding_side": "left"})
-    refuse(folder, "filled up on the left")
+    refuse(folder, "expansion on the left")
 
 
 def test_an_early_pylate_folder_without_a_projection_is_refused(folder: Path):
@@ -204,7 +207,7 @@ def write_splade(folder: Path, pooling: object = None, **transformer: object) ->
 def test_splade_is_recognised_by_its_pooling(folder: Path):
     write_splade(folder, {"pooling_strategy": "sum", "activation_function": "log1p_relu"})
     spec = sparse(folder)
-    assert (spec.splade_pooling, spec.log_twice) == ("sum", True)
+    assert (spec.splade_pooling, spec.log1p_twice) == ("sum", True)
     assert spec.tasks == {"sparse_embed"}
     assert spec.sparse_params("query") == SparseEmbed()
 
@@ -221,7 +224,7 @@ def test_a_bare_masked_language_model_is_sparse_if_the_operator_says_so(folder: 
         ({"pooling_strategy": "mean"}, {}, "SpladePooling by mean of relu"),
         ({"activation_function": "gelu"}, {}, "SpladePooling by max of gelu"),
         ({}, {"transformer_task": "feature-extraction"}, "needs the logits of fill-mask"),
-        ({}, {"query_length": 7}, "asks for query_length"),
+        ({}, {"query_length": 7}, "requires query_length"),
     ],
 )
 def test_what_splade_cannot_do_is_named(folder: Path, pooling: object, transformer: dict[str, object], said: str):
@@ -275,7 +278,7 @@ def test_the_first_route_is_for_texts_without_a_role_if_no_other_is_named(folder
         ({"query": ["table"], "document": ["table2"]}, "0 transformers"),
         ({"query": ["", "splade"], "document": ["mlm2", "splade"]}, "2 transformers"),
         ({"query": ["", "splade"], "document": ["", "splade"]}, "one route is a SparseStaticEmbedding"),
-        ({"query": ["table"], "passage": ["", "splade"]}, "more than to tell queries from documents"),
+        ({"query": ["table"], "passage": ["", "splade"]}, "other routes than query and document"),
         ({"query": ["table"], "document": ["splade", ""]}, "SpladePooling, MLMTransformer is not supported"),
     ],
 )

@@ -66,7 +66,7 @@ def test_a_siglip_that_says_next_to_nothing_has_the_usual_sizes(tmp_path: Path):
     folder = read_model_folder(write(tmp_path, SIGLIP, model_input_names=["input_ids"]))
     assert isinstance(folder.spec, DualEncoder)
     assert folder.spec.images == ImageTower(image_size=224, patch_size=16, has_class_token=False)
-    assert folder.spec.filling == TextPadding(length=64, attends=True)
+    assert folder.spec.padding == TextPadding(length=64, attends_to_padding=True)
     assert (folder.model_type, folder.vocab_size, folder.max_model_len) == ("siglip", 32000, 64)
 
 
@@ -74,16 +74,16 @@ def test_a_clip_that_says_nothing_has_the_usual_sizes(tmp_path: Path):
     folder = read_model_folder(write(tmp_path, CLIP, model_max_length=10**30))
     assert isinstance(folder.spec, DualEncoder)
     assert folder.spec.images == ImageTower(image_size=224, patch_size=32, has_class_token=True)
-    assert folder.spec.filling is None
+    assert folder.spec.padding is None
     assert folder.spec.tasks == {"embed", "score"}
-    assert not folder.spec.in_conversation
+    assert not folder.spec.uses_chat_template
     assert (folder.model_type, folder.vocab_size, folder.max_model_len) == ("clip", 49408, 77)
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip", "siglip2"])
 def test_a_classifier_of_images_is_refused(tmp_path: Path, kind: str):
     name = f"{kind.upper()}ForImageClassification"
-    refuse(write(tmp_path, {"model_type": kind, "architectures": [name]}), f"{name} is not served")
+    refuse(write(tmp_path, {"model_type": kind, "architectures": [name]}), f"{name} is not supported")
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def test_a_classifier_of_images_is_refused(tmp_path: Path, kind: str):
         ({}, "computes text by None and takes its None"),
         ({"modality_config": {**TOWERS, "text": STATES}}, "computes text by forward and takes its last_hidden_state"),
         ({"modality_config": {"text": TOWERS["text"]}}, "computes image by None"),
-        ({"modality_config": TOWERS, "module_output_name": "token_embeddings"}, "gives 'token_embeddings'"),
+        ({"modality_config": TOWERS, "module_output_name": "token_embeddings"}, "outputs 'token_embeddings'"),
         ({"modality_config": TOWERS, "processing_kwargs": {"image": {"do_resize": False}}}, "image.do_resize"),
         ({"modality_config": TOWERS, "processing_kwargs": {"text": {"padding": False}}}, "'padding': False"),
-        ({"modality_config": TOWERS, "query_length": 8}, "asks for query_length"),
+        ({"modality_config": TOWERS, "query_length": 8}, "requires query_length"),
     ],
 )
 def test_what_the_module_of_a_dual_encoder_asks_for_is_supported_or_refused(
@@ -105,12 +105,12 @@ def test_what_the_module_of_a_dual_encoder_asks_for_is_supported_or_refused(
 
 
 def test_images_that_are_no_squares_are_refused(tmp_path: Path):
-    refuse(write(tmp_path, {**CLIP, "vision_config": {"image_size": [224, 448]}}), "are to be squares")
+    refuse(write(tmp_path, {**CLIP, "vision_config": {"image_size": [224, 448]}}), "must be squares")
 
 
 def test_what_is_filled_up_on_the_left_and_masked_is_refused(tmp_path: Path):
     names = ["input_ids", "attention_mask"]
-    refuse(write(tmp_path, SIGLIP, padding_side="left", model_input_names=names), "fills texts up on the left")
+    refuse(write(tmp_path, SIGLIP, padding_side="left", model_input_names=names), "pads texts on the left")
 
 
 # -- vision-language models -------------------------------------------------------------------------------
@@ -129,25 +129,25 @@ QWEN = {
 def test_the_published_config_is_read(tmp_path: Path):
     folder = read_model_folder(write(tmp_path, QWEN, model_max_length=32768, chat_template=TEMPLATE))
     assert isinstance(folder.spec, VisionLanguage)
-    assert folder.spec.patches == ImagePatches(token_id=151655, size=14, frames=2, merged=2)
-    assert folder.spec.in_conversation
+    assert folder.spec.patches == ImagePatches(token_id=151655, patch_size=14, temporal_patch_size=2, merge_size=2)
+    assert folder.spec.uses_chat_template
     assert (folder.model_type, folder.vocab_size, folder.max_model_len) == ("qwen2_vl", 151936, 32768)
 
 
 def test_a_bare_folder_without_a_template_has_no_conversations(tmp_path: Path):
-    assert not read_model_folder(write(tmp_path, QWEN)).spec.in_conversation
+    assert not read_model_folder(write(tmp_path, QWEN)).spec.uses_chat_template
 
 
 def test_modules_that_read_plain_text_have_no_conversations(tmp_path: Path):
     transformer = {"modality_config": {"text": STATES}, "module_output_name": "token_embeddings"}
     folder = write(tmp_path, QWEN, transformer=transformer, modules=("Pooling",), chat_template=TEMPLATE)
-    assert not read_model_folder(folder).spec.in_conversation
+    assert not read_model_folder(folder).spec.uses_chat_template
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"image": {"max_pixels": 1000}}, "processing_kwargs asks for image"),
+        ({"image": {"max_pixels": 1000}}, "processing_kwargs requires image"),
         ({"chat_template": {"padding": True}}, "padding"),
     ],
 )
@@ -190,7 +190,7 @@ def test_a_text_model_can_read_conversations_too(tmp_path: Path):
     folder = write(tmp_path, config, transformer=transformer, modules=("Pooling",), chat_template=TEMPLATE)
     spec = read_model_folder(folder).spec
     assert isinstance(spec, Embedding)
-    assert spec.in_conversation
+    assert spec.uses_chat_template
     assert spec.conversation is not None
     assert not spec.conversation.structured
 
@@ -213,7 +213,7 @@ COLPALI = {
 def test_the_published_page_retrievers_are_read(tmp_path: Path):
     folder = read_model_folder(write(tmp_path / "colqwen2", COLQWEN, model_max_length=32768))
     assert isinstance(folder.spec, PageRetrieval)
-    assert folder.spec.images == ImagePatches(token_id=151655, size=14, frames=2, merged=2)
+    assert folder.spec.images == ImagePatches(token_id=151655, patch_size=14, temporal_patch_size=2, merge_size=2)
     assert folder.spec.scoring == "late_interaction"
     assert (folder.model_type, folder.vocab_size, folder.max_model_len) == ("colqwen2", 151936, 32768)
 
@@ -239,9 +239,9 @@ def test_the_processors_own_words_are_used(tmp_path: Path):
     [
         ({"vlm_config": {**QWEN, "model_type": "qwen3_vl"}}, None, (), "A ColQwen2 of qwen3_vl"),
         ({}, {"transformer_task": "feature-extraction"}, (), "does feature-extraction"),
-        ({}, {"transformer_task": "retrieval"}, ("Dense",), "Dense.* behind it"),
+        ({}, {"transformer_task": "retrieval"}, ("Dense",), "followed by .*Dense"),
         ({}, {"transformer_task": "retrieval", "modality_config": {"text": STATES}}, (), "takes its last_hidden_state"),
-        ({}, {"transformer_task": "retrieval", "query_length": 8}, (), "asks for query_length"),
+        ({}, {"transformer_task": "retrieval", "query_length": 8}, (), "requires query_length"),
     ],
 )
 def test_other_page_retrievers_are_refused(

@@ -23,7 +23,7 @@ from tests.models.vision_families import (
     qwen_text,
     shuffled,
 )
-from tests.models.vision_oracles import last_at_unit_length, template_options
+from tests.models.vision_oracles import chat_template_kwargs, last_at_unit_length
 from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat, embeds_format_of
 from trio_pool_serve.types import Batch, Embed, PoolingParams, PoolingRequest, RenderedPrompt, TokenEmbed, Vectors
 
@@ -45,7 +45,7 @@ class Pair:
 
     def render(self, content: Content, **more: Any) -> RenderedPrompt:
         """Put the images into the conversation that sentence-transformers makes."""
-        options = template_options(self.ours.path)
+        options = chat_template_kwargs(self.ours.path)
         tokenizer = transformers.AutoTokenizer.from_pretrained(self.ours.path)
         ids = np.array(tokenizer(qwen_text(self.ours.path, content, **more, **options))["input_ids"], dtype=np.int32)
         pictures = [part for part in content if not isinstance(part, str)]
@@ -60,7 +60,7 @@ class Pair:
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     path = VISION_LANGUAGE[request.param](tmp_path_factory.mktemp("seeing") / request.param)
     ours = SeeingModel(path)
-    return Pair(request.param, ours, qwen_states(path, CONTENTS, **template_options(path)))
+    return Pair(request.param, ours, qwen_states(path, CONTENTS, **chat_template_kwargs(path)))
 
 
 async def test_each_alone_agrees(pair: Pair, record_agreement: Callable[..., None]):
@@ -127,7 +127,7 @@ async def test_the_embedding_of_the_placeholder_fails_nobodys_batch(pair: Pair):
 
 async def test_an_instruction_is_a_system_message(pair: Pair):
     instruction = pair.ours.folder.prompts["query"]
-    states = qwen_states(pair.ours.path, CONTENTS[:3], instruction=instruction, **template_options(pair.ours.path))
+    states = qwen_states(pair.ours.path, CONTENTS[:3], instruction=instruction, **chat_template_kwargs(pair.ours.path))
     rows = await pair.compute(CONTENTS[:3], Embed(), instruction=instruction)
     assert largest_difference(rows, last_at_unit_length(states)) < TOLERANCE
 

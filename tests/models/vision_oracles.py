@@ -23,11 +23,11 @@ def dual_encoder_vectors(path: Path, oracle: str) -> Vectors:
     return np.concatenate([theirs.encode(list(SENTENCES)), theirs.encode(list(PICTURES))])
 
 
-def template_options(path: Path) -> Mapping[str, Any]:
+def chat_template_kwargs(path: Path) -> Mapping[str, Any]:
     """What the folder has its chat template rendered with, for whoever renders it by transformers."""
     spec = read_model_folder(path).spec
     assert isinstance(spec, VisionLanguage)
-    assert spec.in_conversation
+    assert spec.uses_chat_template
     assert spec.conversation is not None
     assert spec.conversation.structured
     return spec.conversation.options

@@ -91,7 +91,7 @@ async def test_of_a_huge_text_only_a_lower_bound_is_told(renderer):
 
 @pytest.mark.parametrize("limit", [1, 2])
 async def test_truncating_to_the_special_tokens_alone_is_refused(renderer, limit):
-    with pytest.raises(InvalidRequestError, match=f"Truncating to {limit} tokens leaves no room") as caught:
+    with pytest.raises(InvalidRequestError, match=f"Truncating to {limit} tokens leaves none for the input") as caught:
         await token_ids(renderer, "hello", truncate_to=limit)
     assert caught.value.field == "truncate_to"
     assert await token_ids(renderer, "hello", truncate_to=limit, add_special_tokens=False) == ids_of("hello")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trio_pool_serve.runner.allocator import OWN_SETTINGS
+from trio_pool_serve.runner.allocator import MALLOC_VARIABLES
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 
@@ -46,7 +46,7 @@ FREED = 200 * 2**20
 
 def kept_before_and_after_loading(path: Path, **environment: str) -> tuple[int, int]:
     """Bytes that malloc keeps after 200 MiB were freed in a new process, before and after it loads a runner."""
-    inherited = {name: value for name, value in os.environ.items() if name not in OWN_SETTINGS}
+    inherited = {name: value for name, value in os.environ.items() if name not in MALLOC_VARIABLES}
     done = subprocess.run(
         [sys.executable, "-c", KEPT_AFTER_FREEING, str(path)],
         env=inherited | environment,

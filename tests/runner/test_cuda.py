@@ -153,7 +153,7 @@ async def test_rows_without_padding_agree_with_padded_rows(tmp_path: Path, name:
     packed, padded = half(path, cuda_graphs=False), half(path, cuda_graphs=False, attention="padded")
     assert "without padding" in packed.runner.describe()
     assert not packed.runner.pads
-    assert "padded (as asked)" in padded.runner.describe()
+    assert "padded (as configured)" in padded.runner.describe()
     assert padded.runner.pads
     assert largest_angle(await packed.embed(TEXTS), await padded.embed(TEXTS)) < 0.01
     alone = [(await packed.embed([text]))[0] for text in TEXTS]

@@ -10,8 +10,8 @@ import torch
 from trio_pool_serve.runner import shared_cores
 from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.runner.shared_cores import (
-    FIRST_PAUSE_S,
-    LAST_PAUSE_S,
+    MAX_PAUSE_S,
+    MIN_PAUSE_S,
     PEERS_IDLE_S,
     SharedCores,
     SharingRunner,
@@ -104,10 +104,10 @@ def test_crowded_cores_are_left_alone_for_longer_each_time_and_tried_again(tmp_p
     try:
         compute_for(120.0)
         pauses = [round(after - before, 1) for before, after in itertools.pairwise(tried)]
-        assert [round(pause / FIRST_PAUSE_S) for pause in pauses[:4]] == [1, 2, 4, 8]
-        assert pauses[-1] == pytest.approx(LAST_PAUSE_S, rel=0.05)
+        assert [round(pause / MIN_PAUSE_S) for pause in pauses[:4]] == [1, 2, 4, 8]
+        assert pauses[-1] == pytest.approx(MAX_PAUSE_S, rel=0.05)
         free[0] = True
-        compute_for(LAST_PAUSE_S)
+        compute_for(MAX_PAUSE_S)
         assert compute_for(1.0) == pytest.approx(50, abs=1), "all cores for every batch"
         free[0] = False
         assert compute_for(1.0) == 3, "at once, and after a quarter and a half of a second"

@@ -119,7 +119,7 @@ def test_rows_that_read_one_another_are_noticed(tmp_path: Path):
         return output + 1e-6 * output.mean(dim=1, keepdim=True)
 
     served.runner.backbone.model.embeddings.register_forward_hook(mix)
-    with pytest.raises(CannotPackError, match="its rows read one another"):
+    with pytest.raises(CannotPackError, match="its rows depend on one another"):
         packed_backbone(served)
 
 
@@ -150,4 +150,4 @@ def test_positions_begin_anew_with_each_row(rule: Any):
     assert packing.positions.tolist() == [expected[rule]]
     assert packing.tokens.tolist() == [0, 1, 2, 3, 6, 7]
     assert packing.cells.tolist() == [[0, 1, 2], [3, 3, 3], [4, 5, 5]]
-    assert packing.bounds.tolist() == [0, 3, 4, 6]
+    assert packing.cu_seqlens.tolist() == [0, 3, 4, 6]

@@ -12,7 +12,7 @@ import trio
 from attrs import define, field
 from trio.testing import wait_all_tasks_blocked
 
-from trio_pool_serve.threads.offload import Kind, LimiterStatistics, Offload
+from trio_pool_serve.threads.offload import LimiterName, LimiterStatistics, Offload
 
 
 @define(eq=False)
@@ -238,7 +238,7 @@ def niceness() -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness belongs to processes")
 async def test_threads_yield_to_the_loop_and_what_runs_on_it_does_not():
     own = niceness()
-    for kind in get_args(Kind):
+    for kind in get_args(LimiterName):
         # A thread that served somebody else before may be nicer still.
         assert await Offload(niceness=own + 3).run(kind, niceness) >= own + 3
         assert await Offload(niceness=own + 3, in_threads=False).run(kind, niceness) == own

@@ -14,7 +14,7 @@ from trio_pool_serve.types import PoolingOutput, PoolingRequest, QueryScope
 EngineState: TypeAlias = Literal["loading", "ready", "dead"]
 
 RowDone: TypeAlias = Callable[[int, PoolingOutput], None]
-"""Called on the loop with a row's index and output as soon as it is computed. What it raises fails the submission."""
+"""Called on the loop with a row's index and output as soon as it is computed. Its exceptions fail the submission."""
 
 
 @define(eq=False)

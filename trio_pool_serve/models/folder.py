@@ -1,12 +1,13 @@
-"""Reading a model's folder: which kind of model it holds, and what its files declare."""
+"""Recognising a model's folder: its kind, what its files declare, and its maximum length."""
 
 from pathlib import Path
 from typing import Any
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.files.chat_template import read_message_form
+from trio_pool_serve.models.files.chat_template import read_message_format
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_folder_files
+from trio_pool_serve.models.hub import locate_model
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder, ModelKind
 from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.models.registry import KINDS
@@ -14,7 +15,7 @@ from trio_pool_serve.models.registry import KINDS
 DEFAULT_MODEL_CONFIG = ModelConfig()
 
 UNLIMITED = 10**6
-"""tokenizer_config.json writes "no limit" as numbers far above any real one."""
+"""Lengths from here on mean "no limit": tokenizer_config.json writes that as numbers far above any real limit."""
 
 POSITIONS_AFTER_PADDING = frozenset(
     {
@@ -32,35 +33,42 @@ POSITIONS_AFTER_PADDING = frozenset(
         "esm",
     }
 )
-"""Model types that number positions from ``pad_token_id + 1``, and so take that many tokens less."""
-
+"""Model types that number positions from ``pad_token_id + 1``, and so accept that many fewer tokens."""
 
 RELATIVE_POSITIONS = frozenset({"t5", "mt5", "umt5"})
-"""Model types whose ``n_positions`` is what they were trained on, not what they can take."""
+"""Model types whose ``n_positions`` is the length they were trained on, not a limit."""
+
+
+def open_model_folder(location: str, config: ModelConfig) -> AnyModelFolder:
+    """Read the folder of a model at ``location``, a local folder or a hub id, which is downloaded.
+
+    Blocks. Raises ``ModelLoadError``.
+    """
+    return read_model_folder(locate_model(location, revision=config.revision), config)
 
 
 def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) -> AnyModelFolder:
     """Read a model's folder.
 
-    Raises ``ModelLoadError`` when the folder holds no model, asks for something that is not supported, or
-    cannot be served as ``config`` asks.
+    Raises ``ModelLoadError`` when the folder holds no model, requires something unsupported, or cannot be served
+    with ``config``.
     """
     files = read_folder_files(path)
     kind, spec = _recognise(files, config)
     if config.task is not None and config.task not in spec.tasks:
-        can = ", ".join(sorted(spec.tasks))
-        raise ModelLoadError(f"--task {config.task}: by its files this model can be served for {can} only.")
+        supported = ", ".join(sorted(spec.tasks))
+        raise ModelLoadError(f"--task {config.task}: this model's files support only {supported}.")
     return ModelFolder(
         path=path,
         transformer_path=files.transformer_path,
         transformer_config=files.text_config,
         kind=kind,
         spec=spec,
-        max_model_len=_length_limit(files, config.max_model_len, spec.longest_input),
+        max_model_len=_max_model_len(files, config.max_model_len, spec.max_input_tokens),
         lower_case=bool(files.module_config.get("do_lower_case")),
-        prompts={**files.prompts, **spec.own_prompts},
-        default_prompt_name=files.texts.get("default_prompt_name"),
-        messages_in_parts=read_message_form(files),
+        prompts={**files.prompts, **spec.extra_prompts},
+        default_prompt_name=files.sentence_transformers_config.get("default_prompt_name"),
+        structured_messages=read_message_format(files),
     )
 
 
@@ -69,23 +77,23 @@ def _recognise(files: FolderFiles, config: ModelConfig) -> tuple[ModelKind[Any],
         spec = kind.read(files, config)
         if spec is not None:
             return kind, spec
-    raise ModelLoadError(f"{files.path} holds a model of no kind that is known.")
+    raise ModelLoadError(f"{files.path} holds no known kind of model.")
 
 
-def _length_limit(files: FolderFiles, asked: int | None, longest_input: int) -> int:
+def _max_model_len(files: FolderFiles, configured: int | None, max_input_tokens: int) -> int:
     config = files.text_config
     positions = config.get("max_position_embeddings") or config.get("n_positions") or UNLIMITED
-    if positions < 0 or config.get("model_type") in RELATIVE_POSITIONS:  # XLNet says "no limit" by −1
+    if positions < 0 or config.get("model_type") in RELATIVE_POSITIONS:  # XLNet: −1 means no limit
         positions = UNLIMITED
     if config.get("model_type") in POSITIONS_AFTER_PADDING:
         positions -= (config.get("pad_token_id") or 0) + 1
-    if asked is not None:
-        if asked > positions:
-            raise ModelLoadError(f"--max-model-len {asked} is more than the {positions} positions the model has.")
-        return asked
-    of_tokenizer = files.tokenizer_config.get("model_max_length") or UNLIMITED
-    of_text = min(files.module_config.get("max_seq_length") or UNLIMITED, of_tokenizer)
-    limit = min(max(of_text, longest_input), positions)
+    if configured is not None:
+        if configured > positions:
+            raise ModelLoadError(f"--max-model-len {configured} is more than the {positions} positions the model has.")
+        return configured
+    tokenizer_limit = files.tokenizer_config.get("model_max_length") or UNLIMITED
+    text_limit = min(files.module_config.get("max_seq_length") or UNLIMITED, tokenizer_limit)
+    limit = min(max(text_limit, max_input_tokens), positions)
     if limit >= UNLIMITED:
-        raise ModelLoadError("The model's files name no longest input; say one with --max-model-len.")
+        raise ModelLoadError("The model's files declare no maximum length; set it with --max-model-len.")
     return int(limit)

@@ -1,4 +1,4 @@
-"""A kind of model, and a folder with a model of that kind."""
+"""The record of one kind of model, and of one folder with a model of that kind."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -20,30 +20,30 @@ Spec = TypeVar("Spec", bound=ModelSpec)
 
 @frozen(kw_only=True)
 class ModelFolder(Generic[Spec]):
-    """A local folder with a model, and what its files say about serving it."""
+    """A local folder with a model, and what its files declare."""
 
     path: Path
     transformer_path: Path
     transformer_config: Mapping[str, Any]
-    """``config.json`` of the transformer; its text part, where it has several."""
+    """``config.json`` of the transformer, or its text part where it has several."""
     kind: "ModelKind[Spec]"
     spec: Spec
     max_model_len: int
-    """Longest input, tokens, special tokens included."""
+    """Maximum input length in tokens, special tokens included."""
     lower_case: bool = False
     prompts: Mapping[str, str] = Factory(dict)
     default_prompt_name: str | None = None
-    messages_in_parts: bool | None = None
-    """How its chat template wants texts; ``None`` where the template is to tell."""
+    structured_messages: bool | None = None
+    """Whether message content is a list of parts; ``None``: decided by the chat template's text."""
 
     @property
     def model_type(self) -> str:
-        """The spec family, as transformers names it."""
+        """``model_type`` of config.json."""
         return str(self.transformer_config.get("model_type", "unknown"))
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the token embedding: an id past it cannot be computed."""
+        """Rows of the token embedding: larger ids cannot be computed."""
         return int(self.transformer_config["vocab_size"])
 
 
@@ -51,20 +51,20 @@ AnyModelFolder: TypeAlias = ModelFolder[Any]
 """A folder with a model of any kind."""
 
 
-def plain_text(spec: ModelSpec, tokenizer: Tokenizer) -> TextFormat:
+def default_text_format(spec: ModelSpec, tokenizer: Tokenizer) -> TextFormat:
     """Return the text format of most models."""
     del spec, tokenizer
     return TextFormat()
 
 
-def joined_pair(spec: ModelSpec, tokenizer: Tokenizer) -> PairFormat:
-    """Return the pair format of most models: as the tokenizer joins two texts."""
+def default_pair_format(spec: ModelSpec, tokenizer: Tokenizer) -> PairFormat:
+    """Return the pair format of most models: the tokenizer joins two texts."""
     del spec, tokenizer
     return JoinedPair()
 
 
-def no_images(folder: AnyModelFolder) -> ImageFormat | None:
-    """Return ``None``: the model reads no images."""
+def default_image_format(folder: AnyModelFolder) -> ImageFormat | None:
+    """Return ``None``: the model accepts no images."""
     del folder
     return None
 
@@ -74,19 +74,19 @@ class ModelKind(Generic[Spec]):
     """One kind of model: how its folders are recognised, how its inputs are rendered and how it is loaded.
 
     ``read`` returns what a folder's files declare, ``None`` for a folder of another kind; it raises ``ModelLoadError``
-    for a folder of its kind that needs something unsupported. ``load`` names the function (``module:function``) that
-    makes a ``LoadedModel`` of a ``ModelFolder`` and ``LoadingParams``, blocking for seconds; a name, because an API
-    process imports no torch.
+    for a folder of its kind that requires something unsupported. ``load`` names the function (``module:function``)
+    that makes a ``LoadedModel`` of a ``ModelFolder`` and ``LoadingParams``, blocking for seconds. It is a name
+    because an API process imports no torch.
 
-    ``text_format``, ``pair_format`` and ``image_format`` return how the model reads a text, two texts together, and
-    images (``None``: it reads none); each raises ``ModelLoadError`` where the folder's files do not fit together.
+    ``text_format``, ``pair_format`` and ``image_format`` return how a text, a pair of texts and an image are rendered
+    (``None``: the model accepts no images). They raise ``ModelLoadError`` if the folder's files contradict each other.
     """
 
     read: Callable[[FolderFiles, ModelConfig], Spec | None]
     load: str
-    text_format: Callable[[Spec, Tokenizer], TextFormat] = plain_text
-    pair_format: Callable[[Spec, Tokenizer], PairFormat] = joined_pair
-    image_format: Callable[[ModelFolder[Spec]], ImageFormat | None] = no_images
+    text_format: Callable[[Spec, Tokenizer], TextFormat] = default_text_format
+    pair_format: Callable[[Spec, Tokenizer], PairFormat] = default_pair_format
+    image_format: Callable[[ModelFolder[Spec]], ImageFormat | None] = default_image_format
 
     def loader(self) -> Any:
         """Import and return the function that ``load`` names."""

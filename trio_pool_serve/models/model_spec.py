@@ -1,4 +1,4 @@
-"""What the files of a model's folder declare, whatever its kind."""
+"""What the files of a model's folder declare, for every kind of model."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -9,11 +9,11 @@ from trio_pool_serve.prompts import InputType
 from trio_pool_serve.types import PoolingParams, PoolingTask, SparseEmbed
 
 Scoring: TypeAlias = Literal["pairs", "vectors", "late_interaction"]
-"""How two texts are compared. pairs: the model reads both together. vectors: each has a vector.
-late_interaction: each token has one."""
+"""How two texts are compared. pairs: the model reads both together. vectors: one vector per text.
+late_interaction: one vector per token."""
 
 Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan"]
-"""Of two vectors; the distances are negated, so that greater is more alike."""
+"""Of two vectors. Distances are negated, so that greater means more similar."""
 
 
 @frozen(kw_only=True)
@@ -23,7 +23,7 @@ class ModelSpec:
     tasks: ClassVar[frozenset[PoolingTask]] = frozenset()
     scoring: ClassVar[Scoring | None] = None
     supports_prompt_embeds: ClassVar[bool] = False
-    """Whether ``prompt_embeds`` can replace token ids: the heads read hidden states only, never token ids."""
+    """Whether ``prompt_embeds`` can replace token ids: the heads use hidden states only, never token ids."""
     supports_messages: ClassVar[bool] = True
     """Whether its chat template is for inference, so that ``messages`` are accepted."""
     keeps_input_type_prompt: ClassVar[bool] = False
@@ -36,7 +36,7 @@ class ModelSpec:
 
     @property
     def pooling(self) -> str:
-        """How token vectors become the text's, as ``GET /info`` names it; ``none`` if each token keeps its own."""
+        """Pooling type, as ``GET /info`` reports it; ``none`` for one vector per token."""
         return "none"
 
     @property
@@ -46,7 +46,7 @@ class ModelSpec:
 
     @property
     def marker_tokens(self) -> tuple[str, ...]:
-        """Texts that the tokenizer must keep as one token each, if they are in its vocabulary."""
+        """Texts that the tokenizer must not split, if they are in its vocabulary."""
         return ()
 
     @property
@@ -56,33 +56,33 @@ class ModelSpec:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the numbers that ``Classify`` and ``TokenClassify`` give, in order."""
+        """Label names, in the order of the outputs of ``Classify`` and ``TokenClassify``."""
         return ()
 
     @property
     def extra_prompts(self) -> Mapping[str, str]:
-        """Instructions, by name, that its files hold elsewhere than other models' do."""
+        """Prompt templates by name, in addition to those of config_sentence_transformers.json."""
         return {}
 
     @property
     def uses_chat_template(self) -> bool:
-        """Whether texts and images are read as a conversation of one user message.
+        """Whether every input is rendered as a conversation of one user message.
 
-        The instruction is then a system message before it.
+        The instruction is a system message before it.
         """
         return False
 
     @property
     def max_input_tokens(self) -> int:
-        """Tokens that it takes for some input type, though its tokenizer's limit may be less."""
+        """Longest input of any input type, tokens, even if its tokenizer's limit is less; 0: the tokenizer's limit."""
         return 0
 
     @property
     def chat_template_kwargs(self) -> Mapping[str, Any]:
-        """What its files have the chat template rendered with."""
+        """Variables that the files pass to the chat template."""
         return {}
 
     def sparse_params(self, input_type: InputType | None) -> PoolingParams:
-        """Return what to ask for the sparse vector of a text of this input type."""
-        del input_type  # only some models tell them apart
+        """Return the params by which the sparse vector of a text of this input type is computed."""
+        del input_type  # most models treat all alike
         return SparseEmbed()

@@ -21,17 +21,16 @@ from attrs import define
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.processes.framed_stream import FramedStream
+from trio_pool_serve.processes.restart_backoff import RestartBackoff
 
 logger = logging.getLogger(__name__)
 
 Status = TypeVar("Status")
 Job = TypeVar("Job")
 
-RESTART_BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 15.0, 30.0)
-"""Pause before the next process takes the place of one that has died; the last one repeats."""
+RESTART_PAUSES_S = (0.0, 1.0, 2.0, 5.0, 15.0, 30.0)
 
 STABLE_AFTER_S = 60.0
-"""A process that has lived this long is not in a row of crashes any more."""
 
 BACKLOG = 128
 
@@ -124,15 +123,13 @@ async def keep_alive(name: str, live: Callable[[], Awaitable[str]]) -> NoReturn:
 
     Raises what ``live`` raises. Cancellation: at once.
     """
-    crashes = 0
+    backoff = RestartBackoff(RESTART_PAUSES_S, STABLE_AFTER_S)
     while True:
         began = trio.current_time()
         end = await live()
-        crashes = 0 if trio.current_time() - began > STABLE_AFTER_S else crashes
-        pause_s = RESTART_BACKOFF_S[min(crashes, len(RESTART_BACKOFF_S) - 1)]
+        pause_s = backoff.next_pause_s(trio.current_time() - began)
         logger.error("the process of %s has %s; the next one starts in %g s", name, end, pause_s)
         await trio.sleep(pause_s)
-        crashes += 1
 
 
 def run_as_child(main: Callable[[FramedStream[Job], Job], Awaitable[int]], job_type: Any) -> None:

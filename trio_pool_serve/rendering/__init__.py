@@ -1,1 +1,1 @@
-"""Prompts to model inputs."""
+"""Rendering of prompts to model inputs."""

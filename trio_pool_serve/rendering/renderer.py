@@ -1,4 +1,4 @@
-"""Prompts to what the model reads, off the loop."""
+"""Renders prompts for one model, off the event loop."""
 
 import time
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import RenderedPrompt
 
 LOOP_CHARACTERS = 320
-"""Such texts take about as long as a thread hop (``benchmarks/hop_size.py``)."""
+"""Tokenising this many characters takes about as long as a thread hop (``benchmarks/hop_size.py``)."""
 
 
 def plain_characters(prompt: PlainPrompt, params: RenderingParams) -> int:
-    """Return how much text there is to tokenise."""
+    """Return how many characters there are to tokenise."""
     match prompt:
         case TextPrompt(text):
             return len(text) + len(params.instruction)
@@ -48,65 +48,65 @@ class Renderer:
     texts: TextRenderer
     offload: Offload
     embeds_format: EmbedsFormat | str = "This model is read from texts."
-    """Which token embeddings are taken in place of texts, or why none are."""
+    """Which token embeddings are accepted, or the message of the error for a model that accepts none."""
     conversations: Conversations | None = None
-    """Reads whatever is not a text by itself; set once there is a renderer that it can read texts with."""
+    """Renders conversations and contents. Set after construction, because it renders their texts with this renderer."""
     input_memory: InputMemory = Factory(InputMemory)
     """Shared by all models of a server."""
     loop_characters: int = LOOP_CHARACTERS
-    """Texts of so many characters altogether are rendered on the event loop."""
+    """Texts of at most this many characters together are rendered on the event loop."""
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of a prompt."""
+        """Maximum number of tokens of a prompt."""
         return self.texts.max_model_len
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are less."""
+        """Size of the vocabulary: token ids are smaller."""
         return self.texts.vocab_size
 
     def estimated_tokens(self, prompt: Prompt) -> int:
-        """Return cheaply how many tokens a prompt may have, for admission: a guess, of token embeddings a bound."""
+        """Return how many tokens to admit a prompt with: an estimate, for token embeddings an upper bound."""
         if not isinstance(prompt, EmbedsPrompt):
             return prompt.estimated_tokens
-        # Without a format they are refused.
+        # Without a format they are rejected when rendered.
         return 0 if isinstance(self.embeds_format, str) else self.embeds_format.estimated_tokens(prompt)
 
     def is_plain(self, prompt: Prompt) -> TypeGuard[PlainPrompt]:
-        """Whether a prompt is a text, or tokens, to be read as it is: ``render_plain`` takes several of those."""
+        """Whether ``render_plain`` can render a prompt: token ids, or texts that need no chat template."""
         if isinstance(prompt, PairPrompt | TokensPrompt):
             return True
-        return isinstance(prompt, TextPrompt) and not self._in_conversation
+        return isinstance(prompt, TextPrompt) and not self._uses_chat_template
 
-    async def render_plain(self, asked: Sequence[PromptToRender]) -> list[list[RenderedPrompt]]:
-        """Return what the model reads for each of several prompts, in one pass each, or in windows.
+    async def render_plain(self, prompts: Sequence[PromptToRender]) -> list[list[RenderedPrompt]]:
+        """Return the rows of each of several prompts: one, or one for each window of a long text.
 
-        Raises and is cancelled as ``render``; the first failure ends all.
+        Errors and cancellation: as ``render``; the first failure ends all.
         """
-        if sum(plain_characters(prompt, params) for prompt, params, _ in asked) <= self.loop_characters:
+        if sum(plain_characters(prompt, params) for prompt, params, _ in prompts) <= self.loop_characters:
             began = time.perf_counter()
-            rows = self.texts.render_rows(asked)
+            rows = self.texts.render_rows(prompts)
             self.offload.observe("render", 0.0, time.perf_counter() - began)
         else:
-            rows = await self.offload.run("render", partial(self.texts.render_rows, asked), abandon_on_cancel=True)
+            rows = await self.offload.run("render", partial(self.texts.render_rows, prompts), abandon_on_cancel=True)
         for windows in rows:
             for window in windows:
                 self._without_placeholders(window)
         return rows
 
     async def render(self, prompt: Prompt, params: RenderingParams) -> RenderedPrompt:
-        """Return what the model reads for one prompt.
+        """Return the model input of one prompt.
 
-        Raises ``ContextLengthError``, ``InvalidRequestError`` or ``MediaError``. Cancellation: while waiting for a
-        thread and while one works, at once; the thread keeps its token until it is done.
+        Raises ``ContextLengthError``, ``InvalidRequestError`` or ``MediaError``. Cancellation: at once, while waiting
+        for a thread and while one works; the thread keeps its limiter token until it finishes.
         """
         return self._without_placeholders(await self._render(prompt, params))
 
     async def _render(self, prompt: Prompt, params: RenderingParams) -> RenderedPrompt:
         if isinstance(prompt, TokensPrompt):
             return self.texts.render_tokens(prompt, params)
-        if isinstance(prompt, PairPrompt) or (isinstance(prompt, TextPrompt) and not self._in_conversation):
+        if isinstance(prompt, PairPrompt) or (isinstance(prompt, TextPrompt) and not self._uses_chat_template):
             return await self.render_text(prompt, params)
         if isinstance(prompt, EmbedsPrompt):
             return await self._render_embeds(prompt, params)
@@ -115,15 +115,15 @@ class Renderer:
         raise InvalidRequestError("This model reads texts only.", field="prompts")
 
     @property
-    def _in_conversation(self) -> bool:
+    def _uses_chat_template(self) -> bool:
         return self.conversations is not None and self.conversations.uses_chat_template
 
     async def render_text(self, prompt: TextPrompt | PairPrompt, params: RenderingParams) -> RenderedPrompt:
-        """Return what the model reads for a text as it is. Raises and is cancelled as ``render``."""
+        """Return the model input of a text without a chat template. Errors and cancellation: as ``render``."""
         return await self.offload.run("render", partial(self.texts.render, prompt, params), abandon_on_cancel=True)
 
     async def shorten(self, text: str, tokens: int) -> str:
-        """Return the beginning of a text that makes so many tokens. Raises and is cancelled as ``render``."""
+        """Return a text truncated to its first ``tokens`` tokens. Errors and cancellation: as ``render``."""
         return await self.offload.run("render", partial(self.texts.shorten, text, tokens), abandon_on_cancel=True)
 
     async def _render_embeds(self, prompt: EmbedsPrompt, params: RenderingParams) -> RenderedPrompt:
@@ -138,17 +138,17 @@ class Renderer:
             raise at_place(prompt.place, error) from error
 
     def _without_placeholders(self, rendered: RenderedPrompt) -> RenderedPrompt:
-        """Refuse a text, or ids, with a placeholder that no image is for: a batch of others would fail by it."""
+        """Reject image placeholders without an image in texts and token ids, which would fail the whole batch."""
         if rendered.images is None and self.conversations is not None and self.conversations.image_format is not None:
             self.conversations.image_format.expand(rendered.token_ids, ())
         return rendered
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[Token]:
-        """Return a text's tokens, none cut off. Raises and is cancelled as ``render``."""
+        """Return all tokens of a text. Errors and cancellation: as ``render``."""
         tokenize = partial(self.texts.tokenize, text, add_special_tokens=add_special_tokens)
         return await self.offload.run("render", tokenize, abandon_on_cancel=True)
 
     async def detokenize(self, token_ids: npt.NDArray[np.int64], *, skip_special_tokens: bool) -> str:
-        """Return the text of token ids, which must be in the vocabulary. Is cancelled as ``render``."""
+        """Return the text of token ids, which must be in the vocabulary. Cancellation: as ``render``."""
         detokenize = partial(self.texts.detokenize, token_ids, skip_special_tokens=skip_special_tokens)
         return await self.offload.run("render", detokenize, abandon_on_cancel=True)

@@ -1,1 +1,1 @@
-"""How it is computed: loading, batch assembly, forward pass, poolers and heads, output copies."""
+"""Computing batches: assembly, forward pass, heads, output copies."""

@@ -1,4 +1,4 @@
-"""The transformer itself: token ids to what its heads read."""
+"""The transformer without heads: from token ids to states."""
 
 import inspect
 from functools import cached_property
@@ -15,13 +15,13 @@ Output: TypeAlias = Literal["last_hidden_state", "logits"]
 
 @frozen(eq=False)
 class Backbone:
-    """A transformers model, and which of its outputs the heads read."""
+    """A transformers model, and which of its outputs the heads take."""
 
     model: nn.Module
     output: Output = "last_hidden_state"
 
     def __call__(self, forward: ForwardPass) -> Tensor:
-        """Return the output for each row: [rows, tokens, …] or, for a row's own logits, [rows, labels]."""
+        """Return the output for each row: [rows, tokens, …] or, for logits of whole rows, [rows, labels]."""
         inputs: dict[str, Any] = {"attention_mask": forward.attention_mask}
         if any(request.prompt.embeds is not None for request in forward.requests):
             inputs["inputs_embeds"] = overwrite_embeds(self.embed(forward.input_ids), forward.requests)
@@ -33,10 +33,10 @@ class Backbone:
         assert isinstance(computed, torch.Tensor)  # noqa: S101
         return computed
 
-    def of_ids(self, input_ids: Tensor, attention_mask: Tensor, type_ids: Tensor) -> Tensor:
-        """Return the output for rows [rows, tokens] of ids, always with a mask, and with segments if it takes any.
+    def forward_ids(self, input_ids: Tensor, attention_mask: Tensor, type_ids: Tensor) -> Tensor:
+        """Return the output for ids [rows, tokens], always with a mask, and with segments if the model takes them.
 
-        Nothing here depends on what the tensors hold, or on which were given before.
+        The control flow does not depend on the tensors' values, so that this can be compiled and captured.
         """
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         if self._takes_type_ids:
@@ -54,14 +54,14 @@ class Backbone:
 
     @property
     def vocab_size(self) -> int:
-        """How many ids there are."""
+        """Number of token ids."""
         embedding = self.model.get_input_embeddings()  # type: ignore[operator]
         assert isinstance(embedding, nn.Embedding)  # noqa: S101
         return embedding.num_embeddings
 
     @property
     def embeds_width(self) -> int:
-        """Width of the embeddings that the forward pass takes in place of ids; 0 if it takes none."""
+        """Width of the token embeddings that the forward pass accepts in place of ids; 0 if it accepts none."""
         return 0 if self._embedding is None else self._embedding.embedding_dim
 
     @cached_property
@@ -76,7 +76,7 @@ class Backbone:
 
     @cached_property
     def _takes_type_ids(self) -> bool:
-        """Many models have no segments, though their tokenizers number them."""
+        """Whether the model has segments; many have none though their tokenizers return type ids."""
         return "token_type_ids" in self._arguments
 
     @cached_property
@@ -85,5 +85,5 @@ class Backbone:
 
     @property
     def parameters(self) -> int:
-        """How many numbers the model has learnt."""
+        """Number of parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters())

@@ -1,9 +1,9 @@
 """A backbone compiled by ``torch.compile``.
 
-Compiling takes half a minute or more, and whatever is compiled for itself takes as long again. So rows and tokens are
-symbols: one row is compiled, and several rows are, both for any number of tokens. A mask and segments are always
-handed over, for without them there would be more to compile. Whatever still does not fit is computed uncompiled: no
-request waits for a compiler.
+Compiling takes half a minute or more, for each program. So numbers of rows and tokens are symbolic, and only two
+programs are compiled: one row, and several rows, both of any number of tokens. Mask and segments are always passed,
+since calls without them would be further programs. What does not fit either program is computed uncompiled: no request
+waits for the compiler.
 """
 
 from typing import Any
@@ -15,14 +15,14 @@ from torch import Tensor
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.probe import TOLERANCES
-from trio_pool_serve.runner.progress import shown
+from trio_pool_serve.runner.progress import with_progress_bar
 
 TRACED = ((2, 24), (1, 24))
-"""Rows and tokens, each of which is compiled: torch treats a size of one as another program."""
+"""(rows, tokens) of the two compiled programs: torch specialises on a size of one."""
 
 
 class CompiledDiffersError(Exception):
-    """Raised if compiled code computes something else."""
+    """The compiled backbone gives another output than the uncompiled one."""
 
 
 @define(eq=False)
@@ -34,9 +34,9 @@ class CompiledBackbone:
     _of_ids: Any = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        # Frozen, weights are packed for the processor's kernels; they take their memory a second time.
+        # With freezing, weights are packed for the CPU's kernels; this takes the memory of the weights a second time.
         options: dict[str, str | int | bool | Any] = {"freezing": self.device.type == "cpu"}
-        self._of_ids = torch.compile(self.backbone.of_ids, dynamic=True, options=options)
+        self._of_ids = torch.compile(self.backbone.forward_ids, dynamic=True, options=options)
 
     def __call__(self, forward: ForwardPass) -> Tensor:
         """Return what ``backbone`` returns."""
@@ -49,13 +49,13 @@ class CompiledBackbone:
 
     @torch.inference_mode()
     def compile(self) -> None:
-        """Compile, and compare with what is not. From then on nothing is compiled any more, in the whole process.
+        """Compile, and compare with the uncompiled backbone. Afterwards nothing is compiled in the whole process.
 
-        Raises ``CompiledDiffersError``, or what the compiler raises.
+        Raises ``CompiledDiffersError``, or the compiler's errors.
         """
         torch.compiler.set_stance("default")
-        for rows, tokens in shown(TRACED, "Compiling"):
-            # Lengths that were not compiled as well: symbols have to hold for those.
+        for rows, tokens in with_progress_bar(TRACED, "Compiling"):
+            # Also a length that was not compiled: the symbolic sizes must hold for it.
             for length in (tokens, tokens // 2 + 1):
                 self._compare(rows, length)
         torch.compiler.set_stance("eager_on_recompile")
@@ -65,9 +65,9 @@ class CompiledBackbone:
         mask = torch.ones_like(ids)
         mask[-1, tokens // 2 :] = 0
         inputs = (ids, mask, torch.zeros_like(ids))
-        expected, ours = self.backbone.of_ids(*inputs).float(), self._of_ids(*inputs).float()
+        expected, ours = self.backbone.forward_ids(*inputs).float(), self._of_ids(*inputs).float()
         if expected.dim() == 3:
             expected, ours = expected[mask.bool()], ours[mask.bool()]
         difference = float((ours - expected).norm() / expected.norm())
         if not difference <= TOLERANCES[next(self.backbone.model.parameters()).dtype]:
-            raise CompiledDiffersError(f"compiled, its output differs by {difference:.2g}")
+            raise CompiledDiffersError(f"its compiled output differs by {difference:.2g} (relative)")

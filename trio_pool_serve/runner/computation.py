@@ -1,4 +1,4 @@
-"""How a backbone is computed: by itself, or by something faster that gives the same."""
+"""The choice of how a backbone is computed: directly, compiled, packed, or from CUDA graphs."""
 
 import torch
 from attrs import frozen
@@ -12,13 +12,13 @@ from trio_pool_serve.runner.cuda.packed_backbone import pack_backbone
 from trio_pool_serve.runner.cuda.varlen import FLASH, CannotPackError, has_flash
 from trio_pool_serve.runner.loaded_model import LoadedModel
 from trio_pool_serve.runner.mask_checks import skip_mask_checks
-from trio_pool_serve.runner.probe import TOLERANCES, Compute, computed, difference, probe_rows
-from trio_pool_serve.runner.progress import shown
+from trio_pool_serve.runner.probe import TOLERANCES, Compute, compute_rows, difference, probe_rows
+from trio_pool_serve.runner.progress import with_progress_bar
 
 
 @frozen(eq=False)
 class Computation:
-    """What computes batches; whether it reads padding (of more than a small batch); and what to tell people of it."""
+    """The function that computes batches, whether it computes padding (CUDA graphs aside), and words for the log."""
 
     compute: Compute
     pads: bool = True
@@ -26,8 +26,8 @@ class Computation:
 
 
 @frozen(kw_only=True, eq=False)
-class Place:
-    """Where and what is computed: rows of at most ``max_tokens`` tokens, padded with ``pad_token_id``."""
+class ComputeParams:
+    """Device, dtype, and the rows: at most ``max_tokens`` tokens each, padded with ``pad_token_id``."""
 
     device: torch.device
     dtype: torch.dtype
@@ -35,26 +35,26 @@ class Place:
     max_tokens: int
 
 
-def choose_computation(loaded: LoadedModel, config: ModelConfig, place: Place) -> Computation:
-    """Return the fastest way that the settings allow and that gives what the model gives.
+def choose_computation(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> Computation:
+    """Return the fastest computation that the settings allow and whose output agrees with the backbone's.
 
-    Raises ``ModelLoadError`` if the model is to be compiled and cannot be.
+    Raises ``ModelLoadError`` if the settings demand compilation and it fails.
     """
     if config.compile:
-        return _compiled(loaded.backbone, place)
-    if place.device.type != "cuda" or type(loaded.backbone) is not Backbone:
+        return _compiled(loaded.backbone, params)
+    if params.device.type != "cuda" or type(loaded.backbone) is not Backbone:
         return Computation(loaded.backbone)
     skip_mask_checks(loaded.backbone.model)
-    computation = _packed(loaded.backbone, config, place)
-    if config.cuda_graphs and not loaded.output_width:  # a vocabulary's logits take memory, and long to compute
-        computation = _graphed(loaded.backbone, computation, place)
+    computation = _packed(loaded.backbone, config, params)
+    if config.cuda_graphs and not loaded.output_width:  # a vocabulary's logits take memory, and take long to compute
+        computation = _graphed(loaded.backbone, computation, params)
     return computation
 
 
-def _compiled(backbone: Backbone, place: Place) -> Computation:
+def _compiled(backbone: Backbone, params: ComputeParams) -> Computation:
     if type(backbone) is not Backbone:
         raise ModelLoadError("--compile: models that read images cannot be compiled.")
-    compiled = CompiledBackbone(backbone, place.device)
+    compiled = CompiledBackbone(backbone, params.device)
     try:
         compiled.compile()
     except Exception as error:
@@ -62,36 +62,36 @@ def _compiled(backbone: Backbone, place: Place) -> Computation:
     return Computation(compiled, about=("compiled",))
 
 
-def _packed(backbone: Backbone, config: ModelConfig, place: Place) -> Computation:
+def _packed(backbone: Backbone, config: ModelConfig, params: ComputeParams) -> Computation:
     try:
         if config.attention == "padded":
-            raise CannotPackError("as asked")  # noqa: TRY301  (all reasons are told in the same way)
-        if place.dtype == torch.float32:
-            raise CannotPackError("no kernel computes float32 otherwise")  # noqa: TRY301
+            raise CannotPackError("as configured")  # noqa: TRY301  (all reasons are logged in the same way)
+        if params.dtype == torch.float32:
+            raise CannotPackError("there is no packed attention for float32")  # noqa: TRY301
         if not has_flash():
-            raise CannotPackError("this torch has no attention for rows of any lengths")  # noqa: TRY301
+            raise CannotPackError("this version of torch has no variable-length attention")  # noqa: TRY301
         packed = pack_backbone(
-            backbone, FLASH, pad_token_id=place.pad_token_id, max_tokens=place.max_tokens, device=place.device
+            backbone, FLASH, pad_token_id=params.pad_token_id, max_tokens=params.max_tokens, device=params.device
         )
     except CannotPackError as reason:
         return Computation(backbone, about=(f"padded ({reason})",))
     return Computation(packed, pads=False, about=("without padding",))
 
 
-def _graphed(backbone: Backbone, otherwise: Computation, place: Place) -> Computation:
-    """Capture graphs; a model that cannot be captured, or not so that it agrees, does without."""
-    shapes = shapes_to_capture(parameters=backbone.parameters, max_tokens=place.max_tokens)
-    graphs = GraphedBackbone(backbone, otherwise.compute, CudaGraphBackend(place.device), place.pad_token_id)
+def _graphed(backbone: Backbone, fallback: Computation, params: ComputeParams) -> Computation:
+    """Capture graphs; without any if capturing fails or the graphs' output differs."""
+    shapes = shapes_to_capture(parameters=backbone.parameters, max_tokens=params.max_tokens)
+    graphs = GraphedBackbone(backbone, fallback.compute, CudaGraphBackend(params.device), params.pad_token_id)
     try:
-        graphs.capture(shown(shapes, "Capturing CUDA graphs"), place.device)
-        rows = probe_rows(backbone.vocab_size, (min(12, place.max_tokens), 5, 1))
+        graphs.capture(with_progress_bar(shapes, "Capturing CUDA graphs"), params.device)
+        rows = probe_rows(backbone.vocab_size, (min(12, params.max_tokens), 5, 1))
         ours, expected = (
-            computed(compute, rows, pad_token_id=place.pad_token_id, device=place.device)
+            compute_rows(compute, rows, pad_token_id=params.pad_token_id, device=params.device)
             for compute in (graphs, backbone)
         )
     except Exception as error:
         reason = f"no CUDA graphs ({repr(error).splitlines()[0]})"
-        return Computation(otherwise.compute, otherwise.pads, (*otherwise.about, reason))
-    if not difference(ours, expected) <= TOLERANCES[place.dtype]:
-        return Computation(otherwise.compute, otherwise.pads, (*otherwise.about, "no CUDA graphs (they differ)"))
-    return Computation(graphs, otherwise.pads, (*otherwise.about, f"{len(graphs.shapes)} CUDA graphs"))
+        return Computation(fallback.compute, fallback.pads, (*fallback.about, reason))
+    if not difference(ours, expected) <= TOLERANCES[params.dtype]:
+        return Computation(fallback.compute, fallback.pads, (*fallback.about, "no CUDA graphs (they differ)"))
+    return Computation(graphs, fallback.pads, (*fallback.about, f"{len(graphs.shapes)} CUDA graphs"))

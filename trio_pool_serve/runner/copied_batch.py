@@ -1,4 +1,4 @@
-"""The handle on a batch that is finished already."""
+"""The handle on a batch whose rows are on the host already."""
 
 from collections.abc import Generator
 from typing import Any
@@ -16,4 +16,4 @@ class CopiedBatch:
 
     def __await__(self) -> Generator[Any, Any, list[tuple[PooledValue, ...]]]:
         return self.rows
-        yield  # makes this a generator, as awaiting demands
+        yield  # makes this a generator, as ``await`` requires

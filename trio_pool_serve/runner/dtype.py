@@ -1,4 +1,4 @@
-"""Which type the model computes in, and where."""
+"""The device and the dtype that a model is computed on and in."""
 
 import torch
 
@@ -7,7 +7,7 @@ from trio_pool_serve.errors import ModelLoadError
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device for ``--device``; raises ``ModelLoadError`` if it is not there."""
+    """Return the device for ``--device``; raises ``ModelLoadError`` if it does not exist or is not supported."""
     if name == "auto":
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     try:
@@ -22,7 +22,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: Dtype, device: torch.device) -> torch.dtype:
-    """Return the type for ``--dtype``; ``auto`` is bfloat16 where it is computed natively, else float32."""
+    """Return the dtype for ``--dtype``; ``auto`` is bfloat16 where the hardware computes it natively, else float32."""
     if name != "auto":
         dtype = getattr(torch, name)
         assert isinstance(dtype, torch.dtype)  # noqa: S101  (the setting's validator knows the names)
@@ -31,7 +31,7 @@ def resolve_dtype(name: Dtype, device: torch.device) -> torch.dtype:
 
 
 def has_native_bfloat16(device: torch.device) -> bool:
-    """Tell whether bfloat16 products are computed in hardware: Ampere on, AVX512-BF16, AMX."""
+    """Return whether the hardware multiplies bfloat16 natively: NVIDIA Ampere or later, AVX512-BF16, AMX."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())  # noqa: SLF001

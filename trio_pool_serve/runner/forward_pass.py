@@ -1,4 +1,4 @@
-"""A batch as tensors, and what the model made of it."""
+"""A batch as tensors, and the model's output for it."""
 
 from collections.abc import Sequence
 
@@ -13,12 +13,11 @@ from trio_pool_serve.types import PoolingRequest, RenderedPrompt
 
 @frozen(eq=False)
 class ForwardPass:
-    """Some requests on the device, each padded on the right to the longest.
+    """Rows on the device, padded on the right to the longest.
 
-    All tensors are [rows, tokens]: ``input_ids``, ``attention_mask`` and ``type_ids`` (int64), ``pooled``
-    (bool: what one-vector poolers look at), ``kept`` (bool: the tokens whose own vectors are wanted).
-    ``states`` is the model's output, [rows, tokens, hidden] or whatever its own head makes of that; it is
-    absent where no forward pass was needed.
+    All tensors are [rows, tokens]: ``input_ids``, ``attention_mask`` and ``type_ids`` (int64), ``pooled`` (bool: the
+    tokens that poolers pool), ``kept`` (bool: the tokens whose vectors leave the model). ``states`` is the backbone's
+    output: [rows, tokens, hidden], or logits; ``None`` where no forward pass is needed.
     """
 
     requests: Sequence[PoolingRequest]
@@ -30,17 +29,17 @@ class ForwardPass:
     states: Tensor | None = None
 
     @property
-    def computed(self) -> Tensor:
-        """``states``, which are there for whoever said that they are read."""
+    def required_states(self) -> Tensor:
+        """``states``, for heads with ``reads_states``: they are never ``None`` there."""
         assert self.states is not None  # noqa: S101
         return self.states
 
     def with_states(self, states: Tensor) -> "ForwardPass":
-        """Return the same requests with the model's output."""
+        """Return the same rows with the backbone's output."""
         return evolve(self, states=states)
 
     def select(self, rows: Sequence[int]) -> "ForwardPass":
-        """Return some of the rows, or one several times; all of them are returned without copying anything."""
+        """Return the rows at these indices, which may repeat; nothing is copied if they are all rows in order."""
         if list(rows) == list(range(len(self.requests))):
             return self
         index = torch.tensor(rows).to(self.input_ids.device, non_blocking=True)
@@ -56,16 +55,16 @@ class ForwardPass:
 
 
 def assemble(requests: Sequence[PoolingRequest], *, pad_token_id: int, device: torch.device) -> ForwardPass:
-    """Return requests as tensors on the device, not computed yet."""
+    """Return requests as tensors on the device, without states."""
     prompts = [request.prompt for request in requests]
     tokens = np.array([len(prompt.token_ids) for prompt in prompts])
     attended = np.array([len(prompt.token_ids) if prompt.attended is None else prompt.attended for prompt in prompts])
-    # An instruction that fills the whole input leaves nothing else to pool.
+    # Where the instruction is the whole input, it is pooled: there is nothing else.
     skipped = np.array([prompt.instruction_tokens for prompt in prompts])
     skipped[skipped >= tokens] = 0
     positions = np.arange(tokens.max())
     own = positions < tokens[:, None]
-    # One buffer, so that there is one copy to the device and not five: three int64 and two bools for each cell.
+    # One buffer, so that there is one copy to the device instead of five: three int64 and two bools per cell.
     buffer = host_buffer(own.size * (3 * 8 + 2), device)
     array = buffer.numpy()
     ids, attention, types = array[: 3 * 8 * own.size].view(np.int64).reshape(3, *own.shape)
@@ -102,16 +101,16 @@ def _or_all(prompt: RenderedPrompt) -> npt.NDArray[np.bool_]:
 
 
 def host_buffer(size: int, device: torch.device) -> Tensor:
-    """Return ``size`` bytes that can be copied to the device without waiting for it, uninitialised.
+    """Return ``size`` uninitialised bytes on the host that can be copied to the device asynchronously.
 
-    Pinned where the device is a GPU. torch keeps pinned memory for the next buffer, but not
-    before every copy from it has been made, so that batches in flight never share one.
+    Pinned if the device is a GPU. torch reuses pinned memory for later buffers, but only once all copies from it are
+    done, so batches in flight never share a buffer.
     """
     return torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
 
 
 def overwrite_embeds(inputs: Tensor, requests: Sequence[PoolingRequest]) -> Tensor:
-    """Put the embeddings that came with requests in place of those of their ids, in [rows, tokens, width]."""
+    """Overwrite rows of ``inputs`` [rows, tokens, width] with the token embeddings of the requests that have any."""
     for row, request in enumerate(requests):
         embeds = request.prompt.embeds
         if embeds is not None:
@@ -120,7 +119,7 @@ def overwrite_embeds(inputs: Tensor, requests: Sequence[PoolingRequest]) -> Tens
 
 
 def to_device(arrays: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    """Return an array as a tensor on the device, copied without waiting for it; uint16 hold bfloat16."""
+    """Return an array as a tensor on the device, copied asynchronously; uint16 arrays hold bfloat16."""
     tensor = torch.from_numpy(arrays)
     if arrays.dtype == np.uint16:
         tensor = tensor.view(torch.bfloat16)

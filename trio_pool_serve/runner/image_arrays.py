@@ -11,14 +11,14 @@ from trio_pool_serve.types import ImageFeatures, PoolingRequest
 
 
 def images_of(requests: Sequence[PoolingRequest]) -> list[ImageFeatures]:
-    """Return the images of those requests that have any, in order."""
+    """Return the images of the requests that have any, in order."""
     return [request.prompt.images for request in requests if request.prompt.images is not None]
 
 
 def image_inputs(images: Sequence[ImageFeatures], *, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the arrays of all images on the device, joined along their first dimension.
+    """Return the arrays of all images on the device, concatenated along their first dimension.
 
-    Pixels are in the type that the model computes in; the others (grids, masks) stay integers.
+    Floating-point arrays (pixels) are converted to ``dtype``; the others (grids, masks) stay integers.
     """
     inputs = {}
     for name in images[0].arrays:

@@ -1,4 +1,4 @@
-"""What a kind of model's loader is given, and what it returns."""
+"""Input and output of a kind of model's loader."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from trio_pool_serve.runner.heads.head import Head
 
 @frozen(kw_only=True)
 class LoadingParams:
-    """How to load: the device, the type to compute in, and whether the model may bring code of its own."""
+    """How to load: device, dtype, and whether code in the model's folder may be run."""
 
     device: torch.device
     dtype: torch.dtype
@@ -23,12 +23,12 @@ class LoadingParams:
 class LoadedModel:
     """A model on its device, ready to compute.
 
-    ``heads`` is what it can be asked for, by the class of the ``PoolingParams``. ``about`` says in a few words
-    what its heads do. ``output_width`` is how many numbers the backbone gives per token, where that is so much
-    more than a hidden state (a vocabulary) that batches have to be smaller.
+    ``heads`` are by the class of the ``PoolingParams`` that they serve. ``description`` describes the heads for the log.
+    ``output_width`` is the width of the backbone's output per token if it is much larger than a hidden state (logits
+    over a vocabulary), so that batches have to be smaller; else 0.
     """
 
     backbone: Backbone
     heads: Mapping[type[Any], Head]
-    about: str
+    description: str
     output_width: int = 0

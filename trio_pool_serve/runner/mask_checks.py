@@ -1,8 +1,8 @@
-"""Masks made without looking at what they mask.
+"""Attention masks made without reading the tensors that they are made of.
 
-transformers looks whether a mask masks anything, for attention is faster without. On a GPU that waits for everything
-launched before, so that no batch could be launched while another is computed. Without a mask it looks whether
-positions begin anew somewhere, which waits as well.
+transformers checks whether a mask masks anything, because attention is faster without one. On a GPU the check waits for
+everything launched before, so that no batch could be launched while another is computed. Without a mask it checks
+whether positions begin again somewhere (packed rows), which waits as well.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,11 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 SDPA = "trio_pool_serve_sdpa"
 
 EAGER = "trio_pool_serve_eager"
-"""For models that ask transformers for a mask, but not for an attention function."""
+"""For models that take masks from transformers, but no attention function."""
 
 
-def unread(make_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
-    """Return ``make_mask``, but for its leave to make none."""
+def without_mask_skips(make_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+    """Return ``make_mask`` with the options switched off that let it make no mask."""
 
     def mask(**options: Any) -> Tensor | None:
         options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
@@ -30,15 +30,15 @@ def unread(make_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | No
 
 
 AttentionInterface.register(SDPA, sdpa_attention_forward)
-AttentionMaskInterface.register(SDPA, unread(sdpa_mask))
-AttentionMaskInterface.register(EAGER, unread(eager_mask))
+AttentionMaskInterface.register(SDPA, without_mask_skips(sdpa_mask))
+AttentionMaskInterface.register(EAGER, without_mask_skips(eager_mask))
 
 
 def skip_mask_checks(model: nn.Module) -> None:
-    """Have a model make its masks so, if it gets them from transformers and computes by ``sdpa`` or all by itself."""
+    """Make a model skip the checks if its masks are transformers' and its attention is ``sdpa`` or its own code."""
     config: Any = model.config
-    asked = config._attn_implementation  # noqa: SLF001  (transformers' setter downloads kernels for some names)
-    if asked == "sdpa":
+    name = config._attn_implementation  # noqa: SLF001  (transformers' setter downloads kernels for some names)
+    if name == "sdpa":
         config._attn_implementation = SDPA  # noqa: SLF001
-    elif asked == "eager" and not model._can_set_attn_implementation():  # type: ignore[operator]  # noqa: SLF001
+    elif name == "eager" and not model._can_set_attn_implementation():  # type: ignore[operator]  # noqa: SLF001
         config._attn_implementation = EAGER  # noqa: SLF001

@@ -1,14 +1,14 @@
-"""What heads computed from the device to the host, without stopping the device.
+"""The copy of the heads' outputs from the device to the host, without stopping the device.
 
-On CUDA the tensors go to pinned memory on a side stream, and a blocking event marks the end of the copy.
-Whoever wants the rows awaits the handle: a thread sleeps in ``event.synchronize()`` under the ``copy``
-limiter while the next batch is launched. Elsewhere the rows are on the host when ``launch`` returns.
+On CUDA the tensors go to pinned memory on a side stream, and a blocking event is recorded at the end of the copy. The
+handle is awaited: a thread sleeps in ``event.synchronize()`` under the ``copy`` limiter while the next batch is
+launched. On CPU the rows are on the host when ``launch`` returns.
 
-Two lifetimes matter. The rows are computed on one stream and read on another, so they must not be freed
-— and their memory handed to the next batch — before the copy has read them. And the pinned buffer must
-outlive the copy even if nobody waits for it any more. The handle keeps both, and so does the thread that
-waits, which goes on waiting if its waiter is cancelled. A handle that is dropped before any thread waits
-relies on ``protect``, and on torch, which keeps a pinned buffer until the copies into it are done.
+Two lifetimes matter. The tensors are written on one stream and copied on another, so their memory must not be reused by
+the next batch before the copy is done. And the pinned buffer must outlive the copy even if nothing awaits it any more.
+The handle keeps both, and so does the waiting thread, which goes on waiting if its task is cancelled. A handle that is
+dropped before a thread waits relies on ``protect``, and on torch, which keeps a pinned buffer until the copies into it
+are done.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -27,39 +27,39 @@ from trio_pool_serve.types import PooledBatch, PooledValue
 
 
 class Event(Protocol):
-    """Marks a point on a stream."""
+    """A point on a stream."""
 
     def record(self, stream: Any) -> None:
-        """Mark the current end of ``stream``."""
+        """Record the current end of ``stream``."""
 
     def synchronize(self) -> None:
-        """Block the calling thread until the device has reached the mark."""
+        """Block the calling thread until the device has reached the recorded point."""
 
 
 class CopyBackend(Protocol):
-    """What a device must offer for asynchronous copies. Tests implement it on the processor."""
+    """Asynchronous copies of one kind of device. Tests implement it on CPU."""
 
     def open_stream(self) -> Any:
         """Return a new side stream."""
 
     def wait_for_compute(self, stream: Any) -> None:
-        """Have ``stream`` wait for what has been launched on the current stream."""
+        """Make ``stream`` wait for what has been launched on the current stream."""
 
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
-        """Return a context in which copies go to ``stream``."""
+        """Return a context in which copies are enqueued on ``stream``."""
 
     def protect(self, tensor: Tensor, stream: Any) -> None:
-        """Keep the memory of ``tensor`` from being reused before ``stream`` has read it, though it be freed."""
+        """Keep the memory of ``tensor``, even if freed, from being reused before ``stream`` has read it."""
 
     def host_buffer(self, like: Tensor) -> Tensor:
-        """Return an uninitialised host tensor that the device can write to by itself."""
+        """Return an uninitialised host tensor that the device can write to asynchronously."""
 
     def blocking_event(self) -> Event:
         """Return a new event whose ``synchronize`` sleeps instead of spinning."""
 
 
 class CudaCopyBackend:
-    """The real one."""
+    """Copies on CUDA."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -69,15 +69,15 @@ class CudaCopyBackend:
         return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def wait_for_compute(self, stream: torch.cuda.Stream) -> None:
-        """Have ``stream`` wait for the current stream."""
+        """Make ``stream`` wait for the current stream."""
         stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def on_stream(self, stream: torch.cuda.Stream) -> AbstractContextManager[Any]:
-        """Return a context in which copies go to ``stream``."""
+        """Return a context in which copies are enqueued on ``stream``."""
         return torch.cuda.stream(stream)
 
     def protect(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
-        """Tell the allocator that ``stream`` uses the tensor too."""
+        """Register ``stream`` as a user of the tensor with the allocator."""
         tensor.record_stream(stream)
 
     def host_buffer(self, like: Tensor) -> Tensor:
@@ -85,17 +85,17 @@ class CudaCopyBackend:
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
 
     def blocking_event(self) -> Event:
-        """Return a blocking event; ``torch.Event`` would silently ignore the flag."""
+        """Return a blocking event. Not a ``torch.Event``, which silently ignores the flag."""
         return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
 
 Split: TypeAlias = Callable[[Sequence[npt.NDArray[np.float32]]], list[tuple[PooledValue, ...]]]
-"""From arrays, one per copied tensor, to the rows of the batch."""
+"""Maps arrays, one per copied tensor, to the values of the batch's rows."""
 
 
 @define(eq=False)
 class OutputCopier:
-    """Starts copies on one side stream, made on first use."""
+    """Starts copies on one side stream, which is created on first use."""
 
     backend: CopyBackend
     offload: Offload
@@ -104,7 +104,7 @@ class OutputCopier:
     def start(self, tensors: Sequence[Tensor], split: Split) -> PooledBatch:
         """Enqueue the copies of ``tensors`` (float32, any shape) and return their handle at once.
 
-        ``split`` is called with them, as arrays, in the thread that waits for them.
+        ``split`` is called with the copied arrays, in the thread that waits for the copies.
         """
         if self._stream is None:
             self._stream = self.backend.open_stream()
@@ -122,10 +122,10 @@ class OutputCopier:
 
 @define(eq=False)
 class CopyingBatch:
-    """Rows on their way to the host. Can be awaited once.
+    """The handle on a batch whose rows are being copied to the host. Can be awaited once.
 
-    Raises ``RunnerDeadError`` if the device has failed by then. Cancellation: the waiter leaves at once;
-    its thread stays until the event has fired and keeps the device's tensors and the host buffers until then.
+    Awaiting raises ``RunnerDeadError`` if the device has failed. Cancellation: the awaiting task leaves at once; the
+    thread stays until the event has fired, and keeps the device tensors and the host buffers until then.
     """
 
     _device: list[Tensor]
@@ -144,10 +144,10 @@ class CopyingBatch:
         def wait_for_copy() -> list[tuple[PooledValue, ...]]:
             try:
                 event.synchronize()
-            except torch.AcceleratorError as error:  # kernels fail after they have been launched
+            except torch.AcceleratorError as error:  # errors of kernels appear after their launch
                 raise RunnerDeadError(f"the device failed: {error}") from error
             finally:
-                device.clear()  # the device and the copies are done with them
+                device.clear()  # the copies are done, or have failed
             return split([buffer.numpy() for buffer in host])
 
         return await self._offload.run("copy", wait_for_copy, abandon_on_cancel=True)

@@ -1,4 +1,4 @@
-"""What takes long at start, shown to whoever waits at a terminal."""
+"""A progress bar for what takes long at start-up."""
 
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -9,7 +9,7 @@ from rich.progress import track
 Item = TypeVar("Item")
 
 
-def shown(items: Sequence[Item], what: str) -> Iterator[Item]:
-    """Yield items, with a bar on standard error that is gone in the end; without one where that is no terminal."""
+def with_progress_bar(items: Sequence[Item], what: str) -> Iterator[Item]:
+    """Yield ``items`` with a transient progress bar on standard error; without one if that is not a terminal."""
     console = Console(stderr=True)
     yield from track(items, what, console=console, transient=True, disable=not console.is_terminal)

@@ -1,7 +1,7 @@
-"""A runner without a model, for testing what stands above runners.
+"""A runner without a model, for testing the engine and everything above it.
 
-It computes checkable answers from the token ids, and does on request what real devices do at the worst
-moment: wait, raise, die.
+It computes predictable outputs from the token ids. A script (``on_launch``, ``gate``) makes it do what devices do at
+the worst moment: wait, raise, die.
 """
 
 import threading
@@ -34,7 +34,7 @@ from trio_pool_serve.types import (
 
 
 def scripted_vector(token_ids: TokenIds, dimensions: int) -> Vectors:
-    """Return the answer for one row, shape (dimensions,): length, sum, first id, last id, zeros."""
+    """Return the output for one row, shape (dimensions,): length, sum, first id, last id, zeros."""
     vector = np.zeros(max(dimensions, 4), dtype=np.float32)
     vector[:4] = len(token_ids), token_ids.sum(), token_ids[0], token_ids[-1]
     return vector[:dimensions]
@@ -42,22 +42,22 @@ def scripted_vector(token_ids: TokenIds, dimensions: int) -> Vectors:
 
 @define(eq=False)
 class ScriptedScope:
-    """Queries' token ids, in place of vectors."""
+    """A scope that holds queries' token ids in place of vectors."""
 
     held: dict[HeldQuery, TokenIds] = field(factory=dict, init=False)
     closed: bool = field(default=False, init=False)
 
     def close(self) -> None:
-        """Let go of everything, and of whatever is yet to come."""
+        """Drop everything held; later queries are dropped as well."""
         self.closed = True
         self.held.clear()
 
 
 @define(eq=False)
 class ScriptedRunner:
-    """Answers with ``scripted_vector`` and the like; ``on_launch`` may block, raise, or return a handle of its own.
+    """Computes ``scripted_vector`` and the like; ``on_launch`` may block, raise, or return another handle.
 
-    ``batches`` keeps what has been launched, in order. Clear ``gate`` to make launches wait.
+    ``batches`` are the launched ones, in order. Clear ``gate`` to make launches wait.
     """
 
     dimensions: int = 8
@@ -69,15 +69,15 @@ class ScriptedRunner:
     batches: list[Batch] = field(factory=list, init=False)
     scopes: list[ScriptedScope] = field(factory=list, init=False)
     launching: threading.Event = field(factory=threading.Event, init=False)
-    """Set as soon as any launch has begun."""
+    """Set once the first launch has begun."""
     gate: threading.Event = field(factory=threading.Event, init=False)
-    """Launches wait until it is set, as it is at first."""
+    """Launches wait while it is cleared; set at first."""
 
     def __attrs_post_init__(self) -> None:
         self.gate.set()
 
     def launch(self, batch: Batch) -> PooledBatch:
-        """Compute a batch, or do what the script says."""
+        """Compute a batch, or return the script's handle. Raises what the script raises."""
         self.batches.append(batch)
         self.launching.set()
         self.gate.wait()
@@ -120,20 +120,20 @@ class ScriptedRunner:
         return next(scope for scope in self.scopes if scope is query.scope)
 
     def open_scope(self) -> ScriptedScope:
-        """Return a new place for queries."""
+        """Return a new scope for held queries."""
         self.scopes.append(ScriptedScope())
         return self.scopes[-1]
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the token ids that are held."""
+        """Bytes of the held token ids."""
         return sum(ids.nbytes for scope in self.scopes for ids in scope.held.values())
 
     def describe(self) -> str:
-        """One line for people."""
+        """Return one line for the log."""
         return "scripted runner"
 
     @property
     def rows(self) -> list[int]:
-        """Rows of each launched batch."""
+        """Number of rows of each launched batch."""
         return [len(batch.requests) for batch in self.batches]

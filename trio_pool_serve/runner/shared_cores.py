@@ -1,10 +1,10 @@
-"""Replicas that share the cores of a machine: a lone one computes with all of them, busy ones with their share.
+"""Core contention: the number of threads that a replica computes with on cores that other processes use as well.
 
-OpenMP splits every kernel evenly over its threads, and the slowest of them decides: two replicas with two threads
-each on two cores hold each other up. With one thread each they do not; but then one row alone would leave the other
-core idle. So each replica writes to memory that all of them see when it computes, and looks at the others' before each
-batch. What other programs do nobody writes down, but it shows: threads that had to wait for a core have spent less
-processor time than the batch took.
+OpenMP splits every kernel evenly over its threads and waits for the slowest: two replicas with two threads each on two
+cores slow each other down. With one thread each they do not; but then a single busy replica would leave a core idle. So
+each replica records when it computes in memory that all of them share, reads the others' times before each batch, and
+divides the cores among the busy ones. Other programs on the same cores are recognised by CPU time: threads that waited
+for a core have used less CPU time than the batch took.
 """
 
 import math
@@ -21,45 +21,46 @@ from attrs import define, field
 from trio_pool_serve.types import Batch, PooledBatch, QueryScope, Runner
 
 PEERS_IDLE_S = 0.25
-"""A replica computes alone once no other has computed for so long. Long, because two that both believe it for a batch
-wait for each other's threads, for far longer than the batch takes alone."""
+"""A replica uses all cores once no other has computed for this long. Not shorter: when two replicas use all cores
+at once, their threads wait for each other, and both take far longer than a batch takes alone."""
 
-CONTENDED_BELOW = 0.7
-"""Share of its threads' time that a batch spends on the processor where others compute on the same cores. It is 1.0
-where nobody does, and 0.5 beside one busy program on two cores; the batch takes five times as long then."""
+CONTENDED_CPU_SHARE = 0.7
+"""The cores are contended if a batch's CPU time is below this share of its duration times its threads. The share is 1.0
+without other programs, and 0.5 with one busy program on two cores; the batch takes five times as long then."""
 
-MAX_JUDGED_THREADS = 4
-"""With more, those of a short row sleep for much of it in any case, and the share says nothing about others."""
+MAX_OBSERVED_THREADS = 4
+"""Batches on more threads are not observed: for short rows such threads sleep much of the time in any case."""
 
-FIRST_PAUSE_S, LAST_PAUSE_S = 0.25, 16.0
-"""How long half of the cores are left to others then, doubled each time that all turn out to be crowded still."""
+MIN_PAUSE_S, MAX_PAUSE_S = 0.25, 16.0
+"""Time for which half of the threads are used under contention; doubled while the cores stay contended."""
 
 
 @define(eq=False)
 class CoreContention:
-    """Whether a process has the cores that it computes on to itself, as far as its last batches tell."""
+    """Whether other programs use the cores of this process, judged by the CPU time of its last batches."""
 
-    _crowded_until: float = field(default=-math.inf, init=False)
-    _pause_s: float = field(default=FIRST_PAUSE_S, init=False)
+    _contended_until: float = field(default=-math.inf, init=False)
+    _pause_s: float = field(default=MIN_PAUSE_S, init=False)
 
-    def is_missing(self, now: float) -> bool:
-        """Tell whether several threads would wait for each other; ``now`` and below are seconds of one clock."""
-        return now < self._crowded_until
+    def is_contended(self, now: float) -> bool:
+        """Return whether fewer threads are to be used; ``now`` is in seconds of the clock of ``observe``."""
+        return now < self._contended_until
 
-    def observe(self, *, took_s: float, processor_s: float, threads: int, now: float) -> None:
-        """Take note of a batch on several threads, which spent ``processor_s`` together."""
-        if processor_s < CONTENDED_BELOW * threads * took_s:
-            self._crowded_until = now + self._pause_s
-            self._pause_s = min(LAST_PAUSE_S, 2 * self._pause_s)
+    def observe(self, *, took_s: float, cpu_s: float, threads: int, now: float) -> None:
+        """Record a batch on several threads, which used ``cpu_s`` seconds of CPU time in total."""
+        if cpu_s < CONTENDED_CPU_SHARE * threads * took_s:
+            self._contended_until = now + self._pause_s
+            self._pause_s = min(MAX_PAUSE_S, 2 * self._pause_s)
         else:
-            self._pause_s = FIRST_PAUSE_S
+            self._pause_s = MIN_PAUSE_S
 
 
 @define(eq=False)
 class SharedCores:
-    """When each replica last computed, by the clock that all processes share, and which of them is this one.
+    """The time at which each replica last computed, in shared memory; ``replica`` is the index of this one.
 
-    One that computes now has infinity there, until it is replaced if it is killed meanwhile.
+    ``computed_at`` is in seconds of the monotonic clock, which all processes share, and infinity while a replica
+    computes. A replica that is killed meanwhile counts as busy until its successor opens the file.
     """
 
     computed_at: npt.NDArray[np.float64]
@@ -68,7 +69,7 @@ class SharedCores:
 
     @classmethod
     def open(cls, path: Path, replica: int, replicas: int) -> "SharedCores":
-        """Map the file at ``path``, which is made if it is not there."""
+        """Map the file at ``path``; it is created if it does not exist."""
         with path.open("a+b") as file:
             file.truncate(8 * replicas)
             shared = mmap.mmap(file.fileno(), 8 * replicas)
@@ -77,19 +78,19 @@ class SharedCores:
         return cores
 
     def take(self) -> int:
-        """Say that this replica computes; return how many threads are its share."""
+        """Record that this replica computes; return its share of the cores, in threads."""
         self.computed_at[self.replica] = math.inf
         busy = int(np.count_nonzero(self.computed_at > time.monotonic() - PEERS_IDLE_S))
         return max(1, self.cores // busy)
 
     def release(self) -> None:
-        """Say that it has computed."""
+        """Record that this replica has finished computing."""
         self.computed_at[self.replica] = time.monotonic()
 
 
 @define(eq=False)
 class SharingRunner:
-    """A runner on the processor that takes its share of the cores for each batch."""
+    """A runner on CPU that computes each batch with its share of the cores."""
 
     runner: Runner
     shared: SharedCores
@@ -100,7 +101,7 @@ class SharingRunner:
         """Compute a batch. Raises what the runner raises."""
         share = threads = self.shared.take()
         began, spent = time.monotonic(), time.process_time()
-        if self.contention.is_missing(began):
+        if self.contention.is_contended(began):
             threads = max(1, share // 2)
         if threads != self._threads:
             torch.set_num_threads(threads)
@@ -109,33 +110,31 @@ class SharingRunner:
             return self.runner.launch(batch)
         finally:
             self.shared.release()
-            if 1 < threads == share <= MAX_JUDGED_THREADS:
+            if 1 < threads == share <= MAX_OBSERVED_THREADS:
                 now = time.monotonic()
-                self.contention.observe(
-                    took_s=now - began, processor_s=time.process_time() - spent, threads=threads, now=now
-                )
+                self.contention.observe(took_s=now - began, cpu_s=time.process_time() - spent, threads=threads, now=now)
 
     def describe(self) -> str:
-        """One line for people."""
+        """Return one line for the log."""
         return self.runner.describe()
 
     def open_scope(self) -> QueryScope:
-        """Return a new place for queries' vectors."""
+        """Return a new scope for held queries."""
         return self.runner.open_scope()
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the device that open scopes hold."""
+        """Bytes of device memory that open scopes hold."""
         return self.runner.held_bytes
 
     @property
     def dimensions(self) -> int:
-        """Length of the vectors when nothing is cut off."""
+        """Length of the vectors before truncation."""
         return self.runner.dimensions
 
     @property
     def embeds_width(self) -> int:
-        """Width of the token embeddings that rows may bring in place of ids."""
+        """Width of the token embeddings accepted in place of ids."""
         return self.runner.embeds_width
 
     @property
@@ -145,5 +144,5 @@ class SharingRunner:
 
     @property
     def pads(self) -> bool:
-        """Whether padding is computed like tokens are."""
+        """Whether padding is computed."""
         return self.runner.pads

@@ -1,4 +1,4 @@
-"""The runner for transformers models."""
+"""The runner of transformers models: batches to forward passes, heads and output copies."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,17 +32,17 @@ from trio_pool_serve.types import (
 )
 
 Heads = Mapping[type[Any], Head]
-"""What a model can be asked for, by the class of the ``PoolingParams``."""
+"""A model's heads, by the class of the ``PoolingParams`` that they serve."""
 
 PROBE_TOKENS = 8
 
 PROBE_TOLERANCE = 1e-3
-"""Relative. Embeddings leave the device as float32, which holds them exactly, and come back."""
+"""Relative; the probe's embeddings pass through float32 on the host, which is exact."""
 
 
 @frozen(eq=False)
 class HeadOutput:
-    """What one head made of some rows: ``places`` are (row of the batch, index in that row's params)."""
+    """One head's output for some rows; ``places`` are (row of the batch, index in that row's params)."""
 
     rows: HeadRows
     places: Sequence[tuple[int, int]]
@@ -50,10 +50,10 @@ class HeadOutput:
 
 @define(eq=False)
 class TransformerRunner:
-    """A model, its heads, and one device.
+    """Computes batches with one backbone and its heads on one device.
 
-    ``copier`` is ``None`` where the device computes synchronously. ``batch_tokens`` is what suits a model
-    of this size on this device.
+    ``copier`` is ``None`` on a device that computes synchronously. ``default_batch_tokens`` is the token budget that
+    suits a model of this size on this device.
     """
 
     backbone: Backbone
@@ -63,19 +63,19 @@ class TransformerRunner:
     default_batch_tokens: int
     copier: OutputCopier | None = None
     compute: Compute = Factory(lambda self: self.backbone, takes_self=True)
-    """How ``backbone`` is computed: by itself, or by something faster that gives the same."""
+    """Computes the backbone's output: the backbone itself, or something faster whose output agrees."""
     pads: bool = True
-    """Whether padding is computed like tokens are."""
+    """Whether padding is computed."""
     dimensions: int = field(default=0, init=False)
-    """Length of the vectors; known after ``warm_up``, 0 for a model that makes none."""
+    """Length of the vectors, known after ``warm_up``; 0 for a model without any."""
     embeds_width: int = field(default=0, init=False)
-    """Of the embeddings taken in place of token ids; known after ``warm_up``, 0 for a model that takes none."""
+    """Width of the token embeddings accepted in place of ids, known after ``warm_up``; 0 if none are."""
     description: str = field(default="", init=False)
     _memory: HeldMemory = field(init=False, factory=HeldMemory)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PooledBatch:
-        """Enqueue the forward pass and the copy of its rows; on a processor, compute them.
+        """Enqueue the forward pass and the output copy; on CPU, compute the rows.
 
         Raises ``RunnerDeadError`` once the CUDA context is lost.
         """
@@ -93,65 +93,65 @@ class TransformerRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Compute one short batch with everything the model can be asked for, and learn the vectors' length."""
+        """Compute one short row with each of the heads, and set ``dimensions`` and ``embeds_width``."""
         no_padding = int(self.pad_token_id == 0)  # the padding token may be the vocabulary's last
         prompt = RenderedPrompt(np.full(8, no_padding, dtype=np.int32))
         widths = {}
-        for kind in (Embed, TokenEmbed, SparseEmbed, Classify, TokenClassify):
-            if kind in self.heads:
-                (output,) = self._compute(Batch((PoolingRequest(prompt, (kind(),)),)))
-                widths[kind] = output.rows.tensor.shape[-1]
+        for param_type in (Embed, TokenEmbed, SparseEmbed, Classify, TokenClassify):
+            if param_type in self.heads:
+                (output,) = self._compute(Batch((PoolingRequest(prompt, (param_type(),)),)))
+                widths[param_type] = output.rows.tensor.shape[-1]
         self.dimensions = widths.get(Embed) or widths.get(TokenEmbed) or 0
-        if self._reads_embeds_as_ids():
+        if self._accepts_embeds():
             self.embeds_width = self.backbone.embeds_width
 
-    def _reads_embeds_as_ids(self) -> bool:
-        """Compare rows of ids with the same rows as embeddings: some models look at the ids for more than those."""
+    def _accepts_embeds(self) -> bool:
+        """Return whether rows of token embeddings give what their ids give: some models use ids for more."""
         if not self.backbone.embeds_width:
             return False
-        # Padding among the tokens is counted as none by some models: no embedding is that.
+        # Without the padding token: some models know it by its id and give it no position; embeddings have no id.
         ids = np.array([token for token in range(PROBE_TOKENS) if token != self.pad_token_id], dtype=np.int32)
         embeds = self.backbone.embed(torch.from_numpy(ids.astype(np.int64)).to(self.device)).float().cpu().numpy()
         lengths = (len(ids), len(ids) // 2)
-        of_ids = [RenderedPrompt(ids[:length]) for length in lengths]
-        of_embeds = [RenderedPrompt(np.zeros(length, dtype=np.int32), embeds=embeds[:length]) for length in lengths]
+        id_prompts = [RenderedPrompt(ids[:length]) for length in lengths]
+        embed_prompts = [RenderedPrompt(np.zeros(length, dtype=np.int32), embeds=embeds[:length]) for length in lengths]
         try:
-            expected, ours = self._probe(of_ids), self._probe(of_embeds)
+            expected, ours = self._probe(id_prompts), self._probe(embed_prompts)
         except (RuntimeError, ValueError, TypeError, AttributeError):
             return False
         return bool((ours - expected).norm() <= PROBE_TOLERANCE * expected.norm())
 
     def _probe(self, prompts: Sequence[RenderedPrompt]) -> torch.Tensor:
-        """Return all that the backbone says of prompts, what it says of padding left out."""
+        """Return the backbone's output for prompts, without padding."""
         requests = [PoolingRequest(prompt) for prompt in prompts]
         forward = assemble(requests, pad_token_id=self.pad_token_id, device=self.device)
         output = self.backbone(forward).float()
         return output[forward.kept] if output.dim() == 3 else output
 
     def describe(self) -> str:
-        """One line for people."""
+        """Return one line for the log."""
         return self.description
 
     def open_scope(self) -> QueryScope:
-        """Return a new place for queries' vectors."""
+        """Return a new scope for held queries."""
         return QueryVectors(self._memory)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the device that open scopes hold."""
+        """Bytes of device memory that open scopes hold."""
         return self._memory.bytes
 
     def _compute(self, batch: Batch) -> list[HeadOutput]:
-        """Return what was asked for, on the device. Rows that no head needs states of are not forwarded."""
-        reading: list[int] = []
+        """Return the heads' outputs, on the device. Rows of which no head needs states have no forward pass."""
+        forwarded: list[int] = []
         lookups: list[int] = []
         for row, request in enumerate(batch.requests):
-            reads = any(self.heads[type(param)].reads_states for param in request.params)
-            (reading if reads else lookups).append(row)
+            needs_states = any(self.heads[type(param)].reads_states for param in request.params)
+            (forwarded if needs_states else lookups).append(row)
         outputs: list[HeadOutput] = []
-        if reading:
-            forward = self._assemble(batch, reading)
-            outputs += self._apply_heads(forward.with_states(self.compute(forward)), reading)
+        if forwarded:
+            forward = self._assemble(batch, forwarded)
+            outputs += self._apply_heads(forward.with_states(self.compute(forward)), forwarded)
         if lookups:
             outputs += self._apply_heads(self._assemble(batch, lookups), lookups)
         return outputs
@@ -161,24 +161,26 @@ class TransformerRunner:
         return assemble(requests, pad_token_id=self.pad_token_id, device=self.device)
 
     def _apply_heads(self, forward: ForwardPass, rows: Sequence[int]) -> list[HeadOutput]:
-        """Give each head the rows that ask for it; ``rows`` are where those of ``forward`` are in the batch."""
-        asked: dict[type[Any], list[tuple[int, int, PoolingParams]]] = {}
+        """Apply each head to the rows that request it; ``rows`` are the batch's indices of those of ``forward``."""
+        requested: dict[type[Any], list[tuple[int, int, PoolingParams]]] = {}
         for position, request in enumerate(forward.requests):
             for index, param in enumerate(request.params):
-                asked.setdefault(type(param), []).append((position, index, param))
+                requested.setdefault(type(param), []).append((position, index, param))
         return [
             HeadOutput(
-                self.heads[kind](forward.select([position for position, _, _ in asks]), [param for *_, param in asks]),
-                [(rows[position], index) for position, index, _ in asks],
+                self.heads[param_type](
+                    forward.select([position for position, _, _ in uses]), [param for *_, param in uses]
+                ),
+                [(rows[position], index) for position, index, _ in uses],
             )
-            for kind, asks in asked.items()
+            for param_type, uses in requested.items()
         ]
 
 
 def _splitter(
     batch: Batch, outputs: Sequence[HeadOutput]
 ) -> Callable[[Sequence[npt.NDArray[np.float32]]], list[tuple[PooledValue, ...]]]:
-    """Return what takes the heads' arrays, on the host, apart into the batch's rows; it holds no tensors."""
+    """Return a function that splits the heads' arrays on the host into the batch's rows; it holds no tensors."""
     parts = [(output.rows.split, output.places) for output in outputs]
 
     def split(arrays: Sequence[npt.NDArray[np.float32]]) -> list[tuple[PooledValue, ...]]:

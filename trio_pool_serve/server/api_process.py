@@ -8,7 +8,7 @@ import trio
 
 from trio_pool_serve.cli import configure_logging
 from trio_pool_serve.config import decode_config
-from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
+from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.processes.child_process import run_as_child, send_to_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.processes.without_torch import do_without_torch
@@ -31,22 +31,21 @@ async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
     configure_process(service)
     stop = trio.Event()
     loading = trio.CancelScope()
-    failure: BaseException | None = None
-    with socket.socket(fileno=job.fd) as listening:
+    try:
+        with unwrap_exception_groups(ModelLoadError, EngineDeadError), socket.socket(fileno=job.fd) as listening:
 
-        async def watch_parent() -> None:
-            async def wait_for_end() -> str:
-                await channel.receive()
-                return "the parent has left"
+            async def watch_parent() -> None:
+                async def wait_for_end() -> str:
+                    await channel.receive()
+                    return "the parent has left"
 
-            received = await channel.receive()
-            loading.cancel(reason="no connections will be taken")
-            if received is not None:
-                assert isinstance(received[0], Drain)  # noqa: S101  (all that is said after the job)
-            await drain(service, listening, stop, wait_for_end if received is not None else trio.sleep_forever)
-            leave(0)
+                received = await channel.receive()
+                loading.cancel(reason="no connections will be taken")
+                if received is not None:
+                    assert isinstance(received[0], Drain)  # noqa: S101  (all that is said after the job)
+                await drain(service, listening, stop, wait_for_end if received is not None else trio.sleep_forever)
+                leave(0)
 
-        try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(watch_parent)
                 await nursery.start(service.run)
@@ -56,10 +55,8 @@ async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
                         await service.wait_ready()
                 await serve_listeners(config, service, listening, stop)
                 nursery.cancel_scope.cancel(reason="drained")
-        except* (ModelLoadError, EngineDeadError) as group:
-            failure = innermost(group)
-    if failure is not None:
-        await send_to_parent(channel, NotServed(sendable(str(failure))))
+    except (ModelLoadError, EngineDeadError) as error:
+        await send_to_parent(channel, NotServed(sendable(str(error))))
         return 1
     return 0
 

@@ -15,9 +15,8 @@ from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.remote.engine_connection import serve_engine
 from trio_pool_serve.engine.remote.supervision import EngineJob, Loaded, LoadFailed
 from trio_pool_serve.engine.small_requests import SmallRequests
-from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
-from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.hub import locate_model
+from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
+from trio_pool_serve.models.folder import open_model_folder
 from trio_pool_serve.processes.child_process import run_as_child, send_to_parent, wait_for_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.telemetry.metrics import Metrics
@@ -43,8 +42,7 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
 
     def load() -> Runner:
         module, _, function = job.loader.partition(":")
-        path = locate_model(source.location, revision=config.loading.revision)
-        folder = read_model_folder(path, config.loading)
+        folder = open_model_folder(source.location, config.loading)
         runner: Runner = getattr(import_module(module), function)(folder, config.loading, offload)
         return runner if not job.cores else _sharing(runner, job)
 
@@ -56,30 +54,29 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
         return Snapshot(families_of(metrics.registry), {"models": {job.model: attrs.asdict(engine.statistics())}})
 
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=job.fd)))
-    failure: BaseException | None = None
     try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(engine.run)
-            await engine.wait_ready()
-            assert engine.runner is not None  # noqa: S101  (ready means loaded)
-            # What has been loaded stays: the collector would walk through all of it, with the interpreter lock, for
-            # as long as a dozen batches take, whenever a large request has brought as much again as a quarter of it.
-            gc.collect()
-            gc.freeze()
-            await send_to_parent(channel, Loaded(sendable(engine.runner.describe())))
-            nursery.start_soon(serve_engine, engine, listener)
-            nursery.start_soon(serve_snapshots, Path(job.folder), snapshot)
-            await wait_for_parent(channel)
-            nursery.cancel_scope.cancel(reason="the parent wants this process to leave")
-    except* (ModelLoadError, EngineDeadError) as group:
-        # Whoever waits for the engine is told that it has stopped; why, is what the engine itself raises.
-        own, _ = group.split(ModelLoadError)
-        failure = innermost(own or group)
-    if isinstance(failure, ModelLoadError):
-        await send_to_parent(channel, LoadFailed(sendable(str(failure))))
-    elif failure is not None:
-        logger.critical("%s", failure)
-    return 0 if failure is None else 1
+        # ModelLoadError first: wait_ready raises EngineDeadError because of it.
+        with unwrap_exception_groups(ModelLoadError, EngineDeadError):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(engine.run)
+                await engine.wait_ready()
+                assert engine.runner is not None  # noqa: S101  (ready means loaded)
+                # What has been loaded stays: the collector would walk through all of it, with the interpreter lock, for
+                # as long as a dozen batches take, whenever a large request has brought as much again as a quarter of it.
+                gc.collect()
+                gc.freeze()
+                await send_to_parent(channel, Loaded(sendable(engine.runner.describe())))
+                nursery.start_soon(serve_engine, engine, listener)
+                nursery.start_soon(serve_snapshots, Path(job.folder), snapshot)
+                await wait_for_parent(channel)
+                nursery.cancel_scope.cancel(reason="the parent wants this process to leave")
+    except ModelLoadError as error:
+        await send_to_parent(channel, LoadFailed(sendable(str(error))))
+        return 1
+    except EngineDeadError as error:
+        logger.critical("%s", error)
+        return 1
+    return 0
 
 
 def _sharing(runner: Runner, job: EngineJob) -> Runner:

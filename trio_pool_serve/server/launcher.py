@@ -12,9 +12,8 @@ from attrs import evolve
 from rich.console import Console
 
 from trio_pool_serve.config import Config
-from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
-from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.hub import locate_model
+from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
+from trio_pool_serve.models.folder import open_model_folder
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.without_torch import do_without_torch
 from trio_pool_serve.server.api_workers import serve_by_workers
@@ -33,7 +32,7 @@ async def serve(config: Config, service: Service | None = None, load_runner: Run
     function of some module, loads. Raises ``ModelLoadError`` or ``EngineDeadError``. A second signal, and a drain that
     outlasts ``--drain-timeout-s``, end the process on the spot. Cancellation: as the end of the drain.
     """
-    try:
+    with unwrap_exception_groups(ModelLoadError, EngineDeadError):
         if service is not None:
             await _serve_alone(config, service)
             return
@@ -44,11 +43,6 @@ async def serve(config: Config, service: Service | None = None, load_runner: Run
             await serve_by_workers(config, loader_name(load_runner), partial(_announce_workers, config))
         else:
             await _serve_alone(config, Service(config, load_runner))
-    except* (ModelLoadError, EngineDeadError) as group:
-        failure = innermost(group.split(ModelLoadError)[0] or group)
-    else:
-        return
-    raise failure
 
 
 def placed(config: Config) -> Config:
@@ -115,9 +109,7 @@ async def _announce(service: Service, url: str) -> None:
 
 
 def _announce_workers(config: Config, url: str) -> None:
-    source = config.sources[0]
-    path = locate_model(source.location, revision=config.loading.revision)
-    _say_ready(config, read_model_folder(path, config.loading), url)
+    _say_ready(config, open_model_folder(config.sources[0].location, config.loading), url)
 
 
 def _say_ready(config: Config, folder: AnyModelFolder, url: str) -> None:

@@ -14,18 +14,17 @@ from hypercorn.trio import serve as hypercorn_serve
 
 from trio_pool_serve.app import create_app
 from trio_pool_serve.config import Config, NetworkConfig
+from trio_pool_serve.processes.restart_backoff import RestartBackoff
 from trio_pool_serve.service import Service
 
 logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
 
-RESTART_BACKOFF_S = (0.0, 0.01, 0.05, 0.1, 0.25)
-"""Pause before the next restart of the listener; the last one repeats. Well under a second: the model is
-loaded and the socket is open, so clients only wait."""
+RESTART_PAUSES_S = (0.0, 0.01, 0.05, 0.1, 0.25)
+"""Well under a second: the models are loaded and the socket is open, so clients only wait."""
 
 STABLE_AFTER_S = 10.0
-"""A listener that has lived this long is not in a row of crashes any more."""
 
 
 def open_listening_socket(network: NetworkConfig) -> socket.socket:
@@ -82,7 +81,7 @@ def hypercorn_config(config: Config, fd: int) -> HypercornConfig:
 
 async def serve_listeners(config: Config, service: Service, listening: socket.socket, stop: trio.Event) -> None:
     """Keep a listener on the socket until ``stop``, starting a new one should it ever crash."""
-    crashes = 0
+    backoff = RestartBackoff(RESTART_PAUSES_S, STABLE_AFTER_S)
     while not stop.is_set():
         began = trio.current_time()
         settings = hypercorn_config(config, os.dup(listening.fileno()))
@@ -90,11 +89,9 @@ async def serve_listeners(config: Config, service: Service, listening: socket.so
             # A new app each time: quart's cannot start twice.
             await hypercorn_serve(create_app(config, service), settings, shutdown_trigger=stop.wait)
         except Exception as error:
-            crashes = 0 if trio.current_time() - began > STABLE_AFTER_S else crashes
             service.metrics.listener_restarts.inc()
             logger.warning("the listener crashed; it restarts", exc_info=error)
-            await trio.sleep(RESTART_BACKOFF_S[min(crashes, len(RESTART_BACKOFF_S) - 1)])
-            crashes += 1
+            await trio.sleep(backoff.next_pause_s(trio.current_time() - began))
 
 
 async def drain(

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from trio_pool_serve.threads.offload import Kind
+from trio_pool_serve.threads.offload import LimiterName
 
 PREFIX = "trio_pool_serve_"
 
@@ -128,7 +128,7 @@ class Metrics:
         """Have ``source()`` asked by ``take_gauges``."""
         self._live.sources.append((None, source))
 
-    def observe_hop(self, kind: Kind, wait_s: float, run_s: float) -> None:
+    def observe_hop(self, kind: LimiterName, wait_s: float, run_s: float) -> None:
         """Take note of one thread hop; the shape that ``Offload.observe`` wants."""
         if kind == "render":
             self.render_wait.observe(wait_s)

@@ -1,8 +1,7 @@
 """One OS thread for work that must always run on the same one.
 
-Every OS thread that computes with torch gets an OpenMP team of its own. trio's threads come and go and are
-shared with other work: forward passes that wander between them leave a team behind each, and the teams fight
-for the cores.
+Every OS thread that computes with torch gets its own OpenMP team. trio's threads come and go and are shared with other
+work: forward passes that move between them leave a team behind in each, and the teams compete for the cores.
 """
 
 import queue
@@ -19,9 +18,9 @@ T = TypeVar("T")
 
 @define(eq=False)
 class DedicatedThread:
-    """Runs callables one after the other in a daemon thread, which starts with the first of them.
+    """Runs callables one after the other in a daemon thread, which is started for the first of them.
 
-    A daemon: a device call that never returns must not keep the process from leaving.
+    A daemon thread, because a device call that never returns must not keep the process from exiting.
     """
 
     name: str
@@ -31,10 +30,10 @@ class DedicatedThread:
     async def run(self, blocking: Callable[[], T], *, limiter: trio.CapacityLimiter) -> T:
         """Return what ``blocking()`` returns, run in the thread once ``limiter`` has a token.
 
-        Cancellation: at once. A callable that has been handed over runs to its end, and keeps its token until
-        then.
+        Cancellation: at once. A callable that has been queued for the thread still runs, and holds its token until it
+        has ended.
         """
-        job = object()  # the borrower: the token may outlive this task's interest in it
+        job = object()  # the borrower; not this task, which may end before the callable
         await limiter.acquire_on_behalf_of(job)
         finished = trio.Event()
         result: outcome.Outcome[T] | None = None
@@ -50,23 +49,23 @@ class DedicatedThread:
             try:
                 loop.run_sync_soon(finish)
             except trio.RunFinishedError:
-                return  # nobody is left to be told
+                return  # the loop has ended: no task waits
 
-        self._hand_over(work)
+        self._enqueue(work)
         await finished.wait()
         assert result is not None  # noqa: S101  (finish runs after work)
         return result.unwrap()
 
     def close(self) -> None:
-        """Let the thread end when it has done what it was handed; the next ``run`` starts another."""
+        """Let the thread end after its queued callables; the next ``run`` starts another thread."""
         if self._thread is not None:
             self._jobs.put(None)
             self._thread = None
             self._jobs = queue.SimpleQueue()
 
-    def _hand_over(self, work: Callable[[], None]) -> None:
+    def _enqueue(self, work: Callable[[], None]) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=_work_off, args=(self._jobs,), name=self.name, daemon=True)
+            self._thread = threading.Thread(target=_run_jobs, args=(self._jobs,), name=self.name, daemon=True)
             self._thread.start()
         self._jobs.put(work)
 
@@ -74,6 +73,6 @@ class DedicatedThread:
         return f"<DedicatedThread {self.name} {'running' if self._thread else 'not started'}>"
 
 
-def _work_off(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+def _run_jobs(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
     while (work := jobs.get()) is not None:
         work()

@@ -1,8 +1,8 @@
-"""Blocking callables on named capacity limiters.
+"""Blocking callables in threads, under named capacity limiters.
 
-Everything that would hold up the event loop goes through ``Offload.run``: one thread hop, about 75 µs,
-under a limiter of its own kind. Kinds never share a limiter, so a finished answer does not wait behind
-somebody else's tokenising.
+Everything that would block the event loop goes through ``Offload.run``: one thread hop, about 75 µs, under the named
+limiter. Each kind of work has its own limiter, so a finished output does not wait behind the tokenisation of another
+request.
 """
 
 import time
@@ -17,33 +17,32 @@ from trio_pool_serve.threads.priority import lower_priority
 
 T = TypeVar("T")
 
-Kind: TypeAlias = Literal["render", "media", "postprocess", "launch", "copy"]
-"""render: prompts to token ids, and decoding large bodies. media: bytes to what an image processor makes of them.
-postprocess: outputs to bytes.
-launch: model loading and forward passes. copy: waiting for copies from the device."""
+LimiterName: TypeAlias = Literal["render", "media", "postprocess", "launch", "copy"]
+"""render: prompts to token ids, and decoding large bodies. media: image bytes to the image processor's arrays.
+postprocess: outputs to bytes. launch: model loading and forward passes. copy: waiting for copies from the device."""
 
 
 @frozen
 class LimiterStatistics:
-    """What one limiter is doing."""
+    """The use of one limiter: tokens in all, tokens borrowed, tasks waiting."""
 
     capacity: int
     borrowed: int
     waiting: int
 
 
-def _ignore(kind: Kind, wait_s: float, run_s: float) -> None:
-    """Do not observe hops."""
+def _ignore(kind: LimiterName, wait_s: float, run_s: float) -> None:
+    """Default callback: does nothing."""
 
 
 @define(eq=False)
 class Offload:
-    """Runs blocking callables in threads, under one ``trio.CapacityLimiter`` per kind.
+    """Runs blocking callables in threads, under one ``trio.CapacityLimiter`` per ``LimiterName``.
 
-    ``observe(kind, wait_s, run_s)`` is called on the loop after each finished hop: seconds waited for a
-    thread, and seconds the callable ran. Threads get at least ``niceness``, for good: processor time goes to the loop
-    first. ``in_threads=False`` runs everything on the loop instead: the benchmarks and the responsiveness test use it
-    to show what the threads are for.
+    ``observe(kind, wait_s, run_s)`` is called on the loop after each finished hop, with the seconds waited for a thread
+    and the seconds that the callable ran. Threads get at least ``niceness``, permanently: CPU time goes to the event
+    loop first. ``in_threads=False`` runs everything on the loop instead, for the benchmarks and the responsiveness test
+    to compare with.
     """
 
     render: int = 1
@@ -52,25 +51,24 @@ class Offload:
     launch: int = 1
     copy: int = 2
     niceness: int | None = None
-    observe: Callable[[Kind, float, float], None] = _ignore
+    observe: Callable[[LimiterName, float, float], None] = _ignore
     in_threads: bool = True
-    _limiters: dict[Kind, trio.CapacityLimiter] = field(init=False)
+    _limiters: dict[LimiterName, trio.CapacityLimiter] = field(init=False)
     _launch_thread: DedicatedThread = field(init=False, factory=lambda: DedicatedThread("launch"))
 
     def __attrs_post_init__(self) -> None:
-        self._limiters = {kind: trio.CapacityLimiter(getattr(self, kind)) for kind in get_args(Kind)}
+        self._limiters = {kind: trio.CapacityLimiter(getattr(self, kind)) for kind in get_args(LimiterName)}
 
-    async def run(self, kind: Kind, blocking: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
-        """Return what ``blocking()`` returns, run in a thread once the ``kind`` limiter has room.
+    async def run(self, kind: LimiterName, blocking: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
+        """Return what ``blocking()`` returns, run in a thread once the limiter ``kind`` has a token.
 
-        ``launch`` is always the same thread, until ``close``.
+        ``launch`` always uses the same thread, until ``close``.
 
-        Cancellation: while waiting for room, at once. While the thread runs, only after it has finished,
-        unless ``abandon_on_cancel`` — then at once, and the thread keeps its token until it ends; ``launch``
-        is always abandoned.
+        Cancellation: at once while waiting for the token. While the thread runs, only after it has finished; with
+        ``abandon_on_cancel``, and always for ``launch``, at once, and the thread holds its token until it has ended.
         """
-        asked = time.perf_counter()
-        started = finished = asked
+        called = time.perf_counter()
+        started = finished = called
 
         def timed() -> T:
             nonlocal started, finished
@@ -92,15 +90,15 @@ class Offload:
             await trio.lowlevel.checkpoint()
             return timed()
         finally:
-            if finished > asked:
-                self.observe(kind, started - asked, finished - started)
+            if finished > called:
+                self.observe(kind, started - called, finished - started)
 
     def close(self) -> None:
-        """Let the ``launch`` thread end; whoever launches again gets a new one."""
+        """Let the ``launch`` thread end; the next launch starts another."""
         self._launch_thread.close()
 
-    def statistics(self) -> dict[Kind, LimiterStatistics]:
-        """Return what each limiter is doing now."""
+    def statistics(self) -> dict[LimiterName, LimiterStatistics]:
+        """Return the use of each limiter."""
         return {
             kind: LimiterStatistics(
                 capacity=int(stats.total_tokens), borrowed=stats.borrowed_tokens, waiting=stats.tasks_waiting

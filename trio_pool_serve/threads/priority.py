@@ -1,7 +1,7 @@
-"""Scheduling priority: what works beside the event loop yields the processor to it.
+"""Niceness of threads: worker threads yield the CPU to the event loop.
 
-Answering ``/health`` takes microseconds, a forward pass milliseconds. On a machine with no core to spare the loop
-would otherwise wait its fair turn behind threads that it handed work to.
+Answering ``/health`` takes microseconds, a forward pass milliseconds. On a machine with no idle core the loop would
+otherwise wait for its fair share behind threads whose work it started.
 """
 
 import os
@@ -9,14 +9,14 @@ import sys
 
 
 def relative_niceness(by: int) -> int | None:
-    """Return the niceness that is ``by`` above the calling thread's own; None to leave threads as they are.
+    """Return the calling thread's niceness plus ``by``; None to leave threads unchanged.
 
-    Only Linux has a niceness for each thread; elsewhere it is always None.
+    Always None except on Linux, which alone has a niceness per thread.
     """
     return os.nice(0) + by if sys.platform == "linux" and by else None
 
 
 def lower_priority(niceness: int | None) -> None:
-    """Let the calling thread have at least that niceness; threads that it starts from then on inherit it."""
+    """Raise the calling thread's niceness to at least ``niceness``; threads that it starts afterwards inherit it."""
     if niceness is not None and os.getpriority(os.PRIO_PROCESS, 0) < niceness:
         os.setpriority(os.PRIO_PROCESS, 0, niceness)

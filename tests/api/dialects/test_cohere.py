@@ -228,7 +228,7 @@ async def test_classifications_are_of_the_model_s_own_labels(client, service):
 async def test_labels_that_do_not_exclude_each_other_are_told_together(client, service, scripted):
     names, several = ("length", "sum", "first", "last", "zero"), "multi_label_classification"
     score_activation = "torch.nn.modules.activation.Sigmoid"
-    become(service, SequenceClassifier(label_names=names, problem_type=several, score_activation=score_activation))
+    become(service, SequenceClassifier(labels=names, problem_type=several, score_activation=score_activation))
     scripted.labels = len(names)
     (found,) = (await post(client, "/v1/classify", inputs=["hello"]))["classifications"]
     assert found["classification_type"] == "multi-label"

@@ -46,18 +46,18 @@ NO_SPECIAL = RenderingParams(add_special_tokens=False)
 class Converser(Embedding):
     """Reads everything as a conversation; its files have a beginning of an answer put behind it."""
 
-    in_conversation = True
-    template_options = MappingProxyType({"add_generation_prompt": True, "mood": "calm"})
+    uses_chat_template = True
+    chat_template_kwargs = MappingProxyType({"add_generation_prompt": True, "mood": "calm"})
 
 
 @asynccontextmanager
 async def rendering(folder: Path, **given: Any) -> AsyncIterator[Renderer]:
     """A renderer as the service makes it; on the loop, where nothing has to be killed."""
-    given = {"in_processes": False, "in_conversation": False, "settings": InputConfig()} | given
+    given = {"in_processes": False, "uses_chat_template": False, "settings": InputConfig()} | given
     processes = WorkerProcesses(1, template_process.prepare, in_processes=given.pop("in_processes"))
     offload = Offload()
     read = read_model_folder(folder)
-    if given.pop("in_conversation"):
+    if given.pop("uses_chat_template"):
         read = attrs.evolve(read, spec=Converser(modules=()))
     async with trio.open_nursery() as nursery:
         await nursery.start(processes.run)
@@ -229,7 +229,7 @@ async def test_texts_that_make_one_input_are_a_line_each(tmp_path):
 
 async def test_a_model_that_converses_reads_everything_as_a_user_s_message(tmp_path):
     template = CHATML + "{{ mood }}"
-    async with rendering(write_chat_folder(tmp_path / "model", template), in_conversation=True) as renderer:
+    async with rendering(write_chat_folder(tmp_path / "model", template), uses_chat_template=True) as renderer:
         asked = "<|im_start|>system\nFind it.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\ncalm"
         params = RenderingParams(instruction="Find it.")
         assert await text_of(renderer, TextPrompt("hello"), params) == asked.format("hello")

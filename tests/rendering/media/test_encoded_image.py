@@ -144,13 +144,18 @@ def test_only_plain_files_are_read_and_nothing_is_waited_for(folder):
     os.mkfifo(folder / "pipe")
     (folder / "inner").mkdir()
     (folder / "loop").symlink_to(folder / "loop")
-    for name, told in {"pipe": "no plain file", "inner": "no plain file", "nothing": "read", "loop": "read"}.items():
+    for name, told in {
+        "pipe": "not a plain file",
+        "inner": "not a plain file",
+        "nothing": "read",
+        "loop": "read",
+    }.items():
         with pytest.raises(MediaError, match=told):
             read_file_url((folder / name).as_uri(), folder, LIMIT)
 
 
 def test_a_device_is_no_plain_file():
-    with pytest.raises(MediaError, match="no plain file"):
+    with pytest.raises(MediaError, match="not a plain file"):
         read_file_url("file:///dev/zero", Path("/dev"), LIMIT)
 
 

@@ -14,8 +14,8 @@ from tests.model_folders import VOCABULARY
 from tests.models.classifier_families import FAMILIES, reranker_tokenizer
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.generative_reranker.pair_format import JudgePair
-from trio_pool_serve.models.generative_reranker.spec import JudgeFormat
+from trio_pool_serve.models.generative_reranker.pair_format import RerankerPairFormat
+from trio_pool_serve.models.generative_reranker.spec import RerankerTemplate
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
 from trio_pool_serve.rendering.chat.chat_format import ChatFormat
@@ -154,7 +154,9 @@ async def test_a_pair_that_is_too_long_is_refused(renderer: Renderer, bert: Any)
 
 async def test_truncating_to_the_special_tokens_alone_is_refused(renderer: Renderer):
     for limit in (1, 2, 3):
-        with pytest.raises(InvalidRequestError, match=f"Truncating to {limit} tokens leaves no room beside 3 special"):
+        with pytest.raises(
+            InvalidRequestError, match=f"Truncating to {limit} tokens leaves none for the input after 3 special"
+        ):
             await render(renderer, PairPrompt("yes", "no"), truncate_to=limit)
 
 
@@ -240,10 +242,10 @@ async def test_a_tokenizer_written_in_python_joins_pairs_by_its_own_methods(slow
 async def test_the_frame_is_whole_and_the_body_is_cut():
     theirs = reranker_tokenizer()
     tokenizer = fast(theirs)
-    judge = JudgeFormat()
+    judge = RerankerTemplate()
     prefix, suffix = (theirs.encode(text, add_special_tokens=False) for text in (judge.prefix, judge.suffix))
     frame = len(prefix) + len(suffix)
-    renderer = make_renderer(tokenizer, max_model_len=frame + 30, pair_format=JudgePair(judge))
+    renderer = make_renderer(tokenizer, max_model_len=frame + 30, pair_format=RerankerPairFormat(judge))
     pair = PairPrompt("who", words(5000))
     for side in ("right", "left"):
         rendered = await render(renderer, pair, truncate_to=frame + 20, truncation_side=side)
@@ -252,7 +254,7 @@ async def test_the_frame_is_whole_and_the_body_is_cut():
         assert ids == prefix + (body[:20] if side == "right" else body[-20:]) + suffix
     with pytest.raises(ContextLengthError, match="has more than"):
         await render(renderer, pair)
-    with pytest.raises(InvalidRequestError, match=f"leaves no room beside {frame} template tokens"):
+    with pytest.raises(InvalidRequestError, match=f"leaves none for the input after {frame} template tokens"):
         await render(renderer, pair, truncate_to=frame)
 
 

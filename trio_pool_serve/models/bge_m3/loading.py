@@ -1,4 +1,4 @@
-"""BGE-M3: one transformer with three heads, any of which a request may ask for."""
+"""Loading BGE-M3: one transformer with a dense, a sparse and a token embedding head."""
 
 import torch
 from torch import nn
@@ -28,12 +28,12 @@ def load_bge_m3(folder: ModelFolder[BgeM3], params: LoadingParams) -> LoadedMode
             SparseEmbed: LexicalHead(_linear(folder, params, SPARSE_LAYER), without_weight),
             TokenEmbed: TokenEmbeddingHead(_linear(folder, params, MULTI_VECTOR_LAYER), normalizes=True),
         },
-        about=f"{'+'.join(pooler.pooling)} pooling, lexical weights, token vectors",
+        description=f"{'+'.join(pooler.pooling)} pooling, lexical weights, token vectors",
     )
 
 
 def _linear(folder: ModelFolder[BgeM3], params: LoadingParams, name: str) -> nn.Linear:
-    """Return a layer that is saved as a state dict of its own, in float32."""
+    """Return a layer that is saved in its own state dict file, in float32."""
     try:
         state = torch.load(folder.path / name, map_location="cpu", weights_only=True)
         out_features, in_features = state["weight"].shape

@@ -1,4 +1,4 @@
-"""BGE-M3: one forward pass gives a dense vector, a sparse one and one for each token.
+"""BGE-M3: one forward pass computes a dense vector, a sparse vector and one vector per token.
 
 Chen et al., https://arxiv.org/abs/2402.03216. The folder of the dense model also holds two linear layers.
 """
@@ -14,12 +14,12 @@ SPARSE_LAYER = "sparse_linear.pt"
 MULTI_VECTOR_LAYER = "colbert_linear.pt"
 
 UNWEIGHTED_TOKENS = {"cls_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-"""Special tokens that a sparse vector leaves out, and XLM-RoBERTa's names for them."""
+"""Special tokens that a sparse vector omits, with XLM-RoBERTa's names for them as defaults."""
 
 
 @frozen(kw_only=True)
 class BgeM3(Embedding):
-    """Three kinds of vectors."""
+    """A dense vector, a sparse vector and one vector per token."""
 
     unweighted_token_ids: tuple[int, ...]
 
@@ -27,17 +27,17 @@ class BgeM3(Embedding):
 
 
 def read_bge_m3(files: FolderFiles, config: ModelConfig) -> BgeM3 | None:
-    """Take folders with the two layers."""
+    """Read folders that have both linear layers."""
     if not all((files.path / name).is_file() for name in (SPARSE_LAYER, MULTI_VECTOR_LAYER)):
         return None
     dense = read_embedding(files, config)
-    by_cls = (
+    cls_pooling = (
         ModuleFiles(name="Pooling", path=files.path, config={"pooling_mode": "cls"}),
         ModuleFiles(name="Normalize", path=files.path, config={}),
     )
     return BgeM3(
-        modules=dense.modules if files.modules else by_cls,
-        vector_similarity=dense.vector_similarity,
+        modules=dense.modules if files.modules else cls_pooling,
+        similarity=dense.similarity,
         unweighted_token_ids=_token_ids_without_weight(files),
     )
 
@@ -46,9 +46,9 @@ def _token_ids_without_weight(files: FolderFiles) -> tuple[int, ...]:
     document = read_json(files.transformer_path / "tokenizer.json")
     ids = {token["content"]: int(token["id"]) for token in document.get("added_tokens") or ()}
     names = []
-    for key, usual in UNWEIGHTED_TOKENS.items():
-        named = files.tokenizer_config.get(key) or usual
-        names.append(named["content"] if isinstance(named, dict) else named)
+    for key, default in UNWEIGHTED_TOKENS.items():
+        token = files.tokenizer_config.get(key) or default
+        names.append(token["content"] if isinstance(token, dict) else token)
     missing = [name for name in names if name not in ids]
     if missing:
         raise ModelLoadError(f"tokenizer.json does not have the special tokens {', '.join(missing)}.")

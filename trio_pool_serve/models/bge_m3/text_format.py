@@ -1,4 +1,4 @@
-"""Texts as BGE-M3 reads them: the first token has no vector of its own."""
+"""Text format of BGE-M3: the first token is not among the token embeddings."""
 
 import numpy as np
 from attrs import frozen
@@ -12,14 +12,14 @@ from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 @frozen(kw_only=True)
 class SkipFirstToken(TextFormat):
-    """A first token ``token_id``, whose vector is the whole text's, has none of its own."""
+    """A first token ``token_id`` is not kept: its vector is the dense vector of the whole text."""
 
     token_id: int | None
 
     def finish(
         self, token_ids: TokenIds, input_type: InputType | None, *, instruction_tokens: int = 0
     ) -> RenderedPrompt:
-        """Leave out the first token."""
+        """Mark all tokens but the first as kept."""
         del input_type
         kept = None
         if len(token_ids) and token_ids[0] == self.token_id:
@@ -28,6 +28,6 @@ class SkipFirstToken(TextFormat):
 
 
 def bge_m3_text_format(spec: BgeM3, tokenizer: Tokenizer) -> SkipFirstToken:
-    """Return the text format of a model."""
+    """Return the text format, with the tokenizer's CLS token."""
     del spec
     return SkipFirstToken(token_id=tokenizer.id_named("cls_token"))

@@ -1,4 +1,4 @@
-"""Classifiers: transformers' own, for whole inputs and for tokens."""
+"""Loading transformers' classifiers, for whole inputs and for tokens."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ from trio_pool_serve.runner.heads.classification import (
     LastTokenLogits,
     TokenClassificationHead,
     activation_functions,
-    output_of,
+    model_logits,
 )
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.types import Classify, TokenClassify
 
 NEEDS_LEFT_PADDING = frozenset({"xlnet", "ctrl"})
-"""Model types whose classifiers read the row's end, padding or not."""
+"""Model types whose classifiers use the last position of a row, even if it is padding."""
 
 
 def load_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> LoadedModel:
@@ -34,8 +34,8 @@ def load_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> L
 def _load_sequence_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> LoadedModel:
     """Load a ``SequenceClassifier``.
 
-    A decoder's head reads one token. transformers looks for it by the padding token's id, which an input may
-    hold too; here it is the last that is attended to.
+    A decoder's head uses the last token. transformers finds it by the padding token's id, which an input may
+    contain too; here it is the last token that is attended to.
     """
     if folder.model_type in NEEDS_LEFT_PADDING:
         raise ModelLoadError(f"{folder.model_type}'s classifier needs padding on the left, which is not supported.")
@@ -45,12 +45,12 @@ def _load_sequence_classifier(folder: ModelFolder[Classifier], params: LoadingPa
         return LoadedModel(
             backbone=Backbone(model.base_model),
             heads={Classify: ClassificationHead(LastTokenLogits(score.float()), functions)},
-            about=_about(folder, "by the last token"),
+            description=_description(folder, "by the last token"),
         )
     return LoadedModel(
         backbone=Backbone(model, "logits"),
-        heads={Classify: ClassificationHead(output_of, functions)},
-        about=_about(folder, "for each input"),
+        heads={Classify: ClassificationHead(model_logits, functions)},
+        description=_description(folder, "for each input"),
     )
 
 
@@ -59,8 +59,8 @@ def _load_token_classifier(folder: ModelFolder[Classifier], params: LoadingParam
     model, functions = _load(folder, params, "AutoModelForTokenClassification")
     return LoadedModel(
         backbone=Backbone(model, "logits"),
-        heads={TokenClassify: TokenClassificationHead(output_of, functions)},
-        about=_about(folder, "for each token"),
+        heads={TokenClassify: TokenClassificationHead(model_logits, functions)},
+        description=_description(folder, "for each token"),
     )
 
 
@@ -71,7 +71,7 @@ def _load(folder: ModelFolder[Classifier], params: LoadingParams, auto_class: st
         problem_type=spec.problem_type,
         score_activation=spec.score_activation,
     )
-    model: Any = load_checkpoint(folder, params, auto_class=auto_class, may_lack=())
+    model: Any = load_checkpoint(folder, params, auto_class=auto_class, optional_weights=())
     if model.config.num_labels != len(spec.labels):
         raise ModelLoadError(
             f"config.json names {len(spec.labels)} labels, but the model has {model.config.num_labels}."
@@ -79,6 +79,6 @@ def _load(folder: ModelFolder[Classifier], params: LoadingParams, auto_class: st
     return model, functions
 
 
-def _about(folder: ModelFolder[Classifier], where: str) -> str:
+def _description(folder: ModelFolder[Classifier], where: str) -> str:
     labels = folder.spec.labels
     return f"{len(labels)} label{'s' if len(labels) > 1 else ''} {where}"

@@ -1,7 +1,7 @@
-"""Models that sort texts, pairs of texts, or tokens into classes.
+"""Classifiers of texts, pairs of texts, or tokens.
 
 transformers' ``*ForSequenceClassification`` and ``*ForTokenClassification``. A sequence classifier with one
-label judges pairs: sentence-transformers' cross-encoders are such models.
+label scores pairs: sentence-transformers' cross-encoders are such models.
 """
 
 from collections.abc import Mapping
@@ -21,19 +21,13 @@ PROBLEM_TYPES = frozenset({None, "regression", "single_label_classification", "m
 
 @frozen(kw_only=True)
 class Classifier(ModelSpec):
-    """What sorts into classes.
+    """A classifier of texts or tokens."""
 
-    ``score_activation`` is the dotted name of a torch.nn module without parameters.
-    """
-
-    label_names: tuple[str, ...]
+    labels: tuple[str, ...]
+    """``id2label`` of config.json, in order."""
     problem_type: str | None = None
     score_activation: str
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """``id2label`` of config.json, in order."""
-        return self.label_names
+    """Dotted name of a torch.nn module without parameters."""
 
     @property
     def multi_label(self) -> bool:
@@ -43,18 +37,18 @@ class Classifier(ModelSpec):
 
 @frozen(kw_only=True)
 class SequenceClassifier(Classifier):
-    """One number per label for a text, or for two read together."""
+    """One number per label for a text or a pair of texts."""
 
     chat: ChatFormat | None = None
-    """How pairs are read, where not as the tokenizer joins them."""
+    """How pairs are put into the chat template; ``None``: the tokenizer joins them."""
 
     tasks = frozenset({"classify"})
-    takes_embeds = True
+    supports_prompt_embeds = True
 
 
 @frozen(kw_only=True)
 class CrossEncoder(SequenceClassifier):
-    """A sequence classifier with one label: how well two texts belong together."""
+    """A sequence classifier with one label: the score of a pair of texts."""
 
     tasks = frozenset({"classify", "score"})
     scoring = "pairs"
@@ -65,81 +59,81 @@ class TokenClassifier(Classifier):
     """One number per label for each token."""
 
     tasks = frozenset({"token_classify"})
-    takes_embeds = True
+    supports_prompt_embeds = True
 
 
 def read_classifier(files: FolderFiles, config: ModelConfig) -> Classifier | None:
-    """Take folders whose weights were saved from a classifier, unless their modules make them something else."""
+    """Read folders saved from a classifier, unless their modules.json declares another kind of model."""
     del config
     if files.modules:
-        return _of_modules(files) if is_cross_encoder(files) else None
+        return _read_cross_encoder(files) if is_cross_encoder(files) else None
     if _saved_from(files, "ForSequenceClassification"):
         return _sequence_classifier(files)
     if _saved_from(files, "ForTokenClassification"):
-        labels = label_names(files.config)
+        labels = read_labels(files.config)
         return TokenClassifier(
-            label_names=labels,
+            labels=labels,
             problem_type=_problem_type(files.config),
             score_activation=score_activation(files, len(labels)),
         )
     return None
 
 
-def _of_modules(files: FolderFiles) -> SequenceClassifier | None:
+def _read_cross_encoder(files: FolderFiles) -> SequenceClassifier | None:
     task = transformer_task(files)
     if task == "text-generation":
         return None
-    behind = ", ".join(module.name for module in files.modules[1:])
-    if task != "sequence-classification" or behind:
+    following = ", ".join(module.name for module in files.modules[1:])
+    if task != "sequence-classification" or following:
         raise ModelLoadError(
-            f"The cross-encoder's transformer does {task}, with {behind or 'no module'} behind it; supported are "
+            f"The cross-encoder's transformer does {task}, followed by {following or 'no module'}; supported are "
             "sequence-classification with none and text-generation with LogitScore."
         )
     return _sequence_classifier(files)
 
 
 def is_cross_encoder(files: FolderFiles) -> bool:
-    """Tell whether sentence-transformers has saved the folder as a cross-encoder."""
-    return files.texts.get("model_type") == "CrossEncoder"
+    """Return whether sentence-transformers saved the folder as a cross-encoder."""
+    return files.sentence_transformers_config.get("model_type") == "CrossEncoder"
 
 
 def transformer_task(files: FolderFiles) -> str:
-    """Return what the transformer module does, as sentence-transformers calls it."""
+    """Return ``transformer_task`` of the transformer module."""
     return str(files.module_config.get("transformer_task", "feature-extraction"))
 
 
-def label_names(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the labels in order; transformers' own names where config.json has none."""
+def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the labels in order; transformers' default names where config.json has none."""
     names: Mapping[str, str] | None = config.get("id2label")
     if not names:
         return tuple(f"LABEL_{index}" for index in range(config.get("num_labels", 2)))
     indices = sorted(map(int, names))
     if indices != list(range(len(names))):
-        raise ModelLoadError(f"id2label of config.json counts {', '.join(map(str, indices))}.")
+        raise ModelLoadError(f"id2label of config.json has the indices {', '.join(map(str, indices))}.")
     return tuple(str(names[str(index)]) for index in indices)
 
 
 def score_activation(files: FolderFiles, labels: int) -> str:
-    """Return what sentence-transformers' cross-encoder applies to the logits. Raises ``ModelLoadError``."""
+    """Return the activation that sentence-transformers' cross-encoder applies to logits. Raises ``ModelLoadError``."""
     inner = files.config.get("sentence_transformers") or {}
-    asked: str | None = files.texts.get("activation_fn") if files.modules else None
-    asked = asked or (
+    name: str | None = files.sentence_transformers_config.get("activation_fn") if files.modules else None
+    name = name or (
         inner.get("activation_fn")
         if "activation_fn" in inner
         else files.config.get("sbert_ce_default_activation_function")
     )
-    if not asked:
+    if not name:
         return "torch.nn.Sigmoid" if labels == 1 else "torch.nn.Identity"
-    if not asked.startswith("torch.nn."):
-        raise ModelLoadError(f"The activation function {asked} is not one of torch.nn's.")
-    return asked
+    if not name.startswith("torch.nn."):
+        raise ModelLoadError(f"The activation function {name} is not one of torch.nn's.")
+    return name
 
 
 def _sequence_classifier(files: FolderFiles) -> SequenceClassifier:
-    labels = label_names(files.config)
-    kind = CrossEncoder if len(labels) == 1 else SequenceClassifier
-    return kind(
-        label_names=labels,
+    labels = read_labels(files.config)
+    classifier = CrossEncoder if len(labels) == 1 else SequenceClassifier
+    return classifier(
+        labels=labels,
         problem_type=_problem_type(files.config),
         score_activation=score_activation(files, len(labels)),
         chat=read_chat_format(files),
@@ -147,10 +141,10 @@ def _sequence_classifier(files: FolderFiles) -> SequenceClassifier:
 
 
 def _problem_type(config: Mapping[str, Any]) -> str | None:
-    asked: str | None = config.get("problem_type")
-    if asked not in PROBLEM_TYPES:
-        raise ModelLoadError(f"problem_type of config.json is {asked!r}, which is not known.")
-    return asked
+    problem_type: str | None = config.get("problem_type")
+    if problem_type not in PROBLEM_TYPES:
+        raise ModelLoadError(f"problem_type of config.json is {problem_type!r}, which is not known.")
+    return problem_type
 
 
 def _saved_from(files: FolderFiles, suffix: str) -> bool:

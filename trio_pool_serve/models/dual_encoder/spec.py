@@ -1,7 +1,7 @@
-"""Dual encoders: a tower for texts and one for images, which give vectors of one space.
+"""Dual encoders: a text tower and an image tower with one vector space.
 
 CLIP (Radford et al., https://arxiv.org/abs/2103.00020), SigLIP (Zhai et al., https://arxiv.org/abs/2303.15343) and
-SigLIP 2 (Tschannen et al., https://arxiv.org/abs/2502.14786), as bare transformers folders or behind
+SigLIP 2 (Tschannen et al., https://arxiv.org/abs/2502.14786), as bare transformers folders or with
 sentence-transformers' modules.json.
 """
 
@@ -11,51 +11,51 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.embedding.spec import similarity_of
 from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles
-from trio_pool_serve.models.files.modalities import modality_config, refuse_lengths, refuse_options, require_methods
+from trio_pool_serve.models.files.modalities import (
+    modality_config,
+    reject_input_type_lengths,
+    reject_processing_kwargs,
+    require_methods,
+)
 from trio_pool_serve.models.model_spec import ModelSpec, Similarity
 
-CLASSES = {"clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model"}
-"""The model types, and what their weights are saved from."""
+MODEL_CLASSES = {"clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model"}
+"""transformers' model class by model type."""
 
 PADDED_TO_MAX = frozenset({"siglip", "siglip2"})
-"""Model types that were trained on texts filled up to their longest, and read the last token's state."""
+"""Model types trained on texts padded to the maximum length, whose text vector is the last token's state."""
 
 METHODS = {"text": ("get_text_features", "pooler_output"), "image": ("get_image_features", "pooler_output")}
 
 DEFAULT_PATCH_SIZE = {"clip": 32, "siglip": 16, "siglip2": 16}
-"""Pixels, where vision_config leaves it out."""
+"""Pixels, by model type, if vision_config omits it."""
 
-PADDING = {"text": ("padding", "truncation", "max_length")}
-"""Options by which sentence-transformers is told to fill texts up, as SigLIP's own processor is."""
+TEXT_KWARGS = {"text": ("padding", "truncation", "max_length")}
+"""processing_kwargs by which sentence-transformers pads texts as SigLIP's processor does."""
 
 
 @frozen(kw_only=True)
 class ImageTower:
-    """The tower for images.
-
-    ``image_size`` (pixels a side) is ``None`` where images keep their shape. A vector is made of the patches' states,
-    and of one more that stands for the whole image if ``has_class_token``.
-    """
+    """The image tower; sizes are pixels per side."""
 
     image_size: int | None
+    """``None`` if images keep their aspect ratio (NaFlex)."""
     patch_size: int
     has_class_token: bool
+    """Whether a class token for the whole image is added to the patches."""
 
     def tokens(self, patches: int) -> int:
-        """Return the length of the sequence that so many patches make."""
+        """Return the sequence length of an image with this many patches."""
         return patches + self.has_class_token
 
 
 @frozen(kw_only=True)
 class TextPadding:
-    """Every text is filled up to ``length`` tokens, as in training.
-
-    ``attends`` says whether the tower looks at what was added; only if it does may that be ``on_the_left``.
-    """
+    """Every text is padded to ``length`` tokens, as in training; on the left only if padding is attended to."""
 
     length: int
-    attends: bool
-    on_the_left: bool = False
+    attends_to_padding: bool
+    pad_left: bool = False
 
 
 @frozen(kw_only=True)
@@ -63,80 +63,80 @@ class DualEncoder(ModelSpec):
     """One vector per text, and one per image."""
 
     modules: tuple[ModuleFiles, ...] = ()
-    """Those behind the towers, in order."""
-    vector_similarity: Similarity = "cosine"
+    """Those after the towers, in order."""
+    similarity: Similarity = "cosine"
+    """``similarity_fn_name`` of config_sentence_transformers.json."""
     images: ImageTower
-    filling: TextPadding | None = None
+    padding: TextPadding | None = None
 
     tasks = frozenset({"embed", "score"})
     scoring = "vectors"
 
-    @property
-    def similarity(self) -> Similarity:
-        """``similarity_fn_name`` of config_sentence_transformers.json."""
-        return self.vector_similarity
-
 
 def read_dual_encoder(files: FolderFiles, config: ModelConfig) -> DualEncoder | None:
-    """Take folders of the model types known."""
+    """Read folders of the known model types."""
     del config
-    kind = files.config.get("model_type")
-    if kind not in CLASSES:
+    model_type = files.config.get("model_type")
+    if model_type not in MODEL_CLASSES:
         return None
-    if any(name != CLASSES[kind] for name in files.architectures):
-        raise ModelLoadError(f"{files.architectures[0]} is not served: of {kind} models, {CLASSES[kind]} is.")
+    if any(name != MODEL_CLASSES[model_type] for name in files.architectures):
+        raise ModelLoadError(
+            f"{files.architectures[0]} is not supported: of {model_type} models, {MODEL_CLASSES[model_type]} is."
+        )
     _check_modules(files)
     return DualEncoder(
         modules=files.modules[1:],
-        vector_similarity=similarity_of(files),
-        images=_image_tower(files, kind),
-        filling=_filling(files) if kind in PADDED_TO_MAX else None,
+        similarity=similarity_of(files),
+        images=_image_tower(files, model_type),
+        padding=_text_padding(files) if model_type in PADDED_TO_MAX else None,
     )
 
 
 def _check_modules(files: FolderFiles) -> None:
-    refuse_lengths(files)
-    refuse_options(files, PADDING)
-    asked = (files.module_config.get("processing_kwargs") or {}).get("text") or {}
-    if asked.get("padding", True) not in (True, "max_length", "longest") or not asked.get("truncation", True):
-        raise ModelLoadError(f"processing_kwargs asks for texts {dict(asked)}, which is not supported.")
+    reject_input_type_lengths(files)
+    reject_processing_kwargs(files, TEXT_KWARGS)
+    kwargs = (files.module_config.get("processing_kwargs") or {}).get("text") or {}
+    if kwargs.get("padding", True) not in (True, "max_length", "longest") or not kwargs.get("truncation", True):
+        raise ModelLoadError(f"processing_kwargs requires text options {dict(kwargs)}, which is not supported.")
     if not files.modules:
         return
     found = modality_config(files)
     if found or files.modules[0].name != "CLIPModel":
         require_methods(found, METHODS)
-        written = files.module_config.get("module_output_name")
-        if written != "sentence_embedding":
-            raise ModelLoadError(f"The transformer module gives {written!r}, which is not supported.")
+        output = files.module_config.get("module_output_name")
+        if output != "sentence_embedding":
+            raise ModelLoadError(f"The transformer module outputs {output!r}, which is not supported.")
 
 
-def _image_tower(files: FolderFiles, kind: str) -> ImageTower:
+def _image_tower(files: FolderFiles, model_type: str) -> ImageTower:
     vision = files.config.get("vision_config") or {}
     sizes = {
-        "image_size": None if kind == "siglip2" else vision.get("image_size", 224),
-        "patch_size": vision.get("patch_size", DEFAULT_PATCH_SIZE[kind]),
+        "image_size": None if model_type == "siglip2" else vision.get("image_size", 224),
+        "patch_size": vision.get("patch_size", DEFAULT_PATCH_SIZE[model_type]),
     }
     if not all(isinstance(size, int | None) for size in sizes.values()):
-        raise ModelLoadError(f"vision_config has {sizes}; images and patches are to be squares.")
-    return ImageTower(has_class_token=kind == "clip", **sizes)
+        raise ModelLoadError(f"vision_config has {sizes}; images and patches must be squares.")
+    return ImageTower(has_class_token=model_type == "clip", **sizes)
 
 
-def _filling(files: FolderFiles) -> TextPadding:
-    """Return what the tokenizer does: it fills up to its longest input, or to the tower's if that is less.
+def _text_padding(files: FolderFiles) -> TextPadding:
+    """Return how the tokenizer pads: to its maximum length, or to the tower's if that is less.
 
-    Published tokenizers do so on the right and hand the model no mask; without a word in their config others do.
+    Published tokenizers pad on the right and pass no mask to the model; those without ``model_input_names`` pass one.
     """
     tokenizer = files.tokenizer_config
     positions = int(files.text_config["max_position_embeddings"])
-    asked = (files.module_config.get("processing_kwargs") or {}).get("text") or {}
-    longest = asked.get("max_length") or files.module_config.get("max_seq_length") or tokenizer.get("model_max_length")
-    named = str(tokenizer.get("tokenizer_class", "")).removesuffix("Fast")
-    usual = "left" if named in ("GemmaTokenizer", "Siglip2Tokenizer") else "right"
-    filling = TextPadding(
-        length=min(int(longest or positions), positions),
-        attends="attention_mask" not in (tokenizer.get("model_input_names") or ("attention_mask",)),
-        on_the_left=tokenizer.get("padding_side", usual) == "left",
+    kwargs = (files.module_config.get("processing_kwargs") or {}).get("text") or {}
+    max_length = (
+        kwargs.get("max_length") or files.module_config.get("max_seq_length") or tokenizer.get("model_max_length")
     )
-    if filling.on_the_left and not filling.attends:
-        raise ModelLoadError("The tokenizer fills texts up on the left and masks that, which is not supported.")
-    return filling
+    class_name = str(tokenizer.get("tokenizer_class", "")).removesuffix("Fast")
+    default_side = "left" if class_name in ("GemmaTokenizer", "Siglip2Tokenizer") else "right"
+    padding = TextPadding(
+        length=min(int(max_length or positions), positions),
+        attends_to_padding="attention_mask" not in (tokenizer.get("model_input_names") or ("attention_mask",)),
+        pad_left=tokenizer.get("padding_side", default_side) == "left",
+    )
+    if padding.pad_left and not padding.attends_to_padding:
+        raise ModelLoadError("The tokenizer pads texts on the left and masks the padding, which is not supported.")
+    return padding

@@ -13,7 +13,7 @@ from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 @frozen(kw_only=True)
 class PaddedFormat(TextFormat):
-    """Every text is filled up with ``pad_id``."""
+    """Every text is padded with ``pad_id``."""
 
     padding: TextPadding
     pad_id: int
@@ -21,13 +21,14 @@ class PaddedFormat(TextFormat):
     def finish(
         self, token_ids: TokenIds, input_type: InputType | None, *, instruction_tokens: int = 0
     ) -> RenderedPrompt:
-        """Fill up a text."""
+        """Pad a text."""
         del input_type
         tokens = len(token_ids)
-        filled = np.full(max(self.padding.length, tokens), self.pad_id, dtype=np.int32)
-        start = len(filled) - tokens if self.padding.pad_left else 0
-        filled[start : start + tokens] = token_ids
-        return RenderedPrompt(filled, instruction_tokens, attended=None if self.padding.attends_to_padding else tokens)
+        padded = np.full(max(self.padding.length, tokens), self.pad_id, dtype=np.int32)
+        start = len(padded) - tokens if self.padding.pad_left else 0
+        padded[start : start + tokens] = token_ids
+        attended = None if self.padding.attends_to_padding else tokens
+        return RenderedPrompt(padded, instruction_tokens, attended=attended)
 
 
 def dual_encoder_text_format(spec: DualEncoder, tokenizer: Tokenizer) -> TextFormat:
@@ -36,5 +37,5 @@ def dual_encoder_text_format(spec: DualEncoder, tokenizer: Tokenizer) -> TextFor
         return TextFormat()
     pad_id = tokenizer.id_named("pad_token")
     if pad_id is None:
-        raise ModelLoadError("The tokenizer has no token that texts could be filled up with.")
+        raise ModelLoadError("The tokenizer has no padding token.")
     return PaddedFormat(padding=spec.padding, pad_id=pad_id)

@@ -1,4 +1,4 @@
-"""A tower for texts and a tower for images, one batch for both."""
+"""Forward pass of dual encoders: texts and images in one batch."""
 
 from typing import Any
 
@@ -26,11 +26,11 @@ class TwoTowers(Backbone):
             parts.append(self._of_images(forward))
         if len(parts) == 1:
             return parts[0]
-        places = torch.tensor([*texts, *images]).argsort().to(parts[0].device, non_blocking=True)
-        return torch.cat(parts)[places]
+        order = torch.tensor([*texts, *images]).argsort().to(parts[0].device, non_blocking=True)
+        return torch.cat(parts)[order]
 
     def _of_texts(self, forward: ForwardPass) -> Tensor:
-        # Images may take more positions than the text tower has.
+        # Images may have more positions than the text tower.
         longest = max(request.tokens for request in forward.requests)
         return self._vectors(
             "get_text_features",

@@ -1,4 +1,4 @@
-"""Embedding models: a transformer, a pooling module, and heads behind it."""
+"""Loading embedding models: a transformer, a pooling module, and the modules after it."""
 
 from torch import nn
 
@@ -13,10 +13,10 @@ from trio_pool_serve.types import Embed, TokenEmbed
 
 
 def load_embedding(folder: ModelFolder[Embedding], params: LoadingParams) -> LoadedModel:
-    """Load an ``Embedding`` model. A token's vector is the transformer's own, before pooling and heads."""
+    """Load an ``Embedding`` model. Token embeddings are the transformer's states, before pooling."""
     pooler = load_pooler(folder.spec.modules, params.device)
     return LoadedModel(
         backbone=Backbone(load_checkpoint(folder, params)),
         heads={Embed: EmbeddingHead(pooler), TokenEmbed: TokenEmbeddingHead(nn.Identity(), normalizes=False)},
-        about=f"{'+'.join(pooler.pooling)} pooling",
+        description=f"{'+'.join(pooler.pooling)} pooling",
     )

@@ -21,7 +21,7 @@ class ModuleFiles:
 
 @frozen(kw_only=True)
 class RouterFiles:
-    """A Router module: the modules of each route, and the route of a text without an input type."""
+    """A Router module: the modules of each route, and the route of texts without an input type."""
 
     routes: Mapping[str, tuple[ModuleFiles, ...]]
     default_route: str | None
@@ -29,7 +29,7 @@ class RouterFiles:
 
 @frozen(kw_only=True)
 class FolderFiles:
-    """What the JSON files of a model's folder say, as they are."""
+    """The JSON files of a model's folder, parsed."""
 
     path: Path
     transformer_path: Path
@@ -38,31 +38,32 @@ class FolderFiles:
     config: Mapping[str, Any]
     """``config.json`` of the transformer."""
     module_config: Mapping[str, Any]
-    """``sentence_bert_config.json``, the transformer module's own."""
-    texts: Mapping[str, Any]
+    """``sentence_bert_config.json``, the config of the transformer module."""
+    sentence_transformers_config: Mapping[str, Any]
     """``config_sentence_transformers.json``."""
     tokenizer_config: Mapping[str, Any]
     router: RouterFiles | None = None
-    """The first module, where that is a Router; the transformer is inside one of its routes."""
+    """Set if the first module is a Router; the transformer is then in one of its routes."""
 
     @property
     def text_config(self) -> Mapping[str, Any]:
-        """``config``, or its text part where it has several, with what transformers fills in of some models."""
+        """``config``, or its text part where it has several, with transformers' defaults for some model types."""
         whole: Mapping[str, Any] = self.config.get("vlm_config") or self.config
         part: Mapping[str, Any] | None = whole.get("text_config")
-        kind = str(self.config.get("model_type"))
-        if kind in DEFAULT_TEXT_CONFIGS:
-            return {**DEFAULT_TEXT_CONFIGS[kind], **(part or whole), "model_type": kind}
+        model_type = str(self.config.get("model_type"))
+        if model_type in DEFAULT_TEXT_CONFIGS:
+            return {**DEFAULT_TEXT_CONFIGS[model_type], **(part or whole), "model_type": model_type}
         return part or whole
 
     @property
     def prompts(self) -> Mapping[str, str]:
-        """The model's own instructions, by name."""
-        return {name: text for name, text in (self.texts.get("prompts") or {}).items() if text is not None}
+        """The model's prompt templates, by name."""
+        prompts = self.sentence_transformers_config.get("prompts") or {}
+        return {name: text for name, text in prompts.items() if text is not None}
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """The classes that the weights were saved from."""
+        """The transformers classes that the weights were saved from."""
         return tuple(self.config.get("architectures") or ())
 
 
@@ -73,7 +74,7 @@ DEFAULT_TEXT_CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "colpali": {"vocab_size": 257152, "max_position_embeddings": 8192, "pad_token_id": 0},
     "colqwen2": {"vocab_size": 152064, "max_position_embeddings": 32768},
 }
-"""What a text part need not say, by the model's type: their authors' files say next to nothing."""
+"""Defaults of the text part by model type: the published files leave nearly all of it out."""
 
 TRANSFORMER_CONFIGS = (
     "sentence_bert_config.json",
@@ -84,18 +85,17 @@ TRANSFORMER_CONFIGS = (
     "sentence_xlm-roberta_config.json",
     "sentence_xlnet_config.json",
 )
-"""The names that sentence-transformers has given to the transformer module's own config."""
-
+"""The names that sentence-transformers has given to the transformer module's config over time."""
 
 TRANSFORMERS = ("Transformer", "MLMTransformer", "CLIPModel")
-"""Modules that are a transformer; their config.json is that of transformers."""
+"""Module classes that are a transformer; their config.json is transformers' own."""
 
 PACKAGES = ("sentence_transformers", "pylate")
-"""Whose modules are known: PyLate's are sentence-transformers' under another name."""
+"""Packages whose modules are known. PyLate's are sentence-transformers' under another name."""
 
 
 def read_folder_files(path: Path) -> FolderFiles:
-    """Read a folder's files. Raises ``ModelLoadError`` when there is no model, or its files are no JSON."""
+    """Read a folder's files. Raises ``ModelLoadError`` if it holds no model or a file is not JSON."""
     if not path.is_dir():
         raise ModelLoadError(f"{path} is not a folder.")
     modules = read_modules(path)
@@ -110,7 +110,7 @@ def read_folder_files(path: Path) -> FolderFiles:
         modules=modules,
         config=config,
         module_config=next(filter(None, (read_json(transformer_path / name) for name in TRANSFORMER_CONFIGS)), {}),
-        texts=read_json(path / "config_sentence_transformers.json"),
+        sentence_transformers_config=read_json(path / "config_sentence_transformers.json"),
         tokenizer_config=read_json(transformer_path / "tokenizer_config.json"),
         router=router,
     )
@@ -130,7 +130,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_modules(path: Path) -> tuple[ModuleFiles, ...]:
-    """Return the modules of a sentence-transformers folder, none for a bare transformer."""
+    """Return the modules of a sentence-transformers folder, ``()`` for a bare transformer."""
     listing = path / "modules.json"
     if not listing.is_file():
         return ()
@@ -145,7 +145,7 @@ def read_modules(path: Path) -> tuple[ModuleFiles, ...]:
 
 
 def read_router(path: Path) -> RouterFiles:
-    """Return what a Router's ``router_config.json`` says."""
+    """Return the routes that a Router's ``router_config.json`` declares."""
     config = read_json(path / "router_config.json") or read_json(path / "config.json")
     try:
         modules = {name: _module_files(path, dotted, name) for name, dotted in config["types"].items()}
@@ -160,8 +160,8 @@ def read_router(path: Path) -> RouterFiles:
 
 
 def _transformer_path(modules: tuple[ModuleFiles, ...], router: RouterFiles | None) -> Path:
-    inside = [module for route in router.routes.values() for module in route] if router else modules
-    paths = {module.path for module in inside if module.name in TRANSFORMERS}
+    candidates = [module for route in router.routes.values() for module in route] if router else modules
+    paths = {module.path for module in candidates if module.name in TRANSFORMERS}
     if len(paths) != 1:
         raise ModelLoadError(f"The model has {len(paths)} transformers; one can be served.")
     return paths.pop()

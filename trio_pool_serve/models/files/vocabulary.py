@@ -6,8 +6,8 @@ from typing import Any
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_json
 
 
-def find_token(files: FolderFiles, token: str) -> int | None:
-    """Return a token's id, ``None`` if the vocabulary has no such token. Raises ``ModelLoadError``."""
+def find_token_id(files: FolderFiles, token: str) -> int | None:
+    """Return a token's id, ``None`` if the vocabulary lacks it. Raises ``ModelLoadError``."""
     folder = files.transformer_path
     added: Mapping[str, Mapping[str, Any]] = files.tokenizer_config.get("added_tokens_decoder") or {}
     for token_id, entry in added.items():

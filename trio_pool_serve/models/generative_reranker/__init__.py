@@ -1,1 +1,1 @@
-"""Generative rerankers: causal language models that judge a query and a document."""
+"""Generative rerankers: causal language models that score a query and a document."""

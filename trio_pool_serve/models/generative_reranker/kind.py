@@ -1,4 +1,4 @@
-"""Generative rerankers: causal language models that judge a query and a document."""
+"""Generative rerankers: causal language models that score a query and a document."""
 
 from trio_pool_serve.models.generative_reranker.pair_format import reranker_pair_format
 from trio_pool_serve.models.generative_reranker.spec import read_generative_reranker

@@ -1,4 +1,4 @@
-"""Generative rerankers: a language model, and the few words it judges by."""
+"""Loading generative rerankers: a causal language model and the logits of its yes and no tokens."""
 
 from trio_pool_serve.models.generative_reranker.spec import GenerativeReranker
 from trio_pool_serve.models.loading.language_model import load_selected_logits
@@ -12,10 +12,10 @@ def load_generative_reranker(folder: ModelFolder[GenerativeReranker], params: Lo
     """Load a ``GenerativeReranker``."""
     spec = folder.spec
     functions = activation_functions(labels=1, problem_type=None, score_activation=spec.score_activation)
-    words = [spec.yes] if spec.no is None else [spec.yes, spec.no]
-    backbone, scores = load_selected_logits(folder, params, words)
+    token_ids = [spec.true_token_id] if spec.false_token_id is None else [spec.true_token_id, spec.false_token_id]
+    backbone, logits = load_selected_logits(folder, params, token_ids)
     return LoadedModel(
         backbone=backbone,
-        heads={Classify: ClassificationHead(YesNoLogits(scores), functions)},
-        about=f"judging by {len(words)} word{'s' if len(words) > 1 else ''}",
+        heads={Classify: ClassificationHead(YesNoLogits(logits), functions)},
+        description=f"scores from the logits of {len(token_ids)} token{'s' if len(token_ids) > 1 else ''}",
     )

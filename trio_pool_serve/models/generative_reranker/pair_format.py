@@ -1,4 +1,4 @@
-"""A query and a document as a generative reranker reads them."""
+"""Pair format of generative rerankers."""
 
 import numpy as np
 from attrs import frozen
@@ -15,7 +15,7 @@ from trio_pool_serve.types import RenderedPrompt
 
 @frozen
 class RerankerPairFormat:
-    """A frame that is always whole, around a body that may be cut."""
+    """Prefix and suffix, which are never truncated, around a body, which may be."""
 
     format: RerankerTemplate
 

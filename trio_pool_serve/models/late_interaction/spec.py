@@ -1,9 +1,8 @@
-"""Late-interaction models: a vector for each token, two texts compared by the sum of best matches.
+"""Late-interaction models: one vector per token, two texts compared by MaxSim.
 
-Three layouts: sentence-transformers' MultiVectorEncoder, PyLate's before it, whose folders leave unsaid what
-PyLate does anyway, and the original ColBERT's ``HF_ColBERT``, with the projection among the transformer's
-weights and the settings in ``artifact.metadata``. What each leaves unsaid is filled in here as
-sentence-transformers does.
+Three layouts: sentence-transformers' MultiVectorEncoder; PyLate's, whose folders omit PyLate's defaults; and the
+original ColBERT's ``HF_ColBERT``, with the projection among the transformer's weights and the settings in
+``artifact.metadata``. Omitted settings get sentence-transformers' defaults.
 """
 
 import string
@@ -18,7 +17,7 @@ from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles, 
 from trio_pool_serve.models.model_spec import ModelSpec
 
 ExpansionStrategy: TypeAlias = Literal["fixed", "min"]
-"""fixed: every query has exactly so many tokens. min: at least so many."""
+"""fixed: every query has exactly ``length`` tokens. min: at least ``length``."""
 
 STANFORD = "HF_ColBERT"
 METADATA = "artifact.metadata"
@@ -37,17 +36,17 @@ PYLATE_KEYS = (
 """Keys that PyLate writes to config_sentence_transformers.json."""
 
 DEFAULT_QUERY_LENGTH = 32
-"""Tokens of an expanded query where the files name no number: ColBERT's own, and PyLate's."""
+"""Tokens of an expanded query if the files declare none: ColBERT's and PyLate's default."""
 
 OVER_TOKENS = {"module_input_name": "token_embeddings"}
 
 
 @frozen(kw_only=True)
 class QueryExpansion:
-    """Queries shorter than ``length`` tokens are filled up with ``token``, each of which finds a match too.
+    """Queries shorter than ``length`` tokens are padded with ``token``; the added tokens have vectors too.
 
-    Khattab and Zaharia, https://arxiv.org/abs/2004.12832, section 3.2. ``attends_to_expansion`` says whether the others
-    attend to them. ``token`` is ``None`` for the tokenizer's mask token, or its end token.
+    Khattab and Zaharia, https://arxiv.org/abs/2004.12832, section 3.2. ``attends_to_expansion``: whether the query's
+    tokens attend to the added ones. ``token`` is ``None`` for the tokenizer's mask token, or else its end token.
     """
 
     length: int
@@ -58,9 +57,9 @@ class QueryExpansion:
 
 @frozen(kw_only=True)
 class ScoringMask:
-    """Which tokens count: none of ``skipped_words``, in a text of the ``skipped_input_types``.
+    """The kept tokens: all but ``skipped_words``, which are left out of texts of the ``skipped_input_types``.
 
-    Of a document, if ``only_token_ids`` are given, these alone.
+    If ``only_token_ids`` is not empty, a document keeps only these.
     """
 
     skipped_words: tuple[str, ...] = ()
@@ -73,57 +72,48 @@ class LateInteraction(ModelSpec):
     """One vector per token."""
 
     modules: tuple[ModuleFiles, ...] = ()
-    """Dense and Normalize, each over tokens, in order."""
+    """Dense and Normalize modules over tokens, in order."""
     projection_is_in_checkpoint: bool = False
-    """Whether a projection without a bias comes first, ``linear.weight`` of the transformer's own checkpoint."""
+    """Whether the first module is a projection without bias, ``linear.weight`` of the transformer's checkpoint."""
     mask: ScoringMask | None = None
-    """``None`` where the tokens attended to count, and no others."""
+    """``None``: exactly the tokens that are attended to are kept."""
     expansion: QueryExpansion | None = None
     query_length: int | None = None
     document_length: int | None = None
     text_length: int | None = None
-    """Tokens of a text without an input type, and of one of an input type that has no length of its own."""
-    markers: tuple[str, ...] = ()
-    """Prompts that were tokens in training: each is to be one token again, if the tokenizer knows it."""
-    marker_prompts: Mapping[str, str] = Factory(dict)
+    """Maximum tokens of a text without an input type, or of an input type without a length."""
+    marker_tokens: tuple[str, ...] = ()
+    """Prompts that were single tokens in training, and are again if the tokenizer has them."""
+    extra_prompts: Mapping[str, str] = Factory(dict)
+    """Prompts of queries and documents that begin with their marker tokens."""
     mean_scores: bool = False
-    """Whether a score is divided by how many vectors the query has."""
+    """Whether a score is divided by the number of the query's vectors."""
 
     tasks = frozenset({"token_embed", "score"})
     scoring = "late_interaction"
     keeps_input_type_prompt = True
 
     @property
-    def extra_prompts(self) -> Mapping[str, str]:
-        """The markers of queries and documents."""
-        return self.marker_prompts
-
-    @property
-    def marker_tokens(self) -> tuple[str, ...]:
-        """The prompts of queries and documents."""
-        return self.markers
-
-    @property
     def max_input_tokens(self) -> int:
-        """The longer of queries and documents; PyLate's tokenizer limit is one less, for the marker."""
+        """The longer of queries and documents. PyLate's tokenizer limit is one less, for the marker token."""
         return max(self.query_length or 0, self.document_length or 0, self.expansion.length if self.expansion else 0)
 
 
 def read_late_interaction(files: FolderFiles, config: ModelConfig) -> LateInteraction | None:
-    """Take folders of the three layouts."""
+    """Read folders of the three layouts."""
     if any(name.endswith("ForRetrieval") for name in files.architectures):
         raise ModelLoadError(
-            f"{files.architectures[0]} is a model of pages' images that is not supported: ColPali and ColQwen2 are."
+            f"{files.architectures[0]} is an unsupported page retriever; ColPali and ColQwen2 are supported."
         )
     if not _is_late_interaction(files):
         return None
     if "AutoModel" in (files.config.get("auto_map") or {}) and not config.trust_remote_code:
-        raise ModelLoadError("The model brings code of its own: it is run only with --trust-remote-code.")
+        raise ModelLoadError("The model needs code from its folder, which is run only with --trust-remote-code.")
     if files.module_config.get("transformer_task", "feature-extraction") != "feature-extraction":
         raise ModelLoadError(f"The transformer's task is {files.module_config['transformer_task']!r}.")
     if files.module_config.get("processing_kwargs"):
-        raise ModelLoadError("The transformer's config asks for processing_kwargs, which is not supported.")
-    spec = _of_modules(files) if files.modules else _of_checkpoint(files)
+        raise ModelLoadError("The transformer's config requires processing_kwargs, which is not supported.")
+    spec = _read_modules(files) if files.modules else _read_checkpoint(files)
     _check(files, spec)
     return spec
 
@@ -139,10 +129,10 @@ def _is_late_interaction(files: FolderFiles) -> bool:
     )
 
 
-def _of_checkpoint(files: FolderFiles) -> LateInteraction:
-    """Read an ``HF_ColBERT`` folder: its ``artifact.metadata``, which may be missing or leave things out."""
+def _read_checkpoint(files: FolderFiles) -> LateInteraction:
+    """Read an ``HF_ColBERT`` folder: its ``artifact.metadata``, which may be missing or incomplete."""
     if STANFORD not in files.architectures:
-        raise ModelLoadError("A late-interaction model without modules.json has no projection to compute.")
+        raise ModelLoadError("A late-interaction model without modules.json and HF_ColBERT weights has no projection.")
     metadata = read_json(files.path / METADATA)
     markers = {
         "query": (metadata.get("query_token_id") or "[unused0]") + " ",
@@ -158,13 +148,13 @@ def _of_checkpoint(files: FolderFiles) -> LateInteraction:
         ),
         document_length=metadata.get("doc_maxlen"),
         text_length=files.tokenizer_config.get("model_max_length"),
-        markers=tuple(markers.values()),
-        marker_prompts=markers | dict(files.prompts),
+        marker_tokens=tuple(markers.values()),
+        extra_prompts=markers | dict(files.prompts),
     )
 
 
-def _of_modules(files: FolderFiles) -> LateInteraction:
-    """Read a folder with modules.json, filling in what PyLate's leave unsaid."""
+def _read_modules(files: FolderFiles) -> LateInteraction:
+    """Read a folder with modules.json, with the defaults that PyLate's folders omit."""
     saved = files.sentence_transformers_config.get("model_type")
     is_whole = saved == "MultiVectorEncoder" or (saved is None and STANFORD in files.architectures)
     prefixes = {
@@ -172,7 +162,7 @@ def _of_modules(files: FolderFiles) -> LateInteraction:
         for input_type, key in (("query", "query_prefix"), ("document", "document_prefix"))
         if key in files.sentence_transformers_config
     }
-    asked = _pylate_settings(files.sentence_transformers_config) | dict(files.module_config)
+    settings = _pylate_settings(files.sentence_transformers_config) | dict(files.module_config)
     modules, mask = _token_modules(files, is_converted=not is_whole and saved != "ColBERT")
     if not is_whole:
         words = files.sentence_transformers_config.get("skiplist_words")
@@ -182,12 +172,12 @@ def _of_modules(files: FolderFiles) -> LateInteraction:
     return LateInteraction(
         modules=modules,
         mask=mask,
-        expansion=_expansion(asked.get("query_expansion")),
-        query_length=asked.get("query_length"),
-        document_length=asked.get("document_length"),
-        text_length=asked.get("max_seq_length") or files.tokenizer_config.get("model_max_length"),
-        markers=tuple(prefixes.values()),
-        marker_prompts={
+        expansion=_expansion(settings.get("query_expansion")),
+        query_length=settings.get("query_length"),
+        document_length=settings.get("document_length"),
+        text_length=settings.get("max_seq_length") or files.tokenizer_config.get("model_max_length"),
+        marker_tokens=tuple(prefixes.values()),
+        extra_prompts={
             input_type: prefix + files.prompts.get(input_type, "").removeprefix(prefix)
             for input_type, prefix in prefixes.items()
         },
@@ -196,7 +186,7 @@ def _of_modules(files: FolderFiles) -> LateInteraction:
 
 
 def _pylate_settings(texts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the transformer's settings that PyLate keeps in config_sentence_transformers.json instead."""
+    """Return the transformer module's settings that PyLate writes to config_sentence_transformers.json."""
     settings = {key: texts[key] for key in ("query_length", "document_length") if texts.get(key) is not None}
     if "query_expansion" in texts:
         settings["query_expansion"] = texts["query_expansion"]
@@ -211,22 +201,26 @@ def _pylate_settings(texts: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _expansion(asked: Mapping[str, Any] | None) -> QueryExpansion | None:
-    if asked is None:
+def _expansion(settings: Mapping[str, Any] | None) -> QueryExpansion | None:
+    if settings is None:
         return None
-    length, strategy = asked.get("length"), asked.get("strategy")
-    known = set(asked) <= {"strategy", "attend", "token", "length"}
+    length, strategy = settings.get("length"), settings.get("strategy")
+    known = set(settings) <= {"strategy", "attend", "token", "length"}
     if not known or strategy not in ("fixed", "min") or not isinstance(length, int) or length < 1:
-        raise ModelLoadError(f"The query_expansion {dict(asked)} is not supported.")
+        raise ModelLoadError(f"The query_expansion {dict(settings)} is not supported.")
     return QueryExpansion(
-        length=length, strategy=strategy, attends_to_expansion=bool(asked.get("attend")), token=asked.get("token")
+        length=length,
+        strategy=strategy,
+        attends_to_expansion=bool(settings.get("attend")),
+        token=settings.get("token"),
     )
 
 
 def _token_modules(files: FolderFiles, *, is_converted: bool) -> tuple[tuple[ModuleFiles, ...], ScoringMask | None]:
     """Return the modules over tokens, and the mask.
 
-    ``is_converted``: those over a text's one vector are left out or, if they project, moved to the tokens.
+    ``is_converted``: the folder is a converted text embedding model. Its modules over the text's vector are dropped,
+    its projections are applied to the tokens.
     """
     kept: list[ModuleFiles] = []
     mask = None
@@ -234,7 +228,7 @@ def _token_modules(files: FolderFiles, *, is_converted: bool) -> tuple[tuple[Mod
         if module.name == "MultiVectorMask":
             mask = scoring_mask(module)
         elif module.name == "Normalize":
-            # Without a config it is one over a text's vector, of which there is none.
+            # Without a config it normalises a text's vector, which does not exist here.
             if module.config.get("module_input_name") == "token_embeddings":
                 kept.append(_over_tokens(module))
         elif module.name == "Dense":
@@ -249,17 +243,17 @@ def _token_modules(files: FolderFiles, *, is_converted: bool) -> tuple[tuple[Mod
 
 
 def _over_tokens(module: ModuleFiles) -> ModuleFiles:
-    """Check that a module reads and writes the tokens' vectors, and return it without saying so."""
+    """Return a module without its input and output names. Raises ``ModelLoadError`` unless both are the tokens'."""
     config = dict(module.config)
-    reads = config.pop("module_input_name", "token_embeddings")
-    writes = config.pop("module_output_name", None) or reads
-    if (reads, writes) != ("token_embeddings", "token_embeddings"):
-        raise ModelLoadError(f"{module.name} maps {reads!r} to {writes!r}, which is not supported.")
+    source = config.pop("module_input_name", "token_embeddings")
+    target = config.pop("module_output_name", None) or source
+    if (source, target) != ("token_embeddings", "token_embeddings"):
+        raise ModelLoadError(f"{module.name} maps {source!r} to {target!r}, which is not supported.")
     return evolve(module, config=config)
 
 
 def scoring_mask(module: ModuleFiles) -> ScoringMask:
-    """Return what a MultiVectorMask module says."""
+    """Return the mask that a MultiVectorMask module declares."""
     found = module.config.get("skiplist_tasks")
     return ScoringMask(
         skipped_words=tuple(module.config.get("skiplist_words") or ()),
@@ -277,6 +271,6 @@ def _check(files: FolderFiles, spec: LateInteraction) -> None:
     if expansion is None:
         return
     if spec.query_length is not None and spec.query_length < expansion.length:
-        raise ModelLoadError(f"Queries are cut to {spec.query_length} tokens, but filled up to {expansion.length}.")
+        raise ModelLoadError(f"Queries are truncated to {spec.query_length} tokens but expanded to {expansion.length}.")
     if files.tokenizer_config.get("padding_side") == "left":
-        raise ModelLoadError("Queries are to be filled up on the left, which is not supported.")
+        raise ModelLoadError("Query expansion on the left is not supported.")

@@ -1,4 +1,4 @@
-"""Texts as late-interaction models read them: query expansion, and which tokens have a vector."""
+"""Text format of late-interaction models: query expansion and kept tokens."""
 
 import numpy as np
 import numpy.typing as npt
@@ -14,27 +14,27 @@ from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 @frozen(kw_only=True, eq=False)
 class KeptTokens:
-    """Chooses the tokens of a document, or a query, that have a vector; the arrays are ids."""
+    """A ``ScoringMask`` as token ids."""
 
     skipped: npt.NDArray[np.int32]
     skipped_input_types: frozenset[str]
     only: npt.NDArray[np.int32]
 
-    def of(self, token_ids: TokenIds, input_type: InputType | None) -> npt.NDArray[np.bool_]:
-        """Return, for each token, whether it counts. A text without an input type is a document."""
-        counts = np.ones(len(token_ids), dtype=np.bool_)
+    def mask(self, token_ids: TokenIds, input_type: InputType | None) -> npt.NDArray[np.bool_]:
+        """Return, for each token, whether it is kept. A text without an input type is a document."""
+        kept = np.ones(len(token_ids), dtype=np.bool_)
         if (input_type or "document") in self.skipped_input_types:
-            counts &= ~np.isin(token_ids, self.skipped)
+            kept &= ~np.isin(token_ids, self.skipped)
         if input_type != "query" and len(self.only):
-            counts &= np.isin(token_ids, self.only)
-        return counts
+            kept &= np.isin(token_ids, self.only)
+        return kept
 
 
 @frozen(kw_only=True)
 class LateInteractionFormat(TextFormat):
-    """Queries are filled up to their length with ``expansion_id``; ``kept_tokens`` chooses the tokens with a vector.
+    """Queries are padded to their length with ``expansion_id``.
 
-    ``kept_tokens`` is ``None`` where those attended to do.
+    If ``kept_tokens`` is ``None``, exactly the tokens that are attended to are kept.
     """
 
     expansion: QueryExpansion | None
@@ -44,7 +44,7 @@ class LateInteractionFormat(TextFormat):
     def finish(
         self, token_ids: TokenIds, input_type: InputType | None, *, instruction_tokens: int = 0
     ) -> RenderedPrompt:
-        """Fill up a query, and choose the tokens."""
+        """Expand a query, and mark the kept tokens."""
         tokens = len(token_ids)
         attended = None
         if input_type == "query" and self.expansion is not None and tokens < self.expansion.length:
@@ -52,7 +52,7 @@ class LateInteractionFormat(TextFormat):
             token_ids = np.concatenate([token_ids, added])
             attended = None if self.expansion.attends_to_expansion else tokens
         if self.kept_tokens is not None:
-            kept = self.kept_tokens.of(token_ids, input_type)
+            kept = self.kept_tokens.mask(token_ids, input_type)
         else:
             kept = np.arange(len(token_ids)) < (len(token_ids) if attended is None else attended)
         return RenderedPrompt(token_ids, instruction_tokens, attended=attended, kept=None if kept.all() else kept)
@@ -61,10 +61,10 @@ class LateInteractionFormat(TextFormat):
 def late_interaction_format(spec: LateInteraction, tokenizer: Tokenizer) -> LateInteractionFormat:
     """Return the text format of a model. Raises ``ModelLoadError`` if the tokenizer lacks the expansion token."""
     expansion, mask = spec.expansion, spec.mask
-    of_query = expansion.length if expansion and expansion.strategy == "fixed" else spec.query_length
+    query_length = expansion.length if expansion and expansion.strategy == "fixed" else spec.query_length
     lengths: dict[InputType | None, int | None] = {
         None: spec.text_length,
-        "query": of_query or spec.text_length,
+        "query": query_length or spec.text_length,
         "document": spec.document_length or spec.text_length,
     }
     return LateInteractionFormat(
@@ -76,10 +76,10 @@ def late_interaction_format(spec: LateInteraction, tokenizer: Tokenizer) -> Late
 
 
 def kept_tokens_of(mask: ScoringMask, tokenizer: Tokenizer) -> KeptTokens:
-    """Return a mask by the ids of its words; those that the tokenizer does not know are left out."""
-    known = (tokenizer.id_of(word) for word in mask.skipped_words)
+    """Return a mask's words as token ids, without those that are not in the vocabulary."""
+    skipped = (tokenizer.id_of(word) for word in mask.skipped_words)
     return KeptTokens(
-        skipped=np.array([found for found in known if found is not None], dtype=np.int32),
+        skipped=np.array([token_id for token_id in skipped if token_id is not None], dtype=np.int32),
         skipped_input_types=mask.skipped_input_types,
         only=np.array(mask.only_token_ids, dtype=np.int32),
     )
@@ -92,5 +92,5 @@ def _expansion_id(expansion: QueryExpansion, tokenizer: Tokenizer) -> int:
         found = tokenizer.id_named("mask_token")
         found = tokenizer.id_named("eos_token") if found is None else found
     if found is None:
-        raise ModelLoadError(f"The tokenizer lacks the token that queries are filled up with ({expansion.token}).")
+        raise ModelLoadError(f"The tokenizer lacks the query expansion token ({expansion.token}).")
     return found

@@ -1,4 +1,4 @@
-"""A transformers checkpoint to a module on its device."""
+"""Loading a transformers checkpoint onto a device."""
 
 from collections.abc import Collection
 from typing import Any
@@ -10,8 +10,8 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.runner.loaded_model import LoadingParams
 
-ENCODERS_OF = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
-"""Encoder–decoders of which sentence-transformers uses the encoder alone."""
+ENCODER_CLASSES = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
+"""Classes for encoder–decoders of which sentence-transformers uses only the encoder, by model type."""
 
 
 def load_checkpoint(
@@ -19,29 +19,29 @@ def load_checkpoint(
     params: LoadingParams,
     *,
     auto_class: str = "AutoModel",
-    may_lack: Collection[str] = ("pooler.",),
+    optional_weights: Collection[str] = ("pooler.",),
 ) -> nn.Module:
     """Return the transformer of a folder, loaded by one of transformers' auto classes.
 
-    ``may_lack`` are prefixes of weights that the checkpoint need not have because they are not used; without
-    any other weight ``ModelLoadError`` is raised, where transformers would fill in random numbers.
+    ``optional_weights`` are name prefixes of weights that the checkpoint may lack because they are not used. Raises
+    ``ModelLoadError`` if any other weight is missing; transformers would initialise it at random.
     """
     if not any(path.suffix in (".safetensors", ".bin") for path in folder.transformer_path.iterdir()):
         raise ModelLoadError(f"{folder.transformer_path} holds no weights.")
     if auto_class == "AutoModel":
-        auto_class = ENCODERS_OF.get(folder.model_type, auto_class)
-    loader: Any = getattr(transformers, auto_class)
+        auto_class = ENCODER_CLASSES.get(folder.model_type, auto_class)
+    model_class: Any = getattr(transformers, auto_class)
     options: dict[str, Any] = {"trust_remote_code": True} if params.trust_remote_code else {}
     try:
-        model, info = loader.from_pretrained(
+        model, info = model_class.from_pretrained(
             folder.transformer_path, dtype=params.dtype, local_files_only=True, output_loading_info=True, **options
         )
     except Exception as error:
         raise ModelLoadError(f"transformers cannot load {folder.transformer_path}: {error}") from error
-    missing = sorted(key for key in info["missing_keys"] if not key.startswith(tuple(may_lack)))
+    missing = sorted(key for key in info["missing_keys"] if not key.startswith(tuple(optional_weights)))
     if missing:
         raise ModelLoadError(f"The checkpoint lacks {len(missing)} weights, {missing[0]} among them.")
-    if model.config.is_encoder_decoder and folder.model_type not in ENCODERS_OF:
+    if model.config.is_encoder_decoder and folder.model_type not in ENCODER_CLASSES:
         raise ModelLoadError(f"{folder.model_type} is an encoder–decoder, which is not supported.")
     for config in (model.config, model.config.get_text_config()):
         if hasattr(config, "use_cache"):

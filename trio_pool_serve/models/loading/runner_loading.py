@@ -1,10 +1,10 @@
-"""Loading the runner of a model's folder."""
+"""Loading a model's folder into a runner."""
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.runner.allocator import retain_freed_memory
-from trio_pool_serve.runner.computation import Place, choose_computation
+from trio_pool_serve.runner.computation import ComputeParams, choose_computation
 from trio_pool_serve.runner.dtype import resolve_device, resolve_dtype
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.runner.output_copy import CudaCopyBackend, OutputCopier
@@ -12,13 +12,13 @@ from trio_pool_serve.runner.transformer_runner import TransformerRunner
 from trio_pool_serve.threads.offload import Offload
 
 OUTPUT_BYTES = 2**30
-"""Memory that the backbone's own output may take for one batch of the default size."""
+"""Maximum memory of the backbone's output for one batch of the default size."""
 
 
 def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> TransformerRunner:
-    """Load a model and compute one batch with it, so that the first request finds everything warm.
+    """Load a model and compute a warm-up batch.
 
-    Blocks for seconds. Raises ``ModelLoadError`` with a message for people.
+    Blocks for seconds. Raises ``ModelLoadError``.
     """
     device = resolve_device(config.device)
     if device.type == "cpu":
@@ -31,7 +31,7 @@ def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -
         loaded.backbone,
         loaded.heads,
         device,
-        # Any id will do behind the mask; some configs have none, or −1.
+        # Padding is masked, so any id serves; some configs have none, or −1.
         pad_token_id=max(0, folder.transformer_config.get("pad_token_id") or 0),
         default_batch_tokens=_default_batch_tokens(loaded, params),
         copier=OutputCopier(CudaCopyBackend(device), offload) if device.type == "cuda" else None,
@@ -39,22 +39,24 @@ def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -
     try:
         runner.warm_up()
     except Exception as error:
-        raise ModelLoadError(f"The model is loaded, but cannot compute its first batch: {error}") from error
-    place = Place(device=device, dtype=params.dtype, pad_token_id=runner.pad_token_id, max_tokens=folder.max_model_len)
-    computation = choose_computation(loaded, config, place)
+        raise ModelLoadError(f"The model was loaded, but cannot compute its first batch: {error}") from error
+    compute_params = ComputeParams(
+        device=device, dtype=params.dtype, pad_token_id=runner.pad_token_id, max_tokens=folder.max_model_len
+    )
+    computation = choose_computation(loaded, config, compute_params)
     runner.compute, runner.pads = computation.compute, computation.pads
     dimensions = f", {runner.dimensions} dimensions" if runner.dimensions else ""
     runner.description = (
         f"{folder.model_type}, {loaded.backbone.parameters / 1e6:.1f} M parameters, "
         f"{str(params.dtype).removeprefix('torch.')} on {device}, "
-        f"{loaded.about}{dimensions}, {folder.max_model_len} tokens"
+        f"{loaded.description}{dimensions}, {folder.max_model_len} tokens"
         f"{''.join(f', {what}' for what in computation.about)}"
     )
     return runner
 
 
 def _default_batch_tokens(loaded: LoadedModel, params: LoadingParams) -> int:
-    """Enough to fill a GPU; on a processor, about what it computes while a short query may wait."""
+    """Return a batch that fills a GPU; on CPU, about what it computes while a short query may wait."""
     tokens = 2048 if params.device.type == "cpu" else 16384
     if loaded.output_width:
         tokens = min(tokens, max(256, OUTPUT_BYTES // (loaded.output_width * params.dtype.itemsize)))

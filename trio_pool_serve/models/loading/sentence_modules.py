@@ -1,18 +1,17 @@
-"""Loading the modules that ``modules.json`` lists after the transformer, as sentence-transformers defines them."""
+"""Loading sentence-transformers modules: those that ``modules.json`` lists after the transformer."""
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import ModuleFiles
+from trio_pool_serve.models.loading.stored_weights import read_weights
 from trio_pool_serve.runner.heads.pooling import POOLING_TYPES, Normalize, Pooler
 
-LEGACY_SWITCHES = {
+LEGACY_POOLING_KEYS = {
     "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens",
     "mean": "pooling_mode_mean_tokens",
@@ -23,12 +22,12 @@ LEGACY_SWITCHES = {
 
 
 def pooling_names(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the pooling types a Pooling module's config asks for, in either of its two spellings."""
-    asked = config.get("pooling_mode") or [name for name, switch in LEGACY_SWITCHES.items() if config.get(switch)]
-    names = (asked,) if isinstance(asked, str) else tuple(asked)
+    """Return the pooling types in a Pooling module's config, in either of its two spellings."""
+    modes = config.get("pooling_mode") or [name for name, key in LEGACY_POOLING_KEYS.items() if config.get(key)]
+    names = (modes,) if isinstance(modes, str) else tuple(modes)
     unknown = [name for name in names if name not in POOLING_TYPES]
     if unknown:
-        raise ModelLoadError(f"Pooling asks for {', '.join(unknown)}; known are {', '.join(POOLING_TYPES)}.")
+        raise ModelLoadError(f"Pooling requires {', '.join(unknown)}; known are {', '.join(POOLING_TYPES)}.")
     return names or ("mean",)
 
 
@@ -36,14 +35,14 @@ def load_pooler(modules: Sequence[ModuleFiles], device: torch.device) -> Pooler:
     """Load a Pooling module and the modules after it. Raises ``ModelLoadError``."""
     if not modules or modules[0].name != "Pooling":
         raise ModelLoadError("The transformer is not followed by a Pooling module.")
-    return load_pooled(modules[1:], device, pooling=pooling_names(modules[0].config))
+    return load_output_modules(modules[1:], device, pooling=pooling_names(modules[0].config))
 
 
-def load_pooled(modules: Sequence[ModuleFiles], device: torch.device, *, pooling: Sequence[str] = ()) -> Pooler:
-    """Load the modules after pooling, or after a model that pools by itself. Raises ``ModelLoadError``."""
+def load_output_modules(modules: Sequence[ModuleFiles], device: torch.device, *, pooling: Sequence[str] = ()) -> Pooler:
+    """Load the modules after pooling, or after a model that pools its own output. Raises ``ModelLoadError``."""
     unknown = [files.name for files in modules if files.name not in MODULES]
     if unknown:
-        raise ModelLoadError(f"modules.json asks for {', '.join(unknown)}, which cannot be loaded.")
+        raise ModelLoadError(f"modules.json requires {', '.join(unknown)}, which cannot be loaded.")
     try:
         loaded = [load_module(files) for files in modules]
     except ModelLoadError:
@@ -54,13 +53,13 @@ def load_pooled(modules: Sequence[ModuleFiles], device: torch.device, *, pooling
 
 
 def load_module(files: ModuleFiles) -> nn.Module:
-    """Load one module of ``MODULES``. Raises ``ModelLoadError``, and what reading its weights raises."""
+    """Load one module of ``MODULES``. Raises ``ModelLoadError``, or another error for a wrong config or weights."""
     _require_sentence_embedding(files)
     return MODULES[files.name](files)
 
 
 class Dense(nn.Module):
-    """A linear layer with an activation, and perhaps a residual."""
+    """A linear layer with an activation and an optional residual."""
 
     def __init__(self, files: ModuleFiles) -> None:
         super().__init__()
@@ -71,7 +70,7 @@ class Dense(nn.Module):
         self.use_residual = bool(config.get("use_residual"))
         if self.use_residual and in_features != out_features:
             self.residual = nn.Linear(in_features, out_features, bias=False)
-        self.load_state_dict(_read_weights(files.path))
+        self.load_state_dict(read_weights(files.path))
 
     def forward(self, rows: Tensor) -> Tensor:
         """Map [rows, in_features] to [rows, out_features]."""
@@ -82,7 +81,7 @@ class Dense(nn.Module):
 
 
 MODULES: Mapping[str, Callable[[ModuleFiles], nn.Module]] = {"Dense": Dense, "Normalize": lambda _: Normalize()}
-"""By their class names in ``modules.json``."""
+"""Module constructors by class name in ``modules.json``."""
 
 
 def _require_sentence_embedding(files: ModuleFiles) -> None:
@@ -97,11 +96,3 @@ def _activation(dotted: str) -> nn.Module:
     if package.partition(".")[0] != "torch" or not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise ModelLoadError(f"The activation function {dotted} is not one of torch.nn's.")
     return found()
-
-
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    safe = folder / "model.safetensors"
-    if safe.is_file():
-        return load_file(safe)
-    weights: dict[str, Tensor] = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
-    return weights

@@ -1,4 +1,4 @@
-"""Some of a checkpoint's weights, by the names they are stored under."""
+"""Some of a checkpoint's weights, selected by name."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +11,8 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import read_json
 
 
-def read_weights(folder: Path, prefix: str) -> dict[str, Tensor]:
-    """Return the weights whose names begin with ``prefix``, which is taken off. Raises ``ModelLoadError``."""
+def read_weights(folder: Path, prefix: str = "") -> dict[str, Tensor]:
+    """Return the weights whose names begin with ``prefix``, without it. Raises ``ModelLoadError``."""
     files = _files(folder, prefix)
     weights: dict[str, Tensor] = {}
     try:

@@ -1,4 +1,4 @@
-"""Images as page retrievers read them: each by itself, with a fixed text around it."""
+"""Image format of page retrievers: each image is one input, with a fixed text around it."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ from attrs import frozen
 from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
 from trio_pool_serve.models.dual_encoder.image_format import tower_processor
 from trio_pool_serve.models.dual_encoder.spec import ImageTower
-from trio_pool_serve.models.late_interaction.text_format import ScoredTokens, scored_tokens
+from trio_pool_serve.models.late_interaction.text_format import KeptTokens, kept_tokens_of
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.page_retrieval.spec import PageRetrieval
-from trio_pool_serve.models.vision_language.image_format import grid_processor, refuse_placeholders
+from trio_pool_serve.models.vision_language.image_format import grid_processor, reject_placeholders
 from trio_pool_serve.rendering.media.image_processor import FolderProcessor
 from trio_pool_serve.rendering.text.length_limit import too_long
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
@@ -20,39 +20,39 @@ from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
 
 @frozen(eq=False)
 class PageFormat:
-    """``page`` is the fixed text's ids, in which ``token_id`` stands for the image.
+    """An image is one input: the token ids ``page``, in which ``token_id`` is the image's placeholder.
 
-    ``counting`` is ``None`` where all tokens have a vector that counts.
+    ``kept_tokens`` is ``None`` if all tokens are kept.
     """
 
     processor: FolderProcessor
     page: TokenIds
     token_id: int
     max_model_len: int
-    counting: ScoredTokens | None = None
+    kept_tokens: KeptTokens | None = None
 
     def alone(self, image: ImageFeatures) -> RenderedPrompt:
-        """Return a page with what stands around it. Raises ``ContextLengthError`` if that is too long."""
+        """Return a page with the text around it. Raises ``ContextLengthError`` if that is too long."""
         (tokens,) = image.tokens
         token_ids = np.repeat(self.page, np.where(self.page == self.token_id, tokens, 1))
         if len(token_ids) > self.max_model_len:
             raise too_long(f"{len(token_ids)}", self.max_model_len)
-        kept = None if self.counting is None else self.counting.of(token_ids, "document")
+        kept = None if self.kept_tokens is None else self.kept_tokens.mask(token_ids, "document")
         return RenderedPrompt(token_ids, images=image, kept=None if kept is None or kept.all() else kept)
 
     def expand(self, token_ids: TokenIds, images: Sequence[ImageFeatures]) -> RenderedPrompt:
-        """Return a text as it is. Raises ``InvalidRequestError`` for images, or places for some, in it."""
+        """Return a text unchanged. Raises ``InvalidRequestError`` if it contains images or placeholders."""
         if images:
             raise InvalidRequestError(
-                "This model reads a text or the image of a page, each by itself: an input cannot have both.",
+                "This model takes a text or the image of a page: an input cannot have both.",
                 field="prompts",
             )
-        refuse_placeholders(token_ids, self.token_id)
+        reject_placeholders(token_ids, self.token_id)
         return RenderedPrompt(token_ids)
 
 
 def page_image_format(folder: ModelFolder[PageRetrieval]) -> PageFormat:
-    """Return the image format of a model. Raises ``ModelLoadError`` if tokenizer, processor and model do not fit."""
+    """Return the image format. Raises ``ModelLoadError`` if tokenizer, image processor and model do not match."""
     spec = folder.spec
     if isinstance(spec.images, ImageTower):
         processor = tower_processor(folder, spec.images, "SiglipImageProcessor")
@@ -61,11 +61,10 @@ def page_image_format(folder: ModelFolder[PageRetrieval]) -> PageFormat:
     tokenizer = load_tokenizer(folder)
     encoded = tokenizer.encode(spec.page_text)
     page = tokenizer.finish(encoded, len(encoded), "right", add_special_tokens=False)
-    known = tokenizer.id_of(spec.placeholder) == spec.placeholder_id
-    if not known or np.count_nonzero(page == spec.placeholder_id) != 1:
+    is_placeholder = tokenizer.id_of(spec.placeholder) == spec.placeholder_id
+    if not is_placeholder or np.count_nonzero(page == spec.placeholder_id) != 1:
         raise ModelLoadError(
-            f"{spec.placeholder} is not token {spec.placeholder_id} of the tokenizer, by which the "
-            "model knows where an image is."
+            f"{spec.placeholder} is not token {spec.placeholder_id} of the tokenizer, the model's image placeholder."
         )
-    counting = None if spec.mask is None else scored_tokens(spec.mask, tokenizer)
-    return PageFormat(processor, page, spec.placeholder_id, folder.max_model_len, counting)
+    kept_tokens = None if spec.mask is None else kept_tokens_of(spec.mask, tokenizer)
+    return PageFormat(processor, page, spec.placeholder_id, folder.max_model_len, kept_tokens)

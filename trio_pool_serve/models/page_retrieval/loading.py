@@ -1,4 +1,4 @@
-"""Page retrievers: late interaction of questions with images of pages."""
+"""Loading page retrievers: late interaction between a query and images of pages."""
 
 from torch import nn
 
@@ -15,15 +15,17 @@ from trio_pool_serve.types import HoldQuery, MaxSim, TokenEmbed
 def load_page_retrieval(folder: ModelFolder[PageRetrieval], params: LoadingParams) -> LoadedModel:
     """Load a ``PageRetrieval`` model."""
     spec = folder.spec
-    model = load_checkpoint(folder, params, auto_class=spec.class_name, may_lack=())
-    # The model's vectors have unit length already; after a cut to fewer dimensions they need it again.
+    model = load_checkpoint(folder, params, auto_class=spec.class_name, optional_weights=())
+    # The model's vectors have unit length; after truncation to fewer dimensions they are normalised again.
     tokens = TokenEmbeddingHead(nn.Identity(), normalizes=True)
     return LoadedModel(
-        backbone=PageRetriever(model, reads_types=spec.reads_types, fills_up=spec.class_name == "ColQwen2ForRetrieval"),
+        backbone=PageRetriever(
+            model, needs_token_type_ids=spec.needs_token_type_ids, pads_images=spec.class_name == "ColQwen2ForRetrieval"
+        ),
         heads={
             TokenEmbed: tokens,
             HoldQuery: HoldQueryHead(tokens),
-            MaxSim: MaxSimHead(tokens, averages=spec.averages),
+            MaxSim: MaxSimHead(tokens, mean_scores=spec.mean_scores),
         },
-        about="late interaction with pages",
+        description="late interaction with pages",
     )

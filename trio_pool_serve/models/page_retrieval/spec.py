@@ -1,8 +1,8 @@
 """Late interaction with images of pages as documents: ColPali and ColQwen2.
 
-A vector for each patch of a page and for each token of a question (Faysse et al., https://arxiv.org/abs/2407.01449).
-transformers' ``*ForRetrieval`` folders, bare or behind sentence-transformers' modules.json. What stands around a
-question and around a page is not in the model's files: it is transformers' processors' own, as repeated here.
+One vector per patch of a page and per token of a query (Faysse et al., https://arxiv.org/abs/2407.01449).
+transformers' ``*ForRetrieval`` folders, bare or with sentence-transformers' modules.json. The text around a query and
+around a page is not in the model's files; the constants below repeat those of transformers' processors.
 """
 
 from collections.abc import Mapping
@@ -24,32 +24,32 @@ from trio_pool_serve.models.late_interaction.spec import LateInteraction, Scorin
 from trio_pool_serve.models.vision_language.spec import ImagePatches, read_patches
 
 QUERY_AUGMENTATION_TOKENS = 10
-"""Padding tokens behind every question: room for the model to think."""
+"""Padding tokens after every query: ColPali's query augmentation."""
 
 QWEN_PAGE = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|><|endoftext|>"
 
 
 @frozen(kw_only=True)
 class PageRetrieval(LateInteraction):
-    """One vector for each token of a text, and for each of a page with what stands around it."""
+    """One vector per token of a text, or of a page with the text around it."""
 
     supports_messages = False
 
     class_name: str
-    """transformers' class."""
+    """transformers' model class."""
     text_prefix: str
-    """Before every text, whatever its input type: these models read a text as a question."""
+    """Before every text, of any input type: these models treat all texts as queries."""
     page_text: str
-    """Around the image of a page; ``placeholder`` stands for it."""
+    """Around the image of a page, with ``placeholder`` in its place."""
     placeholder: str
     placeholder_id: int
     images: ImagePatches | ImageTower
     needs_token_type_ids: bool
-    """Whether the model is handed segments, by which it knows that every token attends to every other."""
+    """Whether the model takes token type ids, which make its attention bidirectional."""
 
 
 def read_page_retrieval(files: FolderFiles, config: ModelConfig) -> PageRetrieval | None:
-    """Take folders of the two classes."""
+    """Read folders of the two classes."""
     del config
     [*others, name] = files.architectures or ("",)
     if others or name not in ("ColPaliForRetrieval", "ColQwen2ForRetrieval"):
@@ -95,7 +95,7 @@ def _siglip(vision: Mapping[str, Any]) -> ImageTower:
 
 
 def _mask(files: FolderFiles) -> ScoringMask | None:
-    """Check the modules, of which the model needs none, and return the mask if they have one."""
+    """Return the mask of modules.json, if any. Raises ``ModelLoadError`` for any other module."""
     reject_processing_kwargs(files, {})
     reject_input_type_lengths(files)
     if not files.modules:
@@ -103,10 +103,10 @@ def _mask(files: FolderFiles) -> ScoringMask | None:
     task = files.module_config.get("transformer_task")
     names = [module.name for module in files.modules[1:]]
     if task != "retrieval" or names not in ([], ["MultiVectorMask"]):
-        raise ModelLoadError(f"The model's transformer does {task}, with {names} behind it, which is not supported.")
+        raise ModelLoadError(f"The model's transformer does {task}, followed by {names}, which is not supported.")
     found = modality_config(files)
     if found:
         require_methods(found, {"text": ("forward", "embeddings"), "image": ("forward", "embeddings")})
     if "message" in found:
-        raise ModelLoadError("The model is to read conversations, which is not supported for a page retriever.")
+        raise ModelLoadError("The model takes conversations, which is not supported for a page retriever.")
     return scoring_mask(files.modules[1]) if names else None

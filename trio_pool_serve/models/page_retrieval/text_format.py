@@ -1,4 +1,4 @@
-"""Texts as page retrievers read them: every text is a query."""
+"""Text format of page retrievers: every text is a query."""
 
 import numpy as np
 from attrs import frozen
@@ -14,29 +14,29 @@ from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 @frozen(kw_only=True, eq=False)
 class PageQueryFormat(TextFormat):
-    """Every text is a question to page retrievers: its prefix and ``suffix`` (ids) are written by the format itself.
+    """Every text is a query: a prefix before it and ``suffix`` (token ids) after it, without special tokens.
 
-    ``kept_tokens`` is ``None`` where all tokens have a vector that counts.
+    ``kept_tokens`` is ``None`` if all tokens are kept.
     """
 
     suffix: TokenIds
     kept_tokens: KeptTokens | None
 
     def max_tokens_of(self, input_type: InputType | None, max_model_len: int) -> int:
-        """Leave room for the suffix."""
+        """Return the maximum without the suffix."""
         return super().max_tokens_of(input_type, max_model_len) - len(self.suffix)
 
     def adds_special_tokens(self, input_type: InputType | None) -> bool:
-        """Tell that the tokenizer adds none."""
+        """Return ``False``."""
         del input_type
         return False
 
     def finish(
         self, token_ids: TokenIds, input_type: InputType | None, *, instruction_tokens: int = 0
     ) -> RenderedPrompt:
-        """End a question."""
+        """Append the suffix."""
         token_ids = np.concatenate([token_ids, self.suffix])
-        kept = None if self.kept_tokens is None else self.kept_tokens.of(token_ids, input_type)
+        kept = None if self.kept_tokens is None else self.kept_tokens.mask(token_ids, input_type)
         return RenderedPrompt(token_ids, instruction_tokens, kept=None if kept is None or kept.all() else kept)
 
 
@@ -44,7 +44,7 @@ def page_query_format(spec: PageRetrieval, tokenizer: Tokenizer) -> PageQueryFor
     """Return the text format of a model. Raises ``ModelLoadError`` if the tokenizer has no padding token."""
     pad_id = tokenizer.id_named("pad_token")
     if pad_id is None:
-        raise ModelLoadError("The tokenizer has no padding token, which is to stand behind every question.")
+        raise ModelLoadError("The tokenizer has no padding token, which every query ends with.")
     end = tokenizer.encode("\n")
     end_ids = tokenizer.finish(end, len(end), "right", add_special_tokens=False)
     return PageQueryFormat(

@@ -1,4 +1,4 @@
-"""Process reward models: a head of their own, or a language model's words, at the end of each step."""
+"""Loading process reward models: a classification head or the logits of a few tokens, at the end of each step."""
 
 from attrs import evolve
 from torch import nn
@@ -14,7 +14,7 @@ from trio_pool_serve.runner.heads.classification import (
     ActivationFunctions,
     TokenClassificationHead,
     TokenLogits,
-    raw,
+    identity,
     softmax,
 )
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
@@ -25,21 +25,21 @@ def load_process_reward(folder: ModelFolder[ProcessReward], params: LoadingParam
     """Load a ``ProcessReward`` model."""
     spec = folder.spec
     score: nn.Module
-    if spec.words:
-        backbone, score = load_selected_logits(folder, params, spec.words)
+    if spec.returned_token_ids:
+        backbone, score = load_selected_logits(folder, params, spec.returned_token_ids)
     else:
-        # The class that the folder brings is this model and this head: its code is not needed.
+        # The class in the folder's code is this transformer with this head, so its code is not run.
         backbone = Backbone(load_checkpoint(folder, evolve(params, trust_remote_code=False)))
         score = _load_score(folder).to(params.device).eval()
     return LoadedModel(
         backbone=backbone,
         heads={TokenClassify: TokenClassificationHead(TokenLogits(score), STEP_ACTIVATIONS, spec.step_token_id)},
-        about=f"{len(spec.labels)} labels for each step",
+        description=f"{len(spec.labels)} labels for each step",
     )
 
 
-STEP_ACTIVATIONS: ActivationFunctions = {"probabilities": softmax, "score": softmax, "raw": raw}
-"""A step is judged by one of the labels, be there one alone: there is no other score."""
+STEP_ACTIVATIONS: ActivationFunctions = {"probabilities": softmax, "score": softmax, "raw": identity}
+"""A step's score is the softmax over its labels, even if there is only one."""
 
 
 def _load_score(folder: ModelFolder[ProcessReward]) -> nn.Module:

@@ -1,62 +1,62 @@
-"""Process reward models: they judge each step of a solution, at the token that ends it.
+"""Process reward models: they score each step of a solution, at the token that ends it.
 
-Qwen2.5-Math-PRM brings a head of its own. Any causal language model can be one when ``--step-tag-id`` and
-``--returned-token-ids`` say which token ends a step and by which words it is judged (Math-Shepherd,
-https://arxiv.org/abs/2312.08935, judges by + and −).
+Qwen2.5-Math-PRM has a classification head. Any causal language model can be served as one when ``--step-tag-id``
+names the token that ends a step and ``--returned-token-ids`` the tokens whose logits are compared there (Math-Shepherd,
+https://arxiv.org/abs/2312.08935, compares + and −).
 """
 
 from attrs import frozen
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.classification.spec import label_names
+from trio_pool_serve.models.classification.spec import read_labels
 from trio_pool_serve.models.files.folder_files import FolderFiles
-from trio_pool_serve.models.files.vocabulary import find_token
+from trio_pool_serve.models.files.vocabulary import find_token_id
 from trio_pool_serve.models.model_spec import ModelSpec
 
-STEP_TOKEN = "<extra_0>"  # noqa: S105  (a word of the vocabulary, no secret)
-"""What Qwen2.5-Math-PRM's solutions have after each step."""
+STEP_TOKEN = "<extra_0>"  # noqa: S105  (a token of the vocabulary, no secret)
+"""The token after each step in Qwen2.5-Math-PRM's inputs."""
 
 
 @frozen(kw_only=True)
 class ProcessReward(ModelSpec):
-    """One row of label probabilities for each step.
-
-    ``words`` are the tokens whose logits are compared; empty for a model with a head of its own.
-    """
+    """One row of label probabilities for each step."""
 
     step_token_id: int
-    words: tuple[int, ...] = ()
-    label_names: tuple[str, ...]
+    returned_token_ids: tuple[int, ...] = ()
+    """Tokens whose logits are compared; empty for a model with a classification head."""
+    labels: tuple[str, ...]
+    """Those of the head, or the ids of ``returned_token_ids``."""
 
     tasks = frozenset({"token_classify"})
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Those of the head, or the ids of the words."""
-        return self.label_names
-
 
 def read_process_reward(files: FolderFiles, config: ModelConfig) -> ProcessReward | None:
-    """Take process reward models, and language models that the settings make one."""
+    """Read process reward models, and causal language models that ``config`` makes one."""
     if "Qwen2ForProcessRewardModel" in files.architectures:
-        step = config.step_tag_id if config.step_tag_id is not None else find_token(files, STEP_TOKEN)
+        step = config.step_tag_id if config.step_tag_id is not None else find_token_id(files, STEP_TOKEN)
         if step is None:
-            raise ModelLoadError(f"The vocabulary has no {STEP_TOKEN}; say with --step-tag-id which token ends a step.")
+            raise ModelLoadError(
+                f"The vocabulary has no {STEP_TOKEN}; set the token that ends a step by --step-tag-id."
+            )
         if config.returned_token_ids:
-            raise ModelLoadError("--returned-token-ids is for language models; this one has a head of its own.")
-        return ProcessReward(step_token_id=step, label_names=label_names(files.config))
+            raise ModelLoadError(
+                "--returned-token-ids is for causal language models; this one has a classification head."
+            )
+        return ProcessReward(step_token_id=step, labels=read_labels(files.config))
     if config.step_tag_id is None and not config.returned_token_ids:
         return None
     if files.modules or not any(name.endswith("ForCausalLM") for name in files.architectures):
-        raise ModelLoadError("--step-tag-id and --returned-token-ids are for causal language models; this is none.")
+        raise ModelLoadError("--step-tag-id and --returned-token-ids require a causal language model.")
     if config.step_tag_id is None or not config.returned_token_ids:
-        raise ModelLoadError("A language model judges steps only with both --step-tag-id and --returned-token-ids.")
+        raise ModelLoadError(
+            "To score steps, a causal language model needs both --step-tag-id and --returned-token-ids."
+        )
     outside = [i for i in (config.step_tag_id, *config.returned_token_ids) if i >= files.text_config["vocab_size"]]
     if outside:
-        raise ModelLoadError(f"Token {outside[0]} is past the vocabulary's {files.text_config['vocab_size']}.")
+        raise ModelLoadError(f"Token {outside[0]} is outside the vocabulary of {files.text_config['vocab_size']}.")
     return ProcessReward(
         step_token_id=config.step_tag_id,
-        words=config.returned_token_ids,
-        label_names=tuple(map(str, config.returned_token_ids)),
+        returned_token_ids=config.returned_token_ids,
+        labels=tuple(map(str, config.returned_token_ids)),
     )

@@ -1,14 +1,14 @@
-"""Learned sparse models: a masked language model, and perhaps a table of weights for queries."""
+"""Loading learned sparse models: a masked language model and an optional table of token weights."""
 
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
+from trio_pool_serve.models.loading.stored_weights import read_weights
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.sparse.spec import Sparse
 from trio_pool_serve.runner.backbone import Backbone
@@ -25,29 +25,23 @@ def load_sparse(folder: ModelFolder[Sparse], params: LoadingParams) -> LoadedMod
     heads: dict[type[Any], Head] = {
         SparseEmbed: SpladeHead(spec.splade_pooling, spec.log1p_twice, spec.max_active_dims)
     }
-    about = f"SPLADE by {spec.splade_pooling}"
+    description = f"SPLADE by {spec.splade_pooling}"
     if spec.table is not None:
         table = _read_table(spec.table)
         if len(table) > folder.vocab_size:
             raise ModelLoadError(f"The table has {len(table)} weights for a vocabulary of {folder.vocab_size}.")
-        # Clients may send ids up to the end of the vocabulary, which is often rounded up.
+        # Clients may send any id of the vocabulary, whose size is often rounded up.
         weights = torch.zeros(folder.vocab_size)
         weights[: len(table)] = table
         heads[SparseLookup] = SparseLookupHead(weights.to(params.device), spec.max_active_dims)
-        about += f", {' and '.join(sorted(filter(None, spec.lookup_input_types)))} weights looked up"
+        description += f", {' and '.join(sorted(filter(None, spec.lookup_input_types)))} weights looked up"
     return LoadedModel(
-        backbone=Backbone(model, output="logits"), heads=heads, about=about, output_width=folder.vocab_size
+        backbone=Backbone(model, output="logits"), heads=heads, description=description, output_width=folder.vocab_size
     )
 
 
 def _read_table(folder: Path) -> Tensor:
-    safe = folder / "model.safetensors"
-    try:
-        if safe.is_file():
-            weight = load_file(safe)["weight"]
-        else:
-            weight = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)["weight"]
-    except Exception as error:
-        raise ModelLoadError(f"The weights of {folder} cannot be loaded: {error!r}") from error
-    assert isinstance(weight, Tensor)  # noqa: S101
-    return weight
+    weights = read_weights(folder, "weight")
+    if "" not in weights:
+        raise ModelLoadError(f"{folder} has no weight named weight.")
+    return weights[""]

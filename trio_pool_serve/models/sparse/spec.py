@@ -1,7 +1,7 @@
 """Learned sparse models: weights over the vocabulary.
 
-SPLADE reads queries and documents with a masked language model. Inference-free SPLADE reads documents so, and
-looks the weights of a query's tokens up in a table: a Router with two routes.
+SPLADE encodes queries and documents with a masked language model. Inference-free SPLADE encodes only documents so
+and looks up the weights of a query's tokens in a table: a Router with two routes.
 """
 
 from collections.abc import Sequence
@@ -28,36 +28,36 @@ ACTIVATIONS = ("relu", "log1p_relu")
 
 @frozen(kw_only=True)
 class Sparse(ModelSpec):
-    """A masked language model, and for some input types a table of weights."""
+    """A masked language model and, for some input types, a table of token weights."""
 
     splade_pooling: SpladePooling = "max"
     log1p_twice: bool = False
-    """Whether the logarithm is taken again, as OpenSearch's third generation does."""
+    """Whether log1p is applied twice, as in OpenSearch's third generation of models."""
     max_active_dims: int | None = None
-    """The greatest so many weights are given, ``None`` for all."""
+    """Number of greatest weights that are returned, ``None`` for all."""
     table: Path | None = None
-    """Folder of the table, if there is one."""
+    """Folder of the SparseStaticEmbedding module, if there is one."""
     lookup_input_types: frozenset[InputType | None] = frozenset()
     """The input types of texts whose weights are looked up."""
     lookup_length: int | None = None
-    """Tokens to which such a text is cut."""
+    """Tokens to which such texts are truncated."""
 
     tasks = frozenset({"sparse_embed"})
 
     @property
     def pooling(self) -> str:
-        """SPLADE's, over the vocabulary."""
+        """SPLADE pooling, over the vocabulary."""
         return "splade"
 
     def sparse_params(self, input_type: InputType | None) -> PoolingParams:
-        """Return what to ask for the sparse vector of a text of this input type."""
+        """Return the params by which the sparse vector of a text of this input type is computed."""
         return SparseLookup() if input_type in self.lookup_input_types else SparseEmbed()
 
 
 def read_sparse(files: FolderFiles, config: ModelConfig) -> Sparse | None:
-    """Take SparseEncoder folders, and bare masked language models if the operator says so."""
+    """Read SparseEncoder folders and, with ``--task sparse_embed``, bare masked language models."""
     if files.router is not None:
-        return _of_router(files)
+        return _read_router(files)
     names = {module.name for module in files.modules}
     if files.sentence_transformers_config.get("model_type") == "SparseEncoder" or names & SPARSE_MODULES:
         return _splade(files, files.modules)
@@ -67,10 +67,10 @@ def read_sparse(files: FolderFiles, config: ModelConfig) -> Sparse | None:
     return None
 
 
-def _of_router(files: FolderFiles) -> Sparse:
+def _read_router(files: FolderFiles) -> Sparse:
     assert files.router is not None  # noqa: S101
     if len(files.modules) > 1 or not set(files.router.routes) <= {"query", "document"}:
-        raise ModelLoadError("The Router does more than to tell queries from documents, which is not supported.")
+        raise ModelLoadError("The Router has other routes than query and document, which is not supported.")
     tables = {
         route: modules[0].path
         for route, modules in files.router.routes.items()
@@ -78,7 +78,7 @@ def _of_router(files: FolderFiles) -> Sparse:
     }
     splades = [modules for route, modules in files.router.routes.items() if route not in tables]
     if len(tables) != 1 or len(splades) != 1:
-        raise ModelLoadError("A Router is supported where one route is a SparseStaticEmbedding and one a SPLADE.")
+        raise ModelLoadError("A Router is supported only if one route is a SparseStaticEmbedding and one a SPLADE.")
     [(route, table)] = tables.items()
     input_types: set[InputType | None] = {cast("InputType", route)}
     if files.router.default_route == route:
@@ -105,14 +105,14 @@ def _splade(
 ) -> Sparse:
     names = [module.name for module in modules]
     if names[:1] not in ([name] for name in TRANSFORMERS) or names[1:] != ["SpladePooling"]:
-        raise ModelLoadError(f"A sparse model of {', '.join(names) or 'no modules'} is not supported: SPLADE is.")
-    usual = "fill-mask" if names[0] == "MLMTransformer" else "feature-extraction"
-    task = files.module_config.get("transformer_task", usual)
+        raise ModelLoadError(f"A sparse model of {', '.join(names) or 'no modules'} is not supported; SPLADE is.")
+    default_task = "fill-mask" if names[0] == "MLMTransformer" else "feature-extraction"
+    task = files.module_config.get("transformer_task", default_task)
     if task != "fill-mask":
         raise ModelLoadError(f"The transformer's task is {task!r}: SpladePooling needs the logits of fill-mask.")
     for name in ("query_length", "document_length", "query_expansion", "processing_kwargs"):
         if files.module_config.get(name):
-            raise ModelLoadError(f"The transformer's config asks for {name}, which is not supported.")
+            raise ModelLoadError(f"The transformer's config requires {name}, which is not supported.")
     pooling = modules[1].config.get("pooling_strategy", "max")
     activation = modules[1].config.get("activation_function", "relu")
     if pooling not in get_args(SpladePooling) or activation not in ACTIVATIONS:
@@ -128,7 +128,10 @@ def _splade(
 
 
 def _require_same_tokenizer(table: Path, transformer: Path) -> None:
-    """Texts are tokenised once for all input types; a saved tokenizer's truncation and padding are not used."""
+    """Raise ``ModelLoadError`` unless both tokenizers are equal but for truncation and padding, which are not used.
+
+    One tokenizer serves all input types.
+    """
     vocabularies = [
         {
             key: value

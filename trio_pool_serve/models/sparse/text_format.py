@@ -1,4 +1,4 @@
-"""Texts whose sparse weights are looked up in a table, without a forward pass."""
+"""Text format of sparse models whose weights are looked up in a table for some input types."""
 
 import numpy as np
 from attrs import frozen
@@ -12,25 +12,25 @@ from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 @frozen(kw_only=True)
 class LookupFormat(TextFormat):
-    """Texts in ``lookup_input_types`` have no special tokens, and so may have none at all."""
+    """Texts of the ``lookup_input_types`` have no special tokens, so they can be empty."""
 
     lookup_input_types: frozenset[InputType | None]
 
     def finish(
         self, token_ids: TokenIds, input_type: InputType | None, *, instruction_tokens: int = 0
     ) -> RenderedPrompt:
-        """Put a token that does not count in the place of none: a row of a batch has at least one."""
+        """Replace an empty row by one token that is not attended to: a row of a batch has at least one token."""
         if input_type in self.lookup_input_types and len(token_ids) == 0:
             return RenderedPrompt(np.zeros(1, dtype=np.int32), attended=0)
         return RenderedPrompt(token_ids, instruction_tokens)
 
     def adds_special_tokens(self, input_type: InputType | None) -> bool:
-        """Tell whether the text is read by the transformer."""
+        """Return whether the text is computed by the transformer."""
         return input_type not in self.lookup_input_types
 
 
 def sparse_text_format(spec: Sparse, tokenizer: Tokenizer) -> TextFormat:
-    """Return the text format of a model: the default one unless some input type is looked up."""
+    """Return a ``LookupFormat`` if some input type is looked up, else the default format."""
     del tokenizer
     if not spec.lookup_input_types:
         return TextFormat()

@@ -1,1 +1,1 @@
-"""Embedding models that read images among the tokens of a text."""
+"""Vision-language embedding models: images among the tokens of a text."""

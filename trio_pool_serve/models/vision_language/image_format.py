@@ -1,4 +1,4 @@
-"""Images among the tokens of a text, each in the place of its placeholder."""
+"""Image format of vision-language models: each image replaces its placeholder among the tokens of a text."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import numpy.typing as npt
 from attrs import frozen
 
 from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
-from trio_pool_serve.models.loading.image_processors import probe, read_processor
+from trio_pool_serve.models.loading.image_processors import probe_image_processor, read_image_processor
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder
 from trio_pool_serve.models.vision_language.spec import ImagePatches, VisionLanguage
 from trio_pool_serve.rendering.media.image_processor import FolderProcessor
@@ -18,58 +18,58 @@ from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
 
 @frozen
 class GridTokens:
-    """Qwen's: ``image_grid_thw`` has each image's patches in time, height and width."""
+    """Counts tokens by Qwen's ``image_grid_thw``: each image's patches in time, height and width."""
 
     patches: ImagePatches
 
     def of(self, arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[int, ...]:
-        """Count patches, merged by merged of them."""
-        return tuple(int(patches) // self.patches.merged**2 for patches in arrays["image_grid_thw"].prod(axis=1))
+        """Return the tokens of each image: one for ``merge_size`` × ``merge_size`` patches."""
+        return tuple(int(patches) // self.patches.merge_size**2 for patches in arrays["image_grid_thw"].prod(axis=1))
 
 
 @frozen
 class PlaceholderFormat:
-    """A placeholder is the token ``token_id``; with its images an input has at most ``max_model_len`` tokens."""
+    """``token_id`` is the image placeholder; inputs with their images are limited to ``max_model_len`` tokens."""
 
     processor: FolderProcessor
     token_id: int
     max_model_len: int
 
     def alone(self, image: ImageFeatures) -> RenderedPrompt | None:
-        """Return ``None``: around an image stands what the chat template says."""
+        """Return ``None``: the chat template renders the text around an image."""
         del image
         return None
 
     def expand(self, token_ids: TokenIds, images: Sequence[ImageFeatures]) -> RenderedPrompt:
-        """Put as many tokens in the place of each placeholder as its image has.
+        """Repeat each placeholder as many times as its image has tokens.
 
-        Raises ``InvalidRequestError`` unless there are as many placeholders as images: a text can hold the
-        placeholder's own name. Raises ``ContextLengthError`` for more tokens than the model takes.
+        Raises ``InvalidRequestError`` unless there are as many placeholders as images: a client's text may contain the
+        placeholder. Raises ``ContextLengthError`` for more tokens than ``max_model_len``.
         """
         if not images:
-            refuse_placeholders(token_ids, self.token_id)
+            reject_placeholders(token_ids, self.token_id)
             return RenderedPrompt(token_ids)
-        (places,) = np.nonzero(token_ids == self.token_id)
+        (positions,) = np.nonzero(token_ids == self.token_id)
         sizes = [tokens for image in images for tokens in image.tokens]
-        if len(places) != len(sizes):
+        if len(positions) != len(sizes):
             raise InvalidRequestError(
-                f"An input has {len(sizes)} images, but {len(places)} placeholders for images.", field="prompts"
+                f"An input has {len(sizes)} images, but {len(positions)} placeholders for images.", field="prompts"
             )
         repeats = np.ones(len(token_ids), dtype=np.int64)
-        repeats[places] = sizes
+        repeats[positions] = sizes
         if repeats.sum() > self.max_model_len:
             raise too_long(f"{repeats.sum()}", self.max_model_len)
-        return RenderedPrompt(np.repeat(token_ids, repeats), images=join(images))
+        return RenderedPrompt(np.repeat(token_ids, repeats), images=join_images(images))
 
 
-def refuse_placeholders(token_ids: TokenIds, token_id: int) -> None:
-    """Raise ``InvalidRequestError`` for what stands for an image: a model would look for it in the whole batch."""
+def reject_placeholders(token_ids: TokenIds, token_id: int) -> None:
+    """Raise ``InvalidRequestError`` for an image placeholder: the model would match it with any image of the batch."""
     if token_id in token_ids:
         raise InvalidRequestError("An input has a placeholder for an image, but no image.", field="prompts")
 
 
-def join(images: Sequence[ImageFeatures]) -> ImageFeatures:
-    """Return several images of one input as one: every array's first dimension counts images, or their patches."""
+def join_images(images: Sequence[ImageFeatures]) -> ImageFeatures:
+    """Concatenate the images of one input: the first dimension of every array is images or patches."""
     if len(images) == 1:
         return images[0]
     return ImageFeatures(
@@ -79,25 +79,25 @@ def join(images: Sequence[ImageFeatures]) -> ImageFeatures:
 
 
 def placeholder_image_format(folder: ModelFolder[VisionLanguage]) -> PlaceholderFormat:
-    """Return the image format of a model. Raises ``ModelLoadError`` if the processor does not fit the model."""
+    """Return the image format. Raises ``ModelLoadError`` if the image processor does not match the model."""
     patches = folder.spec.patches
     return PlaceholderFormat(grid_processor(folder, patches), patches.token_id, folder.max_model_len)
 
 
 def grid_processor(folder: AnyModelFolder, patches: ImagePatches) -> FolderProcessor:
-    """Return the image processor of a Qwen-VL model. Raises ``ModelLoadError`` if it does not fit the model."""
-    processor = read_processor(folder.transformer_path, GridTokens(patches), usual="Qwen2VLImageProcessor")
+    """Return the image processor of a Qwen-VL model. Raises ``ModelLoadError`` if it does not match the model."""
+    processor = read_image_processor(
+        folder.transformer_path, GridTokens(patches), default_class="Qwen2VLImageProcessor"
+    )
     if processor.class_name != "Qwen2VLImageProcessor":
+        raise ModelLoadError(f"The image processor {processor.class_name} does not prepare images for this model.")
+    shape = probe_image_processor(processor).arrays["pixel_values"].shape
+    if shape[1:] != (patches.values_per_patch,):
         raise ModelLoadError(
-            f"The image processor {processor.class_name} does not cut images as this model reads them."
+            f"The image processor returns {shape} for an image, but the image tower takes patches of "
+            f"{patches.values_per_patch} values."
         )
-    shape = probe(processor).arrays["pixel_values"].shape
-    if shape[1:] != (patches.numbers,):
-        raise ModelLoadError(
-            f"The image processor makes {shape} of an image, which is not what the image tower takes: patches of "
-            f"{patches.numbers} numbers."
-        )
-    merged = int(processor.settings.get("merge_size", 2))
-    if merged != patches.merged:
-        raise ModelLoadError(f"The image processor merges {merged} patches a side, the model {patches.merged}.")
+    merge_size = int(processor.settings.get("merge_size", 2))
+    if merge_size != patches.merge_size:
+        raise ModelLoadError(f"The image processor has merge_size {merge_size}, the model {patches.merge_size}.")
     return processor

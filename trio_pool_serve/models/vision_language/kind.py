@@ -1,4 +1,4 @@
-"""Embedding models that read images among the tokens of a text."""
+"""Vision-language embedding models: images among the tokens of a text."""
 
 from trio_pool_serve.models.model_kind import ModelKind
 from trio_pool_serve.models.vision_language.image_format import placeholder_image_format

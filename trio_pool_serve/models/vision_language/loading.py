@@ -1,4 +1,4 @@
-"""Embedding models that read images among the words."""
+"""Loading vision-language embedding models."""
 
 from torch import nn
 
@@ -13,12 +13,12 @@ from trio_pool_serve.types import Embed, TokenEmbed
 
 
 def load_vision_language(folder: ModelFolder[VisionLanguage], params: LoadingParams) -> LoadedModel:
-    """Load a ``VisionLanguage`` model. A token's vector is the transformer's own, before pooling and heads."""
+    """Load a ``VisionLanguage`` model. Token embeddings are the transformer's states, before pooling."""
     spec = folder.spec
     pooler = load_pooler(spec.modules, params.device)
-    model = load_checkpoint(folder, params, may_lack=())
+    model = load_checkpoint(folder, params, optional_weights=())
     return LoadedModel(
         backbone=QwenVision(model, image_token_id=spec.patches.token_id),
         heads={Embed: EmbeddingHead(pooler), TokenEmbed: TokenEmbeddingHead(nn.Identity(), normalizes=False)},
-        about=f"texts with images, {'+'.join(pooler.pooling)} pooling",
+        description=f"texts with images, {'+'.join(pooler.pooling)} pooling",
     )

@@ -1,8 +1,8 @@
-"""Embedding models that read images among the words: Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
+"""Vision-language embedding models: Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
 
-A language model with an image tower before it: in the place of each image's placeholder stand as many tokens as the
-tower makes of the image (Wang et al., https://arxiv.org/abs/2409.12191). Qwen3-VL-Embedding, GME and the like pool
-the last token's state; sentence-transformers' modules.json says so.
+A language model with an image tower: each image placeholder is replaced by as many tokens as the tower outputs for the
+image (Wang et al., https://arxiv.org/abs/2409.12191). Qwen3-VL-Embedding, GME and similar models pool the last token's
+state, as declared in sentence-transformers' modules.json.
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,19 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.embedding.spec import STATES, Embedding, modules_after_transformer, similarity_of
 from trio_pool_serve.models.files.chat_template import read_chat_format
 from trio_pool_serve.models.files.folder_files import FolderFiles
-from trio_pool_serve.models.files.modalities import modality_config, refuse_lengths, refuse_options, require_methods
+from trio_pool_serve.models.files.modalities import (
+    modality_config,
+    reject_input_type_lengths,
+    reject_processing_kwargs,
+    require_methods,
+)
 from trio_pool_serve.rendering.chat.chat_format import ChatFormat
 
 DEFAULT_PATCH_SIZE = {"qwen2_vl": 14, "qwen2_5_vl": 14, "qwen3_vl": 16, "qwen3_vl_moe": 16}
-"""The model types, and the patches (pixels a side) of those whose vision_config leaves it out."""
+"""Pixels per side by model type, if vision_config omits it."""
 
 CLASS_SUFFIXES = ("VLModel", "VLMoeModel", "ForConditionalGeneration")
-"""What the names of the classes end with that have such a model's weights."""
+"""Suffixes of the class names that such a model's weights are saved from."""
 
 QWEN_IMAGE_TOKEN = 151655
 
@@ -31,19 +36,19 @@ QWEN_IMAGE_TOKEN = 151655
 class ImagePatches:
     """How an image becomes tokens.
 
-    It is cut into patches of ``size`` pixels a side, repeated over ``frames``; ``merged`` by ``merged`` patches become
-    one token, which stands where the text has ``token_id``.
+    An image is split into patches of ``patch_size`` pixels per side, repeated over ``temporal_patch_size`` frames.
+    ``merge_size`` × ``merge_size`` patches become one token, in the place of ``token_id``.
     """
 
     token_id: int
-    size: int
-    frames: int
-    merged: int
+    patch_size: int
+    temporal_patch_size: int
+    merge_size: int
 
     @property
-    def numbers(self) -> int:
-        """Numbers that a patch has: its colours in all frames."""
-        return 3 * self.frames * self.size**2
+    def values_per_patch(self) -> int:
+        """Pixel values of a patch: three channels in all frames."""
+        return 3 * self.temporal_patch_size * self.patch_size**2
 
 
 @frozen(kw_only=True)
@@ -54,43 +59,43 @@ class VisionLanguage(Embedding):
 
 
 def read_vision_language(files: FolderFiles, config: ModelConfig) -> VisionLanguage | None:
-    """Take folders of the model types known."""
+    """Read folders of the known model types."""
     del config
-    kind = files.config.get("model_type")
-    if kind not in DEFAULT_PATCH_SIZE:
+    model_type = files.config.get("model_type")
+    if model_type not in DEFAULT_PATCH_SIZE:
         return None
-    wrong = [name for name in files.architectures if not name.endswith(CLASS_SUFFIXES)]
-    if wrong:
-        raise ModelLoadError(f"{wrong[0]} is not an embedding model, and what it does is not supported.")
+    unsupported = [name for name in files.architectures if not name.endswith(CLASS_SUFFIXES)]
+    if unsupported:
+        raise ModelLoadError(f"{unsupported[0]} is not an embedding model, and is not supported.")
     task = files.module_config.get("transformer_task", "feature-extraction")
     if task != "feature-extraction":
-        raise ModelLoadError(f"The transformer's task is {task!r}, which its modules give no use for.")
-    refuse_lengths(files)
+        raise ModelLoadError(f"The transformer's task is {task!r}, which is not supported for an embedding model.")
+    reject_input_type_lengths(files)
     return VisionLanguage(
         modules=modules_after_transformer(files),
-        vector_similarity=similarity_of(files),
+        similarity=similarity_of(files),
         conversation=_conversation(files),
-        patches=read_patches(files.config, kind),
+        patches=read_patches(files.config, model_type),
     )
 
 
 def _conversation(files: FolderFiles) -> ChatFormat | None:
-    """Return how the template is used: by sentence-transformers' word, and in a bare folder if there is one."""
+    """Return how inputs are put into the chat template, ``None`` if modules.json declares no conversations."""
     if files.modules:
         found = modality_config(files)
         if "message" not in found:
-            refuse_options(files, {})
+            reject_processing_kwargs(files, {})
             return None
         require_methods(found, {"message": STATES})
     return read_chat_format(files)
 
 
-def read_patches(config: Mapping[str, Any], kind: str) -> ImagePatches:
-    """Return what the config of a Qwen model says of images, with transformers' numbers for what it leaves out."""
+def read_patches(config: Mapping[str, Any], model_type: str) -> ImagePatches:
+    """Return the patches that a Qwen model's config declares, with transformers' defaults for omitted values."""
     vision = config.get("vision_config") or {}
     return ImagePatches(
         token_id=config.get("image_token_id", QWEN_IMAGE_TOKEN),
-        size=vision.get("patch_size", DEFAULT_PATCH_SIZE[kind]),
-        frames=vision.get("temporal_patch_size", 2),
-        merged=vision.get("spatial_merge_size", 2),
+        patch_size=vision.get("patch_size", DEFAULT_PATCH_SIZE[model_type]),
+        temporal_patch_size=vision.get("temporal_patch_size", 2),
+        merge_size=vision.get("spatial_merge_size", 2),
     )

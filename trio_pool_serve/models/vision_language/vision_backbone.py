@@ -1,4 +1,4 @@
-"""A language model that reads images among the words."""
+"""Forward pass of vision-language models: texts with images among their tokens."""
 
 from typing import Any
 
@@ -19,23 +19,23 @@ class QwenVision(Backbone):
     image_token_id: int = field(kw_only=True)
 
     def __call__(self, forward: ForwardPass) -> Tensor:
-        """Return the states, [rows, tokens, hidden]; rows without images may be among the others.
+        """Return the states, [rows, tokens, hidden]; the batch may mix rows with and without images.
 
-        Rows that bring embeddings are computed by themselves where others have images: the model finds the places of
-        images by what is embedded there, and anybody can send just that.
+        In a batch with images, rows of token embeddings are computed in a separate forward pass: given embeddings, the
+        model finds placeholders by comparing with the placeholder's embedding, which any client could send.
         """
         requests = forward.requests
         if not images_of(requests):
             return super().__call__(forward)
         embedded = [row for row, request in enumerate(requests) if request.prompt.embeds is not None]
         if not embedded:
-            return self._beside_images(forward)
+            return self._with_images(forward)
         others = [row for row, request in enumerate(requests) if request.prompt.embeds is None]
-        parts = [super().__call__(forward.select(embedded)), self._beside_images(forward.select(others))]
-        places = torch.tensor([*embedded, *others]).argsort().to(forward.input_ids.device, non_blocking=True)
-        return torch.cat(parts)[places]
+        parts = [super().__call__(forward.select(embedded)), self._with_images(forward.select(others))]
+        order = torch.tensor([*embedded, *others]).argsort().to(forward.input_ids.device, non_blocking=True)
+        return torch.cat(parts)[order]
 
-    def _beside_images(self, forward: ForwardPass) -> Tensor:
+    def _with_images(self, forward: ForwardPass) -> Tensor:
         model: Any = self.model
         states = model(
             input_ids=forward.input_ids,
@@ -49,8 +49,8 @@ class QwenVision(Backbone):
     def _positions(self, forward: ForwardPass) -> Tensor:
         """Return the positions in time, height and width, [3, rows, tokens].
 
-        The model's own arithmetic, on the host: there it takes ids and grids apart one by one, for each of which the
-        device would have to be waited for. Given beforehand, they also leave no trace in the model.
+        Computed by the model's own method, on the host: it iterates over ids and grids, and on the device each step
+        would wait for a copy. Passing positions also keeps the model from storing them as state.
         """
         rows, longest = forward.input_ids.shape
         ids = np.zeros((rows, longest), dtype=np.int64)

@@ -1,1 +1,1 @@
-"""Conversations and pairs through chat templates."""
+"""Rendering of conversations and pairs by chat templates."""

@@ -1,7 +1,8 @@
-"""Conversations to texts by chat templates, each in a process that can be killed."""
+"""Renders chat templates in processes that can be killed."""
 
 import signal
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,13 +15,13 @@ from trio_pool_serve.rendering.chat.template_process import MEMORY_BYTES, Templa
 from trio_pool_serve.threads.offload import Offload
 
 LOOP_CHARACTERS = 16 * 1024
-"""Conversations up to this size are made into JSON on the loop, as bodies and answers are."""
+"""Conversations up to this size are encoded to JSON on the event loop, as bodies and responses are."""
 
 LOOP_BYTES = 128 * 1024
-"""Texts up to this size are decoded on the loop, in less time than a hop takes."""
+"""Texts up to this size are decoded on the event loop, in less time than a thread hop takes."""
 
 CHARACTERS_PER_PART = 64
-"""What a message or a part costs beside its text, as if it were text."""
+"""The cost of a message or part in addition to its text, as a number of characters."""
 
 RESERVED_VARIABLES = frozenset(
     {
@@ -41,15 +42,15 @@ RESERVED_VARIABLES = frozenset(
         "return_dict",
     }
 )
-"""Names of what renders, which no variable of a template can have."""
+"""Parameter names of the rendering functions, which are not accepted as template kwargs."""
 
 
 @frozen(kw_only=True)
 class ChatTemplate:
-    """A template in Jinja, and what it is rendered with.
+    """A Jinja template and its variables.
 
-    ``variables`` are the special tokens, by name, and whatever the model's files hand to it. ``structured`` has
-    texts handed to it as parts of a message; images always are. ``is_from_request`` says that it came with a request.
+    ``variables`` are the special tokens by name and the template kwargs of the model's files. ``structured`` passes
+    texts as a list of parts; messages with images always are. ``is_from_request`` is true for a client's template.
     """
 
     text: str
@@ -60,9 +61,9 @@ class ChatTemplate:
 
 @define(eq=False)
 class ChatTemplates:
-    """Renders templates in processes of their own, which are killed after ``timeout_s`` seconds.
+    """Renders templates in child processes, which are killed after ``timeout_s`` seconds.
 
-    Those of clients have other processes than the models' own: whoever sends endless ones waits for the like.
+    Clients' templates have separate processes, so endless ones delay only other clients' templates.
     """
 
     processes: WorkerProcesses
@@ -73,26 +74,26 @@ class ChatTemplates:
     async def render(self, template: ChatTemplate, prompt: ChatPrompt, *, max_characters: int) -> str:
         """Return the text of a conversation.
 
-        Raises ``InvalidRequestError`` for a template or a conversation that cannot be rendered, within the time
-        limit, the memory and ``max_characters`` that there are; ``UnavailableError`` when the server shuts down, or
-        somebody kills the process.
-        Cancellation: at once; the process keeps its place until it is done, or killed.
+        Raises ``InvalidRequestError`` for a template or a conversation that cannot be rendered within the limits of
+        time, memory and ``max_characters``; ``UnavailableError`` if the server shuts down or the process is killed
+        from outside. Cancellation: at once; the process keeps its slot until it finishes or is killed.
         """
         field: JobField = "prompts" if prompt.chat_template is None else "chat_template"
         if _is_small(prompt):
-            question = _question(template, prompt)
+            request = _encoded_request(template, prompt)
         else:
-            question = await self.offload.run("render", lambda: _question(template, prompt), abandon_on_cancel=True)
+            encode = partial(_encoded_request, template, prompt)
+            request = await self.offload.run("render", encode, abandon_on_cancel=True)
         processes = self.request_template_processes if template.is_from_request else self.processes
         try:
-            text = await processes.call(render_template, question, max_characters, timeout_s=self.timeout_s)
+            text = await processes.call(render_template, request, max_characters, timeout_s=self.timeout_s)
         except WorkerTooSlowError as error:
             raise InvalidRequestError(
                 f"The chat template took longer than the {self.timeout_s:g} s that it may take (--template-timeout-s).",
                 field=field,
             ) from error
         except WorkerDiedError as error:
-            if error.exit_code == -signal.SIGKILL:  # somebody else's doing
+            if error.exit_code == -signal.SIGKILL:  # not by this server
                 raise UnavailableError("The process that rendered the chat template was killed.") from error
             raise InvalidRequestError(
                 f"The chat template needs more than the {MEMORY_BYTES >> 20} MiB of memory that it may take.",
@@ -106,7 +107,7 @@ class ChatTemplates:
 
 
 def _is_small(prompt: ChatPrompt) -> bool:
-    """Tell whether encoding takes less time than a hop; variables that are trees might be of any size."""
+    """Whether encoding takes less time than a thread hop; lists and dicts as variables can have any size."""
     given = prompt.template_kwargs.values()
     if any(isinstance(value, list | dict) for value in given):
         return False
@@ -114,24 +115,20 @@ def _is_small(prompt: ChatPrompt) -> bool:
     left -= sum(len(value) for value in given if isinstance(value, str))
     for message in prompt.messages:
         for part in message.parts:
-            left -= CHARACTERS_PER_PART + _length(part)
+            left -= CHARACTERS_PER_PART + (0 if isinstance(part, ImagePart) else len(part.text))
             if left < 0:
                 return False
     return left >= CHARACTERS_PER_PART * len(prompt.messages)
 
 
-def _length(part: Part) -> int:
-    return 0 if isinstance(part, ImagePart) else len(part.text)
-
-
-def _question(template: ChatTemplate, prompt: ChatPrompt) -> bytes:
+def _encoded_request(template: ChatTemplate, prompt: ChatPrompt) -> bytes:
     for name in prompt.template_kwargs:
         if name in RESERVED_VARIABLES:
             raise InvalidRequestError(
                 f"{name} is no variable of a template and cannot be one of {{template_kwargs}}.",
                 field="template_kwargs",
             )
-    question = TemplateRequest(
+    request = TemplateRequest(
         template=template.text,
         messages=template_messages(prompt.messages, structured=template.structured),
         variables={**template.variables, **prompt.template_kwargs},
@@ -139,7 +136,7 @@ def _question(template: ChatTemplate, prompt: ChatPrompt) -> bytes:
         continue_final_message=prompt.continue_final_message,
     )
     try:
-        return msgspec.json.encode(question)
+        return msgspec.json.encode(request)
     except UnicodeError as error:
         raise InvalidRequestError("An input is not valid Unicode text.", field="prompts") from error
     except (RecursionError, TypeError, ValueError) as error:
@@ -149,7 +146,7 @@ def _question(template: ChatTemplate, prompt: ChatPrompt) -> bytes:
 
 
 def template_messages(messages: Sequence[ChatMessage], *, structured: bool) -> list[dict[str, Any]]:
-    """Return messages as templates want them; a message with an image is always in parts."""
+    """Return messages in the form for templates; the content of one with an image is always a list of parts."""
     return [{"role": message.role, "content": _content(message.parts, structured=structured)} for message in messages]
 
 

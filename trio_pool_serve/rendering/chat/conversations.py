@@ -1,4 +1,4 @@
-"""Conversations, and texts and images that make one input together, to what the model reads."""
+"""Renders conversations, and inputs of several texts and images."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -33,35 +33,34 @@ from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt
 
 MAX_TEMPLATE_CHARACTERS = 64 * 1024
-"""Of a template that comes with a request; the longest that models are published with have a third of it."""
-
+"""Of a client's template; the longest of published models have a third of it."""
 
 MAX_CHARACTERS_PER_TOKEN = 1024
 MIN_TEXT_CHARACTERS = 2**17
-"""Of what a template makes: far more than is read, for whoever wants a long conversation cut."""
+"""Bounds of a rendered text: far more than is kept, for long conversations that are truncated."""
 
 
 class ImageLoader(Protocol):
-    """Gets images, and has them prepared."""
+    """Loads and prepares images."""
 
     async def load(self, part: ImagePart, processor: ImageProcessor) -> ImageFeatures:
-        """Return what a processor makes of an image. Raises ``MediaError``. Cancellation: at once."""
+        """Return an image's features by ``processor``. Raises ``MediaError``. Cancellation: at once."""
 
 
 RenderText = Callable[[TextPrompt, RenderingParams], Awaitable[RenderedPrompt]]
-"""Tokenises a text off the loop; raises and is cancelled as ``Renderer.render``."""
+"""Renders a text off the event loop. Errors and cancellation: as ``Renderer.render``."""
 
 Shorten = Callable[[str, int], Awaitable[str]]
-"""Returns the beginning of a text that makes so many tokens, off the loop."""
+"""Truncates a text to its first tokens, off the event loop."""
 
 
 @define(eq=False, kw_only=True)
 class Conversations:
-    """How one model reads conversations and contents.
+    """Renders conversations and contents for one model.
 
-    ``uses_chat_template`` says that it reads every input as a conversation of one user message, as
-    sentence-transformers has it. ``structured`` is how its own template wants texts. ``options`` are what its files
-    have the template rendered with. Without ``image_format`` it reads texts only.
+    ``uses_chat_template`` renders every input as a conversation of one user message, as in sentence-transformers.
+    ``structured`` is whether the model's template expects texts as lists of parts. ``options`` are the template kwargs
+    of the model's files. Without ``image_format`` only texts are accepted.
     """
 
     templates: ChatTemplates
@@ -70,7 +69,7 @@ class Conversations:
     shorten: Shorten
     max_model_len: int
     structured: bool | None = None
-    """``None`` to tell from the template."""
+    """``None`` to detect it from the template."""
     uses_chat_template: bool = False
     options: Mapping[str, Any] = Factory(dict)
     trusts_request_templates: bool = False
@@ -80,14 +79,14 @@ class Conversations:
 
     @property
     def max_characters(self) -> int:
-        """The longest text that a template may make; only its beginning may be tokenised."""
+        """Maximum length of a rendered text, of which perhaps only the beginning is tokenised."""
         return max(MIN_TEXT_CHARACTERS, self.max_model_len * MAX_CHARACTERS_PER_TOKEN)
 
     async def render(self, prompt: TextPrompt | ContentPrompt | ChatPrompt, params: RenderingParams) -> RenderedPrompt:
-        """Return what the model reads.
+        """Return the model input.
 
-        Raises ``InvalidRequestError``, ``ContextLengthError`` or ``MediaError``. Cancellation: at once, wherever it
-        waits; the images of the prompt are no longer loaded, and a process or thread keeps its place until it is done.
+        Raises ``InvalidRequestError``, ``ContextLengthError`` or ``MediaError``. Cancellation: at once; loading the
+        prompt's images stops, and a process or thread that works keeps its slot until it finishes.
         """
         if isinstance(prompt, ChatPrompt):
             return await self._render_chat(prompt, params)
@@ -106,20 +105,20 @@ class Conversations:
             (image,) = await self._load(images, image_format)
             alone = image_format.alone(image)
             if alone is not None:
-                return alone  # an image has as many tokens as its processor gives it, whatever texts may have
+                return alone  # not truncated: its processor decides how many tokens an image has
         if len(parts) > 1 and not self.chat.templates:
             raise InvalidRequestError("This model reads a text or an image, not several together.", field="prompts")
         return await self._render_in_conversation(parts, params)
 
     @property
-    def _reads_single_messages(self) -> bool:
-        """Whether it reads texts and images but no conversations: clients send it what it reads in a message."""
+    def _takes_single_messages(self) -> bool:
+        """Whether the model accepts texts and images but no conversations: clients send its input as one message."""
         return self.image_format is not None and not self.chat.templates
 
     # -- conversations --------------------------------------------------------------------------------
 
     async def _render_in_conversation(self, parts: Sequence[Part], params: RenderingParams) -> RenderedPrompt:
-        """Read parts as one user message."""
+        """Render parts as one user message."""
         if params.max_text_tokens is not None:
             parts = [await self._shortened(part, params.max_text_tokens) for part in parts]
         options = dict(self.options)
@@ -131,8 +130,8 @@ class Conversations:
 
     async def _render_chat(self, prompt: ChatPrompt, params: RenderingParams) -> RenderedPrompt:
         if not prompt.messages:
-            raise EmptyInputError("A conversation has no messages.", field="prompts")
-        if self._reads_single_messages and prompt.chat_template is None:
+            raise EmptyInputError("messages is empty.", field="prompts")
+        if self._takes_single_messages and prompt.chat_template is None:
             return await self._render_parts(_only_message(prompt), evolve(params, add_special_tokens=True))
         if prompt.add_generation_prompt and prompt.continue_final_message:
             raise InvalidRequestError(
@@ -143,27 +142,27 @@ class Conversations:
             system = ChatMessage("system", (TextPart(params.instruction),))
             prompt = evolve(prompt, messages=(system, *prompt.messages))
         images = _images([part for message in prompt.messages for part in message.parts])
-        reading = evolve(params, instruction="", max_text_tokens=None)
+        text_params = evolve(params, instruction="", max_text_tokens=None)
         if not images:
             text = await self.templates.render(template, prompt, max_characters=self.max_characters)
-            return await self.render_text(TextPrompt(text), reading)
+            return await self.render_text(TextPrompt(text), text_params)
         image_format = self._format_for(images)
-        # An image that is cut through is none: what is too long is refused, even where texts may be cut.
-        reading = evolve(reading, truncate_to=None)
-        text, features = await self._render_beside_images(template, prompt, images, image_format)
-        tokens = (await self.render_text(TextPrompt(text), reading)).token_ids
+        # Truncation could divide an image's tokens: inputs with images that are too long are rejected.
+        text_params = evolve(text_params, truncate_to=None)
+        text, features = await self._render_with_images(template, prompt, images, image_format)
+        tokens = (await self.render_text(TextPrompt(text), text_params)).token_ids
         rendered = await self.templates.offload.run(
             "media", lambda: image_format.expand(tokens, features), abandon_on_cancel=True
         )
         self._check_length(rendered, params)
         return rendered
 
-    async def _render_beside_images(
+    async def _render_with_images(
         self, template: ChatTemplate, prompt: ChatPrompt, images: Sequence[ImagePart], image_format: ImageFormat
     ) -> tuple[str, Sequence[ImageFeatures]]:
-        """Render the template while the images are loaded; the first failure ends both, and is raised as itself.
+        """Render the template while the images are loaded; the first failure cancels the other and is raised.
 
-        A client's template, which may take long, comes first: images are not held for its sake.
+        A client's template can take long and is rendered first, so that no images are held meanwhile.
         """
         if template.is_from_request:
             text = await self.templates.render(template, prompt, max_characters=self.max_characters)
@@ -177,17 +176,17 @@ class Conversations:
         async def load() -> None:
             features.extend(await self._load(images, image_format, self.max_model_len))
 
-        await _together(render, load)
+        await _run_together(render, load)
         return text, features
 
     def _template(self, prompt: ChatPrompt) -> ChatTemplate:
-        """Return the template of a conversation: the model's own, one of those that it has by name, or the client's."""
-        asked = prompt.chat_template
-        text = self.chat.templates.get("default" if asked is None else asked)
+        """Return the model's default template, the one of its templates that is named, or the client's."""
+        requested = prompt.chat_template
+        text = self.chat.templates.get("default" if requested is None else requested)
         if text is not None:
             structured = expects_content_parts(text) if self.structured is None else self.structured
             return ChatTemplate(text=text, variables=self._variables, structured=structured)
-        if asked is None:
+        if requested is None:
             names = ", ".join(sorted(self.chat.templates))
             instead = (
                 f"no default one of its chat templates: chat_template can name {names}" if names else "no chat template"
@@ -198,13 +197,13 @@ class Conversations:
                 "Templates that come with a request are rendered with --trust-request-chat-template only.",
                 field="chat_template",
             )
-        if len(asked) > MAX_TEMPLATE_CHARACTERS:
+        if len(requested) > MAX_TEMPLATE_CHARACTERS:
             raise InvalidRequestError(
-                f"The chat template has {len(asked)} characters; at most {MAX_TEMPLATE_CHARACTERS} are taken.",
+                f"The chat template has {len(requested)} characters; at most {MAX_TEMPLATE_CHARACTERS} are taken.",
                 field="chat_template",
             )
         return ChatTemplate(
-            text=asked, variables=self._variables, structured=expects_content_parts(asked), is_from_request=True
+            text=requested, variables=self._variables, structured=expects_content_parts(requested), is_from_request=True
         )
 
     @property
@@ -218,7 +217,7 @@ class Conversations:
     # -- images ---------------------------------------------------------------------------------------
 
     def _format_for(self, images: Sequence[ImagePart]) -> ImageFormat:
-        """Return how images are read. Raises ``InvalidRequestError`` unless the model takes so many."""
+        """Return the image format. Raises ``InvalidRequestError`` unless the model accepts that many images."""
         if self.image_format is None or self.media is None:
             raise InvalidRequestError("This model reads texts only.", field="prompts")
         if len(images) > self.max_images:
@@ -233,11 +232,11 @@ class Conversations:
     ) -> list[ImageFeatures]:
         """Return the features of images, loaded concurrently, in order.
 
-        Raises ``ContextLengthError`` as soon as those that are loaded have more than ``max_tokens`` tokens: of one
-        image a model may read 300 MB, and the rest need not be held beside it.
+        Raises ``ContextLengthError`` as soon as the loaded ones have more than ``max_tokens`` tokens: the features of
+        one image can take 300 MB, so the rest must not be held as well.
         """
         media = self.media
-        assert media is not None  # noqa: S101  (there is a format)
+        assert media is not None  # noqa: S101  (``_format_for`` returned a format)
         loaded: dict[int, ImageFeatures] = {}
 
         async def one(index: int, image: ImagePart) -> None:
@@ -249,7 +248,7 @@ class Conversations:
             if max_tokens is not None and tokens > max_tokens:
                 raise too_long(f"at least {tokens}", max_tokens)
 
-        await _together(*(partial(one, index, image) for index, image in enumerate(images)))
+        await _run_together(*(partial(one, index, image) for index, image in enumerate(images)))
         return [loaded[index] for index in range(len(images))]
 
     def _check_length(self, rendered: RenderedPrompt, params: RenderingParams) -> None:
@@ -258,12 +257,12 @@ class Conversations:
             raise too_long(f"{len(rendered.token_ids)}", limit)
 
 
-async def _together(*works: Callable[[], Awaitable[None]]) -> None:
-    """Run works concurrently; the first that fails cancels the others, and its error is raised as itself."""
+async def _run_together(*functions: Callable[[], Awaitable[None]]) -> None:
+    """Run functions concurrently; the first that fails cancels the others, and its error is raised unwrapped."""
     try:
         async with trio.open_nursery() as nursery:
-            for work in works:
-                nursery.start_soon(work)
+            for function in functions:
+                nursery.start_soon(function)
     except BaseExceptionGroup as group:
         expected, rest = group.split(PoolServeError)
         if expected is None or rest is not None:

@@ -1,4 +1,4 @@
-"""Two texts in a template: how language models read a pair."""
+"""The pair format of language models: a conversation of a query and a document in a chat template."""
 
 import numpy as np
 from attrs import define, field
@@ -13,14 +13,14 @@ from trio_pool_serve.rendering.text.tokenizer import RenderChat, Tokenizer
 from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 MAX_KNOWN_SUFFIXES = 1024
-"""Clients may send instructions of their own: the memory of what they end with must not grow for ever."""
+"""Bounds the cache of template suffixes by instruction: clients can send instructions of their choice."""
 
 
 @define(eq=False)
 class ChatPair:
-    """A conversation of a query and a document.
+    """Renders a pair as a conversation of a query and a document.
 
-    What the template puts behind both is kept when the rest is cut: it is where the model answers.
+    Truncation keeps the template's text after both, where the model answers.
     """
 
     _format: ChatFormat
@@ -30,7 +30,7 @@ class ChatPair:
     def render(
         self, tokenizer: Tokenizer, prompt: PairPrompt, params: RenderingParams, max_model_len: int
     ) -> RenderedPrompt:
-        """Return the tokens of the conversation; the template brings its special tokens along."""
+        """Return the token ids of the conversation; special tokens come from the template."""
         keep = available_tokens(params, max_model_len, 0)
         text = self._text(*shortened_pair(tokenizer, prompt), params.instruction)
         window = encode_window(tokenizer, text, keep, params.truncation_side)
@@ -53,7 +53,7 @@ class ChatPair:
             ) from error
 
     def _suffix(self, tokenizer: Tokenizer, instruction: str) -> TokenIds:
-        """Return what two conversations that share nothing but the instruction have in common at their ends."""
+        """Return the common suffix of two conversations that differ in everything but the instruction."""
         known = self._suffixes.get(instruction)
         if known is None:
             one, other = (all_ids(tokenizer, self._text(filler, filler, instruction)) for filler in ("0", "1 2 3 4"))
@@ -66,7 +66,7 @@ class ChatPair:
 
 
 def chat_pair(template: ChatFormat | None, tokenizer: Tokenizer) -> PairFormat:
-    """Return how a model reads pairs through a template that may be missing or have no place for both texts.
+    """Return the pair format of a model: its chat template if that renders both texts, else a joined pair.
 
     Raises ``ModelLoadError`` if the files require a template that cannot be used.
     """
@@ -81,7 +81,7 @@ def chat_pair(template: ChatFormat | None, tokenizer: Tokenizer) -> PairFormat:
 
 
 def _fault(template: ChatFormat, tokenizer: Tokenizer) -> str | None:
-    """Return why a template has no place for both texts: what it makes of one must change with it."""
+    """Return why a template does not render both texts, if so: its output must change with each."""
     render = tokenizer.render_chat
     if render is None:
         return "there is none"
@@ -97,7 +97,7 @@ def _fault(template: ChatFormat, tokenizer: Tokenizer) -> str | None:
 
 
 def shortened_pair(tokenizer: Tokenizer, prompt: PairPrompt) -> tuple[str, str]:
-    """Return both texts of a pair, each truncated to its own limit."""
+    """Return both texts of a pair, each truncated to its limit."""
     return (
         shorten(tokenizer, prompt.first, prompt.max_first_tokens),
         shorten(tokenizer, prompt.second, prompt.max_second_tokens),
@@ -105,7 +105,7 @@ def shortened_pair(tokenizer: Tokenizer, prompt: PairPrompt) -> tuple[str, str]:
 
 
 def all_ids(tokenizer: Tokenizer, text: str) -> TokenIds:
-    """Return the token ids of a text, without special tokens and never truncated."""
+    """Return all token ids of a text, without special tokens."""
     encoded = tokenizer.encode(text)
     return tokenizer.finish(encoded, len(encoded), "right", add_special_tokens=False)
 

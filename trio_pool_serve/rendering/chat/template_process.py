@@ -1,6 +1,7 @@
-"""What the processes run that render chat templates: transformers' sandbox, and nothing that the loop needs.
+"""Chat template rendering in transformers' sandbox; runs in child processes.
 
-Kept small, because each process imports it: no torch, no numpy of ours, no server.
+Each process imports this module, so it imports little: no torch, no server, and
+numpy only through transformers.
 """
 
 import multiprocessing
@@ -14,16 +15,16 @@ from attrs import frozen
 from trio_pool_serve.errors import InvalidRequestError
 
 MEMORY_BYTES = 512 * 2**20
-"""What rendering may take beside what the imports took (185 MiB of addresses, 65 MiB of memory). A conversation of
-16 MB, the largest body by default, takes less than a third of it."""
+"""Memory limit of rendering, in addition to what the imports take (185 MiB of address space, 65 MiB of memory). A
+conversation of 16 MB, the largest body by default, takes less than a third of it."""
 
 MAX_ERROR_CHARACTERS = 500
-"""Of what a template says when it refuses; it says that in its own words, of any length."""
+"""Maximum length of a template's error message, which the template itself can make arbitrarily long."""
 
 
 @frozen(kw_only=True)
 class TemplateRequest:
-    """What is rendered. ``variables`` are what the template sees beside the messages."""
+    """A template and all its inputs. ``variables`` are those other than the messages."""
 
     template: str
     messages: list[dict[str, Any]]
@@ -33,7 +34,7 @@ class TemplateRequest:
 
 
 def prepare() -> None:
-    """Import what rendering needs, and bound what it can take from the machine from then on."""
+    """Import the modules that rendering needs, then limit the process's memory. Runs once in each process."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     render_jinja_template(conversations=[[]], chat_template="")
@@ -45,23 +46,23 @@ def prepare() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY_BYTES, taken + MEMORY_BYTES))
 
 
-def render_template(question: bytes, max_characters: int) -> bytes:
-    """Return the text, UTF-8, that a template makes of the JSON of a ``TemplateRequest``.
+def render_template(encoded_request: bytes, max_characters: int) -> bytes:
+    """Return the rendered text, UTF-8, of a JSON-encoded ``TemplateRequest``.
 
-    Raises ``InvalidRequestError`` for whatever goes wrong with it. A process that runs out of memory leaves: what a
-    render has left behind must not be the next one's trouble.
+    Raises ``InvalidRequestError`` for any failure of the template. A process that runs out of memory exits, so that
+    memory left behind by one template cannot make the next one fail.
     """
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    text, said = "", ""
+    text, message = "", ""
     try:
-        asked = msgspec.json.decode(question, type=TemplateRequest)
+        request = msgspec.json.decode(encoded_request, type=TemplateRequest)
         texts: Any = render_jinja_template(
-            conversations=[asked.messages],
-            chat_template=asked.template,
-            add_generation_prompt=asked.add_generation_prompt,
-            continue_final_message=asked.continue_final_message,
-            **asked.variables,
+            conversations=[request.messages],
+            chat_template=request.template,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            **request.variables,
         )
         text = texts[0][0]
         utf8 = text.encode() if len(text) <= max_characters else b""
@@ -70,11 +71,11 @@ def render_template(question: bytes, max_characters: int) -> bytes:
             os._exit(1)
         raise
     except Exception as error:
-        said = f"{error}"[:MAX_ERROR_CHARACTERS] or type(error).__name__
-    # Not inside the block: an error that knows another travels with all of that one's frames, of which a template
-    # can make too many to be sent.
-    if said:
-        raise InvalidRequestError(f"The chat template cannot be rendered: {said}")
+        message = f"{error}"[:MAX_ERROR_CHARACTERS] or type(error).__name__
+    # Outside the except block: a chained exception is sent with all frames of its cause, of which a template can make
+    # too many to send.
+    if message:
+        raise InvalidRequestError(f"The chat template cannot be rendered: {message}")
     if len(text) > max_characters:
         raise InvalidRequestError(
             f"The chat template makes {len(text)} characters of this conversation; at most {max_characters} are read."

@@ -1,1 +1,1 @@
-"""Token embeddings sent by clients."""
+"""Decoding of token embeddings that clients send."""

@@ -1,7 +1,7 @@
-"""Token embeddings that clients made themselves: base64 of a serialised matrix, to numbers the model reads.
+"""Decodes clients' token embeddings: base64 of a serialised matrix.
 
-Everything long here lets go of the interpreter lock, or is done in pieces: other requests go on while a hundred
-megabytes are decoded.
+Long operations release the interpreter lock or run in pieces, so other requests proceed while a hundred megabytes are
+decoded.
 """
 
 from typing import Any
@@ -25,36 +25,36 @@ from trio_pool_serve.rendering.embeds.torch_archive import read_torch_archive
 from trio_pool_serve.types import RenderedPrompt
 
 DECODE_CHUNK_CHARACTERS = 256 * 1024
-"""Characters of base64; a multiple of four."""
+"""Characters of base64 decoded per call; a multiple of four."""
 
 COPY_CHUNK_NUMBERS = 2**18
-"""Numbers."""
+"""Numbers copied per call."""
 
 EXPONENTS: dict[StoredDtype, int] = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000}
-"""Bits that are all set in infinities and in what is no number."""
+"""Exponent bits: all are set in infinities and NaN."""
 
 MAX_FILE_OVERHEAD = 64 * 1024
-"""Bytes that a file may have beside its numbers."""
+"""Maximum bytes of a file in addition to its numbers."""
 
 
 @frozen
 class EmbedsFormat:
-    """Which matrices a model takes: ``width`` columns, and as many rows as it takes tokens."""
+    """The matrices that a model accepts: ``width`` columns, and at most as many rows as it accepts tokens."""
 
     width: int
     max_rows: int
 
     @property
     def max_bytes(self) -> int:
-        """Of a file: the longest matrix in float32, and its header."""
+        """Maximum size of a file: the longest matrix in float32, and its header."""
         return self.max_rows * self.width * 4 + MAX_FILE_OVERHEAD
 
     def estimated_tokens(self, prompt: EmbedsPrompt) -> int:
-        """Return what admission takes a prompt for: as many rows as it has room for, and the model takes."""
+        """Return an upper bound of the rows, for admission: as many as fit the payload and the model."""
         return min(self.max_rows, len(prompt.payload) * 3 // 4 // (min(ITEM_BYTES.values()) * self.width))
 
     def render(self, prompt: EmbedsPrompt, params: RenderingParams) -> RenderedPrompt:
-        """Return what the model reads; rows are cut off as tokens are.
+        """Return the model input: embeds of shape (tokens, width), truncated as tokens are.
 
         Raises ``ContextLengthError`` for too many rows and ``InvalidRequestError`` for anything but base64 of one
         finite float matrix of the model's width.
@@ -77,13 +77,13 @@ class EmbedsFormat:
         return RenderedPrompt(np.zeros(keep, dtype=np.int32), embeds=embeds)
 
     def _decode(self, payload: bytes | memoryview) -> npt.NDArray[np.uint8]:
-        """Return the bytes (uint8) of strict base64."""
+        """Return the bytes (uint8, one dimension) of strict base64."""
         if not len(payload):
             raise EmptyInputError("There is no tensor.", field="prompts")
         size = max(0, len(payload) // 4 * 3 - bytes(payload[-2:]).count(b"="))
         if size > self.max_bytes:
             raise self._too_long(f"{size} bytes")
-        # numpy asks for large pages: it is given back in a tenth of the time that bytes would take.
+        # numpy uses huge pages: freeing them takes a tenth of the time of bytes.
         decoded = np.empty(size, dtype=np.uint8)
         place = 0
         with memoryview(payload) as characters, decoded.data as out:
@@ -91,7 +91,7 @@ class EmbedsFormat:
                 try:
                     piece = pybase64.b64decode(characters[begin : begin + DECODE_CHUNK_CHARACTERS], validate=True)
                     out[place : place + len(piece)] = piece
-                except ValueError as error:  # padding in the middle gives too few bytes, or too many here
+                except ValueError as error:  # padding before the end yields too few bytes, or too many here
                     raise refused("The tensor is not valid base64.") from error
                 place += len(piece)
         if place != size:
@@ -101,13 +101,13 @@ class EmbedsFormat:
     def _too_long(self, length: str) -> ContextLengthError:
         return ContextLengthError(
             f"A tensor has {length}, but this model takes at most {self.max_rows} rows of {self.width} numbers. "
-            "Of a slice, torch.save writes all of what it was cut from, unless it is cloned.",
+            "torch.save writes a slice with the whole tensor that it was taken from, unless it is cloned.",
             field="prompts",
         )
 
 
 def read_tensor(buffer: npt.NDArray[np.uint8]) -> StoredTensor:
-    """Tell by the first bytes how a tensor is stored, and find it. Raises ``InvalidRequestError``."""
+    """Detect the format from the first bytes and return the tensor. Raises ``InvalidRequestError``."""
     magic = buffer[:9].tobytes()
     if magic.startswith(b"PK\3\4"):
         return read_torch_archive(buffer)
@@ -117,13 +117,13 @@ def read_tensor(buffer: npt.NDArray[np.uint8]) -> StoredTensor:
         return read_safetensors(buffer)
     if magic.startswith(b"\x80"):
         raise refused("This is a plain pickle, which is not read; torch.save writes a zip since torch 1.6.")
-    raise refused("The tensor is in no form that is known: torch.save, safetensors and .npy are.")
+    raise refused("The tensor is in an unknown format: torch.save, safetensors and .npy are accepted.")
 
 
 def _finite_rows(tensor: StoredTensor, first: int, last: int) -> npt.NDArray[Any]:
-    """Return a copy of rows as they are stored: float16, float32, or bfloat16 as the uint16 that hold it.
+    """Return a copy of rows in their stored dtype: float16, float32, or bfloat16 as uint16.
 
-    The forward pass widens them; until then, prompts may wait for their turn for a long time.
+    The forward pass converts them, so prompts that wait in the queue take no more memory than necessary.
     """
     width, exponent = tensor.shape[1], EXPONENTS[tensor.dtype]
     rows = np.empty((last - first, width), dtype=tensor.rows(first, first).dtype)

@@ -1,7 +1,7 @@
-"""Tensors as files hold them: where the numbers are, before any of them is touched.
+"""Tensors within a file's bytes, located and checked without copying their numbers.
 
-Nothing here allocates what a header asks for. A header is data that a client made up; a ``StoredTensor`` has been
-checked to lie within the bytes that were really sent.
+Headers come from clients and are not trusted: nothing is allocated by the sizes in a header, and a ``StoredTensor`` is
+checked to lie within the bytes that were sent.
 """
 
 import io
@@ -20,23 +20,23 @@ StoredDtype: TypeAlias = Literal["float16", "bfloat16", "float32"]
 ITEM_BYTES: dict[StoredDtype, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 MAX_HEADER = 64 * 1024
-"""Bytes. One tensor's header has a hundred or two."""
+"""Bytes. The header of one tensor has one or two hundred."""
 
 MAX_SIZE = 2**63 - 1
-"""As torch and numpy have; numbers of thousands of digits take their time, too."""
+"""The maximum of torch and numpy; arithmetic on numbers of thousands of digits would be slow."""
 
 MAX_DIMENSIONS = 64
-"""As numpy has; products of thousands of sizes take their time."""
+"""The maximum of numpy; products of thousands of sizes would be slow."""
 
 ONE_HEADER = threading.Lock()
-"""numpy reads headers with ``ast``, which all threads of Python 3.11 share: should the collector switch threads in the
-middle of it, a sound header is a SystemError (https://github.com/python/cpython/issues/106905)."""
+"""numpy parses headers with ``ast``, whose state all threads of Python 3.11 share: if garbage collection switches
+threads during parsing, a valid header raises SystemError (https://github.com/python/cpython/issues/106905)."""
 
 SAFETENSORS_DTYPES: dict[str, StoredDtype] = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
 
 
 def refused(message: str) -> InvalidRequestError:
-    """Return the error for a tensor that is not taken."""
+    """Return the error for a tensor that is not accepted."""
     return InvalidRequestError(message, field="prompts")
 
 
@@ -44,9 +44,9 @@ def refused(message: str) -> InvalidRequestError:
 class StoredTensor:
     """A dense tensor of little-endian numbers within ``buffer`` (uint8).
 
-    ``strides`` count numbers, and so does ``first`` from byte ``start``; ``numbers`` is how many there are from there.
-    No number is in two places: they take at most the bytes of the file.
-    Raises ``InvalidRequestError`` when made of numbers that do not fit together.
+    ``strides`` and ``first`` are in numbers, ``first`` counted from byte ``start``; ``numbers`` is how many there are
+    from there. No number is used in two positions, so a copy takes at most the bytes of the file.
+    Raises ``InvalidRequestError`` on construction if the values contradict each other.
     """
 
     buffer: npt.NDArray[np.uint8]
@@ -59,21 +59,21 @@ class StoredTensor:
 
     def __attrs_post_init__(self) -> None:
         sizes = (*self.shape, *self.strides, self.start, self.numbers, self.first)
-        # A bool is an int as well, and numpy lets it pass for a size.
+        # A bool is an int as well, and numpy accepts it as a size.
         whole = all(type(size) is int and 0 <= size <= MAX_SIZE for size in sizes)
         if not whole or len(self.shape) != len(self.strides):
-            raise refused("The tensor's sizes make no sense.")
+            raise refused("The tensor's sizes, strides and offsets are not valid.")
         last = self.first + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
         end = self.start + self.numbers * ITEM_BYTES[self.dtype]
         if end > len(self.buffer) or (0 not in self.shape and last >= self.numbers):
-            raise refused("The tensor is truncated: its header tells of more numbers than there are.")
-        if 0 not in self.shape and not self._apart():
+            raise refused("The tensor is truncated: its header declares more numbers than there are.")
+        if 0 not in self.shape and not self._is_disjoint():
             raise refused("The tensor is an expanded or overlapping view: save a contiguous copy of it.")
 
-    def _apart(self) -> bool:
-        """Whether every number has bytes of its own: one number read in many places would fill the memory for free.
+    def _is_disjoint(self) -> bool:
+        """Whether no two positions share bytes: a few bytes could otherwise expand to fill the memory.
 
-        Each step has to lead past all that the smaller ones reach. Every slice and transposition of a tensor does so.
+        Each stride must exceed the extent of all smaller ones, as in every slice and transposition of a tensor.
         """
         reach = 0
         for stride, size in sorted(zip(self.strides, self.shape, strict=True)):
@@ -84,17 +84,17 @@ class StoredTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes once every number has a place of its own."""
+        """Bytes of a contiguous copy."""
         size = ITEM_BYTES[self.dtype]
         for length in self.shape:
             size *= length
         return size
 
     def rows(self, first: int, last: int) -> npt.NDArray[np.generic]:
-        """Return some rows of a matrix without copying them; bfloat16 as the uint16 that hold it."""
+        """Return a view of rows of a matrix, shape (last − first, columns); bfloat16 as uint16."""
         kind = {"float16": "<f2", "bfloat16": "<u2", "float32": "<f4"}[self.dtype]
         held = np.frombuffer(self.buffer, dtype=kind, count=self.numbers, offset=self.start)
-        # Of a dimension with one place, the stride is never used and may be anything.
+        # The stride of a dimension of size 1 is never used and can have any value.
         strides = (stride if size > 1 else 0 for size, stride in zip(self.shape, self.strides, strict=True))
         steps = tuple(stride * ITEM_BYTES[self.dtype] for stride in strides)
         begin = held[self.first + first * self.strides[0] :]
@@ -102,7 +102,7 @@ class StoredTensor:
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides, in numbers, of a tensor whose last dimension is the densest."""
+    """Return the strides, in numbers, of a contiguous tensor in row-major order."""
     strides = [1]
     for size in reversed(shape[1:]):
         strides.append(strides[-1] * size)
@@ -110,7 +110,7 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def count_of(shape: tuple[int, ...]) -> int:
-    """Return how many numbers a shape has. Raises ``InvalidRequestError`` for one of absurdly many dimensions."""
+    """Return how many numbers a shape has. Raises ``InvalidRequestError`` above ``MAX_DIMENSIONS``."""
     if len(shape) > MAX_DIMENSIONS:
         raise refused(f"The tensor has {len(shape)} dimensions; it must have 2: tokens and hidden size.")
     count = 1
@@ -129,15 +129,15 @@ def read_npy(buffer: npt.NDArray[np.uint8]) -> StoredTensor:
             (2, 0): np.lib.format.read_array_header_2_0,
         }[version]
         with ONE_HEADER:
-            shape, in_columns, dtype = read_header(stream)
+            shape, is_column_major, dtype = read_header(stream)
     except KeyError as error:
         raise refused("Of .npy files, versions 1.0 and 2.0 are read.") from error
-    except Exception as error:  # whatever numpy makes of a header that somebody made up
+    except Exception as error:  # numpy raises various errors for invalid headers
         raise refused("The header of the .npy file cannot be read.") from error
     if dtype.hasobject or dtype.newbyteorder("<") != dtype or dtype.name not in ("float16", "float32"):
         raise refused(f"The .npy file holds {dtype.str}; it must be little-endian float16 or float32.")
     numbers = count_of(shape)
-    strides = contiguous(shape[::-1])[::-1] if in_columns else contiguous(shape)
+    strides = contiguous(shape[::-1])[::-1] if is_column_major else contiguous(shape)
     return StoredTensor(buffer, dtype.name, shape, strides, stream.tell(), numbers)
 
 

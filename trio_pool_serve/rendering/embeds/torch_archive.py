@@ -1,9 +1,9 @@
-"""What ``torch.save`` writes for one tensor, read without torch.
+"""Reads one tensor from a ``torch.save`` file without torch.
 
-The file is a zip of uncompressed members: a pickle that describes the tensor, and the numbers. ``torch.load`` runs
-no code with ``weights_only=True``, but it does all else that the pickle asks for: it allocates, densifies, enlarges
-storages that are too small, moves tensors to devices. Here the pickle may name a dense tensor over one storage, and
-nothing else at all; the numbers stay where they are.
+The file is a zip of uncompressed members: a pickle that describes the tensor, and the numbers. With
+``weights_only=True``, ``torch.load`` runs no code, but performs everything else that a pickle requests: it allocates,
+densifies, enlarges storages that are too small, moves tensors to devices. Here the pickle must describe a dense tensor
+over one storage and nothing else; the numbers are not copied.
 """
 
 import io
@@ -22,13 +22,13 @@ from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.rendering.embeds.stored_tensor import ITEM_BYTES, StoredDtype, StoredTensor, refused
 
 MAX_DIRECTORY = 16 * 1024
-"""Bytes of the zip's directory: one tensor has about seven members."""
+"""Bytes of the zip's directory. The file of one tensor has about seven members."""
 
 MAX_PICKLE = 16 * 1024
-"""Bytes of the pickle: one tensor has about two hundred."""
+"""Bytes of the pickle. That of one tensor has about two hundred."""
 
 MAX_MEMO = 1024
-"""Things that the pickle refers to again. An index is made room for up to, whatever it is."""
+"""Maximum index of the pickle's memo: the unpickler allocates as many entries as the index."""
 
 STORAGES: Mapping[tuple[str, str], StoredDtype] = {
     ("torch", "HalfStorage"): "float16",
@@ -44,7 +44,7 @@ OPCODES = frozenset(
         *("BINPUT", "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET"),
     }
 )
-"""All that the pickle of a tensor consists of."""
+"""The opcodes in the pickle of a tensor."""
 
 
 @frozen(eq=False)
@@ -54,26 +54,26 @@ class _Storage:
 
 
 @frozen(eq=False)
-class _Described:
+class _TensorDescription:
     storage: _Storage
     first: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
 
-class _DtypeOf:
-    """A storage's class, as the pickle names it: it can only be told apart, not called."""
+class _StorageClass:
+    """Stands for a storage class that the pickle names; it cannot be called."""
 
     def __init__(self, dtype: StoredDtype) -> None:
         self.dtype = dtype
 
 
-def _rebuild_tensor(*args: Any) -> _Described:
+def _rebuild_tensor(*args: Any) -> _TensorDescription:
     storage, first, shape, strides, _requires_grad, _hooks, *metadata = args
     numbers = (first, *shape, *strides)
     if not isinstance(storage, _Storage) or not all(type(number) is int for number in numbers) or any(metadata):
-        raise pickle.UnpicklingError("it is no plain tensor")
-    return _Described(storage, first, tuple(shape), tuple(strides))
+        raise pickle.UnpicklingError("it is not a plain tensor")
+    return _TensorDescription(storage, first, tuple(shape), tuple(strides))
 
 
 class _TensorUnpickler(pickle.Unpickler):
@@ -81,15 +81,15 @@ class _TensorUnpickler(pickle.Unpickler):
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
             return _rebuild_tensor
         if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict  # of a tensor's hooks, which are none
+            return OrderedDict  # of the tensor's hooks, always empty
         if (module, name) in STORAGES:
-            return _DtypeOf(STORAGES[module, name])
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+            return _StorageClass(STORAGES[module, name])
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}")
 
     def persistent_load(self, reference: Any) -> _Storage:
         kind, dtype, name, _device, _numbers = reference
-        if kind != "storage" or not isinstance(dtype, _DtypeOf) or not isinstance(name, str):
-            raise pickle.UnpicklingError("it refers to something that is no storage")
+        if kind != "storage" or not isinstance(dtype, _StorageClass) or not isinstance(name, str):
+            raise pickle.UnpicklingError("it refers to an object that is not a storage")
         return _Storage(dtype.dtype, name)
 
 
@@ -98,7 +98,7 @@ def read_torch_archive(buffer: npt.NDArray[np.uint8]) -> StoredTensor:
     members = _members(buffer)
     pickles = [name for name in members if name.endswith("/data.pkl")]
     if len(pickles) != 1:
-        raise refused("The zip is none that torch.save writes: it has no data.pkl.")
+        raise refused("The zip was not written by torch.save: it has no data.pkl.")
     folder = pickles[0].removesuffix("data.pkl")
     begin, end = members[pickles[0]]
     if end - begin > MAX_PICKLE:
@@ -115,36 +115,36 @@ def read_torch_archive(buffer: npt.NDArray[np.uint8]) -> StoredTensor:
     return StoredTensor(buffer, dtype, described.shape, described.strides, begin, numbers, described.first)
 
 
-def _unpickle(pickled: bytes) -> _Described:
+def _unpickle(pickled: bytes) -> _TensorDescription:
     try:
-        _require_plain(pickled)
+        _require_tensor_opcodes(pickled)
         described = _TensorUnpickler(io.BytesIO(pickled)).load()
     except pickle.UnpicklingError as error:
-        raise _no_plain_tensor(str(error)) from error
-    except Exception as error:  # a pickle that somebody made up can make the unpickler raise anything
-        raise _no_plain_tensor("its pickle is broken") from error
-    if not isinstance(described, _Described):
-        raise _no_plain_tensor(f"it is a {type(described).__name__}")
+        raise _unsupported(str(error)) from error
+    except Exception as error:  # invalid pickles make the unpickler raise various errors
+        raise _unsupported("its pickle is broken") from error
+    if not isinstance(described, _TensorDescription):
+        raise _unsupported(f"it is a {type(described).__name__}")
     return described
 
 
-def _require_plain(pickled: bytes) -> None:
+def _require_tensor_opcodes(pickled: bytes) -> None:
     for opcode, argument, _ in pickletools.genops(pickled):
         if opcode.name not in OPCODES:
             raise pickle.UnpicklingError(f"its pickle has a {opcode.name}")
         if opcode.name == "LONG_BINPUT" and int(argument or 0) > MAX_MEMO:
-            raise pickle.UnpicklingError("its pickle remembers too much")
+            raise pickle.UnpicklingError(f"its pickle has a memo of more than {MAX_MEMO} entries")
 
 
-def _no_plain_tensor(reason: str) -> InvalidRequestError:
+def _unsupported(reason: str) -> InvalidRequestError:
     return refused(
-        "What torch.save wrote is not read: only one dense tensor of float16, bfloat16 or float32 is, no parameter, "
-        f"list, dict or sparse tensor; {reason}."
+        "A torch.save file must hold one dense tensor of float16, bfloat16 or float32, no parameter, list, dict or "
+        f"sparse tensor; {reason}."
     )
 
 
 def _members(buffer: npt.NDArray[np.uint8]) -> dict[str, tuple[int, int]]:
-    """Return the first byte of each member, and the one behind its last."""
+    """Return the byte range of each member: its first byte and the one after its last."""
     try:
         directory, entries = _directory(buffer)
         members = {}
@@ -155,7 +155,7 @@ def _members(buffer: npt.NDArray[np.uint8]) -> dict[str, tuple[int, int]]:
             name = directory[46 : 46 + name_length].decode()
             if signature != b"PK\1\2" or flags & 1 or method != 0 or packed != size:
                 raise refused("The zip has members that are compressed or encrypted; torch.save writes none.")
-            members[name] = _place(buffer, offset, size)
+            members[name] = _content_range(buffer, offset, size)
             directory = directory[46 + name_length + extra_length + comment_length :]
     except (struct.error, UnicodeDecodeError) as error:
         raise refused("The tensor is truncated: the zip's directory cannot be read.") from error
@@ -163,7 +163,7 @@ def _members(buffer: npt.NDArray[np.uint8]) -> dict[str, tuple[int, int]]:
 
 
 def _directory(buffer: npt.NDArray[np.uint8]) -> tuple[bytes, int]:
-    """Return a zip's directory and how many entries it has. torch writes no comment behind it."""
+    """Return a zip's directory and its number of entries. torch writes no comment after it."""
     signature, entries, size, offset = struct.unpack("<4s6xH2L2x", buffer[-22:].tobytes())
     if signature != b"PK\5\6":
         raise refused("The tensor is truncated: the zip has no end.")
@@ -172,8 +172,8 @@ def _directory(buffer: npt.NDArray[np.uint8]) -> tuple[bytes, int]:
     return buffer[offset : offset + size].tobytes(), entries
 
 
-def _place(buffer: npt.NDArray[np.uint8], offset: int, size: int) -> tuple[int, int]:
-    """Return where a member's bytes are, behind the header that it has of its own."""
+def _content_range(buffer: npt.NDArray[np.uint8], offset: int, size: int) -> tuple[int, int]:
+    """Return the byte range of a member's content, after its local header."""
     signature, name_length, extra_length = struct.unpack("<4s22x2H", buffer[offset : offset + 30].tobytes())
     begin = offset + 30 + name_length + extra_length
     if signature != b"PK\3\4" or begin + size > len(buffer):

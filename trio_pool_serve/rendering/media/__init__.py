@@ -1,1 +1,1 @@
-"""Images: fetched, decoded, prepared once, and kept for those who ask again."""
+"""Loading of images: fetching, decoding, preparing and caching."""

@@ -1,4 +1,4 @@
-"""Encoded images to pixels. Everything here blocks: it is called in ``media`` work."""
+"""Decodes images to pixels. Blocking: runs in ``media`` threads."""
 
 from io import BytesIO
 
@@ -12,7 +12,7 @@ from trio_pool_serve.rendering.media.image_protocols import ImageProcessor
 from trio_pool_serve.types import ImageFeatures
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-"""What browsers show. Pillow reads dozens of others, each by a parser of its own."""
+"""The formats of browsers. Pillow reads dozens of others, each with a separate parser."""
 
 EXIF_TRANSPOSITIONS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -23,24 +23,24 @@ EXIF_TRANSPOSITIONS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What turns an image upright, by the orientation that its EXIF data say it was taken in."""
+"""The transposition that turns an image upright, by its EXIF orientation."""
 
-Image.MAX_IMAGE_PIXELS = None  # the limit is a setting, and looked at below, before any pixel is decoded
+Image.MAX_IMAGE_PIXELS = None  # ``MediaLimits.max_pixels`` is checked instead, before any pixel is decoded
 
 
 @frozen
 class MediaLimits:
-    """How large an image may be: bytes as it is sent or stored, and pixels."""
+    """Maximum size of an image: bytes as sent or stored, and pixels."""
 
     max_bytes: int
     max_pixels: int
 
 
 def decode_image(encoded: bytes, limits: MediaLimits) -> Image.Image:
-    """Return the image that some bytes are, upright, in RGB, as transformers' ``load_image`` does.
+    """Return a decoded image, upright, in RGB, as transformers' ``load_image``; of several frames the first.
 
-    Of several frames the first counts. Raises ``MediaError`` for what is no image, is not whole, has more pixels than
-    the limit, which is seen from its header, or would take longer to decode than its pixels account for.
+    Raises ``MediaError`` for invalid or truncated images, for more pixels than the limit by the header, and for images
+    that would take longer to decode than their pixels account for.
     """
     if len(encoded) > limits.max_bytes:
         raise too_large(limits.max_bytes)
@@ -53,7 +53,7 @@ def decode_image(encoded: bytes, limits: MediaLimits) -> Image.Image:
         raise
     except UnidentifiedImageError as error:
         raise MediaError(f"An image is in none of the formats that are read: {', '.join(FORMATS)}.") from error
-    except Exception as error:  # parsers of bytes that anybody may have made raise whatever they meet
+    except Exception as error:  # parsers raise various errors for invalid bytes
         raise MediaError("An image is broken: it cannot be decoded.") from error
 
 
@@ -64,21 +64,21 @@ def _require_bounded(image: ImageFile, scans: int, max_pixels: int) -> None:
     if has_too_many_scans(scans, width, height, max_pixels):
         raise MediaError(f"An image of {width} × {height} pixels has {scans} scans, too many to decode them.")
     if any(tile.codec_name == "bmp_rle" for tile in image.tile):
-        # Pillow's decoder of them is in Python: 7 s for an image of a kilobyte, the interpreter lock held.
+        # Pillow's decoder for these is in Python: 7 s for an image of a kilobyte, holding the interpreter lock.
         raise MediaError("An image is a BMP in run-length encoding, which is not read.")
 
 
 def _upright_rgb(image: Image.Image) -> Image.Image:
-    image.load()  # what is said of an image may come after its pixels
-    image.info.pop("transparency", None)  # it would not outlive the conversion, and Pillow warns of some kinds
-    # ImageOps.exif_transpose would write all EXIF data anew, which nobody reads: 10 s for 20 MB, in 1.3 GB.
-    turn = EXIF_TRANSPOSITIONS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    image.load()  # metadata can come after the pixels
+    image.info.pop("transparency", None)  # the conversion drops it anyway, and Pillow warns about some forms of it
+    # ImageOps.exif_transpose would rewrite all EXIF data, which is not used: 10 s for 20 MB, in 1.3 GB.
+    transposition = EXIF_TRANSPOSITIONS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     rgb = image.convert("RGB")
-    return rgb if turn is None else rgb.transpose(turn)
+    return rgb if transposition is None else rgb.transpose(transposition)
 
 
 def features_of(encoded: bytes, processor: ImageProcessor, limits: MediaLimits) -> ImageFeatures:
-    """Return what a processor makes of an encoded image. Raises ``MediaError``."""
+    """Return the features of an encoded image. Raises ``MediaError``."""
     return processor(decode_image(encoded, limits))
 
 

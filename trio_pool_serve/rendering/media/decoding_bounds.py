@@ -1,7 +1,7 @@
-"""What decoding an image may cost beside its pixels, seen in its bytes before a decoder is given them.
+"""Bounds the cost of decoding an image, in addition to its pixels, from its bytes before they are decoded.
 
-A thread that decodes cannot be stopped, and some formats let a few bytes ask for a pass over all pixels, or for a
-megabyte to be inflated, as often as they are repeated. Everything here blocks, for hundredths of a second at most.
+A thread that decodes cannot be stopped, and in some formats a few bytes cause a pass over all pixels, or a megabyte to
+be inflated, and can be repeated. Blocking, for hundredths of a second at most.
 """
 
 import re
@@ -10,49 +10,49 @@ import struct
 from trio_pool_serve.errors import MediaError
 
 MAX_SCANS_AT_MAX_PIXELS = 32
-"""Scans that a JPEG of as many pixels as are allowed may have; a smaller one may have more in proportion.
+"""Maximum scans of a JPEG with the maximum number of pixels; a smaller one may have proportionally more.
 
-Each scan is a pass over all pixels, 35 ms for 50 million, and 87 bytes suffice for one: runs of blocks without
-anything in them. The standard sets no limit, which is why libjpeg-turbo calls such files legal and advises programs to
-set one of their own (its ``-maxscans`` and ``TJPARAM_SCANLIMIT``; its own fuzzers stop at 500). libjpeg's script for
-progressive files, which most programs use, has 10 scans in colour and 18 in CMYK.
+Each scan is a pass over all pixels, 35 ms for 50 million, and can be as short as 87 bytes: runs of empty blocks. The
+standard sets no limit, so libjpeg-turbo considers such files valid and advises programs to set a limit (its
+``-maxscans`` and ``TJPARAM_SCANLIMIT``; its fuzzers stop at 500). libjpeg's script for progressive files, which most
+programs use, has 10 scans in colour and 18 in CMYK.
 """
 
 MAX_JPEG_SEGMENTS = 10_000
-"""Pillow reads them one by one, some microseconds each. 20 megabytes of metadata are 320 of the largest."""
+"""Pillow reads them one by one, some microseconds each. 20 megabytes of metadata take 320 of the largest."""
 
 MAX_JPEG_FILLER = 65_536
-"""Bytes between the segments before a JPEG's first scan: Pillow reads them one by one. Honest files have none."""
+"""Bytes between the segments before a JPEG's first scan: Pillow reads them one by one. Normal files have none."""
 
 MAX_PNG_CHUNKS = 50_000
-"""As segments of JPEG. libpng writes chunks of 8 KiB: 20 megabytes are 2,500."""
+"""Read one by one, as the segments of JPEG. libpng writes chunks of 8 KiB: 20 megabytes are 2,500."""
 
 MAX_INFLATED_CHUNKS = 100
-"""Chunks of a PNG with something compressed beside the pixels: a colour profile, texts.
+"""Compressed chunks of a PNG other than pixels: a colour profile, texts.
 
-Pillow inflates each to a megabyte at most, 4 ms for a kilobyte of the file, but counts only texts that it keeps.
+Pillow inflates each to a megabyte at most, 4 ms for a kilobyte of the file, but limits only texts that it keeps.
 """
 
 MAX_MCU_SIDE = 32
-"""Pixels a side of the largest unit that JPEG decodes at once: 4 × 4 blocks of 8 × 8 pixels."""
+"""Pixels per side of the largest minimum coded unit (MCU) of JPEG: 4 × 4 blocks of 8 × 8 pixels."""
 
-# In JPEG all but these have no length: FF 00 is a pixel's FF, D0-D7 stand among pixels, and what is unknown is an error
-# when it is met. Where a marker is met, libjpeg searches on from there, so what it is not sure of is not skipped.
+# The JPEG markers with a length. Of the others, FF 00 is a pixel's FF, D0-D7 occur among pixels, and unknown ones are
+# decoding errors. libjpeg continues its search at a marker, so bytes that may contain a marker must not be skipped.
 _SEGMENT = re.compile(rb"\xff[\xc0-\xc7\xc9-\xcf\xd9-\xef\xfe]")
 _END, _SCAN = 0xD9, 0xDA
 _ARITHMETIC = frozenset({0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF})
 
 _SEARCHED = 2**18
-"""Bytes searched at once, 3 ms at worst: other threads have their turn between."""
+"""Bytes searched per call, 3 ms at worst: other threads can run between calls."""
 
 _INFLATED = frozenset({b"iCCP", b"zTXt", b"iTXt"})
 
 
 def count_scans(encoded: bytes) -> int:
-    """Return how often the pixels of an image are passed over: the scans of a JPEG, else 1.
+    """Return the number of passes over the pixels of an image: the scans of a JPEG, else 1.
 
-    Raises ``MediaError`` for a file in more pieces than honest files have, and for a JPEG in arithmetic coding, which
-    no browser shows and which takes many times as long to decode.
+    Raises ``MediaError`` for a file with more segments or chunks than normal files have, and for a JPEG in arithmetic
+    coding, which no browser supports and which takes many times as long to decode.
     """
     if encoded.startswith(b"\xff\xd8\xff"):
         return _jpeg_scans(encoded)
@@ -62,7 +62,7 @@ def count_scans(encoded: bytes) -> int:
 
 
 def has_too_many_scans(scans: int, width: int, height: int, max_pixels: int) -> bool:
-    """Return whether so many scans of an image are more work than the largest image may be."""
+    """Whether an image's scans are more work than ``MAX_SCANS_AT_MAX_PIXELS`` scans of the largest image."""
     units = -(-width // MAX_MCU_SIDE) * -(-height // MAX_MCU_SIDE)
     return scans > MAX_SCANS_AT_MAX_PIXELS and scans * units * MAX_MCU_SIDE**2 > MAX_SCANS_AT_MAX_PIXELS * max_pixels
 
@@ -77,7 +77,7 @@ def _jpeg_scans(encoded: bytes) -> int:
         if filler > MAX_JPEG_FILLER:
             raise MediaError("An image is a JPEG with filler between its segments.")
         if at < 0 or encoded[at + 1] == _END:
-            return scans  # what follows the end is another file's: a smaller picture, a film
+            return scans  # bytes after the end belong to other files: a thumbnail, a video
         scans += encoded[at + 1] == _SCAN
         if encoded[at + 1] in _ARITHMETIC:
             raise MediaError("An image is a JPEG in arithmetic coding, which is not read.")
@@ -87,7 +87,7 @@ def _jpeg_scans(encoded: bytes) -> int:
 
 def _segment_from(encoded: bytes, at: int) -> int:
     while at < len(encoded):
-        found = _SEGMENT.search(encoded, at, at + _SEARCHED + 1)  # by a byte more: a marker has two
+        found = _SEGMENT.search(encoded, at, at + _SEARCHED + 1)  # one byte more: a marker has two
         if found is not None:
             return found.start()
         at += _SEARCHED

@@ -1,6 +1,6 @@
-"""Encoded images: where their bytes come from, if not from another server, and what tells them apart.
+"""Encoded images and their digests; reads them from ``data:`` and ``file:`` URLs.
 
-Everything here blocks: it is called in ``media`` work.
+Blocking: runs in ``media`` threads.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from trio_pool_serve.errors import InvalidRequestError, MediaError
 from trio_pool_serve.rendering.media.decoding import too_large
 
 BASE64_SLICE = 2**20
-"""Characters of base64 decoded at once: four of them make three bytes, and the interpreter lock is let go between."""
+"""Characters of base64 decoded per call, a multiple of four; the interpreter lock is released between calls."""
 
 MAX_MEDIA_TYPE = 256
 """Characters before the comma of a ``data:`` URL."""
@@ -25,22 +25,22 @@ MAX_MEDIA_TYPE = 256
 
 @frozen(eq=False)
 class EncodedImage:
-    """An image as it was sent or stored; ``digest`` is its SHA-256."""
+    """An image's bytes as sent or stored; ``digest`` is their SHA-256."""
 
     content: bytes
     digest: bytes
 
 
 def image_of_chunks(chunks: Iterable[bytes]) -> EncodedImage:
-    """Return the image whose bytes came in pieces."""
+    """Return the image of several chunks of bytes."""
     content = b"".join(chunks)
     return EncodedImage(content, hashlib.sha256(content).digest())
 
 
 def read_data_url(url: str, max_bytes: int) -> EncodedImage:
-    """Return the image within a ``data:`` URL, whose media type is not believed: the bytes say what they are.
+    """Return the image in a ``data:`` URL, ignoring its media type: the format is detected from the bytes.
 
-    Raises ``InvalidRequestError`` for a URL without base64, ``MediaError`` for base64 that is none, or too much of it.
+    Raises ``InvalidRequestError`` for a URL without base64, ``MediaError`` for invalid base64 or too many bytes.
     """
     comma = url.find(",", 0, MAX_MEDIA_TYPE)
     if comma < 0 or not url[:comma].lower().endswith(";base64"):
@@ -56,7 +56,7 @@ def read_data_url(url: str, max_bytes: int) -> EncodedImage:
     except ValueError as error:
         raise MediaError("The base64 of an image is broken.") from error
     if any(len(part) < BASE64_SLICE // 4 * 3 for part in decoded[:-1]):
-        raise MediaError("The base64 of an image is broken.")  # it is padded before its end
+        raise MediaError("The base64 of an image is broken.")  # padding before the end
     image = image_of_chunks(decoded)
     if len(image.content) > max_bytes:
         raise too_large(max_bytes)
@@ -66,11 +66,11 @@ def read_data_url(url: str, max_bytes: int) -> EncodedImage:
 def read_file_url(url: str, allowed: Path | None, max_bytes: int) -> EncodedImage:
     """Return the image of a ``file:`` URL.
 
-    Raises ``InvalidRequestError`` unless it is under ``allowed`` once symbolic links are followed, be it there or not;
-    ``MediaError`` if it is no plain file, cannot be read, or is too large.
+    Raises ``InvalidRequestError`` unless the path, with symbolic links resolved, is under ``allowed``, whether or not
+    it exists; ``MediaError`` if it is not a plain file, cannot be read, or is too large.
     """
     if allowed is None:
-        raise InvalidRequestError("Images are not read from files here; --allowed-media-path would allow it.")
+        raise InvalidRequestError("Images are read from files only with --allowed-media-path.")
     path = _path_of(url)
     real, root = os.path.realpath(path), os.path.realpath(allowed)
     if not _is_inside(real, root):
@@ -93,10 +93,10 @@ def _path_of(url: str) -> str:
 
 
 def _read(path: str, root: str, max_bytes: int) -> bytes:
-    _require_plain(Path(path).stat())  # opening a device may do something
+    _require_plain(Path(path).stat())  # opening a device can have side effects
     opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | os.O_NOFOLLOW)
     with open(opened, "rb", buffering=0) as file:  # noqa: PTH123  (a descriptor, not a path)
-        # A folder on the way may have been replaced by a link since the path was looked at.
+        # A parent folder can have been replaced by a link since the path was resolved.
         if not _is_inside(str(Path(f"/proc/self/fd/{opened}").readlink()), root):
             raise _outside()
         status = os.fstat(opened)
@@ -111,7 +111,7 @@ def _read(path: str, root: str, max_bytes: int) -> bytes:
 
 def _require_plain(status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise MediaError("The file of an image is no plain file.")
+        raise MediaError("The file of an image is not a plain file.")
 
 
 def _is_inside(path: str, root: str) -> bool:

@@ -1,4 +1,4 @@
-"""Images from other servers."""
+"""Fetches images over HTTP."""
 
 import ssl
 from collections.abc import Callable, Collection
@@ -16,33 +16,33 @@ from trio_pool_serve.rendering.media.resolver import Resolver
 from trio_pool_serve.threads.offload import Offload
 
 MAX_CONCURRENT_FETCHES = 16
-"""So many images of ``--max-media-bytes`` are in memory because of slow servers, and no more."""
+"""Bounds the memory that slow servers hold: at most this many images of ``--max-media-bytes``."""
 
 MAX_REDIRECTS = 5
 MAX_LOCATION = 8192
-"""Characters of where a redirect leads to."""
+"""Characters of a redirect's Location."""
 
 MAX_ADDRESSES = 32
-"""Of one host, all of which are looked at. Whoever owns a domain can list thousands."""
+"""Of one host, all of which are checked. A domain's owner can list thousands."""
 
 MAX_TRIED_ADDRESSES = 4
-"""Of one host; the time limit is divided between them."""
+"""Of one host; the timeout is divided between them."""
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 HEADERS = {
     "Accept": "image/png, image/jpeg, image/webp, image/gif, image/bmp",
-    # Compressed images do not get smaller, so what is encoded again is refused, and cannot unfold to anything.
+    # Compression does not make encoded images smaller, so encoded bodies are rejected and need no inflation limit.
     "Accept-Encoding": "identity",
     "User-Agent": "trio-pool-serve",
-    # A connection is known by its address: for another name at the same one its certificate would not be looked at.
+    # A reused connection would serve another name at the same address without checking its certificate.
     "Connection": "close",
 }
 
 
 @frozen
 class FetchStatistics:
-    """What is being fetched."""
+    """Use of the fetch limiter."""
 
     capacity: int
     borrowed: int
@@ -51,18 +51,18 @@ class FetchStatistics:
 
 @define(eq=False)
 class ImageFetcher:
-    """Fetches images by HTTP, from the addresses that ``is_allowed``: those of the public internet.
+    """Fetches images over HTTP from addresses accepted by ``is_allowed``, by default those of the public internet.
 
-    A host name is resolved once for each request: all its addresses are looked at, and one of them is connected to,
-    so no name server can say one thing and then another. Any port is allowed. There are no cookies, no proxies, no
-    credentials, and no connection is used twice.
+    A host name is resolved once per request, all its addresses are checked, and one of them is connected to, so a name
+    server cannot give a different answer after the check. Any port is allowed. No cookies, proxies or credentials are
+    sent, and no connection is reused.
 
-    A public address can answer this server and not others: a firewall lets it through, or a router leads back to this
-    machine or its neighbours. That cannot be seen from here. Whoever runs the server where this is so has to name the
-    ``domains``, or to have the network refuse what the server may not reach.
+    A public address may be reachable only from this server: a firewall admits it, or a router leads back to this
+    machine or its neighbours. This cannot be detected here. In such networks operators must set ``domains``, or block
+    in the network what the server must not reach.
 
-    ``domains`` are the only hosts that images are fetched from, in lower case, unless there are none;
-    ``*.example.org`` stands for all below ``example.org``. Every limit holds for redirects as well.
+    ``domains``, if not empty, are the only hosts that images are fetched from, in lower case; ``*.example.org`` stands
+    for all subdomains of ``example.org``. All limits apply to redirects as well.
     """
 
     offload: Offload
@@ -75,26 +75,26 @@ class ImageFetcher:
     _ssl_context: ssl.SSLContext | None = field(init=False, default=None)
 
     async def fetch(self, url: str) -> list[bytes]:
-        """Return the bytes behind an ``http:`` or ``https:`` URL, as they came.
+        """Return the body of an ``http:`` or ``https:`` URL, in chunks.
 
-        Raises ``InvalidRequestError`` for a URL that is malformed or not allowed, ``MediaError`` for one behind which
-        there is no image, or only a large or slow one, or an address that is not public: that is not told from a host
-        that does not exist. Cancellation: at once; the connection is closed.
+        Raises ``InvalidRequestError`` for a URL that is malformed or not allowed, ``MediaError`` if the response is not
+        200, too large or too slow, or the address is not public: the message is the same as for a host that does not
+        exist. Cancellation: at once; the connection is closed.
         """
-        asked = self._checked(url)
+        checked = self._checked(url)
         async with self._limiter:
             with trio.move_on_after(self.timeout_s):
-                return await self._follow(asked)
+                return await self._follow(checked)
         raise MediaError(f"An image did not arrive within {self.timeout_s:g} s.")
 
     def statistics(self) -> FetchStatistics:
-        """Return what is being fetched now."""
+        """Return the current use of the fetch limiter."""
         stats = self._limiter.statistics()
         return FetchStatistics(int(stats.total_tokens), stats.borrowed_tokens, stats.tasks_waiting)
 
     async def _follow(self, url: httpx.URL) -> list[bytes]:
         for _ in range(MAX_REDIRECTS + 1):
-            found = await self._ask(url)
+            found = await self._get(url)
             if not isinstance(found, httpx.URL):
                 return found
             url = found
@@ -114,15 +114,15 @@ class ImageFetcher:
             raise InvalidRequestError(f"Images are not fetched from {host}, which --allowed-media-domains leaves out.")
         return parsed
 
-    async def _ask(self, url: httpx.URL) -> list[bytes] | httpx.URL:
-        """Return what is behind a URL, or the URL that it says to ask next."""
+    async def _get(self, url: httpx.URL) -> list[bytes] | httpx.URL:
+        """Return the body of a URL, or the URL that it redirects to."""
         host = _host(url)
         port = url.port or (443 if url.scheme == "https" else 80)
         addresses = await self.resolver.resolve(host, port)
         if not 0 < len(addresses) <= MAX_ADDRESSES or not all(map(self.is_allowed, addresses)):
             raise MediaError("The host of an image has no address that images are fetched from.")
         addresses = addresses[:MAX_TRIED_ADDRESSES]
-        ssl_context = await self._trusted() if url.scheme == "https" else None
+        ssl_context = await self._load_ssl_context() if url.scheme == "https" else None
         for address in addresses:
             try:
                 with trio.fail_after(self.timeout_s / len(addresses)):
@@ -131,14 +131,16 @@ class ImageFetcher:
                 continue
             async with stream:
                 exchange = Exchange(stream)
-                response = await exchange.ask(url.raw_path, [("Host", url.netloc.decode("ascii")), *HEADERS.items()])
+                response = await exchange.send_get(
+                    url.raw_path, [("Host", url.netloc.decode("ascii")), *HEADERS.items()]
+                )
                 return self._redirect(url, response) or await self._read(response, exchange)
         raise MediaError("The server of an image cannot be reached.")
 
-    async def _trusted(self) -> ssl.SSLContext:
-        """Return what certificates are looked at by: the authorities of SSL_CERT_FILE, else certifi's."""
+    async def _load_ssl_context(self) -> ssl.SSLContext:
+        """Return the context with the certificate authorities of SSL_CERT_FILE, else certifi's."""
         if self._ssl_context is None:
-            self._ssl_context = await self.offload.run("media", _read_authorities, abandon_on_cancel=True)
+            self._ssl_context = await self.offload.run("media", _load_authorities, abandon_on_cancel=True)
         return self._ssl_context
 
     def _redirect(self, url: httpx.URL, response: h11.Response) -> httpx.URL | None:
@@ -157,7 +159,7 @@ class ImageFetcher:
             raise MediaError(f"The server of an image answers {response.status_code}.")
         headers = httpx.Headers(list(response.headers))
         if headers.get("Content-Encoding", "identity").strip().lower() != "identity":
-            raise MediaError("An image was sent compressed, which was not asked for.")
+            raise MediaError("An image was sent with a Content-Encoding, which was not accepted.")
         length = headers.get("Content-Length", "")
         if length.isdecimal() and int(length) > self.max_bytes:
             raise too_large(self.max_bytes)
@@ -175,14 +177,14 @@ class ImageFetcher:
         return f"<ImageFetcher {stats.borrowed}/{stats.capacity}+{stats.waiting}>"
 
 
-def _read_authorities() -> ssl.SSLContext:
+def _load_authorities() -> ssl.SSLContext:
     context = httpx.create_ssl_context(trust_env=True)  # reads and parses a file
     context.set_alpn_protocols(["http/1.1"])
     return context
 
 
 def _host(url: httpx.URL) -> str:
-    """Return a URL's host as it is in DNS; an address as itself."""
+    """Return a URL's host as in DNS, or its address."""
     return url.raw_host.decode("ascii").removesuffix(".").lower()
 
 

@@ -1,4 +1,4 @@
-"""One request to a server that may send anything, and its answer."""
+"""One HTTP request to an untrusted server, and its response."""
 
 import ssl
 from collections.abc import Sequence
@@ -10,26 +10,26 @@ from attrs import define, field
 from trio_pool_serve.errors import MediaError
 
 MAX_HEAD_BYTES = 32 * 1024
-"""Of one head, of the trailers of a body, or of the line before a chunk. Sites send a few KiB."""
+"""Of one head, of the trailers of a body, or of a chunk header. Sites send a few KiB."""
 
 MAX_HEAD_LINES = 128
-"""Of a head, or of trailers, and what is read at once. They are parsed all at once, so this is how long that takes."""
+"""Of a head, or of trailers. They are parsed in one call, whose duration this bounds."""
 
 MAX_FRAMING_BYTES = 64 * 1024
 PAYLOAD_PER_FRAMING = 32
-"""Bytes that are not of a body: interim answers, the head, and the frames of chunks. There may be one more for each 32
-of the body. A chunk costs the loop as much as its frame, however little is in it; servers send chunks of kilobytes."""
+"""Bytes other than the body: interim responses, the head, and chunk headers. One more is allowed for each 32 bytes of
+the body. Each chunk costs the event loop a fixed time, however small it is; servers send chunks of kilobytes."""
 
 HEAD_READ_BYTES = 2 * 1024
 BODY_READ_BYTES = 8 * 1024
-"""At once, so that no more is parsed before somebody else has a turn."""
+"""Per call, which bounds how much is parsed before other tasks run."""
 
 
 async def open_stream(address: str, port: int, host: str, ssl_context: ssl.SSLContext | None) -> trio.abc.Stream:
-    """Connect to an address, by TLS with ``host``'s certificate if there is a context for it.
+    """Connect to an address; with ``ssl_context`` by TLS, verifying ``host``'s certificate.
 
-    Raises ``OSError`` or ``trio.BrokenResourceError`` if there is nobody, or somebody else; ``ValueError`` for a host
-    that no certificate can be for. Cancellation: at once; the connection is closed.
+    Raises ``OSError`` or ``trio.BrokenResourceError`` if connecting or the handshake fails; ``ValueError`` for a host
+    name that no certificate can have. Cancellation: at once; the connection is closed.
     """
     stream = await trio.open_tcp_stream(address, port)
     if ssl_context is None:
@@ -45,10 +45,10 @@ async def open_stream(address: str, port: int, host: str, ssl_context: ssl.SSLCo
 
 @define(eq=False)
 class Exchange:
-    """Asks once over a ``stream``, which is used for nothing else, and reads what is answered.
+    """Sends one request over a ``stream``, which is used for nothing else, and reads the response.
 
-    Everybody else has a turn after each interim answer, after the head and after each chunk, however many of them come
-    at once; and how many come at all is limited by the bytes that they take.
+    Other tasks run after each interim response, the head and each chunk, however many arrive together; their number is
+    bounded by the bytes that they take.
     """
 
     stream: trio.abc.Stream
@@ -59,10 +59,10 @@ class Exchange:
     def __attrs_post_init__(self) -> None:
         self._protocol = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
 
-    async def ask(self, target: bytes, headers: Sequence[tuple[str, str]]) -> h11.Response:
-        """Send a GET and return the head of the answer.
+    async def send_get(self, target: bytes, headers: Sequence[tuple[str, str]]) -> h11.Response:
+        """Send a GET and return the head of the response.
 
-        Raises ``MediaError`` if the connection breaks, or too much comes that is not an answer. Cancellation: at once.
+        Raises ``MediaError`` if the connection breaks or too many bytes precede the head. Cancellation: at once.
         """
         try:
             request = self._protocol.send(h11.Request(method=b"GET", target=target, headers=list(headers)))
@@ -75,7 +75,7 @@ class Exchange:
             raise _broken() from error
 
     async def read(self) -> bytes:
-        """Return the next bytes of the body, or none at its end. Errors and cancellation: as ``ask``."""
+        """Return the next bytes of the body, empty at its end. Errors and cancellation: as ``send_get``."""
         try:
             event = await self._next_event(BODY_READ_BYTES)
         except (h11.ProtocolError, trio.BrokenResourceError) as error:
@@ -96,9 +96,9 @@ class Exchange:
             self._protocol.receive_data(bytes(received))
 
     def _check(self) -> None:
-        """Raise ``h11.RemoteProtocolError`` if so much has come already that no more is asked for."""
+        """Raise ``h11.RemoteProtocolError`` if the bytes other than the body exceed their limits."""
         if self._received - self._payload > MAX_FRAMING_BYTES + self._payload // PAYLOAD_PER_FRAMING:
-            raise h11.RemoteProtocolError("too much that is not of the body")
+            raise h11.RemoteProtocolError("too many bytes other than the body")
         incomplete, _ = self._protocol.trailing_data
         if incomplete.count(b"\n") > MAX_HEAD_LINES:
             raise h11.RemoteProtocolError("too many lines")

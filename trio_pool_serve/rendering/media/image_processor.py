@@ -1,6 +1,6 @@
-"""The image processor that a model's folder describes.
+"""The image processor of a model's folder.
 
-transformers' own classes on PIL and NumPy: the same pixels as the model was trained on, without torchvision.
+Uses transformers' classes on PIL and NumPy: the same pixels as in training, without torchvision.
 """
 
 import hashlib
@@ -18,23 +18,23 @@ from trio_pool_serve.errors import MediaError
 from trio_pool_serve.types import ImageFeatures
 
 MAX_ASPECT_RATIO = 200
-"""How many times an image may be as long as it is wide, or the other way round.
+"""Maximum ratio of an image's longer side to its shorter one.
 
-Qwen2-VL's own limit. CLIP enlarges an image to 224 pixels on its shorter side before it cuts the middle out: of one
-of 1 by 10,000 pixels it would make 500 million.
+Qwen2-VL's limit. CLIP enlarges an image to 224 pixels on its shorter side before it crops the centre: one of 1 by
+10,000 pixels would become 500 million pixels.
 """
 
 
 class ImageTokens(Protocol):
-    """Counts the positions from what an image processor made."""
+    """Counts an image's token positions from the arrays of an image processor."""
 
     def of(self, arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[int, ...]:
-        """Return the positions of each image, in order."""
+        """Return the number of positions of each image, in order."""
 
 
 @frozen(kw_only=True)
 class FolderProcessor:
-    """The image processor of a model: a class of transformers, and its settings."""
+    """An image processor: a class of transformers and its settings."""
 
     class_name: str
     settings: Mapping[str, Any] = field(repr=False)
@@ -48,7 +48,7 @@ class FolderProcessor:
     def __call__(self, image: Image) -> ImageFeatures:
         """Return the features of one RGB image; every array's first dimension counts images, or their patches.
 
-        Raises ``MediaError`` for an image of a shape that the model cannot take.
+        Raises ``MediaError`` for an image of a shape that the model does not support.
         """
         width, height = image.size
         if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
@@ -65,8 +65,8 @@ class FolderProcessor:
 
     @cached_property
     def _processor(self) -> Any:
-        """The object of that class, made at load time; calls change no state, so threads share it."""
-        import transformers  # here, because it takes seconds and only models that read images need it
+        """The processor object, created at load time; calls change no state, so threads share it."""
+        import transformers  # imported here: it takes seconds, and only models with images need it
 
         return getattr(transformers, f"{self.class_name}Pil").from_dict(dict(self.settings))
 

@@ -1,4 +1,4 @@
-"""How a model reads images."""
+"""The interfaces of image processors and image formats."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,34 +9,34 @@ from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
 
 
 class ImageProcessor(Protocol):
-    """An image to what the model's forward pass takes."""
+    """Prepares an image for the model's forward pass."""
 
     @property
     def key(self) -> str:
-        """Tells processors apart that make different things of the same image."""
+        """Identifies processors with the same output: part of the key of cached images."""
 
     def __call__(self, image: Image) -> ImageFeatures:
         """Return the features of one decoded RGB image. Runs in any thread, several at once.
 
-        Raises ``MediaError`` for an image that the model cannot take.
+        Raises ``MediaError`` for an image that the model does not support.
         """
 
 
 class ImageFormat(Protocol):
-    """Where images stand among the tokens of one model."""
+    """Places images among the tokens of one model's inputs."""
 
     @property
     def processor(self) -> ImageProcessor:
-        """What makes features of images."""
+        """The processor of this model's images."""
 
     def alone(self, image: ImageFeatures) -> RenderedPrompt | None:
-        """Return what the model reads for an image without any text.
+        """Return the model input of an image without text.
 
-        ``None`` if the model reads it as a conversation whose only message is the image.
+        ``None`` if it is rendered as a conversation whose only message is the image.
         """
 
     def expand(self, token_ids: TokenIds, images: Sequence[ImageFeatures]) -> RenderedPrompt:
-        """Put each image in the place of its placeholder among ``token_ids``, in order.
+        """Return the model input with each placeholder among ``token_ids`` replaced by an image, in order.
 
         Raises ``InvalidRequestError`` unless there are as many placeholders as images.
         """

@@ -1,4 +1,4 @@
-"""From the URL of an image to what the model reads of it."""
+"""Loads images by URL and prepares them for a model."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,12 +23,12 @@ from trio_pool_serve.types import ImageFeatures
 T = TypeVar("T")
 
 MAX_URL = 8192
-"""Characters of a URL that has not the image itself in it."""
+"""Maximum characters of a URL other than a ``data:`` URL."""
 
 
 @define(eq=False)
 class MediaLoader:
-    """Loads images by their URLs, for all models of a server, with ``media`` threads for what blocks."""
+    """Loads images by URL, for all models of a server; blocking work runs in ``media`` threads."""
 
     config: InputConfig
     timeout_s: float
@@ -55,12 +55,12 @@ class MediaLoader:
         await self.cache.run(task_status=task_status)
 
     async def load(self, part: ImagePart, processor: ImageProcessor) -> ImageFeatures:
-        """Return what a processor makes of an image, perhaps what it made of the same bytes before.
+        """Return the features of an image, from the cache if the same bytes were prepared before.
 
         Raises ``InvalidRequestError`` for a URL that is malformed or not allowed; ``MediaError`` for an image that
-        cannot be fetched or decoded, is too large, or takes too long to arrive; and what the processor raises.
+        cannot be fetched or decoded, is too large, or does not arrive in time; and what the processor raises.
 
-        Cancellation: at once; a thread that works on this image keeps its token until it is done.
+        Cancellation: at once; a thread that works on this image keeps its limiter token until it finishes.
         """
         image = await self._encoded(part.url)
 
@@ -69,7 +69,7 @@ class MediaLoader:
                 return await self._in_thread(partial(features_of, image.content, processor, self.limits))
 
         features = await self.cache.get((processor.key, image.digest), prepare)
-        await self.input_memory.wait_until_below_limit()  # of what is kept, copies are made
+        await self.input_memory.wait_until_below_limit()  # cached features are copied for each row
         return features
 
     async def _encoded(self, url: str) -> EncodedImage:

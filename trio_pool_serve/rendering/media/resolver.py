@@ -1,4 +1,4 @@
-"""From the names of hosts to their addresses."""
+"""Resolves host names in threads."""
 
 import socket
 from collections.abc import Callable, Sequence
@@ -9,15 +9,15 @@ import trio
 from attrs import define, field, frozen
 
 MAX_CONCURRENT_LOOK_UPS = 16
-"""Threads that wait for name servers, those included that nobody waits for any more."""
+"""Threads that wait for name servers, including those of cancelled look-ups."""
 
 LookUp = Callable[..., Sequence[tuple[Any, ...]]]
-"""As ``socket.getaddrinfo``."""
+"""A function with the signature of ``socket.getaddrinfo``."""
 
 
 @frozen
 class ResolverStatistics:
-    """Which threads look names up."""
+    """Use of the look-up limiter."""
 
     capacity: int
     borrowed: int
@@ -26,42 +26,42 @@ class ResolverStatistics:
 
 @define(eq=False)
 class Resolver:
-    """Looks up the addresses of hosts in threads, under a limiter of its own.
+    """Looks up the addresses of hosts in threads, under a separate limiter.
 
-    A thread that asks a name server cannot be told to stop, and whoever owns a domain says how long it takes. So it
-    keeps its token until it is done, even if nobody waits for it any more: nobody else's threads are taken.
+    A thread in a look-up cannot be stopped, and a domain's owner controls how long the look-up takes. So a thread keeps
+    its token until it finishes, even after cancellation, and slow look-ups never take threads from other work.
     """
 
     look_up: LookUp = socket.getaddrinfo
     _limiter: trio.CapacityLimiter = field(init=False, factory=lambda: trio.CapacityLimiter(MAX_CONCURRENT_LOOK_UPS))
 
     async def resolve(self, host: str, port: int) -> list[str]:
-        """Return the addresses of a host, each once, in the order in which they are to be tried; none if it has none.
+        """Return the distinct addresses of a host in the order to try them; empty if it cannot be resolved.
 
-        What is an address itself, however it is written, needs no thread.
+        An address in any notation is converted without a thread.
 
-        Cancellation: at once; the thread that asks the name server ends by itself.
+        Cancellation: at once; the look-up's thread keeps its token until it finishes.
         """
         await trio.lowlevel.checkpoint()
         try:
-            found = self._read(host, port) or await self._ask(host, port)
+            found = self._parse_address(host, port) or await self._look_up(host, port)
         except (OSError, UnicodeError):
             return []
-        # One that is of an interface, as in fe80::1%eth0, cannot be in a URL.
+        # Addresses with an interface, such as fe80::1%eth0, cannot be in a URL.
         return list(dict.fromkeys(address for address in (str(where[0]) for *_, where in found) if "%" not in address))
 
     def statistics(self) -> ResolverStatistics:
-        """Return what is being looked up now."""
+        """Return the current use of the look-up limiter."""
         stats = self._limiter.statistics()
         return ResolverStatistics(int(stats.total_tokens), stats.borrowed_tokens, stats.tasks_waiting)
 
-    def _read(self, host: str, port: int) -> Sequence[tuple[Any, ...]]:
+    def _parse_address(self, host: str, port: int) -> Sequence[tuple[Any, ...]]:
         try:
             return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         except socket.gaierror:
             return ()
 
-    async def _ask(self, host: str, port: int) -> Sequence[tuple[Any, ...]]:
+    async def _look_up(self, host: str, port: int) -> Sequence[tuple[Any, ...]]:
         look_up = partial(self.look_up, host, port, type=socket.SOCK_STREAM)
         return await trio.to_thread.run_sync(look_up, limiter=self._limiter, abandon_on_cancel=True)
 

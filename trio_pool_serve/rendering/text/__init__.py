@@ -1,1 +1,1 @@
-"""Texts to token ids."""
+"""Tokenisation of texts and pairs."""

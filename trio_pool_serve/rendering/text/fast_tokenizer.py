@@ -1,4 +1,4 @@
-"""Tokenizers of the ``tokenizers`` library, which most models have."""
+"""Tokenizers of the ``tokenizers`` library, which most models use."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ class FastTokenizer:
     pair_special_tokens: int = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        # tokenizer.json may carry truncation and padding settings of whoever saved it.
+        # tokenizer.json can contain truncation and padding settings from when it was saved.
         self._backend.no_truncation()
         self._backend.no_padding()
         self.special_tokens = self._backend.num_special_tokens_to_add(is_pair=False)
@@ -42,16 +42,16 @@ class FastTokenizer:
     def encode(self, text: str) -> Encoded:
         """Tokenise without special tokens.
 
-        As a batch of one: ``encode_batch`` lets go of the interpreter lock, ``encode`` keeps it for as
-        long as the text is. Raises ``UnicodeError`` for half of a surrogate pair, which JSON can carry.
+        As a batch of one: ``encode_batch`` releases the interpreter lock, ``encode`` holds it for a time proportional
+        to the text. Raises ``UnicodeError`` for half of a surrogate pair, which JSON can contain.
         """
         try:
             return self._backend.encode_batch([text], add_special_tokens=False)[0]
-        except TypeError as error:  # the only thing that can be wrong with a str, as the library puts it
+        except TypeError as error:  # all that the library raises for a str
             raise UnicodeError("the text holds a lone surrogate") from error
 
     def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
-        """Cut and add special tokens."""
+        """Truncate and add special tokens."""
         encoded = self.truncate(encoded, keep, side)
         if add_special_tokens:
             encoded = self._backend.post_process(encoded)
@@ -60,9 +60,9 @@ class FastTokenizer:
     def finish_windows(
         self, encoded: Encoded, size: int, *, prefix: Encoded, add_special_tokens: bool
     ) -> list[TokenIds]:
-        """Cut and add a prefix and special tokens.
+        """Split into windows and add a prefix and special tokens to each.
 
-        Of ids, because whatever takes encodings apart holds the interpreter lock for as long as all of them.
+        Works on ids: splitting an ``Encoding`` holds the interpreter lock for a time proportional to the whole text.
         """
         ids, before, after = encoded.ids, prefix.ids, []
         if add_special_tokens:
@@ -91,13 +91,13 @@ class FastTokenizer:
         return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def truncate(self, encoded: Encoded, keep: int, side: TruncationSide) -> Encoded:
-        """Cut in place."""
+        """Truncate in place."""
         if len(encoded) > keep:
             encoded.truncate(keep, direction=side)
         return encoded
 
     def longest_first(self, first: int, second: int, keep: int) -> tuple[int, int]:
-        """Give the odd token to the longer text, to the second if both are equally long."""
+        """Return both kept lengths; the odd token goes to the longer text, to the second if both are equally long."""
         return longest_first_lengths(first, second, keep, odd_to_first=first > second)
 
     def join(self, first: Encoded, second: Encoded, *, add_special_tokens: bool) -> tuple[TokenIds, TokenIds | None]:
@@ -106,11 +106,11 @@ class FastTokenizer:
         return np.array(joined.ids, dtype=np.int32), segments(joined.type_ids) if self._has_segments else None
 
     def beginning(self, text: str, encoded: Encoded, tokens: int) -> str:
-        """Cut behind the last character that the last of the tokens came from."""
+        """Return the text up to the last character of the last of the tokens."""
         return text[: encoded.offsets[tokens - 1][1]]
 
     def is_special(self, token_id: int) -> bool:
-        """Tell whether an id is one of the special tokens."""
+        """Whether an id is one of the special tokens."""
         return token_id in self._special_ids
 
     def id_of(self, token: str) -> int | None:

@@ -1,15 +1,15 @@
-"""How long an input may be, and what is said when it is longer."""
+"""The length limit of an input, and the error for longer ones."""
 
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.prompts import RenderingParams
 
 
-def available_tokens(params: RenderingParams, max_model_len: int, taken: int, beside: str = "special") -> int:
-    """Return how many tokens of an input fit beside the ``taken`` ones. Raises ``InvalidRequestError``."""
+def available_tokens(params: RenderingParams, max_model_len: int, taken: int, kind: str = "special") -> int:
+    """Return how many tokens remain for an input after ``taken`` ones of a kind. Raises ``InvalidRequestError``."""
     limit = min(max_model_len, params.truncate_to or max_model_len)
     if limit <= taken:
         raise InvalidRequestError(
-            f"Truncating to {limit} tokens leaves no room beside {taken} {beside} tokens.",
+            f"Truncating to {limit} tokens leaves none for the input after {taken} {kind} tokens.",
             field="truncate_to",
         )
     return limit - taken

@@ -1,7 +1,6 @@
-"""Two texts that a model reads together.
+"""Pair formats: how two texts become one model input.
 
-Most models join them as their tokenizer does, ``[CLS] first [SEP] second [SEP]``; a language model reads them
-in a template.
+Most models join them as their tokenizer does, ``[CLS] first [SEP] second [SEP]``; language models use a template.
 """
 
 from typing import Protocol
@@ -16,22 +15,22 @@ from trio_pool_serve.types import RenderedPrompt
 
 
 class PairFormat(Protocol):
-    """How a model reads a pair."""
+    """How a kind of model joins two texts."""
 
     def render(
         self, tokenizer: Tokenizer, prompt: PairPrompt, params: RenderingParams, max_model_len: int
     ) -> RenderedPrompt:
-        """Return the tokens. Raises ``ContextLengthError``, ``InvalidRequestError`` or ``UnicodeError``."""
+        """Return the model input. Raises ``ContextLengthError``, ``InvalidRequestError`` or ``UnicodeError``."""
 
 
 @frozen
 class JoinedPair:
-    """Both texts, cut to fit the longest first, and the special tokens of a pair."""
+    """Both texts, truncated longest first, with the special tokens of a pair."""
 
     def render(
         self, tokenizer: Tokenizer, prompt: PairPrompt, params: RenderingParams, max_model_len: int
     ) -> RenderedPrompt:
-        """Return the tokens, with their segments where the model has any."""
+        """Return the token ids, with their segments if the model uses any."""
         special = tokenizer.pair_special_tokens if params.add_special_tokens else 0
         keep, side = available_tokens(params, max_model_len, special), params.truncation_side
         if params.instruction:
@@ -46,7 +45,7 @@ class JoinedPair:
             raise too_long(f"{length + special}" if exact else f"more than {length + special}", max_model_len)
         lengths = first.tokens, second.tokens
         if not (first.is_whole or second.is_whole):
-            # Which is the longer still matters, by one token: their letters tell.
+            # Which text is longer decides where the odd token goes; their characters are compared.
             longer = len(prompt.first) > len(prompt.second)
             lengths = keep + longer, keep + (not longer)
         for_first, for_second = tokenizer.longest_first(*lengths, keep)
@@ -59,7 +58,7 @@ class JoinedPair:
 
 
 def shorten(tokenizer: Tokenizer, text: str, tokens: int | None) -> str:
-    """Return the beginning of a text that makes that many tokens, ``None`` for all of it."""
+    """Return a text truncated to its first ``tokens`` tokens, ``None`` for all of it."""
     if tokens is None:
         return text
     window = encode_window(tokenizer, text, tokens, "right")
@@ -69,7 +68,7 @@ def shorten(tokenizer: Tokenizer, text: str, tokens: int | None) -> str:
 
 
 def _encode(tokenizer: Tokenizer, text: str, at_most: int | None, keep: int, side: TruncationSide) -> WindowedText:
-    """Tokenise enough of the first ``at_most`` tokens to know the ``keep`` of them opposite of ``side``."""
+    """Tokenise enough of the first ``at_most`` tokens for the ``keep`` that remain after truncating at ``side``."""
     if at_most is None:
         return encode_window(tokenizer, text, keep, side)
     window = encode_window(tokenizer, text, min(at_most, keep + 1) if side == "right" else at_most, "right")

@@ -1,4 +1,4 @@
-"""Tokenizers written in Python, which few models still have."""
+"""Tokenizers written in Python, which few models still use."""
 
 import copy
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from trio_pool_serve.types import TokenIds
 
 @define(eq=False)
 class SlowTokenizer:
-    """A tokenizer written in Python; its calls change its own state, so copies are deep."""
+    """A tokenizer written in Python. Its calls change its state, so copies are deep."""
 
     _tokenizer: Any
     _lower_case: bool = False
@@ -43,7 +43,7 @@ class SlowTokenizer:
         return ids
 
     def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
-        """Cut and add special tokens."""
+        """Truncate and add special tokens."""
         ids = self.truncate(encoded, keep, side)
         if add_special_tokens:
             ids = self._tokenizer.build_inputs_with_special_tokens(ids)
@@ -52,12 +52,12 @@ class SlowTokenizer:
     def finish_windows(
         self, encoded: Encoded, size: int, *, prefix: Encoded, add_special_tokens: bool
     ) -> list[TokenIds]:
-        """Cut and add a prefix and special tokens."""
+        """Split into windows and add a prefix and special tokens to each."""
         windows = [[*prefix, *encoded[start : start + size]] for start in range(0, len(encoded), size)]
         return [self.finish(ids, len(ids), "right", add_special_tokens=add_special_tokens) for ids in windows]
 
     def tokens(self, text: str, *, add_special_tokens: bool) -> list[Token]:
-        """Return a text's tokens; where they come from is not known."""
+        """Return the tokens of a text, without positions, which these tokenizers do not provide."""
         encoded = self.encode(text)
         ids = self.finish(encoded, len(encoded), "right", add_special_tokens=add_special_tokens).tolist()
         pieces = self._tokenizer.convert_ids_to_tokens(ids)
@@ -71,15 +71,15 @@ class SlowTokenizer:
         return text
 
     def truncate(self, encoded: Encoded, keep: int, side: TruncationSide) -> Encoded:
-        """Cut."""
+        """Truncate."""
         return encoded[:keep] if side == "right" else encoded[max(0, len(encoded) - keep) :]
 
     def longest_first(self, first: int, second: int, keep: int) -> tuple[int, int]:
-        """Give the odd token to the first text."""
+        """Return both kept lengths; the odd token goes to the first text."""
         return longest_first_lengths(first, second, keep, odd_to_first=True)
 
     def join(self, first: Encoded, second: Encoded, *, add_special_tokens: bool) -> tuple[TokenIds, TokenIds | None]:
-        """Join two texts as the tokenizer's own methods do."""
+        """Join two texts by the tokenizer's methods."""
         if add_special_tokens:
             ids = self._tokenizer.build_inputs_with_special_tokens(first, second)
             types = self._tokenizer.create_token_type_ids_from_sequences(first, second)
@@ -88,13 +88,13 @@ class SlowTokenizer:
         return np.array(ids, dtype=np.int32), segments(types) if self._has_segments else None
 
     def beginning(self, text: str, encoded: Encoded, tokens: int) -> str:
-        """Put the tokens together again: these tokenizers do not say where in the text theirs were."""
+        """Decode the first tokens, because these tokenizers provide no positions."""
         del text
         beginning: str = self._tokenizer.decode(encoded[:tokens])
         return beginning
 
     def is_special(self, token_id: int) -> bool:
-        """Tell whether an id is one of the special tokens."""
+        """Whether an id is one of the special tokens."""
         return token_id in self._tokenizer.all_special_ids
 
     def id_of(self, token: str) -> int | None:
@@ -115,5 +115,5 @@ class SlowTokenizer:
 
 
 def named_ids(tokenizer: Any) -> dict[str, int]:
-    """Return the ids of a transformers tokenizer's special tokens, by their names, such as ``mask_token``."""
+    """Return a transformers tokenizer's special token ids by name, such as ``mask_token``."""
     return {name: tokenizer.convert_tokens_to_ids(str(token)) for name, token in tokenizer.special_tokens_map.items()}

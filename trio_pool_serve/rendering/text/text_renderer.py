@@ -1,4 +1,4 @@
-"""Texts to token ids: everything that needs a tokenizer. Blocks."""
+"""Renders texts, pairs and token ids with a tokenizer. Blocking."""
 
 from collections.abc import Sequence
 from itertools import takewhile
@@ -20,15 +20,15 @@ from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
 from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 PlainPrompt: TypeAlias = TextPrompt | PairPrompt | TokensPrompt
-"""Prompts that need a tokenizer at most."""
+"""Prompts that need a tokenizer at most: no chat template, images or token embeddings."""
 
 PromptToRender: TypeAlias = tuple[PlainPrompt, RenderingParams, bool]
-"""A prompt, how to render it, and whether to read it in several windows if it is too long."""
+"""A prompt, its rendering params, and whether a text that is too long is split into windows."""
 
 
 @define(eq=False)
 class TextRenderer:
-    """Renders texts for one model, in as many threads at once as there are tokenizers."""
+    """Renders plain prompts for one model, in as many threads at once as there are tokenizers."""
 
     tokenizers: TokenizerPool
     max_model_len: int = field(kw_only=True)
@@ -39,17 +39,17 @@ class TextRenderer:
     _instruction_tokens: dict[tuple[str, bool], int] = field(init=False, factory=dict)
 
     def render(self, prompt: TextPrompt | PairPrompt, params: RenderingParams) -> RenderedPrompt:
-        """Return what the model reads. Raises ``ContextLengthError`` or ``InvalidRequestError``."""
+        """Return the model input. Raises ``ContextLengthError`` or ``InvalidRequestError``."""
         if isinstance(prompt, PairPrompt):
             return self._render_pair(prompt, params)
         return self._render_text(prompt, params)
 
-    def render_rows(self, asked: Sequence[PromptToRender]) -> list[list[RenderedPrompt]]:
-        """Return what the model reads for each of several prompts, in as many passes as it takes. Raises as ``render``.
+    def render_rows(self, prompts: Sequence[PromptToRender]) -> list[list[RenderedPrompt]]:
+        """Return the rows of each of several prompts: one, or one for each window. Raises as ``render``.
 
-        At once, because to come here from the event loop and back takes as long as one short text.
+        Several at once, because a thread hop takes as long as rendering one short text.
         """
-        return [self._render_row(prompt, params, in_windows=in_windows) for prompt, params, in_windows in asked]
+        return [self._render_row(prompt, params, in_windows=in_windows) for prompt, params, in_windows in prompts]
 
     def _render_row(self, prompt: PlainPrompt, params: RenderingParams, *, in_windows: bool) -> list[RenderedPrompt]:
         if isinstance(prompt, TokensPrompt):
@@ -59,7 +59,7 @@ class TextRenderer:
         return [self.render(prompt, params)]
 
     def render_windows(self, prompt: TextPrompt, params: RenderingParams) -> list[RenderedPrompt]:
-        """Return what the model reads in as many passes as the text takes. Raises as ``render``."""
+        """Return one row, or one for each window of a text that is too long. Raises as ``render``."""
         try:
             return [self._render_text(prompt, params)]
         except ContextLengthError:
@@ -80,7 +80,7 @@ class TextRenderer:
             return [RenderedPrompt(window, instruction) for window in windows]
 
     def shorten(self, text: str, tokens: int) -> str:
-        """Return the beginning of a text that makes so many tokens. Raises ``InvalidRequestError``."""
+        """Return a text truncated to its first ``tokens`` tokens. Raises ``InvalidRequestError``."""
         with self.tokenizers.lend() as tokenizer:
             try:
                 return shorten(tokenizer, text, tokens)
@@ -88,7 +88,7 @@ class TextRenderer:
                 raise InvalidRequestError("An input is not valid Unicode text.", field="prompts") from error
 
     def tokenize(self, text: str, *, add_special_tokens: bool) -> list[Token]:
-        """Return a text's tokens, none cut off. Raises ``InvalidRequestError``."""
+        """Return all tokens of a text. Raises ``InvalidRequestError``."""
         with self.tokenizers.lend() as tokenizer:
             try:
                 return tokenizer.tokens(text, add_special_tokens=add_special_tokens)
@@ -101,7 +101,7 @@ class TextRenderer:
             return tokenizer.decode(token_ids.tolist(), skip_special_tokens=skip_special_tokens)
 
     def render_tokens(self, prompt: TokensPrompt, params: RenderingParams) -> RenderedPrompt:
-        """Return what the model reads for token ids. Needs no tokenizer and takes no time; raises as ``render``."""
+        """Return the model input of token ids. Needs no tokenizer and hardly any time; raises as ``render``."""
         params, most = self._within_format(params)
         ids, keep = prompt.token_ids, params.truncate_to
         if keep is not None and len(ids) > keep:
@@ -147,9 +147,9 @@ class TextRenderer:
             return rendered
 
     def _within_format(self, params: RenderingParams) -> tuple[RenderingParams, int]:
-        """Return the most tokens that a text in this input type has, and how to cut it.
+        """Return the params with the truncation that the text format requires, and the maximum number of tokens.
 
-        A length that the model gives one side of its texts is part of how they are read: it cuts.
+        A length limit for an input type is part of the text format: longer texts are truncated, not rejected.
         """
         most = self.text_format.max_tokens_of(params.input_type, self.max_model_len)
         if params.truncate_to is None and most < self.max_model_len:
@@ -167,11 +167,11 @@ class TextRenderer:
         return rendered
 
     def _count_instruction_tokens(self, tokenizer: Tokenizer, params: RenderingParams) -> int:
-        """Count as sentence-transformers does: the instruction alone, less a trailing special token."""
+        """Count the instruction alone, without a trailing special token, as sentence-transformers does."""
         if self.pools_instruction or not params.instruction:
             return 0
-        asked = params.instruction, params.add_special_tokens
-        known = self._instruction_tokens.get(asked)
+        key = params.instruction, params.add_special_tokens
+        known = self._instruction_tokens.get(key)
         if known is None:
             window = encode_window(tokenizer, params.instruction, self.max_model_len, "right")
             token_ids = tokenizer.finish(
@@ -181,15 +181,15 @@ class TextRenderer:
             if known and tokenizer.is_special(int(token_ids[-1])):
                 known -= 1
             if len(self._instruction_tokens) < MAX_KNOWN_INSTRUCTIONS:
-                self._instruction_tokens[asked] = known
+                self._instruction_tokens[key] = known
         return known
 
 
 def _split_instruction(tokenizer: Tokenizer, instruction: str, text: str) -> tuple[Encoded, Encoded]:
-    """Return the tokens of an instruction and those of the text behind it, as they are when both are read at once.
+    """Return the tokens of an instruction and of the text after it, as when both are tokenised together.
 
-    A blank at the instruction's end is a token of its own only where nothing follows: many tokenizers make it part
-    of the next word. An instruction whose last letters would become part of that is kept as it is alone.
+    Many tokenizers make a blank at the instruction's end part of the next word. If more than blanks would become part
+    of that word, the two are tokenised separately.
     """
     alone, both = tokenizer.encode(instruction), tokenizer.encode(instruction + text)
     ids = _token_ids(tokenizer, alone)
@@ -205,7 +205,7 @@ def _token_ids(tokenizer: Tokenizer, encoded: Encoded) -> TokenIds:
 
 
 MAX_WINDOWS = 512
-"""Of one text. Each is a row of its own in the queue, and their vectors are brought together on the loop."""
+"""Of one text. Each is a row in the queue, and their vectors are combined on the event loop."""
 
 MAX_KNOWN_INSTRUCTIONS = 1024
-"""Clients may send instructions of their own: the memory of their lengths must not grow for ever."""
+"""Bounds the cache of instruction lengths: clients can send instructions of their choice."""

@@ -1,14 +1,14 @@
-"""One token of a text, for people to look at."""
+"""A token of a text, for display."""
 
 from attrs import frozen
 
 
 @frozen
 class Token:
-    """A token and where it comes from.
+    """A token and its position.
 
-    ``text`` is what it stands for in the text, ``piece`` is how the vocabulary writes it. ``start`` and ``stop``
-    are character positions; special tokens have none, nor have those of tokenizers that do not know them.
+    ``text`` is the text it covers, ``piece`` its entry in the vocabulary. ``start`` and ``stop`` are character
+    positions, ``None`` for special tokens and for tokenizers without positions.
     """
 
     id: int

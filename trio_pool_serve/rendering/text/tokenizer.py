@@ -1,8 +1,8 @@
-"""One tokenizer, for one thread at a time.
+"""The tokenizer interface. A tokenizer is used by one thread at a time.
 
-Both kinds split tokenising in two: ``encode`` without special tokens, then ``finish``, which cuts and
-adds them. Truncation is a slice of our own, so that a fast tokenizer's truncation state is never
-touched: changing it while another thread encodes is what raises "Already borrowed".
+Fast and slow tokenizers tokenise in two steps: ``encode`` without special tokens, then ``finish``, which truncates and
+adds them. Truncation never changes a fast tokenizer's truncation state: changing it while another thread encodes
+raises "Already borrowed".
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,19 +16,19 @@ from trio_pool_serve.rendering.text.token_info import Token
 from trio_pool_serve.types import TokenIds
 
 Encoded: TypeAlias = Any
-"""What ``encode`` made for ``finish``: it has a length, in tokens."""
+"""Result of ``encode``, input of ``finish``; its length is in tokens."""
 
 
 RenderChat: TypeAlias = Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], str]
-"""(messages, options) → the text that the chat template makes of them; raises whatever the template does."""
+"""(messages, template kwargs) → the text of the chat template. Raises any exception that the template raises."""
 
 
 @frozen(kw_only=True)
 class ModelChatTemplates:
-    """What a model's files say about conversations.
+    """The chat templates of a model's files.
 
-    ``templates`` are in Jinja, by name, the one of most models ``default``; none where the model reads no
-    conversations. ``special_tokens`` are what templates may write, by name, such as ``bos_token``.
+    ``templates`` are Jinja sources by name, for most models one named ``default``; empty for models without
+    conversations. ``special_tokens`` are the template variables of special tokens, by name, such as ``bos_token``.
     """
 
     templates: Mapping[str, str] = Factory(dict)
@@ -36,71 +36,71 @@ class ModelChatTemplates:
 
 
 class Tokenizer(Protocol):
-    """Texts to token ids."""
+    """Converts texts to token ids and back."""
 
     @property
     def special_tokens(self) -> int:
-        """How many special tokens surround one text."""
+        """Number of special tokens around one text."""
 
     @property
     def pair_special_tokens(self) -> int:
-        """How many special tokens surround two texts."""
+        """Number of special tokens around a pair."""
 
     @property
     def render_chat(self) -> RenderChat | None:
-        """The chat template, ``None`` if there is none."""
+        """Renders the chat template, ``None`` if there is none."""
 
     @property
     def chat(self) -> ModelChatTemplates:
-        """The chat templates as texts."""
+        """The chat templates of the model's files."""
 
     def encode(self, text: str) -> Encoded:
         """Tokenise without special tokens."""
 
     def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
-        """Keep at most ``keep`` tokens, cutting at ``side``, and add the special tokens to them."""
+        """Return at most ``keep`` token ids, truncated at ``side``, with special tokens added."""
 
     def finish_windows(
         self, encoded: Encoded, size: int, *, prefix: Encoded, add_special_tokens: bool
     ) -> list[TokenIds]:
-        """Take ``encoded`` apart into windows of ``size`` tokens; put ``prefix`` and special tokens around each."""
+        """Return windows of ``size`` tokens, with ``prefix`` and special tokens added to each."""
 
     def tokens(self, text: str, *, add_special_tokens: bool) -> list[Token]:
-        """Return a text's tokens, for people to look at."""
+        """Return all tokens of a text, for display."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of token ids."""
 
     def truncate(self, encoded: Encoded, keep: int, side: TruncationSide) -> Encoded:
-        """Keep at most ``keep`` tokens, cutting at ``side``; ``encoded`` is used up."""
+        """Return at most ``keep`` tokens, truncated at ``side``; ``encoded`` must not be used afterwards."""
 
     def longest_first(self, first: int, second: int, keep: int) -> tuple[int, int]:
-        """Return how many tokens of each text are kept when both may have ``keep`` together.
+        """Return how many tokens of each text are kept, ``keep`` in total.
 
-        A text that fills less than half stays whole, else each gets half. The odd token is the tokenizer's choice.
+        A text that needs less than half stays whole, else each gets half. The tokenizer decides who gets the odd token.
         """
 
     def join(self, first: Encoded, second: Encoded, *, add_special_tokens: bool) -> tuple[TokenIds, TokenIds | None]:
-        """Join two texts; the second value is their segments, ``None`` where all are 0."""
+        """Return the token ids of two texts, and their segments, ``None`` if all are 0."""
 
     def beginning(self, text: str, encoded: Encoded, tokens: int) -> str:
-        """Return the part of ``text`` that its first tokens come from; it has more than that many."""
+        """Return the part of ``text`` covered by its first ``tokens`` tokens, of which it has more."""
 
     def is_special(self, token_id: int) -> bool:
-        """Tell whether an id is one of the special tokens."""
+        """Whether an id is one of the special tokens."""
 
     def id_of(self, token: str) -> int | None:
-        """Return the id of a token, ``None`` if there is no such token."""
+        """Return the id of a token, ``None`` if the vocabulary lacks it."""
 
     def id_named(self, name: str) -> int | None:
-        """Return the id of the special token of a name, such as ``mask_token``; ``None`` if there is none."""
+        """Return the id of a special token by its name, such as ``mask_token``; ``None`` if there is none."""
 
     def copy(self) -> "Tokenizer":
-        """Return one that longest_first_lengths no state with this."""
+        """Return a tokenizer that shares no state with this one."""
 
 
 def longest_first_lengths(first: int, second: int, keep: int, *, odd_to_first: bool) -> tuple[int, int]:
-    """Return how many tokens of two texts are kept of ``keep`` together, the longest cut first."""
+    """Return how many tokens of two texts are kept, ``keep`` in total, truncating the longest first."""
     if first + second <= keep:
         return first, second
     if 2 * min(first, second) <= keep:
@@ -110,5 +110,5 @@ def longest_first_lengths(first: int, second: int, keep: int, *, odd_to_first: b
 
 
 def segments(type_ids: Sequence[int]) -> TokenIds | None:
-    """Return the segments of a pair, int32, shape (tokens,); ``None`` where all are 0."""
+    """Return the segments of a pair, int32, shape (tokens,); ``None`` if all are 0."""
     return np.array(type_ids, dtype=np.int32) if any(type_ids) else None

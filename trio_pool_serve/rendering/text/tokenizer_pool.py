@@ -1,4 +1,4 @@
-"""A tokenizer for each renderer thread."""
+"""A pool of tokenizers, one for each renderer thread."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 
 @define(eq=False)
 class TokenizerPool:
-    """Copies of one tokenizer, lent to one thread at a time.
+    """Copies of one tokenizer, each lent to one thread at a time.
 
-    As many copies as the ``render`` limiter has tokens, so there is always one to lend. Not
-    ``threading.local``: trio's threads come and go.
+    There are at least as many copies as threads that render, so one is always free. Not ``threading.local``, because
+    trio's threads start and end.
     """
 
     first: Tokenizer
@@ -26,7 +26,7 @@ class TokenizerPool:
 
     @contextmanager
     def lend(self) -> Iterator[Tokenizer]:
-        """Lend a tokenizer; deque's pop and append are atomic, so any thread may ask."""
+        """Lend a tokenizer to any thread: deque's pop and append are atomic."""
         tokenizer = self._free.pop()
         try:
             yield tokenizer

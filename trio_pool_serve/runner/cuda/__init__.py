@@ -1,1 +1,1 @@
-"""Computing without padding, and from CUDA graphs."""
+"""Packed computation (without padding), and CUDA graphs."""

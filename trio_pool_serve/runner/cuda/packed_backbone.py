@@ -1,11 +1,11 @@
-"""A backbone that computes no padding.
+"""A backbone that computes packed rows: one after the other, without padding.
 
-A model needs no change for that: it sees one row as long as all together, whose positions begin anew with every
-segment. What surrounds the transformer, such as a classifier's head, still sees padded rows: hooks put the tokens
-together in front of it and take them apart behind it.
+The model's code is unchanged: it computes a single row, as long as all rows together, whose positions begin again with
+every segment. What surrounds the transformer, such as a classifier's head, still gets padded rows: hooks pack the
+inputs in front of the transformer and unpack its output.
 
-Whether a model computes the same that way cannot be told from its files. It is asked: rows of mixed lengths are
-computed both ways when it is loaded.
+Whether a model computes the same that way is not in its files. It is measured at load: rows of mixed lengths are
+computed in both ways and compared.
 """
 
 import inspect
@@ -21,17 +21,17 @@ from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.cuda.packing import POSITION_RULES, Packing, PositionRule, pack
 from trio_pool_serve.runner.cuda.varlen import CannotPackError, VarlenAttention
 from trio_pool_serve.runner.forward_pass import ForwardPass
-from trio_pool_serve.runner.probe import TOLERANCES, computed, difference, probe_rows
+from trio_pool_serve.runner.probe import TOLERANCES, compute_rows, difference, probe_rows
 
 PROBE_TOKENS = 64
-"""In the longest row of the probe, or as many as reach past a sliding window."""
+"""Length of the probe's longest row; twice the sliding window if that is longer, up to ``MAX_PROBE_TOKENS``."""
 
 MAX_PROBE_TOKENS = 4096
 
 
 @define(eq=False)
 class PackedBackbone:
-    """A backbone whose transformer computes no padding, for rows that are plain texts; others are padded as ever."""
+    """A backbone whose transformer computes packed rows, for plain texts; other rows are computed padded."""
 
     backbone: Backbone
     attention: VarlenAttention
@@ -45,13 +45,13 @@ class PackedBackbone:
     def __attrs_post_init__(self) -> None:
         self._transformer = getattr(self.backbone.model, "base_model", None)
         if self._transformer is None:
-            raise CannotPackError("its model is not one of transformers'")
+            raise CannotPackError("its model is not a transformers model")
         self._signature = inspect.signature(self._transformer.forward)
         if "position_ids" not in self._signature.parameters:
             raise CannotPackError("its positions cannot be given")
         self._remove_hooks = (
-            self._transformer.register_forward_pre_hook(self._put_together, with_kwargs=True).remove,
-            self._transformer.register_forward_hook(self._take_apart).remove,
+            self._transformer.register_forward_pre_hook(self._pack_inputs, with_kwargs=True).remove,
+            self._transformer.register_forward_hook(self._unpack_output).remove,
         )
 
     def __call__(self, forward: ForwardPass) -> Tensor:
@@ -60,7 +60,7 @@ class PackedBackbone:
         if any(prompt.embeds is not None or prompt.attended is not None for prompt in prompts):
             return self.backbone(forward)
         config = self._transformer.config
-        padded = config._attn_implementation  # noqa: SLF001  (the only way to another function for a single call)
+        padded = config._attn_implementation  # noqa: SLF001  (the only way to change the function for one call)
         self._packing = pack(
             [prompt.token_ids for prompt in prompts],
             self.rule,
@@ -75,11 +75,11 @@ class PackedBackbone:
             self._packing = None
 
     def close(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         for remove in self._remove_hooks:
             remove()
 
-    def _put_together(
+    def _pack_inputs(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         packing = self._packing
@@ -94,14 +94,14 @@ class PackedBackbone:
         inputs |= {
             "attention_mask": None,
             "position_ids": packing.positions,
-            "cu_seq_lens_q": packing.bounds,
-            "cu_seq_lens_k": packing.bounds,
+            "cu_seq_lens_q": packing.cu_seqlens,
+            "cu_seq_lens_k": packing.cu_seqlens,
             "max_length_q": packing.longest,
             "max_length_k": packing.longest,
         }
         return (), inputs
 
-    def _take_apart(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    def _unpack_output(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         del args
         if self._packing is None:
             return None
@@ -114,10 +114,10 @@ class PackedBackbone:
 def pack_backbone(
     backbone: Backbone, attention: VarlenAttention, *, pad_token_id: int, max_tokens: int, device: torch.device
 ) -> PackedBackbone:
-    """Return a backbone that computes no padding, and gives what ``backbone`` gives.
+    """Return a packed backbone whose output agrees with that of ``backbone``.
 
-    Raises ``CannotPackError`` if there is none: for models that see, for those whose code hands no functions of
-    ours over, and for those that differ by more than ``TOLERANCES``, or let one row read another.
+    Raises ``CannotPackError`` for models that read images, for models whose code does not call registered attention
+    functions, and if the output differs by more than ``TOLERANCES`` or a row's output depends on other rows.
     """
     if type(backbone) is not Backbone:
         raise CannotPackError("it reads images")
@@ -129,7 +129,7 @@ def pack_backbone(
         raise
     except Exception as error:
         packed.close()
-        raise CannotPackError(f"its code does not take it: {error!r}") from error
+        raise CannotPackError(f"its code does not support packed rows: {error!r}") from error
     return packed
 
 
@@ -139,16 +139,16 @@ def _choose_rule(packed: PackedBackbone, *, max_tokens: int, device: torch.devic
     config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None) or 0
     if MAX_PROBE_TOKENS < 2 * window < 2 * max_tokens:
-        raise CannotPackError("its window is too long to be compared")
+        raise CannotPackError("its sliding window is too long to be compared")
     longest = min(max_tokens, max(PROBE_TOKENS, 2 * window), MAX_PROBE_TOKENS)
     embedding = model.get_input_embeddings()
     rows = probe_rows(embedding.num_embeddings, (max(1, longest // 2), longest, 1, max(1, longest // 3)))
-    rows[1][longest // 2] = packed.pad_token_id  # tells the rules apart
-    outputs_of = partial(computed, pad_token_id=packed.pad_token_id, device=device)
+    rows[1][longest // 2] = packed.pad_token_id  # distinguishes the rules
+    outputs_of = partial(compute_rows, pad_token_id=packed.pad_token_id, device=device)
     expected = outputs_of(packed.backbone, rows)
     differences = {}
     for rule in POSITION_RULES:
-        # A position past the table's end would end all computing on a GPU.
+        # An index past the end of the position table is a CUDA error, after which the GPU computes nothing more.
         past = packed.pad_token_id + longest >= (getattr(config, "max_position_embeddings", None) or 0)
         if rule == "counted" or not past:
             packed.rule = rule
@@ -159,4 +159,4 @@ def _choose_rule(packed: PackedBackbone, *, max_tokens: int, device: torch.devic
     others = [rows[0], *(row[::-1].copy() for row in rows[1:])]
     first, again = (outputs_of(packed, some)[0] for some in (rows, others))
     if not torch.equal(first, again):
-        raise CannotPackError("its rows read one another")
+        raise CannotPackError("its rows depend on one another")

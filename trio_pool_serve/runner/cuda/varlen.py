@@ -1,7 +1,7 @@
-"""Attention without padding: rows lie one after the other, and each attends to itself alone.
+"""Attention over packed rows, registered with transformers: each row attends to itself alone.
 
-transformers looks attention functions up by name, and hands them what a model is called with beside its inputs, under
-the names that its own flash attention uses. For a name that has no mask function it makes no mask.
+transformers looks attention functions up by name, and passes them the keyword arguments of the model's call, under the
+names that its own flash attention uses. For a name without a mask function it makes no mask.
 """
 
 import inspect
@@ -13,20 +13,20 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 FLASH: Final = "trio_pool_serve_varlen"
-"""torch's own flash attention, on CUDA in half precision."""
+"""torch's variable-length flash attention, on CUDA in half precision."""
 
 ONE_BY_ONE: Final = "trio_pool_serve_one_by_one"
-"""Segment by segment, on any device in any type: slow, and made for comparing."""
+"""Segment by segment, on any device in any dtype: slow, for tests."""
 
 VarlenAttention: TypeAlias = Literal["trio_pool_serve_varlen", "trio_pool_serve_one_by_one"]
 
 
 class CannotPackError(Exception):
-    """Raised where a model cannot be computed without padding; says why, in a few words."""
+    """A model cannot be computed packed; the message is the reason in a few words, for the log."""
 
 
 def has_flash() -> bool:
-    """Tell whether this torch has flash attention for rows of any lengths, with windows and grouped heads."""
+    """Return whether this version of torch has variable-length attention with windows and grouped-query attention."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -35,7 +35,7 @@ def has_flash() -> bool:
 
 
 def _window(module: nn.Module, *, sliding_window: int | None, is_causal: bool | None) -> tuple[int, int]:
-    """Return how many tokens to the left and to the right of its own a token attends to, −1 for all."""
+    """Return how many tokens to its left and to its right a token attends to, −1 for all."""
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     reach = -1 if sliding_window is None else sliding_window - 1
     return reach, 0 if causal else reach
@@ -58,7 +58,7 @@ def flash_attention(
     is_causal: bool | None = None,  # noqa: FBT001  (transformers' signature)
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attend within segments: query, key and value [1, heads, tokens, d] to [1, tokens, heads, d]."""
+    """Compute attention within segments: query, key and value [1, heads, tokens, d] to [1, tokens, heads, d]."""
     from torch.nn.attention.varlen import varlen_attn
 
     del attention_mask
@@ -77,7 +77,7 @@ def flash_attention(
         window_size=_window(module, sliding_window=sliding_window, is_causal=is_causal),
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    assert isinstance(rows, Tensor)  # noqa: S101  (two only if more is asked for)
+    assert isinstance(rows, Tensor)  # noqa: S101  (a tuple only with return_aux)
     return rows[None], None
 
 
@@ -92,7 +92,7 @@ def one_by_one_attention(
     is_causal: bool | None = None,  # noqa: FBT001  (transformers' signature)
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Do what ``flash_attention`` does, slowly."""
+    """Compute the same as ``flash_attention``, segment by segment."""
     del attention_mask
     _refuse(options)
     left, right = _window(module, sliding_window=sliding_window, is_causal=is_causal)
@@ -100,16 +100,16 @@ def one_by_one_attention(
     for begin, end in pairwise(options["cu_seq_lens_q"].tolist()):
         distance = torch.arange(end - begin, device=query.device)
         distance = distance[None, :] - distance[:, None]
-        seen = torch.ones_like(distance, dtype=torch.bool)
+        visible = torch.ones_like(distance, dtype=torch.bool)
         if left >= 0:
-            seen &= distance >= -left
+            visible &= distance >= -left
         if right >= 0:
-            seen &= distance <= right
+            visible &= distance <= right
         part = nn.functional.scaled_dot_product_attention(
             query[:, :, begin:end],
             key[:, :, begin:end],
             value[:, :, begin:end],
-            attn_mask=seen,
+            attn_mask=visible,
             scale=scaling,
             enable_gqa=query.shape[1] != key.shape[1],
         )

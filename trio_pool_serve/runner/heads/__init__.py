@@ -1,1 +1,1 @@
-"""What models have behind their last layer: one module per kind of output."""
+"""Heads: one module per kind of output."""

@@ -1,4 +1,4 @@
-"""Numbers per label, for a row or for each of its tokens."""
+"""Heads that give one number per label, for a row or for each of its tokens."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
@@ -18,27 +18,27 @@ from trio_pool_serve.types import Activation, Classify, PooledValue, TokenClassi
 ActivationFunction: TypeAlias = Callable[[Tensor], Tensor]
 
 ActivationFunctions = Mapping[Activation, ActivationFunction]
-"""What each ``Activation`` means for one model: logits [rows, …, labels] → the same shape."""
+"""The function of each ``Activation`` for one model: logits [rows, …, labels] to the same shape."""
 
 
 def activation_functions(*, labels: int, problem_type: str | None, score_activation: str) -> ActivationFunctions:
-    """Return a classifier's: ``probabilities`` as transformers' pipelines do, ``score`` by its dotted name."""
+    """Return a classifier's activations: ``probabilities`` as in transformers' pipelines, ``score`` by dotted name."""
     if problem_type == "regression":
-        probabilities: ActivationFunction = raw
+        probabilities: ActivationFunction = identity
     elif problem_type == "multi_label_classification" or labels == 1:
         probabilities = torch.sigmoid
     else:
         probabilities = softmax
-    return {"probabilities": probabilities, "score": _activation_named(score_activation), "raw": raw}
+    return {"probabilities": probabilities, "score": _activation_named(score_activation), "raw": identity}
 
 
 def softmax(logits: Tensor) -> Tensor:
-    """Over the labels, the last dimension."""
+    """Softmax over the labels, the last dimension."""
     return logits.softmax(dim=-1)
 
 
-def raw(logits: Tensor) -> Tensor:
-    """Nothing."""
+def identity(logits: Tensor) -> Tensor:
+    """Return the logits unchanged."""
     return logits
 
 
@@ -49,18 +49,18 @@ def _activation_named(dotted: str) -> ActivationFunction:
     name = dotted.rpartition(".")[2]
     if name == "Softmax":
         return softmax
-    kind = getattr(nn, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+    module_class = getattr(nn, name, None)
+    if not (isinstance(module_class, type) and issubclass(module_class, nn.Module)):
         raise ModelLoadError(f"The activation function {dotted} is not one of torch.nn's.")
     try:
-        activation = kind()
+        activation = module_class()
     except TypeError as error:
         raise ModelLoadError(f"{dotted} is not an activation function: {error}") from error
     return activation
 
 
 def _activate(logits: Tensor, activations: Sequence[Activation], functions: ActivationFunctions) -> Tensor:
-    """Apply to each row of logits [rows, …] the activation it asked for."""
+    """Apply to each row of logits [rows, …] its own activation."""
     logits = logits.float()
     if len(set(activations)) == 1:
         return functions[activations[0]](logits)
@@ -69,7 +69,7 @@ def _activate(logits: Tensor, activations: Sequence[Activation], functions: Acti
 
 @frozen(eq=False)
 class ClassificationHead:
-    """``Classify``: from the model's output to one logit per label, and its activation.
+    """The head of ``Classify``: one logit per label, then the activation.
 
     ``logits`` maps a forward pass to [rows, labels].
     """
@@ -86,10 +86,10 @@ class ClassificationHead:
 
 @frozen(eq=False)
 class TokenClassificationHead:
-    """``TokenClassify``: one row of labels for each kept token.
+    """The head of ``TokenClassify``: one row of labels for each kept token.
 
-    ``logits`` maps a forward pass to [rows, tokens, labels]. With ``step_token_id`` only the positions of that
-    token count: the ends of the steps that a process reward model judges.
+    ``logits`` maps a forward pass to [rows, tokens, labels]. With ``step_token_id`` only the tokens of
+    that id are kept: the ends of the steps that a process reward model scores.
     """
 
     logits: Callable[[ForwardPass], Tensor]
@@ -100,7 +100,7 @@ class TokenClassificationHead:
     def __call__(self, forward: ForwardPass, params: Sequence[TokenClassify]) -> HeadRows:
         """Return rows [rows, tokens, labels]."""
         rows = _activate(self.logits(forward), [param.activation for param in params], self.functions)
-        requests = forward.requests  # and not the tensors beside them, which would live until the copy is done
+        requests = forward.requests  # not ``forward``, whose tensors would live until the copy is done
 
         def split(array: npt.NDArray[np.float32]) -> list[PooledValue]:
             return [
@@ -119,76 +119,76 @@ class TokenClassificationHead:
         return steps
 
 
-def output_of(forward: ForwardPass) -> Tensor:
-    """Return what the model's own head has made: its logits."""
-    return forward.computed
+def model_logits(forward: ForwardPass) -> Tensor:
+    """Return the logits of the model's own head."""
+    return forward.required_states
 
 
 def last_token(states: Tensor, attention_mask: Tensor) -> Tensor:
-    """Return the state of each row's last token: [rows, tokens, hidden] → [rows, hidden]."""
+    """Return the state of each row's last token: [rows, tokens, hidden] to [rows, hidden]."""
     last = attention_mask.sum(dim=1) - 1
     return states[torch.arange(len(states), device=states.device), last]
 
 
 @frozen(eq=False)
 class LastTokenLogits:
-    """A decoder's classifier: ``score``, a linear layer in float32, on the last token's state."""
+    """The logits of a decoder's classifier: ``score``, a linear layer in float32, on the last token's state."""
 
     score: nn.Module
 
     def __call__(self, forward: ForwardPass) -> Tensor:
         """Return logits [rows, labels]."""
-        rows: Tensor = self.score(last_token(forward.computed, forward.attention_mask).float())
+        rows: Tensor = self.score(last_token(forward.required_states, forward.attention_mask).float())
         return rows
 
 
 @frozen(eq=False)
 class TokenLogits:
-    """A head that gives each token a row of labels: ``score`` in float32."""
+    """The logits of a token classifier: ``score``, in float32, on each token's state."""
 
     score: nn.Module
 
     def __call__(self, forward: ForwardPass) -> Tensor:
         """Return logits [rows, tokens, labels]."""
-        rows: Tensor = self.score(forward.computed.float())
+        rows: Tensor = self.score(forward.required_states.float())
         return rows
 
 
 class SelectedLogits(nn.Module):
-    """Logits of a few words: those rows of a language model's head, in float32.
+    """Logits of a few tokens: their rows of a language model's head, in float32.
 
-    ``softcap`` c bounds them as the model does, ``c · tanh(logit / c)``.
+    ``token_ids`` are those tokens. ``softcap`` c bounds the logits as the model does: ``c · tanh(logit / c)``.
     """
 
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, language_head: nn.Linear, words: Sequence[int], softcap: float | None) -> None:
+    def __init__(self, language_head: nn.Linear, token_ids: Sequence[int], softcap: float | None) -> None:
         super().__init__()
-        rows = list(words)
+        rows = list(token_ids)
         bias = language_head.bias
         self.register_buffer("weight", language_head.weight[rows].detach().float().clone())
         self.register_buffer("bias", None if bias is None else bias[rows].detach().float().clone())
         self.softcap = softcap
 
     def forward(self, states: Tensor) -> Tensor:
-        """Map states [rows, …, hidden] float32 to logits [rows, …, words]."""
+        """Map states [rows, …, hidden] float32 to logits [rows, …, tokens]."""
         logits = nn.functional.linear(states, self.weight, self.bias)
         return logits if self.softcap is None else (logits / self.softcap).tanh() * self.softcap
 
 
 @frozen(eq=False)
 class YesNoLogits:
-    """A generative reranker's judgement: by how much it would rather say yes than no.
+    """The score of a generative reranker: ``logit(yes) − logit(no)`` after the last token.
 
-    ``logit(yes) − logit(no)`` after the last token, which is the log-odds once only those two words count.
-    ``words`` gives both logits, or that of yes alone, which then is the judgement.
+    That is the log-odds of yes among these two words. ``words`` gives both logits in this order, or the logit of yes
+    alone, which then is the score.
     """
 
     words: SelectedLogits
 
     def __call__(self, forward: ForwardPass) -> Tensor:
         """Return one logit per row, [rows, 1]."""
-        logits = self.words(last_token(forward.computed, forward.attention_mask).float())
-        judgement: Tensor = logits[:, :1] - logits[:, 1:] if logits.shape[1] == 2 else logits
-        return judgement
+        logits = self.words(last_token(forward.required_states, forward.attention_mask).float())
+        score: Tensor = logits[:, :1] - logits[:, 1:] if logits.shape[1] == 2 else logits
+        return score

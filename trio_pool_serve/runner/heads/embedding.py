@@ -1,4 +1,4 @@
-"""One vector per row, or one per token: cutting and normalising are the same for both."""
+"""Heads that give one vector per row or per token, truncated and normalised in the same way."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,15 +17,15 @@ from trio_pool_serve.types import Embed, PooledValue, PoolingRequest, TokenEmbed
 
 @frozen(eq=False)
 class EmbeddingHead:
-    """``Embed``: the pooler's vector, cut and normalised."""
+    """The head of ``Embed``: the pooler's vector, truncated and normalised."""
 
     pooler: Pooler
     reads_states = True
 
     def __call__(self, forward: ForwardPass, params: Sequence[Embed]) -> HeadRows:
         """Return rows [rows, d]."""
-        rows = cut_and_normalize(
-            self.pooler(forward.computed, forward.pooled), params, normalizes=self.pooler.normalizes
+        rows = truncate_and_normalize(
+            self.pooler(forward.required_states, forward.pooled), params, normalizes=self.pooler.normalizes
         )
         kept = [param.dimensions or rows.shape[-1] for param in params]
 
@@ -37,7 +37,7 @@ class EmbeddingHead:
 
 @frozen(eq=False)
 class TokenEmbeddingHead:
-    """``TokenEmbed``: the vector of every kept token, behind a projection if the model has one.
+    """The head of ``TokenEmbed``: the vector of every kept token, projected if the model has a projection.
 
     ``project`` maps states [rows, tokens, hidden] float32 to [rows, tokens, d].
     """
@@ -48,7 +48,7 @@ class TokenEmbeddingHead:
 
     def vectors(self, forward: ForwardPass, params: Sequence[TokenEmbed]) -> Tensor:
         """Return the vectors of all tokens, [rows, tokens, d] float32."""
-        return cut_and_normalize(self.project(forward.computed.float()), params, normalizes=self.normalizes)
+        return truncate_and_normalize(self.project(forward.required_states.float()), params, normalizes=self.normalizes)
 
     def __call__(self, forward: ForwardPass, params: Sequence[TokenEmbed]) -> HeadRows:
         """Return rows [rows, tokens, d]."""
@@ -69,25 +69,25 @@ def _split_tokens(
 def kept_tokens(
     row: npt.NDArray[np.float32], tokens: int, kept: npt.NDArray[np.bool_] | None
 ) -> npt.NDArray[np.float32]:
-    """Return what belongs to the kept tokens of a padded row [longest, d]: shape (kept, d)."""
+    """Return the part of a padded row [longest, d] that belongs to kept tokens: shape (kept, d)."""
     return row[:tokens] if kept is None else row[:tokens][kept]
 
 
-def cut_and_normalize(rows: Tensor, params: Sequence[Embed | TokenEmbed], *, normalizes: bool) -> Tensor:
-    """Return vectors [rows, …, d], zero past each row's own dimensions and normalised where wanted.
+def truncate_and_normalize(rows: Tensor, params: Sequence[Embed | TokenEmbed], *, normalizes: bool) -> Tensor:
+    """Return vectors [rows, …, d], zero past each row's own dimensions, normalised where its params request it.
 
-    ``normalizes`` says whether the model itself wants unit length.
+    ``normalizes`` is the model's default.
     """
-    own = rows.shape[-1]
+    width = rows.shape[-1]
     shape = (-1, *[1] * (rows.dim() - 1))
-    dimensions = [param.dimensions or own for param in params]
-    if any(length < own for length in dimensions):
+    dimensions = [param.dimensions or width for param in params]
+    if any(length < width for length in dimensions):
         kept = torch.tensor(dimensions).view(shape).to(rows.device, non_blocking=True)
-        rows = rows * (torch.arange(own, device=rows.device) < kept)
-    wanted = [normalizes if param.normalize is None else param.normalize for param in params]
-    if all(wanted):
+        rows = rows * (torch.arange(width, device=rows.device) < kept)
+    normalized = [normalizes if param.normalize is None else param.normalize for param in params]
+    if all(normalized):
         return nn.functional.normalize(rows, dim=-1)
-    if any(wanted):
-        chosen = torch.tensor(wanted).view(shape).to(rows.device, non_blocking=True)
+    if any(normalized):
+        chosen = torch.tensor(normalized).view(shape).to(rows.device, non_blocking=True)
         return torch.where(chosen, nn.functional.normalize(rows, dim=-1), rows)
     return rows

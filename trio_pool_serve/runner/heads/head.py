@@ -1,4 +1,4 @@
-"""What every head takes and gives."""
+"""The interface of heads."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -14,10 +14,9 @@ from trio_pool_serve.types import PooledValue
 
 @frozen(eq=False)
 class HeadRows:
-    """A head's rows on the device, and how to take them apart once they are on the host.
+    """A head's output on the device, and the function that splits it once it is on the host.
 
-    ``split`` gets the tensor as an array of the same shape; it may run in any thread, and gives one value
-    per row.
+    ``split`` takes the tensor as an array of the same shape and returns one value per row; it may run in any thread.
     """
 
     tensor: Tensor
@@ -25,14 +24,14 @@ class HeadRows:
 
 
 class Head(Protocol):
-    """Makes one kind of output for some rows of a batch."""
+    """Computes one kind of output for some rows of a batch."""
 
     @property
     def reads_states(self) -> bool:
-        """Whether the head needs the model's forward pass, and not the token ids alone."""
+        """Whether the head needs the states of a forward pass, and not the token ids alone."""
 
     def __call__(self, forward: ForwardPass, params: Sequence[Any]) -> HeadRows:
-        """Compute the rows of ``forward``; ``params`` has what each wants, of the kind this head is for.
+        """Compute the rows of ``forward``; ``params`` has one for each row, of the class that this head serves.
 
-        Enqueues work on the current stream and waits for none of it.
+        Enqueues work on the current stream without waiting for it.
         """

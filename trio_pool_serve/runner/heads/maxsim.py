@@ -1,9 +1,8 @@
-"""Late interaction in its two stages, and the place between them.
+"""Late interaction in two stages, and the query vectors that are held between them.
 
-Stage one (``HoldQuery``) leaves a query's token vectors on the device, in the ``QueryVectors`` of the request
-that it belongs to. Stage two (``MaxSim``) scores documents against them there: only scores are copied to the
-host. Everything is computed on one stream, so memory that is freed while a kernel still reads it is not
-overwritten before that kernel is done.
+Stage one (``HoldQuery``) leaves a query's token vectors on the device, in the ``QueryVectors`` of its request. Stage
+two (``MaxSim``) scores documents against them there: only scores are copied to the host. Everything is computed on one
+stream, so memory that is freed while a kernel still reads it is not overwritten before that kernel is done.
 """
 
 import threading
@@ -22,12 +21,12 @@ from trio_pool_serve.runner.heads.head import HeadRows
 from trio_pool_serve.types import HeldQuery, HoldQuery, MaxSim, PooledValue, TokenEmbed
 
 EMPTY_SCORE = -1e9
-"""Score of a document none of whose tokens count: below every real one, and as sentence-transformers has it."""
+"""Score of a document without kept tokens: below every real score, and the same as in sentence-transformers."""
 
 
 @define(eq=False)
 class HeldMemory:
-    """Counts what the scopes of one runner hold on its device; used from several threads."""
+    """The bytes that the scopes of one runner hold on its device, with a lock: several threads use it."""
 
     bytes: int = field(default=0, init=False)
     lock: threading.Lock = field(init=False, factory=threading.Lock, repr=False)
@@ -37,7 +36,7 @@ class HeldMemory:
 class QueryVectors:
     """The token vectors of one request's queries: float32, [tokens, d] each, on the device.
 
-    Filled by the thread that launches, closed by the loop: whatever arrives after that is let go at once.
+    Filled by the thread that launches, closed on the event loop; vectors that come after that are dropped at once.
     """
 
     _memory: HeldMemory
@@ -52,7 +51,7 @@ class QueryVectors:
                 self._vectors[query] = vectors
 
     def vectors_of(self, query: HeldQuery) -> Tensor | None:
-        """Return a query's vectors, ``None`` once this is closed; raises ``QueryGoneError`` if none ever came."""
+        """Return a query's vectors, ``None`` once closed; raises ``QueryGoneError`` if they were never held."""
         with self._memory.lock:
             if self._vectors is None:
                 return None
@@ -62,7 +61,7 @@ class QueryVectors:
         return held
 
     def close(self) -> None:
-        """Let go of everything, and of whatever is yet to come."""
+        """Drop all vectors; later ones are dropped as well."""
         with self._memory.lock:
             if self._vectors is not None:
                 self._memory.bytes -= sum(vectors.nbytes for vectors in self._vectors.values())
@@ -75,13 +74,13 @@ def _values(array: npt.NDArray[np.float32]) -> list[PooledValue]:
 
 @frozen(eq=False)
 class HoldQueryHead:
-    """``HoldQuery``: stage one."""
+    """The head of ``HoldQuery``: stage one."""
 
     tokens: TokenEmbeddingHead
     reads_states = True
 
     def __call__(self, forward: ForwardPass, params: Sequence[HoldQuery]) -> HeadRows:
-        """Keep each row's vectors under its query; return how many each has, [rows]."""
+        """Hold each row's vectors under its query; return their numbers, [rows]."""
         vectors = self.tokens.vectors(forward, [TokenEmbed()] * len(params))
         counts = []
         for row, (request, param) in enumerate(zip(forward.requests, params, strict=True)):
@@ -91,7 +90,7 @@ class HoldQueryHead:
                 own = own[torch.from_numpy(np.flatnonzero(kept)).to(own.device, non_blocking=True)]
             scope = param.query.scope
             assert isinstance(scope, QueryVectors)  # noqa: S101  (this runner opened it)
-            # A copy, or the whole batch would stay with it.
+            # A copy: a view would keep the whole batch's memory.
             scope.hold(param.query, own.clone())
             counts.append(float(len(own)))
         return HeadRows(torch.tensor(counts).to(vectors.device, non_blocking=True), _values)
@@ -99,18 +98,18 @@ class HoldQueryHead:
 
 @frozen(eq=False)
 class MaxSimHead:
-    """``MaxSim``: stage two."""
+    """The head of ``MaxSim``: stage two."""
 
     tokens: TokenEmbeddingHead
-    averages: bool = False
-    """Whether a score is divided by how many vectors the query has."""
+    mean_scores: bool = False
+    """Whether scores are divided by the number of the query's vectors."""
     reads_states = True
 
     def __call__(self, forward: ForwardPass, params: Sequence[MaxSim]) -> HeadRows:
         """Return the rows' scores against their queries, [rows].
 
-        NaN for a query whose request has ended meanwhile: nobody waits for it, and the batch's other rows are
-        not to suffer.
+        NaN if the query's request has ended meanwhile: the score is not awaited, and the batch's other rows must not
+        fail.
         """
         vectors = self.tokens.vectors(forward, [TokenEmbed()] * len(params))
         scores = torch.full((len(params),), float("nan"), device=vectors.device)
@@ -123,7 +122,7 @@ class MaxSimHead:
                 continue
             index = torch.tensor(rows).to(vectors.device, non_blocking=True)
             of_query = max_sim(held, vectors[index], forward.kept[index])
-            scores[index] = of_query / max(1, len(held)) if self.averages else of_query
+            scores[index] = of_query / max(1, len(held)) if self.mean_scores else of_query
         return HeadRows(scores, _values)
 
 

@@ -66,9 +66,9 @@ class Normalize(nn.Module):
 class Pooler(nn.Module):
     """Pooling and the modules after it, in float32.
 
-    ``pooling`` are names of ``POOLING_TYPES``, concatenated in that order; none for a model that pools by itself and
-    gives one vector per row. ``normalizes`` says whether the last module is a ``Normalize``: it is left to the head,
-    which normalises after it has cut a row to the dimensions asked for.
+    ``pooling`` are names of ``POOLING_TYPES``, concatenated in that order; none for a model whose output is one vector
+    per row already. ``normalizes`` is whether the last module is a ``Normalize``: the head applies it, after truncating
+    a row to the requested dimensions.
     """
 
     def __init__(self, pooling: Sequence[str], modules: Sequence[nn.Module]) -> None:

@@ -1,4 +1,4 @@
-"""Weights over the vocabulary."""
+"""Heads that give weights over the vocabulary."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -23,65 +23,67 @@ def _nonzero(array: npt.NDArray[np.float32]) -> list[PooledValue]:
     return found
 
 
-def _greatest(weights: Tensor, most: int | None) -> Tensor:
-    """Return weights [rows, vocabulary] of which all but the greatest ``most`` of a row are zero."""
-    if most is None or most >= weights.shape[1]:
+def _greatest(weights: Tensor, max_active_dims: int | None) -> Tensor:
+    """Return weights [rows, vocabulary] with all but the ``max_active_dims`` greatest of each row set to zero."""
+    if max_active_dims is None or max_active_dims >= weights.shape[1]:
         return weights
-    indices = weights.abs().topk(most, dim=1).indices
+    indices = weights.abs().topk(max_active_dims, dim=1).indices
     return torch.zeros_like(weights).scatter_(1, indices, weights.gather(1, indices))
 
 
 @frozen(eq=False)
 class SpladeHead:
-    """``SparseEmbed`` of a masked language model: ``log(1 + relu(logit))``, pooled over the tokens.
+    """The head of ``SparseEmbed`` for masked language models: ``log(1 + relu(logit))``, pooled over the tokens.
 
-    Formal et al., https://arxiv.org/abs/2109.10086, eq. 1 and 3. ``log_twice`` takes the logarithm again, as
-    OpenSearch's third generation does. ``max_weights`` keeps the greatest so many.
+    Formal et al., https://arxiv.org/abs/2109.10086, eq. 1 and 3. ``log1p_twice`` applies ``log(1 + x)`` again, as
+    OpenSearch's third generation does. ``max_active_dims`` limits a row to its greatest weights.
     """
 
     pooling: Literal["max", "sum"] = "max"
-    log_twice: bool = False
-    max_weights: int | None = None
+    log1p_twice: bool = False
+    max_active_dims: int | None = None
     reads_states = True
 
     def __call__(self, forward: ForwardPass, params: Sequence[SparseEmbed]) -> HeadRows:  # noqa: ARG002
         """Return weights [rows, vocabulary].
 
-        Row by row: a copy of the logits of a whole batch would take as much memory as they do.
+        Row by row: activating a whole batch at once would take the memory of its logits a second time.
         """
-        of_rows = (row[: request.tokens] for row, request in zip(forward.computed, forward.requests, strict=True))
+        of_rows = (
+            row[: request.tokens] for row, request in zip(forward.required_states, forward.requests, strict=True)
+        )
         if self.pooling == "max":
-            # The activation grows with the logit: of the greatest logit it is the greatest weight.
+            # The activation is monotonic: the greatest logit has the greatest weight.
             weights = self._activate(torch.stack([logits.amax(dim=0) for logits in of_rows]))
         else:
             weights = torch.stack([self._activate(logits).sum(dim=0) for logits in of_rows])
-        return HeadRows(_greatest(weights, self.max_weights), _nonzero)
+        return HeadRows(_greatest(weights, self.max_active_dims), _nonzero)
 
     def _activate(self, logits: Tensor) -> Tensor:
         weights = logits.float().relu().log1p()
-        return weights.log1p() if self.log_twice else weights
+        return weights.log1p() if self.log1p_twice else weights
 
 
 @frozen(eq=False)
 class SparseLookupHead:
-    """``SparseLookup``: the fixed weight of every token that occurs; ``weights`` [vocabulary] float32."""
+    """The head of ``SparseLookup``: the fixed weight of every token that occurs; ``weights`` [vocabulary] float32."""
 
     weights: Tensor
-    max_weights: int | None = None
+    max_active_dims: int | None = None
     reads_states = False
 
     def __call__(self, forward: ForwardPass, params: Sequence[SparseLookup]) -> HeadRows:  # noqa: ARG002
         """Return the tokens' weights [rows, tokens]."""
         of_tokens = self.weights[forward.input_ids] * forward.attention_mask
-        return HeadRows(of_tokens, partial(_by_token, requests=forward.requests, most=self.max_weights))
+        return HeadRows(of_tokens, partial(_by_token, requests=forward.requests, max_active_dims=self.max_active_dims))
 
 
 @frozen(eq=False)
 class LexicalHead:
-    """``SparseEmbed`` of BGE-M3: one weight per token, the greatest where a token occurs again.
+    """The head of ``SparseEmbed`` for BGE-M3: one weight per token id, the greatest if it occurs several times.
 
-    ``relu(linear(state))``; Chen et al., https://arxiv.org/abs/2402.03216, section 3.1. Tokens in ``unused``
-    (the special ones) have no weight.
+    ``relu(linear(state))``; Chen et al., https://arxiv.org/abs/2402.03216, section 3.1. Token ids in ``unused``
+    (the special tokens) have no weight.
     """
 
     linear: nn.Linear
@@ -89,24 +91,24 @@ class LexicalHead:
     reads_states = True
 
     def __call__(self, forward: ForwardPass, params: Sequence[SparseEmbed]) -> HeadRows:  # noqa: ARG002
-        """Return the tokens' weights [rows, tokens]: over the vocabulary they would be ten thousand times more."""
-        of_tokens = self.linear(forward.computed.float()).squeeze(-1).relu()
+        """Return the tokens' weights [rows, tokens]: over the vocabulary they would be ten thousand times as many."""
+        of_tokens = self.linear(forward.required_states.float()).squeeze(-1).relu()
         of_tokens = of_tokens.masked_fill(torch.isin(forward.input_ids, self.unused), 0.0)
         return HeadRows(of_tokens, partial(_by_token, requests=forward.requests))
 
 
 def _by_token(
-    array: npt.NDArray[np.float32], requests: Sequence[PoolingRequest], most: int | None = None
+    array: npt.NDArray[np.float32], requests: Sequence[PoolingRequest], max_active_dims: int | None = None
 ) -> list[PooledValue]:
-    """Return the greatest weight of each token that occurs, and of these the greatest ``most``."""
+    """Return the greatest weight of each token id that occurs, and of these the ``max_active_dims`` greatest."""
     found: list[PooledValue] = []
     for row, request in zip(array, requests, strict=True):
         of_tokens = row[: request.tokens]
         indices, first, places = np.unique(request.prompt.token_ids, return_index=True, return_inverse=True)
         weights = of_tokens[first]
         np.maximum.at(weights, places, of_tokens)
-        (counting,) = np.nonzero(weights)
-        if most is not None and len(counting) > most:
-            counting = np.sort(counting[np.argsort(-np.abs(weights[counting]), kind="stable")[:most]])
-        found.append(SparseVector(indices[counting], weights[counting]))
+        (nonzero,) = np.nonzero(weights)
+        if max_active_dims is not None and len(nonzero) > max_active_dims:
+            nonzero = np.sort(nonzero[np.argsort(-np.abs(weights[nonzero]), kind="stable")[:max_active_dims]])
+        found.append(SparseVector(indices[nonzero], weights[nonzero]))
     return found
