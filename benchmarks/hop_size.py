@@ -26,8 +26,9 @@ from benchmarks.machine import describe_machine
 from benchmarks.model import MODEL_PATH, Texts
 from benchmarks.report import RESULTS, open_figure, open_progress, print_table, warn_if_busy, write_figure, write_json
 from trio_pool_serve.api.dialects.openai import EmbeddingsRequest
-from trio_pool_serve.api.fields.embedding_answers import VectorEncoding, encode_embeddings
-from trio_pool_serve.api.http.bodies import LOOP_BYTES, decode_json
+from trio_pool_serve.api.fields.embedding_responses import VectorEncoding, encode_embeddings
+from trio_pool_serve.api.http.endpoint import LOOP_BYTES
+from trio_pool_serve.api.http.json_body import decode_json
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.renderer_loading import text_renderer_of

@@ -18,11 +18,11 @@ from attrs import define, field, frozen
 
 STAGES: tuple[tuple[str, str], ...] = (
     # What stands first wins, for one frame. A name after the colon is a function's.
-    ("trio_pool_serve/api/http/bodies.py:decode_json", "JSON"),
+    ("trio_pool_serve/api/http/json_body.py:decode_json", "JSON"),
     ("trio_pool_serve/api/http/json_limits.py", "JSON"),
     ("trio_pool_serve/api/http/payloads.py", "JSON"),
     ("trio_pool_serve/api/fields/encodings.py", "encoding"),
-    ("trio_pool_serve/api/fields/embedding_answers.py", "encoding"),
+    ("trio_pool_serve/api/fields/embedding_responses.py", "encoding"),
     ("trio_pool_serve/api/", "api"),
     ("trio_pool_serve/app.py", "api"),
     ("trio_pool_serve/tasks/", "tasks"),

@@ -1,7 +1,9 @@
 """What the documents say is true: generated pages are up to date, examples run, links lead somewhere."""
 
+import os
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +12,11 @@ import trio
 
 from tests.api.scripted_models import Judge, Labeller, serve_as
 from tests.conftest import client_of, listening
+from tests.models.classifier_families import write_classifier
+from tests.models.model_families import pooling, write_family
 from tests.server.server_process import ROOT, launched
 from trio_pool_serve.api.dialects.registry import DIALECTS
-from trio_pool_serve.api.http.dispatch import candidates_by_path
+from trio_pool_serve.api.http.dispatch import endpoints_by_path
 from trio_pool_serve.runner.copied_batch import CopiedBatch
 from trio_pool_serve.tasks.pool import TASKS
 
@@ -45,18 +49,22 @@ def test_no_page_has_a_hole(page: Path):
 
 
 def test_the_table_of_errors_is_that_of_the_code():
-    from trio_pool_serve.api.http.error_bodies import TABLE
+    from trio_pool_serve.api.http.error_responses import TABLE
 
     page = (ROOT / "docs" / "api.md").read_text()
     for status, kind in TABLE.values():
         assert re.search(rf"\| {status}[,\s|].*`{kind}`", page), kind
 
 
+def sources_of(page: str) -> list[str]:
+    """The Python examples of a page."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), flags=re.S)
+
+
 def examples_of(page: str) -> list[dict]:
     """What each Python example of a page defines."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), flags=re.S)
     defined = []
-    for block in blocks:
+    for block in sources_of(page):
         names: dict = {"__name__": page}
         exec(compile(block, page, "exec"), names)
         defined.append(names)
@@ -65,12 +73,12 @@ def examples_of(page: str) -> list[dict]:
 
 def test_every_route_is_in_the_table_of_routes():
     page = (ROOT / "docs" / "api.md").read_text()
-    for path in candidates_by_path(DIALECTS):
+    for path in endpoints_by_path(DIALECTS):
         assert f"`{path}`" in page or f"`POST {path}`" in page, path
 
 
 async def test_the_dialect_that_is_added_answers(service, monkeypatch):
-    dialect, _ = examples_of("extending.md")
+    dialect, *_ = examples_of("extending.md")
     monkeypatch.setattr("trio_pool_serve.app.DIALECTS", (*DIALECTS, dialect["PLAIN"]))
     async with listening(service) as url, client_of(url) as client:
         answer = await client.post("/plain", json={"texts": ["hello", "hello world"]})
@@ -83,7 +91,7 @@ async def test_the_dialect_that_is_added_answers(service, monkeypatch):
 
 
 async def test_the_task_that_is_added_is_done(service, scripted, monkeypatch):
-    _, task = examples_of("extending.md")
+    _, task, _ = examples_of("extending.md")
     monkeypatch.setattr("trio_pool_serve.tasks.pool.TASKS", {**TASKS, "uncertainty": task["UNCERTAINTY"]})
     serve_as(service, Labeller())
     scripted.on_launch = lambda batch: CopiedBatch([(np.array([0.5, 0.5], dtype=np.float32),)])
@@ -92,6 +100,47 @@ async def test_the_task_that_is_added_is_done(service, scripted, monkeypatch):
         assert answer.json()["data"][0]["data"] == pytest.approx([np.log(2)])
         serve_as(service, Judge())
         assert (await client.post("/pooling", json={"input": "hello", "task": "uncertainty"})).status_code == 400
+
+
+EXTENDED = (sys.executable, "-m", "tests.server.programs.extended_server")
+
+
+@pytest.mark.parametrize("engine", ["local", "process"])
+async def test_what_is_added_is_served_wherever_models_compute(tmp_path, engine):
+    embedding = write_family(tmp_path / "embedding", "bert", modules=[pooling("mean")])
+    classifier = write_classifier(tmp_path / "classifier", "bert")
+    for name, source in zip(("plain", "uncertainty", "spread"), sources_of("extending.md"), strict=True):
+        (tmp_path / f"{name}.py").write_text(source)
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    async with (
+        launched(
+            tmp_path,
+            f"e={embedding}",
+            f"c={classifier}",
+            *("--engine", engine, "--dtype", "float32"),
+            *(("--replicas", "1") if engine == "process" else ()),
+            command=EXTENDED,
+            env={"PYTHONPATH": paths},
+        ) as server,
+        client_of(server.url) as client,
+    ):
+
+        async def pooled(**asked: object) -> list:
+            answer = await client.post("/pooling", json={"input": ["Tasks have owners.", "a nursery"], **asked})
+            assert answer.status_code == 200, answer.text
+            return [item["data"] for item in answer.json()["data"]]
+
+        answer = await client.post("/plain", json={"texts": ["Tasks have owners."]})
+        assert len(answer.json()["vectors"]) == 1
+        for uncertain, labels in zip(
+            await pooled(model="c", task="uncertainty"), await pooled(model="c", task="classify"), strict=True
+        ):
+            assert uncertain == pytest.approx([-(np.array(labels) * np.log(labels)).sum()], rel=1e-5)
+        for spread, vectors in zip(
+            await pooled(task="spread"), await pooled(task="token_embed", normalize=False), strict=True
+        ):
+            assert spread == pytest.approx([np.array(vectors).var(axis=0).sum()], rel=1e-4)
+        assert (await client.post("/pooling", json={"model": "c", "input": "a", "task": "spread"})).status_code == 400
 
 
 async def test_the_python_example_of_the_readme_runs(tmp_path, minilm, monkeypatch, capsys):

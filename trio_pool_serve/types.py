@@ -6,7 +6,7 @@ the engine) → ``Batch`` (the rows of one forward pass) → ``PooledBatch`` (a 
 """
 
 from collections.abc import Generator, Mapping
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -69,8 +69,27 @@ class RenderedPrompt:
 # -- the model's outputs ----------------------------------------------------------------------------------
 
 
+class PoolingParams:
+    """What is wanted of one forward pass over a prompt: the base of one frozen attrs class per head.
+
+    A subclass may be defined anywhere, in the module of its head for one. An engine in another process is sent its
+    name and its fields, whose types are those that msgspec decodes and ``HeldQuery``. The engine finds it by that name
+    if the module that defines it has been imported there, which loading the head has done.
+    """
+
+    __slots__ = ()
+    by_name: ClassVar[dict[str, type["PoolingParams"]]] = {}
+    """All subclasses, by ``wire_name``."""
+    wire_name: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        # Called twice for a class with slots, which attrs makes anew: the later one is the one that is used.
+        cls.wire_name = f"{cls.__module__}:{cls.__qualname__}"
+        PoolingParams.by_name[cls.wire_name] = cls
+
+
 @frozen
-class Embed:
+class Embed(PoolingParams):
     """One vector: float32, shape (dimensions,).
 
     ``dimensions`` truncates the vector (matryoshka). ``normalize`` scales it to unit length afterwards, ``None`` is the
@@ -82,7 +101,7 @@ class Embed:
 
 
 @frozen
-class TokenEmbed:
+class TokenEmbed(PoolingParams):
     """One vector for each kept token: float32, shape (tokens, dimensions); the fields are those of ``Embed``."""
 
     dimensions: int | None = None
@@ -90,12 +109,12 @@ class TokenEmbed:
 
 
 @frozen
-class SparseEmbed:
+class SparseEmbed(PoolingParams):
     """Weights over the vocabulary, by a forward pass: a ``SparseVector``."""
 
 
 @frozen
-class SparseLookup:
+class SparseLookup(PoolingParams):
     """Weights of the text's own tokens, looked up without a forward pass: a ``SparseVector``."""
 
 
@@ -105,14 +124,14 @@ score: the activation of a cross-encoder's config, by default a sigmoid. raw: no
 
 
 @frozen
-class Classify:
+class Classify(PoolingParams):
     """One number per label: float32, shape (labels,)."""
 
     activation: Activation = "probabilities"
 
 
 @frozen
-class TokenClassify:
+class TokenClassify(PoolingParams):
     """One number per label for each kept token: float32, shape (tokens, labels)."""
 
     activation: Activation = "probabilities"
@@ -125,33 +144,36 @@ class QueryScope(Protocol):
         """Free the held vectors; later ones are dropped. Closing again does nothing."""
 
 
-@frozen(eq=False)
 class HeldQuery:
-    """Identifies one query's vectors on the device. Created for one request; equal only to itself."""
+    """Identifies one query's vectors on the device. Created for one request; equal only to itself.
 
-    scope: QueryScope
+    Not an attrs class, whose fields msgspec would send: what it stands for differs from process to process.
+    """
+
+    __slots__ = ("scope",)
+
+    def __init__(self, scope: QueryScope) -> None:
+        self.scope = scope
 
 
 @frozen
-class HoldQuery:
-    """Stage one of late interaction: hold token vectors on the device. Output: their count, float32, shape (1,)."""
+class QueryParams(PoolingParams):
+    """Params that refer to one query's vectors: the row is computed on the engine that holds them."""
 
     query: HeldQuery
 
 
 @frozen
-class MaxSim:
+class HoldQuery(QueryParams):
+    """Stage one of late interaction: hold token vectors on the device. Output: their count, float32, shape (1,)."""
+
+
+@frozen
+class MaxSim(QueryParams):
     """Stage two: the greatest dot product of each query vector with this row's vectors, summed over the query.
 
     Output: float32, shape (1,). Khattab and Zaharia, https://arxiv.org/abs/2004.12832, eq. 3.
     """
-
-    query: HeldQuery
-
-
-PoolingParams: TypeAlias = (
-    Embed | TokenEmbed | SparseEmbed | SparseLookup | Classify | TokenClassify | HoldQuery | MaxSim
-)
 
 
 @frozen(eq=False)

@@ -29,7 +29,9 @@ def stay_on_the_loop() -> None:
     """Have all other work that goes to threads done on the loop."""
     in_threads = Offload.run
 
-    async def run(offload: Offload, kind: LimiterName, blocking: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
+    async def run(
+        offload: Offload, kind: LimiterName, blocking: Callable[[], T], *, abandon_on_cancel: bool = False
+    ) -> T:
         if kind in OFF_THE_LOOP:
             return await in_threads(offload, kind, blocking, abandon_on_cancel=abandon_on_cancel)
         await trio.lowlevel.checkpoint()

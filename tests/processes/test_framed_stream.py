@@ -5,13 +5,21 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
 import trio
 import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_pool_serve.processes.framed_stream import JOINED_BELOW, FramedStream
+from trio_pool_serve.errors import UnsendableError
+from trio_pool_serve.processes.framed_stream import (
+    JOINED_BELOW,
+    MAX_HEADER_BYTES,
+    MAX_PAYLOAD_BYTES,
+    FramedStream,
+    sendable,
+)
 
 
 class Note(msgspec.Struct, tag=True, array_like=True):
@@ -98,3 +106,81 @@ async def test_receiving_can_be_cancelled_between_frames_and_goes_on_where_it_wa
         await ours.send(Note("still there"))
         message, _ = await theirs.receive()
         assert message == Note("still there")
+
+
+# -- what is no frame ------------------------------------------------------------------------------------
+
+
+async def test_what_cannot_be_encoded_is_refused_before_a_byte_is_sent():
+    endless: list = []
+    endless.append(endless)
+    async with pair() as (ours, theirs):
+        for wrong in (2**64, "a\ud800", object(), endless, {1: object()}):
+            with pytest.raises(UnsendableError):
+                await ours.send(wrong)
+        await ours.send(Note("still there"))
+        assert (await theirs.receive())[0] == Note("still there")
+
+
+async def test_what_is_too_large_is_refused_before_a_byte_is_sent(monkeypatch):
+    monkeypatch.setattr("trio_pool_serve.processes.framed_stream.MAX_HEADER_BYTES", 100)
+    monkeypatch.setattr("trio_pool_serve.processes.framed_stream.MAX_PAYLOAD_BYTES", 100)
+    async with pair() as (ours, theirs):
+        for text, payload in (("a" * 101, b""), ("a", bytes(101))):
+            with pytest.raises(UnsendableError, match="too large"):
+                await ours.send(Note(text), [payload])
+        await ours.send(Note("fits"), [bytes(100)])
+        assert (await theirs.receive())[0] == Note("fits")
+
+
+def framed(header: bytes, payload: int = 0) -> bytes:
+    return struct.pack("<IQ", len(header), payload) + header
+
+
+NO_FRAMES = {
+    "noise": b"\xc1" * 50,
+    "a header that is too long": struct.pack("<IQ", MAX_HEADER_BYTES + 1, 0),
+    "a payload that is too long": struct.pack("<IQ", 0, MAX_PAYLOAD_BYTES + 1),
+    "an empty header": framed(b""),
+    "another message": framed(msgspec.msgpack.encode(["Other", "x"])),
+    "a field of another type": framed(msgspec.msgpack.encode(["Note", 5])),
+    "bytes that are no text": framed(b"\x92\xa4Note\xa1\xff"),
+    "very deep": framed(b"\x92\xa4Note" + b"\x91" * 100_000),
+}
+
+
+@pytest.mark.parametrize("wrong", NO_FRAMES.values(), ids=NO_FRAMES)
+async def test_what_is_no_frame_is_the_end(wrong, caplog):
+    async with pair() as (ours, theirs):
+        await ours.send(Note("good"))
+        await ours.stream.send_all(wrong)
+        assert (await theirs.receive())[0] == Note("good")
+        assert await theirs.receive() is None
+        assert await theirs.receive() is None, "nothing behind it can be understood"
+    assert "a connection between processes ends" in caplog.text
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_raise(noise):
+    async def main() -> None:
+        async with pair() as (ours, theirs):
+            await ours.stream.send_all(noise)
+            await ours.aclose()
+            await received(theirs)
+
+    trio.run(main)
+
+
+async def test_an_announced_payload_takes_no_memory_before_it_comes():
+    async with pair() as (ours, theirs), trio.open_nursery() as nursery:
+        before = psutil.Process().memory_info().rss
+        await ours.stream.send_all(struct.pack("<IQ", 0, MAX_PAYLOAD_BYTES))
+        nursery.start_soon(theirs.receive)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert psutil.Process().memory_info().rss - before < 2**30
+        nursery.cancel_scope.cancel()
+
+
+def test_texts_for_people_can_be_sent_whatever_is_in_them():
+    assert sendable("a\ud800b\udfff") == "a?b?"
+    assert len(msgspec.msgpack.encode(sendable("\U0001f600" * 10**6))) < MAX_HEADER_BYTES

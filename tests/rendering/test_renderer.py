@@ -80,7 +80,7 @@ async def test_a_text_as_long_as_the_model_takes_is_taken_and_one_token_more_is_
     assert len(await token_ids(renderer, words(62))) == MAX_MODEL_LEN
     with pytest.raises(ContextLengthError, match="has 65 tokens, but this model takes at most 64") as caught:
         await token_ids(renderer, words(63))
-    assert caught.value.param == "input"
+    assert caught.value.field == "prompts"
     assert len(await token_ids(renderer, words(64), add_special_tokens=False)) == MAX_MODEL_LEN
 
 
@@ -93,7 +93,7 @@ async def test_of_a_huge_text_only_a_lower_bound_is_told(renderer):
 async def test_truncating_to_the_special_tokens_alone_is_refused(renderer, limit):
     with pytest.raises(InvalidRequestError, match=f"Truncating to {limit} tokens leaves none for the input") as caught:
         await token_ids(renderer, "hello", truncate_to=limit)
-    assert caught.value.param == "truncate_prompt_tokens"
+    assert caught.value.field == "truncate_to"
     assert await token_ids(renderer, "hello", truncate_to=limit, add_special_tokens=False) == ids_of("hello")
 
 
@@ -107,7 +107,7 @@ async def test_a_text_without_tokens_is_refused_only_if_nothing_surrounds_it(ren
 async def test_lone_surrogates_are_the_requests_fault(renderer, text):
     with pytest.raises(InvalidRequestError, match="not valid Unicode") as caught:
         await token_ids(renderer, text)
-    assert caught.value.param == "input"
+    assert caught.value.field == "prompts"
 
 
 # -- instructions -------------------------------------------------------------------------------------

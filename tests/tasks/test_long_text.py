@@ -44,8 +44,8 @@ def windows_of(scripted: ScriptedRunner) -> list[list[int]]:
     return [request.prompt.token_ids.tolist() for batch in scripted.batches for request in batch.requests]
 
 
-async def embed(service: Service, *texts: str, **reading) -> Pooled:
-    job = PoolJob(prompts=[TextPrompt(text) for text in texts], reading=InputParams(**reading))
+async def embed(service: Service, *texts: str, **input_params) -> Pooled:
+    job = PoolJob(prompts=[TextPrompt(text) for text in texts], input_params=InputParams(**input_params))
     return await pool(service.model(), job, RequestTimings())
 
 

@@ -107,7 +107,7 @@ async def test_a_pair_that_is_too_long_is_refused_unless_it_may_be_cut(service, 
     with pytest.raises(ContextLengthError):
         await scores(service, ["hello"], ["short", "w1 " * 100])
     await wait_idle(service)
-    cut = await scores(service, ["hello"], ["w1 " * 100], reading=InputParams(truncate_to=-1))
+    cut = await scores(service, ["hello"], ["w1 " * 100], input_params=InputParams(truncate_to=-1))
     assert cut.values.tolist() == [service.model().renderer.max_model_len]
 
 
@@ -164,14 +164,16 @@ async def test_queries_and_documents_get_the_instructions_of_their_side(service,
 
 async def test_a_clients_own_instruction_is_for_the_query_alone(service, scripted):
     serve_as(service, Dots())
-    await scores(service, ["hello"], ["world"], reading=InputParams(instruction="w9 "))
+    await scores(service, ["hello"], ["world"], input_params=InputParams(instruction="w9 "))
     assert read(scripted) == sorted([ids_of("w9", "hello"), ids_of("world")])
 
 
 async def test_each_side_is_cut_to_its_own_limit(service, scripted):
     serve_as(service, Dots())
-    reading = InputParams(instruction="")
-    await scores(service, ["w1 " * 90], ["w2 " * 90], reading=reading, max_query_tokens=5, max_document_tokens=7)
+    input_params = InputParams(instruction="")
+    await scores(
+        service, ["w1 " * 90], ["w2 " * 90], input_params=input_params, max_query_tokens=5, max_document_tokens=7
+    )
     assert sorted(row.tokens for row in rows_of(scripted)) == [5 + 2, 7 + 2]
 
 

@@ -1,8 +1,10 @@
 import os
-from collections.abc import AsyncIterator
+import struct
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -58,13 +60,13 @@ def test_of_one_process_they_are_what_its_own_registry_says():
 
 
 @asynccontextmanager
-async def another(folder: Path, monkeypatch, said: Snapshot) -> AsyncIterator[None]:
+async def another(folder: Path, monkeypatch, take: Callable[[], Snapshot]) -> AsyncIterator[None]:
     """A process with another number, as far as the socket's name goes."""
     with monkeypatch.context() as patched:
         patched.setattr(os, "getpid", lambda: 999_999)
         path = own_socket(folder)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(serve_snapshots, folder, lambda: said)
+            nursery.start_soon(serve_snapshots, folder, take)
             with trio.fail_after(10):
                 while not path.exists():  # noqa: ASYNC110
                     await trio.sleep(0.001)
@@ -77,7 +79,39 @@ async def test_the_others_are_asked_and_those_that_have_died_are_left_out(tmp_pa
     said = snapshot(3, oldest_s=0, state="ready")
     with trio.socket.socket(trio.socket.AF_UNIX) as dead:
         await dead.bind(str(tmp_path / f"1{SUFFIX}"))
-    async with another(tmp_path, monkeypatch, said):
+    async with another(tmp_path, monkeypatch, lambda: said):
         (found,) = await gather_snapshots(tmp_path)
     assert found == said
     assert not (tmp_path / f"1{SUFFIX}").exists()
+
+
+class Unencodable:
+    """Something that has no form in msgpack."""
+
+
+async def test_a_process_that_cannot_say_what_it_counts_is_left_out_and_goes_on(tmp_path, monkeypatch, caplog):
+    good = snapshot(3, oldest_s=0, state="ready")
+    said = [Snapshot([], {"a": Unencodable()}), Snapshot([], {"a\ud800": 2**70}), good]
+    async with another(tmp_path, monkeypatch, lambda: said.pop(0)):
+        assert await gather_snapshots(tmp_path) == []
+        assert await gather_snapshots(tmp_path) == []
+        assert await gather_snapshots(tmp_path) == [good]
+        assert await gather_snapshots(tmp_path) == [], "pop from an empty list"
+    assert caplog.text.count("cannot be sent what this one counts") == 3
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\xc1" * 100, struct.pack("<IQ", 2**32 - 1, 2**64 - 1), b"\x05\0\0"])
+async def test_a_process_that_answers_with_garbage_is_left_out(tmp_path, monkeypatch, garbage):
+    said = snapshot(3, oldest_s=0, state="ready")
+
+    async def answer(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.send_all(garbage)
+
+    with trio.socket.socket(trio.socket.AF_UNIX) as listening:
+        await listening.bind(str(tmp_path / f"1{SUFFIX}"))
+        listening.listen()
+        async with another(tmp_path, monkeypatch, lambda: said), trio.open_nursery() as nursery:
+            nursery.start_soon(trio.serve_listeners, answer, [trio.SocketListener(listening)])
+            assert await gather_snapshots(tmp_path) == [said]
+            nursery.cancel_scope.cancel()

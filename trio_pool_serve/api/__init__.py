@@ -1,1 +1,1 @@
-"""What clients speak: one module per dialect, over the same tasks."""
+"""The HTTP API: one module per dialect, over the same tasks."""

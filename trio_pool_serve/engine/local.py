@@ -180,6 +180,8 @@ class LocalEngine(Engine):
         try:
             with trio.fail_after(self.config.batch_timeout_s):
                 rows = await handle
+            if len(rows) != len(entries):
+                raise ValueError(f"{len(rows)} answers to {len(entries)} rows")  # noqa: TRY301
         except Exception as error:
             self._fail_batch(batch, error)
             return

@@ -46,9 +46,15 @@ class ChildProcess(Generic[Status]):
     channel: FramedStream[Status]
 
     async def status(self) -> Status | None:
-        """Return what the child says next; ``None`` once it has ended. Cancellation: at once."""
+        """Return what the child says next; ``None`` once it has ended, as one does that says what is no message.
+
+        Cancellation: at once, and a child that is about to end is killed.
+        """
         received = await self.channel.receive()
-        return None if received is None else received[0]
+        if received is None:
+            await self.leave(EXIT_TIMEOUT_S)
+            return None
+        return received[0]
 
     async def wait(self) -> str:
         """Wait for its end; return in words how it was. Cancellation: at once."""

@@ -11,7 +11,6 @@ from attrs import Factory, define
 
 from trio_pool_serve.errors import InvalidRequestError, at_place
 from trio_pool_serve.prompts import (
-    ChatPrompt,
     EmbedsPrompt,
     PairPrompt,
     Prompt,
@@ -91,9 +90,9 @@ class Renderer:
             self.offload.observe("render", 0.0, time.perf_counter() - began)
         else:
             rows = await self.offload.run("render", partial(self.texts.render_rows, prompts), abandon_on_cancel=True)
-        for (prompt, _, _), windows in zip(prompts, rows, strict=True):
+        for windows in rows:
             for window in windows:
-                self._without_placeholders(window, prompt)
+                self._without_placeholders(window)
         return rows
 
     async def render(self, prompt: Prompt, params: RenderingParams) -> RenderedPrompt:
@@ -102,7 +101,7 @@ class Renderer:
         Raises ``ContextLengthError``, ``InvalidRequestError`` or ``MediaError``. Cancellation: at once, while waiting
         for a thread and while one works; the thread keeps its limiter token until it finishes.
         """
-        return self._without_placeholders(await self._render(prompt, params), prompt)
+        return self._without_placeholders(await self._render(prompt, params))
 
     async def _render(self, prompt: Prompt, params: RenderingParams) -> RenderedPrompt:
         if isinstance(prompt, TokensPrompt):
@@ -113,7 +112,7 @@ class Renderer:
             return await self._render_embeds(prompt, params)
         if self.conversations is not None:
             return await self.conversations.render(prompt, params)
-        raise InvalidRequestError("This model reads texts only.", param="input")
+        raise InvalidRequestError("This model reads texts only.", field="prompts")
 
     @property
     def _uses_chat_template(self) -> bool:
@@ -130,7 +129,7 @@ class Renderer:
     async def _render_embeds(self, prompt: EmbedsPrompt, params: RenderingParams) -> RenderedPrompt:
         embeds_format = self.embeds_format
         if isinstance(embeds_format, str):
-            raise InvalidRequestError(embeds_format, param="prompt_embeds")
+            raise InvalidRequestError(embeds_format, field="prompts")
         try:
             async with self.input_memory.preparing():
                 render = partial(embeds_format.render, prompt, params)
@@ -138,14 +137,10 @@ class Renderer:
         except InvalidRequestError as error:
             raise at_place(prompt.place, error) from error
 
-    def _without_placeholders(self, rendered: RenderedPrompt, prompt: Prompt) -> RenderedPrompt:
+    def _without_placeholders(self, rendered: RenderedPrompt) -> RenderedPrompt:
         """Reject image placeholders without an image in texts and token ids, which would fail the whole batch."""
         if rendered.images is None and self.conversations is not None and self.conversations.image_format is not None:
-            try:
-                self.conversations.image_format.expand(rendered.token_ids, ())
-            except InvalidRequestError as error:
-                error.param = "messages" if isinstance(prompt, ChatPrompt) else "input"
-                raise
+            self.conversations.image_format.expand(rendered.token_ids, ())
         return rendered
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[Token]:

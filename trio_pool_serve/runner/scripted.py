@@ -114,6 +114,7 @@ class ScriptedRunner:
                 if held is None:
                     raise QueryGoneError("The query is not held.")
                 return np.array([np.isin(held, kept).sum()], dtype=np.float32)
+        raise TypeError(f"There is no scripted answer to {param}.")
 
     def _scope_of(self, query: HeldQuery) -> ScriptedScope:
         return next(scope for scope in self.scopes if scope is query.scope)

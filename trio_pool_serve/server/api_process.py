@@ -10,7 +10,7 @@ from trio_pool_serve.cli import configure_logging
 from trio_pool_serve.config import decode_config
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.processes.child_process import run_as_child, send_to_parent
-from trio_pool_serve.processes.framed_stream import FramedStream
+from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.processes.without_torch import do_without_torch
 from trio_pool_serve.server.api_workers import ApiJob, Drain, FromParent, NotServed, Ready
 from trio_pool_serve.server.contained_connection import contain_connections
@@ -56,7 +56,7 @@ async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
                 await serve_listeners(config, service, listening, stop)
                 nursery.cancel_scope.cancel(reason="drained")
     except (ModelLoadError, EngineDeadError) as error:
-        await send_to_parent(channel, NotServed(str(error)))
+        await send_to_parent(channel, NotServed(sendable(str(error))))
         return 1
     return 0
 

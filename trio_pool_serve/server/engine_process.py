@@ -18,7 +18,7 @@ from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.models.folder import open_model_folder
 from trio_pool_serve.processes.child_process import run_as_child, send_to_parent, wait_for_parent
-from trio_pool_serve.processes.framed_stream import FramedStream
+from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, serve_snapshots
 from trio_pool_serve.threads.offload import Offload
@@ -65,13 +65,13 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
                 # as long as a dozen batches take, each time a large request has allocated a quarter as much again.
                 gc.collect()
                 gc.freeze()
-                await send_to_parent(channel, Loaded(engine.runner.describe()))
+                await send_to_parent(channel, Loaded(sendable(engine.runner.describe())))
                 nursery.start_soon(serve_engine, engine, listener)
                 nursery.start_soon(serve_snapshots, Path(job.folder), snapshot)
                 await wait_for_parent(channel)
                 nursery.cancel_scope.cancel(reason="the parent wants this process to leave")
     except ModelLoadError as error:
-        await send_to_parent(channel, LoadFailed(str(error)))
+        await send_to_parent(channel, LoadFailed(sendable(str(error))))
         return 1
     except EngineDeadError as error:
         logger.critical("%s", error)

@@ -20,6 +20,7 @@ from trio_pool_serve.types import (
     PoolingRequest,
     RenderedPrompt,
     SparseVector,
+    Vectors,
 )
 
 CHUNK_ROWS = 16
@@ -72,6 +73,22 @@ class ComputedRow:
     def tokens(self) -> int:
         """Tokens the model read."""
         return sum(window.tokens for window in self.windows)
+
+    @property
+    def vector(self) -> Vectors:
+        """The vector that the first of the row's ``params`` gave, shape (dimensions,).
+
+        That of several windows is their mean, each weighted by its tokens, and scaled to unit length if all of theirs
+        are, as the text's own vector is where there is one window.
+        """
+        values = [window.output.values[0] for window in self.windows]
+        vectors = [value for value in values if not isinstance(value, SparseVector)]
+        if len(vectors) == 1:
+            return vectors[0]
+        weights = np.array([window.tokens for window in self.windows], dtype=np.float32)
+        mean: Vectors = np.average(np.stack(vectors), axis=0, weights=weights).astype(np.float32)
+        lengths = np.linalg.norm(np.stack(vectors), axis=1)
+        return mean / np.linalg.norm(mean) if np.allclose(lengths, 1, atol=1e-3) else mean
 
 
 RowDone = Callable[[int, ComputedRow], None]

@@ -40,14 +40,14 @@ class InputParams:
         return TextPrompt(self.instruction).estimated_tokens * texts if self.instruction else 0
 
 
-def rendering_params(model: Model, reading: InputParams) -> RenderingParams:
+def rendering_params(model: Model, input_params: InputParams) -> RenderingParams:
     """Return how to render for a model. Raises ``InvalidRequestError``."""
     return RenderingParams(
-        truncate_to=_truncate_to(model, reading.truncate_to),
-        truncation_side=reading.truncation_side,
-        add_special_tokens=reading.add_special_tokens,
-        instruction=_instruction(model, reading),
-        input_type=reading.effective_input_type,
+        truncate_to=_truncate_to(model, input_params.truncate_to),
+        truncation_side=input_params.truncation_side,
+        add_special_tokens=input_params.add_special_tokens,
+        instruction=_instruction(model, input_params),
+        input_type=input_params.effective_input_type,
     )
 
 
@@ -57,38 +57,37 @@ def _truncate_to(model: Model, asked: int | None) -> int | None:
         return limit
     if asked is not None and not 1 <= asked <= limit:
         raise InvalidRequestError(
-            f"truncate_prompt_tokens must be -1 or from 1 to {limit}, the model's maximum, not {asked}.",
-            param="truncate_prompt_tokens",
+            f"{{truncate_to}} must be -1 or from 1 to {limit}, the model's maximum, not {asked}.", field="truncate_to"
         )
     return asked
 
 
-def _instruction(model: Model, reading: InputParams) -> str:
+def _instruction(model: Model, input_params: InputParams) -> str:
     prompts = model.folder.prompts
-    if reading.instruction is not None:
-        return _marker(model, reading) + _checked(model, reading.instruction)
-    if reading.prompt_name is not None:
-        if reading.prompt_name in get_args(
+    if input_params.instruction is not None:
+        return _marker(model, input_params) + _checked(model, input_params.instruction)
+    if input_params.prompt_name is not None:
+        if input_params.prompt_name in get_args(
             InputType
         ):  # every model can be asked for these, as in sentence-transformers
-            return prompts.get(reading.prompt_name, "")
-        if reading.prompt_name not in prompts:
+            return prompts.get(input_params.prompt_name, "")
+        if input_params.prompt_name not in prompts:
             known = ", ".join(sorted(prompts)) or "none"
             raise InvalidRequestError(
-                f"This model has no prompt named {reading.prompt_name!r}; it has: {known}.", param="prompt_name"
+                f"This model has no prompt named {input_params.prompt_name!r}; it has: {known}.", field="prompt_name"
             )
-        return prompts[reading.prompt_name]
-    if reading.input_type is not None:
+        return prompts[input_params.prompt_name]
+    if input_params.input_type is not None:
         # As sentence-transformers' encode_query and encode_document: the default prompt is not for them.
-        return prompts.get(reading.input_type, "")
+        return prompts.get(input_params.input_type, "")
     return prompts.get(model.folder.default_prompt_name or "", "")
 
 
-def _marker(model: Model, reading: InputParams) -> str:
+def _marker(model: Model, input_params: InputParams) -> str:
     """Return what late interaction puts before texts of an input type; a client's instruction does not replace it."""
-    if not model.folder.spec.keeps_input_type_prompt or reading.effective_input_type is None:
+    if not model.folder.spec.keeps_input_type_prompt or input_params.effective_input_type is None:
         return ""
-    return model.folder.prompts.get(reading.effective_input_type, "")
+    return model.folder.prompts.get(input_params.effective_input_type, "")
 
 
 def _checked(model: Model, instruction: str) -> str:
@@ -96,6 +95,6 @@ def _checked(model: Model, instruction: str) -> str:
     limit = model.renderer.max_model_len * INSTRUCTION_CHARACTERS_PER_TOKEN
     if len(instruction) > limit:
         raise InvalidRequestError(
-            f"The prompt has {len(instruction)} characters; at most {limit} are taken.", param="prompt"
+            f"The prompt has {len(instruction)} characters; at most {limit} are taken.", field="instruction"
         )
     return instruction

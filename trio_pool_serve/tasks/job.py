@@ -20,7 +20,7 @@ class PoolJob:
 
     prompts: Sequence[Prompt]
     tasks: tuple[str, ...] = ("embed",)
-    reading: InputParams = Factory(InputParams)
+    input_params: InputParams = Factory(InputParams)
     dimensions: int | None = None
     normalize: bool | None = None
     activation: Activation = "probabilities"

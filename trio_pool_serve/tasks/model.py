@@ -23,6 +23,11 @@ class Model:
     engine: Engine
     splits_long_texts: bool = False
 
+    def label(self, index: int) -> str:
+        """Return the name of a label; transformers' own names where the model has none."""
+        labels = self.folder.spec.labels
+        return labels[index] if index < len(labels) else f"LABEL_{index}"
+
     def require(self, task: PoolingTask) -> None:
         """Raise ``TaskNotSupportedError`` unless the model can do a task."""
         able = self.folder.spec.tasks

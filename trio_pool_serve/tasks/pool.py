@@ -5,14 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from attrs import frozen
 
 from trio_pool_serve.errors import InvalidRequestError
-from trio_pool_serve.tasks.classify import CLASSIFY, TOKEN_CLASSIFY
-from trio_pool_serve.tasks.embed import EMBED, vector_of
 from trio_pool_serve.tasks.fan_out import ComputedRow, RowToCompute, compute_rows
 from trio_pool_serve.tasks.input_params import rendering_params
 from trio_pool_serve.tasks.job import PoolJob, Task
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.tasks.sparse_embed import SPARSE_EMBED
-from trio_pool_serve.tasks.token_embed import TOKEN_EMBED
+from trio_pool_serve.tasks.pooling_tasks import CLASSIFY, EMBED, SPARSE_EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import PooledValue
 
@@ -41,10 +38,10 @@ TASKS: Mapping[str, Task] = {
 """What can be asked about one prompt, one line each. What is asked about two is in ``tasks.score``."""
 
 
-def task_named(name: str, *, param: str = "task") -> Task:
-    """Return a task. Raises ``InvalidRequestError``, which blames ``param``, if there is none of that name."""
+def task_named(name: str) -> Task:
+    """Return a task. Raises ``InvalidRequestError`` if there is none of that name."""
     if name not in TASKS:
-        raise InvalidRequestError(f"There is no task {name!r}; there are: {', '.join(TASKS)}.", param=param)
+        raise InvalidRequestError(f"There is no task {name!r}; there are: {', '.join(TASKS)}.", field="tasks")
     return TASKS[name]
 
 
@@ -54,7 +51,7 @@ def rows_to_compute(model: Model, job: PoolJob) -> list[RowToCompute]:
     for task in tasks:
         model.require(task.needs)
     params = tuple(task.params(model, job) for task in tasks)
-    rendering = rendering_params(model, job.reading)
+    rendering = rendering_params(model, job.input_params)
     in_windows = model.splits_long_texts and job.tasks == ("embed",) and rendering.truncate_to is None
     return [RowToCompute(prompt, rendering, params, in_windows) for prompt in job.prompts]
 
@@ -64,7 +61,9 @@ def estimated_tokens(model: Model, job: PoolJob, asked: Sequence[RowToCompute]) 
 
     Raises ``InvalidRequestError`` for an answer of vectors per token that would fill the memory.
     """
-    estimate = sum(map(model.renderer.estimated_tokens, job.prompts)) + job.reading.estimated_tokens(len(job.prompts))
+    estimate = sum(map(model.renderer.estimated_tokens, job.prompts)) + job.input_params.estimated_tokens(
+        len(job.prompts)
+    )
     if not any(row.in_windows for row in asked):
         estimate = min(estimate, len(asked) * model.renderer.max_model_len)
     numbers = estimate * model.engine.dimensions
@@ -72,7 +71,7 @@ def estimated_tokens(model: Model, job: PoolJob, asked: Sequence[RowToCompute]) 
         raise InvalidRequestError(
             f"About {estimate} tokens with {model.engine.dimensions} numbers each are more than the "
             f"{MAX_TOKEN_NUMBERS} that one answer may have; ask in smaller parts.",
-            param="input",
+            field="prompts",
         )
     return estimate
 
@@ -95,7 +94,7 @@ async def pool(
     finished: dict[int, PooledRow] = {}
 
     def done(index: int, row: ComputedRow) -> None:
-        values = (vector_of(row),) if len(row.windows) > 1 else row.values
+        values = (row.vector,) if len(row.windows) > 1 else row.values
         finished[index] = tuple(finish(value) for finish, value in zip(finishes, values, strict=True))
         if row_done is not None:
             row_done(index, finished[index], row.tokens)

@@ -6,10 +6,9 @@ import numpy as np
 import numpy.typing as npt
 from attrs import Factory, evolve, frozen
 
-from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, JobField
 from trio_pool_serve.models.model_spec import Scoring, Similarity
 from trio_pool_serve.prompts import InputType, PairPrompt, RenderingParams
-from trio_pool_serve.tasks.embed import vector_of
 from trio_pool_serve.tasks.fan_out import ComputedRow, RowToCompute, compute_rows
 from trio_pool_serve.tasks.input_params import InputParams, rendering_params
 from trio_pool_serve.tasks.late_interaction import Document, encode_queries, score_documents
@@ -27,14 +26,14 @@ class ScoreJob:
     """What a client asks, in nobody's dialect: one query for all documents, or one for each.
 
     ``max_query_tokens`` and ``max_document_tokens`` cut each text to so many tokens. ``activation`` is for models
-    that read both texts together. ``truncate_to`` of ``reading`` holds for what the model reads at once: for
+    that read both texts together. ``truncate_to`` of ``input_params`` holds for what the model reads at once: for
     such models, that is the pair. ``symmetric`` has vectors made of both sides alike, as of texts that are neither
     query nor document.
     """
 
     queries: Sequence[ScoreInput]
     documents: Sequence[ScoreInput]
-    reading: InputParams = Factory(InputParams)
+    input_params: InputParams = Factory(InputParams)
     max_query_tokens: int | None = None
     max_document_tokens: int | None = None
     activation: Activation = "score"
@@ -43,18 +42,20 @@ class ScoreJob:
 
     def __attrs_post_init__(self) -> None:
         if not self.queries or not self.documents:
-            raise EmptyInputError("There is nothing to score.", param="queries" if not self.queries else "documents")
+            raise EmptyInputError("There is nothing to score.", field="queries" if not self.queries else "documents")
         if len(self.queries) not in (1, len(self.documents)):
             raise InvalidRequestError(
                 f"{len(self.queries)} queries and {len(self.documents)} documents: there must be one query, "
                 "or as many as documents.",
-                param="queries",
+                field="queries",
             )
-        for name, limit in (("query", self.max_query_tokens), ("doc", self.max_document_tokens)):
+        limits: dict[JobField, int | None] = {
+            "max_query_tokens": self.max_query_tokens,
+            "max_document_tokens": self.max_document_tokens,
+        }
+        for name, limit in limits.items():
             if limit is not None and limit < 1:
-                raise InvalidRequestError(
-                    f"max_tokens_per_{name} must be at least 1, not {limit}.", param=f"max_tokens_per_{name}"
-                )
+                raise InvalidRequestError(f"{{{name}}} must be at least 1, not {limit}.", field=name)
 
     def query_of(self, document: int) -> int:
         """Return which query a document is scored against."""
@@ -66,7 +67,7 @@ class ScoreJob:
         documents = sum(prompt_of(side).estimated_tokens for side in self.documents)
         reads = len(self.documents) if in_pairs else len(self.queries)
         of_queries = queries[0] * reads if len(queries) == 1 else sum(queries)
-        return of_queries + documents + self.reading.estimated_tokens(reads)
+        return of_queries + documents + self.input_params.estimated_tokens(reads)
 
 
 @frozen(eq=False)
@@ -95,9 +96,9 @@ async def score(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
 
 async def _score_pairs(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
     """Have the model read each query and document together."""
-    rendering = rendering_params(model, job.reading)
+    rendering = rendering_params(model, job.input_params)
     if any(map(has_images, (*job.queries, *job.documents))):
-        raise InvalidRequestError("This model reads a query and a document together, both as texts.", param="input")
+        raise InvalidRequestError("This model reads a query and a document together, both as texts.", field="prompts")
     queries, documents = list(map(text_of, job.queries)), list(map(text_of, job.documents))
     prompts = [
         PairPrompt(queries[job.query_of(index)], document, job.max_query_tokens, job.max_document_tokens)
@@ -126,7 +127,7 @@ async def _score_vectors(model: Model, job: ScoreJob, timings: RequestTimings) -
         timings=timings,
         priority=job.priority,
     )
-    vectors = [vector_of(row) for row in rows]
+    vectors = [row.vector for row in rows]
 
     def compare() -> npt.NDArray[np.float32]:
         queries, documents = np.stack(vectors[: len(job.queries)]), np.stack(vectors[len(job.queries) :])
@@ -204,12 +205,12 @@ SIMILARITIES: Mapping[Similarity, Callable[[Vectors, Vectors], Vectors]] = {
 def _rendering(model: Model, job: ScoreJob, input_type: InputType | None) -> RenderingParams:
     """Return how to render the texts of one side."""
     # A client's own instruction is about what is searched for: documents are read as ever.
-    instruction = None if input_type == "document" else job.reading.instruction
-    rendering = rendering_params(model, evolve(job.reading, input_type=input_type, instruction=instruction))
+    instruction = None if input_type == "document" else job.input_params.instruction
+    rendering = rendering_params(model, evolve(job.input_params, input_type=input_type, instruction=instruction))
     most = job.max_query_tokens if input_type == "query" else job.max_document_tokens
     return evolve(rendering, max_text_tokens=most)
 
 
 def _scores_of(rows: Sequence[ComputedRow]) -> Scores:
-    values = np.concatenate([vector_of(row) for row in rows])
+    values = np.concatenate([row.vector for row in rows])
     return Scores(values, sum(row.tokens for row in rows))

@@ -25,7 +25,7 @@ async def tokenize(
     characters = sum(map(len, texts)) + len(instruction) * len(texts)
     if characters > MAX_CHARACTERS:
         raise InvalidRequestError(
-            f"{characters} characters are more than the {MAX_CHARACTERS} that are taken apart at once.", param="input"
+            f"{characters} characters are more than the {MAX_CHARACTERS} that are taken apart at once.", field="prompts"
         )
     with model.engine.admit(sum(TextPrompt(text).estimated_tokens for text in texts)):
         return [
@@ -42,5 +42,5 @@ async def detokenize(model: Model, ids: Sequence[npt.NDArray[np.int64]], *, skip
     for row in ids:
         outside = row[(row < 0) | (row >= size)]
         if len(outside):
-            raise InvalidRequestError(f"Token id {outside[0]} is outside the vocabulary of {size}.", param="tokens")
+            raise InvalidRequestError(f"Token id {outside[0]} is outside the vocabulary of {size}.", field="token_ids")
     return [await model.renderer.detokenize(row, skip_special_tokens=skip_special_tokens) for row in ids]

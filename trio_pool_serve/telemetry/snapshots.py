@@ -4,6 +4,7 @@ Each process listens on a socket of its own in a folder that they share; whoever
 asks the others.
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from prometheus_client.core import Metric
 
 from trio_pool_serve.processes.child_process import listening_at
 from trio_pool_serve.processes.framed_stream import FramedStream
+
+logger = logging.getLogger(__name__)
 
 PATIENCE_S = 1.0
 """A process that has not answered by then is left out: what the others say is better than no answer."""
@@ -75,6 +78,8 @@ async def serve_snapshots(folder: Path, take: Callable[[], Snapshot]) -> None:
                 await FramedStream(stream, Snapshot).send(take())
             except trio.BrokenResourceError:
                 return  # it has given up
+            except Exception:
+                logger.exception("another process cannot be sent what this one counts")
 
     with listening_at(own_socket(folder)) as listening:
         await trio.serve_listeners(answer, [trio.SocketListener(trio.socket.from_stdlib_socket(listening))])

@@ -16,7 +16,7 @@ from tests.api.able_service import Everything, become
 from tests.conftest import client_of, listening, running, wait_idle
 from tests.tensors import HOSTILE, ROWS, WIDTH, as_npy, as_torch
 from trio_pool_serve.api.dialects.registry import DIALECTS
-from trio_pool_serve.api.http.dispatch import candidates_by_path, read_request
+from trio_pool_serve.api.http.dispatch import decode_body, endpoints_by_path
 from trio_pool_serve.api.http.payloads import LONG, Payloads, cut_payloads, payload_decoder
 from trio_pool_serve.config import Config, InputConfig, NetworkConfig, SchedulingConfig
 from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
@@ -355,7 +355,7 @@ async def test_more_empty_strings_than_inputs_are_counted_exactly(client):
 
 def test_nothing_is_cut_where_no_embeds_are_taken():
     body = Counted(json.dumps({"prompt_embeds": [LONG_ONE, "C"]}).encode())
-    asked = read_request(body, candidates_by_path(DIALECTS)["/v1/embeddings"], NetworkConfig())
+    asked = decode_body(body, endpoints_by_path(DIALECTS)["/v1/embeddings"], NetworkConfig())
     assert body.searches == 0
     assert [type(item) for item in asked.wire.prompt_embeds.items] == [bytes, bytes]
 

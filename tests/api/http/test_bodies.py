@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from tests.conftest import client_of, listening, running, wait_idle
-from trio_pool_serve.api.http.received_body import MAPPED_BYTES
+from trio_pool_serve.api.http.request_body import MAPPED_BYTES
 from trio_pool_serve.service import Service
 
 HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

@@ -1,24 +1,46 @@
 """A ``ProcessEngine`` over real sockets; the engines at their other ends run in this process."""
 
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import trio
-from attrs import define, field
+from attrs import define, field, frozen
 from trio.testing import wait_all_tasks_blocked
 
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.remote.engine_connection import serve_engine
 from trio_pool_serve.engine.remote.process_engine import LONG_TOKENS_AHEAD, ProcessEngine
-from trio_pool_serve.errors import BatchFailedError, EngineDeadError, EngineLoadingError, OverloadedError
+from trio_pool_serve.engine.remote.wire import Frame, FromEngine, Hello, Row, Submit, add_row, parts_of, read_answer
+from trio_pool_serve.errors import (
+    BatchFailedError,
+    EngineDeadError,
+    EngineLoadingError,
+    OverloadedError,
+    PoolServeError,
+    UnsendableError,
+)
+from trio_pool_serve.processes.framed_stream import FramedStream
+from trio_pool_serve.runner.copied_batch import CopiedBatch
 from trio_pool_serve.runner.scripted import ScriptedRunner, scripted_vector
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Embed, HeldQuery, HoldQuery, MaxSim, PoolingRequest, RenderedPrompt, SparseEmbed
+from trio_pool_serve.types import (
+    Embed,
+    HeldQuery,
+    HoldQuery,
+    MaxSim,
+    PoolingOutput,
+    PoolingParams,
+    PoolingRequest,
+    RenderedPrompt,
+    SparseEmbed,
+)
 
 
 @define(eq=False)
@@ -343,3 +365,165 @@ async def test_whoever_waits_for_a_process_that_dies_before_it_is_ready_gets_the
         async with replica.live():
             await engine.wait_ready()
             assert (await engine.submit(request(9))).values[0][2] == 9
+
+
+# -- what cannot be sent or understood fails alone -------------------------------------------------------
+
+
+@frozen
+class Unsendable(PoolingParams):
+    """Params whose field has no form in msgpack."""
+
+    value: object = field(factory=object)
+
+
+async def outcome_of(engine: ProcessEngine, asked: PoolingRequest) -> PoolingOutput | Exception:
+    try:
+        return await engine.submit(asked)
+    except PoolServeError as error:
+        return error
+
+
+async def outcomes(engine: ProcessEngine, *asked: PoolingRequest) -> list[PoolingOutput | Exception]:
+    """Have rows of as many requests computed at the same time; they go in one frame."""
+    found: dict[int, PoolingOutput | Exception] = {}
+
+    async def one(index: int) -> None:
+        found[index] = await outcome_of(engine, asked[index])
+
+    async with trio.open_nursery() as nursery:
+        for index in range(len(asked)):
+            nursery.start_soon(one, index)
+    return [found[index] for index in range(len(asked))]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        PoolingRequest(RenderedPrompt(np.ones(1, dtype=np.int32)), (Unsendable(),)),
+        PoolingRequest(RenderedPrompt(np.ones(1, dtype=np.int32)), EMBED, priority=2**64),
+        PoolingRequest(RenderedPrompt(np.ones(1, dtype=np.int32)), ("embed",)),
+        PoolingRequest(RenderedPrompt(np.ones(1, dtype=np.int32)), (Embed(dimensions="many"),)),
+    ],
+    ids=["an object", "a priority of 65 bits", "no params", "a field of another type"],
+)
+async def test_a_row_that_cannot_be_sent_or_read_fails_alone(replica, wrong):
+    async with replica.live(), asking(replica) as engine:
+        hello = await engine._links[0].wait_greeted()
+        first, failed, last = await outcomes(engine, request(5), wrong, request(6))
+        assert isinstance(failed, UnsendableError)
+        assert [first.values[0][1], last.values[0][1]] == [5, 6]
+        assert engine.statistics().queued_rows == engine.statistics().queued_tokens == 0
+        assert engine._links[0].hello is hello, "it is the same connection"
+
+
+async def test_a_value_that_cannot_be_sent_fails_its_row_alone(replica):
+    def values(batch):
+        return CopiedBatch([({"no": "array"} if row.tokens == 2 else np.ones(1),) for row in batch.requests])
+
+    replica.runner.on_launch = values
+    async with replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        first, failed, last = await outcomes(engine, request(5), request(6, 6), request(7))
+        assert isinstance(failed, UnsendableError)
+        assert first.values[0].tolist() == last.values[0].tolist() == [1]
+
+
+async def test_a_batch_with_too_few_answers_fails_alone(replica):
+    replica.runner.on_launch = lambda batch: CopiedBatch([]) if batch.requests[0].tokens == 2 else None
+    async with replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        assert isinstance(await outcome_of(engine, request(6, 6)), BatchFailedError)
+        assert (await engine.submit(request(5))).values[0][1] == 5
+
+
+def frame_of(message: object, payload: bytes = b"") -> bytes:
+    header = msgspec.msgpack.encode(message)
+    return struct.pack("<IQ", len(header), len(payload)) + header + payload
+
+
+GARBAGE = {
+    "noise": b"\xc1" * 100,
+    "a header that is too long": struct.pack("<IQ", 2**32 - 1, 0) + b"x",
+    "a payload that is too long": struct.pack("<IQ", 1, 2**64 - 1) + b"x",
+    "a large payload that never comes": struct.pack("<IQ", 1, 4 * 2**30) + b"x",
+    "no message": frame_of({"a": 1}),
+    "an unknown message": frame_of(["Explode", 5]),
+    "a message of other fields": frame_of(["Submit", "rows"]),
+    "very deep": struct.pack("<IQ", 50_000, 0) + b"\x91" * 50_000,
+    "a part with fewer than no bytes": frame_of(["Submit", [[1, -5, []]]]),
+    "a number of 64 bits": frame_of(["Withdraw", [2**64 - 1]]),
+    "half a frame": frame_of(["Withdraw", [1]])[:-1],
+    "a scope that was never opened": frame_of(["CloseScope", 77]),
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
+async def test_a_connection_that_sends_garbage_ends_alone(replica, garbage):
+    async with replica.live(), asking(replica) as engine:
+        hello = await engine._links[0].wait_greeted()
+        async with await trio.open_unix_socket(replica.path) as stream:
+            await stream.send_all(garbage)
+            await stream.send_eof()
+            with trio.fail_after(10):
+                while await stream.receive_some():
+                    """The greeting, and the end."""
+        assert (await engine.submit(request(5))).values[0][1] == 5
+        assert engine._links[0].hello is hello
+
+
+async def test_rows_that_cannot_be_read_are_answered_by_number(replica):
+    async with replica.live():
+        stream = FramedStream(await trio.open_unix_socket(replica.path), FromEngine)
+        assert isinstance((await stream.receive())[0], Hello)
+        frame = Frame()
+        add_row(frame, 1, request(5))
+        frame.add(2, Row(1, [("nowhere:Nothing", {})]), [b"\0" * 4])
+        add_row(frame, 3, request(6))
+        add_row(frame, 3, request(7))
+        await stream.send(Submit(frame.parts), frame.buffers)
+        found = []
+        while len(found) < 3:
+            message, behind = await stream.receive()
+            found += [(part.id, type(read_answer(part, payload))) for part, payload in parts_of(message.rows, behind)]
+        assert (2, UnsendableError) in found
+        assert (1, PoolingOutput) in found
+        await stream.aclose()
+        await until(lambda: not replica.engine.statistics().queued_rows)
+        async with asking(replica) as engine:
+            await engine.wait_ready()
+            assert (await engine.submit(request(5))).values[0][1] == 5, "a number that is used twice ends nothing"
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
+async def test_an_engine_that_sends_garbage_loses_its_own_connection_alone(tmp_path, garbage):
+    good, bad = Replica(tmp_path / "0.engine"), Replica(tmp_path / "1.engine")
+    connections = 0
+
+    async def break_connections() -> None:
+        nonlocal connections
+        while True:
+            peer, _ = await bad.listening.accept()
+            connections += 1
+            async with trio.SocketStream(peer) as stream:
+                await stream.send_all(frame_of(Hello(8, 0)) + garbage)
+
+    async with good.listen(), bad.listen(), good.live(), asking(good, bad) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(break_connections)
+        await until(lambda: connections >= 2)
+        await until(lambda: engine._links[0].hello is not None)
+        for _ in range(5):
+            found = await outcomes(engine, request(5), request(5), request(5))
+            for outcome in found:
+                assert isinstance(outcome, EngineDeadError) or outcome.values[0][1] == 5
+        await until(lambda: engine._links[1].hello is None)
+        assert (await engine.submit(request(5))).values[0][1] == 5
+        nursery.cancel_scope.cancel()
+
+
+async def test_rows_of_more_than_one_frame_are_all_computed(replica, monkeypatch):
+    monkeypatch.setattr("trio_pool_serve.engine.remote.wire.ROWS_TOGETHER", 7)
+    async with replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        outputs = await engine.submit_all([request(index) for index in range(50)])
+        assert [output.values[0][1] for output in outputs] == list(range(50))

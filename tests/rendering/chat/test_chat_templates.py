@@ -113,7 +113,7 @@ async def test_no_variable_has_the_name_of_what_renders():
         for name in sorted(RESERVED_VARIABLES):
             with pytest.raises(InvalidRequestError, match=name) as found:
                 await render(to, PLAIN, says("hello", template_kwargs={name: "mine"}))
-            assert found.value.param == "chat_template_kwargs"
+            assert found.value.field == "template_kwargs"
         for name in ("self", "tools", "documents"):  # which are refused for what they are, in the process
             with pytest.raises(InvalidRequestError):
                 await render(to, PLAIN, says("hello", template_kwargs={name: "mine"}))
@@ -127,7 +127,7 @@ async def test_what_json_cannot_carry_is_refused():
     async with templates() as to:
         with pytest.raises(InvalidRequestError) as found:
             await render(to, PLAIN, says("hello", template_kwargs=deep))
-        assert found.value.param == "chat_template_kwargs"
+        assert found.value.field == "template_kwargs"
         with pytest.raises(InvalidRequestError, match="Unicode"):
             await render(to, PLAIN, says("\ud800"))
         with pytest.raises(InvalidRequestError, match="surrogates"):
@@ -187,9 +187,9 @@ async def test_a_template_that_fails_says_why():
             error = await refusal(to, text)
             assert why in str(error)
             assert len(str(error)) < 700
-            assert error.param == "messages"
+            assert error.field == "prompts"
             mine = await refusal(to, text, prompt=says("hello", chat_template=text))
-            assert mine.param == "chat_template"
+            assert mine.field == "chat_template"
         await assert_usable(to)
 
 
@@ -233,7 +233,7 @@ async def test_a_template_that_fills_the_memory_takes_only_its_process_along():
         for bomb in (at_once, bit_by_bit):
             error = await refusal(to, bomb, prompt=says("hello", chat_template=bomb))
             assert "512 MiB" in str(error)
-            assert error.param == "chat_template"
+            assert error.field == "chat_template"
             await assert_usable(to)
 
 

@@ -106,7 +106,7 @@ async def test_conversations_become_the_ids_that_transformers_makes(tmp_path, in
                     assert template is TURNS
                     with pytest.raises(InvalidRequestError, match=str(error)) as refused:
                         await renderer.render(prompt, NO_SPECIAL)
-                    assert refused.value.param == "messages"
+                    assert refused.value.field == "prompts"
                 else:
                     rendered = await renderer.render(prompt, NO_SPECIAL)
                     assert rendered.token_ids.tolist() == expected, (name, said)
@@ -162,10 +162,10 @@ async def test_a_model_without_a_template_reads_no_messages(tmp_path):
     async with rendering(folder) as renderer:
         with pytest.raises(InvalidRequestError, match="no chat template") as refused:
             await renderer.render(says(("user", "Hello")), NO_SPECIAL)
-        assert refused.value.param == "messages"
+        assert refused.value.field == "prompts"
         with pytest.raises(InvalidRequestError, match="--trust-request-chat-template") as refused:
             await renderer.render(says(("user", "Hello"), chat_template="{{ 1 }}"), NO_SPECIAL)
-        assert refused.value.param == "chat_template"
+        assert refused.value.field == "chat_template"
     async with rendering(folder, settings=InputConfig(trust_request_chat_template=True)) as renderer:
         brought = says(("user", "Hello"), chat_template="{{ bos_token }}{{ messages[0].content }}")
         assert await text_of(renderer, brought) == "<s>Hello"
@@ -196,7 +196,7 @@ async def test_a_conversation_is_cut_or_refused_as_a_text_is(tmp_path):
     async with rendering(folder) as renderer:
         with pytest.raises(ContextLengthError, match="has 600 tokens") as refused:
             await renderer.render(says(("user", "x" * 600)), NO_SPECIAL)
-        assert refused.value.param == "messages"
+        assert refused.value.field == "prompts"
         right = RenderingParams(add_special_tokens=False, truncate_to=3)
         assert await text_of(renderer, says(("user", "abcdef")), right) == "abc"
         left = attrs.evolve(right, truncation_side="left")
@@ -243,7 +243,7 @@ async def test_a_model_that_converses_reads_everything_as_a_user_s_message(tmp_p
         assert (await text_of(renderer, says(("user", "Hello")))).endswith("Hello<|im_end|>\ncalm")
         with pytest.raises(ContextLengthError) as refused:
             await renderer.render(TextPrompt("x" * 600), params)
-        assert refused.value.param == "input"
+        assert refused.value.field == "prompts"
 
 
 # -- images ----------------------------------------------------------------------------------------------

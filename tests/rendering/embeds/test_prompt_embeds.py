@@ -158,7 +158,7 @@ def test_what_is_no_matrix_is_refused(name):
     with pytest.raises(error) as caught:
         render(stored)
     assert said in str(caught.value)
-    assert caught.value.param == "prompt_embeds"
+    assert caught.value.field == "prompts"
 
 
 GOOD = base64.b64encode(as_torch(ROWS))

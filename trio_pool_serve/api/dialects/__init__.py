@@ -1,1 +1,1 @@
-"""Wire formats of the products whose clients are served."""
+"""Wire formats of the products whose clients can use this server."""

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from trio_pool_serve.api.fields.embedding_answers import (
+from trio_pool_serve.api.fields.embedding_responses import (
     EmbeddingsResponse,
     EncodingFormat,
     VectorEncoding,
@@ -14,10 +14,11 @@ from trio_pool_serve.api.fields.embedding_answers import (
 )
 from trio_pool_serve.api.fields.embedding_stream import stream_embeddings
 from trio_pool_serve.api.fields.encodings import EmbedDtype, Endianness
-from trio_pool_serve.api.fields.image_inputs import image_prompts
-from trio_pool_serve.api.fields.prompts import InputFields
-from trio_pool_serve.api.http.answer import Answer
-from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, WireError
+from trio_pool_serve.api.fields.images import image_prompts
+from trio_pool_serve.api.fields.input_fields import INPUT_FIELD_NAMES, InputFields
+from trio_pool_serve.api.fields.numbers import Dimensions, Priority, TruncationLength
+from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, FieldNames, WireError
+from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.prompts import Prompt, TruncationSide
@@ -25,6 +26,8 @@ from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import pool
 from trio_pool_serve.types import Vectors
+
+EMBEDDINGS_FIELD_NAMES: FieldNames = {**INPUT_FIELD_NAMES, "instruction": "prompt"}
 
 
 @frozen(kw_only=True)
@@ -35,26 +38,26 @@ class EmbeddingsRequest(InputFields):
     encoding_format: EncodingFormat | None = None
     embed_dtype: EmbedDtype | None = None
     endianness: Endianness | None = None
-    dimensions: int | None = None
-    truncate_prompt_tokens: int | None = None
+    dimensions: Dimensions | None = None
+    truncate_prompt_tokens: TruncationLength | None = None
     truncation_side: TruncationSide | None = None
     prompt_name: str | None = None
     prompt: str | None = None
     normalize: bool | None = None
     user: str | None = None
-    priority: int | None = None
+    priority: Priority | None = None
     request_id: str | None = None
     stream: bool | None = None
     modality: Literal["text", "image", "audio"] | None = None
-    """Of infinity's clients: with ``image`` the inputs are URLs of images."""
+    """Sent by infinity's clients: with ``image`` the inputs are URLs of images."""
 
     @property
     def encoding(self) -> VectorEncoding:
-        """How the vectors are wanted."""
+        """How the vectors are to be encoded."""
         return VectorEncoding(self.encoding_format or "float", self.embed_dtype or "float32", self.endianness)
 
     def prompts(self, network: NetworkConfig) -> list[Prompt]:
-        """Return the prompts of whichever field is given. Raises ``InvalidRequestError``."""
+        """Return the prompts of the field that is given. Raises ``InvalidRequestError``."""
         if self.modality == "audio":
             raise InvalidRequestError("Texts and images can be embedded here, not audio.", param="modality")
         if self.modality == "image" and isinstance(self.input, str | list):
@@ -62,10 +65,10 @@ class EmbeddingsRequest(InputFields):
         return super().prompts(network)
 
     def job(self, network: NetworkConfig) -> PoolJob:
-        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        """Return the job of the request. Raises ``InvalidRequestError``."""
         return PoolJob(
             prompts=self.prompts(network),
-            reading=InputParams(
+            input_params=InputParams(
                 truncate_to=self.truncate_prompt_tokens,
                 truncation_side=self.truncation_side or "right",
                 add_special_tokens=self.adds_special_tokens,
@@ -78,8 +81,8 @@ class EmbeddingsRequest(InputFields):
         )
 
 
-async def answer_embeddings(call: Call[Any, PoolJob]) -> Answer:
-    """Embed, for every dialect whose requests have the ``encoding`` of ``EmbeddingsRequest``.
+async def respond_embeddings(call: Call[Any, PoolJob]) -> HttpResponse:
+    """Embed, for all dialects whose requests have the ``encoding`` of ``EmbeddingsRequest``.
 
     Raises what ``pool`` raises. Cancellation: at once.
     """
@@ -89,14 +92,14 @@ async def answer_embeddings(call: Call[Any, PoolJob]) -> Answer:
     encoding.refuse_unencodable(rows=len(call.job.prompts), dimensions=dimensions)
     if call.wire.stream:
         return stream_embeddings(call, encoding)
-    answer = await pool(call.model, call.job, call.timings)
-    vectors: list[Vectors] = [vector for (vector,) in answer.rows]  # type: ignore[misc]
+    pooled = await pool(call.model, call.job, call.timings)
+    vectors: list[Vectors] = [vector for (vector,) in pooled.rows]  # type: ignore[misc]
     encode = partial(
         encode_embeddings,
         vectors,
         encoding,
-        prompt_tokens=answer.prompt_tokens,
-        answer_id=f"embd-{call.wire.request_id or call.request_id}",
+        prompt_tokens=pooled.prompt_tokens,
+        response_id=f"embd-{call.wire.request_id or call.request_id}",
         model=call.model.name,
         created=int(time.time()),
     )
@@ -104,7 +107,7 @@ async def answer_embeddings(call: Call[Any, PoolJob]) -> Answer:
 
 
 def error_body(error: WireError) -> tuple[int, Any]:
-    """Return the body that OpenAI's clients read; vLLM's and Jina's read the same."""
+    """Return the body of an error as OpenAI has it; vLLM and Jina have the same."""
     body = {"message": error.message, "type": error.type, "param": error.param, "code": error.status}
     return error.status, {"error": body}
 
@@ -116,8 +119,8 @@ OPENAI = Dialect(
         Endpoint(
             paths=("/v1/embeddings", "/embeddings"),
             wire=EmbeddingsRequest,
-            read=EmbeddingsRequest.job,
-            answer=answer_embeddings,
+            respond=respond_embeddings,
+            field_names=EMBEDDINGS_FIELD_NAMES,
             response=EmbeddingsResponse,
             summary="Embed texts: one vector each.",
             example={"input": ["A nursery owns its tasks.", "Every task has a parent."]},

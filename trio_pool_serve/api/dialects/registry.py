@@ -1,4 +1,4 @@
-"""The dialects this server speaks, one line each."""
+"""The dialects of this server, one line each."""
 
 from trio_pool_serve.api.dialects.cohere.dialect import COHERE
 from trio_pool_serve.api.dialects.jina import JINA
@@ -16,4 +16,4 @@ DIALECTS: tuple[Dialect, ...] = (
     COHERE,
     TEI,
 )
-"""Where two claim a request by their marks, the earlier one gets it."""
+"""Where the discriminators of two match a request, the earlier one gets it."""

@@ -6,11 +6,11 @@ import msgspec
 from attrs import frozen
 
 from trio_pool_serve.api.fields.contents import ContentInput
-from trio_pool_serve.api.fields.embedding_answers import EmbeddingItem, VectorEncoding
-from trio_pool_serve.api.fields.prompts import require_few
-from trio_pool_serve.api.fields.purposes import for_purpose
-from trio_pool_serve.api.http.answer import Answer
+from trio_pool_serve.api.fields.embedding_responses import EmbeddingItem, VectorEncoding
+from trio_pool_serve.api.fields.input_fields import require_few
+from trio_pool_serve.api.fields.input_types import with_input_type
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
+from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError
 from trio_pool_serve.prompts import ContentPrompt
@@ -33,23 +33,23 @@ class MultimodalRequest:
 
     @property
     def encoding(self) -> VectorEncoding:
-        """How the vectors are wanted."""
+        """How the vectors are to be encoded."""
         return VectorEncoding(self.output_encoding or self.encoding_format or "float")
 
     def job(self, network: NetworkConfig) -> PoolJob:
-        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        """Return the job of the request. Raises ``InvalidRequestError``."""
         if not self.inputs:
             raise EmptyInputError("inputs is empty.", param="inputs")
         require_few(self.inputs, network, param="inputs")
         return PoolJob(
             prompts=[content.plain_prompt(network, f"inputs[{index}]") for index, content in enumerate(self.inputs)],
-            reading=InputParams(truncate_to=None if self.truncation is False else -1),
+            input_params=InputParams(truncate_to=None if self.truncation is False else -1),
         )
 
 
 @frozen(kw_only=True)
 class MultimodalUsage:
-    """Tokens read; those of inputs without an image by themselves. Pixels are not counted."""
+    """Numbers of tokens that the model read, in all and for inputs without an image. Pixels are not counted."""
 
     text_tokens: int
     total_tokens: int
@@ -66,10 +66,10 @@ class MultimodalResponse:
     object: Literal["list"] = "list"
 
 
-async def answer_multimodal(call: Call[MultimodalRequest, PoolJob]) -> Answer:
+async def respond_multimodal(call: Call[MultimodalRequest, PoolJob]) -> HttpResponse:
     """Embed. Raises what ``pool`` raises. Cancellation: at once."""
     call.model.require("embed")
-    job = for_purpose(call.job, call.wire.input_type, call.model)
+    job = with_input_type(call.job, call.wire.input_type, call.model)
     text_tokens = 0
 
     def count(index: int, row: PooledRow, tokens: int) -> None:
@@ -81,9 +81,9 @@ async def answer_multimodal(call: Call[MultimodalRequest, PoolJob]) -> Answer:
     vectors: list[Vectors] = [vector for (vector,) in pooled.rows]  # type: ignore[misc]
     usage = MultimodalUsage(text_tokens=text_tokens, total_tokens=pooled.prompt_tokens)
 
-    def encode() -> Answer:
+    def encode() -> HttpResponse:
         items = [EmbeddingItem(index=n, embedding=call.wire.encoding.json(vector)) for n, vector in enumerate(vectors)]
-        return Answer(msgspec.json.encode(MultimodalResponse(data=items, model=call.model.name, usage=usage)))
+        return HttpResponse(msgspec.json.encode(MultimodalResponse(data=items, model=call.model.name, usage=usage)))
 
     return await call.encode(encode, rows=len(vectors), nbytes=sum(vector.nbytes for vector in vectors))
 
@@ -91,8 +91,8 @@ async def answer_multimodal(call: Call[MultimodalRequest, PoolJob]) -> Answer:
 MULTIMODAL: Endpoint[MultimodalRequest, PoolJob] = Endpoint(
     paths=("/v1/multimodalembeddings",),
     wire=MultimodalRequest,
-    read=MultimodalRequest.job,
-    answer=answer_multimodal,
+    respond=respond_multimodal,
+    field_names={"prompts": "inputs", "truncate_to": "truncation"},
     response=MultimodalResponse,
     summary="Embed inputs of texts and images: one vector each.",
     example={"inputs": [{"content": [{"type": "text", "text": "A nursery owns its tasks."}]}]},

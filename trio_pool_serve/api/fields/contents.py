@@ -1,10 +1,10 @@
-"""Texts and images that make one input together, as clients send them."""
+"""Contents: texts and images that make one input together."""
 
 from typing import TypeAlias
 
 from attrs import frozen
 
-from trio_pool_serve.api.fields.image_inputs import image_part
+from trio_pool_serve.api.fields.images import image_part
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, field_of
 from trio_pool_serve.prompts import ContentPrompt, Part, TextPart, TextPrompt
@@ -12,7 +12,7 @@ from trio_pool_serve.prompts import ContentPrompt, Part, TextPart, TextPrompt
 
 @frozen(kw_only=True)
 class ImageUrl:
-    """Where an image is; ``detail`` is for models that are not here."""
+    """The URL of an image; ``detail`` is ignored: it is for models that are not served here."""
 
     url: str
     detail: str | None = None
@@ -20,7 +20,7 @@ class ImageUrl:
 
 @frozen(kw_only=True)
 class ContentPart:
-    """A text or an image of a content. Which one, its ``type`` says, or else the field that is there."""
+    """A text or an image of a content: by its ``type``, or else by the field that is there."""
 
     type: str | None = None
     text: str | None = None
@@ -28,7 +28,7 @@ class ContentPart:
     image_base64: str | None = None
 
     def part(self, place: str) -> Part:
-        """Return the part, which stands at ``place``. Raises ``InvalidRequestError``, which blames the field."""
+        """Return the part; ``place`` is where it is in the request. Raises ``InvalidRequestError`` for that field."""
         param = field_of(place)
         kind = self.type or ("text" if self.image_url is None else "image_url")
         match kind:
@@ -40,7 +40,7 @@ class ContentPart:
             case "image_base64":
                 return image_part(_required(self.image_base64, kind, "image_base64", param), place=place)
         raise InvalidRequestError(
-            f"Parts of type {kind!r} are not read; text, image_url and image_base64 are the types that are.",
+            f"Parts of type {kind!r} are not supported; text, image_url and image_base64 are.",
             param=param,
         )
 
@@ -55,7 +55,7 @@ class ContentInput:
     content: WireContent
 
     def prompt(self, network: NetworkConfig, place: str) -> ContentPrompt:
-        """Return the prompt of what stands at ``place``. Raises ``InvalidRequestError``, which blames the field."""
+        """Return the prompt; ``place`` is where it is in the request. Raises ``InvalidRequestError`` for that field."""
         param = field_of(place)
         parts = parts_of(self.content, f"{place}.content")
         if not parts:
@@ -71,7 +71,7 @@ class ContentInput:
 
 
 def parts_of(content: WireContent | tuple[()], place: str) -> tuple[Part, ...]:
-    """Return the parts of what stands at ``place``. Raises ``InvalidRequestError``, which blames the field."""
+    """Return the parts; ``place`` is where they are in the request. Raises ``InvalidRequestError`` for that field."""
     if isinstance(content, str):
         return (TextPart(content),)
     return tuple(
@@ -81,7 +81,7 @@ def parts_of(content: WireContent | tuple[()], place: str) -> tuple[Part, ...]:
 
 
 def require_few_parts(count: int, what: str, network: NetworkConfig, param: str) -> None:
-    """Raise ``InvalidRequestError`` for more than a request may have inputs: each is handled by itself."""
+    """Raise ``InvalidRequestError`` for more than a request may have inputs: each costs as much as one."""
     if count > network.max_inputs_per_request:
         raise InvalidRequestError(f"{count} {what} are more than {network.max_inputs_per_request}.", param=param)
 

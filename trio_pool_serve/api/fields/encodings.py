@@ -1,10 +1,11 @@
-"""Vectors to bytes, in every encoding that clients ask for.
+"""Vectors to bytes, in every encoding that a request can choose.
 
 No vector becomes a Python list: orjson writes JSON numbers straight from the numpy row, pybase64 reads
 its buffer. One row at a time, so that a thread that encodes a large answer lets the loop run in between.
 """
 
 import sys
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -13,7 +14,7 @@ import orjson
 import pybase64
 
 from trio_pool_serve.errors import InvalidRequestError
-from trio_pool_serve.types import Vectors
+from trio_pool_serve.types import PooledValue, SparseVector, Vectors
 
 EmbedDtype: TypeAlias = Literal["float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary"]
 Endianness: TypeAlias = Literal["native", "little", "big"]
@@ -22,7 +23,7 @@ Row: TypeAlias = npt.NDArray[np.generic]
 
 
 def as_dtype(vector: Vectors, dtype: EmbedDtype) -> Row:
-    """Return a vector in the type that goes over the wire; of several, each by itself.
+    """Return a vector in the type that is sent; several vectors, each by itself.
 
     int8 is ``round(x · 127 / max|x|)``, each vector by its own maximum: cosine similarity does not care
     about the scale, and none of the range is wasted. uint8 is the same plus 128. ubinary packs one bit
@@ -69,3 +70,25 @@ def row_json(vector: Vectors, dtype: EmbedDtype) -> bytes:
     if dtype == "bfloat16":
         row = (row.astype(np.uint32) << 16).view(np.float32)
     return orjson.dumps(np.ascontiguousarray(row), option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def number_items(numbers: Row) -> list[bytes]:
+    """Return each number of an array, shape (n,), as JSON."""
+    items = orjson.dumps(np.ascontiguousarray(numbers), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+    return items.split(b",") if items else []
+
+
+def array_json(items: Sequence[bytes]) -> bytes:
+    """Return a JSON array of items that are JSON already."""
+    return b"[" + b",".join(items) + b"]"
+
+
+def sparse_json(vector: SparseVector) -> bytes:
+    """Return a sparse vector as a JSON array of ``{"index", "value"}``."""
+    pairs = zip(number_items(vector.indices), number_items(vector.values), strict=True)
+    return array_json([b'{"index":%b,"value":%b}' % pair for pair in pairs])
+
+
+def nbytes_of(value: PooledValue) -> int:
+    """Return the bytes of a value's arrays."""
+    return value.indices.nbytes + value.values.nbytes if isinstance(value, SparseVector) else value.nbytes

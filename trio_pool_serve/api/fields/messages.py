@@ -1,4 +1,4 @@
-"""Conversations, and contents in parts, as clients send them."""
+"""Conversations: the fields of a request for a chat template."""
 
 from typing import Any
 
@@ -46,8 +46,8 @@ class ConversationFields:
             continue_final_message=self.continue_final_message or False,
         )
 
-    def refuse_beside(self, param: str) -> None:
-        """Raise ``InvalidRequestError`` for what would say something about messages, were there any."""
+    def refuse_chat_fields(self, param: str) -> None:
+        """Raise ``InvalidRequestError`` for chat fields in a request whose prompts are in ``param``."""
         for name in ("chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"):
             if getattr(self, name):
                 raise InvalidRequestError(f"{name} is for messages, not for {param}.", param=name)

@@ -6,7 +6,7 @@ import numpy.typing as npt
 from trio_pool_serve.errors import InvalidRequestError
 
 Ranking = list[tuple[int, float]]
-"""Documents' indices and scores, best first."""
+"""Indices and scores, best first."""
 
 
 def ranked(scores: npt.NDArray[np.float32], top_n: int | None = None) -> Ranking:
@@ -16,6 +16,6 @@ def ranked(scores: npt.NDArray[np.float32], top_n: int | None = None) -> Ranking
 
 
 def require_top(top_n: int | None, *, param: str = "top_n") -> None:
-    """Raise ``InvalidRequestError`` unless the number of documents wanted is one; more than there are is fine."""
+    """Raise ``InvalidRequestError`` if fewer than one document is wanted; more than there are is fine."""
     if top_n is not None and top_n < 1:
         raise InvalidRequestError(f"{param} must be at least 1, not {top_n}.", param=param)

@@ -1,1 +1,1 @@
-"""Connections, bodies, authentication, errors, streaming."""
+"""HTTP: connections, the table of routes, middleware, request and response bodies."""

@@ -1,99 +1,92 @@
-"""One HTTP request on its connection: the seams between quart-trio and hypercorn."""
+"""One HTTP request on its connection: the seam between quart-trio and hypercorn."""
 
+from functools import partial
 from typing import Any
 from urllib.parse import urlparse
 
 import trio
-from quart.asgi import ASGIHTTPConnection
+from quart import Request, Response
+from quart.wrappers.request import Body
 from quart_trio.asgi import TrioASGIHTTPConnection
 
-from trio_pool_serve.api.http.answer import Answer
-from trio_pool_serve.api.http.event_stream import EventStream
-from trio_pool_serve.api.http.exchange import Exchange
-from trio_pool_serve.api.http.received_body import ReceivedBody
+from trio_pool_serve.api.http.request import Handler, HttpRequest
+from trio_pool_serve.api.http.request_body import RequestBody
+from trio_pool_serve.api.http.response import HttpResponse
 
 SILENCE_S = 1.0
-"""A client that has sent nothing for this long is waiting for an answer, not sending a body."""
+"""A client that has sent nothing for this long is waiting for the response, not sending a body."""
 
 
 class PoolServeConnection(TrioASGIHTTPConnection):
-    """Mends three things that happen between a request's end and its answer's.
+    """Receives a request, has its handler respond through the middleware, and sends the response.
 
-    A client may finish sending before it is answered. Many answers are known before the body has arrived:
-    401, 404, 413. Most clients send their whole body before they look for an answer; if nobody reads it, both
-    sides wait for each other. So the rest of the body is received and thrown away, for as long as it keeps
-    coming and at most for ``--body-timeout-s``.
+    The app's table of routes has the handlers; requests for other paths are handled by Quart, for routes that users
+    have added to the app, and for its 404.
 
-    An answer that is being sent is not cancelled. hypercorn announces ``http.disconnect`` as soon as the
-    answer is out, and then, still inside the call that sent it, readies the connection for the next request.
-    quart-trio takes the announcement for a client that left and cancels that call: the connection would never
-    be closed when idle, nor read again. A client that really leaves makes the sending fail by itself. A stream
-    is cancelled all the same while more of it is to come: somebody still computes for it.
+    Differs from quart-trio's connection in what happens between a request's end and its response's:
 
-    A request target without a path is a path that no route has.
+    A client may finish sending before it is answered. Many responses are known before the body has arrived: 401, 404,
+    413. Most clients send their whole body before they read a response; if the body is not read, both sides wait for
+    each other. So the rest of the body is received and thrown away, for as long as it keeps coming and at most for
+    ``--body-timeout-s``.
 
-    And it answers what is asked all the time, tasks and probes, beneath Quart: the same handlers without Quart's
-    routing, contexts and responses.
+    A response that is being sent is not cancelled. hypercorn announces ``http.disconnect`` as soon as the response is
+    out, and then, still inside the call that sent it, readies the connection for the next request. quart-trio takes the
+    announcement for a client that disconnected and cancels that call: the connection would never be closed when idle,
+    nor read again. If the client really disconnects, sending fails by itself. A stream is cancelled all the same while
+    more of it is to come: it is still being computed.
+
+    A request target without a path counts as ``/``.
     """
 
     app: Any
 
     def __init__(self, app: Any, scope: Any) -> None:
-        scope["path"] = _path(scope["path"])
+        scope["path"] = _path_of_target(scope["path"])
         super().__init__(app, scope)
         self._body_ended = False
-        self._answering = False
+        self._is_finishing = False
         self._arrived = trio.Event()
 
     async def __call__(self, receive: Any, send: Any) -> None:
         """Handle the request in this task, with a child that receives. Cancellation: at once."""
-        path = _within_root(self.scope["path"], self.scope.get("root_path", ""))
-        handler = self.app.handlers.get((self.scope["method"], path))
+        path = _below_root_path(self.scope["path"], self.scope.get("root_path", ""))
+        request = HttpRequest(self.scope, path, self.app.config["MAX_CONTENT_LENGTH"])
+        handler: Handler | None = self.app.routes.find(self.scope["method"], path)
+        body: RequestBody | Body = request.body
         if handler is None:
-            request = self._create_request_from_scope(send)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.handle_messages, nursery, request, receive)
-                await self.handle_request(nursery, request, send)
-            return
-        exchange = Exchange(self.scope, path, self._empty_body())
-        if exchange.ends_with_its_head:
-            await send_answer(send, await self.app.reception.answer(exchange, handler))
+            quart_request = self._create_request_from_scope(send)
+            body, handler = quart_request.body, partial(_respond_by_quart, self.app, quart_request)
+        elif request.is_bodiless_get:
+            response = await self.app.middleware.respond(request, handler)
+            await response.send(send)
             return
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.handle_messages, nursery, exchange, receive)
-            answer = await self.app.reception.answer(exchange, handler)
+            nursery.start_soon(self._receive, nursery, receive, body)
+            response = await self.app.middleware.respond(request, handler)
             await self._wait_for_body_end()
-            await send_answer(self._noting(send, answer.body), answer)
+            await response.send(self._noting_the_end(send, response))
             nursery.cancel_scope.cancel(reason="the request has been answered")
 
-    def _empty_body(self) -> ReceivedBody:
-        headers = dict(self.scope["headers"])
-        length = b"" if b"transfer-encoding" in headers else headers.get(b"content-length", b"")
-        return ReceivedBody(int(length) if length.isdigit() else None, self.app.config["MAX_CONTENT_LENGTH"])
-
-    async def handle_messages(self, nursery: trio.Nursery, request: Any, receive: Any) -> None:  # type: ignore[override]
-        """Receive until the client is gone. Cancellation: at once."""
-
-        async def noting() -> Any:
-            message = await receive()
-            self._body_ended = self._body_ended or not message.get("more_body", False)
+    async def _receive(self, nursery: trio.Nursery, receive: Any, body: RequestBody | Body) -> None:
+        """Receive until the client disconnects, and cancel the request then."""
+        while (message := await receive())["type"] != "http.disconnect":
+            body.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                body.set_complete()
+                self._body_ended = True
             self._arrived.set()
-            return message
+        self._body_ended = True
+        self._arrived.set()
+        if not self._is_finishing:
+            nursery.cancel_scope.cancel(reason="the client has disconnected")
 
-        await ASGIHTTPConnection.handle_messages(self, request, noting)
-        if not self._answering:
-            nursery.cancel_scope.cancel(reason="the client has left")
-
-    async def _send_response(self, send: Any, response: Any) -> None:
-        await self._wait_for_body_end()
-        await super()._send_response(self._noting(send, getattr(response, "response", None)), response)
-
-    def _noting(self, send: Any, body: object) -> Any:
-        """Return what sends an answer with that body, and takes note once nobody computes for it any more."""
-        streaming = isinstance(body, EventStream)
+    def _noting_the_end(self, send: Any, response: HttpResponse) -> Any:
+        """Return an ASGI ``send`` that notes from when on nothing of the response is being computed any more."""
+        is_stream = not isinstance(response.body, bytes)
 
         async def noting(message: Any) -> None:
-            self._answering = not streaming or message.get("more_body", True) is False
+            self._is_finishing = not is_stream or message.get("more_body", True) is False
             await send(message)
 
         return noting
@@ -110,23 +103,14 @@ class PoolServeConnection(TrioASGIHTTPConnection):
                     return
 
 
-async def send_answer(send: Any, answer: Answer) -> None:
-    """Send an answer as ASGI's messages. Cancellation: a stream's events end at once; else as the server's ``send``."""
-    headers = [(name.encode(), value.encode("latin1")) for name, value in answer.headers.items()]
-    headers.append((b"content-type", answer.content_type.encode()))
-    body = answer.body
-    if isinstance(body, bytes):
-        headers.append((b"content-length", b"%d" % len(body)))
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    if not isinstance(body, bytes):
-        async with body as events:
-            async for event in events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-        body = b""
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+async def _respond_by_quart(app: Any, quart_request: Request, _: HttpRequest) -> HttpResponse:
+    response = await app.handle_request(quart_request)
+    # Quart's own responses have bodies to be entered and iterated; redirects are werkzeug's.
+    body = response.response if isinstance(response, Response) else response.get_data()
+    return HttpResponse(body, None, response.status_code, tuple(response.headers.items()))
 
 
-def _path(target: str) -> str:
+def _path_of_target(target: str) -> str:
     """Return the path of a request target in origin or absolute form, ``/`` if it has none."""
     if target.startswith("/"):
         return target
@@ -137,8 +121,8 @@ def _path(target: str) -> str:
     return path if path.startswith("/") else "/"
 
 
-def _within_root(path: str, root_path: str) -> str:
-    """Return the path that Quart finds routes by: below the root path, with one slash at its beginning."""
+def _below_root_path(path: str, root_path: str) -> str:
+    """Return the path that routes have: without the root path, with one slash at its beginning; empty if outside."""
     if root_path and (path == root_path or not path.startswith(root_path)):
         return ""
     return "/" + path.removeprefix(root_path).lstrip("/")

@@ -1,14 +1,14 @@
-"""What a dialect is made of: endpoints, and how it writes errors."""
+"""A dialect: its endpoints, and how it writes errors."""
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from attrs import frozen
+from attrs import field, frozen
 
-from trio_pool_serve.api.http.answer import Answer
-from trio_pool_serve.api.http.bodies import LOOP_BYTES
+from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.errors import JobField
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.timings import RequestTimings
@@ -16,13 +16,21 @@ from trio_pool_serve.telemetry.timings import RequestTimings
 Wire = TypeVar("Wire")
 Job = TypeVar("Job")
 
+LOOP_BYTES = 16 * 1024
+"""Bodies and responses up to this size are decoded and encoded on the loop. Texts and base64 take less time
+than a thread hop then, token ids and decimal numbers about two (``benchmarks/hop_size.py``)."""
+
 LOOP_ROWS = 64
-"""Answers of more rows are encoded in a thread however short those are: each costs a few microseconds."""
+"""Responses with more rows are encoded in a thread however short those are: each costs a few microseconds."""
+
+FieldNames: TypeAlias = Mapping[JobField, str | tuple[str, ...] | None]
+"""The client's names of a job's fields. Of several, the first that is in the request is meant, or else the last;
+``None`` is for a field that is made of several of the client's. A field that is missing here has the same name."""
 
 
 @frozen(eq=False, kw_only=True)
 class Call(Generic[Wire, Job]):
-    """One request to an endpoint, read and understood: everything its answer is made from.
+    """One decoded request to an endpoint: all that its response is made from.
 
     ``deadline`` is in the trio clock's seconds.
     """
@@ -33,28 +41,28 @@ class Call(Generic[Wire, Job]):
     service: Service
     timings: RequestTimings
     request_id: str
-    dialect: "Dialect"
+    claimed_by: "DialectEndpoint"
     deadline: float
 
-    async def encode(self, encoder: Callable[[], Answer], *, rows: int, nbytes: int) -> Answer:
-        """Return the answer that ``encoder()`` writes, in a thread unless it is small.
+    async def encode(self, encoder: Callable[[], HttpResponse], *, rows: int, nbytes: int) -> HttpResponse:
+        """Return ``encoder()``, called in a thread unless the response is small.
 
         ``rows`` and ``nbytes`` are those of the arrays that are written. Cancellation: while waiting for a thread,
-        at once; an encoder that runs is finished.
+        at once; an encoder that has begun is finished.
         """
         began = time.perf_counter()
         if rows <= LOOP_ROWS and nbytes <= LOOP_BYTES:
-            answer = encoder()
+            response = encoder()
         else:
-            answer = await self.service.offload.run("postprocess", encoder)
+            response = await self.service.offload.run("postprocess", encoder)
         self.timings.encode_s = time.perf_counter() - began
         self.service.metrics.encode.observe(self.timings.encode_s)
-        return answer
+        return response
 
 
 @frozen(eq=False)
 class WireError:
-    """An error, as the one table describes it; each dialect writes it in its own way.
+    """An error as the table of statuses describes it; each dialect has its own body for it.
 
     ``status`` is the HTTP status, ``type`` the name that OpenAI's dialect gives it.
     """
@@ -76,29 +84,49 @@ ErrorBody: TypeAlias = Callable[[WireError], tuple[int, Any]]
 class Endpoint(Generic[Wire, Job]):
     """One route of a dialect.
 
-    A path may be shared with other dialects: a request belongs to the first endpoint one of whose ``marks`` is
-    among its fields, null or not, else to the one without marks.
+    Dialects may share a path: a request belongs to the first endpoint that has one of its fields, null or not, among
+    ``discriminators``, or else to the endpoint without discriminators.
 
-    ``wire`` is the attrs class of the request's body; a field called ``model`` chooses the model. ``read`` makes
-    the task's job of it, in a thread if the body is large, and raises ``InvalidRequestError``. ``answer`` has the
-    job done. ``example`` is a request, and ``summary`` a line, for ``/openapi.json``.
+    ``wire`` is the attrs class of the request's body; its field ``model`` chooses the model. ``to_job``, by default
+    its method ``job``, makes the task's job of it, in a thread if the body is large, and raises
+    ``InvalidRequestError``. ``respond`` has the job done. ``example`` is a request, and ``summary`` a line, for
+    ``/openapi.json``; ``response`` is the attrs class of the response, where that is a JSON object.
     """
 
     paths: tuple[str, ...]
     wire: type[Wire]
-    read: Callable[[Wire, NetworkConfig], Job]
-    answer: Callable[[Call[Wire, Job]], Awaitable[Answer]]
+    respond: Callable[[Call[Wire, Job]], Awaitable[HttpResponse]]
     summary: str
     example: Mapping[str, Any]
-    marks: frozenset[str] = frozenset()
+    discriminators: frozenset[str] = frozenset()
+    field_names: FieldNames = field(factory=dict)
     response: type[Any] | None = None
-    """The attrs class of the answer, where it is a JSON object."""
+    to_job: Callable[[Wire, NetworkConfig], Job] = field()
+
+    @to_job.default
+    def _its_own(self) -> Callable[[Wire, NetworkConfig], Job]:
+        return self.wire.job  # type: ignore[attr-defined, no-any-return]
+
+    def name_of(self, job_field: JobField, wire: Wire) -> str | None:
+        """Return the name by which the client that sent ``wire`` knows a job's field."""
+        names = self.field_names.get(job_field, job_field)
+        if names is None or isinstance(names, str):
+            return names
+        return next((name for name in names if getattr(wire, name) is not None), names[-1])
 
 
 @frozen(eq=False, kw_only=True)
 class Dialect:
-    """What the clients of one product speak."""
+    """The wire format that the clients of one product use."""
 
     name: str
     endpoints: tuple[Endpoint[Any, Any], ...]
     error_body: ErrorBody
+
+
+@frozen(eq=False)
+class DialectEndpoint:
+    """An endpoint and its dialect."""
+
+    dialect: Dialect
+    endpoint: Endpoint[Any, Any]

@@ -7,7 +7,7 @@ A parser holds the interpreter lock until it is done, and so does letting go of 
 import numpy as np
 from attrs import frozen
 
-from trio_pool_serve.api.http.received_body import Buffer
+from trio_pool_serve.api.http.request_body import Buffer
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from trio_pool_serve.api.http.received_body import Buffer
+from trio_pool_serve.api.http.request_body import Buffer
 from trio_pool_serve.errors import EmptyInputError
 from trio_pool_serve.prompts import EmbedsPrompt
 

@@ -7,19 +7,18 @@ from typing import Any
 
 import msgspec
 from attrs import frozen
-from quart import Blueprint
 
 import trio_pool_serve
-from trio_pool_serve.api.http.answer import Answer
-from trio_pool_serve.api.http.dispatch import Candidate, candidates_by_path
-from trio_pool_serve.api.http.endpoint import Dialect
-from trio_pool_serve.api.http.quart_routes import responding
-from trio_pool_serve.errors import NotFoundError
+from trio_pool_serve.api.http.dispatch import endpoints_by_path
+from trio_pool_serve.api.http.endpoint import Dialect, DialectEndpoint
+from trio_pool_serve.api.http.request import Handler, HttpRequest
+from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.api.http.route_table import Routes
 
 SWAGGER_UI = files("swagger_ui") / "static"
 
 ASSETS: Mapping[str, str] = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
-"""What the page needs, all of it served from here."""
+"""The files that the page loads, with their content types."""
 
 PAGE = b"""<!doctype html>
 <html lang="en">
@@ -34,41 +33,39 @@ PAGE = b"""<!doctype html>
 
 
 @frozen
-class Question:
-    """A route that is asked without a body: its answer as an example, and what it is for."""
+class Operation:
+    """A route that takes no body, and an example of its response."""
 
     summary: str
     example: Any
 
 
-QUESTIONS: Mapping[str, Question] = {
-    "/v1/models": Question("The models that are served.", {"object": "list", "data": [{"id": "org/model"}]}),
-    "/v1/models/{name}": Question("One model.", {"id": "org/model", "object": "model", "task": "embed"}),
-    "/info": Question("The default model, as text-embeddings-inference describes its own.", {"model_id": "org/model"}),
-    "/livez": Question("Whether the process is worth keeping.", {"status": "alive"}),
-    "/health": Question("As /livez.", {"status": "alive"}),
-    "/ping": Question("As /livez.", {"status": "alive"}),
-    "/readyz": Question("Whether requests are answered now.", {"status": "ready"}),
-    "/metrics": Question("Metrics in the Prometheus text format.", "trio_pool_serve_requests_total 3.0"),
-    "/load": Question(
-        "What engines, threads, processes and the cache of images are doing now.",
+OPERATIONS: Mapping[tuple[str, str], Operation] = {
+    ("GET", "/v1/models"): Operation("The models of the server.", {"object": "list", "data": [{"id": "org/model"}]}),
+    ("GET", "/v1/models/{name}"): Operation("One model.", {"id": "org/model", "object": "model", "task": "embed"}),
+    ("GET", "/info"): Operation(
+        "The default model, as text-embeddings-inference describes its own.", {"model_id": "org/model"}
+    ),
+    ("GET", "/livez"): Operation("Whether the process should be kept.", {"status": "alive"}),
+    ("GET", "/health"): Operation("As /livez.", {"status": "alive"}),
+    ("GET", "/ping"): Operation("As /livez.", {"status": "alive"}),
+    ("GET", "/readyz"): Operation("Whether the server is ready for tasks.", {"status": "ready"}),
+    ("GET", "/metrics"): Operation("Metrics in the Prometheus text format.", "trio_pool_serve_requests_total 3.0"),
+    ("GET", "/load"): Operation(
+        "The current load of engines, threads, processes and the cache of images.",
         {"models": {}, "limiters": {}, "workers": {}, "media_cache": {}, "media_fetches": {}},
     ),
-    "/version": Question("The server's version.", {"version": trio_pool_serve.__version__}),
-    "/openapi.json": Question("This document.", {"openapi": "3.1.0"}),
-    "/docs": Question("This document, for people.", "<!doctype html>"),
+    ("GET", "/version"): Operation("The server's version.", {"version": trio_pool_serve.__version__}),
+    ("GET", "/openapi.json"): Operation("This document.", {"openapi": "3.1.0"}),
+    ("GET", "/docs"): Operation("This document as a web page.", "<!doctype html>"),
+    ("POST", "/reset_mm_cache"): Operation("Clear the cache of prepared images.", {"status": "cleared"}),
 }
-
-ORDERS: Mapping[str, Question] = {
-    "/reset_mm_cache": Question("Forget the prepared images that are kept.", {"status": "cleared"}),
-}
-"""What is asked by POST without a body."""
 
 
 @cache
 def openapi_document(dialects: tuple[Dialect, ...]) -> bytes:
-    """Return the OpenAPI 3.1 document of all routes, as JSON; made once, whatever listeners come and go."""
-    by_path = candidates_by_path(dialects)
+    """Return the OpenAPI 3.1 document of all routes, as JSON; cached for listeners that are restarted."""
+    by_path = endpoints_by_path(dialects)
     endpoints = [candidate.endpoint for candidates in by_path.values() for candidate in candidates]
     types = list(
         dict.fromkeys(
@@ -79,10 +76,8 @@ def openapi_document(dialects: tuple[Dialect, ...]) -> bytes:
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(types, schemas, strict=True))
     paths = {path: {"post": _task_route(candidates, schema_of)} for path, candidates in by_path.items()}
-    for path, question in QUESTIONS.items():
-        paths.setdefault(path, {})["get"] = _question_route(question)
-    for path, order in ORDERS.items():
-        paths.setdefault(path, {})["post"] = _question_route(order)
+    for (method, path), operation in OPERATIONS.items():
+        paths.setdefault(path, {})[method.lower()] = _operational_route(operation)
     document = {
         "openapi": "3.1.0",
         "info": {"title": "trio_pool_serve", "version": trio_pool_serve.__version__},
@@ -96,15 +91,15 @@ def openapi_document(dialects: tuple[Dialect, ...]) -> bytes:
     return msgspec.json.encode(document)
 
 
-def _task_route(candidates: Sequence[Candidate], schema_of: Mapping[type, Any]) -> dict[str, Any]:
+def _task_route(candidates: Sequence[DialectEndpoint], schema_of: Mapping[type, Any]) -> dict[str, Any]:
     endpoints = [candidate.endpoint for candidate in candidates]
     bodies = [schema_of[endpoint.wire] for endpoint in endpoints]
     examples = {
         candidate.dialect.name: {"summary": candidate.endpoint.summary, "value": candidate.endpoint.example}
         for candidate in candidates
     }
-    answers = [schema_of[endpoint.response] for endpoint in endpoints if endpoint.response is not None]
-    answer = {"application/json": {"schema": {"anyOf": answers}}} if answers else {"application/json": {}}
+    responses = [schema_of[endpoint.response] for endpoint in endpoints if endpoint.response is not None]
+    content = {"application/json": {"schema": {"anyOf": responses}}} if responses else {"application/json": {}}
     return {
         "tags": [candidates[-1].dialect.name],
         "summary": " ".join(dict.fromkeys(endpoint.summary for endpoint in endpoints)),
@@ -113,39 +108,31 @@ def _task_route(candidates: Sequence[Candidate], schema_of: Mapping[type, Any]) 
             "content": {"application/json": {"schema": {"anyOf": bodies}, "examples": examples}},
         },
         "responses": {
-            "200": {"description": "The answer.", "content": answer},
-            "default": {"description": "An error, as the dialect's clients read it."},
+            "200": {"description": "The response.", "content": content},
+            "default": {"description": "An error, in the dialect's form."},
         },
     }
 
 
-def _question_route(question: Question) -> dict[str, Any]:
-    content_type = "application/json" if isinstance(question.example, dict) else "text/plain"
-    described = {"description": "The answer.", "content": {content_type: {"example": question.example}}}
-    return {"tags": ["operations"], "summary": question.summary, "responses": {"200": described}}
+def _operational_route(operation: Operation) -> dict[str, Any]:
+    content_type = "application/json" if isinstance(operation.example, dict) else "text/plain"
+    described = {"description": "The response.", "content": {content_type: {"example": operation.example}}}
+    return {"tags": ["operations"], "summary": operation.summary, "responses": {"200": described}}
 
 
-def openapi_routes(dialects: tuple[Dialect, ...]) -> Blueprint:
-    """Return the routes of the document and of the page that shows it, which fetches nothing from outside."""
-    routes = Blueprint("openapi", __name__)
-    document = openapi_document(dialects)
-    assets = {name: (SWAGGER_UI / name).read_bytes() for name in ASSETS}
+def openapi_routes(dialects: tuple[Dialect, ...]) -> Routes:
+    """Return the routes of the document and of the page that shows it, which loads nothing from outside."""
+    return {
+        ("GET", "/openapi.json"): _fixed(openapi_document(dialects), "application/json"),
+        ("GET", "/docs"): _fixed(PAGE, "text/html; charset=utf-8"),
+        **{("GET", f"/docs/{name}"): _fixed((SWAGGER_UI / name).read_bytes(), kind) for name, kind in ASSETS.items()},
+    }
 
-    @routes.get("/openapi.json")
-    @responding
-    async def openapi() -> Answer:
-        return Answer(document, content_type="application/json")
 
-    @routes.get("/docs")
-    @responding
-    async def docs() -> Answer:
-        return Answer(PAGE, content_type="text/html; charset=utf-8")
+def _fixed(body: bytes, content_type: str) -> Handler:
+    response = HttpResponse(body, content_type=content_type)
 
-    @routes.get("/docs/<name>")
-    @responding
-    async def asset(name: str) -> Answer:
-        if name not in assets:
-            raise NotFoundError("There is no such page.")
-        return Answer(assets[name], content_type=ASSETS[name])
+    async def respond(_: HttpRequest) -> HttpResponse:
+        return response
 
-    return routes
+    return respond

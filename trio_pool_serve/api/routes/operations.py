@@ -1,45 +1,64 @@
-"""What operators ask."""
+"""Operational endpoints: probes, metrics, load, version."""
 
 from functools import partial
 
 from prometheus_client import CONTENT_TYPE_LATEST
-from quart import Blueprint
 
 import trio_pool_serve
-from trio_pool_serve.api.http.answer import Answer
-from trio_pool_serve.api.http.quart_routes import responding
+from trio_pool_serve.api.http.request import HttpRequest
+from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.api.http.route_table import Routes
 from trio_pool_serve.service import Service
 from trio_pool_serve.telemetry.snapshots import exposition_of, merged_load
 
+LIVENESS_PATHS = ("/livez", "/health", "/ping")
+READINESS_PATH = "/readyz"
 
-def operations_routes(service: Service) -> Blueprint:
+PROBE_PATHS = frozenset({*LIVENESS_PATHS, READINESS_PATH})
+"""Probes carry no API key, and their responses hold nothing but a state."""
+
+
+def operational_routes(service: Service) -> Routes:
     """Return the operational routes over a service."""
-    routes = Blueprint("operations", __name__)
 
-    @routes.get("/metrics")
-    @responding
-    async def metrics() -> Answer:
-        """Tell what all processes of the server count, added up."""
+    async def liveness(_: HttpRequest) -> HttpResponse:
+        """Respond whether the process should be kept; never waits for compute. Cancellation: has no checkpoint."""
+        dead = service.state == "dead"
+        return _status("dead" if dead else "alive", ok=not dead)
+
+    async def readiness(_: HttpRequest) -> HttpResponse:
+        """Respond whether a task would be done now. Cancellation: has no checkpoint."""
+        state = service.state
+        return _status(state, ok=state == "ready")
+
+    async def metrics(_: HttpRequest) -> HttpResponse:
+        """Respond with the metrics of all processes of the server, added up. Cancellation: at once."""
         exposition = partial(exposition_of, await service.snapshots())
         text = await service.offload.run("postprocess", exposition)
-        return Answer(text, content_type=CONTENT_TYPE_LATEST)
+        return HttpResponse(text, content_type=CONTENT_TYPE_LATEST)
 
-    @routes.get("/load")
-    @responding
-    async def load() -> Answer:
-        """Tell what all processes of the server do, added up."""
-        return Answer.json(merged_load(await service.snapshots()))
+    async def load(_: HttpRequest) -> HttpResponse:
+        """Respond with the current load of all processes of the server, added up. Cancellation: at once."""
+        return HttpResponse.json(merged_load(await service.snapshots()))
 
-    @routes.post("/reset_mm_cache")
-    @responding
-    async def reset_mm_cache() -> Answer:
-        """Forget the images that are kept; the name is vLLM's."""
+    async def reset_mm_cache(_: HttpRequest) -> HttpResponse:
+        """Clear the cache of images; the name is vLLM's. Cancellation: has no checkpoint."""
         service.media.cache.clear()
-        return Answer.json({"status": "cleared"})
+        return HttpResponse.json({"status": "cleared"})
 
-    @routes.get("/version")
-    @responding
-    async def version() -> Answer:
-        return Answer.json({"version": trio_pool_serve.__version__})
+    async def version(_: HttpRequest) -> HttpResponse:
+        """Respond with the version of the server. Cancellation: has no checkpoint."""
+        return HttpResponse.json({"version": trio_pool_serve.__version__})
 
-    return routes
+    return {
+        **{("GET", path): liveness for path in LIVENESS_PATHS},
+        ("GET", READINESS_PATH): readiness,
+        ("GET", "/metrics"): metrics,
+        ("GET", "/load"): load,
+        ("GET", "/version"): version,
+        ("POST", "/reset_mm_cache"): reset_mm_cache,
+    }
+
+
+def _status(state: str, *, ok: bool) -> HttpResponse:
+    return HttpResponse.json({"status": state}, 200 if ok else 503)

@@ -12,16 +12,17 @@ from trio_pool_serve.engine.queue import QueueEntry
 from trio_pool_serve.engine.remote.wire import (
     Answers,
     CloseScope,
+    Frame,
     FromEngine,
     Hello,
-    Payload,
     RemoteScope,
+    Submit,
     Withdraw,
-    error_of,
-    read_value,
-    write_rows,
+    add_row,
+    parts_of,
+    read_answer,
 )
-from trio_pool_serve.errors import EngineDeadError
+from trio_pool_serve.errors import EngineDeadError, UnsendableError
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.types import PoolingOutput
 
@@ -30,13 +31,16 @@ logger = logging.getLogger(__name__)
 DELIVERY_SLICE = 64
 """Rows delivered between two checkpoints, as ``LocalEngine`` does."""
 
+RECONNECT_S = 0.1
+"""Pause before the next connection, so that a process that breaks each of them is not busy with that alone."""
+
 
 @define(eq=False)
 class Link:
-    """One engine process, as whoever asks it sees it.
+    """One engine process, as the processes see it that have rows computed there.
 
-    The socket's file belongs to whoever keeps the process alive, and goes on listening while there is none: to
-    connect is to wait for the next one.
+    The socket's file belongs to the process that keeps engine processes alive, and goes on listening while there is
+    none: to connect is to wait for the next one.
     """
 
     path: Path
@@ -110,21 +114,29 @@ class Link:
         return self.hello
 
     async def run(self) -> None:
-        """Connect, send and receive, and again whenever the process dies: for ever.
+        """Connect, send and receive, and again whenever the process dies or the connection fails: for ever.
 
         Cancellation: at once; every row fails with ``EngineDeadError``.
         """
         while True:
             try:
                 stream = await trio.open_unix_socket(self.path)
-            except OSError:
-                # Nobody keeps engine processes alive any more: whoever did is ending, and this process with it.
+            except (ConnectionRefusedError, FileNotFoundError):
+                # The process that keeps engine processes alive is ending, and this process with it.
                 await trio.sleep_forever()
+            except OSError as error:
+                logger.warning("no connection to the engine process at %s: %s", self.path, error)
+                await trio.sleep(RECONNECT_S)
+                continue
             try:
                 await self._converse(FramedStream(stream, FromEngine))
+            except Exception:
+                # A group, as it comes out of the nursery; a cancellation makes it another type.
+                logger.exception("a connection to an engine process failed")
             finally:
                 self._lose()
                 await stream.aclose()
+            await trio.sleep(RECONNECT_S)
 
     async def _converse(self, stream: FramedStream[FromEngine]) -> None:
         try:
@@ -137,7 +149,7 @@ class Link:
                             self.hello = message
                             self._greeted.set()
                         case Answers():
-                            await self._deliver(message, Payload(behind))
+                            await self._deliver(message, behind)
                 nursery.cancel_scope.cancel(reason="the engine process is gone")
         except* trio.BrokenResourceError:
             logger.debug("the engine process has gone while rows were sent to it")
@@ -145,7 +157,7 @@ class Link:
     def _lose(self) -> None:
         """Fail whatever waits: the process that knew of it is gone."""
         self.hello = None
-        if self._greeted.is_set():  # else somebody may be waiting for it
+        if self._greeted.is_set():  # else it may be waited for
             self._greeted = trio.Event()
         self._unsent.clear()
         self._withdrawn.clear()
@@ -166,26 +178,38 @@ class Link:
             unsent, self._unsent = self._unsent, {}
             withdrawn, self._withdrawn = self._withdrawn, []
             closed, self._closed_scopes = self._closed_scopes, []
-            if unsent:
-                message, buffers = write_rows((number, entry.request) for number, entry in unsent.items())
-                await stream.send(message, buffers)
+            await self._send_rows(stream, unsent)
             if withdrawn:
                 await stream.send(Withdraw(withdrawn))
             for scope in closed:
                 await stream.send(CloseScope(scope))
 
-    async def _deliver(self, message: Answers, payload: Payload) -> None:
-        for index, answer in enumerate(message.rows, start=1):
-            values = tuple([read_value(shape, payload) for shape in answer.values])
-            entry = self._settle(answer.id)
+    async def _send_rows(self, stream: FramedStream[FromEngine], unsent: dict[int, QueueEntry]) -> None:
+        frame = Frame()
+        for number, entry in unsent.items():
+            try:
+                add_row(frame, number, entry.request)
+            except UnsendableError as error:
+                logger.error("a row failed: %s", error)  # noqa: TRY400
+                self._settle(number)
+                entry.fail(error)
+            if frame.is_full:
+                await stream.send(Submit(frame.parts), frame.buffers)
+                frame = Frame()
+        if frame.parts:
+            await stream.send(Submit(frame.parts), frame.buffers)
+
+    async def _deliver(self, message: Answers, behind: memoryview) -> None:
+        for index, (part, payload) in enumerate(parts_of(message.rows, behind), start=1):
+            entry = self._settle(part.id)
             if entry is not None:
-                entry.finish(PoolingOutput(values, answer.queue_s, answer.forward_s, answer.copy_s))
+                outcome = read_answer(part, payload)
+                if isinstance(outcome, PoolingOutput):
+                    entry.finish(outcome)
+                else:
+                    entry.fail(outcome)
             if index % DELIVERY_SLICE == 0:
                 await trio.lowlevel.checkpoint()
-        for failure in message.failures:
-            entry = self._settle(failure.id)
-            if entry is not None:
-                entry.fail(error_of(failure))
         self.tokens_per_s = message.tokens_per_s
         self._others_tokens = max(0, message.waiting_tokens - self.own_tokens)
 

@@ -14,7 +14,7 @@ from trio_pool_serve.engine.remote.link import Link
 from trio_pool_serve.engine.remote.wire import Hello
 from trio_pool_serve.errors import EngineDeadError, EngineLoadingError
 from trio_pool_serve.telemetry.metrics import EngineMetrics
-from trio_pool_serve.types import HoldQuery, MaxSim, PoolingRequest, QueryScope
+from trio_pool_serve.types import PoolingRequest, QueryParams, QueryScope
 
 LONG_TOKENS_AHEAD = 2048
 """Tokens that a long row may find before it where its like are kept; with more, it goes to the next process."""
@@ -61,7 +61,7 @@ class ProcessEngine(Engine):
     def _link_for(self, request: PoolingRequest) -> Link:
         self._require_ready()
         for param in request.params:
-            if isinstance(param, HoldQuery | MaxSim):
+            if isinstance(param, QueryParams):
                 return self._holder_of(param.query.scope)
         if request.tokens > BULK_TOKENS:
             return self._among_long(request.tokens)

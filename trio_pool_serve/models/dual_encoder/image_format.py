@@ -51,7 +51,9 @@ class TowerFormat:
     def expand(self, token_ids: TokenIds, images: Sequence[ImageFeatures]) -> RenderedPrompt:
         """Return a text unchanged. Raises ``InvalidRequestError`` if it contains images."""
         if images:
-            raise InvalidRequestError("This model takes a text or an image: an input cannot have both.", param="input")
+            raise InvalidRequestError(
+                "This model takes a text or an image: an input cannot have both.", field="prompts"
+            )
         return RenderedPrompt(token_ids)
 
 

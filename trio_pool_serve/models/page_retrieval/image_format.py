@@ -45,7 +45,7 @@ class PageFormat:
         if images:
             raise InvalidRequestError(
                 "This model takes a text or the image of a page: an input cannot have both.",
-                param="input",
+                field="prompts",
             )
         reject_placeholders(token_ids, self.token_id)
         return RenderedPrompt(token_ids)

@@ -53,7 +53,7 @@ class PlaceholderFormat:
         sizes = [tokens for image in images for tokens in image.tokens]
         if len(positions) != len(sizes):
             raise InvalidRequestError(
-                f"An input has {len(sizes)} images, but {len(positions)} placeholders for images.", param="input"
+                f"An input has {len(sizes)} images, but {len(positions)} placeholders for images.", field="prompts"
             )
         repeats = np.ones(len(token_ids), dtype=np.int64)
         repeats[positions] = sizes
@@ -65,7 +65,7 @@ class PlaceholderFormat:
 def reject_placeholders(token_ids: TokenIds, token_id: int) -> None:
     """Raise ``InvalidRequestError`` for an image placeholder: the model would match it with any image of the batch."""
     if token_id in token_ids:
-        raise InvalidRequestError("An input has a placeholder for an image, but no image.", param="input")
+        raise InvalidRequestError("An input has a placeholder for an image, but no image.", field="prompts")
 
 
 def join_images(images: Sequence[ImageFeatures]) -> ImageFeatures:

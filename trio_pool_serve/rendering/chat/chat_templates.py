@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from attrs import define, frozen
 
-from trio_pool_serve.errors import InvalidRequestError, UnavailableError, WorkerDiedError, WorkerTooSlowError
+from trio_pool_serve.errors import InvalidRequestError, JobField, UnavailableError, WorkerDiedError, WorkerTooSlowError
 from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.prompts import ChatMessage, ChatPrompt, ImagePart, Part
 from trio_pool_serve.rendering.chat.template_process import MEMORY_BYTES, TemplateRequest, render_template
@@ -78,7 +78,7 @@ class ChatTemplates:
         time, memory and ``max_characters``; ``UnavailableError`` if the server shuts down or the process is killed
         from outside. Cancellation: at once; the process keeps its slot until it finishes or is killed.
         """
-        param = "messages" if prompt.chat_template is None else "chat_template"
+        field: JobField = "prompts" if prompt.chat_template is None else "chat_template"
         if _is_small(prompt):
             request = _encoded_request(template, prompt)
         else:
@@ -90,18 +90,17 @@ class ChatTemplates:
         except WorkerTooSlowError as error:
             raise InvalidRequestError(
                 f"The chat template took longer than the {self.timeout_s:g} s that it may take (--template-timeout-s).",
-                param=param,
+                field=field,
             ) from error
         except WorkerDiedError as error:
             if error.exit_code == -signal.SIGKILL:  # not by this server
                 raise UnavailableError("The process that rendered the chat template was killed.") from error
             raise InvalidRequestError(
                 f"The chat template needs more than the {MEMORY_BYTES >> 20} MiB of memory that it may take.",
-                param=param,
+                field=field,
             ) from error
         except InvalidRequestError as error:
-            error.param = error.param or param
-            raise
+            raise type(error)(error.args[0], field=field) from error
         if len(text) <= LOOP_BYTES:
             return text.decode()
         return await self.offload.run("render", text.decode, abandon_on_cancel=True)
@@ -126,8 +125,8 @@ def _encoded_request(template: ChatTemplate, prompt: ChatPrompt) -> bytes:
     for name in prompt.template_kwargs:
         if name in RESERVED_VARIABLES:
             raise InvalidRequestError(
-                f"{name} is no variable of a template and cannot be one of chat_template_kwargs.",
-                param="chat_template_kwargs",
+                f"{name} is no variable of a template and cannot be one of {{template_kwargs}}.",
+                field="template_kwargs",
             )
     request = TemplateRequest(
         template=template.text,
@@ -139,9 +138,9 @@ def _encoded_request(template: ChatTemplate, prompt: ChatPrompt) -> bytes:
     try:
         return msgspec.json.encode(request)
     except UnicodeError as error:
-        raise InvalidRequestError("An input is not valid Unicode text.", param="messages") from error
+        raise InvalidRequestError("An input is not valid Unicode text.", field="prompts") from error
     except (RecursionError, TypeError, ValueError) as error:
-        raise InvalidRequestError(f"These cannot be handed to a template: {error}", param="chat_template_kwargs") from (
+        raise InvalidRequestError(f"These cannot be handed to a template: {error}", field="template_kwargs") from (
             error
         )
 

@@ -88,15 +88,10 @@ class Conversations:
         Raises ``InvalidRequestError``, ``ContextLengthError`` or ``MediaError``. Cancellation: at once; loading the
         prompt's images stops, and a process or thread that works keeps its slot until it finishes.
         """
-        try:
-            if isinstance(prompt, ChatPrompt):
-                return await self._render_chat(prompt, params)
-            parts = (TextPart(prompt.text),) if isinstance(prompt, TextPrompt) else prompt.parts
-            return await self._render_parts(parts, params)
-        except InvalidRequestError as error:
-            if error.param in ("input", "messages"):
-                error.param = "messages" if isinstance(prompt, ChatPrompt) else "input"
-            raise
+        if isinstance(prompt, ChatPrompt):
+            return await self._render_chat(prompt, params)
+        parts = (TextPart(prompt.text),) if isinstance(prompt, TextPrompt) else prompt.parts
+        return await self._render_parts(parts, params)
 
     async def _render_parts(self, parts: Sequence[Part], params: RenderingParams) -> RenderedPrompt:
         if self.uses_chat_template:
@@ -112,7 +107,7 @@ class Conversations:
             if alone is not None:
                 return alone  # not truncated: its processor decides how many tokens an image has
         if len(parts) > 1 and not self.chat.templates:
-            raise InvalidRequestError("This model reads a text or an image, not several together.", param="input")
+            raise InvalidRequestError("This model reads a text or an image, not several together.", field="prompts")
         return await self._render_in_conversation(parts, params)
 
     @property
@@ -135,12 +130,12 @@ class Conversations:
 
     async def _render_chat(self, prompt: ChatPrompt, params: RenderingParams) -> RenderedPrompt:
         if not prompt.messages:
-            raise EmptyInputError("messages is empty.", param="messages")
+            raise EmptyInputError("messages is empty.", field="prompts")
         if self._takes_single_messages and prompt.chat_template is None:
             return await self._render_parts(_only_message(prompt), evolve(params, add_special_tokens=True))
         if prompt.add_generation_prompt and prompt.continue_final_message:
             raise InvalidRequestError(
-                "add_generation_prompt and continue_final_message exclude each other.", param="continue_final_message"
+                "add_generation_prompt and continue_final_message exclude each other.", field="continue_final_message"
             )
         template = self._template(prompt)
         if params.instruction:
@@ -196,16 +191,16 @@ class Conversations:
             instead = (
                 f"no default one of its chat templates: chat_template can name {names}" if names else "no chat template"
             )
-            raise InvalidRequestError(f"This model has {instead}.", param="messages")
+            raise InvalidRequestError(f"This model has {instead}.", field="prompts")
         if not self.trusts_request_templates:
             raise InvalidRequestError(
                 "Templates that come with a request are rendered with --trust-request-chat-template only.",
-                param="chat_template",
+                field="chat_template",
             )
         if len(requested) > MAX_TEMPLATE_CHARACTERS:
             raise InvalidRequestError(
                 f"The chat template has {len(requested)} characters; at most {MAX_TEMPLATE_CHARACTERS} are taken.",
-                param="chat_template",
+                field="chat_template",
             )
         return ChatTemplate(
             text=requested, variables=self._variables, structured=expects_content_parts(requested), is_from_request=True
@@ -224,11 +219,11 @@ class Conversations:
     def _format_for(self, images: Sequence[ImagePart]) -> ImageFormat:
         """Return the image format. Raises ``InvalidRequestError`` unless the model accepts that many images."""
         if self.image_format is None or self.media is None:
-            raise InvalidRequestError("This model reads texts only.", param="input")
+            raise InvalidRequestError("This model reads texts only.", field="prompts")
         if len(images) > self.max_images:
             raise InvalidRequestError(
                 f"An input has {len(images)} images; at most {self.max_images} are taken (--max-images-per-input).",
-                param="input",
+                field="prompts",
             )
         return self.image_format
 
@@ -277,9 +272,9 @@ async def _run_together(*functions: Callable[[], Awaitable[None]]) -> None:
 
 def _only_message(prompt: ChatPrompt) -> Sequence[Part]:
     if len(prompt.messages) > 1 or prompt.messages[0].role != "user":
-        raise InvalidRequestError("This model reads one message of the user: a text or an image.", param="messages")
+        raise InvalidRequestError("This model reads one message of the user: a text or an image.", field="prompts")
     if not prompt.messages[0].parts:
-        raise EmptyInputError("The message has no text and no image.", param="messages")
+        raise EmptyInputError("The message has no text and no image.", field="prompts")
     return prompt.messages[0].parts
 
 

@@ -14,7 +14,6 @@ from attrs import frozen
 from trio_pool_serve.errors import ContextLengthError, EmptyInputError
 from trio_pool_serve.prompts import EmbedsPrompt, RenderingParams
 from trio_pool_serve.rendering.embeds.stored_tensor import (
-    FIELD,
     ITEM_BYTES,
     StoredDtype,
     StoredTensor,
@@ -67,7 +66,7 @@ class EmbedsFormat:
         if width != self.width:
             raise refused(f"The tensor is {width} wide, but this model's token embeddings are {self.width} wide.")
         if rows == 0:
-            raise EmptyInputError("The tensor has no rows.", param=FIELD)
+            raise EmptyInputError("The tensor has no rows.", field="prompts")
         if tensor.nbytes > self.max_bytes:
             raise self._too_long(f"{rows} rows")
         keep = rows if params.truncate_to is None else min(rows, params.truncate_to)
@@ -80,7 +79,7 @@ class EmbedsFormat:
     def _decode(self, payload: bytes | memoryview) -> npt.NDArray[np.uint8]:
         """Return the bytes (uint8, one dimension) of strict base64."""
         if not len(payload):
-            raise EmptyInputError("There is no tensor.", param=FIELD)
+            raise EmptyInputError("There is no tensor.", field="prompts")
         size = max(0, len(payload) // 4 * 3 - bytes(payload[-2:]).count(b"="))
         if size > self.max_bytes:
             raise self._too_long(f"{size} bytes")
@@ -103,7 +102,7 @@ class EmbedsFormat:
         return ContextLengthError(
             f"A tensor has {length}, but this model takes at most {self.max_rows} rows of {self.width} numbers. "
             "torch.save writes a slice with the whole tensor that it was taken from, unless it is cloned.",
-            param=FIELD,
+            field="prompts",
         )
 
 

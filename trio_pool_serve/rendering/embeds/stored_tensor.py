@@ -19,8 +19,6 @@ StoredDtype: TypeAlias = Literal["float16", "bfloat16", "float32"]
 
 ITEM_BYTES: dict[StoredDtype, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 
-FIELD = "prompt_embeds"
-
 MAX_HEADER = 64 * 1024
 """Bytes. The header of one tensor has one or two hundred."""
 
@@ -39,7 +37,7 @@ SAFETENSORS_DTYPES: dict[str, StoredDtype] = {"F16": "float16", "BF16": "bfloat1
 
 def refused(message: str) -> InvalidRequestError:
     """Return the error for a tensor that is not accepted."""
-    return InvalidRequestError(message, param=FIELD)
+    return InvalidRequestError(message, field="prompts")
 
 
 @frozen(eq=False)

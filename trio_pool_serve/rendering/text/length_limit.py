@@ -10,7 +10,7 @@ def available_tokens(params: RenderingParams, max_model_len: int, taken: int, ki
     if limit <= taken:
         raise InvalidRequestError(
             f"Truncating to {limit} tokens leaves none for the input after {taken} {kind} tokens.",
-            param="truncate_prompt_tokens",
+            field="truncate_to",
         )
     return limit - taken
 
@@ -19,6 +19,6 @@ def too_long(length: str, limit: int) -> ContextLengthError:
     """Return the error for an input of ``length`` tokens."""
     return ContextLengthError(
         f"An input has {length} tokens, but this model takes at most {limit}. "
-        "Shorten it, or have it truncated (truncate_prompt_tokens, truncate or truncation, as the route has it).",
-        param="input",
+        "Shorten it, or have it truncated ({truncate_to}).",
+        field="prompts",
     )

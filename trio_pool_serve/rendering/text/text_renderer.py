@@ -69,12 +69,12 @@ class TextRenderer:
             prefix, text = _split_instruction(tokenizer, params.instruction, prompt.text)
             size = self.max_model_len - special - len(prefix)
             if size <= 0:
-                raise InvalidRequestError("The prompt leaves no room for any text.", param="prompt")
+                raise InvalidRequestError("The prompt leaves no room for any text.", field="instruction")
             windows = tokenizer.finish_windows(text, size, prefix=prefix, add_special_tokens=params.add_special_tokens)
             if len(windows) > MAX_WINDOWS:
                 raise ContextLengthError(
                     f"An input is {len(windows)} windows of {size} tokens long; at most {MAX_WINDOWS} are read.",
-                    param="input",
+                    field="prompts",
                 )
             instruction = self._count_instruction_tokens(tokenizer, params)
             return [RenderedPrompt(window, instruction) for window in windows]
@@ -85,7 +85,7 @@ class TextRenderer:
             try:
                 return shorten(tokenizer, text, tokens)
             except UnicodeError as error:
-                raise InvalidRequestError("An input is not valid Unicode text.", param="input") from error
+                raise InvalidRequestError("An input is not valid Unicode text.", field="prompts") from error
 
     def tokenize(self, text: str, *, add_special_tokens: bool) -> list[Token]:
         """Return all tokens of a text. Raises ``InvalidRequestError``."""
@@ -93,7 +93,7 @@ class TextRenderer:
             try:
                 return tokenizer.tokens(text, add_special_tokens=add_special_tokens)
             except UnicodeError as error:
-                raise InvalidRequestError("An input is not valid Unicode text.", param="input") from error
+                raise InvalidRequestError("An input is not valid Unicode text.", field="prompts") from error
 
     def detokenize(self, token_ids: npt.NDArray[np.int64], *, skip_special_tokens: bool) -> str:
         """Return the text of token ids, which must be in the vocabulary."""
@@ -107,7 +107,7 @@ class TextRenderer:
         if keep is not None and len(ids) > keep:
             ids = ids[:keep] if params.truncation_side == "right" else ids[len(ids) - keep :]
         if len(ids) == 0:
-            raise InvalidRequestError("An input has no tokens.", param="input")
+            raise InvalidRequestError("An input has no tokens.", field="prompts")
         if len(ids) > most and keep is not None:
             ids = ids[:most] if params.truncation_side == "right" else ids[-most:]
         if len(ids) > most:
@@ -117,7 +117,7 @@ class TextRenderer:
             raise InvalidRequestError(
                 f"Token id {outside[0]} is outside this model's vocabulary of {self.vocab_size}. Were the ids made by "
                 "another model's tokenizer? With langchain-openai, set check_embedding_ctx_length=False to send texts.",
-                param="input",
+                field="prompts",
             )
         return self.text_format.finish(ids.astype(np.int32), params.input_type)
 
@@ -133,7 +133,7 @@ class TextRenderer:
                     tokenizer, self.text_format.prefix + params.instruction + text, keep, params.truncation_side
                 )
             except UnicodeError as error:
-                raise InvalidRequestError("An input is not valid Unicode text.", param="input") from error
+                raise InvalidRequestError("An input is not valid Unicode text.", field="prompts") from error
             if params.truncate_to is None and not (window.is_whole and window.tokens <= keep):
                 length = f"{window.tokens + special}" if window.is_whole else f"more than {window.tokens + special}"
                 raise too_long(length, most)
@@ -143,7 +143,7 @@ class TextRenderer:
             instruction_tokens = self._count_instruction_tokens(tokenizer, params)
             rendered = self.text_format.finish(token_ids, params.input_type, instruction_tokens=instruction_tokens)
             if len(rendered.token_ids) == 0:
-                raise InvalidRequestError("An input has no tokens.", param="input")
+                raise InvalidRequestError("An input has no tokens.", field="prompts")
             return rendered
 
     def _within_format(self, params: RenderingParams) -> tuple[RenderingParams, int]:
@@ -161,9 +161,9 @@ class TextRenderer:
             try:
                 rendered = self.pair_format.render(tokenizer, prompt, params, self.max_model_len)
             except UnicodeError as error:
-                raise InvalidRequestError("An input is not valid Unicode text.", param="input") from error
+                raise InvalidRequestError("An input is not valid Unicode text.", field="prompts") from error
         if len(rendered.token_ids) == 0:
-            raise InvalidRequestError("An input has no tokens.", param="input")
+            raise InvalidRequestError("An input has no tokens.", field="prompts")
         return rendered
 
     def _count_instruction_tokens(self, tokenizer: Tokenizer, params: RenderingParams) -> int:

@@ -1,1 +1,1 @@
-"""What clients of Cohere speak, version 1 and 2."""
+"""Cohere's API, versions 1 and 2."""

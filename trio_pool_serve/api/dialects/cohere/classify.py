@@ -1,4 +1,4 @@
-"""Cohere's ``/v1/classify``, with the labels that the model itself has learnt."""
+"""Cohere's ``/v1/classify``, with the model's own labels."""
 
 from functools import partial
 from typing import Any, Literal
@@ -7,11 +7,12 @@ import msgspec
 import numpy as np
 from attrs import frozen
 
-from trio_pool_serve.api.dialects.cohere.wire import Meta, Truncate, meta_of, reading_of
-from trio_pool_serve.api.fields.encodings import row_json
-from trio_pool_serve.api.fields.prompts import require_few
-from trio_pool_serve.api.http.answer import Answer
+from trio_pool_serve.api.dialects.cohere.meta import Meta, Truncate, input_params_of, meta_of
+from trio_pool_serve.api.fields.encodings import number_items
+from trio_pool_serve.api.fields.input_fields import require_few
+from trio_pool_serve.api.fields.numbers import Priority
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
+from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.prompts import TextPrompt
@@ -20,6 +21,7 @@ from trio_pool_serve.tasks.pool import Pooled, pool
 from trio_pool_serve.types import Vectors
 
 LIKELY = 0.5
+"""Labels that do not exclude each other are predicted from this probability on."""
 
 
 @frozen(kw_only=True)
@@ -31,39 +33,37 @@ class ClassifyRequest:
     examples: list[Any] | None = None
     preset: str | None = None
     truncate: Truncate | None = None
-    priority: int | None = None
+    priority: Priority | None = None
 
     def job(self, network: NetworkConfig) -> PoolJob:
-        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        """Return the job of the request. Raises ``InvalidRequestError``."""
         for name, given in (("examples", self.examples), ("preset", self.preset)):
             if given:
-                raise InvalidRequestError(
-                    f"{name} cannot be taken: models here have learnt their labels already.", param=name
-                )
+                raise InvalidRequestError(f"{name} is not supported: the labels are the model's own.", param=name)
         if not self.inputs:
             raise EmptyInputError("inputs is empty.", param="inputs")
         require_few(self.inputs, network, param="inputs")
         return PoolJob(
             prompts=[TextPrompt(text) for text in self.inputs],
             tasks=("classify",),
-            reading=reading_of(self.truncate),
+            input_params=input_params_of(self.truncate),
             priority=self.priority or 0,
         )
 
 
 @frozen(kw_only=True)
 class LabelConfidence:
-    """How sure the model is of a label."""
+    """The probability of a label."""
 
     confidence: msgspec.Raw
 
 
 @frozen(kw_only=True)
 class Classification:
-    """What a text is.
+    """The labels of a text.
 
-    ``predictions`` and ``confidences`` are of the surest label, as ``prediction`` and ``confidence`` are; where labels
-    do not exclude each other, of all that are likelier than not, and there is no single one.
+    ``predictions`` and ``confidences`` have the most probable label, as ``prediction`` and ``confidence`` do; where
+    labels do not exclude each other, all that are ``LIKELY``, and there is no single one.
     """
 
     id: str
@@ -85,7 +85,7 @@ class ClassifyResponse:
     meta: Meta
 
 
-async def answer_classify(call: Call[ClassifyRequest, PoolJob]) -> Answer:
+async def respond_classify(call: Call[ClassifyRequest, PoolJob]) -> HttpResponse:
     """Classify. Raises what ``pool`` raises. Cancellation: at once."""
     pooled = await pool(call.model, call.job, call.timings)
     labels = len(call.model.folder.spec.labels)
@@ -94,29 +94,31 @@ async def answer_classify(call: Call[ClassifyRequest, PoolJob]) -> Answer:
     )
 
 
-def _encode(call: Call[ClassifyRequest, PoolJob], pooled: Pooled) -> Answer:
+def _encode(call: Call[ClassifyRequest, PoolJob], pooled: Pooled) -> HttpResponse:
     spec = call.model.folder.spec
     classifications = [
         _classification(f"{call.request_id}-{index}", text, values, spec.labels, exclusive=not spec.multi_label)  # type: ignore[arg-type]
         for index, (text, (values,)) in enumerate(zip(call.wire.inputs, pooled.rows, strict=True))
     ]
     meta = meta_of("1", classifications=len(classifications))
-    return Answer(msgspec.json.encode(ClassifyResponse(id=call.request_id, classifications=classifications, meta=meta)))
+    return HttpResponse(
+        msgspec.json.encode(ClassifyResponse(id=call.request_id, classifications=classifications, meta=meta))
+    )
 
 
 def _classification(
     item_id: str, text: str, values: Vectors, labels: tuple[str, ...], *, exclusive: bool
 ) -> Classification:
-    confidences = [msgspec.Raw(number) for number in row_json(values, "float32")[1:-1].split(b",")]
+    confidences = list(map(msgspec.Raw, number_items(values)))
     best = int(values.argmax())
-    told = [best] if exclusive else np.flatnonzero(values >= LIKELY).tolist()
+    predicted = [best] if exclusive else np.flatnonzero(values >= LIKELY).tolist()
     return Classification(
         id=item_id,
         input=text,
         prediction=labels[best] if exclusive else None,
-        predictions=[labels[index] for index in told],
+        predictions=[labels[index] for index in predicted],
         confidence=confidences[best] if exclusive else None,
-        confidences=[confidences[index] for index in told],
+        confidences=[confidences[index] for index in predicted],
         labels={
             label: LabelConfidence(confidence=confidence) for label, confidence in zip(labels, confidences, strict=True)
         },
@@ -126,10 +128,10 @@ def _classification(
 
 CLASSIFY_ENDPOINT = Endpoint(
     paths=("/v1/classify",),
-    marks=frozenset({"inputs"}),
+    discriminators=frozenset({"inputs"}),
     wire=ClassifyRequest,
-    read=ClassifyRequest.job,
-    answer=answer_classify,
+    respond=respond_classify,
+    field_names={"prompts": "inputs", "truncate_to": "truncate"},
     response=ClassifyResponse,
     summary="Classify texts by the model's own labels.",
     example={"inputs": ["A nursery owns its tasks."]},

@@ -1,4 +1,4 @@
-"""The Cohere dialect: versions 1 and 2 of its API, but for what version 1 shares with others."""
+"""The Cohere dialect: versions 1 and 2 of its API, without the paths of version 1 that are vLLM's too."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from trio_pool_serve.api.http.endpoint import Dialect, WireError
 
 
 def error_body(error: WireError) -> tuple[int, Any]:
-    """Return the body that Cohere's clients read; its only field for details is the message."""
+    """Return the body of an error; its only field for details is the message."""
     return error.status, {"id": error.request_id, "message": error.message}
 
 

@@ -6,20 +6,21 @@ from typing import Literal, TypeAlias
 import msgspec
 from attrs import evolve, frozen
 
-from trio_pool_serve.api.dialects.cohere.wire import Meta, Truncate, meta_of, reading_of
+from trio_pool_serve.api.dialects.cohere.meta import Meta, Truncate, input_params_of, meta_of
 from trio_pool_serve.api.fields.contents import ContentInput
-from trio_pool_serve.api.fields.embedding_answers import VectorEncoding
-from trio_pool_serve.api.fields.image_inputs import image_prompts
-from trio_pool_serve.api.fields.prompts import require_few
-from trio_pool_serve.api.fields.purposes import for_purpose
-from trio_pool_serve.api.http.answer import Answer
-from trio_pool_serve.api.http.endpoint import Call, Endpoint
+from trio_pool_serve.api.fields.embedding_responses import VectorEncoding
+from trio_pool_serve.api.fields.images import image_prompts
+from trio_pool_serve.api.fields.input_fields import require_few
+from trio_pool_serve.api.fields.input_types import with_input_type
+from trio_pool_serve.api.fields.numbers import Dimensions, Priority, TokenCount
+from trio_pool_serve.api.http.endpoint import Call, Endpoint, FieldNames
+from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import ContextLengthError, EmptyInputError, InvalidRequestError
 from trio_pool_serve.prompts import ImagePart, Prompt, TextPrompt
-from trio_pool_serve.tasks.embed import check_dimensions
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import Pooled, PooledRow, pool
+from trio_pool_serve.tasks.pooling_tasks import check_dimensions
 from trio_pool_serve.types import Vectors
 
 EmbeddingType: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
@@ -33,29 +34,35 @@ ENCODINGS: Mapping[EmbeddingType, VectorEncoding] = {
     "base64": VectorEncoding("base64", dtype_param="embedding_types"),
 }
 
+FIELD_NAMES: FieldNames = {
+    "prompts": ("texts", "images", "inputs"),
+    "truncate_to": "truncate",
+    "dimensions": "output_dimension",
+}
+
 
 @frozen(kw_only=True)
 class EmbedRequest:
-    """The body of ``/v2/embed``, and of ``/v1/embed``, whose clients know fewer fields of it."""
+    """The body of ``/v2/embed``, and of ``/v1/embed``, whose clients send fewer of its fields."""
 
     model: str | None = None
     input_type: str | None = None
     texts: list[str] | None = None
     inputs: list[ContentInput] | None = None
     images: list[str] | None = None
-    output_dimension: int | None = None
+    output_dimension: Dimensions | None = None
     embedding_types: list[EmbeddingType] | None = None
     truncate: Truncate | None = None
-    max_tokens: int | None = None
-    priority: int | None = None
+    max_tokens: TokenCount | None = None
+    priority: Priority | None = None
 
     def job(self, network: NetworkConfig) -> PoolJob:
-        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        """Return the job of the request. Raises ``InvalidRequestError``."""
         if self.max_tokens is not None and self.max_tokens < 1:
             raise InvalidRequestError(f"max_tokens must be at least 1, not {self.max_tokens}.", param="max_tokens")
         return PoolJob(
             prompts=self._prompts(network),
-            reading=reading_of(self.truncate),
+            input_params=input_params_of(self.truncate),
             dimensions=self.output_dimension,
             priority=self.priority or 0,
         )
@@ -85,7 +92,7 @@ class EmbedRequest:
 
 @frozen(kw_only=True)
 class EmbedByTypeResponse:
-    """The vectors in each of the types asked for; ``texts`` are those of inputs without an image."""
+    """The vectors in each of the requested types; ``texts`` are those of inputs without an image."""
 
     id: str
     embeddings: dict[str, list[msgspec.Raw]]
@@ -96,7 +103,7 @@ class EmbedByTypeResponse:
 
 @frozen(kw_only=True)
 class EmbedFloatsResponse:
-    """The answer of ``/v1/embed`` to who asks for no type."""
+    """The response of ``/v1/embed`` to a request without ``embedding_types``."""
 
     id: str
     embeddings: list[msgspec.Raw]
@@ -105,23 +112,23 @@ class EmbedFloatsResponse:
     response_type: Literal["embeddings_floats"] = "embeddings_floats"
 
 
-async def answer_v2(call: Call[EmbedRequest, PoolJob]) -> Answer:
+async def respond_v2(call: Call[EmbedRequest, PoolJob]) -> HttpResponse:
     """Embed. Raises what ``pool`` raises. Cancellation: at once."""
-    return await _answer(call, "2", _by_type)
+    return await _respond(call, "2", _by_type)
 
 
-async def answer_v1(call: Call[EmbedRequest, PoolJob]) -> Answer:
+async def respond_v1(call: Call[EmbedRequest, PoolJob]) -> HttpResponse:
     """Embed. Raises what ``pool`` raises. Cancellation: at once."""
-    return await _answer(call, "1", _by_type if call.wire.embedding_types else _floats)
+    return await _respond(call, "1", _by_type if call.wire.embedding_types else _floats)
 
 
-async def _answer(
+async def _respond(
     call: Call[EmbedRequest, PoolJob],
     version: str,
     write: Callable[[Call[EmbedRequest, PoolJob], list[Vectors], Meta], bytes],
-) -> Answer:
+) -> HttpResponse:
     call.model.require("embed")
-    check_dimensions(call.model, call.wire.output_dimension, param="output_dimension")
+    check_dimensions(call.model, call.wire.output_dimension)
     dimensions = call.wire.output_dimension or call.model.engine.dimensions
     types = _types(call)
     for name in types:
@@ -131,21 +138,21 @@ async def _answer(
     images = sum(isinstance(part, ImagePart) for prompt in call.job.prompts for part in getattr(prompt, "parts", ()))
     meta = meta_of(version, input_tokens=pooled.prompt_tokens, **({"images": images} if images else {}))
     return await call.encode(
-        lambda: Answer(write(call, vectors, meta)),
+        lambda: HttpResponse(write(call, vectors, meta)),
         rows=len(vectors) * len(types),
         nbytes=sum(vector.nbytes for vector in vectors) * len(types),
     )
 
 
 async def _pool(call: Call[EmbedRequest, PoolJob]) -> Pooled:
-    """Embed at most ``max_tokens`` of each text; of texts that must not be cut, refuse those that are longer."""
-    job = for_purpose(call.job, call.wire.input_type, call.model)
+    """Embed at most ``max_tokens`` of each text; where texts must not be truncated, refuse longer ones."""
+    job = with_input_type(call.job, call.wire.input_type, call.model)
     limit = call.wire.max_tokens
     if limit is None:
         return await pool(call.model, job, call.timings)
-    if job.reading.truncate_to is not None:
+    if job.input_params.truncate_to is not None:
         keep = min(limit, call.model.renderer.max_model_len)
-        cut = evolve(job, reading=evolve(job.reading, truncate_to=keep))
+        cut = evolve(job, input_params=evolve(job.input_params, truncate_to=keep))
         return await pool(call.model, cut, call.timings)
 
     def refuse_longer(index: int, row: PooledRow, tokens: int) -> None:
@@ -182,10 +189,10 @@ EMBED_ENDPOINTS = (
     Endpoint(
         paths=("/v2/embed",),
         wire=EmbedRequest,
-        read=EmbedRequest.job,
-        answer=answer_v2,
+        respond=respond_v2,
+        field_names=FIELD_NAMES,
         response=EmbedByTypeResponse,
-        summary="Embed texts: one vector each, in every type asked for.",
+        summary="Embed texts: one vector each, in every requested type.",
         example={
             "texts": ["A nursery owns its tasks.", "Every task has a parent."],
             "input_type": "search_document",
@@ -195,8 +202,8 @@ EMBED_ENDPOINTS = (
     Endpoint(
         paths=("/v1/embed",),
         wire=EmbedRequest,
-        read=EmbedRequest.job,
-        answer=answer_v1,
+        respond=respond_v1,
+        field_names=FIELD_NAMES,
         response=EmbedFloatsResponse,
         summary="Embed texts: one vector each.",
         example={"texts": ["A nursery owns its tasks.", "Every task has a parent."]},

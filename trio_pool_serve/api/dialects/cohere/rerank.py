@@ -2,14 +2,14 @@
 
 from functools import partial
 
-import msgspec
 from attrs import frozen
 
-from trio_pool_serve.api.dialects.cohere.wire import Meta, meta_of
-from trio_pool_serve.api.fields.prompts import require_few
+from trio_pool_serve.api.dialects.cohere.meta import Meta, meta_of
+from trio_pool_serve.api.fields.input_fields import require_few
+from trio_pool_serve.api.fields.numbers import Priority, TokenCount, TopN
 from trio_pool_serve.api.fields.ranking import ranked, require_top
-from trio_pool_serve.api.http.answer import Answer
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
+from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.score import ScoreJob, Scores, score
@@ -17,32 +17,32 @@ from trio_pool_serve.tasks.score import ScoreJob, Scores, score
 
 @frozen(kw_only=True)
 class RerankDocument:
-    """A document with fields, of which the text is read."""
+    """A document as an object; only its text is ranked."""
 
     text: str
 
 
 @frozen(kw_only=True)
 class RerankRequest:
-    """The body of ``/v2/rerank``. Documents that are too long lose their ends, as at Cohere."""
+    """The body of ``/v2/rerank``. Documents that are too long are truncated, as Cohere does it."""
 
     query: str
     documents: list[str | RerankDocument]
     model: str | None = None
-    top_n: int | None = None
-    max_tokens_per_doc: int | None = None
-    priority: int | None = None
+    top_n: TopN | None = None
+    max_tokens_per_doc: TokenCount | None = None
+    priority: Priority | None = None
     return_documents: bool | None = None
-    """Of version 1: version 2 has no place for them."""
+    """A field of version 1; responses of version 2 have no documents."""
 
     def job(self, network: NetworkConfig) -> ScoreJob:
-        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        """Return the job of the request. Raises ``InvalidRequestError``."""
         require_few(self.documents, network, param="documents")
         require_top(self.top_n)
         return ScoreJob(
             queries=[self.query],
             documents=[document if isinstance(document, str) else document.text for document in self.documents],
-            reading=InputParams(truncate_to=-1),
+            input_params=InputParams(truncate_to=-1),
             max_document_tokens=self.max_tokens_per_doc,
             priority=self.priority or 0,
         )
@@ -50,7 +50,7 @@ class RerankRequest:
 
 @frozen(kw_only=True)
 class RerankResult:
-    """One document's place."""
+    """One document's index in the request, and its score."""
 
     index: int
     relevance_score: float
@@ -65,24 +65,24 @@ class RerankResponse:
     meta: Meta
 
 
-async def answer_rerank(call: Call[RerankRequest, ScoreJob]) -> Answer:
+async def respond_rerank(call: Call[RerankRequest, ScoreJob]) -> HttpResponse:
     """Rerank. Raises what ``score`` raises. Cancellation: at once."""
     scores = await score(call.model, call.job, call.timings)
     return await call.encode(partial(_encode, call, scores), rows=len(scores.values), nbytes=scores.values.nbytes)
 
 
-def _encode(call: Call[RerankRequest, ScoreJob], scores: Scores) -> Answer:
+def _encode(call: Call[RerankRequest, ScoreJob], scores: Scores) -> HttpResponse:
     ranking = ranked(scores.values, call.wire.top_n)
     results = [RerankResult(index=index, relevance_score=value) for index, value in ranking]
     response = RerankResponse(id=call.request_id, results=results, meta=meta_of("2", search_units=1))
-    return Answer(msgspec.json.encode(response))
+    return HttpResponse.json(response)
 
 
 RERANK_ENDPOINT = Endpoint(
     paths=("/v2/rerank",),
     wire=RerankRequest,
-    read=RerankRequest.job,
-    answer=answer_rerank,
+    respond=respond_rerank,
+    field_names={"max_document_tokens": "max_tokens_per_doc"},
     response=RerankResponse,
     summary="Sort documents by how well they fit a query.",
     example={

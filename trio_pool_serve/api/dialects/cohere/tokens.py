@@ -5,11 +5,11 @@ import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
-from trio_pool_serve.api.dialects.cohere.wire import Meta, meta_of
-from trio_pool_serve.api.http.answer import Answer
+from trio_pool_serve.api.dialects.cohere.meta import Meta, meta_of
+from trio_pool_serve.api.dialects.vllm.tokens import DetokenizeRequest
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
+from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.tasks.tokenize import detokenize, tokenize
 
 
@@ -36,66 +36,50 @@ class TokenizeResponse:
 
 
 @frozen(kw_only=True)
-class DetokenizeRequest:
-    """The body of ``/v1/detokenize``."""
-
-    tokens: list[int]
-    model: str | None = None
-
-    def job(self, network: NetworkConfig) -> npt.NDArray[np.int64]:
-        """Return the token ids. Raises ``InvalidRequestError``."""
-        del network
-        try:
-            return np.array(self.tokens, dtype=np.int64)
-        except OverflowError as error:
-            raise InvalidRequestError("A token id is too large to be one.", param="tokens") from error
-
-
-@frozen(kw_only=True)
 class DetokenizeResponse:
-    """The text of tokens."""
+    """The text of token ids."""
 
     text: str
     meta: Meta
 
 
-async def answer_tokenize(call: Call[TokenizeRequest, str]) -> Answer:
-    """Tokenise. Raises what ``tokenize`` raises. Cancellation: at once."""
+async def respond_tokenize(call: Call[TokenizeRequest, str]) -> HttpResponse:
+    """Tokenize. Raises what ``tokenize`` raises. Cancellation: at once."""
     (tokens,) = await tokenize(call.model, [call.job], add_special_tokens=False)
 
-    def encode() -> Answer:
+    def encode() -> HttpResponse:
         ids, strings = [token.id for token in tokens], [token.text for token in tokens]
-        return Answer(msgspec.json.encode(TokenizeResponse(tokens=ids, token_strings=strings, meta=meta_of("1"))))
+        return HttpResponse(msgspec.json.encode(TokenizeResponse(tokens=ids, token_strings=strings, meta=meta_of("1"))))
 
     return await call.encode(encode, rows=1, nbytes=8 * len(tokens))
 
 
-async def answer_detokenize(call: Call[DetokenizeRequest, npt.NDArray[np.int64]]) -> Answer:
-    """Put tokens together. Raises what ``detokenize`` raises. Cancellation: at once."""
+async def respond_detokenize(call: Call[DetokenizeRequest, npt.NDArray[np.int64]]) -> HttpResponse:
+    """Detokenize, special tokens too. Raises what ``detokenize`` raises. Cancellation: at once."""
     (text,) = await detokenize(call.model, [call.job], skip_special_tokens=False)
     response = DetokenizeResponse(text=text, meta=meta_of("1"))
-    return await call.encode(lambda: Answer(msgspec.json.encode(response)), rows=1, nbytes=len(text))
+    return await call.encode(lambda: HttpResponse.json(response), rows=1, nbytes=len(text))
 
 
 TOKEN_ENDPOINTS = (
     Endpoint(
         paths=("/v1/tokenize",),
-        marks=frozenset({"text"}),
+        discriminators=frozenset({"text"}),
         wire=TokenizeRequest,
-        read=TokenizeRequest.job,
-        answer=answer_tokenize,
+        respond=respond_tokenize,
+        field_names={"prompts": "text"},
         response=TokenizeResponse,
-        summary="Take a text apart into tokens.",
+        summary="Tokenize a text.",
         example={"text": "A nursery owns its tasks."},
     ),
     Endpoint(
         paths=("/v1/detokenize",),
-        marks=frozenset({"tokens"}),
+        discriminators=frozenset({"tokens"}),
         wire=DetokenizeRequest,
-        read=DetokenizeRequest.job,
-        answer=answer_detokenize,
+        respond=respond_detokenize,
+        field_names={"token_ids": "tokens"},
         response=DetokenizeResponse,
-        summary="Put tokens together to a text.",
+        summary="Turn tokens back into text.",
         example={"tokens": [5, 6, 7]},
     ),
 )

@@ -1,1 +1,1 @@
-"""What clients of text-embeddings-inference speak, the Hugging Face hub's among them."""
+"""The API of text-embeddings-inference, which the Hugging Face hub's clients use too."""

@@ -2,16 +2,7 @@
 
 from typing import Any
 
-from trio_pool_serve.api.dialects.tei.answers import (
-    answer_decode,
-    answer_predict,
-    answer_rerank,
-    answer_similarity,
-    answer_tokenize,
-    answer_vectors,
-)
-from trio_pool_serve.api.dialects.tei.root import RootRequest, answer_root
-from trio_pool_serve.api.dialects.tei.wire import (
+from trio_pool_serve.api.dialects.tei.requests import (
     DecodeRequest,
     EmbedRequest,
     PredictRequest,
@@ -19,7 +10,16 @@ from trio_pool_serve.api.dialects.tei.wire import (
     SimilarityRequest,
     TokenizeRequest,
 )
-from trio_pool_serve.api.http.endpoint import Dialect, Endpoint, WireError
+from trio_pool_serve.api.dialects.tei.responses import (
+    respond_decode,
+    respond_predict,
+    respond_rerank,
+    respond_similarity,
+    respond_tokenize,
+    respond_vectors,
+)
+from trio_pool_serve.api.dialects.tei.root import RootRequest, respond_root
+from trio_pool_serve.api.http.endpoint import Dialect, Endpoint, FieldNames, WireError
 
 ERROR_TYPES = {
     400: "Validation",
@@ -35,19 +35,21 @@ ERROR_TYPES = {
     503: "Unhealthy",
     504: "Timeout",
 }
-"""By our own status."""
+"""The ``error_type`` by this server's own status."""
 
 STATUSES = {400: 422, 500: 424}
-"""Where this dialect's status is not ours."""
+"""This dialect's status, where it is another than the server's own."""
 
 
 def error_body(error: WireError) -> tuple[int, Any]:
-    """Return the body that these clients read."""
+    """Return the status and the body of an error."""
     if error.is_empty_input:
         return 400, {"error": error.message, "error_type": "Empty"}
     status = error.status if error.is_unsupported_task else STATUSES.get(error.status, error.status)
     return status, {"error": error.message, "error_type": ERROR_TYPES.get(error.status, "Backend")}
 
+
+_NAMES: FieldNames = {"prompts": "inputs", "truncate_to": "truncate"}
 
 _TEXTS = ["A nursery owns its tasks.", "Every task has a parent."]
 
@@ -58,75 +60,78 @@ TEI = Dialect(
         Endpoint(
             paths=("/embed",),
             wire=EmbedRequest,
-            read=EmbedRequest.dense,
-            answer=answer_vectors,
+            to_job=EmbedRequest.dense,
+            respond=respond_vectors,
+            field_names=_NAMES,
             summary="Embed texts: one vector each.",
             example={"inputs": _TEXTS},
         ),
         Endpoint(
             paths=("/embed_all",),
             wire=EmbedRequest,
-            read=EmbedRequest.all_tokens,
-            answer=answer_vectors,
+            to_job=EmbedRequest.all_tokens,
+            respond=respond_vectors,
+            field_names=_NAMES,
             summary="Embed texts: one vector for each of their tokens.",
             example={"inputs": _TEXTS},
         ),
         Endpoint(
             paths=("/embed_sparse",),
             wire=EmbedRequest,
-            read=EmbedRequest.sparse,
-            answer=answer_vectors,
+            to_job=EmbedRequest.sparse,
+            respond=respond_vectors,
+            field_names=_NAMES,
             summary="Embed texts: weights over the vocabulary.",
             example={"inputs": _TEXTS},
         ),
         Endpoint(
             paths=("/predict",),
             wire=PredictRequest,
-            read=PredictRequest.job,
-            answer=answer_predict,
+            respond=respond_predict,
+            field_names=_NAMES,
             summary="Classify texts, or pairs of texts: their labels, best first.",
             example={"inputs": [[text] for text in _TEXTS]},
         ),
         Endpoint(
             paths=("/rerank",),
-            marks=frozenset({"texts"}),
+            discriminators=frozenset({"texts"}),
             wire=RerankRequest,
-            read=RerankRequest.job,
-            answer=answer_rerank,
-            summary="Sort texts by how well they fit a query.",
+            respond=respond_rerank,
+            field_names={"prompts": None, "documents": "texts", "truncate_to": "truncate"},
+            summary="Sort texts by how well they match a query.",
             example={"query": "Who owns a task?", "texts": _TEXTS},
         ),
         Endpoint(
             paths=("/similarity",),
             wire=SimilarityRequest,
-            read=SimilarityRequest.job,
-            answer=answer_similarity,
+            respond=respond_similarity,
+            field_names={"prompts": "inputs", "truncate_to": "parameters"},
             summary="Compare a sentence with others.",
             example={"inputs": {"source_sentence": "Who owns a task?", "sentences": _TEXTS}},
         ),
         Endpoint(
             paths=("/tokenize",),
-            marks=frozenset({"inputs"}),
+            discriminators=frozenset({"inputs"}),
             wire=TokenizeRequest,
-            read=TokenizeRequest.job,
-            answer=answer_tokenize,
-            summary="Take texts apart into tokens.",
+            respond=respond_tokenize,
+            field_names={"prompts": "inputs"},
+            summary="Tokenize texts.",
             example={"inputs": _TEXTS},
         ),
         Endpoint(
             paths=("/decode",),
             wire=DecodeRequest,
-            read=DecodeRequest.job,
-            answer=answer_decode,
-            summary="Put tokens together to texts.",
+            respond=respond_decode,
+            field_names={"token_ids": "ids"},
+            summary="Turn tokens back into texts.",
             example={"ids": [[5, 6], [7]]},
         ),
         Endpoint(
             paths=("/", "/invocations"),
             wire=RootRequest,
-            read=RootRequest.job,
-            answer=answer_root,
-            summary="Do what the model is for: as /embed, /embed_sparse, /embed_all, /predict, /rerank or /similarity.",
+            respond=respond_root,
+            field_names={"prompts": ("texts", "inputs"), "truncate_to": "truncate"},
+            summary="Do the model's main task: as /embed, /embed_sparse, /embed_all, /predict, /rerank or /similarity.",
             example={"inputs": _TEXTS},
         ),
     ),

@@ -1,15 +1,14 @@
-"""``/info``: what text-embeddings-inference's clients ask of a server before they send it any work."""
+"""``/info`` of text-embeddings-inference, which its clients request before they send any work."""
 
 import re
 from typing import TypeAlias
 
 from attrs import frozen
-from quart import Blueprint
 
 import trio_pool_serve
-from trio_pool_serve.api.dialects.tei.answers import label_names
-from trio_pool_serve.api.http.answer import Answer
-from trio_pool_serve.api.http.quart_routes import responding
+from trio_pool_serve.api.http.request import HttpRequest
+from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.api.http.route_table import Routes
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.model import Model
 
@@ -20,14 +19,14 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @frozen(kw_only=True)
 class EmbeddingType:
-    """A model whose texts become vectors, and how."""
+    """A model that makes vectors of texts, and how it pools them."""
 
     pooling: str
 
 
 @frozen(kw_only=True)
 class LabelsType:
-    """A model whose texts become numbers, and what those are called."""
+    """A model that makes a number per label of texts, and the labels' names."""
 
     id2label: dict[str, str]
     label2id: dict[str, int]
@@ -39,7 +38,7 @@ ModelType: TypeAlias = dict[str, EmbeddingType | LabelsType]
 
 @frozen(kw_only=True)
 class Info:
-    """The answer. ``model_dtype`` is the setting; ``max_batch_tokens`` is null where the device decides."""
+    """The response. ``model_dtype`` is the setting; ``max_batch_tokens`` is null where the device decides."""
 
     model_id: str
     model_sha: str | None
@@ -55,21 +54,18 @@ class Info:
     version: str
 
 
-def tei_routes(service: Service) -> Blueprint:
+def info_routes(service: Service) -> Routes:
     """Return the route over a service."""
-    routes = Blueprint("tei", __name__)
 
-    @routes.get(INFO_PATH)
-    @responding
-    async def info() -> Answer:
-        """Describe the default model. Raises ``EngineLoadingError`` until it is there."""
-        return Answer.json(describe_model(service))
+    async def info(_: HttpRequest) -> HttpResponse:
+        """Describe the default model. Raises ``EngineLoadingError`` until it is loaded. Cancellation: at once."""
+        return HttpResponse.json(describe_model(service))
 
-    return routes
+    return {("GET", INFO_PATH): info}
 
 
 def describe_model(service: Service) -> Info:
-    """Return what is served by default. Raises ``EngineLoadingError``."""
+    """Return the description of the default model. Raises ``EngineLoadingError``."""
     model = service.model()
     config = service.config
     commit = model.folder.path.name
@@ -79,7 +75,7 @@ def describe_model(service: Service) -> Info:
         model_dtype=config.loading.dtype,
         served_model_name=model.name,
         model_type=_model_type(model),
-        # Each request that is let in has a token at least: no more than these can be in at once.
+        # Each admitted request has at least one token: no more than these can be admitted at once.
         max_concurrent_requests=config.scheduling.max_queue_tokens,
         max_input_length=model.renderer.max_model_len,
         max_batch_tokens=config.scheduling.max_batch_tokens,
@@ -94,7 +90,7 @@ def _model_type(model: Model) -> ModelType:
     spec = model.folder.spec
     if spec.tasks & {"embed", "token_embed", "sparse_embed"}:
         return {"embedding": EmbeddingType(pooling=spec.pooling)}
-    names = label_names(model, len(spec.labels) or 1)
+    names = [model.label(index) for index in range(len(spec.labels) or 1)]
     labels = LabelsType(
         id2label={str(index): name for index, name in enumerate(names)},
         label2id={name: index for index, name in enumerate(names)},

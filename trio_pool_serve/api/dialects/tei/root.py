@@ -1,4 +1,4 @@
-"""``POST /``: one route for whatever a model is for, told by what is sent and by the model's main task.
+"""``POST /``: one route for every kind of model, chosen by the request's fields and the model's main task.
 
 The hub's own clients post to a server's bare address, with options in ``parameters``.
 """
@@ -7,18 +7,24 @@ from typing import Any
 
 from attrs import evolve, fields, frozen
 
-from trio_pool_serve.api.dialects.tei.answers import answer_predict, answer_rerank, answer_similarity, answer_vectors
-from trio_pool_serve.api.dialects.tei.wire import (
+from trio_pool_serve.api.dialects.tei.requests import (
     EmbedRequest,
     PredictJob,
     PredictRequest,
-    Reading,
     RerankRequest,
     SimilarityInputs,
     SimilarityRequest,
+    TextOptions,
 )
-from trio_pool_serve.api.http.answer import Answer
+from trio_pool_serve.api.dialects.tei.responses import (
+    respond_predict,
+    respond_rerank,
+    respond_similarity,
+    respond_vectors,
+)
+from trio_pool_serve.api.fields.numbers import Dimensions, TokenId
 from trio_pool_serve.api.http.endpoint import Call
+from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError, TaskNotSupportedError
 from trio_pool_serve.tasks.job import PoolJob
@@ -26,21 +32,21 @@ from trio_pool_serve.tasks.score import ScoreJob
 from trio_pool_serve.types import PoolingTask
 
 MAIN_TASKS: tuple[PoolingTask, ...] = ("embed", "sparse_embed", "token_embed", "classify")
-"""The first that a model can do is what it is for; one that can do none of them scores ``texts``."""
+"""The first that a model can do is its main task; a model that can do none of them scores ``texts``."""
 
 
 @frozen(kw_only=True)
-class Parameters(Reading):
+class Parameters(TextOptions):
     """Options, as the hub's clients send them."""
 
     normalize: bool | None = None
-    dimensions: int | None = None
+    dimensions: Dimensions | None = None
     raw_scores: bool | None = None
 
 
 @frozen(eq=False)
 class InputsJob:
-    """Inputs as a model may turn out to need them: each reading, or why there is none."""
+    """The job for a model with vectors and the one for a classifier, or why the inputs make none."""
 
     vectors: PoolJob | InvalidRequestError
     labels: PredictJob | InvalidRequestError
@@ -57,10 +63,10 @@ class SimilarityJob:
 class RootRequest(Parameters):
     """The body of ``POST /``: that of ``/embed``, ``/predict``, ``/similarity`` or ``/rerank``.
 
-    What is not said beside ``inputs`` may be said in ``parameters``.
+    Options may be given alongside ``inputs`` or in ``parameters``; the former count for more.
     """
 
-    inputs: str | list[str | int | list[str | int]] | SimilarityInputs | None = None
+    inputs: str | list[str | TokenId | list[str | TokenId]] | SimilarityInputs | None = None
     query: str | None = None
     texts: list[str] | None = None
     return_text: bool | None = None
@@ -69,14 +75,14 @@ class RootRequest(Parameters):
 
     @property
     def options(self) -> Parameters:
-        """Those of the body, and for the rest those of its ``parameters``."""
+        """The options of the body, and where it has none, those of its ``parameters``."""
         given = self.parameters or Parameters()
         names = [field.name for field in fields(Parameters)]
         chosen = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return evolve(given, **chosen)
 
     def job(self, network: NetworkConfig) -> InputsJob | SimilarityJob | ScoreJob:
-        """Return what is asked, in each way that the model may turn out to need. Raises ``InvalidRequestError``."""
+        """Return the jobs of the request, one for each kind of model. Raises ``InvalidRequestError``."""
         options = self.options
         if self.texts is not None:
             return self._reranking(self.texts, options, network)
@@ -91,14 +97,12 @@ class RootRequest(Parameters):
     def _reranking(self, texts: list[str], options: Parameters, network: NetworkConfig) -> ScoreJob:
         if self.query is None:
             raise InvalidRequestError("texts are ranked by a query, which is missing.", param="query")
-        request = RerankRequest(
-            query=self.query, texts=texts, raw_scores=options.raw_scores, **_reading_fields(options)
-        )
+        request = RerankRequest(query=self.query, texts=texts, raw_scores=options.raw_scores, **_text_options(options))
         return request.job(network)
 
 
-def _reading_fields(options: Parameters) -> dict[str, Any]:
-    return {field.name: getattr(options, field.name) for field in fields(Reading)}
+def _text_options(options: Parameters) -> dict[str, Any]:
+    return {field.name: getattr(options, field.name) for field in fields(TextOptions)}
 
 
 def _vectors(inputs: Any, options: Parameters, network: NetworkConfig) -> PoolJob | InvalidRequestError:
@@ -106,7 +110,7 @@ def _vectors(inputs: Any, options: Parameters, network: NetworkConfig) -> PoolJo
     if any(str in set(map(type, row)) for row in rows):
         return InvalidRequestError("inputs has texts in lists of lists, where token ids are taken.", param="inputs")
     request = EmbedRequest(
-        inputs=inputs, normalize=options.normalize, dimensions=options.dimensions, **_reading_fields(options)
+        inputs=inputs, normalize=options.normalize, dimensions=options.dimensions, **_text_options(options)
     )
     try:
         return request.dense(network)
@@ -115,46 +119,46 @@ def _vectors(inputs: Any, options: Parameters, network: NetworkConfig) -> PoolJo
 
 
 def _labels(inputs: Any, options: Parameters, network: NetworkConfig) -> PredictJob | InvalidRequestError:
-    request = PredictRequest(inputs=inputs, raw_scores=options.raw_scores, **_reading_fields(options))
+    request = PredictRequest(inputs=inputs, raw_scores=options.raw_scores, **_text_options(options))
     try:
         job = request.job(network)
     except InvalidRequestError as error:
         return error
-    # The hub's clients read the first of a list of answers here, even to a single text.
+    # The hub's clients take the first item of a list here, even for a single text.
     return evolve(job, is_batch=job.is_batch or isinstance(inputs, str))
 
 
-async def answer_root(call: Call[RootRequest, InputsJob | SimilarityJob | ScoreJob]) -> Answer:
-    """Answer as the route does that the request would be for.
+async def respond_root(call: Call[RootRequest, InputsJob | SimilarityJob | ScoreJob]) -> HttpResponse:
+    """Respond as the route for the request's fields and the model's main task does.
 
     Raises what that route raises. Cancellation: at once.
     """
     match call.job:
         case ScoreJob():
-            return await answer_rerank(call)  # type: ignore[arg-type]
+            return await respond_rerank(call)  # type: ignore[arg-type]
         case SimilarityJob(scoring=scoring):
-            return await answer_similarity(evolve(call, job=scoring))  # type: ignore[arg-type]
+            return await respond_similarity(evolve(call, job=scoring))  # type: ignore[arg-type]
         case InputsJob() as inputs:
-            return await _answer_inputs(call, inputs)
+            return await _respond_inputs(call, inputs)
 
 
-async def _answer_inputs(call: Call[RootRequest, Any], inputs: InputsJob) -> Answer:
+async def _respond_inputs(call: Call[RootRequest, Any], inputs: InputsJob) -> HttpResponse:
     able = call.model.folder.spec.tasks
     match next((task for task in MAIN_TASKS if task in able), None):
         case "embed":
-            return await answer_vectors(evolve(call, job=_readable(inputs.vectors)))
+            return await respond_vectors(evolve(call, job=_job_or_raise(inputs.vectors)))
         case "sparse_embed" | "token_embed" as task:
-            vectors: PoolJob = _readable(inputs.vectors)
+            vectors: PoolJob = _job_or_raise(inputs.vectors)
             job = evolve(vectors, tasks=(task,), normalize=call.wire.options.normalize)
-            return await answer_vectors(evolve(call, job=job))
+            return await respond_vectors(evolve(call, job=job))
         case "classify":
-            return await answer_predict(evolve(call, job=_readable(inputs.labels)))
+            return await respond_predict(evolve(call, job=_job_or_raise(inputs.labels)))
     if "score" in able:
         raise InvalidRequestError("This model ranks texts by a query: send query and texts.", param="texts")
     raise TaskNotSupportedError(f"The model {call.model.name!r} can only {', '.join(sorted(able))}; not on this route.")
 
 
-def _readable(reading: Any) -> Any:
-    if isinstance(reading, InvalidRequestError):
-        raise reading
-    return reading
+def _job_or_raise(job: Any) -> Any:
+    if isinstance(job, InvalidRequestError):
+        raise job
+    return job

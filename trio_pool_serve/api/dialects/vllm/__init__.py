@@ -1,1 +1,1 @@
-"""What clients of vLLM's pooling endpoints speak; Jina's and Cohere's rerankers too."""
+"""vLLM's pooling endpoints; Jina's and Cohere's rerankers too."""

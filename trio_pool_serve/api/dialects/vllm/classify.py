@@ -7,11 +7,12 @@ import msgspec
 import numpy as np
 from attrs import frozen
 
-from trio_pool_serve.api.fields.embedding_answers import Usage
+from trio_pool_serve.api.fields.embedding_responses import Usage
 from trio_pool_serve.api.fields.encodings import row_json
-from trio_pool_serve.api.fields.prompts import InputFields
-from trio_pool_serve.api.http.answer import Answer
+from trio_pool_serve.api.fields.input_fields import INPUT_FIELD_NAMES, InputFields
+from trio_pool_serve.api.fields.numbers import Priority, TruncationLength
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
+from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.tasks.input_params import InputParams
@@ -30,20 +31,20 @@ class ClassifyRequest(InputFields):
     model: str | None = None
     use_activation: bool | None = None
     activation: bool | None = None
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: TruncationLength | None = None
     truncation_side: TruncationSide | None = None
     prompt_name: str | None = None
     user: str | None = None
-    priority: int | None = None
+    priority: Priority | None = None
     request_id: str | None = None
 
     def job(self, network: NetworkConfig) -> PoolJob:
-        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        """Return the job of the request. Raises ``InvalidRequestError``."""
         raw = False in (self.use_activation, self.activation)
         return PoolJob(
             prompts=self.prompts(network),
             tasks=("classify",),
-            reading=InputParams(
+            input_params=InputParams(
                 truncate_to=self.truncate_prompt_tokens,
                 truncation_side=self.truncation_side or "right",
                 add_special_tokens=self.adds_special_tokens,
@@ -56,7 +57,7 @@ class ClassifyRequest(InputFields):
 
 @frozen(kw_only=True)
 class ClassifyItem:
-    """One text's class: the label of the greatest number, and the numbers of all."""
+    """One text's class: the label with the greatest number, and the numbers of all labels."""
 
     index: int
     label: str
@@ -67,7 +68,7 @@ class ClassifyItem:
 
 @frozen(kw_only=True)
 class ClassifyResponse:
-    """The answer of ``/classify``."""
+    """The response of ``/classify``."""
 
     id: str
     created: int
@@ -77,26 +78,24 @@ class ClassifyResponse:
     object: Literal["list"] = "list"
 
 
-async def answer_classify(call: Call[ClassifyRequest, PoolJob]) -> Answer:
+async def respond_classify(call: Call[ClassifyRequest, PoolJob]) -> HttpResponse:
     """Classify. Raises what ``pool`` raises. Cancellation: at once."""
     pooled = await pool(call.model, call.job, call.timings)
     rows: list[Vectors] = [row for (row,) in pooled.rows]  # type: ignore[misc]
-    labels = call.model.folder.spec.labels
 
     def item(index: int, row: Vectors) -> ClassifyItem:
-        best = int(np.argmax(row))
-        label = labels[best] if best < len(labels) else f"LABEL_{best}"
+        label = call.model.label(int(np.argmax(row)))
         return ClassifyItem(index=index, label=label, probs=msgspec.Raw(row_json(row, "float32")), num_classes=len(row))
 
-    def encode() -> Answer:
-        answer = ClassifyResponse(
+    def encode() -> HttpResponse:
+        response = ClassifyResponse(
             id=f"classify-{call.wire.request_id or call.request_id}",
             created=int(time.time()),
             model=call.model.name,
             data=[item(index, row) for index, row in enumerate(rows)],
             usage=Usage.of(pooled.prompt_tokens),
         )
-        return Answer(msgspec.json.encode(answer))
+        return HttpResponse.json(response)
 
     return await call.encode(encode, rows=len(rows), nbytes=sum(row.nbytes for row in rows))
 
@@ -104,8 +103,8 @@ async def answer_classify(call: Call[ClassifyRequest, PoolJob]) -> Answer:
 CLASSIFY: Endpoint[ClassifyRequest, PoolJob] = Endpoint(
     paths=("/classify", "/v1/classify"),
     wire=ClassifyRequest,
-    read=ClassifyRequest.job,
-    answer=answer_classify,
+    respond=respond_classify,
+    field_names=INPUT_FIELD_NAMES,
     response=ClassifyResponse,
     summary="Sort texts into the model's classes.",
     example={"input": ["I like structured concurrency.", "I have lost a task."]},

@@ -2,10 +2,10 @@
 
 from trio_pool_serve.api.dialects.openai import error_body
 from trio_pool_serve.api.dialects.vllm.classify import CLASSIFY
-from trio_pool_serve.api.dialects.vllm.pooling import POOLING
+from trio_pool_serve.api.dialects.vllm.pooling_requests import POOLING
 from trio_pool_serve.api.dialects.vllm.rerank import RERANK
-from trio_pool_serve.api.dialects.vllm.score import SCORE
-from trio_pool_serve.api.dialects.vllm.tokenize import DETOKENIZE, TOKENIZE
+from trio_pool_serve.api.dialects.vllm.scoring import SCORE
+from trio_pool_serve.api.dialects.vllm.tokens import DETOKENIZE, TOKENIZE
 from trio_pool_serve.api.http.endpoint import Dialect
 
 VLLM = Dialect(

@@ -1,44 +1,46 @@
-"""``/rerank`` as vLLM, Jina, Cohere's v1, infinity and litellm speak it: documents, best first.
+"""``/rerank`` of vLLM, Jina, Cohere's version 1, infinity and litellm: documents, best first.
 
-One answer is made for all of them: each reads some of its fields.
+One response serves them all: the clients of each use some of its fields.
 """
 
 from typing import Any, Literal
 
 import msgspec
-from attrs import Factory, frozen
+from attrs import frozen
 
-from trio_pool_serve.api.dialects.vllm.score import score_job
+from trio_pool_serve.api.dialects.cohere.meta import Meta, meta_of
+from trio_pool_serve.api.dialects.vllm.scoring import SCORE_FIELD_NAMES
 from trio_pool_serve.api.fields.contents import ContentInput, WireContent
-from trio_pool_serve.api.fields.embedding_answers import Usage
-from trio_pool_serve.api.fields.prompts import require_few
+from trio_pool_serve.api.fields.embedding_responses import Usage
+from trio_pool_serve.api.fields.input_fields import require_few
+from trio_pool_serve.api.fields.numbers import Priority, TokenCount, TopN, TruncationLength
 from trio_pool_serve.api.fields.ranking import ranked, require_top
-from trio_pool_serve.api.http.answer import Answer
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
+from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.tasks.input_params import InputParams
-from trio_pool_serve.tasks.score import ScoreJob
+from trio_pool_serve.tasks.score import ScoreJob, score
 from trio_pool_serve.tasks.score_inputs import ScoreInput, text_of
 
 
 @frozen
 class RerankDocument:
-    """A document in an answer: its text."""
+    """A document in a response: its text."""
 
     text: str
 
 
 @frozen(kw_only=True)
-class AskedDocument:
+class DocumentObject:
     """A document as an object: a text, or a content in parts."""
 
     text: str | None = None
     content: WireContent | None = None
 
     def side(self, network: NetworkConfig, place: str) -> ScoreInput:
-        """Return the document that stands at ``place``. Raises ``InvalidRequestError``."""
+        """Return the document; ``place`` is where it is in the request. Raises ``InvalidRequestError``."""
         if self.content is not None:
             return ContentInput(content=self.content).prompt(network, place)
         if self.text is None:
@@ -55,14 +57,14 @@ class RerankRequest:
     """
 
     query: str | ContentInput
-    documents: list[str | AskedDocument]
+    documents: list[str | DocumentObject]
     model: str | None = None
-    top_n: int | None = None
+    top_n: TopN | None = None
     return_documents: bool | None = None
-    max_tokens_per_query: int | None = None
-    max_tokens_per_doc: int | None = None
+    max_tokens_per_query: TokenCount | None = None
+    max_tokens_per_doc: TokenCount | None = None
     instruction: str | None = None
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: TruncationLength | None = None
     truncation_side: TruncationSide | None = None
     use_activation: bool | None = None
     activation: bool | None = None
@@ -70,11 +72,11 @@ class RerankRequest:
     rank_fields: Any = None
     max_chunks_per_doc: Any = None
     user: str | None = None
-    priority: int | None = None
+    priority: Priority | None = None
     request_id: str | None = None
 
     def job(self, network: NetworkConfig) -> ScoreJob:
-        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        """Return the job of the request. Raises ``InvalidRequestError``."""
         if not self.documents:
             raise EmptyInputError("documents is empty.", param="documents")
         require_few(self.documents, network, param="documents")
@@ -86,7 +88,7 @@ class RerankRequest:
                 document if isinstance(document, str) else document.side(network, f"documents[{index}]")
                 for index, document in enumerate(self.documents)
             ],
-            reading=InputParams(
+            input_params=InputParams(
                 truncate_to=self.truncate_prompt_tokens,
                 truncation_side=self.truncation_side or "right",
                 instruction=self.instruction,
@@ -100,7 +102,7 @@ class RerankRequest:
 
 @frozen(kw_only=True)
 class RerankResult:
-    """One document's place in the request, and its score."""
+    """One document's index in the request, and its score."""
 
     index: int
     relevance_score: float
@@ -108,46 +110,24 @@ class RerankResult:
 
 
 @frozen(kw_only=True)
-class ApiVersion:
-    """Which of Cohere's this answer is one of."""
-
-    version: str = "1"
-
-
-@frozen(kw_only=True)
-class BilledUnits:
-    """What Cohere would ask money for."""
-
-    search_units: int = 1
-
-
-@frozen(kw_only=True)
-class RerankMeta:
-    """What Cohere's clients read besides the results."""
-
-    api_version: ApiVersion = Factory(ApiVersion)
-    billed_units: BilledUnits = Factory(BilledUnits)
-
-
-@frozen(kw_only=True)
 class RerankResponse:
-    """The answer of ``/rerank``."""
+    """The response of ``/rerank``; ``meta`` is for Cohere's clients."""
 
     id: str
     model: str
     usage: Usage
     results: list[RerankResult]
-    meta: RerankMeta = Factory(RerankMeta)
+    meta: Meta
     object: Literal["rerank"] = "rerank"
 
 
-async def answer_rerank(call: Call[RerankRequest, ScoreJob]) -> Answer:
-    """Rerank. Raises what ``score_job`` raises. Cancellation: at once."""
-    scores = await score_job(call)
+async def respond_rerank(call: Call[RerankRequest, ScoreJob]) -> HttpResponse:
+    """Rerank. Raises what ``score`` raises. Cancellation: at once."""
+    scores = await score(call.model, call.job, call.timings)
     ranking = ranked(scores.values, call.wire.top_n)
     texts = list(map(text_of, call.job.documents)) if call.wire.return_documents is not False else None
 
-    def encode() -> Answer:
+    def encode() -> HttpResponse:
         results = [
             RerankResult(
                 index=index,
@@ -156,13 +136,14 @@ async def answer_rerank(call: Call[RerankRequest, ScoreJob]) -> Answer:
             )
             for index, value in ranking
         ]
-        answer = RerankResponse(
+        response = RerankResponse(
             id=f"rerank-{call.wire.request_id or call.request_id}",
             model=call.model.name,
             usage=Usage.of(scores.prompt_tokens),
             results=results,
+            meta=meta_of("1", search_units=1),
         )
-        return Answer(msgspec.json.encode(answer))
+        return HttpResponse.json(response)
 
     characters = 0 if texts is None else sum(len(texts[index]) for index, _ in ranking)
     return await call.encode(encode, rows=len(ranking), nbytes=characters)
@@ -171,8 +152,8 @@ async def answer_rerank(call: Call[RerankRequest, ScoreJob]) -> Answer:
 RERANK: Endpoint[RerankRequest, ScoreJob] = Endpoint(
     paths=("/rerank", "/v1/rerank"),
     wire=RerankRequest,
-    read=RerankRequest.job,
-    answer=answer_rerank,
+    respond=respond_rerank,
+    field_names=SCORE_FIELD_NAMES,
     response=RerankResponse,
     summary="Sort documents by how well they fit a query, best first.",
     example={

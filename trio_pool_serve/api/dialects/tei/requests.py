@@ -1,7 +1,4 @@
-"""What text-embeddings-inference's clients send, and what that asks of the tasks.
-
-Every optional field may be null.
-"""
+"""Requests of text-embeddings-inference, and their jobs. Every optional field may be null."""
 
 from collections.abc import Sequence
 
@@ -9,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
-from trio_pool_serve.api.fields.prompts import Input, prompts_of, require_few
+from trio_pool_serve.api.fields.input_fields import Input, prompts_of, require_few
+from trio_pool_serve.api.fields.numbers import Dimensions, TokenId
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.prompts import PairPrompt, Prompt, TextPrompt, TokensPrompt, TruncationSide
@@ -23,15 +21,15 @@ Sequences = str | list[str | list[str]]
 
 
 @frozen(kw_only=True)
-class Reading:
-    """How texts are read: fields that most requests have."""
+class TextOptions:
+    """Fields about truncation and prompts, which most requests have."""
 
     truncate: bool | None = None
     truncation_direction: str | None = None
     prompt_name: str | None = None
 
-    def reading(self, network: NetworkConfig) -> InputParams:
-        """Return this in the tasks' terms. Raises ``InvalidRequestError``."""
+    def input_params(self, network: NetworkConfig) -> InputParams:
+        """Return them as the job has them. Raises ``InvalidRequestError``."""
         truncate = network.auto_truncate if self.truncate is None else self.truncate
         return InputParams(
             truncate_to=-1 if truncate else None,
@@ -41,7 +39,7 @@ class Reading:
 
 
 def _side(direction: str | None) -> TruncationSide:
-    # Documented as Right and Left; clients write both in small letters too.
+    # Documented as Right and Left; clients send both in lower case too.
     match (direction or "right").lower():
         case "right":
             return "right"
@@ -53,31 +51,31 @@ def _side(direction: str | None) -> TruncationSide:
 
 
 @frozen(kw_only=True)
-class EmbedRequest(Reading):
+class EmbedRequest(TextOptions):
     """The body of ``/embed``, ``/embed_all`` and ``/embed_sparse``."""
 
     inputs: Input
     model: str | None = None
     normalize: bool | None = None
-    dimensions: int | None = None
+    dimensions: Dimensions | None = None
 
     def dense(self, network: NetworkConfig) -> PoolJob:
-        """Ask for a vector per text, of unit length unless said otherwise."""
+        """Return the job of a vector per text, of unit length unless ``normalize`` is false."""
         return self._job(network, "embed", normalize=self.normalize is not False)
 
     def all_tokens(self, network: NetworkConfig) -> PoolJob:
-        """Ask for a vector per token; their lengths are the model's own unless said otherwise."""
+        """Return the job of a vector per token; without ``normalize`` their lengths are the model's own."""
         return self._job(network, "token_embed", normalize=self.normalize)
 
     def sparse(self, network: NetworkConfig) -> PoolJob:
-        """Ask for weights over the vocabulary."""
+        """Return the job of weights over the vocabulary."""
         return self._job(network, "sparse_embed", normalize=None)
 
     def _job(self, network: NetworkConfig, task: PoolingTask, *, normalize: bool | None) -> PoolJob:
         return PoolJob(
             prompts=prompts_of(self.inputs, network, param="inputs"),
             tasks=(task,),
-            reading=self.reading(network),
+            input_params=self.input_params(network),
             dimensions=self.dimensions,
             normalize=normalize,
         )
@@ -85,14 +83,14 @@ class EmbedRequest(Reading):
 
 @frozen(eq=False)
 class PredictJob:
-    """Texts or pairs to classify; ``is_batch`` tells whether the answer is a list of answers."""
+    """Texts or pairs to classify; with ``is_batch``, the response is a list with an item for each."""
 
     pooling: PoolJob
     is_batch: bool
 
 
 @frozen(kw_only=True)
-class PredictRequest(Reading):
+class PredictRequest(TextOptions):
     """The body of ``/predict``. A list of texts is one text, or one pair; a list of lists is a batch."""
 
     inputs: Sequences
@@ -100,7 +98,7 @@ class PredictRequest(Reading):
     raw_scores: bool | None = None
 
     def job(self, network: NetworkConfig) -> PredictJob:
-        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        """Return the job of the request. Raises ``InvalidRequestError``."""
         kinds = set() if isinstance(self.inputs, str) else set(map(type, self.inputs))
         if len(kinds) > 1:
             raise InvalidRequestError("inputs mixes texts and lists.", param="inputs")
@@ -110,7 +108,7 @@ class PredictRequest(Reading):
         pooling = PoolJob(
             prompts=[_sequence(sequence) for sequence in sequences],
             tasks=("classify",),
-            reading=self.reading(network),
+            input_params=self.input_params(network),
             activation="raw" if self.raw_scores else "probabilities",
         )
         return PredictJob(pooling, is_batch)
@@ -128,7 +126,7 @@ def _sequence(sequence: object) -> Prompt:
 
 
 @frozen(kw_only=True)
-class RerankRequest(Reading):
+class RerankRequest(TextOptions):
     """The body of ``/rerank``."""
 
     query: str
@@ -138,21 +136,21 @@ class RerankRequest(Reading):
     return_text: bool | None = None
 
     def job(self, network: NetworkConfig) -> ScoreJob:
-        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        """Return the job of the request. Raises ``InvalidRequestError``."""
         if not self.texts:
             raise EmptyInputError("texts is empty.", param="texts")
         require_few(self.texts, network, param="texts")
         return ScoreJob(
             queries=[self.query],
             documents=self.texts,
-            reading=self.reading(network),
+            input_params=self.input_params(network),
             activation="raw" if self.raw_scores else "score",
         )
 
 
 @frozen(kw_only=True)
 class SimilarityInputs:
-    """A sentence, and those that it is compared with."""
+    """A sentence, and those it is compared with."""
 
     source_sentence: str
     sentences: list[str]
@@ -163,28 +161,28 @@ class SimilarityRequest:
     """The body of ``/similarity``."""
 
     inputs: SimilarityInputs
-    parameters: Reading | None = None
+    parameters: TextOptions | None = None
     model: str | None = None
 
     def job(self, network: NetworkConfig) -> ScoreJob:
-        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        """Return the job of the request. Raises ``InvalidRequestError``."""
         if not self.inputs.sentences:
             raise EmptyInputError("sentences is empty.", param="inputs")
         require_few(self.inputs.sentences, network, param="inputs")
         return ScoreJob(
             queries=[self.inputs.source_sentence],
             documents=self.inputs.sentences,
-            reading=(self.parameters or Reading()).reading(network),
+            input_params=(self.parameters or TextOptions()).input_params(network),
             symmetric=True,
         )
 
 
 @frozen(eq=False)
 class TokenizeJob:
-    """Texts to take apart."""
+    """Texts to tokenize."""
 
     texts: Sequence[str]
-    reading: InputParams
+    input_params: InputParams
 
 
 @frozen(kw_only=True)
@@ -197,18 +195,20 @@ class TokenizeRequest:
     prompt_name: str | None = None
 
     def job(self, network: NetworkConfig) -> TokenizeJob:
-        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        """Return the job of the request. Raises ``InvalidRequestError``."""
         texts = [self.inputs] if isinstance(self.inputs, str) else self.inputs
         if not texts:
             raise EmptyInputError("inputs is empty.", param="inputs")
         require_few(texts, network, param="inputs")
-        reading = InputParams(add_special_tokens=self.add_special_tokens is not False, prompt_name=self.prompt_name)
-        return TokenizeJob(texts, reading)
+        input_params = InputParams(
+            add_special_tokens=self.add_special_tokens is not False, prompt_name=self.prompt_name
+        )
+        return TokenizeJob(texts, input_params)
 
 
 @frozen(eq=False)
 class DecodeJob:
-    """Lists of token ids to put together, each int64, shape (tokens,)."""
+    """Lists of token ids to detokenize, each int64, shape (tokens,)."""
 
     ids: Sequence[npt.NDArray[np.int64]]
     skip_special_tokens: bool
@@ -218,12 +218,12 @@ class DecodeJob:
 class DecodeRequest:
     """The body of ``/decode``."""
 
-    ids: list[int | list[int]]
+    ids: list[TokenId | list[TokenId]]
     model: str | None = None
     skip_special_tokens: bool | None = None
 
     def job(self, network: NetworkConfig) -> DecodeJob:
-        """Return what is asked, in the task's terms. Raises ``InvalidRequestError``."""
+        """Return the job of the request. Raises ``InvalidRequestError``."""
         prompts = prompts_of(self.ids, network, param="ids")  # type: ignore[arg-type]
         ids = [prompt.token_ids for prompt in prompts if isinstance(prompt, TokensPrompt)]
         return DecodeJob(ids, self.skip_special_tokens is not False)

@@ -1,4 +1,4 @@
-"""Vectors as the answer of ``/v1/embeddings``, which several dialects share."""
+"""Responses of ``/v1/embeddings``, which several dialects share."""
 
 import json
 from collections.abc import Sequence
@@ -8,14 +8,14 @@ import msgspec
 from attrs import frozen
 
 from trio_pool_serve.api.fields.encodings import EmbedDtype, Endianness, row_base64, row_bytes, row_json
-from trio_pool_serve.api.http.answer import Answer
+from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.types import Vectors
 
 EncodingFormat: TypeAlias = Literal["float", "base64", "bytes", "bytes_only"]
 
 MAX_METADATA_BYTES = 4096
-"""Past this a ``metadata`` header would be refused by proxies and clients."""
+"""Proxies and clients refuse longer ``metadata`` headers."""
 
 MAX_METADATA_ROWS = 64
 """Each vector takes more than 64 bytes there."""
@@ -23,9 +23,9 @@ MAX_METADATA_ROWS = 64
 
 @frozen
 class VectorEncoding:
-    """How vectors go over the wire.
+    """How vectors are encoded in a response.
 
-    ``dtype_param`` is the field of the dialect that chose ``dtype``, for errors.
+    ``dtype_param`` is the field of the request that chose ``dtype``, for errors.
     """
 
     format: EncodingFormat = "float"
@@ -34,7 +34,7 @@ class VectorEncoding:
     dtype_param: str = "embed_dtype"
 
     def refuse_unencodable(self, *, rows: int, dimensions: int) -> None:
-        """Raise ``InvalidRequestError`` for an answer that cannot be written as asked, before it is computed."""
+        """Raise ``InvalidRequestError`` for vectors that cannot be encoded so, before they are computed."""
         if self.dtype in ("binary", "ubinary") and dimensions % 8:
             raise InvalidRequestError(
                 f"{self.dtype} needs a multiple of 8 dimensions, not {dimensions}.", param=self.dtype_param
@@ -47,7 +47,7 @@ class VectorEncoding:
 
     @property
     def byte_order(self) -> Endianness:
-        """The order asked for, by default the machine's own, but little-endian in base64."""
+        """The byte order: the request's, by default the machine's own, but little-endian in base64."""
         return self.endianness or ("little" if self.format == "base64" else "native")
 
     def json(self, vector: Vectors) -> msgspec.Raw:
@@ -70,13 +70,13 @@ class Usage:
 
     @classmethod
     def of(cls, tokens: int) -> "Usage":
-        """Return the usage of an answer for which so many tokens were read."""
+        """Return the usage of a request of so many tokens."""
         return cls(prompt_tokens=tokens, total_tokens=tokens)
 
 
 @frozen(kw_only=True)
 class EmbeddingItem:
-    """One vector of an answer."""
+    """One vector of a response."""
 
     index: int
     embedding: msgspec.Raw
@@ -85,7 +85,7 @@ class EmbeddingItem:
 
 @frozen(kw_only=True)
 class EmbeddingsResponse:
-    """The answer of ``/v1/embeddings``."""
+    """The response of ``/v1/embeddings``."""
 
     id: str
     created: int
@@ -100,17 +100,17 @@ def encode_embeddings(
     encoding: VectorEncoding,
     *,
     prompt_tokens: int,
-    answer_id: str,
+    response_id: str,
     model: str,
     created: int,
-) -> Answer:
-    """Return the answer: JSON, or the vectors' bytes one after the other."""
+) -> HttpResponse:
+    """Return the response: JSON, or the vectors' bytes one after the other."""
     usage = Usage.of(prompt_tokens)
     if encoding.format in ("bytes", "bytes_only"):
-        return encode_bytes(vectors, encoding, usage=usage, answer_id=answer_id, model=model, created=created)
+        return encode_bytes(vectors, encoding, usage=usage, response_id=response_id, model=model, created=created)
     items = [EmbeddingItem(index=index, embedding=encoding.json(vector)) for index, vector in enumerate(vectors)]
-    response = EmbeddingsResponse(id=answer_id, created=created, model=model, data=items, usage=usage)
-    return Answer(msgspec.json.encode(response))
+    response = EmbeddingsResponse(id=response_id, created=created, model=model, data=items, usage=usage)
+    return HttpResponse.json(response)
 
 
 def encode_bytes(
@@ -118,20 +118,20 @@ def encode_bytes(
     encoding: VectorEncoding,
     *,
     usage: Usage,
-    answer_id: str,
+    response_id: str,
     model: str,
     created: int,
-) -> Answer:
-    """Return the vectors' bytes one after the other, and for ``bytes`` a header that says which are whose.
+) -> HttpResponse:
+    """Return the vectors' bytes one after the other, for ``bytes`` with a header that says where each lies.
 
     A row of several vectors, shape (tokens, dimensions), is written one vector after the other.
     """
-    headers = {}
-    if encoding.format == "bytes":
-        described = {"id": answer_id, "created": created, "model": model, "usage": msgspec.to_builtins(usage)}
-        headers["metadata"] = _metadata(vectors, encoding, described)
     body = b"".join(encoding.bytes(vector) for vector in vectors)
-    return Answer(body, "application/octet-stream", headers)
+    response = HttpResponse(body, "application/octet-stream")
+    if encoding.format == "bytes":
+        described = {"id": response_id, "created": created, "model": model, "usage": msgspec.to_builtins(usage)}
+        response = response.with_headers({"metadata": _metadata(vectors, encoding, described)})
+    return response
 
 
 def _metadata(vectors: Sequence[Vectors], encoding: VectorEncoding, described: dict[str, object]) -> str:

@@ -1,27 +1,37 @@
-"""Inputs as clients send them, to prompts and limits on them."""
+"""Inputs: the fields of a request that become prompts, and the limits on them."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from attrs import frozen
 
-from trio_pool_serve.api.fields.image_inputs import InputObject
+from trio_pool_serve.api.fields.images import InputObject
 from trio_pool_serve.api.fields.messages import ConversationFields
+from trio_pool_serve.api.fields.numbers import TokenId
+from trio_pool_serve.api.http.endpoint import FieldNames
 from trio_pool_serve.api.http.payloads import PromptEmbeds
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.prompts import Prompt, TextPrompt, TokensPrompt
 
-Input = str | list[str | int | list[int]]
+Input = str | list[str | TokenId | list[TokenId]]
 """A text, texts, token ids, lists of token ids."""
 
-AnyInput = str | InputObject | list[str | int | list[int] | InputObject]
-"""Also texts and images that say what they are, among texts that do not."""
+AnyInput = str | InputObject | list[str | TokenId | list[TokenId] | InputObject]
+"""Also texts and images as objects, among texts that are strings."""
+
+
+INPUT_FIELD_NAMES: FieldNames = {
+    "prompts": ("messages", "prompt_embeds", "input"),
+    "template_kwargs": "chat_template_kwargs",
+    "truncate_to": "truncate_prompt_tokens",
+}
+"""What requests with ``InputFields`` call a job's fields."""
 
 
 @frozen(kw_only=True)
 class InputFields(ConversationFields):
-    """The fields of a request that say what is read: one of those that hold it is given."""
+    """The fields of a request with prompts: exactly one of ``input``, ``messages`` and ``prompt_embeds`` is given."""
 
     input: AnyInput | None = None
     prompt_embeds: PromptEmbeds | None = None
@@ -33,11 +43,11 @@ class InputFields(ConversationFields):
         return self.add_special_tokens is not False if self.messages is None else bool(self.add_special_tokens)
 
     def prompts(self, network: NetworkConfig) -> list[Prompt]:
-        """Return the prompts of whichever is given. Raises ``InvalidRequestError``."""
+        """Return the prompts of the field that is given. Raises ``InvalidRequestError``."""
         given = the_one_given(input=self.input, messages=self.messages, prompt_embeds=self.prompt_embeds)
         if given == "messages":
             return [self.conversation(network)]
-        self.refuse_beside(given)
+        self.refuse_chat_fields(given)
         if self.prompt_embeds is not None:
             require_few(self.prompt_embeds.items, network, param=given)
             return [*self.prompt_embeds.prompts()]
@@ -55,30 +65,30 @@ def the_one_given(**fields: object) -> str:
     return given[0]
 
 
-def prompts_of(asked: Input | AnyInput, network: NetworkConfig, *, param: str = "input") -> list[Prompt]:
-    """Tell apart the forms of an input. Raises ``InvalidRequestError``, which blames ``param``."""
-    if isinstance(asked, str):
-        return [TextPrompt(asked)]
-    if isinstance(asked, InputObject):
-        return [asked.prompt(place=param)]
-    if not asked:
+def prompts_of(given: Input | AnyInput, network: NetworkConfig, *, param: str = "input") -> list[Prompt]:
+    """Return the prompts of an input in any of its forms. Raises ``InvalidRequestError`` for the field ``param``."""
+    if isinstance(given, str):
+        return [TextPrompt(given)]
+    if isinstance(given, InputObject):
+        return [given.prompt(place=param)]
+    if not given:
         raise EmptyInputError(f"{param} is empty.", param=param)
-    kinds = set(map(type, asked))
+    kinds = set(map(type, given))
     if kinds == {str, InputObject} or kinds == {InputObject}:
-        require_few(asked, network, param=param)
+        require_few(given, network, param=param)
         return [
             TextPrompt(item) if isinstance(item, str) else item.prompt(place=f"{param}[{index}]")  # type: ignore[union-attr]
-            for index, item in enumerate(asked)
+            for index, item in enumerate(given)
         ]
     if len(kinds) > 1:
         raise InvalidRequestError(f"{param} mixes token ids and other inputs.", param=param)
     (kind,) = kinds
     if kind is int:
-        return [_tokens_prompt(asked, param)]  # type: ignore[arg-type]
-    require_few(asked, network, param=param)
+        return [_tokens_prompt(given, param)]  # type: ignore[arg-type]
+    require_few(given, network, param=param)
     if kind is str:
-        return [TextPrompt(text) for text in asked]  # type: ignore[arg-type]
-    return [_tokens_prompt(ids, param) for ids in asked]  # type: ignore[arg-type]
+        return [TextPrompt(text) for text in given]  # type: ignore[arg-type]
+    return [_tokens_prompt(ids, param) for ids in given]  # type: ignore[arg-type]
 
 
 def require_few(inputs: Sequence[object], network: NetworkConfig, *, param: str) -> None:
@@ -90,7 +100,4 @@ def require_few(inputs: Sequence[object], network: NetworkConfig, *, param: str)
 def _tokens_prompt(ids: list[int], param: str) -> TokensPrompt:
     if not ids:
         raise EmptyInputError("An input has no tokens.", param=param)
-    try:
-        return TokensPrompt(np.array(ids, dtype=np.int64))
-    except OverflowError as error:
-        raise InvalidRequestError("A token id is too large to be one.", param=param) from error
+    return TokensPrompt(np.array(ids, dtype=np.int64))

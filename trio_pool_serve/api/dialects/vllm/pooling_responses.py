@@ -1,30 +1,29 @@
-"""Whatever a model says about texts as the answer of ``/pooling``."""
+"""Responses of ``/pooling``."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
-import numpy as np
-import orjson
 from attrs import frozen
 
-from trio_pool_serve.api.fields.embedding_answers import Usage, VectorEncoding, encode_bytes
-from trio_pool_serve.api.http.answer import Answer
+from trio_pool_serve.api.fields.embedding_responses import Usage, VectorEncoding, encode_bytes
+from trio_pool_serve.api.fields.encodings import sparse_json
+from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.tasks.pool import Pooled, PooledRow
 from trio_pool_serve.types import PooledValue, SparseVector, Vectors
 
 T = TypeVar("T")
 
 PerTask: TypeAlias = T | Mapping[str, T]
-"""The one task's own, or by task if the request named them in ``tasks``."""
+"""The one task's value, or values by task if the request has ``tasks``."""
 
 
 @frozen(kw_only=True)
 class PoolingItem:
-    """What the model says about one text.
+    """The values of one text.
 
     ``data`` is an array of numbers for the text, an array of those for each of its tokens, base64 of either, or
-    an array of ``{"index", "value"}``. ``shape`` is told of base64 that holds an array for each token.
+    an array of ``{"index", "value"}``. ``shape`` is there with base64 that holds an array for each token.
     """
 
     index: int
@@ -35,7 +34,7 @@ class PoolingItem:
 
 @frozen(kw_only=True)
 class PoolingResponse:
-    """The answer of ``/pooling``."""
+    """The response of ``/pooling``."""
 
     id: str
     created: int
@@ -51,18 +50,18 @@ def encode_pooled(
     encoding: VectorEncoding,
     *,
     by_task: bool,
-    answer_id: str,
+    response_id: str,
     model: str,
     created: int,
-) -> Answer:
-    """Return the answer: JSON, or the bytes of one task's arrays one after the other.
+) -> HttpResponse:
+    """Return the response: JSON, or the bytes of one task's arrays one after the other.
 
-    ``tasks`` are those of the rows, and ``by_task`` has the values named by them.
+    ``tasks`` are those of the rows; with ``by_task`` the values are given by task.
     """
     usage = Usage.of(pooled.prompt_tokens)
     if encoding.format in ("bytes", "bytes_only"):
         arrays: list[Vectors] = [array for (array,) in pooled.rows]  # type: ignore[misc]
-        return encode_bytes(arrays, encoding, usage=usage, answer_id=answer_id, model=model, created=created)
+        return encode_bytes(arrays, encoding, usage=usage, response_id=response_id, model=model, created=created)
 
     def per_task(row: PooledRow, of: Callable[[PooledValue], T]) -> PerTask[T]:
         return dict(zip(tasks, map(of, row), strict=True)) if by_task else of(row[0])
@@ -74,21 +73,8 @@ def encode_pooled(
         return PoolingItem(index=index, data=data, shape=per_task(row, _shape))
 
     items = [item(index, row) for index, row in enumerate(pooled.rows)]
-    response = PoolingResponse(id=answer_id, created=created, model=model, data=items, usage=usage)
-    return Answer(msgspec.json.encode(response))
-
-
-def sparse_json(vector: SparseVector) -> bytes:
-    """Return a JSON array of ``{"index", "value"}``."""
-    if not len(vector.indices):
-        return b"[]"
-    pairs = zip(_numbers(vector.indices), _numbers(vector.values), strict=True)
-    return b"[" + b",".join(b'{"index":%b,"value":%b}' % pair for pair in pairs) + b"]"
-
-
-def nbytes_of(value: PooledValue) -> int:
-    """Return the bytes of a value's arrays."""
-    return value.indices.nbytes + value.values.nbytes if isinstance(value, SparseVector) else value.nbytes
+    response = PoolingResponse(id=response_id, created=created, model=model, data=items, usage=usage)
+    return HttpResponse.json(response)
 
 
 def _json(value: PooledValue, encoding: VectorEncoding) -> msgspec.Raw:
@@ -101,8 +87,3 @@ def _is_flat(value: PooledValue) -> bool:
 
 def _shape(value: PooledValue) -> list[int]:
     return [len(value.indices)] if isinstance(value, SparseVector) else list(value.shape)
-
-
-def _numbers(array: np.ndarray[tuple[int], np.dtype[np.int32]] | Vectors) -> list[bytes]:
-    """Return the JSON numbers of an array, shape (n,)."""
-    return orjson.dumps(np.ascontiguousarray(array), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")

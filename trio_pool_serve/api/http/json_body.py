@@ -1,4 +1,4 @@
-"""Request bodies to wire types."""
+"""JSON request bodies, decoded into wire types."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -7,42 +7,39 @@ from typing import TypeVar
 
 import msgspec
 
+from trio_pool_serve.api.http.endpoint import LOOP_BYTES
 from trio_pool_serve.api.http.payloads import payload_decoder
-from trio_pool_serve.api.http.received_body import Buffer, ReceivedBody
+from trio_pool_serve.api.http.request import HttpRequest
+from trio_pool_serve.api.http.request_body import Buffer
 from trio_pool_serve.errors import InvalidRequestError, UnsupportedMediaTypeError
 from trio_pool_serve.threads.offload import Offload
 
 T = TypeVar("T")
 
-LOOP_BYTES = 16 * 1024
-"""Bodies and answers up to this size are decoded and encoded on the loop. Texts and base64 take less time
-than a thread hop then, token ids and decimal numbers about two (``benchmarks/hop_size.py``)."""
-
 NO_CUTS: Mapping[str, memoryview] = MappingProxyType({})
 
 
-async def read_body(
-    body: ReceivedBody, mimetype: str, parse: Callable[[Buffer], T], offload: Offload, *, timeout_s: float
-) -> T:
-    """Return what ``parse`` makes of a JSON body of that content type, on the loop only if it is small.
+async def read_body(request: HttpRequest, decode: Callable[[Buffer], T], offload: Offload, *, timeout_s: float) -> T:
+    """Return what ``decode`` makes of a request's JSON body, on the loop only if it is small.
 
-    Raises ``UnsupportedMediaTypeError``, ``BodyTimeoutError``, ``PayloadTooLargeError`` and what ``parse`` raises.
-    Cancellation: at once while the body arrives; a parse that runs is finished.
+    Raises ``UnsupportedMediaTypeError``, ``BodyTimeoutError``, ``PayloadTooLargeError`` and what ``decode`` raises.
+    Cancellation: at once while the body arrives; decoding that has begun is finished.
     """
+    mimetype = request.mimetype
     if mimetype and mimetype != "application/json" and not mimetype.endswith("+json"):
         raise UnsupportedMediaTypeError(f"The body must be application/json, not {mimetype}.")
-    taken = await body.take(timeout_s)
-    if len(taken) <= LOOP_BYTES:
-        return parse(taken)
-    return await offload.run("render", lambda: parse(taken))
+    body = await request.body.take(timeout_s)
+    if len(body) <= LOOP_BYTES:
+        return decode(body)
+    return await offload.run("render", lambda: decode(body))
 
 
 def decode_json(
     body: Buffer | bytes, wire_type: type[T], *, strict: bool = False, cuts: Mapping[str, memoryview] = NO_CUTS
 ) -> T:
-    """Decode a body; ``strict`` refuses fields that nobody knows. Raises ``InvalidRequestError``.
+    """Decode a body. Raises ``InvalidRequestError``, with ``strict`` also for unknown fields.
 
-    ``cuts`` are the payloads that have been cut out of it, by what stands in their place.
+    ``cuts`` are the payloads that have been cut out of the body, by the placeholders left there.
     """
     try:
         decoded = msgspec.json.decode(body, type=wire_type, dec_hook=payload_decoder(cuts))
@@ -65,6 +62,6 @@ def _refuse_unknown(body: Buffer | bytes, wire_type: type) -> None:
 
 
 def _param(message: str) -> str | None:
-    """Return the field that a message of msgspec blames: ``… - at `$.input[0]``` is ``input``."""
+    """Return the field that a message of msgspec names: ``… - at `$.input[0]``` is ``input``."""
     found = re.search(r"at `\$\.(\w+)", message) or re.search(r"field `(\w+)`", message)
     return found[1] if found else None

@@ -1,4 +1,4 @@
-"""Images among inputs, as clients send them."""
+"""Images among inputs."""
 
 from collections.abc import Sequence
 
@@ -11,19 +11,19 @@ from trio_pool_serve.prompts import ContentPrompt, ImagePart, Prompt, TextPart, 
 LONGEST_SCHEME = 32
 
 
-def image_part(asked: str, *, place: str) -> ImagePart:
-    """Return an image that is given as a URL, or as base64 and nothing else. Raises ``EmptyInputError``."""
-    if not asked:
+def image_part(image: str, *, place: str) -> ImagePart:
+    """Return the part for a URL of an image, or for its bytes in bare base64. Raises ``EmptyInputError``."""
+    if not image:
         raise EmptyInputError("An image is empty.", param=field_of(place))
-    return ImagePart(asked if ":" in asked[:LONGEST_SCHEME] else f"data:;base64,{asked}", place)
+    return ImagePart(image if ":" in image[:LONGEST_SCHEME] else f"data:;base64,{image}", place)
 
 
-def image_prompts(asked: str | Sequence[object], network: NetworkConfig, *, param: str = "input") -> list[Prompt]:
-    """Return a prompt for each of several images, or for one.
+def image_prompts(given: str | Sequence[object], network: NetworkConfig, *, param: str = "input") -> list[Prompt]:
+    """Return a prompt for each of several images, or for one; ``param`` is the field that they are in.
 
-    Raises ``InvalidRequestError``, which blames ``param``, if anything else is among them, or too much.
+    Raises ``InvalidRequestError`` for anything but strings, and for too many.
     """
-    images = [asked] if isinstance(asked, str) else asked
+    images = [given] if isinstance(given, str) else given
     if not images:
         raise EmptyInputError(f"{param} is empty.", param=param)
     if len(images) > network.max_inputs_per_request:
@@ -32,14 +32,14 @@ def image_prompts(asked: str | Sequence[object], network: NetworkConfig, *, para
     for index, image in enumerate(images):
         if not isinstance(image, str):
             raise InvalidRequestError("Images are given as URLs, or as their bytes in base64.", param=param)
-        place = param if images is not asked else f"{param}[{index}]"
+        place = param if images is not given else f"{param}[{index}]"
         prompts.append(ContentPrompt((image_part(image, place=place),)))
     return prompts
 
 
 @frozen(kw_only=True)
 class InputObject:
-    """An input that says what it is, as Jina's clients send it; a text and an image make one vector together.
+    """An input as an object, as Jina's clients send it; a text and an image make one vector together.
 
     ``image`` is a URL, or base64.
     """
@@ -48,7 +48,7 @@ class InputObject:
     image: str | None = None
 
     def prompt(self, *, place: str) -> Prompt:
-        """Return what is to be read; ``place`` is where it stands. Raises ``InvalidRequestError`` for nothing."""
+        """Return the prompt; ``place`` is where it is in the request. Raises ``InvalidRequestError`` if it is empty."""
         if self.image is not None:
             parts = () if self.text is None else (TextPart(self.text),)
             return ContentPrompt((*parts, image_part(self.image, place=f"{place}.image")))

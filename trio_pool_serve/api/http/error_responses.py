@@ -1,13 +1,17 @@
-"""Errors on the wire: the one table from error to status, written by the dialect of the route."""
+"""Error responses: the one table from error to status, and bodies as the dialects write them."""
 
 import logging
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
+
 from trio_pool_serve import errors
-from trio_pool_serve.api.http.answer import Answer
-from trio_pool_serve.api.http.endpoint import Dialect, WireError
+from trio_pool_serve.api.http.endpoint import Dialect, DialectEndpoint, WireError
+from trio_pool_serve.api.http.request import HttpRequest
+from trio_pool_serve.api.http.response import HttpResponse
 
 logger = logging.getLogger(__name__)
 
@@ -25,19 +29,32 @@ TABLE: dict[type[errors.PoolServeError], tuple[int, str]] = {
     errors.DeadlineExceededError: (504, "DeadlineExceeded"),
     errors.PoolServeError: (500, "InternalServerError"),
 }
-"""Status and ``type``; a subclass of a listed error shares its row."""
+"""Status and ``type``; a subclass of a listed error has its row."""
 
 MAX_MESSAGE = 1000
 """Characters; messages quote what clients sent, which may be megabytes."""
 
 
-def describe(error: Exception, request_id: str) -> WireError:
-    """Return what clients are told about an error; the log gets the rest of what nobody foresaw."""
+TYPES = dict(TABLE.values())
+
+
+def describe(error: Exception, request_id: str, endpoint: DialectEndpoint | None = None, wire: Any = None) -> WireError:
+    """Return what the client is shown of an error; unexpected ones are logged, and only their request's id is shown.
+
+    Fields are called by the names that they have at the ``endpoint`` that ``wire`` was decoded for.
+    """
+    if isinstance(error, HTTPException) and error.code is not None:  # of Quart, or of a route that a user has added
+        kind = TYPES.get(error.code, type(error).__name__)
+        return WireError(error.code, kind, error.description or error.name, None, request_id)
     if not isinstance(error, errors.PoolServeError):
         logger.error("request %s failed", request_id, exc_info=error)
         error = errors.PoolServeError("Internal error.")
     status, kind = next(TABLE[base] for base in type(error).__mro__ if base in TABLE)
-    message = str(error)
+    message, param = str(error), getattr(error, "param", None)
+    if isinstance(error, errors.InvalidRequestError) and error.field is not None and endpoint is not None:
+        name_of = partial(endpoint.endpoint.name_of, wire=wire)
+        message, param = error.message_with(name_of), name_of(error.field)
+    message = message.encode(errors="replace").decode()  # a chat template can raise lone surrogates
     if len(message) > MAX_MESSAGE:
         message = f"{message[:MAX_MESSAGE]}…"
     if status == 500:
@@ -46,7 +63,7 @@ def describe(error: Exception, request_id: str) -> WireError:
         status,
         kind,
         message,
-        getattr(error, "param", None),
+        param,
         request_id,
         is_empty_input=isinstance(error, errors.EmptyInputError),
         is_unsupported_task=isinstance(error, errors.TaskNotSupportedError),
@@ -54,7 +71,7 @@ def describe(error: Exception, request_id: str) -> WireError:
 
 
 def write_error(error: WireError, dialects: Sequence[Dialect]) -> tuple[int, Any]:
-    """Return status and body in a dialect; if any of several may be the client's, with the fields of all.
+    """Return the status and the body of an error in a dialect, or in several at once: then with the fields of all.
 
     The last one's status counts, and its fields do where others have the same.
     """
@@ -62,9 +79,9 @@ def write_error(error: WireError, dialects: Sequence[Dialect]) -> tuple[int, Any
     return written[-1][0], {name: value for _, body in written for name, value in body.items()}
 
 
-def answer_error(error: Exception, request_id: str, dialects: Sequence[Dialect]) -> Answer:
-    """Return what a client is told about an error, in a dialect or in several at once."""
-    status, body = write_error(describe(error, request_id), dialects)
+def error_response(error: Exception, request: HttpRequest, dialects: Sequence[Dialect]) -> HttpResponse:
+    """Return the response to a request that failed, in a dialect or in several at once."""
+    status, body = write_error(describe(error, request.request_id, request.claimed_by, request.wire), dialects)
     headers = {}
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
@@ -72,4 +89,8 @@ def answer_error(error: Exception, request_id: str, dialects: Sequence[Dialect])
         headers["retry-after-ms"] = str(round(retry_after_s * 1000))
     if status == 401:
         headers["www-authenticate"] = "Bearer"
-    return Answer.json(body, status).also_saying(headers)
+    if isinstance(error, errors.MethodNotAllowedError):
+        headers["allow"] = error.allowed
+    if isinstance(error, MethodNotAllowed):
+        headers["allow"] = ", ".join(sorted(error.valid_methods or ()))
+    return HttpResponse.json(body, status).with_headers(headers)

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
-from trio_pool_serve.api.http.answer import Answer
+from trio_pool_serve.api.fields.numbers import TokenId
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
+from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.tasks.tokenize import detokenize, tokenize
@@ -24,8 +24,8 @@ class TokenizeRequest:
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
-    def text(self, network: NetworkConfig) -> str:
-        """Return what is to be tokenised. Raises ``InvalidRequestError``."""
+    def job(self, network: NetworkConfig) -> str:
+        """Return the text to be tokenized. Raises ``InvalidRequestError``."""
         del network  # bounds numbers of inputs; this is one
         if self.prompt is not None:
             return self.prompt
@@ -36,7 +36,7 @@ class TokenizeRequest:
 
 @frozen(kw_only=True)
 class TokenizeResponse:
-    """The answer of ``/tokenize``; ``token_strs`` as the vocabulary writes them."""
+    """The response of ``/tokenize``; ``token_strs`` are the vocabulary's entries."""
 
     count: int
     max_model_len: int
@@ -44,63 +44,54 @@ class TokenizeResponse:
     token_strs: list[str] | None
 
 
-async def answer_tokenize(call: Call[TokenizeRequest, str]) -> Answer:
+async def respond_tokenize(call: Call[TokenizeRequest, str]) -> HttpResponse:
     """Tokenize. Raises what ``tokenize`` raises. Cancellation: at once."""
     special = call.wire.add_special_tokens is not False
-    try:
-        (tokens,) = await tokenize(call.model, [call.job], add_special_tokens=special)
-    except InvalidRequestError as error:
-        error.param = "prompt"
-        raise
+    (tokens,) = await tokenize(call.model, [call.job], add_special_tokens=special)
 
-    def encode() -> Answer:
-        answer = TokenizeResponse(
+    def encode() -> HttpResponse:
+        response = TokenizeResponse(
             count=len(tokens),
             max_model_len=call.model.renderer.max_model_len,
             tokens=[token.id for token in tokens],
             token_strs=[token.piece for token in tokens] if call.wire.return_token_strs else None,
         )
-        return Answer(msgspec.json.encode(answer))
+        return HttpResponse.json(response)
 
     return await call.encode(encode, rows=len(tokens), nbytes=len(call.job))
 
 
 @frozen(kw_only=True)
 class DetokenizeRequest:
-    """The body of ``/detokenize``. Every optional field may be null."""
+    """The body of ``/detokenize``, and of Cohere's ``/v1/detokenize``. Every optional field may be null."""
 
-    tokens: list[int]
+    tokens: list[TokenId]
     model: str | None = None
 
-    def ids(self, network: NetworkConfig) -> npt.NDArray[np.int64]:
-        """Return the token ids. Raises ``InvalidRequestError``."""
+    def job(self, network: NetworkConfig) -> npt.NDArray[np.int64]:
+        """Return the token ids."""
         del network  # bounds numbers of inputs; this is one
-        try:
-            return np.array(self.tokens, dtype=np.int64)
-        except OverflowError as error:
-            raise InvalidRequestError("A token id is too large to be one.", param="tokens") from error
+        return np.array(self.tokens, dtype=np.int64)
 
 
 @frozen(kw_only=True)
 class DetokenizeResponse:
-    """The answer of ``/detokenize``."""
+    """The response of ``/detokenize``."""
 
     prompt: str
 
 
-async def answer_detokenize(call: Call[DetokenizeRequest, npt.NDArray[np.int64]]) -> Answer:
+async def respond_detokenize(call: Call[DetokenizeRequest, npt.NDArray[np.int64]]) -> HttpResponse:
     """Detokenize, special tokens too. Raises what ``detokenize`` raises. Cancellation: at once."""
     (text,) = await detokenize(call.model, [call.job], skip_special_tokens=False)
-    return await call.encode(
-        lambda: Answer(msgspec.json.encode(DetokenizeResponse(prompt=text))), rows=1, nbytes=len(text)
-    )
+    return await call.encode(lambda: HttpResponse.json(DetokenizeResponse(prompt=text)), rows=1, nbytes=len(text))
 
 
 TOKENIZE: Endpoint[TokenizeRequest, str] = Endpoint(
     paths=("/tokenize",),
     wire=TokenizeRequest,
-    read=TokenizeRequest.text,
-    answer=answer_tokenize,
+    respond=respond_tokenize,
+    field_names={"prompts": "prompt"},
     response=TokenizeResponse,
     summary="Show the tokens that the model would read.",
     example={"prompt": "A nursery owns its tasks.", "return_token_strs": True},
@@ -109,8 +100,8 @@ TOKENIZE: Endpoint[TokenizeRequest, str] = Endpoint(
 DETOKENIZE: Endpoint[DetokenizeRequest, npt.NDArray[np.int64]] = Endpoint(
     paths=("/detokenize",),
     wire=DetokenizeRequest,
-    read=DetokenizeRequest.ids,
-    answer=answer_detokenize,
+    respond=respond_detokenize,
+    field_names={"token_ids": "tokens"},
     response=DetokenizeResponse,
     summary="Turn tokens back into text.",
     example={"tokens": [5, 6, 7]},

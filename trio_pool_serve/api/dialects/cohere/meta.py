@@ -1,4 +1,4 @@
-"""What Cohere's requests and answers have in common."""
+"""Fields that Cohere's requests and responses have in common."""
 
 from typing import Literal, TypeAlias
 
@@ -7,31 +7,31 @@ from attrs import frozen
 from trio_pool_serve.tasks.input_params import InputParams
 
 Truncate: TypeAlias = Literal["NONE", "START", "END"]
-"""Which end of a text that is too long is cut off."""
+"""The end of a text at which it is cut when it is too long."""
 
 
 @frozen(kw_only=True)
 class ApiVersion:
-    """Of the API, not of the server."""
+    """The version of the API, not of the server."""
 
     version: str
 
 
 @frozen(kw_only=True)
 class Meta:
-    """What each answer says about itself."""
+    """The ``meta`` of each response."""
 
     api_version: ApiVersion
     billed_units: dict[str, int]
 
 
 def meta_of(version: str, **billed_units: int) -> Meta:
-    """Return what an answer of a version of the API says."""
+    """Return the ``meta`` of a response of a version of the API."""
     return Meta(api_version=ApiVersion(version=version), billed_units=billed_units)
 
 
-def reading_of(truncate: Truncate | None) -> InputParams:
-    """Return how texts are read; by default their ends are cut off, as Cohere does it."""
+def input_params_of(truncate: Truncate | None) -> InputParams:
+    """Return how texts are truncated: by default at their ends, as Cohere does it."""
     return InputParams(
         truncate_to=None if truncate == "NONE" else -1, truncation_side="left" if truncate == "START" else "right"
     )

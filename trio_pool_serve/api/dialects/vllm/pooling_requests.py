@@ -1,16 +1,17 @@
-"""``/pooling`` of vLLM: whatever a model says about texts, several things from one forward pass if asked."""
+"""``/pooling`` of vLLM: any of a model's tasks, or several from one forward pass."""
 
 import time
 from functools import partial
 
 from attrs import evolve, frozen
 
-from trio_pool_serve.api.dialects.openai import EmbeddingsRequest
-from trio_pool_serve.api.dialects.vllm.pooling_answers import PoolingResponse, encode_pooled, nbytes_of
-from trio_pool_serve.api.fields.purposes import for_purpose
-from trio_pool_serve.api.http.answer import Answer
+from trio_pool_serve.api.dialects.openai import EMBEDDINGS_FIELD_NAMES, EmbeddingsRequest
+from trio_pool_serve.api.dialects.vllm.pooling_responses import PoolingResponse, encode_pooled
+from trio_pool_serve.api.fields.encodings import nbytes_of
+from trio_pool_serve.api.fields.input_types import with_input_type
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
-from trio_pool_serve.api.routes.models import PREFERENCE
+from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.api.routes.model_list import TASK_PREFERENCE
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, TaskNotSupportedError
 from trio_pool_serve.tasks.job import PoolJob
@@ -23,8 +24,8 @@ from trio_pool_serve.types import PoolingTask
 class PoolingRequest(EmbeddingsRequest):
     """The body of ``/pooling``. Every optional field may be null.
 
-    ``tasks`` instead of ``task`` asks for several at once. ``input_type`` says what the texts are for: a ``query``, a
-    ``document``. ``activation`` is an old name of ``use_activation``.
+    ``tasks`` instead of ``task`` asks for several at once. ``input_type`` says what the texts are embedded for:
+    ``query``, ``document``. ``activation`` is an old name of ``use_activation``.
     """
 
     task: str | None = None
@@ -34,7 +35,7 @@ class PoolingRequest(EmbeddingsRequest):
     activation: bool | None = None
 
     def job(self, network: NetworkConfig) -> PoolJob:
-        """Return what is asked, in the task's terms; no tasks stand for the model's own. Raises as the base class."""
+        """Return the job of the request; no tasks stand for the model's main task. Raises as the base class."""
         if self.stream:
             raise InvalidRequestError("/pooling has no stream; /v1/embeddings has.", param="stream")
         raw = False in (self.use_activation, self.activation)
@@ -53,13 +54,13 @@ class PoolingRequest(EmbeddingsRequest):
         return tasks
 
 
-async def answer_pooling(call: Call[PoolingRequest, PoolJob]) -> Answer:
+async def respond_pooling(call: Call[PoolingRequest, PoolJob]) -> HttpResponse:
     """Pool. Raises what ``pool`` raises. Cancellation: at once."""
     model, encoding = call.model, call.wire.encoding
-    asked = for_purpose(call.job, call.wire.input_type, model)
-    job = evolve(asked, tasks=asked.tasks or (main_task(model),))
+    job = with_input_type(call.job, call.wire.input_type, model)
+    job = evolve(job, tasks=job.tasks or (main_task(model),))
     for name in job.tasks:
-        task = task_named(name, param="task" if call.wire.tasks is None else "tasks")
+        task = task_named(name)
         model.require(task.needs)
         _refuse_unencodable(call, job, task.needs)
     pooled = await pool(model, job, call.timings)
@@ -69,7 +70,7 @@ async def answer_pooling(call: Call[PoolingRequest, PoolJob]) -> Answer:
         job.tasks,
         encoding,
         by_task=call.wire.tasks is not None,
-        answer_id=f"pooling-{call.wire.request_id or call.request_id}",
+        response_id=f"pooling-{call.wire.request_id or call.request_id}",
         model=model.name,
         created=int(time.time()),
     )
@@ -78,16 +79,16 @@ async def answer_pooling(call: Call[PoolingRequest, PoolJob]) -> Answer:
 
 
 def main_task(model: Model) -> PoolingTask:
-    """Return what a model is asked for if nothing is said. Raises ``TaskNotSupportedError``."""
+    """Return the task that a model does by default. Raises ``TaskNotSupportedError``."""
     able = model.folder.spec.tasks
-    for task in PREFERENCE:
+    for task in TASK_PREFERENCE:
         if task in able and task != "score":
             return task
     raise TaskNotSupportedError(f"The model {model.name!r} has nothing to pool; it can: {', '.join(sorted(able))}.")
 
 
 def _refuse_unencodable(call: Call[PoolingRequest, PoolJob], job: PoolJob, task: PoolingTask) -> None:
-    """Raise ``InvalidRequestError`` for an answer that cannot be written as asked, before it is computed."""
+    """Raise ``InvalidRequestError`` if the values cannot be encoded as wanted, before they are computed."""
     encoding = call.wire.encoding
     if task == "sparse_embed":
         if encoding.format in ("bytes", "bytes_only"):
@@ -101,9 +102,9 @@ def _refuse_unencodable(call: Call[PoolingRequest, PoolJob], job: PoolJob, task:
 POOLING: Endpoint[PoolingRequest, PoolJob] = Endpoint(
     paths=("/pooling",),
     wire=PoolingRequest,
-    read=PoolingRequest.job,
-    answer=answer_pooling,
+    respond=respond_pooling,
+    field_names={**EMBEDDINGS_FIELD_NAMES, "tasks": ("tasks", "task")},
     response=PoolingResponse,
-    summary="What the model says about each text: vectors, labels, or either for each token.",
+    summary="Do a task of the model for each text: vectors, labels, or either for each token.",
     example={"input": ["A nursery owns its tasks.", "Every task has a parent."]},
 )

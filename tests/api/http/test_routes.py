@@ -1,0 +1,238 @@
+"""Every route of the server is found in one table, by method and path."""
+
+import json
+from collections.abc import AsyncIterator, Mapping
+
+import attrs
+import httpx
+import pytest
+import trio
+
+from tests.conftest import client_of, listening, running
+from trio_pool_serve.api.http.request import HttpRequest
+from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.api.http.route_table import RouteTable
+from trio_pool_serve.app import create_app
+from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.service import Service
+
+VECTOR = {"input": [[7]]}
+OPENAI, TEI = {"error"}, {"error", "error_type"}
+ALL_EMBEDDINGS = {"error", "detail"}
+
+
+@pytest.fixture
+async def guarded(config, scripted) -> AsyncIterator[Service]:
+    network = attrs.evolve(config.network, api_key="s3cret", max_body_bytes=65_536)
+    async with running(Service(attrs.evolve(config, network=network), lambda *_: scripted)) as service:
+        yield service
+
+
+async def chunks() -> AsyncIterator[bytes]:
+    yield b'{"input"'
+    yield b": [[7]]}"
+
+
+async def ask(client: httpx.AsyncClient, method: str, path: str, **options) -> httpx.Response:
+    headers = {"x-request-id": "mine", "authorization": "Bearer s3cret", **options.pop("headers", {})}
+    # The whole URL: of a path that begins with two slashes, httpx takes the beginning for a host.
+    url = str(client.base_url).removesuffix("/") + path
+    return await client.request(method, url, headers=headers, **options)
+
+
+async def raw(url: str, head: str, *, body: bytes = b"") -> bytes:
+    """Return all that the server sends in answer to a request whose head is given line by line."""
+    lines = [*head.split("\n"), "Host: x", "Connection: close", "Authorization: Bearer s3cret"]
+    received = b""
+    async with await trio.open_tcp_stream("127.0.0.1", int(url.rsplit(":", 1)[1])) as stream:
+        await stream.send_all("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+        while more := await stream.receive_some():
+            received += more
+    return received
+
+
+def status_of(received: bytes) -> int:
+    return int(received.split(b" ", 2)[1])
+
+
+RESPONSES: Mapping[str, tuple[str, str, Mapping[str, object], int, set[str]]] = {
+    "a vector": ("POST", "/v1/embeddings", {"json": VECTOR}, 200, {"data", "usage"}),
+    "a body in chunks": (
+        "POST",
+        "/v1/embeddings",
+        {"content": chunks, "headers": {"content-type": "application/json"}},
+        200,
+        {"data", "usage"},
+    ),
+    "an error": ("POST", "/v1/embeddings", {"json": {"input": 5}}, 400, OPENAI),
+    "an error of another dialect": ("POST", "/embed", {"json": {"inputs": 5.5}}, 422, TEI),
+    "not JSON by its type": ("POST", "/embed", {"content": b"{}", "headers": {"content-type": "text/plain"}}, 415, TEI),
+    "no body": ("POST", "/v1/embeddings", {}, 400, OPENAI),
+    "too large": ("POST", "/v1/embeddings", {"content": b"x" * 70_000}, 413, ALL_EMBEDDINGS),
+    "a bad deadline": ("POST", "/embed", {"json": {"inputs": "a"}, "headers": {"x-request-timeout": "soon"}}, 422, TEI),
+    "an unknown model": ("POST", "/v1/embeddings", {"json": {**VECTOR, "model": "other"}}, 404, OPENAI),
+    "no key": ("POST", "/v1/embeddings", {"json": VECTOR, "headers": {"authorization": ""}}, 401, ALL_EMBEDDINGS),
+    "a probe": ("GET", "/health", {}, 200, {"status"}),
+    "a probe without a key": ("GET", "/readyz", {"headers": {"authorization": ""}}, 200, {"status"}),
+    "a probe with a body": ("GET", "/health", {"content": b"x" * 2000}, 200, {"status"}),
+    "a probe of two slashes": ("GET", "//health", {"headers": {"authorization": ""}}, 200, {"status"}),
+    "a path of two slashes": ("POST", "//embed", {"json": {"inputs": 5.5}}, 422, TEI),
+    "two slashes within a path": ("POST", "/v1//embeddings", {"json": VECTOR}, 200, {"data", "usage"}),
+    "percent-encoding": ("GET", "/%68ealth", {}, 200, {"status"}),
+    "a query": ("GET", "/health?verbose=1", {}, 200, {"status"}),
+    "a slash at the end": ("POST", "/v1/embeddings/", {"json": VECTOR}, 404, OPENAI),
+    "an encoded slash": ("POST", "/v1%2Fembeddings", {"json": VECTOR}, 200, {"data", "usage"}),
+    "nothing": ("GET", "/nothing", {}, 404, OPENAI),
+    "nothing without a key": ("GET", "/nothing", {"headers": {"authorization": ""}}, 401, OPENAI),
+    "no asset": ("GET", "/docs/oauth2-redirect.html", {}, 404, OPENAI),
+    "TEI's info": ("GET", "/info", {}, 200, {"model_id", "version"}),
+    "TEI's info without a key": ("GET", "/info", {"headers": {"authorization": ""}}, 401, TEI),
+    "models without a key": ("GET", "/v1/models", {"headers": {"authorization": ""}}, 401, OPENAI),
+    "clearing a cache": ("POST", "/reset_mm_cache", {}, 200, {"status"}),
+}
+
+
+async def test_each_route_has_its_status_and_its_dialect(guarded):
+    async with listening(guarded) as url, client_of(url) as client:
+        for name, (method, path, options, status, fields) in RESPONSES.items():
+            given = {**options, "content": chunks()} if options.get("content") is chunks else dict(options)
+            answer = await ask(client, method, path, **given)
+            assert answer.status_code == status, name
+            assert answer.headers["content-type"] == "application/json", name
+            assert fields <= answer.json().keys(), name
+            assert answer.headers["x-request-id"] == "mine", name
+            is_task = method == "POST" and path not in ("/reset_mm_cache", "/v1/embeddings/") and status != 401
+            assert ("server-timing" in answer.headers) == is_task, name
+
+
+async def test_bytes_and_events_have_their_own_headers(client):
+    answer = await client.post("/v1/embeddings", json={**VECTOR, "encoding_format": "bytes"})
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert json.loads(answer.headers["metadata"])["data"][0]["end"] == len(answer.content)
+    answer = await client.post("/v1/embeddings", json={**VECTOR, "stream": True})
+    assert answer.headers["content-type"] == "text/event-stream"
+    assert answer.headers["cache-control"] == "no-store"
+    assert "content-length" not in answer.headers
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "BREW"])
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embed", "/reset_mm_cache", "/", "/v1//embeddings"])
+async def test_other_methods_of_a_post_route_are_405(client, method, path):
+    answer = await client.request(method, path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, "OPTIONS, POST")
+    assert not answer.content or "error" in answer.json()
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models", "/v1/models/org/name", "/docs", "/info"])
+async def test_get_routes_answer_head_and_options_and_refuse_other_methods(client, path):
+    for method in ("POST", "PUT", "BREW"):
+        answer = await client.request(method, path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, OPTIONS")
+    options = await client.options(path)
+    assert (options.status_code, options.headers["allow"], options.content) == (200, "GET, HEAD, OPTIONS", b"")
+    head, full = await client.head(path), await client.get(path)
+    assert (head.status_code, head.headers["content-type"]) == (full.status_code, full.headers["content-type"])
+    assert head.content == b""
+    assert full.content
+
+
+async def test_options_of_what_is_not_there_are_404(client):
+    assert (await client.options("/nothing")).status_code == 404
+
+
+@pytest.mark.parametrize("slash", ["/", "%2F"])
+async def test_ids_of_models_may_have_slashes(config, scripted, slash):
+    named = attrs.evolve(config, loading=attrs.evolve(config.loading, served_model_name="org/name"))
+    async with (
+        running(Service(named, lambda *_: scripted)) as service,
+        listening(service) as url,
+        client_of(url) as client,
+    ):
+        answer = await client.get(f"/v1/models/org{slash}name")
+        assert answer.status_code == 200
+        assert answer.json()["id"] == "org/name"
+        assert (await client.get("/v1/models/")).status_code == 404
+
+
+async def test_ids_of_models_may_begin_with_a_slash(client, config):
+    assert config.models[0].startswith("/")
+    assert (await client.get(f"/v1/models/{config.models[0]}")).json()["id"] == config.models[0]
+
+
+UNDER = [
+    ("GET", "/api/health", 200, None),
+    ("GET", "/api//health", 200, None),
+    ("POST", "/api/embed", 401, "error_type"),
+    ("POST", "/embed", 401, "error"),
+    ("GET", "/health", 401, "error"),
+    ("GET", "/api", 401, "error"),
+]
+
+
+async def test_routes_and_their_dialects_are_below_the_root_path(guarded):
+    async with listening(guarded, root_path="/api") as url, client_of(url) as client:
+        for method, path, status, field in UNDER:
+            answer = await ask(client, method, path, headers={"authorization": ""})
+            assert answer.status_code == status, path
+            assert field is None or field in answer.json(), path
+        for path in ("/api/nothing", "/nothing", "/api"):
+            assert (await ask(client, "GET", path)).status_code == 404, path
+
+
+async def test_targets_in_absolute_form_and_older_versions_are_understood(guarded):
+    async with listening(guarded) as url:
+        for head, status in {
+            "GET http://x/health HTTP/1.1": 200,
+            "GET http://x HTTP/1.1": 405,
+            "GET http://x/nothing HTTP/1.1": 404,
+            "GET /health HTTP/1.0": 200,
+            "GET /version HTTP/1.0": 200,
+        }.items():
+            assert status_of(await raw(url, head)) == status, head
+
+
+async def test_framing_overrides_an_announced_length(url):
+    head = "POST /v1/embeddings HTTP/1.1\nContent-Type: application/json\nContent-Length: 9000000"
+    head += "\nTransfer-Encoding: chunked"
+    assert status_of(await raw(url, head, body=b'10\r\n{"input": [[7]]}\r\n0\r\n\r\n')) == 200
+
+
+HANDSHAKE = (
+    "GET {path} HTTP/1.1\nUpgrade: websocket\nSec-WebSocket-Version: 13\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
+)
+
+
+async def test_websockets_are_refused(guarded):
+    async with listening(guarded) as url:
+        for path, status in {"/": 405, "/v1/embeddings": 405, "/health": 405, "/nothing": 404}.items():
+            head = HANDSHAKE.format(path=path)
+            async with await trio.open_tcp_stream("127.0.0.1", int(url.rsplit(":", 1)[1])) as stream:
+                lines = [*head.split("\n"), "Host: x", "Connection: Upgrade", "Authorization: s3cret", "", ""]
+                await stream.send_all("\r\n".join(lines).encode())
+                assert status_of(bytes(await stream.receive_some())) == status, path
+
+
+async def test_an_error_in_a_group_with_a_cancellation_is_answered_as_itself(guarded):
+    async def fail(_: HttpRequest) -> HttpResponse:
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trio.sleep_forever)
+                scope.cancel(reason="as a deadline does")
+                raise InvalidRequestError("It is wrong all the same.")
+        raise AssertionError
+
+    app = create_app(guarded.config, guarded)
+    app.routes = RouteTable({("POST", "/v1/embeddings"): fail})
+    async with listening(guarded, app) as url, client_of(url) as client:
+        answer = await ask(client, "POST", "/v1/embeddings", json=VECTOR)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "It is wrong all the same."
+
+
+async def test_what_is_counted_is_counted_once(guarded):
+    metrics = guarded.metrics
+    async with listening(guarded) as url, client_of(url) as client:
+        for name in ("a vector", "an error", "a probe", "nothing"):
+            method, path, options, _, _ = RESPONSES[name]
+            await ask(client, method, path, **options)
+    assert (metrics.requests._value.get(), metrics.failures._value.get()) == (2, 2)

@@ -1,0 +1,106 @@
+"""Jobs have names of their own for what they are made of; each client is shown the names that it has sent."""
+
+import ast
+from pathlib import Path
+from typing import get_args
+
+import attrs
+import pytest
+
+import trio_pool_serve
+from tests.api.scripted_models import Everything, serve_as
+from trio_pool_serve.api.dialects.registry import DIALECTS
+from trio_pool_serve.errors import JobField
+
+PACKAGE = Path(trio_pool_serve.__file__).parent
+ENDPOINTS = [(dialect.name, endpoint) for dialect in DIALECTS for endpoint in dialect.endpoints]
+
+
+@pytest.mark.parametrize("package", ["tasks", "rendering", "models"])
+def test_below_the_api_errors_have_the_job_s_names_only(package):
+    calls = [
+        (path.name, node.lineno, keyword.arg)
+        for path in (PACKAGE / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        for keyword in node.keywords
+        if keyword.arg == "param"
+    ]
+    assert not calls
+
+
+@pytest.mark.parametrize(("dialect", "endpoint"), ENDPOINTS, ids=[f"{d} {e.paths[0]}" for d, e in ENDPOINTS])
+def test_each_name_is_a_field_of_the_request(dialect, endpoint):
+    fields = attrs.fields_dict(endpoint.wire)
+    assert set(endpoint.field_names) <= set(get_args(JobField))
+    for names in endpoint.field_names.values():
+        for name in (names,) if isinstance(names, str) else names or ():
+            assert name in fields
+
+
+LONG = "hello " * 100
+NOT_CUT = {"truncation": False}
+CONVERSATION = {"messages": [{"role": "user", "content": LONG}], "chat_template": "x"}
+
+ERRORS = [
+    ("/v1/embeddings", {"input": "a", "dimensions": 9}, "dimensions", "dimensions must be from 1 to 8"),
+    ("/v1/embeddings", {"input": "a", "output_dimension": 9}, "output_dimension", "output_dimension must be from"),
+    ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "truncate_prompt_tokens"),
+    ("/v1/embeddings", {"input": LONG}, "input", "truncated (truncate_prompt_tokens)"),
+    ("/v1/embeddings", {"input": LONG, "task": "any"}, "input", "truncated (truncate)"),
+    ("/v1/embeddings", {"input": LONG, **NOT_CUT}, "input", "truncated (truncation)"),
+    ("/v1/embeddings", {"input": "a", "prompt": "x" * 1000}, "prompt", "at most"),
+    ("/v1/embeddings", CONVERSATION, "chat_template", "--trust-request-chat-template"),
+    ("/v1/embeddings", {**CONVERSATION, "chat_template": None}, "messages", "chat template"),
+    ("/pooling", {"input": "a", "task": "none"}, "task", "There is no task"),
+    ("/pooling", {"input": "a", "tasks": ["embed", "none"]}, "tasks", "There is no task"),
+    ("/pooling", {"prompt_embeds": "AAAA"}, "prompt_embeds", "--enable-prompt-embeds"),
+    ("/rerank", {"query": "a", "documents": [LONG]}, None, "truncated (truncate_prompt_tokens)"),
+    ("/rerank", {"query": "a", "documents": ["b"], "instruction": "x" * 1000}, "instruction", "at most"),
+    (
+        "/score",
+        {"text_1": "a", "text_2": "b", "max_tokens_per_query": 0},
+        "max_tokens_per_query",
+        "max_tokens_per_query",
+    ),
+    ("/score", {"text_1": "a", "text_2": "b", "max_tokens_per_doc": 0}, "max_tokens_per_doc", "max_tokens_per_doc"),
+    ("/tokenize", {"prompt": "x" * 200_001}, "prompt", "characters"),
+    ("/detokenize", {"tokens": [-1]}, "tokens", "outside the vocabulary"),
+]
+
+
+async def test_clients_of_openai_s_form_are_shown_the_field(client, service):
+    serve_as(service, Everything())
+    for path, body, param, message in ERRORS:
+        answer = await client.post(path, json=body)
+        assert answer.status_code == 400, (path, body, answer.text)
+        error = answer.json()["error"]
+        assert error["param"] == param, (path, body, error)
+        assert message in error["message"], (path, body, error)
+
+
+MESSAGES = [
+    ("/v2/embed", {"texts": ["a"], "output_dimension": 9}, 400, "output_dimension must be from 1 to 8"),
+    ("/v2/embed", {"texts": [LONG], "truncate": "NONE"}, 400, "truncated (truncate)"),
+    ("/v2/rerank", {"query": "a", "documents": ["b"], "max_tokens_per_doc": 0}, 400, "max_tokens_per_doc must be"),
+    ("/embed", {"inputs": "a", "dimensions": 9}, 422, "dimensions must be from 1 to 8"),
+    ("/embed", {"inputs": LONG, "truncate": False}, 422, "truncated (truncate)"),
+    ("/rerank", {"query": "a", "texts": [LONG], "truncate": False}, 422, "truncated (truncate)"),
+]
+
+
+async def test_other_clients_are_shown_the_field_in_the_message(client, service):
+    serve_as(service, Everything())
+    for path, body, status, message in MESSAGES:
+        answer = await client.post(path, json=body)
+        assert answer.status_code == status, (path, body, answer.text)
+        assert message in (answer.json().get("message") or answer.json()["error"]), (path, body)
+        assert "{" not in answer.text.strip("{}"), answer.text
+
+
+async def test_a_stream_s_last_event_has_the_client_s_name(client):
+    answer = await client.post(
+        "/v1/embeddings", json={"input": [LONG], "stream": True, "input_type": "query", **NOT_CUT}
+    )
+    assert '"param":"input"' in answer.text
+    assert "truncated (truncation)" in answer.text

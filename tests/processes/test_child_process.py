@@ -1,0 +1,65 @@
+"""Real child processes, and what comes through the channel to them that is no message."""
+
+import struct
+
+import pytest
+import trio
+
+from tests.server.programs.child import Job, Said
+from trio_pool_serve.errors import UnsendableError
+from trio_pool_serve.processes.child_process import keep_alive, open_child
+
+CHILD = "tests.server.programs.child"
+
+GARBAGE = {
+    "noise": b"\xc1" * 100,
+    "a frame that is too long": struct.pack("<IQ", 2**32 - 1, 2**64 - 1),
+    "another message": struct.pack("<IQ", 1, 0) + b"\x05",
+}
+
+
+async def test_a_child_says_something_and_leaves_with_its_parent():
+    async with open_child(CHILD, Job(b""), Said) as child:
+        assert await child.status() == Said("hello")
+        await trio.aclose_forcefully(child.channel.stream)
+        assert await child.wait() == "left with status 7"
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
+async def test_a_child_that_says_what_is_no_message_is_ended(garbage):
+    async with open_child(CHILD, Job(garbage), Said) as child:
+        assert await child.status() is None
+        assert await child.wait() == "left with status 7"
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
+async def test_a_child_that_is_told_what_is_no_message_leaves(garbage):
+    async with open_child(CHILD, Job(b""), Said) as child:
+        assert await child.status() == Said("hello")
+        await child.channel.stream.send_all(garbage)
+        assert await child.wait() == "left with status 7"
+
+
+async def test_a_job_that_cannot_be_sent_is_the_parents_error_and_leaves_no_child():
+    with pytest.raises(UnsendableError):
+        async with open_child(CHILD, Job("\ud800"), Said) as child:
+            pytest.fail(f"{child} has begun")
+
+
+async def test_a_child_that_says_what_is_no_message_is_replaced_like_one_that_dies():
+    lives: list[str] = []
+    enough = trio.Event()
+
+    async def live() -> str:
+        async with open_child(CHILD, Job(b"\xc1" * 100), Said) as child:
+            assert await child.status() is None
+            lives.append(await child.wait())
+            if len(lives) == 2:
+                enough.set()
+            return lives[-1]
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_alive, "a child", live)
+        await enough.wait()
+        nursery.cancel_scope.cancel()
+    assert lives == ["left with status 7"] * 2

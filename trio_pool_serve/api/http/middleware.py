@@ -1,0 +1,80 @@
+"""What every request passes on its way to a handler and back, whatever its route."""
+
+import hmac
+from collections.abc import Collection, Mapping, Sequence
+
+import trio
+
+from trio_pool_serve.api.http.endpoint import Dialect
+from trio_pool_serve.api.http.error_responses import error_response
+from trio_pool_serve.api.http.request import Handler, HttpRequest
+from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.errors import AuthenticationError, innermost
+from trio_pool_serve.service import Service
+
+
+class Middleware:
+    """API-key authentication, error responses, request ids, timing headers and counters.
+
+    An error is written in the dialect of the endpoint that the request was decoded for. Before that is known, it is
+    written in all the dialects that ``by_path`` has for the path, or in ``default``. ``open_paths`` need no API key.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        *,
+        default: Dialect,
+        by_path: Mapping[str, Sequence[Dialect]],
+        open_paths: Collection[str],
+    ) -> None:
+        self._service = service
+        self._open_paths = open_paths
+        self._default = default
+        self._by_path = by_path
+
+    async def respond(self, request: HttpRequest, handler: Handler) -> HttpResponse:
+        """Return the handler's response, or that of the error that was raised.
+
+        Cancellation: as the handler's. An error raised together with a cancellation is answered; the next checkpoint
+        cancels.
+        """
+        try:
+            self.authenticate(request)
+            response = await handler(request)
+        except BaseExceptionGroup as group:
+            _, rest = group.split(trio.Cancelled)
+            cause = None if rest is None else innermost(rest)
+            if not isinstance(cause, Exception):
+                raise
+            response = self.error_response(request, cause)
+        except Exception as error:
+            response = self.error_response(request, error)
+        return response.with_headers(self._final_headers(request))
+
+    def authenticate(self, request: HttpRequest) -> None:
+        """Raise ``AuthenticationError`` unless the request has the API key, where one is needed."""
+        api_key = self._service.config.network.api_key
+        if api_key is None or request.path in self._open_paths:
+            return
+        given = request.header(b"authorization") or ""
+        scheme, _, key = given.partition(" ")
+        # Some clients send the key without a scheme.
+        given = key.strip() if scheme.lower() == "bearer" else given
+        if not hmac.compare_digest(given.encode(), api_key.encode()):
+            raise AuthenticationError("The API key is missing or wrong.")
+
+    def error_response(self, request: HttpRequest, error: Exception) -> HttpResponse:
+        """Count a request that failed, and return its response."""
+        self._service.metrics.failures.inc()
+        endpoint = request.claimed_by
+        dialects = self._by_path.get(request.path, (self._default,)) if endpoint is None else (endpoint.dialect,)
+        return error_response(error, request, dialects)
+
+    def _final_headers(self, request: HttpRequest) -> dict[str, str]:
+        """Count a response, and return the headers that all responses have: the request's id; for tasks, timings."""
+        headers = {"x-request-id": request.request_id}
+        if request.is_task:
+            headers["server-timing"] = request.timings.server_timing()
+            self._service.metrics.requests.inc()
+        return headers

@@ -1,0 +1,75 @@
+"""One HTTP request, as middleware and handlers see it."""
+
+import math
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeAlias
+
+from attrs import define, field
+
+from trio_pool_serve.api.http.endpoint import DialectEndpoint
+from trio_pool_serve.api.http.request_body import RequestBody
+from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.telemetry.timings import RequestTimings
+
+MAX_REQUEST_ID = 128
+"""Characters of a client's request id that are sent back."""
+
+
+@define(eq=False)
+class HttpRequest:
+    """A request, and what becomes known of it while it is handled.
+
+    ``scope`` is ASGI's; ``path`` is the path without the root path. ``request_id`` is the client's ``X-Request-Id``, or
+    a new one: a label only, never a key. ``claimed_by`` is the endpoint that the body was decoded for, and ``wire`` the
+    decoded body, once they are known. ``deadline`` is in the trio clock's seconds. Only the timings of a request with
+    ``is_task`` are reported.
+    """
+
+    scope: Mapping[str, Any]
+    path: str
+    max_body_bytes: int
+    headers: Mapping[bytes, bytes] = field(init=False)
+    body: RequestBody = field(init=False)
+    request_id: str = field(init=False)
+    claimed_by: DialectEndpoint | None = None
+    wire: Any = None
+    timings: RequestTimings = field(factory=RequestTimings)
+    deadline: float = math.inf
+    is_task: bool = False
+
+    @headers.default
+    def _first_of_each(self) -> Mapping[bytes, bytes]:
+        return dict(reversed(self.scope["headers"]))
+
+    @body.default
+    def _empty_body(self) -> RequestBody:
+        # How a body is framed counts for more than the length that is announced.
+        length = b"" if b"transfer-encoding" in self.headers else self.headers.get(b"content-length", b"")
+        return RequestBody(int(length) if length.isdigit() else None, self.max_body_bytes)
+
+    @request_id.default
+    def _chosen_id(self) -> str:
+        given = self.header(b"x-request-id") or ""
+        printable = given.isascii() and given.isprintable()
+        return given[:MAX_REQUEST_ID] if given and printable else uuid.uuid4().hex
+
+    def header(self, name: bytes) -> str | None:
+        """Return a header by its name in lower case; the first, if there are several."""
+        value = self.headers.get(name)
+        return None if value is None else value.decode("latin1")
+
+    @property
+    def is_bodiless_get(self) -> bool:
+        """Whether all of the request has arrived with its head: a GET after which no body follows."""
+        declared = b"content-length" in self.headers or b"transfer-encoding" in self.headers
+        return self.scope["method"] == "GET" and self.scope["http_version"] < "2" and not declared
+
+    @property
+    def mimetype(self) -> str:
+        """The content type without its parameters; empty if there is none."""
+        return (self.header(b"content-type") or "").partition(";")[0].strip().lower()
+
+
+Handler: TypeAlias = Callable[[HttpRequest], Awaitable[HttpResponse]]
+"""Returns the response to a request of one route."""

@@ -1,0 +1,69 @@
+"""A request's body as it arrives, without a copy of it."""
+
+import mmap
+from typing import TypeAlias
+
+import trio
+
+from trio_pool_serve.errors import BodyTimeoutError, PayloadTooLargeError
+
+Buffer: TypeAlias = bytearray | mmap.mmap
+"""Both can be searched and decoded as they are."""
+
+MAPPED_BYTES = 4 * 2**20
+"""Bodies that announce more than this are put in large pages: giving a hundred megabytes of small ones back takes
+five milliseconds, wherever that happens with the interpreter lock held."""
+
+
+class RequestBody:
+    """A body gathered in one buffer, which is handed over instead of copied.
+
+    ``expected_bytes`` is the announced length, ``None`` if there is none; past ``max_bytes`` nothing is kept.
+    """
+
+    def __init__(self, expected_bytes: int | None, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._is_too_large = (expected_bytes or 0) > max_bytes
+        self._complete = trio.Event()
+        self._length = 0
+        self._buffer: Buffer = bytearray()
+        if not self._is_too_large and (expected_bytes or 0) > MAPPED_BYTES:
+            # Memory is taken as it is written to, not before.
+            self._buffer = mmap.mmap(-1, expected_bytes or 0, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                self._buffer.madvise(mmap.MADV_HUGEPAGE)
+
+    def append(self, data: bytes) -> None:
+        """Take what has arrived; past the limit nothing is kept, and ``take`` raises."""
+        if not data or self._is_too_large:
+            return
+        begin, self._length = self._length, self._length + len(data)
+        limit = len(self._buffer) if isinstance(self._buffer, mmap.mmap) else self._max_bytes
+        if self._length > limit:
+            self._is_too_large, self._buffer = True, bytearray()
+            self._complete.set()
+        elif isinstance(self._buffer, mmap.mmap):
+            self._buffer[begin : self._length] = data
+        else:
+            self._buffer.extend(data)
+
+    def set_complete(self) -> None:
+        """Note that all of the body has arrived."""
+        self._complete.set()
+
+    async def take(self, timeout_s: float) -> Buffer:
+        """Wait for the whole body and return it; it is not kept here.
+
+        Raises ``BodyTimeoutError``, and ``PayloadTooLargeError`` before a byte has arrived if too many are announced.
+        Cancellation: at once.
+        """
+        if not self._is_too_large:
+            try:
+                with trio.fail_after(timeout_s):
+                    await self._complete.wait()
+            except trio.TooSlowError:
+                raise BodyTimeoutError(f"The body did not arrive within {timeout_s:g} s.") from None
+        if self._is_too_large:
+            raise PayloadTooLargeError(f"The body may have {self._max_bytes} bytes, and has more.")
+        body, self._buffer = self._buffer, bytearray()
+        return body

@@ -1,0 +1,60 @@
+"""The routes of the server, and the handler of each request."""
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import NoReturn, TypeAlias
+
+from trio_pool_serve.api.http.request import Handler, HttpRequest
+from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.errors import MethodNotAllowedError
+
+Routes: TypeAlias = Mapping[tuple[str, str], Handler]
+"""Handlers by method and path. A path that ends in ``/{name}`` stands for all that go on there, slashes included."""
+
+SLASHES = re.compile("/{2,}")
+
+OTHER_METHODS = ""
+
+
+class RouteTable:
+    """Finds the handler of a request by its method and path.
+
+    GET routes answer HEAD as well; the server leaves out the body. Every path answers OPTIONS with its methods, and
+    methods it does not have with 405. Where a path is in no route, several slashes in a row count as one.
+    """
+
+    def __init__(self, routes: Routes) -> None:
+        self.routes = routes
+        self._by_path: dict[str, dict[str, Handler]] = {}
+        for (method, path), handler in routes.items():
+            self._by_path.setdefault(path, {})[method] = handler
+        for handlers in self._by_path.values():
+            if "GET" in handlers:
+                handlers.setdefault("HEAD", handlers["GET"])
+            methods = ", ".join(sorted({*handlers, "OPTIONS"}))
+            handlers["OPTIONS"] = partial(_list_methods, methods)
+            handlers[OTHER_METHODS] = partial(_refuse_method, methods)
+        self._by_prefix = {
+            path.partition("{")[0]: handlers for path, handlers in self._by_path.items() if path.endswith("}")
+        }
+
+    def find(self, method: str, path: str) -> Handler | None:
+        """Return the handler of a request; ``None`` if no route has its path."""
+        handlers = self._by_path.get(path) or self._by_longer_path(path)
+        return None if handlers is None else handlers.get(method, handlers[OTHER_METHODS])
+
+    def _by_longer_path(self, path: str) -> dict[str, Handler] | None:
+        for prefix, handlers in self._by_prefix.items():
+            if path.startswith(prefix) and path != prefix:
+                return handlers
+        single = SLASHES.sub("/", path)
+        return None if single == path else self._by_path.get(single) or self._by_longer_path(single)
+
+
+async def _list_methods(methods: str, _: HttpRequest) -> HttpResponse:
+    return HttpResponse(b"", content_type="text/html; charset=utf-8").with_headers({"allow": methods})
+
+
+async def _refuse_method(methods: str, _: HttpRequest) -> NoReturn:
+    raise MethodNotAllowedError("The method is not allowed for the requested URL.", allowed=methods)

@@ -1,0 +1,70 @@
+"""``/v1/models``: the models of the server, for OpenAI's and Cohere's clients."""
+
+from attrs import frozen
+
+from trio_pool_serve.api.http.request import HttpRequest
+from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.api.http.route_table import Routes
+from trio_pool_serve.errors import NotFoundError
+from trio_pool_serve.service import ServedModel, Service
+from trio_pool_serve.types import PoolingTask
+
+
+@frozen(kw_only=True)
+class ModelCard:
+    """One entry of ``/v1/models``; ``tasks`` are those of this server, ``name`` is Cohere's name for the id."""
+
+    id: str
+    created: int
+    root: str
+    max_model_len: int
+    task: str
+    tasks: list[PoolingTask]
+    name: str
+    owned_by: str = "trio_pool_serve"
+    object: str = "model"
+
+
+@frozen(kw_only=True)
+class ModelList:
+    """The response of ``/v1/models``: OpenAI's clients use ``data``, Cohere's use ``models``."""
+
+    data: list[ModelCard]
+    models: list[ModelCard]
+    object: str = "list"
+
+
+TASK_PREFERENCE = ("embed", "score", "classify", "token_embed", "sparse_embed", "token_classify")
+"""The first of these that a model can do is the ``task`` of its entry."""
+
+
+def model_routes(service: Service) -> Routes:
+    """Return the routes over a service."""
+
+    def card(served: ServedModel) -> ModelCard:
+        model = service.model(served.source.name)
+        tasks = [task for task in TASK_PREFERENCE if task in model.folder.spec.tasks]
+        return ModelCard(
+            id=model.name,
+            name=model.name,
+            created=int(service.started),
+            root=served.source.location,
+            max_model_len=model.renderer.max_model_len,
+            task=tasks[0],
+            tasks=tasks,
+        )
+
+    async def models(_: HttpRequest) -> HttpResponse:
+        """List the models. Raises ``EngineLoadingError``. Cancellation: has no checkpoint."""
+        cards = [card(served) for served in service.served.values()]
+        return HttpResponse.json(ModelList(data=cards, models=cards))
+
+    async def model(request: HttpRequest) -> HttpResponse:
+        """Describe one model. Raises ``NotFoundError``, ``EngineLoadingError``. Cancellation: has no checkpoint."""
+        name = request.path.partition("/models/")[2]
+        served = service.served.get(name)
+        if served is None:
+            raise NotFoundError(f"The model {name!r} does not exist.")
+        return HttpResponse.json(card(served))
+
+    return {("GET", "/v1/models"): models, ("GET", "/v1/models/{name}"): model}
