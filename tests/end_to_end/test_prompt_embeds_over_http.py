@@ -136,7 +136,7 @@ async def test_a_bad_one_among_good_ones_is_named_and_leaves_nothing(name: str, 
         "not finite": payload("safetensors", infinite),
         "wide": payload("npy", theirs.rows[2][:, 1:]),
         "no rows": payload("torch.save", theirs.rows[2][:0]),
-        "no form that is known": base64.b64encode(b"GIF89a" + bytes(99)).decode(),
+        "unknown format": base64.b64encode(b"GIF89a" + bytes(99)).decode(),
         "base64": "größer",
     }
     async with serving_folder(path, inputs=TAKEN) as ours:

@@ -67,7 +67,7 @@ async def test_a_query_may_be_filled_up_with_another_token(colbert: ColBERT):
 
 
 def test_a_token_that_is_not_there_is_refused(colbert: ColBERT):
-    with pytest.raises(ModelLoadError, match="lacks the token"):
+    with pytest.raises(ModelLoadError, match="lacks the query expansion token"):
         colbert(query_expansion=FIXED | {"token": "nowhere"})
 
 

@@ -159,7 +159,7 @@ class ImageFetcher:
             raise MediaError(f"The server of an image answers {response.status_code}.")
         headers = httpx.Headers(list(response.headers))
         if headers.get("Content-Encoding", "identity").strip().lower() != "identity":
-            raise MediaError("An image was sent with a Content-Encoding, which was not accepted.")
+            raise MediaError("An image was sent compressed, although identity was requested.")
         length = headers.get("Content-Length", "")
         if length.isdecimal() and int(length) > self.max_bytes:
             raise too_large(self.max_bytes)
