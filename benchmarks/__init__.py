@@ -1,1 +1,1 @@
-"""Measurements of trio_pool_serve; ``benchmarks/README.md`` says how to run them."""
+"""Measurements of trio_pool_serve; how to run them is in ``benchmarks/README.md``."""

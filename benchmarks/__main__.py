@@ -43,7 +43,7 @@ class Script:
 
     @property
     def module_name(self) -> str:
-        """What Python calls it."""
+        """The dotted name of its module."""
         return f"benchmarks.{self.name}"
 
     @property
@@ -53,7 +53,7 @@ class Script:
 
     @property
     def question(self) -> str:
-        """What it asks: the first line of its documentation."""
+        """The question it answers: the first line of its docstring."""
         return (self.module.__doc__ or self.name).splitlines()[0]
 
     def command(self, folder: Path, *, quick: bool) -> list[str]:
@@ -90,7 +90,7 @@ SCRIPTS = (
 class Settings:
     """What is run. ``only`` some of the scripts, by their names.
 
-    Results go to ``benchmarks/results``, those of a quick run to a folder of their own in it.
+    Results go to ``benchmarks/results``, those of a quick run to a folder inside it.
     """
 
     full: Annotated[bool, Parameter(negative=())] = False
@@ -126,7 +126,7 @@ class Outcome:
 
 
 async def run_all(settings: Settings) -> Outcome:
-    """Run the scripts, each in a process of its own; one that fails does not keep the others from running."""
+    """Run the scripts, each in a separate process; if one fails, the others still run."""
     outcome = Outcome()
     with open_progress() as progress:
         task = progress.add_task("", total=len(settings.scripts))
@@ -149,7 +149,7 @@ async def _run_one(script: Script, settings: Settings, outcome: Outcome) -> None
         console.print(f"{script.name} FAILED: {error}", style="bold red", markup=False)
         return
     began = trio.current_time()
-    # COLUMNS: what a script says about itself is read by the line.
+    # COLUMNS: the script's output is parsed by line, so lines must not wrap.
     ended = await trio.run_process(
         ["env", "COLUMNS=200", *command],
         cwd=ROOT,
@@ -158,14 +158,14 @@ async def _run_one(script: Script, settings: Settings, outcome: Outcome) -> None
         capture_stderr=True,
         deliver_cancel=_interrupt,
     )
-    said = ended.stdout.decode(errors="replace").splitlines()
+    output = ended.stdout.decode(errors="replace").splitlines()
     outcome.left_out += [
-        f"{script.name}: {line.removeprefix(NOT_MEASURED)}" for line in said if line.startswith(NOT_MEASURED)
+        f"{script.name}: {line.removeprefix(NOT_MEASURED)}" for line in output if line.startswith(NOT_MEASURED)
     ]
     if ended.returncode:
         outcome.failed.append(script.name)
         console.print(f"{script.name} FAILED:", style="bold red")
-        complaint = [*said, *ended.stderr.decode(errors="replace").splitlines()]
+        complaint = [*output, *ended.stderr.decode(errors="replace").splitlines()]
         console.print("\n".join(complaint[-30:]), markup=False, highlight=False)
     else:
         outcome.done.append(script)

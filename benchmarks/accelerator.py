@@ -1,10 +1,10 @@
-"""What a server makes of a GPU: tokens and requests per second, what HTTP adds, and how busy the GPU is.
+"""How well does a server use a GPU? Tokens and requests per second, what HTTP adds, and how busy the GPU is.
 
 BERT-base with random weights, as published results for embedding models of that size have it:
 
 - 50 tokens per text, 1024 clients, one text per request, and 64: tokens per second, and the GPU's busy share;
 - 32 tokens, 64 clients, one text per request: requests per second;
-- one client: milliseconds of a request over those of the same text through the runner in a process of its own.
+- one client: milliseconds of a request over those of the same text through the runner in a separate process.
 
     python -m benchmarks.accelerator --flags="--api-workers 4 --engine process"
     python -m benchmarks.accelerator --shape tiny --device cpu --rounds 1 --seconds 1   # to see whether it works
@@ -86,7 +86,7 @@ ROWS = (
 )
 
 FEWER_CLIENTS = {1024: 16, 64: 8}
-"""Of a tiny model on a processor, which shows that the script works and nothing else."""
+"""Clients for a tiny model on CPU, which only shows that the script works."""
 
 
 def rows_for(settings: Settings) -> list[Row]:
@@ -174,7 +174,7 @@ trio.run(main)
 
 
 async def offline_ms(folder: Path, texts: list[str], settings: Settings) -> float:
-    """Return the median milliseconds of a text through renderer and runner, in a process that serves nobody."""
+    """Return the median milliseconds of a text through renderer and runner, in a process without a server."""
     job = json.dumps([str(folder), settings.device, settings.seconds, texts]).encode()
     done = await trio.run_process([sys.executable, "-c", OFFLINE], stdin=job, capture_stdout=True, capture_stderr=True)
     return float(json.loads(done.stdout.splitlines()[-1]))
@@ -252,7 +252,7 @@ async def check(server: Server, folder: Path) -> float:
 
 
 def oracle(folder: Path, texts: list[str]) -> npt.NDArray[np.float32]:
-    """Return the vectors as transformers computes them in float32 on the processor: the first token's state."""
+    """Return the vectors as transformers computes them in float32 on CPU: the first token's state."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 
@@ -306,14 +306,14 @@ def draw(measured: Measurements, settings: Settings) -> None:
 
 
 def describe_gpu(device: str) -> str | None:
-    """Return the GPU's name and driver as nvidia-smi says them."""
+    """Return the GPU's name and driver, from nvidia-smi."""
     if device == "cpu":
         return None
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    asked = subprocess.run(
+    completed = subprocess.run(
         [*command, "-i", device.partition(":")[2] or "0"], capture_output=True, text=True, check=True
     )
-    return asked.stdout.strip()
+    return completed.stdout.strip()
 
 
 async def run(settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""Is the server as fast as it is meant to be on a processor? One row for each aim: measured, and reached or not.
+"""Is the server as fast on CPU as aimed? One row for each aim: the measured value, and whether the aim is reached.
 
 Everything is a ratio of things measured in turns in one run, but for the latency of ``/health``. What is aimed at in
 scheduling is taken from the result of ``benchmarks.scheduling``, if there is one of the same commit.
@@ -71,7 +71,7 @@ class Aim:
         return "–" if self.at_most is None else f"≤ {self.at_most:g}"
 
     def is_reached(self, value: float) -> bool | None:
-        """Tell whether a value is within the limit; ``None`` without one."""
+        """Return whether a value is within the limit; ``None`` without one."""
         if self.at_least is not None:
             return value >= self.at_least
         return None if self.at_most is None else value <= self.at_most
@@ -132,7 +132,7 @@ class Settings:
 
 @frozen(kw_only=True)
 class Measured:
-    """All rounds: loads, ``/health`` beside one, the forward pass alone, the call from Python; and the memory."""
+    """All rounds: loads, ``/health`` during one, the forward pass alone, the call from Python; and the memory."""
 
     loads: Rounds[Load]
     health: Rounds[str]
@@ -176,15 +176,15 @@ async def measure(
             for (clients, batch), job in jobs.items():
                 step(f"{clients} clients, {batch} texts per request")
                 loads.add((clients, batch), await run_load(job))
-            for name, asked in (("ours", server), ("idle", idle)):
+            for name, probed in (("ours", server), ("idle", idle)):
                 step(f"/health under {FEW} clients: {name}")
-                probe = health_probe(asked.port, settings.seconds)
+                probe = health_probe(probed.port, settings.seconds)
                 health.add(name, (await run_load_and_probe(jobs[FEW, 1], probe))[1])
     return Measured(loads=loads, health=health, alone=alone, call=call, memory=memory_of(server.pid))
 
 
 def scheduling_values(folder: Path, commit: str) -> dict[Aim, float]:
-    """Return what the result of ``benchmarks.scheduling`` says of the same commit; nothing if there is none."""
+    """Return the values in the result of ``benchmarks.scheduling`` for the same commit; nothing if there is none."""
     path = folder / "scheduling.json"
     document = json.loads(path.read_text()) if path.exists() else {}
     if document.get("machine", {}).get("commit") != commit:
@@ -289,7 +289,7 @@ async def run(settings: Settings) -> None:
 
 
 def main(settings: Settings = Settings()) -> None:
-    """Measure what is aimed at, and say what is reached."""
+    """Measure what is aimed at, and report which aims are reached."""
     trio.run(run, settings)
 
 

@@ -1,4 +1,4 @@
-"""Whether servers answer what the model says, before anybody measures how fast."""
+"""The check that servers answer with the model's vectors, before their speed is measured."""
 
 import base64
 import json
@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.model import MODEL_NAME, check_vectors
 
 CONNECTIONS = 16
-"""Requests on connections of their own: with several API processes, each is likely to get some of them."""
+"""Requests, each on a new connection: with several API processes, each is likely to get some of them."""
 
 
 class OtherFrontEndError(Exception):
@@ -38,14 +38,14 @@ def vectors_of(document: dict[str, Any]) -> np.ndarray:
 
 
 async def ask(url: str, body: str) -> httpx.Response:
-    """Send one request on a connection of its own. Raises ``HTTPStatusError`` if the answer is an error."""
+    """Send one request on a new connection. Raises ``HTTPStatusError`` if the answer is an error."""
     async with httpx.AsyncClient(trust_env=False, timeout=120) as client:
         answer = await client.post(f"{url}/v1/embeddings", content=body, headers={"Content-Type": "application/json"})
     return answer.raise_for_status()
 
 
 async def check_answers(url: str, texts: Sequence[str], oracle: np.ndarray, *, answers_with: str = "") -> float:
-    """Return the least cosine of a server's vectors with the oracle's, texts asked for alone and together.
+    """Return the least cosine of a server's vectors with the oracle's, texts sent alone and together.
 
     Raises ``WrongAnswerError``, and ``OtherFrontEndError`` if an answer's ``Server-Timing`` has no ``answers_with``.
     """

@@ -29,7 +29,7 @@ def write_bert(folder: Path, shape: Shape) -> Path:
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)
-    # Wider than trained models begin, so that attention matters and texts are told apart.
+    # Wider than the usual initialisation, so that attention matters and texts have different vectors.
     BertModel(BertConfig(vocab_size=30522, initializer_range=0.05, **SIZES[shape])).save_pretrained(folder)
     for name in TOKENIZER_FILES:
         shutil.copyfile(Path(MODEL_PATH) / name, folder / name)

@@ -51,7 +51,7 @@ CHECKED_TEXTS = 32
 FORWARD_BATCH = 32
 
 SHORT_TOKENS = 256
-"""What the model reads without being told to read more."""
+"""The length limit of the model's own files."""
 
 WARM_UP_CLIENTS = 8
 
@@ -122,7 +122,7 @@ async def measure(
 
 
 def show(measured: Measured, alone: ForwardAlone, groups: list[list[str]], settings: Settings) -> None:
-    """Print a table of rates and latencies, one of ratios, and one beside the forward pass."""
+    """Print a table of rates and latencies, one of ratios, and one relative to the forward pass."""
     names = [name for group in groups for name in group]
 
     def cell(name: str, clients: int) -> str:
@@ -189,13 +189,15 @@ async def run(settings: Settings) -> None:
     warn_if_busy(machine)
     texts = Texts().make(TEXTS, settings.tokens)
     checked = texts[:CHECKED_TEXTS]
-    asked = {processes: known(variants) for processes, variants in compared(settings).items()}
-    everybody = [variant for variants in asked.values() for variant in variants]
-    async with open_offline() as offline, open_variants(everybody) as opened:
+    variants_by_processes = {processes: known(variants) for processes, variants in compared(settings).items()}
+    all_variants = [variant for variants in variants_by_processes.values() for variant in variants]
+    async with open_offline() as offline, open_variants(all_variants) as opened:
         servers, cosines = await check(opened, checked, oracle_vectors(checked))
         alone = ForwardAlone(offline, (FORWARD_BATCH,), settings.seconds / 2, settings.tokens)
         measured = await measure(servers, bodies_of(texts), alone, settings)
-    groups = [[variant.name for variant in variants if variant in servers] for variants in asked.values()]
+    groups = [
+        [variant.name for variant in variants if variant in servers] for variants in variants_by_processes.values()
+    ]
     groups = [group for group in groups if group]
     show(measured, alone, groups, settings)
     document = {

@@ -51,7 +51,7 @@ class Settings:
 class ForwardAlone:
     """The denominators of a benchmark: the forward pass alone, measured in turns with what is divided by it.
 
-    ``measure`` is called once a round, while no server is asked anything.
+    ``measure`` is called once a round, while no server has requests.
     """
 
     offline: Offline
@@ -67,7 +67,7 @@ class ForwardAlone:
         return len(self.batches) * len(self.ways) * len(thread_counts())
 
     async def measure(self, step: Callable[[str], None]) -> None:
-        """Measure everything once; ``step`` is told what."""
+        """Measure everything once; ``step`` is called with a description of each measurement."""
         for batch in self.batches:
             for threads in thread_counts():
                 for way in self.ways:

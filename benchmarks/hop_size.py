@@ -126,9 +126,9 @@ def _text_renderer() -> TextRenderer:
 
 def _tokenise(texts: list[str], size: int) -> Work:
     """Tokenise short texts, as many as fit into an eighth of the size."""
-    asked = [(TextPrompt(text), RenderingParams(), False) for text in _fill(cycle(texts), size // 8)]
-    characters = sum(len(prompt.text) for prompt, _, _ in asked)
-    return Work("tokenise", characters, partial(_text_renderer().render_rows, asked), LOOP_CHARACTERS)
+    prompts = [(TextPrompt(text), RenderingParams(), False) for text in _fill(cycle(texts), size // 8)]
+    characters = sum(len(prompt.text) for prompt, _, _ in prompts)
+    return Work("tokenise", characters, partial(_text_renderer().render_rows, prompts), LOOP_CHARACTERS)
 
 
 async def time_hop(seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""A server with nothing to do: what is asked of it beside a busy one shows what the machine allows.
+"""A server with nothing to do: its latency while another server is busy shows what the machine allows.
 
 python -m benchmarks.idle --port 8001
 """
@@ -12,7 +12,7 @@ from hypercorn.trio import serve
 
 
 async def answer(scope: Any, receive: Any, send: Any) -> None:
-    """Say two letters to whatever is asked, as a bare ASGI app. Cancellation: at once."""
+    """Answer every request with two letters, as a bare ASGI app. Cancellation: at once."""
     if scope["type"] == "lifespan":
         for phase in ("startup", "shutdown"):
             await receive()

@@ -1,4 +1,4 @@
-"""Clients in a process of their own: ``run_load`` starts it, ``python -m benchmarks.load`` is it.
+"""Clients in a separate process: ``run_load`` starts it, and it runs ``python -m benchmarks.load``.
 
 The job comes in on standard input and the result goes out on standard output, as JSON.
 """
@@ -22,11 +22,11 @@ ROOT = Path(__file__).parent.parent
 
 @frozen(kw_only=True)
 class LoadJob:
-    """What to ask, and how often.
+    """The requests of some clients, and how often they are sent.
 
     Each of ``clients`` sends its next request when it has its answer (closed loop). With ``every_s`` each
     has a timetable instead, the clients' shifted evenly against one another (open loop). Latencies then
-    count from when a request was due, so that a long stall is as many slow requests as it would have met.
+    count from when a request was scheduled, so that a long stall is as many slow requests as it would have met.
     """
 
     port: int
@@ -40,10 +40,10 @@ class LoadJob:
 
 
 def health_probe(port: int, seconds: float) -> LoadJob:
-    """Return a job that asks ``/health`` every 10 ms, whether or not earlier answers are there.
+    """Return a job that requests ``/health`` every 10 ms, whether or not earlier answers have arrived.
 
-    One connection answers one request at a time, so there are many: a stall delays what is asked during
-    it, and not also what is asked later.
+    One connection answers one request at a time, so there are many: a stall delays the requests sent
+    during it, and not also later ones.
     """
     return LoadJob(port=port, path="/health", clients=64, every_s=0.64, seconds=seconds)
 
@@ -99,24 +99,24 @@ class Load:
 
     async def _client(self, turns: Iterator[bytes], shift_s: float) -> None:
         async with await Connection.open(self.job.port, self.job.host) as connection:
-            due = trio.current_time() + shift_s
-            await trio.sleep_until(min(due, self.end))
-            while due < self.end:
+            scheduled = trio.current_time() + shift_s
+            await trio.sleep_until(min(scheduled, self.end))
+            while scheduled < self.end:
                 await connection.ask(next(turns))
                 now = trio.current_time()
-                self._count(due, now)
+                self._count(scheduled, now)
                 if self.job.every_s is None:
-                    due = now
+                    scheduled = now
                 else:
-                    due += self.job.every_s
-                    await trio.sleep_until(min(due, self.end))
+                    scheduled += self.job.every_s
+                    await trio.sleep_until(min(scheduled, self.end))
 
-    def _count(self, due: float, now: float) -> None:
+    def _count(self, scheduled: float, now: float) -> None:
         if now >= self.begin:
-            self.latencies.append(now - due)
-        between = min(now, self.end) - max(due, self.begin)
+            self.latencies.append(now - scheduled)
+        between = min(now, self.end) - max(scheduled, self.begin)
         if between > 0:
-            self.finished += between / (now - due)
+            self.finished += between / (now - scheduled)
 
     def _result(self) -> LoadResult:
         self.latencies.sort()
@@ -166,5 +166,5 @@ async def run_load_and_probe(job: LoadJob, probe: LoadJob) -> tuple[LoadResult, 
 
 
 if __name__ == "__main__":
-    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=LoadJob)
-    sys.stdout.buffer.write(msgspec.json.encode(trio.run(Load(asked).run)))
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=LoadJob)
+    sys.stdout.buffer.write(msgspec.json.encode(trio.run(Load(job).run)))

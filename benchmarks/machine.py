@@ -44,5 +44,7 @@ def _commit() -> str:
 
 
 def _git(*arguments: str) -> str:
-    asked = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    return asked.stdout.strip()
+    completed = subprocess.run(
+        ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    return completed.stdout.strip()

@@ -21,7 +21,7 @@ class WrongAnswerError(Exception):
 
 
 class Texts:
-    """Texts of exactly as many tokens as asked for, special tokens included; the same in every run."""
+    """Texts of exactly as many tokens as requested, special tokens included; the same in every run."""
 
     def __init__(self) -> None:
         from transformers import AutoTokenizer

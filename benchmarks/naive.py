@@ -1,7 +1,7 @@
 """The server to compare with: what a competent engineer writes in an hour.
 
-Everything is in one process. JSON and tokenising are on the event loop; one task computes whatever is
-pending as one padded batch in a thread; answers are Python lists of floats.
+Everything is in one process. JSON and tokenising are on the event loop; one task computes all that
+is pending as one padded batch in a thread; answers are Python lists of floats.
 
     python -m benchmarks.naive MODEL --port N
 """
@@ -87,11 +87,11 @@ def main() -> None:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--port", type=int, required=True)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     config = Config()
-    config.bind = [f"127.0.0.1:{asked.port}"]
+    config.bind = [f"127.0.0.1:{arguments.port}"]
     config.keep_alive_max_requests = 1_000_000  # as ours: the default closes busy connections
-    trio.run(serve, create_app(asked.model), config)
+    trio.run(serve, create_app(arguments.model), config)
 
 
 if __name__ == "__main__":

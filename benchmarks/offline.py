@@ -82,7 +82,7 @@ class Offline:
         while not line.endswith(b"\n"):
             received = await self._process.stdout.receive_some()
             if not received:
-                await trio.sleep_forever()  # it has ended: whoever waits for it raises
+                await trio.sleep_forever()  # the process has ended: ``run_process`` raises for it
             line += bytes(received)
         return line
 
@@ -103,7 +103,7 @@ async def open_offline() -> AsyncIterator[Offline]:
 
 
 Compute: TypeAlias = Callable[[Any], Awaitable[np.ndarray]]
-"""Makes vectors of one batch, in whatever form its way has it."""
+"""Computes the vectors of one batch, which has the form that its way takes."""
 
 
 @define(eq=False)
@@ -117,7 +117,7 @@ class Model:
     _made: dict[tuple[int, int], list[list[str]]] = field(factory=dict)
 
     def batches(self, size: int, tokens: int) -> list[list[str]]:
-        """Return texts in batches, the same whenever they are asked for."""
+        """Return texts in batches, the same on every call."""
         if (size, tokens) not in self._made:
             self._made[size, tokens] = [self.texts.make(size, tokens) for _ in range(BATCHES_OF_TEXTS)]
         return self._made[size, tokens]
@@ -201,7 +201,7 @@ def _device() -> str:
 
 
 async def do_job(model: Model, job: OfflineJob) -> OfflineResult:
-    """Check a batch's vectors, once, then compute batches for as long as asked. Raises ``WrongAnswerError``."""
+    """Check a batch's vectors, once, then compute batches for the requested time. Raises ``WrongAnswerError``."""
     import torch
 
     torch.set_num_threads(job.threads)

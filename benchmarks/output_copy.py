@@ -1,7 +1,7 @@
 """What the awaited copy on a side stream buys: batches through the runner with it, and with a copy that is waited for.
 
 BERT-base with random weights in bfloat16, 64 rows of 32 tokens; one vector for each row, and one for each token. Two
-batches are in flight, as in the server. Needs a GPU; elsewhere the script says so and ends.
+batches are in flight, as in the server. Needs a GPU; elsewhere the script reports that and ends.
 
     python -m benchmarks.output_copy
 """
@@ -54,7 +54,7 @@ OUTPUTS: dict[str, PoolingParams] = {"embed": Embed(), "token_embed": TokenEmbed
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run: ``seconds`` per way, output and round. ``device`` is for trying the script out on a processor."""
+    """What is run: ``seconds`` per way, output and round. ``device`` is for trying the script out on CPU."""
 
     rounds: int = 5
     seconds: float = 3.0
@@ -226,7 +226,7 @@ async def run(settings: Settings) -> None:
 def main(settings: Settings = Settings()) -> None:
     """Measure batches through the runner, with copies that are awaited and with copies that are waited for."""
     if settings.device != "cpu" and not torch.cuda.is_available():
-        console.print("There is no GPU: on a processor nothing is copied, so there is nothing to measure.")
+        console.print("There is no GPU: on CPU nothing is copied, so there is nothing to measure.")
         return
     trio.run(run, settings)
 

@@ -1,7 +1,7 @@
 """How much does HTTP add to an offline call? Shown at one client, for several servers.
 
-Offline is our own runner called in Python, from a text to its vector; online is one client that asks for the same
-over HTTP. What HTTP takes by itself is shown by a server with nothing to do, which is asked for two letters. All
+Offline is our own runner called in Python, from a text to its vector; online is one client that requests the
+same over HTTP. What HTTP takes by itself is shown by a server with nothing to do, which answers two letters. All
 servers and the offline process stay alive, and are measured in turns.
 
     python -m benchmarks.overhead
@@ -59,7 +59,7 @@ class Settings:
 
 @frozen
 class Overhead:
-    """One server beside the offline call, at one client; milliseconds, medians over the rounds."""
+    """One server compared with the offline call, at one client; milliseconds, medians over the rounds."""
 
     server: str
     online_p50_ms: float

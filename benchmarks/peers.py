@@ -1,8 +1,8 @@
-"""Ours beside other servers that speak OpenAI's dialect, which run already: ``--peer NAME=URL[,MODEL]``, repeatedly.
+"""Our server compared with running servers of OpenAI's dialect: ``--peer NAME=URL[,MODEL]``, repeatedly.
 
 By clients, by tokens per text, and by texts per request, each around the same middle; all servers in turns. A peer must
 serve all-MiniLM-L6-v2: its answers are compared with the model's before anything is timed. Without a peer, ours is
-measured beside the naive server.
+compared with the naive server.
 
     python -m benchmarks.peers --peer vllm=http://127.0.0.1:8001,all-MiniLM-L6-v2
 """
@@ -45,7 +45,7 @@ CHECKED_TEXTS = 8
 
 
 class NotAPeerError(Exception):
-    """Something is wrong with what was said about a peer."""
+    """The description of a peer on the command line is not valid."""
 
 
 @frozen
@@ -81,7 +81,7 @@ class Peer:
 
 @frozen
 class Load:
-    """Closed-loop clients, and what each of them asks for."""
+    """Closed-loop clients, and the texts of their requests."""
 
     clients: int
     tokens: int
@@ -136,13 +136,13 @@ async def check(peer: Peer, texts: dict[int, list[str]]) -> dict[int, float]:
         try:
             answer = await ask(peer.url, embeddings_body(checked, model=peer.model))
         except httpx.HTTPStatusError:
-            continue  # it is said when that is to be measured
+            continue  # reported when this length is to be measured
         cosines[tokens] = check_vectors(vectors_of(answer.json()), oracle_vectors(checked))
     return cosines
 
 
 async def refuses(peer: Peer, bodies: list[str]) -> bool:
-    """Tell whether a peer answers such requests with an error, and say so."""
+    """Return whether a peer answers such requests with an error, and report it."""
     try:
         await ask(peer.url, bodies[0])
     except httpx.HTTPStatusError as error:
@@ -246,7 +246,7 @@ async def run(settings: Settings) -> None:
 
 
 def main(settings: Settings = Settings()) -> None:
-    """Measure ours beside servers that run already."""
+    """Compare our server with servers that run already."""
     trio.run(run, settings)
 
 

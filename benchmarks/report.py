@@ -27,7 +27,7 @@ servers spin: comparisons are then wrong, and not just noisy."""
 
 
 def warn_if_busy(machine: dict[str, Any]) -> None:
-    """Tell people that a result will not be one; ``machine`` is what ``describe_machine`` returned."""
+    """Print a warning if the machine is too busy for a result; ``machine`` is from ``describe_machine``."""
     load = machine["load_average_before"]
     if load > BUSY:
         console.print(f"the load average is {load:.2f}: these numbers will mean little", style="yellow")

@@ -1,6 +1,6 @@
-"""Where one request's processor time goes: µs by stage and thread, waiting for the interpreter lock and for a core.
+"""Where does one request's CPU time go? µs by stage and thread, waiting for the interpreter lock and for a core.
 
-One text of 34 tokens per request. The server runs by itself and is looked at from outside.
+One text of 34 tokens per request. The server runs as usual and is observed from outside.
 
     python -m benchmarks.request_profile
     python -m benchmarks.request_profile --server-flags "--engine process --api-workers 2"
@@ -65,7 +65,7 @@ class Settings:
     stop_server: Annotated[bool, Parameter(negative=())] = False
     """Have it stop the server for each look: no stack is torn, but every thread is woken each time."""
     looks_per_s: int = 250
-    """How often each thread is asked what it waits for."""
+    """How often the system call of each thread is read."""
     output_dir: Path = RESULTS
 
 
@@ -74,7 +74,7 @@ class Settings:
 
 @frozen
 class Subject:
-    """The server, and what it is asked."""
+    """The server, and its requests."""
 
     server: Server
     pid: int
@@ -174,7 +174,7 @@ def write_tables(profiles: list[RequestProfile], settings: Settings, machine: di
 def draw(profiles: list[RequestProfile], settings: Settings) -> None:
     """Plot a bar for each thread, its stages on top of one another; what it waits for is hatched.
 
-    Threads that compute have a panel of their own: nothing else would be seen beside them.
+    Threads that compute have a separate panel: next to them nothing else would be visible.
     """
     panels = [(profile, computing) for profile in profiles for computing in (False, True)]
     figure, axes = open_figure(len(panels))

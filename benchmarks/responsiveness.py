@@ -1,6 +1,6 @@
 """Does the event loop stay free? ``/health`` and the loop's lag under load, with offloading on and off.
 
-``/health`` is asked every 10 ms, whether or not earlier answers are there, by a process of its own. The lag
+``/health`` is requested every 10 ms by a separate process, whether or not earlier answers have arrived. The lag
 is the server's own measurement: how late the loop wakes a task that sleeps.
 
     python -m benchmarks.responsiveness
@@ -105,7 +105,7 @@ Measured: TypeAlias = dict[tuple[str, str], Observations]
 
 
 async def observe(server: Server, scenario: Scenario, seconds: float, into: Observations) -> None:
-    """Ask ``/health`` while the server is busy with a scenario."""
+    """Request ``/health`` while the server is busy with a scenario."""
     probe = health_probe(server.port, seconds)
     before = await scrape_lag(server)
     if scenario.clients:
@@ -158,7 +158,7 @@ def show(measured: Measured) -> None:
 
 
 def draw(measured: Measured, settings: Settings) -> None:
-    """Plot ``/health`` p50, p99 and maximum of each scenario, offloading on beside off."""
+    """Plot ``/health`` p50, p99 and maximum of each scenario, with offloading on and off."""
     quantities = ("p50_ms", "p99_ms", "max_ms")
     figure, axes = open_figure(len(quantities))
     names = list(dict.fromkeys(scenario for scenario, _ in measured))

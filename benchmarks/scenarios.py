@@ -1,4 +1,4 @@
-"""What a server is busy with while somebody asks whether it is well."""
+"""Loads that keep a server busy while ``/health`` is requested."""
 
 import io
 import json
@@ -36,12 +36,12 @@ FLAGS = (
     "--max-body-bytes=67108864",
     "--media-cache-bytes=0",  # every image is a new one
 )
-"""What the servers need to be asked all this."""
+"""The flags that the servers need for these requests."""
 
 
 @frozen
 class Scenario:
-    """What the server is busy with; nothing, if no client asks."""
+    """A load of some clients; an idle server with none."""
 
     name: str
     bodies: list[str]

@@ -1,4 +1,4 @@
-"""How long short queries wait behind long documents and behind somebody's large request, and how much is padding.
+"""How long do short queries wait behind long documents and another client's large request? And the padding.
 
 Mixed lengths: requests of one input on a timetable, 95 % of 16 tokens and 5 % of 512, at 70 % of the rate that the
 server was found to keep up with; then the short ones alone, on the same timetable. A noisy neighbour: single queries of
@@ -47,7 +47,7 @@ NOISY_INPUTS = 2048
 
 TIMETABLES = 64
 """Clients that a timetable is spread over. One connection answers one request at a time: with as many of them, a stall
-delays what is asked during it, and not also what is asked later."""
+delays the requests sent during it, and not also later ones."""
 
 WITH, WITHOUT = "with", "without"
 
@@ -55,7 +55,7 @@ WITH, WITHOUT = "with", "without"
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run: ``seconds`` for each load and round; ``single_rate`` queries a second beside the noisy neighbour."""
+    """What is run: ``seconds`` for each load and round; ``single_rate`` queries a second with a noisy neighbour."""
 
     rounds: int = 5
     seconds: float = 10.0
@@ -91,7 +91,7 @@ async def scrape_tokens(server: Server) -> TokensComputed:
 
 @frozen
 class Bodies:
-    """Everything that is asked."""
+    """The bodies of all requests."""
 
     short: list[str]
     long: list[str]
@@ -122,19 +122,19 @@ def _body(texts: str | Sequence[str]) -> str:
 
 @frozen
 class Scenario:
-    """Somebody who wants prompt answers, and those who may be in the way."""
+    """Clients whose latency is measured, and clients that may delay them."""
 
     name: str
-    asked: LoadJob
+    measured: LoadJob
     disturbance: LoadJob
 
     async def run(self, *, disturbed: bool) -> list[LoadResult]:
-        """Return what the prompt ones saw, and then what the others did if they were there."""
-        return await run_loads(self.asked, *([self.disturbance] if disturbed else []))
+        """Return the results of the measured clients, then of the disturbing ones if ``disturbed``."""
+        return await run_loads(self.measured, *([self.disturbance] if disturbed else []))
 
 
 def on_timetable(port: int, bodies: list[str], per_s: float, seconds: float) -> LoadJob:
-    """Return a job that asks ``per_s`` times a second, whether or not earlier answers are there."""
+    """Return a job of ``per_s`` requests a second, whether or not earlier answers have arrived."""
     return LoadJob(port=port, bodies=bodies, clients=TIMETABLES, every_s=TIMETABLES / per_s, seconds=seconds)
 
 
@@ -194,8 +194,8 @@ async def measure(server: Server, todo: list[Scenario], settings: Settings) -> d
                     progress.update(task, description=f"{scenario.name}: {which}")
                     seen = measured[scenario.name]
                     before = await scrape_tokens(server)
-                    asked, *disturbance = await scenario.run(disturbed=which == WITH)
-                    seen.asked[which].append(asked)
+                    result, *disturbance = await scenario.run(disturbed=which == WITH)
+                    seen.asked[which].append(result)
                     seen.waste[which].append((await scrape_tokens(server)).waste_since(before))
                     seen.disturbance += disturbance
                     progress.advance(task)
@@ -203,9 +203,9 @@ async def measure(server: Server, todo: list[Scenario], settings: Settings) -> d
 
 
 async def check(server: Server, by_length: Sequence[Sequence[str]]) -> float:
-    """Return the least cosine with the oracle's vectors when all lengths are asked for at once.
+    """Return the least cosine with the oracle's vectors when all lengths are requested at once.
 
-    Raises ``WrongAnswerError``. The oracle reads each length by itself, without padding.
+    Raises ``WrongAnswerError``. The oracle computes each length by itself, without padding.
     """
     texts = [[json.loads(body)["input"] for body in bodies] for bodies in by_length]
     oracle = np.concatenate([oracle_vectors(some) for some in texts])
@@ -232,7 +232,7 @@ def show(measured: dict[str, Observations]) -> None:
 
 
 def draw(measured: dict[str, Observations], settings: Settings) -> None:
-    """Plot p50 and p99 of each scenario, with the disturbance beside without, and the padding."""
+    """Plot p50 and p99 of each scenario, with and without the disturbance, and the padding."""
     figure, (latencies, waste) = open_figure(2)
     bars = [(name, quantity) for name in measured for quantity in ("p50_ms", "p99_ms")]
     for offset, (which, label) in enumerate(((WITHOUT, "alone"), (WITH, "disturbed"))):
@@ -254,7 +254,7 @@ def as_document(measured: dict[str, Observations], todo: list[Scenario]) -> list
     return [
         {
             "scenario": scenario.name,
-            "asked_per_s": scenario.asked.clients / (scenario.asked.every_s or 1.0),
+            "asked_per_s": scenario.measured.clients / (scenario.measured.every_s or 1.0),
             "p99_ratio": measured[scenario.name].p99_ratio,
             **attrs.asdict(measured[scenario.name]),
         }
@@ -287,7 +287,7 @@ async def run(settings: Settings) -> None:
 
 
 def main(settings: Settings = Settings()) -> None:
-    """Measure how short queries fare beside long ones, and beside a noisy neighbour."""
+    """Measure the latency of short queries next to long ones, and next to a noisy neighbour."""
     trio.run(run, settings)
 
 

@@ -43,7 +43,7 @@ class Server:
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody uses at the moment."""
+    """Return a TCP port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -98,7 +98,7 @@ async def _is_ok(client: httpx.AsyncClient, url: str) -> bool:
     try:
         answer = await client.get(url)
     except httpx.TransportError:
-        return False  # nobody listens yet
+        return False  # the server does not listen yet
     return answer.status_code == httpx.codes.OK
 
 

@@ -17,7 +17,7 @@ import trio
 from attrs import define, field, frozen
 
 STAGES: tuple[tuple[str, str], ...] = (
-    # What stands first wins, for one frame. A name after the colon is a function's.
+    # The first match decides. A name after the colon is a function.
     ("trio_pool_serve/api/http/json_body.py:decode_json", "JSON"),
     ("trio_pool_serve/api/http/json_limits.py", "JSON"),
     ("trio_pool_serve/api/http/payloads.py", "JSON"),
@@ -28,7 +28,7 @@ STAGES: tuple[tuple[str, str], ...] = (
     ("trio_pool_serve/tasks/", "tasks"),
     ("trio_pool_serve/service.py", "tasks"),
     ("trio_pool_serve/rendering/", "tokenising"),
-    ("trio_pool_serve/engine/process", "process link"),
+    ("trio_pool_serve/engine/remote/", "process link"),
     ("trio_pool_serve/processes/worker_processes.py", "process link"),
     ("trio_parallel/", "process link"),
     ("_trio_parallel_workers/", "process link"),
@@ -60,10 +60,10 @@ STAGES: tuple[tuple[str, str], ...] = (
     ("werkzeug/", "Quart"),
     ("blinker/", "Quart"),
 )
-"""Where a frame's file begins with this, its samples belong to that stage.
+"""(prefix of a frame's file, stage): samples of such frames belong to that stage.
 
-Libraries that many stages use are not here (torch, transformers, numpy, contextlib): what they do counts for
-who called them.
+Libraries that many stages use are not here (torch, transformers, numpy, contextlib): their samples belong to
+the caller's stage.
 """
 
 WAITS = (
@@ -85,7 +85,7 @@ ORDER = (
     "HTTP", "sockets", "Quart", "trio", "epoll", "thread hops", "api", "JSON", "tasks", "tokenising", "engine",
     "process link", "assembly", "dispatch", "kernels", "pooling", "encoding", "metrics", OTHER,
 )  # fmt: skip
-"""The stages as they are told; ``forward`` is told as dispatch, which holds the interpreter lock, and kernels."""
+"""The stages in the order of tables; ``forward`` becomes dispatch, which holds the interpreter lock, and kernels."""
 
 
 THREAD = re.compile(r"(?:^|;)thread \((?P<id>\d+)\)(?:: (?P<name>[^;]*))?")
@@ -99,7 +99,7 @@ PACKAGES = (
 
 
 class ProfilerFailedError(Exception):
-    """py-spy is not there, may not look at the process, or has ended by itself; carries what it said."""
+    """py-spy is not installed, may not trace the process, or has ended early; the message is its output."""
 
 
 @frozen
@@ -117,7 +117,7 @@ class Frame:
 
     @property
     def stage(self) -> str | None:
-        """The stage it belongs to, if its file tells."""
+        """The stage it belongs to, if its file is in ``STAGES``."""
         for where, stage in STAGES:
             file, _, function = where.partition(":")
             if self.file.startswith(file) and (not function or self.function == function):
@@ -193,7 +193,7 @@ async def record_stacks(pid: int, *mode: str, rate: int) -> AsyncIterator[Record
         command += mode
         process = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:
-            said = await _wait_sampling(process)
+            printed = await _wait_sampling(process)
             yield recording
             process.send_signal(signal.SIGINT)
             with trio.fail_after(60):
@@ -202,7 +202,7 @@ async def record_stacks(pid: int, *mode: str, rate: int) -> AsyncIterator[Record
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
         if not output.exists():
-            raise ProfilerFailedError(said)
+            raise ProfilerFailedError(printed)
         recording.stacks = parse_stacks(output.read_text())
 
 
@@ -215,12 +215,12 @@ def _py_spy() -> str:
 
 
 async def _wait_sampling(process: trio.Process) -> str:
-    """Return what py-spy says until it samples."""
-    said = ""
+    """Return the output of py-spy until it samples."""
+    printed = ""
     assert process.stdout is not None
     async for part in process.stdout:
-        said += part.decode(errors="replace")
-        if "Sampling process" in said:
-            return said
+        printed += part.decode(errors="replace")
+        if "Sampling process" in printed:
+            return printed
     hint = "py-spy needs to trace the process: be root, or allow it with `sysctl kernel.yama.ptrace_scope=0`"
-    raise ProfilerFailedError(f"{said}\n{hint}")
+    raise ProfilerFailedError(f"{printed}\n{hint}")

@@ -1,4 +1,4 @@
-"""What Linux knows of the threads of a process and its children: processor time, and what they wait for."""
+"""CPU time and waiting of the threads of a process and its children, from Linux's ``/proc``."""
 
 import ctypes
 import os
@@ -23,7 +23,7 @@ Thread = tuple[int, int]
 
 @frozen
 class Clock:
-    """Seconds of a thread: on a processor, and ready to run without one."""
+    """Seconds of a thread: running on a core, and ready to run but waiting for one."""
 
     cpu_s: float
     core_wait_s: float
@@ -157,7 +157,7 @@ async def watch_lock(pid: int, *, every_s: float) -> AsyncIterator[Waits]:
     """Look at all threads at random moments for as long as the block, on average ``every_s`` apart.
 
     A thread waits for the interpreter lock when it is in a system call on an address within the
-    interpreter's global state: that is where the lock is, and no other lock is there. Nobody is stopped.
+    interpreter's global state: that is where the lock is, and no other lock is there. No thread is stopped.
     """
     waits = Waits()
     state = InterpreterState.find()
@@ -184,7 +184,7 @@ async def _look(pid: int, state: InterpreterState, every_s: float, waits: Waits)
 
 @contextmanager
 def _open_calls(owners: list[int]) -> Iterator[dict[Thread, int]]:
-    """Open the files that tell which system call each thread is in."""
+    """Open the files with the system call that each thread is in."""
     with ExitStack() as stack:
         opened = {}
         for owner in owners:

@@ -1,4 +1,4 @@
-"""From what was seen of a server's threads to what one request costs in each of them, by stage."""
+"""The cost of one request in each thread of a server, by stage, computed from samples of the threads."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from benchmarks.stack_samples import FORWARD, ORDER, OTHER, Stack
 from benchmarks.thread_clocks import ZERO, Clock, Thread
 
 Part = tuple[str, str]
-"""The parts that a process and a thread play: those that play the same are told as one."""
+"""The roles of a process and a thread: threads of the same roles are summed."""
 
 TOP_FUNCTIONS = 25
 
@@ -53,7 +53,7 @@ class Cast:
 
     @classmethod
     def of(cls, observed: Iterable[Observed], names: dict[Thread, str]) -> "Cast":
-        """Tell from what the threads were seen doing, and from what they are called."""
+        """Derive the parts from the stages that the threads were sampled in, and from their names."""
         owners = {thread: owner for owner, thread in names}
         doing: dict[int, Counter[str]] = defaultdict(Counter)
         called: dict[int, str] = {}
@@ -162,7 +162,7 @@ def make_profile(clients: int, observed: Observed, cast: Cast) -> RequestProfile
                 lock_wait_us=1e6 * lock_wait_s[part] / observed.requests("lock watched"),
                 lock_held_us=cpu_us * sum(share * held[stage] for stage, share in shares.items()),
                 samples=running[part].total(),
-                stages_us={stage: cpu_us * share for stage, share in _told(shares, held).items()},
+                stages_us={stage: cpu_us * share for stage, share in _split(shares, held).items()},
                 functions=_top_functions(running[part]),
             )
         )
@@ -200,7 +200,7 @@ def _top_functions(stacks: Counter[Stack]) -> list[str]:
 
 
 def _shares(stacks: Counter[Stack], clock: Clock) -> dict[str, float]:
-    """Share out a part's processor time over the stages; ``clock`` is of the pass that the stacks are of.
+    """Divide a part's CPU time among the stages; ``clock`` is of the pass that the stacks are of.
 
     A sample is a moment at which a thread ran or waited for a core. How long it did either is known, and most
     waiting for a core is done by threads that have just been woken, which are still where they slept. So that
@@ -230,11 +230,11 @@ def _held_shares(running: Counter[Stack], locking: Counter[Stack], ready_ratio: 
     return defaultdict(float, {stage: min(1.0, ready_ratio * held[stage] / ran[stage]) for stage in ran})
 
 
-def _told(shares: dict[str, float], held: dict[str, float]) -> dict[str, float]:
-    """Tell the forward pass as dispatch, for which Python holds the interpreter lock, and kernels."""
-    told = dict(shares)
-    if FORWARD in told:
-        total = told.pop(FORWARD)
-        told["dispatch"] = total * held[FORWARD]
-        told["kernels"] = total - told["dispatch"]
-    return {stage: told[stage] for stage in ORDER if stage in told}
+def _split(shares: dict[str, float], held: dict[str, float]) -> dict[str, float]:
+    """Split the forward pass into dispatch, for which Python holds the interpreter lock, and kernels."""
+    split = dict(shares)
+    if FORWARD in split:
+        total = split.pop(FORWARD)
+        split["dispatch"] = total * held[FORWARD]
+        split["kernels"] = total - split["dispatch"]
+    return {stage: split[stage] for stage in ORDER if stage in split}

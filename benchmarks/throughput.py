@@ -1,4 +1,4 @@
-"""How many requests a second, and how fast, beside a naive server on the same machine.
+"""How many requests a second, at which latency? Compared with a naive server on the same machine.
 
 One text of 34 tokens per request. Ours is measured with the engine in processes and in the one that answers: the reason
 for the default of ``--engine``. All servers stay alive and are loaded in turns.
@@ -57,7 +57,7 @@ class Settings:
 
 @frozen
 class Contender:
-    """A server, and how it is asked."""
+    """A server, and the bodies of its requests."""
 
     name: str
     server: Server
@@ -85,7 +85,7 @@ class Contender:
 
 
 def contenders(ours: Server, local: Server, naive: Server, texts: list[str]) -> list[Contender]:
-    """Return who is compared: all are asked the same, but the second, which is asked as openai-python asks."""
+    """Return the compared servers. All get the same requests, but the second, whose are those of openai-python."""
     plain = [json.dumps({"model": MODEL_NAME, "input": text, "encoding_format": "float"}) for text in texts]
     encoded = [json.dumps({"model": MODEL_NAME, "input": text, "encoding_format": "base64"}) for text in texts]
     return [
@@ -225,7 +225,7 @@ async def run(settings: Settings) -> None:
 
 
 def main(settings: Settings = Settings()) -> None:
-    """Measure requests per second and latency beside a naive server."""
+    """Measure requests per second and latency, compared with a naive server."""
     trio.run(run, settings)
 
 

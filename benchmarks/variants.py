@@ -72,7 +72,7 @@ COMPARED_SOMEWHERE = (OURS, NAIVE, *ENGINES, *FRONT_ENDS, *with_api_processes(FR
 
 
 def known(variants: Sequence[Variant]) -> list[Variant]:
-    """Return those whose flags our command knows, and say which are left out, and why."""
+    """Return the variants whose flags our command has; report which are left out, and why."""
     kept = []
     for variant in variants:
         reason = _refusal(variant)
@@ -84,7 +84,7 @@ def known(variants: Sequence[Variant]) -> list[Variant]:
 
 
 def say_not_measured(name: str, reason: str) -> None:
-    """Tell people what is not measured, and why."""
+    """Print what is not measured, and why."""
     console.print(f"NOT MEASURED: {name}: {reason}", style="bold red", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -17,15 +17,15 @@ RenderText: TypeAlias = Callable[[Renderer, TextPrompt | PairPrompt, RenderingPa
 
 
 def put_in_place(name: str, render_text: RenderText) -> None:
-    """Have every renderer of this process render texts so, and every answer say it, in ``Server-Timing``."""
+    """Make every renderer of this process use ``render_text``, and every ``Server-Timing`` header contain ``name``."""
     ours, render_plain = RequestTimings.server_timing, Renderer.render_plain
 
     def server_timing(timings: RequestTimings) -> str:
         return f"{ours(timings)}, {label(name)}"
 
-    async def render_each(renderer: Renderer, asked: Sequence[PromptToRender]) -> list[list[RenderedPrompt]]:
+    async def render_each(renderer: Renderer, prompts: Sequence[PromptToRender]) -> list[list[RenderedPrompt]]:
         rendered = []
-        for prompt, params, in_windows in asked:
+        for prompt, params, in_windows in prompts:
             if isinstance(prompt, TokensPrompt) or in_windows:
                 rendered += await render_plain(renderer, [(prompt, params, in_windows)])
             else:

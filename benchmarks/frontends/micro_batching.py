@@ -70,7 +70,7 @@ class Collector:
 def _render_all(texts: TextRenderer, batch: list[Waiting]) -> None:
     try:
         encodings = encode(texts, [waiting.text for waiting in batch])
-    except TypeError:  # one of them is not Unicode, and it is not said which
+    except TypeError:  # one of them is not Unicode, but the error does not have its index
         for waiting in batch:
             waiting.rendered = outcome.capture(texts.render, TextPrompt(waiting.text), waiting.params)
         return
@@ -87,7 +87,7 @@ collectors: dict[int, Collector] = {}
 
 
 async def render_text(renderer: Renderer, prompt: TextPrompt | PairPrompt, params: RenderingParams) -> RenderedPrompt:
-    """Render with whatever else comes in the next 2 ms."""
+    """Render together with all other texts of the next 2 ms."""
     if not has_steps(renderer.texts, prompt, params):
         render = partial(renderer.texts.render, prompt, params)
         return await renderer.offload.run("render", render, abandon_on_cancel=True)

@@ -1,4 +1,4 @@
-"""The steps from a text to what the model reads, one at a time. All of them block."""
+"""The steps from a text to the model's input, one at a time. All of them block."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ LONG = 16 * 1024
 
 
 def has_steps(texts: TextRenderer, prompt: TextPrompt | PairPrompt, params: RenderingParams) -> bool:
-    """Tell whether a prompt is a short text that is read as it is; the other ones are rendered as ours are."""
+    """Return whether a prompt is a short text without any formatting; others are rendered by our renderer."""
     return (
         isinstance(prompt, TextPrompt)
         and 0 < len(prompt.text) <= LONG

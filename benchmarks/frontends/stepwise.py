@@ -1,4 +1,4 @@
-"""An asynchronous renderer: each of its steps is a thread hop of its own."""
+"""An asynchronous renderer: each of its steps is one thread hop."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Everything but the forward pass on the event loop: bodies, texts and answers of whatever size."""
+"""Everything but the forward pass on the event loop: bodies, texts and answers of any size."""
 
 from collections.abc import Callable
 from typing import TypeVar

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import huggingface_hub
+import huggingface_hub.constants
 import pytest
 
 from tests.model_folders import write_json

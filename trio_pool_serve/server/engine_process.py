@@ -61,7 +61,7 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
                 nursery.start_soon(engine.run)
                 await engine.wait_ready()
                 assert engine.runner is not None  # noqa: S101  (ready means loaded)
-                # What has been loaded stays. The collector would walk through all of it, holding the interpreter lock for
+                # What has been loaded stays. The collector would walk through all of it, with the interpreter lock, for
                 # as long as a dozen batches take, each time a large request has allocated a quarter as much again.
                 gc.collect()
                 gc.freeze()
