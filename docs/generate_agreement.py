@@ -1,4 +1,4 @@
-"""Writes docs/agreement.md from docs/agreement.json, which ``scripts/test --write-agreement`` writes."""
+"""Writes docs/agreement.md from docs/agreement.json, which ``scripts/test --write-agreement -m ""`` writes."""
 
 import json
 from collections.abc import Iterable
@@ -9,7 +9,8 @@ TARGET = Path(__file__).parent / "agreement.md"
 
 HEAD = """# What has been compared, and which clients have been run
 
-Made by `docs/generate_agreement.py` from what passing tests recorded: `scripts/test --write-agreement`.
+Made by `docs/generate_agreement.py` from what passing tests recorded, slow ones included:
+`scripts/test --write-agreement -m ""`.
 
 ## Families
 Each family is a tiny model with random weights in the layout that its authors publish, computed in float32 on a

@@ -1,6 +1,7 @@
 """A record of what passing tests have shown: which clients work, and how near the oracles the answers are.
 
-``pytest --write-agreement`` writes it to docs/agreement.json; a run without that option writes nothing.
+``scripts/test --write-agreement -m ""`` writes it to docs/agreement.json: most families are slow tests. A run without
+that option writes nothing.
 """
 
 import json
@@ -53,7 +54,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--write-agreement"):
+    # Of several processes, the one that starts the others hears of all tests.
+    if config.getoption("--write-agreement") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Record(), "agreement-record")
 
 

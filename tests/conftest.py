@@ -22,7 +22,7 @@ from trio_pool_serve.service import Service
 
 NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
-pytest_plugins = ["tests.agreement_record", "pytester"]
+pytest_plugins = ["tests.agreement_record", "tests.kept_folders", "tests.parallel", "pytester"]
 
 contain_connections()  # as both ways to start a server do
 
@@ -69,6 +69,13 @@ async def service(config: Config, scripted: ScriptedRunner) -> AsyncIterator[Ser
     """A ready service over a scripted runner."""
     async with running(Service(config, lambda *_: scripted)) as ready:
         yield ready
+
+
+def render_templates_on_the_loop(service: Service) -> None:
+    """Start no processes for chat templates, each of which takes a second: for tests that are not about those."""
+    for name in ("template", "client_template"):
+        if name in service.processes:
+            service.processes[name].in_processes = False
 
 
 @asynccontextmanager

@@ -1,6 +1,10 @@
 import json
 
+import pytest
+
 from tests.agreement_record import AGREEMENT, CLIENT, Record
+
+pytestmark = pytest.mark.unit
 
 
 def test_rows_are_sorted_and_deduplicated_and_the_largest_difference_is_kept():

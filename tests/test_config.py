@@ -5,9 +5,12 @@ from pathlib import Path
 import attrs
 import pytest
 from cyclopts import CycloptsError
+from rich.console import Console
 
 from trio_pool_serve.cli import ENVIRONMENT_PREFIX, app, main, read_config
 from trio_pool_serve.config import Config, ModelSource, decode_config, encode_config
+
+pytestmark = pytest.mark.unit
 
 GROUPS = {field.name: field.type for field in attrs.fields(Config) if attrs.has(field.type)}
 SETTINGS = [(group, setting) for group, kind in GROUPS.items() for setting in attrs.fields(kind)]
@@ -184,8 +187,10 @@ def test_an_unknown_key_in_the_file_is_an_error(tmp_path):
 
 
 def test_help_groups_and_explains_every_setting(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "160")  # room for the longest flag in one line
-    app(["serve", "--help"], exit_on_error=False, result_action="return_value")
+    monkeypatch.setattr("sys.argv", ["trio-pool-serve", "serve", "--help"])
+    monkeypatch.setattr(app, "console", Console(width=160))  # the longest flag in one line
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main()
     shown = " ".join(capsys.readouterr().out.split())
     for group in ("Model", "Network", "Scheduling", "Threads", "Time limits", "Input", "Logging"):
         assert f"─ {group} ─" in shown

@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import trio_pool_serve
+
+pytestmark = pytest.mark.unit
 
 PACKAGE = Path(trio_pool_serve.__file__).parent
 

@@ -16,6 +16,8 @@ from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.service import Service
 from trio_pool_serve.types import Batch
 
+pytestmark = pytest.mark.unit
+
 
 @define(eq=False)
 class TwoModels:

@@ -1,12 +1,13 @@
 """A folder that is served for real: the engine and the model of the package, asked through a socket."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 from attrs import define
 
 from tests.conftest import client_of, listening, running
@@ -54,6 +55,17 @@ class AskedFolder:
     async def reranked_as_tei(self, query: str, texts: Sequence[str], **fields: Any) -> Vectors:
         """``/rerank`` with ``texts``: as ``reranked``."""
         return unranked(await self.post("/rerank", query=query, texts=list(texts), **fields), "score", len(texts))
+
+
+def one_of(families: Iterable[Any], *chosen: Any) -> list[Any]:
+    """Return the parameters of a test that serves families: the chosen ones, and the others of their kinds as slow.
+
+    That every family agrees with its oracle is shown in each run below HTTP, where it takes a fraction of the time.
+    """
+    families = [family if isinstance(family, tuple) else (family,) for family in families]
+    chosen = tuple(family if isinstance(family, tuple) else (family,) for family in chosen)
+    assert set(chosen) < set(families)
+    return [pytest.param(*family, marks=() if family in chosen else pytest.mark.slow) for family in families]
 
 
 def in_order(items: Sequence[Any]) -> Sequence[Any]:

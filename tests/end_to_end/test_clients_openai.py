@@ -38,6 +38,11 @@ def test_openai_embeds_in_every_encoding(client, vectors, record_client, encodin
     assert answer.usage.total_tokens == answer.usage.prompt_tokens > len(A_FEW)
 
 
+def test_openai_is_given_as_many_dimensions_as_it_asks_for(client):
+    answer = client.embeddings.create(model="minilm", input="hello", dimensions=64)
+    assert len(answer.data[0].embedding) == 64
+
+
 async def test_openai_s_asynchronous_client_runs_on_trio(server_url, vectors, record_client):
     record_client(*EMBEDDINGS, "openai (async)")
     async with openai.AsyncOpenAI(base_url=f"{server_url}/v1", api_key=API_KEY, max_retries=0) as client:

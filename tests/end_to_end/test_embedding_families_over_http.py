@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.end_to_end.folder_over_http import WHOLE, AskedFolder, farthest, serving_folder
+from tests.end_to_end.folder_over_http import WHOLE, AskedFolder, farthest, one_of, serving_folder
 from tests.models.model_families import FAMILIES, TEXTS, edit_json, reference, write_family
 from tests.models.retrieval_families import DOCUMENTS, QUERIES, assert_same_ranking
 from trio_pool_serve.types import Vectors
@@ -28,7 +28,7 @@ def write(folder: Path, name: str, **settings: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", one_of(FAMILIES, "bert"))
 async def test_vectors_agree(name: str, tmp_path: Path, record_agreement: Record):
     path = write(tmp_path, name)
     theirs = reference(path)
@@ -64,7 +64,7 @@ def _without_unit_length(theirs: Any) -> Vectors:
     return features["sentence_embedding"].detach().numpy()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", one_of(FAMILIES, "bert"))
 async def test_scores_agree(name: str, tmp_path: Path, record_agreement: Record):
     path = write(tmp_path, name)
     difference = await scores_differ(path)

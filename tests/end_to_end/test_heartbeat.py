@@ -23,7 +23,7 @@ from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import Offload
 
-pytestmark = pytest.mark.usefixtures("switch_interval_of_servers")
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("switch_interval_of_servers")]
 
 WIDTH = 4096
 MOST_ROWS = 8192

@@ -10,12 +10,13 @@ import transformers
 import trio
 
 from tests.conftest import wait_idle
-from tests.end_to_end.folder_over_http import AskedFolder, farthest, serving_folder
+from tests.end_to_end.folder_over_http import AskedFolder, farthest, one_of, serving_folder
 from tests.end_to_end.seen_contents import as_url, parts
 from tests.models.vision_families import PAGE_RETRIEVERS, PICTURES, VISION_LANGUAGE, write_qwen
 from trio_pool_serve.models.folder import read_model_folder
 
 TOLERANCE = 1e-5
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 NO_IMAGE = "a placeholder for an image, but no image"
 GOOD = ["a photo of two cats on a couch", {"image": as_url(PICTURES[0])}, "yes", {"image": as_url(PICTURES[4])}]
 
@@ -47,7 +48,7 @@ async def answers_beside(ours: AskedFolder, bodies: Sequence[dict[str, Any]]) ->
     return [answers[index] for index in range(len(bodies))]
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "colqwen2", "colpali"])
+@pytest.mark.parametrize("name", one_of([*QWEN, "colqwen2", "colpali"], "qwen3_vl", "colpali"))
 async def test_a_placeholder_without_an_image_is_400_and_its_neighbours_are_answered(name: str, tmp_path: Path):
     path = {**VISION_LANGUAGE, **PAGE_RETRIEVERS}[name](tmp_path / name)
     written, token_id = placeholder_of(path)
@@ -71,7 +72,7 @@ async def test_a_placeholder_without_an_image_is_400_and_its_neighbours_are_answ
         assert NO_IMAGE in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("name", one_of(QWEN, "qwen3_vl"))
 async def test_a_conversation_has_as_many_placeholders_as_images(name: str, tmp_path: Path):
     path = VISION_LANGUAGE[name](tmp_path / name)
     written, _ = placeholder_of(path)

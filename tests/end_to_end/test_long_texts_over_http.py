@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from attrs import frozen
 
-from tests.end_to_end.folder_over_http import WHOLE, farthest, serving_folder
+from tests.end_to_end.folder_over_http import WHOLE, farthest, one_of, serving_folder
 from tests.end_to_end.test_embedding_families_over_http import PROMPTS, write
 from tests.models.model_families import MAX_LENGTH, TEXTS, reference
 from trio_pool_serve.types import Vectors
@@ -61,7 +61,7 @@ class LongText:
         return mean / np.linalg.norm(mean) if is_unit else mean
 
 
-@pytest.mark.parametrize("name", WHOLE_WORDS)
+@pytest.mark.parametrize("name", one_of(WHOLE_WORDS, "bert", "distilbert"))
 async def test_a_long_text_is_the_mean_of_its_windows(name: str, tmp_path: Path, record_agreement: Record):
     path = write(tmp_path, name)
     theirs = reference(path)
@@ -89,7 +89,7 @@ async def test_a_long_text_is_the_mean_of_its_windows(name: str, tmp_path: Path,
     record_agreement(name, "embed in windows", ORACLE, difference)
 
 
-@pytest.mark.parametrize("name", WORDS_BEHIND_BLANKS)
+@pytest.mark.parametrize("name", one_of(WORDS_BEHIND_BLANKS, "bert", "qwen3"))
 async def test_every_window_is_read_behind_the_prompt(name: str, tmp_path: Path, record_agreement: Record):
     path = write(tmp_path, name)
     long = LongText(reference(path), PROMPT)

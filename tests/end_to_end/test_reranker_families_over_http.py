@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from tests.end_to_end.folder_over_http import farthest, serving_folder
+from tests.end_to_end.folder_over_http import farthest, one_of, serving_folder
 from tests.models.classifier_families import FAMILIES, LONG, PAIRS, cross_encoder, write_classifier
 from tests.models.model_families import edit_json
 from tests.models.retrieval_families import DOCUMENTS, QUERIES, assert_same_ranking
@@ -78,7 +78,7 @@ def oracles(theirs: Any) -> tuple[Oracle, Oracle, Oracle]:
     )
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", one_of(FAMILIES, "bert", "qwen3"))
 async def test_a_cross_encoder_agrees(name: str, tmp_path: Path, record_agreement: Record):
     path = write_classifier(tmp_path / name, name, num_labels=1)
     theirs = cross_encoder(path)
@@ -88,7 +88,7 @@ async def test_a_cross_encoder_agrees(name: str, tmp_path: Path, record_agreemen
     record_agreement(f"{name} cross-encoder", "score", "CrossEncoder", found)
 
 
-@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+@pytest.mark.parametrize("name", one_of(LANGUAGE_MODELS, "Qwen3ForCausalLM"))
 async def test_a_cross_encoder_with_a_logit_score_agrees(name: str, tmp_path: Path, record_agreement: Record):
     theirs = cross_encoder(write_reranker(tmp_path / "model", name, FLAT), max_length=LONG)
     theirs.save_pretrained(str(tmp_path / "saved"))
@@ -97,7 +97,7 @@ async def test_a_cross_encoder_with_a_logit_score_agrees(name: str, tmp_path: Pa
     record_agreement(f"{family_of(name)} with a logit score", "score", "CrossEncoder", found)
 
 
-@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+@pytest.mark.parametrize("name", one_of(LANGUAGE_MODELS, "Qwen3ForCausalLM"))
 async def test_a_language_model_asked_for_yes_or_no_agrees(name: str, tmp_path: Path, record_agreement: Record):
     path = write_reranker(tmp_path / "model", name, PLAIN_CHAT)
     edit_json(path / "tokenizer_config.json", lambda config: config.update(model_max_length=LONG))

@@ -12,7 +12,7 @@ from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import Offload
 
-pytestmark = pytest.mark.usefixtures("switch_interval_of_servers")
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("switch_interval_of_servers")]
 
 TEXTS = {"input": [f"sentence number {n} about nothing in particular " * 12 for n in range(128)]}
 # One word of two megabytes: of all texts that are truncated, the kind that takes longest to tokenise.

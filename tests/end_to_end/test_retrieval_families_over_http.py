@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.end_to_end.folder_over_http import WHOLE, farthest, serving_folder
+from tests.end_to_end.folder_over_http import WHOLE, farthest, one_of, serving_folder
 from tests.models.model_families import reference
 from tests.models.retrieval_families import (
     DOCUMENTS,
@@ -36,7 +36,7 @@ def as_arrays(rows: Sequence[Any]) -> list[Vectors]:
 # -- late interaction -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", LATE_INTERACTION)
+@pytest.mark.parametrize("name", one_of(LATE_INTERACTION, "pylate_bert"))
 async def test_late_interaction_agrees(name: str, tmp_path: Path, record_agreement: Record):
     from sentence_transformers import MultiVectorEncoder
 
@@ -121,14 +121,14 @@ async def sparse_difference(path: Path, **loading: Any) -> float:
     return max(relative_difference(spread(rows, wanted.shape[1]), wanted) for rows, wanted in asked.values())
 
 
-@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize("name", one_of(SPARSE, "splade_max", "inference_free"))
 async def test_sparse_vectors_agree(name: str, tmp_path: Path, record_agreement: Record):
     difference = await sparse_difference(SPARSE[name](tmp_path / name))
     assert difference < TOLERANCE
     record_agreement(name, "sparse_embed", "SparseEncoder", difference)
 
 
-@pytest.mark.parametrize("name", MASKED_LMS)
+@pytest.mark.parametrize("name", one_of(MASKED_LMS, "bert"))
 async def test_sparse_vectors_of_a_bare_masked_language_model_agree(
     name: str, tmp_path: Path, record_agreement: Record
 ):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pybase64
+import pytest
 import trio
 from attrs import define, field
 
@@ -13,6 +14,8 @@ from tests.end_to_end.test_heartbeat import MOST_ROWS, WIDTH, bfloat16_tensor, p
 from tests.rendering.chat.chat_folders import CHATML, write_chat_folder
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import Offload
+
+pytestmark = pytest.mark.alone
 
 STREAM = json.dumps({"input": ["hello"] * 2048, "stream": True}).encode()
 

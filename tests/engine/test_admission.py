@@ -3,6 +3,8 @@ import pytest
 from trio_pool_serve.engine.admission import MAX_RETRY_AFTER_S, Admission, DrainRate
 from trio_pool_serve.errors import OverloadedError
 
+pytestmark = pytest.mark.unit
+
 
 def test_requests_are_admitted_whole_or_refused_whole():
     admission = Admission(max_tokens=10, tokens_per_s=lambda: 0.0)

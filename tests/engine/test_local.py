@@ -24,6 +24,8 @@ from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, Embed, PoolingOutput, PoolingRequest, RenderedPrompt
 
+pytestmark = pytest.mark.unit
+
 
 def request(*ids: int, **kwargs) -> PoolingRequest:
     return PoolingRequest(RenderedPrompt(np.array(ids, dtype=np.int32)), **kwargs)

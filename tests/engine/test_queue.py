@@ -2,6 +2,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,8 @@ from trio_pool_serve.engine.batching import BatchBudget, BulkBudget, length_clas
 from trio_pool_serve.engine.queue import FAIRNESS, MAX_BATCHES_SINCE_SMALL, QueueEntry, RequestQueue, batch_of
 from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.types import PoolingRequest, RenderedPrompt
+
+pytestmark = pytest.mark.unit
 
 
 def entry(tokens: int, priority: int = 0, group: int = 0) -> QueueEntry:

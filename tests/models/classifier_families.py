@@ -9,6 +9,7 @@ import transformers
 from attrs import frozen
 from tokenizers import processors
 
+from tests.kept_folders import built_once
 from tests.models.model_families import (
     ENCODER,
     HIDDEN,
@@ -149,6 +150,7 @@ DECODERS: Mapping[str, Family] = {
 FAMILIES = {**ENCODERS, **DECODERS}
 
 
+@built_once
 def write_classifier(folder: Path, name: str, head: str = "SequenceClassification", **config: Any) -> Path:
     """Write a family's classifier."""
     family = FAMILIES[name]

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
 
+from tests.kept_folders import built_once
 from tests.model_folders import write_json
 from trio_pool_serve.config import Dtype, ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
@@ -380,6 +381,7 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
+@built_once
 def write_family(
     folder: Path, name: str, *, modules: Sequence[Module] | None = None, **transformer_config: object
 ) -> Path:

@@ -12,6 +12,7 @@ import transformers
 from attrs import evolve
 from safetensors.torch import load_file, save_file
 
+from tests.kept_folders import built_once
 from tests.model_folders import write_json
 from tests.models.model_families import (
     ENCODER,
@@ -126,6 +127,7 @@ def bert_with_unused() -> Any:
     return transformers.BertTokenizer(vocab=vocabulary | more | pieces, model_max_length=MAX_LENGTH)
 
 
+@built_once
 def colbert_v2(folder: Path) -> Path:
     metadata = {
         "query_token_id": "[unused0]",
@@ -142,10 +144,12 @@ def colbert_v2(folder: Path) -> Path:
     return write_stanford(folder, metadata, tokenizer=bert_with_unused())
 
 
+@built_once
 def colbert_without_metadata(folder: Path) -> Path:
     return write_stanford(folder, None, tokenizer=bert_with_unused(), is_pickled=True)
 
 
+@built_once
 def jina_colbert(folder: Path) -> Path:
     tokenizer = add_to(xlm_roberta_tokenizer(), "[QueryMarker]", "[DocumentMarker]")
     metadata = {
@@ -192,15 +196,18 @@ def write_pylate(folder: Path, family: str, *modules: Module, tokenizer: Any = N
     return folder
 
 
+@built_once
 def pylate_bert(folder: Path) -> Path:
     return write_pylate(folder, "bert", tokenizer=add_to(bert_tokenizer(), "[Q] ", "[D] "))
 
 
+@built_once
 def pylate_attending(folder: Path) -> Path:
     tokenizer = add_to(bert_tokenizer(), "[Q] ", "[D] ")
     return write_pylate(folder, "bert", tokenizer=tokenizer, attend_to_expansion_tokens=True, skiplist_words=[])
 
 
+@built_once
 def pylate_modernbert(folder: Path) -> Path:
     """As GTE-ModernColBERT and mxbai-edge-colbert are: no expansion, and several layers behind one another."""
     tokenizer = add_to(modernbert_tokenizer(), "[Q] ", "[D] ")
@@ -208,16 +215,19 @@ def pylate_modernbert(folder: Path) -> Path:
     return write_pylate(folder, "modernbert", *layers, tokenizer=tokenizer, do_query_expansion=False)
 
 
+@built_once
 def pylate_expanding_modernbert(folder: Path) -> Path:
     tokenizer = add_to(modernbert_tokenizer(), "[Q] ", "[D] ")
     return write_pylate(folder, "modernbert", tokenizer=tokenizer)
 
 
+@built_once
 def pylate_with_prompts(folder: Path) -> Path:
     """A marker that the tokenizer does not know is ordinary text, and comes before a prompt."""
     return write_pylate(folder, "roberta", prompts={"query": "query: ", "document": "[D] text: "}, skiplist_words=None)
 
 
+@built_once
 def early_pylate(folder: Path) -> Path:
     """Before PyLate wrote down what type of model it is."""
     path = write_pylate(folder, "bert", tokenizer=add_to(bert_tokenizer(), "[Q] ", "[D] "), skiplist_words=None)
@@ -261,6 +271,7 @@ def write_multi_vector(
     return folder
 
 
+@built_once
 def fixed_expansion(folder: Path) -> Path:
     return write_multi_vector(
         folder,
@@ -272,6 +283,7 @@ def fixed_expansion(folder: Path) -> Path:
     )
 
 
+@built_once
 def least_expansion(folder: Path) -> Path:
     return write_multi_vector(
         folder,
@@ -283,6 +295,7 @@ def least_expansion(folder: Path) -> Path:
     )
 
 
+@built_once
 def expansion_by_a_token(folder: Path) -> Path:
     return write_multi_vector(
         folder,
@@ -293,14 +306,17 @@ def expansion_by_a_token(folder: Path) -> Path:
     )
 
 
+@built_once
 def without_expansion(folder: Path) -> Path:
     return write_multi_vector(folder, "modernbert", {}, query_length=QUERY_LENGTH, normalizes=False)
 
 
+@built_once
 def without_mask(folder: Path) -> Path:
     return write_multi_vector(folder, "bert", None, query_expansion={"strategy": "fixed", "length": QUERY_LENGTH})
 
 
+@built_once
 def some_tokens_only(folder: Path) -> Path:
     """Some documents have none of these tokens."""
     letters = [bert_tokenizer().convert_tokens_to_ids(piece) for piece in ("a", "##e", "##s", "the")]
@@ -368,6 +384,7 @@ MASKED_LMS: Mapping[str, tuple[Callable[[], Any], Callable[[int], Any]]] = {
 }
 
 
+@built_once
 def write_masked_lm(folder: Path, name: str) -> Path:
     """A bare masked language model, as ``naver/splade-*`` were first published."""
     make_tokenizer, make_model = MASKED_LMS[name]
@@ -408,26 +425,32 @@ def write_splade(folder: Path, name: str, *, max_weights: int | None = None, **p
     return folder
 
 
+@built_once
 def splade_max(folder: Path) -> Path:
     return write_splade(folder, "bert")
 
 
+@built_once
 def splade_sum(folder: Path) -> Path:
     return write_splade(folder, "distilbert", pooling_strategy="sum")
 
 
+@built_once
 def splade_of_two_logarithms(folder: Path) -> Path:
     return write_splade(folder, "xlm-roberta", activation_function="log1p_relu")
 
 
+@built_once
 def splade_sum_of_two_logarithms(folder: Path) -> Path:
     return write_splade(folder, "roberta", pooling_strategy="sum", activation_function="log1p_relu")
 
 
+@built_once
 def splade_modernbert(folder: Path) -> Path:
     return write_splade(folder, "modernbert", max_weights=12)
 
 
+@built_once
 def early_splade(folder: Path) -> Path:
     """As sentence-transformers 5.0 wrote it."""
     write_masked_lm(folder, "bert")
@@ -462,15 +485,18 @@ def write_inference_free(folder: Path, default_route: str | None = "document") -
     return folder
 
 
+@built_once
 def inference_free(folder: Path) -> Path:
     return write_inference_free(folder)
 
 
+@built_once
 def inference_free_by_default(folder: Path) -> Path:
     """The first route is for texts without an input type, and that is the queries'."""
     return write_inference_free(folder, default_route=None)
 
 
+@built_once
 def opensearch(folder: Path) -> Path:
     """The transformer lies in the root, as the name of its module is empty."""
     write_masked_lm(folder, "distilbert")
@@ -527,6 +553,7 @@ SPARSE: Mapping[str, Callable[[Path], Path]] = {
 # -- BGE-M3 -------------------------------------------------------------------------------------------------
 
 
+@built_once
 def write_bge_m3(folder: Path, *, with_modules: bool = True) -> Path:
     """The dense model's folder with two linear layers beside it, saved in half precision."""
     write_family(

@@ -10,6 +10,8 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

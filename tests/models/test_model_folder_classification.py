@@ -16,6 +16,8 @@ from trio_pool_serve.models.generative_reranker.spec import GenerativeReranker, 
 from trio_pool_serve.models.process_reward.spec import ProcessReward
 from trio_pool_serve.rendering.chat.chat_format import ChatFormat
 
+pytestmark = pytest.mark.unit
+
 TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}
 LOGIT_SCORE = "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"
 POOLING = "sentence_transformers.models.Pooling"

@@ -11,6 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from tests.kept_folders import built_once
 from tests.models.classifier_families import (
     LONG,
     PAIRS,
@@ -51,6 +52,7 @@ def rows(scores: Any) -> Any:
     return np.asarray(scores).reshape(len(scores), -1)
 
 
+@built_once
 def write_reranker(folder: Path, name: str = "Qwen3ForCausalLM", template: str | None = None, **config: Any) -> Path:
     return write_model(folder, name, reranker_tokenizer(template), **config)
 

@@ -15,6 +15,8 @@ from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.sparse.spec import Sparse
 from trio_pool_serve.types import SparseEmbed, SparseLookup
 
+pytestmark = pytest.mark.unit
+
 TRANSFORMER = ("sentence_transformers.base.modules.transformer.Transformer", "")
 PYLATE_DENSE = ("pylate.models.Dense.Dense", "1_Dense")
 MASK = ("sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask", "2_MultiVectorMask")

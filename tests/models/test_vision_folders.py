@@ -14,6 +14,8 @@ from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.page_retrieval.spec import PageRetrieval
 from trio_pool_serve.models.vision_language.spec import ImagePatches, VisionLanguage
 
+pytestmark = pytest.mark.unit
+
 TOWERS = {
     "text": {"method": "get_text_features", "method_output_name": "pooler_output"},
     "image": {"method": "get_image_features", "method_output_name": "pooler_output"},

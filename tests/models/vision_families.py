@@ -15,6 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from tokenizers import pre_tokenizers
 
+from tests.kept_folders import built_once
 from tests.model_folders import write_json
 from tests.models.model_families import (
     CORPUS,
@@ -193,10 +194,12 @@ def write_clip(folder: Path, *, eos_token_id: int | None = None) -> Path:
     return folder
 
 
+@built_once
 def clip(folder: Path) -> Path:
     return write_clip(folder)
 
 
+@built_once
 def clip_of_today(folder: Path) -> Path:
     """As transformers writes it now: the end named rightly, the processor in a file of another name."""
     write_clip(folder, eos_token_id=clip_tokenizer().eos_token_id)
@@ -207,6 +210,7 @@ def clip_of_today(folder: Path) -> Path:
     return folder
 
 
+@built_once
 def clip_of_sentence_transformers(folder: Path) -> Path:
     """``sentence-transformers/clip-ViT-B-32``."""
     write_clip(folder / "0_CLIPModel")
@@ -236,6 +240,7 @@ def write_tower_modules(folder: Path, *modules: Module, **more: Any) -> Path:
     return folder
 
 
+@built_once
 def clip_with_heads(folder: Path) -> Path:
     write_clip(folder)
     return write_tower_modules(folder, dense(24, 16), Module(type=NEW_NORMALIZE))
@@ -251,23 +256,28 @@ def write_siglip(folder: Path, tokenizer: Any) -> Path:
     return folder
 
 
+@built_once
 def siglip(folder: Path) -> Path:
     return write_siglip(folder, write_siglip_tokenizer(folder))
 
 
+@built_once
 def siglip2_of_one_size(folder: Path) -> Path:
     return write_siglip(folder, write_siglip2_tokenizer(folder))
 
 
+@built_once
 def siglip2_filled_on_the_left(folder: Path) -> Path:
     """As transformers does of itself where the folder says nothing."""
     return write_siglip(folder, write_siglip2_tokenizer(folder, padding_side="left"))
 
 
+@built_once
 def siglip2_masked(folder: Path) -> Path:
     return write_siglip(folder, write_siglip2_tokenizer(folder, model_input_names=["input_ids", "attention_mask"]))
 
 
+@built_once
 def siglip2_naflex(folder: Path) -> Path:
     tokenizer = write_siglip2_tokenizer(folder)
     text = {**ENCODER, "vocab_size": len(tokenizer), "max_position_embeddings": 64, "projection_size": HIDDEN}
@@ -277,6 +287,7 @@ def siglip2_naflex(folder: Path) -> Path:
     return folder
 
 
+@built_once
 def siglip_with_modules(folder: Path) -> Path:
     """sentence-transformers is told to fill texts up, as the model needs it."""
     return write_tower_modules(
@@ -455,19 +466,23 @@ def write_qwen_embedder(folder: Path, kind: str, **more: Any) -> Path:
     return folder
 
 
+@built_once
 def qwen2_vl(folder: Path) -> Path:
     return write_qwen_embedder(folder, "qwen2_vl")
 
 
+@built_once
 def qwen2_5_vl(folder: Path) -> Path:
     return write_qwen_embedder(folder, "qwen2_5_vl")
 
 
+@built_once
 def qwen3_vl(folder: Path) -> Path:
     options = {"chat_template": {"add_generation_prompt": True}}
     return write_qwen_embedder(folder, "qwen3_vl", processing_kwargs=options)
 
 
+@built_once
 def qwen2_vl_of_old(folder: Path) -> Path:
     """As Qwen published it: the config flat, the processor's template in a file of its own, the weights unnested."""
     write_qwen_embedder(folder, "qwen2_vl")
@@ -499,6 +514,7 @@ def write_retriever(folder: Path, model: Any, tokenizer: Any, processor: Mapping
     return folder
 
 
+@built_once
 def colqwen2(folder: Path) -> Path:
     """``vidore/colqwen2-v1.0-hf``."""
     tokenizer = qwen_vl_tokenizer()
@@ -509,6 +525,7 @@ def colqwen2(folder: Path) -> Path:
     return folder
 
 
+@built_once
 def colpali(folder: Path) -> Path:
     """``vidore/colpali-v1.3-hf``."""
     tokenizer = gemma_tokenizer()
@@ -541,10 +558,12 @@ def write_page_modules(folder: Path, mask: Mapping[str, Any]) -> Path:
     return folder
 
 
+@built_once
 def colqwen2_with_modules(folder: Path) -> Path:
     return write_page_modules(folder, {})
 
 
+@built_once
 def colqwen2_of_patches_only(folder: Path) -> Path:
     """What stands around a page does not count."""
     image = qwen_vl_tokenizer().convert_tokens_to_ids("<|image_pad|>")

@@ -21,6 +21,8 @@ from trio_pool_serve.processes.framed_stream import (
     sendable,
 )
 
+pytestmark = pytest.mark.unit
+
 
 class Note(msgspec.Struct, tag=True, array_like=True):
     text: str

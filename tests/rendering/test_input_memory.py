@@ -8,6 +8,8 @@ from trio.testing import wait_all_tasks_blocked
 from trio_pool_serve.rendering.input_memory import MAX_CONCURRENT_PREPARATIONS, InputMemory
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt
 
+pytestmark = pytest.mark.unit
+
 IDS = np.zeros(2, dtype=np.int32)
 OF_IMAGE = RenderedPrompt(IDS, images=ImageFeatures({"pixel_values": np.zeros((2, 8), dtype=np.float32)}, (2,)))
 OF_EMBEDS = RenderedPrompt(IDS, embeds=np.zeros((2, 8), dtype=np.float32))

@@ -20,6 +20,8 @@ from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
 from trio_pool_serve.threads.offload import Offload
 
+pytestmark = pytest.mark.unit
+
 CLS, SEP = VOCABULARY["[CLS]"], VOCABULARY["[SEP]"]
 MAX_MODEL_LEN = 64
 

@@ -1,10 +1,13 @@
 """Requests become tensors, each row with what its prompt says."""
 
 import numpy as np
+import pytest
 import torch
 
 from trio_pool_serve.runner.forward_pass import ForwardPass, assemble
 from trio_pool_serve.types import PoolingRequest, RenderedPrompt
+
+pytestmark = pytest.mark.unit
 
 CPU = torch.device("cpu")
 

@@ -24,6 +24,8 @@ from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, PooledBatch, PooledValue, PoolingRequest, QueryScope, RenderedPrompt, Vectors
 
+pytestmark = pytest.mark.unit
+
 PATIENCE_S = 60
 """After which a test that would hang fails instead."""
 

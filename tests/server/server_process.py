@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -23,10 +24,18 @@ SCRIPTED = (sys.executable, "-m", "tests.server.programs.scripted_server")
 START_LIMIT_S = 120
 
 
+PORTS = iter(random.SystemRandom().sample(range(10_000, 30_000), 10_000))
+"""Below those that the system gives to connections and to whoever binds to port 0, in another order in each process."""
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Return a port to which a server can bind in a while: nothing that others do meanwhile takes it."""
+    for port in PORTS:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("every port is taken")
 
 
 @define(eq=False)
@@ -46,7 +55,7 @@ class ServerProcess:
     def signal(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
 
-    async def wait_exit(self, limit_s: float = 30) -> int:
+    async def wait_exit(self, limit_s: float = START_LIMIT_S) -> int:
         with trio.fail_after(limit_s):
             return await trio.to_thread.run_sync(self.process.wait, abandon_on_cancel=True)
 

@@ -100,8 +100,7 @@ async def metric(server: ServerProcess, name: str) -> float:
 KILLERS = [send_data_after_the_answer, upgrade_with_trailing_bytes]
 
 
-@pytest.mark.parametrize("kill", KILLERS)
-async def test_a_killing_connection_fails_alone(pipes, scripted_folder, kill):
+async def test_a_killing_connection_fails_alone(pipes, scripted_folder):
     async with scripted(pipes, scripted_folder) as server:
 
         async def slow() -> None:
@@ -110,39 +109,38 @@ async def test_a_killing_connection_fails_alone(pipes, scripted_folder, kill):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(slow)
             await read(pipes / "launched")
-            for _ in range(3):
+            for kill in KILLERS * 3:
                 await kill(server)
             assert await metric(server, "trio_pool_serve_listener_restarts_total") == 0
-            assert server.log.count("a connection failed") == 3
+            assert server.log.count("a connection failed") == 6
             await write(pipes / "go", "go")
         server.signal()
         assert await server.wait_exit() == 0
 
 
-@pytest.mark.parametrize("kill", KILLERS)
-async def test_a_crashed_listener_comes_back_and_the_model_stays(tmp_path, scripted_folder, kill):
+async def test_a_crashed_listener_comes_back_and_the_model_stays(tmp_path, scripted_folder):
     """Without containment, these connections kill hypercorn's listener."""
     async with scripted(tmp_path, scripted_folder, env={"SCRIPT_UNCONTAINED": "1"}) as server:
         await ask(server)
-        for round_number in (1, 2, 3):
+        for round_number, kill in enumerate(KILLERS * 2, start=1):
             await kill(server)
             await server.wait_logged("the listener crashed", round_number)  # it takes others' connections along
-            with trio.fail_after(1):
+            with trio.fail_after(30):
                 assert (await ask(server)).status_code == 200
             assert await metric(server, "trio_pool_serve_listener_restarts_total") == round_number
         assert server.log.count("loaded in") == 1
-        assert await metric(server, "trio_pool_serve_queue_seconds_count") == 4
+        assert await metric(server, "trio_pool_serve_queue_seconds_count") == 5
         server.signal()
         assert await server.wait_exit() == 0
 
 
-@pytest.mark.parametrize("kill", KILLERS)
-async def test_a_killing_connection_fails_alone_under_plain_hypercorn(tmp_path, scripted_folder, kill):
+async def test_a_killing_connection_fails_alone_under_plain_hypercorn(tmp_path, scripted_folder):
     env = {"TRIO_POOL_SERVE_MODEL": str(scripted_folder)}
     async with hypercorned(tmp_path, ASGI, env=env) as server:
-        await kill(server)
-        assert (await ask(server)).status_code == 200
-        assert "a connection failed" in server.log
+        for failed, kill in enumerate(KILLERS, start=1):
+            await kill(server)
+            assert (await ask(server)).status_code == 200
+            assert server.log.count("a connection failed") == failed
 
 
 # -- H2, H4: a crash ends the process, and the status says so -----------------------------------------

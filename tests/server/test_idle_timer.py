@@ -6,6 +6,8 @@ from attrs import define, field
 
 from trio_pool_serve.server.idle_timer import IdleTimer
 
+pytestmark = pytest.mark.unit
+
 
 @define
 class Connection:

@@ -3,10 +3,11 @@
 import os
 import signal
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 import psutil
@@ -148,10 +149,17 @@ async def test_no_process_outlives_a_server_that_is_killed(pipes, scripted_folde
         await until(lambda: not any(process.is_running() and process.status() != "zombie" for process in family))
 
 
-async def test_the_sockets_are_nobody_elses(pipes, scripted_folder, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(pipes))
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where temporary files of servers go: a short name, as a socket's path has at most 107 bytes."""
+    with TemporaryDirectory() as name:
+        monkeypatch.setenv("TMPDIR", name)
+        yield Path(name)
+
+
+async def test_the_sockets_are_nobody_elses(pipes, scripted_folder, temporary):
     async with scripted(pipes, scripted_folder, "--replicas", "1") as server:
-        (folder,) = pipes.glob("trio_pool_serve-*")
+        (folder,) = temporary.glob("trio_pool_serve-*")
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert list(folder.glob("*.engine"))
         server.signal()

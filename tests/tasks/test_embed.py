@@ -20,6 +20,8 @@ from trio_pool_serve.tasks.pool import Pooled, pool
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import Embed
 
+pytestmark = pytest.mark.unit
+
 CLS, SEP = VOCABULARY["[CLS]"], VOCABULARY["[SEP]"]
 
 

@@ -20,6 +20,8 @@ from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import Pooled, pool
 from trio_pool_serve.telemetry.timings import RequestTimings
 
+pytestmark = pytest.mark.unit
+
 CLS, SEP = VOCABULARY["[CLS]"], VOCABULARY["[SEP]"]
 ROOM = 62
 """The model takes 64 tokens, two of them special."""

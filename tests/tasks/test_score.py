@@ -25,6 +25,8 @@ from trio_pool_serve.tasks.score import SIMILARITIES, ScoreJob, Scores, score
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import Classify, HeldQuery
 
+pytestmark = pytest.mark.unit
+
 CLS, SEP = VOCABULARY["[CLS]"], VOCABULARY["[SEP]"]
 
 

@@ -9,6 +9,8 @@ from trio_pool_serve.errors import InvalidRequestError, OverloadedError
 from trio_pool_serve.rendering.text.token_info import Token
 from trio_pool_serve.tasks.tokenize import MAX_CHARACTERS, detokenize, tokenize
 
+pytestmark = pytest.mark.unit
+
 CLS, SEP = VOCABULARY["[CLS]"], VOCABULARY["[SEP]"]
 
 

@@ -5,6 +5,8 @@ from trio.testing import MockClock
 
 from trio_pool_serve.telemetry.loop_lag import sample_loop_lag
 
+pytestmark = pytest.mark.unit
+
 
 async def test_the_lag_is_what_a_sleeper_wakes_too_late(mock_clock: MockClock):
     histogram = Histogram("lag", "lag", registry=CollectorRegistry(), buckets=(0.1, 1.0, 10.0))

@@ -20,6 +20,8 @@ from trio_pool_serve.telemetry.snapshots import (
     serve_snapshots,
 )
 
+pytestmark = pytest.mark.unit
+
 
 def snapshot(requests: int, *, oldest_s: float, state: str) -> Snapshot:
     metrics = Metrics()

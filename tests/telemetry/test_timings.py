@@ -1,4 +1,8 @@
+import pytest
+
 from trio_pool_serve.telemetry.timings import RequestTimings
+
+pytestmark = pytest.mark.unit
 
 
 def test_rows_overlap_so_the_slowest_of_each_stage_counts():

@@ -14,6 +14,8 @@ from trio.testing import wait_all_tasks_blocked
 
 from trio_pool_serve.threads.offload import LimiterName, LimiterStatistics, Offload
 
+pytestmark = pytest.mark.unit
+
 
 @define(eq=False)
 class Blocker:

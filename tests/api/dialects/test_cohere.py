@@ -11,6 +11,7 @@ import trio
 from tests.api.able_service import Everything, Nothing, become
 from tests.conftest import assert_idle, client_of, listening, running
 from tests.model_folders import VOCABULARY
+from tests.tables import each
 from trio_pool_serve.api.dialects.cohere.dialect import COHERE
 from trio_pool_serve.api.fields.encodings import as_dtype
 from trio_pool_serve.models.classification.spec import SequenceClassifier
@@ -332,7 +333,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("path", "body", "told"), WRONG.values(), ids=WRONG)
+@each(("path", "body", "told"), WRONG.values(), ids=WRONG)
 async def test_bad_input_is_400_in_cohere_s_shape(client, service, path, body, told):
     assert told in await refused(client, path, **body)
     assert_idle(service)

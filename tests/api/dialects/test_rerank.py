@@ -7,6 +7,7 @@ import pytest
 from tests.api.scripted_models import Dots, Judge, serve_as
 from tests.conftest import assert_idle, wait_idle
 from tests.model_folders import VOCABULARY
+from tests.tables import each
 from trio_pool_serve.runner.copied_batch import CopiedBatch
 from trio_pool_serve.runner.scripted import scripted_vector
 from trio_pool_serve.types import Classify
@@ -138,7 +139,7 @@ async def test_what_is_no_number_never_reaches_a_client(client, service, scripte
     await wait_idle(service)
 
 
-@pytest.mark.parametrize(
+@each(
     ("wrong", "param"),
     [
         ({"query": None}, "query"),
@@ -163,7 +164,6 @@ async def test_what_is_no_number_never_reaches_a_client(client, service, scripte
         ({"instruction": "x" * 10_000}, "instruction"),
         ({"documents": ["w1", "w2 " * 100]}, None),
     ],
-    ids=lambda value: str(value)[:60],
 )
 async def test_what_is_wrong_is_400_and_named(client, service, wrong, param):
     answer = await client.post("/rerank", json={"query": "hello", "documents": DOCUMENTS, **wrong})

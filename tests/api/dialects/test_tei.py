@@ -5,6 +5,7 @@ import pytest
 
 from tests.api.dialects.tei_models import Classifying, Late, Served, Sparse, ids_of, serving, vector_of
 from tests.model_folders import VOCABULARY
+from tests.tables import each
 from trio_pool_serve.api.dialects.tei.dialect import TEI
 from trio_pool_serve.types import Embed, TokenEmbed
 
@@ -194,7 +195,7 @@ async def test_decode_is_the_way_back(embedding: Served):
     assert whole == "[CLS] hello world [SEP]"
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "body"),
     [
         ("/tokenize", {"inputs": 5}),

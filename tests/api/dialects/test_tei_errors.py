@@ -6,6 +6,7 @@ import trio
 
 from tests.api.dialects.tei_models import Classifying, Late, Served, Sparse, assert_error_body, serving
 from tests.conftest import wait_idle
+from tests.tables import each
 from trio_pool_serve.api.dialects.tei.dialect import TEI
 
 JSON = {"Content-Type": "application/json"}
@@ -59,8 +60,8 @@ async def embedding(config):
         await wait_idle(served.service)
 
 
-@pytest.mark.parametrize("body", UNREADABLE.values(), ids=UNREADABLE)
-@pytest.mark.parametrize("path", MINE)
+@each("body", UNREADABLE.values(), ids=UNREADABLE)
+@each("path", MINE)
 async def test_what_cannot_be_read_is_422(embedding: Served, path, body):
     answer = await embedding.http.post(path, content=body, headers=JSON)
     assert answer.status_code == 422, answer.text
@@ -68,8 +69,8 @@ async def test_what_cannot_be_read_is_422(embedding: Served, path, body):
     assert answer.json()["error_type"] == "Validation"
 
 
-@pytest.mark.parametrize("body", WRONG_INPUTS.values(), ids=WRONG_INPUTS)
-@pytest.mark.parametrize("path", ["/embed", "/embed_all"])
+@each("body", WRONG_INPUTS.values(), ids=WRONG_INPUTS)
+@each("path", ["/embed", "/embed_all"])
 async def test_wrong_input_is_422(embedding: Served, path, body):
     answer = await embedding.http.post(path, content=body, headers=JSON)
     assert answer.status_code == 422, answer.text
@@ -78,8 +79,8 @@ async def test_wrong_input_is_422(embedding: Served, path, body):
     assert answer.headers["x-request-id"]
 
 
-@pytest.mark.parametrize("inputs", [[], [[]], [[5], []]])
-@pytest.mark.parametrize("path", ["/embed", "/embed_all", "/"])
+@each("inputs", [[], [[]], [[5], []]])
+@each("path", ["/embed", "/embed_all", "/"])
 async def test_nothing_to_embed_is_empty(embedding: Served, path, inputs):
     assert await embedding.refused(path, inputs=inputs) == (400, "Empty")
 
@@ -92,7 +93,7 @@ async def test_an_over_long_input_is_422_with_both_lengths(embedding: Served):
         assert "64" in answer.json()["error"]
 
 
-@pytest.mark.parametrize("path", MINE)
+@each("path", MINE)
 async def test_a_body_that_is_not_json_is_415(embedding: Served, path):
     answer = await embedding.http.post(path, content=b"{}", headers={"Content-Type": "text/plain"})
     assert answer.status_code == 415
@@ -107,7 +108,7 @@ async def test_a_body_past_the_limit_is_413(embedding: Served):
     assert answer.json()["error_type"] == "Validation"
 
 
-@pytest.mark.parametrize("endpoint", TEI.endpoints, ids=lambda endpoint: endpoint.paths[0])
+@each("endpoint", TEI.endpoints)
 async def test_an_unknown_model_is_404(embedding: Served, endpoint):
     assert await embedding.refused(endpoint.paths[0], **endpoint.example, model="poet") == (404, "Validation")
 

@@ -16,6 +16,7 @@ from tests.api.dialects.tei_models import (
     serving,
     vector_of,
 )
+from tests.tables import each
 from trio_pool_serve.types import Classify, Embed, SparseEmbed, TokenEmbed
 
 LONG = " ".join(f"w{n}" for n in range(100))
@@ -121,7 +122,7 @@ async def test_a_model_with_no_route_here_says_what_it_can(config):
         assert "token_classify" in (await served.http.post("/", json={"inputs": "hello"})).json()["error"]
 
 
-@pytest.mark.parametrize(
+@each(
     "body",
     [
         {},
@@ -150,7 +151,7 @@ async def test_nothing_to_do_is_empty(embedding: Served, inputs):
     assert await embedding.refused("/", inputs=inputs) == (400, "Empty")
 
 
-@pytest.mark.parametrize("inputs", [5, [5], [[5]], ["a", "b", "c"], ["a", ["b"]], [["a", "b", "c"]]])
+@each("inputs", [5, [5], [[5]], ["a", "b", "c"], ["a", ["b"]], [["a", "b", "c"]]])
 async def test_what_cannot_be_classified_is_422(classifying: Served, inputs):
     assert await classifying.refused("/", inputs=inputs) == (422, "Validation")
 

@@ -5,6 +5,7 @@ import pytest
 
 from tests.api.dialects.tei_models import Classifying, Judging, Late, Ranking, Served, ids_of, serving, vector_of
 from tests.model_folders import VOCABULARY
+from tests.tables import each
 from trio_pool_serve.runner.copied_batch import CopiedBatch
 from trio_pool_serve.types import Classify
 
@@ -88,7 +89,7 @@ async def test_texts_to_classify_are_read_as_any(classifying: Served):
     assert await classifying.refused("/predict", inputs=LONG, truncate=False) == (422, "Validation")
 
 
-@pytest.mark.parametrize(
+@each(
     "body",
     [
         {},
@@ -187,7 +188,7 @@ async def test_large_rankings_come_back_whole(judging: Served):
     assert all(rank["text"] == texts[rank["index"]] for rank in ranks)
 
 
-@pytest.mark.parametrize(
+@each(
     "body",
     [
         {"texts": ["w1"]},
@@ -248,7 +249,7 @@ async def test_a_similarity_s_parameters_say_how_to_read(embedding: Served):
     assert await embedding.refused("/similarity", inputs=inputs, parameters=wrong) == (422, "Validation")
 
 
-@pytest.mark.parametrize(
+@each(
     "inputs",
     [
         None, "hello", ["hello"], {}, {"source_sentence": "hello"}, {"sentences": ["hello"]},

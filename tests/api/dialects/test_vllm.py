@@ -8,6 +8,7 @@ import trio
 from tests.api.scripted_models import Everything, serve_as
 from tests.conftest import assert_idle, client_of, listening, running, wait_idle
 from tests.model_folders import VOCABULARY
+from tests.tables import each
 from trio_pool_serve.api.dialects.vllm.dialect import VLLM
 from trio_pool_serve.service import Service
 
@@ -56,7 +57,7 @@ async def test_examples_are_answered(client, service, endpoint):
     assert_idle(service)
 
 
-@pytest.mark.parametrize("path", BODIES)
+@each("path", BODIES)
 async def test_malformed_json_is_400_in_openai_s_shape(client, service, path):
     for body in (b'{"input": "hello"', b"", b"[1]", b'{"model": 5}', b"{}"):
         answer = await client.post(path, content=body, headers=JSON)
@@ -68,7 +69,7 @@ async def test_malformed_json_is_400_in_openai_s_shape(client, service, path):
     await assert_still_serving(client, service, path)
 
 
-@pytest.mark.parametrize("path", BODIES)
+@each("path", BODIES)
 async def test_a_body_that_is_not_json_is_415(client, service, path):
     answer = await client.post(path, content=b"{}", headers={"Content-Type": "text/plain"})
     assert answer.status_code == 415
@@ -76,7 +77,7 @@ async def test_a_body_that_is_not_json_is_415(client, service, path):
     await assert_still_serving(client, service, path)
 
 
-@pytest.mark.parametrize("path", BODIES)
+@each("path", BODIES)
 async def test_an_unknown_model_is_404(client, service, path):
     answer = await client.post(path, json={**BODIES[path], "model": "nobody/nothing"})
     assert answer.status_code == 404
@@ -84,13 +85,13 @@ async def test_an_unknown_model_is_404(client, service, path):
     await assert_still_serving(client, service, path)
 
 
-@pytest.mark.parametrize("path", BODIES)
+@each("path", BODIES)
 async def test_the_model_may_be_named_and_unknown_fields_are_ignored(client, config, path):
     answer = await client.post(path, json={**BODIES[path], "model": config.models[0], "no_such_field": 1})
     assert answer.status_code == 200
 
 
-@pytest.mark.parametrize("path", COMPUTED)
+@each("path", COMPUTED)
 async def test_an_over_long_input_is_refused_unless_it_may_be_cut(client, service, path):
     body = {name: "hello " * 100 if value == LONG else value for name, value in BODIES[path].items()}
     answer = await client.post(path, json=body)
@@ -103,8 +104,8 @@ async def test_an_over_long_input_is_refused_unless_it_may_be_cut(client, servic
     await assert_still_serving(client, service, path)
 
 
-@pytest.mark.parametrize("path", COMPUTED)
-@pytest.mark.parametrize(
+@each("path", COMPUTED)
+@each(
     "wrong",
     [
         {"truncate_prompt_tokens": 0},
@@ -114,7 +115,6 @@ async def test_an_over_long_input_is_refused_unless_it_may_be_cut(client, servic
         {"use_activation": "yes"},
         {"priority": 1.5},
     ],
-    ids=str,
 )
 async def test_a_wrong_value_is_400_and_named(client, service, path, wrong):
     answer = await client.post(path, json={**BODIES[path], **wrong})
@@ -215,7 +215,7 @@ async def test_more_tokens_than_the_model_takes_are_counted_all_the_same(client)
     assert answer["count"] == len(answer["tokens"]) == 5002
 
 
-@pytest.mark.parametrize(
+@each(
     ("body", "param"),
     [
         ({}, "prompt"),
@@ -225,7 +225,6 @@ async def test_more_tokens_than_the_model_takes_are_counted_all_the_same(client)
         ({"prompt": "hello", "add_special_tokens": "yes"}, "add_special_tokens"),
         ({"prompt": "hello", "return_token_strs": 1}, "return_token_strs"),
     ],
-    ids=str,
 )
 async def test_what_cannot_be_tokenized_is_400(client, service, body, param):
     answer = await client.post("/tokenize", json=body)
@@ -246,9 +245,7 @@ async def test_tokens_become_text_again_with_their_special_ones(client):
     assert (await client.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
 
 
-@pytest.mark.parametrize(
-    "tokens", [[-1], [len(VOCABULARY)], [10**30], ["hello"], [1.5], [[1]], "hello", None, 5], ids=str
-)
+@each("tokens", [[-1], [len(VOCABULARY)], [10**30], ["hello"], [1.5], [[1]], "hello", None, 5])
 async def test_what_is_no_token_of_the_vocabulary_is_400(client, service, tokens):
     answer = await client.post("/detokenize", json={"tokens": tokens})
     assert answer.status_code == 400, answer.text

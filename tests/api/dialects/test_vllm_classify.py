@@ -7,6 +7,7 @@ import pytest
 from tests.api.scripted_models import Everything, Labeller, serve_as
 from tests.conftest import assert_idle
 from tests.model_folders import VOCABULARY
+from tests.tables import each
 from trio_pool_serve.runner.copied_batch import CopiedBatch
 from trio_pool_serve.types import Classify
 
@@ -125,7 +126,7 @@ async def test_what_is_no_number_never_reaches_a_client(client, service, scripte
     assert_idle(service)
 
 
-@pytest.mark.parametrize("given", [[], [[]], None, 5, {}, [1.5], ["a", 5], [["a", "b"]], [[[5]]], [-1]], ids=str)
+@each("given", [[], [[]], None, 5, {}, [1.5], ["a", 5], [["a", "b"]], [[[5]]], [-1]])
 async def test_a_wrong_input_is_400(client, service, given):
     answer = await client.post("/classify", json={"input": given})
     assert answer.status_code == 400, answer.text

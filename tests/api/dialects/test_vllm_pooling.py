@@ -10,6 +10,7 @@ import pytest
 from tests.api.scripted_models import Everything, Judge, Labeller, LateInteraction, SparseOnly, serve_as
 from tests.conftest import assert_idle
 from tests.model_folders import VOCABULARY
+from tests.tables import each
 from trio_pool_serve.runner.scripted import scripted_vector
 from trio_pool_serve.types import Classify, Embed, TokenClassify
 
@@ -211,7 +212,7 @@ async def test_a_large_answer_is_whole_and_in_order(client, service):
     assert_idle(service)
 
 
-@pytest.mark.parametrize(
+@each(
     ("wrong", "param"),
     [
         ({"task": "score"}, "task"),
@@ -242,7 +243,6 @@ async def test_a_large_answer_is_whole_and_in_order(client, service):
         ({"input": [100_000]}, "input"),
         ({"input": [[5]] * 2049}, "input"),
     ],
-    ids=lambda value: str(value)[:60],
 )
 async def test_what_is_wrong_is_400_and_named_before_anything_is_computed(client, service, scripted, wrong, param):
     answer = await client.post("/pooling", json={"input": "hello", **wrong})

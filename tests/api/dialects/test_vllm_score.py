@@ -7,6 +7,7 @@ import pytest
 from tests.api.scripted_models import Dots, Judge, LateInteraction, serve_as
 from tests.conftest import assert_idle, wait_idle
 from tests.model_folders import VOCABULARY
+from tests.tables import each
 from trio_pool_serve.runner.copied_batch import CopiedBatch
 from trio_pool_serve.runner.scripted import scripted_vector
 from trio_pool_serve.types import Classify
@@ -167,7 +168,7 @@ async def test_what_is_no_number_never_reaches_a_client(client, service, scripte
     assert_idle(service)
 
 
-@pytest.mark.parametrize(
+@each(
     ("body", "param"),
     [
         ({}, None),
@@ -192,7 +193,6 @@ async def test_what_is_no_number_never_reaches_a_client(client, service, scripte
         ({"text_1": "a", "text_2": "b", "instruction": 5}, "instruction"),
         ({"text_1": "a", "text_2": "b " * 100}, None),
     ],
-    ids=lambda value: str(value)[:60],
 )
 async def test_what_is_wrong_is_400_and_named(client, service, body, param):
     answer = await client.post("/score", json=body)

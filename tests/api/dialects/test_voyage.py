@@ -9,6 +9,7 @@ import pytest
 from tests.api.able_service import Everything, Nothing, become
 from tests.conftest import assert_idle
 from tests.model_folders import VOCABULARY
+from tests.tables import each
 from trio_pool_serve.api.dialects.voyage import VOYAGE
 from trio_pool_serve.api.fields.encodings import as_dtype
 from trio_pool_serve.runner.scripted import scripted_vector
@@ -221,7 +222,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("path", "body", "param"), WRONG.values(), ids=WRONG)
+@each(("path", "body", "param"), WRONG.values(), ids=WRONG)
 async def test_bad_input_is_400_and_names_the_field(client, service, path, body, param):
     error = await refused(client, path, **body)
     assert error["type"] == "BadRequestError"

@@ -25,6 +25,7 @@ from tests.rendering.media.images import (
     png,
     text_bomb,
 )
+from tests.tables import each
 from trio_pool_serve.config import Config, InputConfig, TimeLimitsConfig
 from trio_pool_serve.errors import MediaError
 from trio_pool_serve.rendering.input_memory import MAX_CONCURRENT_PREPARATIONS
@@ -293,7 +294,7 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize(("path", "body", "place"), PLACES.values(), ids=PLACES)
+@each(("path", "body", "place"), PLACES.values(), ids=PLACES)
 async def test_the_field_with_an_image_that_is_none_is_blamed_and_its_place_told(client, images, path, body, place):
     answer = await client.post(path, json=body)
     assert answer.status_code == 422

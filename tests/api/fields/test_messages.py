@@ -13,10 +13,11 @@ import trio
 from tests.api.able_service import PROMPTS, become
 from tests.api.able_service import Everything as Able
 from tests.api.scripted_models import Dots, Everything, Judge, LateInteraction, serve_as
-from tests.conftest import assert_idle, client_of, listening, running, wait_idle
+from tests.conftest import assert_idle, client_of, listening, render_templates_on_the_loop, running, wait_idle
 from tests.model_folders import VOCABULARY
 from tests.rendering.chat.chat_folders import CHATML, write_chat_folder
 from tests.rendering.media.images import ColourFormat, data_url
+from tests.tables import each
 from trio_pool_serve.config import Config, InputConfig, NetworkConfig, TimeLimitsConfig
 from trio_pool_serve.runner.scripted import ScriptedRunner, scripted_vector
 from trio_pool_serve.service import Service
@@ -49,7 +50,16 @@ def config(chat_folder: Path) -> Config:
 @pytest.fixture
 async def service(service):
     serve_as(service, Everything())
+    render_templates_on_the_loop(service)
     return service
+
+
+@pytest.fixture
+def processes(service):
+    """Templates are rendered in processes, as they are unless a test says otherwise."""
+    for workers in service.processes.values():
+        workers.in_processes = True
+    return service.processes
 
 
 @pytest.fixture
@@ -58,6 +68,7 @@ async def words(scripted_folder: Path, scripted: ScriptedRunner) -> AsyncIterato
     config = Config(models=(str(scripted_folder),), input=InputConfig(trust_request_chat_template=True))
     service = Service(config, lambda *_: scripted)
     async with running(service), listening(service) as url, client_of(url) as client:
+        render_templates_on_the_loop(service)
         yield client
 
 
@@ -212,7 +223,7 @@ async def test_a_conversation_is_streamed_as_an_input_is(client, theirs):
     assert events[-1] == "[DONE]"
 
 
-async def test_a_conversation_of_a_megabyte_is_read_as_far_as_it_is_kept(client, service, theirs):
+async def test_a_conversation_of_a_megabyte_is_read_as_far_as_it_is_kept(client, processes, service, theirs):
     said = [{"role": role, "content": "hello wörld " * 20_000} for role in ("user", "assistant", "user", "assistant")]
     ids = theirs.apply_chat_template(said, return_dict=False)[:512]
     too_large = await refusal(client, messages=said)
@@ -223,7 +234,7 @@ async def test_a_conversation_of_a_megabyte_is_read_as_far_as_it_is_kept(client,
     await wait_idle(service)
 
 
-async def test_ten_conversations_at_once_are_each_answered(client, service, theirs):
+async def test_ten_conversations_at_once_are_each_answered(client, processes, service, theirs):
     found: dict[int, list[float]] = {}
 
     async def one(index: int) -> None:
@@ -245,7 +256,7 @@ async def test_without_offloading_templates_are_rendered_on_the_loop(config, scr
         assert not service.processes["template"].in_processes
 
 
-async def test_load_and_metrics_tell_of_the_processes(client):
+async def test_load_and_metrics_tell_of_the_processes(client, processes):
     await embedded(client, messages=HELLO)
     load = (await client.get("/load")).json()
     idle = {"capacity": 2, "borrowed": 0, "waiting": 0, "killed": 0}
@@ -307,7 +318,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-async def test_what_is_wrong_is_400_and_named(client, service, scripted):
+async def test_what_is_wrong_is_400_and_named(client, processes, service, scripted):
     for path in ("/v1/embeddings", "/pooling", "/classify"):
         for body, param, message in WRONG if path == "/v1/embeddings" else WRONG[:4]:
             error = await refusal(client, path, **body)
@@ -334,6 +345,7 @@ async def test_fields_that_nobody_knows_are_refused_if_that_is_asked_for(chat_fo
     config = Config(models=(str(chat_folder),), network=NetworkConfig(strict_requests=True))
     service = Service(config, lambda *_: scripted)
     async with running(service), listening(service) as url, client_of(url) as client:
+        render_templates_on_the_loop(service)
         assert await embedded(client, messages=HELLO) == vector(theirs.apply_chat_template(HELLO, return_dict=False))
         assert (await refusal(client, messages=HELLO, tools=[]))["param"] == "tools"
 
@@ -351,31 +363,34 @@ async def test_a_hundred_thousand_prompts_are_refused_and_leave_nothing(client, 
 
 
 async def busy(service: Service, waiting: int = 0) -> None:
-    processes = service.processes["client_template"]
+    workers = service.processes["client_template"]
     with trio.fail_after(60):
-        while not processes.statistics().borrowed or processes.statistics().waiting < waiting:  # noqa: ASYNC110
+        while not workers.statistics().borrowed or workers.statistics().waiting < waiting:  # noqa: ASYNC110
             await trio.sleep(0.001)
 
 
-async def test_an_endless_template_is_400_and_the_next_request_is_answered(client, service, theirs):
+async def test_an_endless_template_is_400_and_the_next_request_is_answered(client, processes, service, theirs):
     error = await refusal(client, messages=HELLO, chat_template=ENDLESS)
     assert error["param"] == "chat_template"
     assert "--template-timeout-s" in error["message"]
     assert_idle(service)
     assert await embedded(client, messages=HELLO) == vector(theirs.apply_chat_template(HELLO, return_dict=False))
-    assert service.processes["client_template"].statistics().killed == 1
+    assert processes["client_template"].statistics().killed == 1
     assert_idle(service)
 
 
-async def test_endless_templates_do_not_hold_up_the_model_s_own(client, service, theirs):
+async def test_endless_templates_do_not_hold_up_the_model_s_own(client, processes, service, theirs):
+    expected = vector(theirs.apply_chat_template(HELLO, return_dict=False))
+    assert await embedded(client, messages=HELLO) == expected  # the model's own has its process from now on
     async with trio.open_nursery() as nursery:
-        for _ in range(4):  # twice as many as there are processes
+        for _ in range(6):  # three times as many as there are processes
             nursery.start_soon(refused, client)
-        await busy(service, waiting=2)
-        assert await embedded(client, messages=HELLO) == vector(theirs.apply_chat_template(HELLO, return_dict=False))
-        stats = service.processes["client_template"].statistics()
-        assert (stats.borrowed, stats.waiting, stats.killed) == (2, 2, 0)
-    assert service.processes["client_template"].statistics().killed == 4
+        await busy(service, waiting=4)
+        assert await embedded(client, messages=HELLO) == expected
+        stats = processes["client_template"].statistics()
+        assert stats.borrowed == 2, "it was answered while they were busy"
+        assert stats.waiting > 0
+    assert processes["client_template"].statistics().killed == 6
     await wait_idle(service)
 
 
@@ -383,7 +398,7 @@ async def refused(client: httpx.AsyncClient) -> None:
     await refusal(client, messages=HELLO, chat_template=ENDLESS)
 
 
-async def test_a_client_that_leaves_while_its_template_loops_leaves_nothing(client, service, theirs):
+async def test_a_client_that_leaves_while_its_template_loops_leaves_nothing(client, processes, service, theirs):
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: client.post("/v1/embeddings", json={"messages": HELLO, "chat_template": ENDLESS}))
         await busy(service)
@@ -391,11 +406,11 @@ async def test_a_client_that_leaves_while_its_template_loops_leaves_nothing(clie
         assert await embedded(client, messages=HELLO) == vector(theirs.apply_chat_template(HELLO, return_dict=False))
         nursery.cancel_scope.cancel(reason="the client leaves")
     await wait_idle(service)
-    assert service.processes["client_template"].statistics().killed == 1
+    assert processes["client_template"].statistics().killed == 1
     assert await embedded(client, messages=HELLO) == vector(theirs.apply_chat_template(HELLO, return_dict=False))
 
 
-async def test_a_deadline_ends_the_waiting_for_a_template(client, service):
+async def test_a_deadline_ends_the_waiting_for_a_template(client, processes, service):
     body = {"messages": HELLO, "chat_template": ENDLESS}
     answer = await client.post("/v1/embeddings", json=body, headers={"X-Request-Timeout": "0.2"})
     assert answer.status_code == 504
@@ -449,7 +464,7 @@ async def test_documents_to_be_ranked_can_be_contents(client, service):
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "body", "param", "message"),
     [
         ("/score", {"data_1": "a", "data_2": {"content": []}}, "data_2", "no text and no image"),
@@ -460,7 +475,6 @@ async def test_documents_to_be_ranked_can_be_contents(client, service):
         ("/rerank", {"query": "a", "documents": [{"content": [{"type": "poem"}]}]}, "documents", "poem"),
         ("/rerank", {"query": {"content": []}, "documents": ["a"]}, "query", "no text and no image"),
     ],
-    ids=lambda value: str(value)[:40],
 )
 async def test_contents_that_are_wrong_are_400_and_named(client, service, path, body, param, message):
     error = await refusal(client, path, **body)
@@ -473,8 +487,9 @@ async def test_an_image_of_a_conversation_that_is_none_is_named_by_its_place(cli
     service.default.loaded.renderer.conversations.image_format = ColourFormat()
     content = ["hello", {"type": "image_url", "image_url": data_url(b"hello")}]
     messages = [{"role": "user", "content": "hello"}, {"role": "user", "content": content}]
-    answer = await client.post("/v1/embeddings", json={"messages": messages})
-    assert answer.status_code == 422
+    # A template that takes contents of parts: of two failures, the first to happen would be told.
+    answer = await client.post("/v1/embeddings", json={"messages": messages, "chat_template": CONTENT})
+    assert answer.status_code == 422, answer.text
     error = answer.json()["error"]
     assert error["param"] == "messages"
     assert error["message"].endswith(" - at `$.messages[1].content[1]`")

@@ -14,6 +14,7 @@ import trio
 
 from tests.api.able_service import Everything, become
 from tests.conftest import client_of, listening, running, wait_idle
+from tests.tables import each
 from tests.tensors import HOSTILE, ROWS, WIDTH, as_npy, as_torch
 from trio_pool_serve.api.dialects.registry import DIALECTS
 from trio_pool_serve.api.http.dispatch import decode_body, endpoints_by_path
@@ -88,7 +89,7 @@ MARKS = [
 """Fields of Jina's and of Voyage's: what a text is for is nothing to embeddings, which are taken as they are."""
 
 
-@pytest.mark.parametrize("mark", MARKS, ids=str)
+@each("mark", MARKS)
 async def test_fields_of_jina_and_voyage_hold_beside_them(client, service, scripted, mark):
     become(service, Everything())
     answer = await client.post("/v1/embeddings", json={"prompt_embeds": [GOOD, GOOD], **mark})
@@ -139,7 +140,7 @@ async def test_null_stands_for_nothing(client):
     assert (await client.post("/v1/embeddings", json={"input": None, "prompt_embeds": GOOD})).status_code == 200
 
 
-@pytest.mark.parametrize(
+@each(
     ("body", "said"),
     [
         ({"prompt_embeds": []}, "empty"),
@@ -156,7 +157,7 @@ async def test_null_stands_for_nothing(client):
         ({"prompt_embeds": "#" + "9" * 5000}, "base64"),
     ],
 )
-@pytest.mark.parametrize("route", ["/v1/embeddings", "/pooling"])
+@each("route", ["/v1/embeddings", "/pooling"])
 async def test_what_is_asked_wrongly_is_400(client, service, route, body, said):
     answer = await client.post(route, json=body)
     assert answer.status_code == 400, answer.text
@@ -164,9 +165,10 @@ async def test_what_is_asked_wrongly_is_400(client, service, route, body, said):
     await wait_idle(service)
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@each("name", HOSTILE)
 async def test_hostile_tensors_are_400_and_the_next_request_is_answered(client, service, scripted, name):
     stored, _, said = HOSTILE[name]
+    scripted.batches.clear()
     answer = await client.post("/v1/embeddings", json={"prompt_embeds": base64.b64encode(stored).decode()})
     assert answer.status_code == 400
     error = answer.json()["error"]

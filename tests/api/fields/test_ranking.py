@@ -9,6 +9,8 @@ from hypothesis.extra import numpy as hnp
 from trio_pool_serve.api.fields.ranking import ranked, require_top
 from trio_pool_serve.errors import InvalidRequestError
 
+pytestmark = pytest.mark.unit
+
 some_scores = hnp.arrays(np.float32, st.integers(0, 20), elements=st.floats(-3, 3, width=16).map(round))
 
 

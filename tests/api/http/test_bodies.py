@@ -10,6 +10,8 @@ from tests.conftest import client_of, listening, running, wait_idle
 from trio_pool_serve.api.http.request_body import MAPPED_BYTES
 from trio_pool_serve.service import Service
 
+pytestmark = pytest.mark.unit
+
 HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 LIMIT = 8 * 2**20

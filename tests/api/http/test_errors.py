@@ -6,6 +6,7 @@ import pytest
 import trio
 
 from tests.conftest import assert_idle, client_of, listening, running
+from tests.tables import each
 from trio_pool_serve.service import Service
 
 BAD_BODIES = {
@@ -54,7 +55,7 @@ async def assert_still_serving(client: httpx.AsyncClient, service: Service) -> N
     assert_idle(service)
 
 
-@pytest.mark.parametrize(("body", "param"), BAD_BODIES.values(), ids=BAD_BODIES)
+@each(("body", "param"), BAD_BODIES.values(), ids=BAD_BODIES)
 async def test_bad_input_is_400_in_the_dialect_s_shape(client, service, body, param):
     answer = await client.post("/v1/embeddings", content=body, headers=JSON)
     assert answer.status_code == 400, answer.text

@@ -9,6 +9,8 @@ from trio_pool_serve.api.http import json_limits
 from trio_pool_serve.api.http.json_limits import COUNTED_AT_ONCE, COUNTED_FROM, JsonLimits
 from trio_pool_serve.errors import InvalidRequestError
 
+pytestmark = pytest.mark.unit
+
 LIMITS = JsonLimits(inputs=10, values=1000)
 
 

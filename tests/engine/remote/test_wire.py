@@ -5,9 +5,9 @@ from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from trio_pool_serve.engine.remote.arrays import Payload
 
 from trio_pool_serve import errors
+from trio_pool_serve.engine.remote.arrays import Payload
 from trio_pool_serve.engine.remote.wire import (
     FAILURES,
     MAX_PART_BYTES,
@@ -43,6 +43,8 @@ from trio_pool_serve.types import (
     TokenClassify,
     TokenEmbed,
 )
+
+pytestmark = pytest.mark.unit
 
 
 class Scope:

@@ -74,7 +74,7 @@ async def test_a_template_sees_messages_special_tokens_and_the_client_s_variable
 async def test_contents_are_texts_or_parts_as_the_template_wants_them_and_images_are_parts():
     parts = (TextPart("see"), TextPart("this"))
     both = ChatMessage("user", (*parts, ImagePart("data:image/png;base64,x")))
-    async with templates() as to:
+    async with templates(in_processes=False) as to:
 
         async def contents(*messages: ChatMessage, structured: bool) -> str:
             asked = template("{% for m in messages %}{{ m.content }}|{% endfor %}", structured=structured)
@@ -88,7 +88,7 @@ async def test_contents_are_texts_or_parts_as_the_template_wants_them_and_images
 
 
 async def test_the_last_message_is_left_open():
-    async with templates() as to:
+    async with templates(in_processes=False) as to:
         found = await render(to, CHATML, says("a", "b", continue_final_message=True))
         assert found.endswith("<|im_start|>assistant\nb")
 

@@ -13,6 +13,8 @@ from trio_pool_serve.errors import MediaError, UnavailableError
 from trio_pool_serve.rendering.media.cache import CacheStatistics, Key, MediaCache
 from trio_pool_serve.types import ImageFeatures
 
+pytestmark = pytest.mark.unit
+
 
 def features(nbytes: int) -> ImageFeatures:
     return ImageFeatures({"pixel_values": np.zeros(nbytes, np.uint8)}, tokens=(1,))

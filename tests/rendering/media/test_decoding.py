@@ -12,6 +12,8 @@ from tests.rendering.media.images import MeanColour, chunk, data_url, encoded, p
 from trio_pool_serve.errors import MediaError
 from trio_pool_serve.rendering.media.decoding import FORMATS, MediaLimits, decode_image, features_of
 
+pytestmark = pytest.mark.unit
+
 LIMITS = MediaLimits(max_bytes=2**20, max_pixels=1_000_000)
 
 

@@ -18,6 +18,8 @@ from trio_pool_serve.rendering.media.decoding_bounds import (
     count_scans,
 )
 
+pytestmark = pytest.mark.unit
+
 SIDE = 1000
 LIMITS = MediaLimits(max_bytes=20 * 2**20, max_pixels=SIDE * SIDE)
 SCANS = MAX_SCANS_AT_MAX_PIXELS

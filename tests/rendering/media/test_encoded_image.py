@@ -11,6 +11,8 @@ from tests.rendering.media.images import data_url, encoded
 from trio_pool_serve.errors import InvalidRequestError, MediaError
 from trio_pool_serve.rendering.media.encoded_image import BASE64_SLICE, image_of_chunks, read_data_url, read_file_url
 
+pytestmark = pytest.mark.unit
+
 IMAGE = encoded()
 LIMIT = 2**20
 

@@ -11,6 +11,8 @@ from trio_pool_serve.rendering.media.fetching import ImageFetcher
 from trio_pool_serve.rendering.media.resolver import MAX_CONCURRENT_LOOK_UPS, Resolver
 from trio_pool_serve.threads.offload import Offload
 
+pytestmark = pytest.mark.unit
+
 
 async def test_a_name_has_the_addresses_that_the_system_knows():
     found = await Resolver().resolve("localhost", 80)

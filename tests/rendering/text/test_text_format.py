@@ -16,6 +16,8 @@ from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import RenderedPrompt
 
+pytestmark = pytest.mark.unit
+
 CLS, SEP, MASK, COLON = (VOCABULARY[token] for token in ("[CLS]", "[SEP]", "[MASK]", ":"))
 MOST = 64
 

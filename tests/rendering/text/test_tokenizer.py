@@ -2,6 +2,7 @@
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,12 +115,21 @@ def folders(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> dict[str,
     return {kind: root / kind for kind in ("byte-level", "unigram", "canine", "byt5")} | {"word-piece": minilm}
 
 
+@cache  # canine's takes a second and more
+def loaded(path: Path) -> FastTokenizer | SlowTokenizer:
+    return load_tokenizer(model_folder(path))
+
+
+@cache
+def oracle_of(path: Path, side: str) -> Any:
+    return AutoTokenizer.from_pretrained(path, truncation_side=side)
+
+
 @pytest.mark.parametrize("add_special_tokens", [True, False], ids=["special", "bare"])
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("kind", [*FAST_KINDS, "canine", "byt5"])
 def test_truncation_gives_the_ids_that_transformers_gives(folders, kind, side, add_special_tokens):
-    tokenizer = load_tokenizer(model_folder(folders[kind]))
-    oracle = AutoTokenizer.from_pretrained(folders[kind], truncation_side=side)
+    tokenizer, oracle = loaded(folders[kind]), oracle_of(folders[kind], side)
     special = tokenizer.special_tokens if add_special_tokens else 0
     for text in TEXTS:
         for limit in (3, 8, 17, 100_000):
@@ -131,7 +141,7 @@ def test_truncation_gives_the_ids_that_transformers_gives(folders, kind, side, a
 
 @pytest.mark.parametrize(("kind", "special"), [("word-piece", 2), ("byte-level", 1), ("canine", 2), ("byt5", 1)])
 def test_special_tokens_are_counted_and_known(folders, kind, special):
-    tokenizer = load_tokenizer(model_folder(folders[kind]))
+    tokenizer = loaded(folders[kind])
     assert tokenizer.special_tokens == special
     ids = tokenizer.finish(tokenizer.encode("word"), 10, "right", add_special_tokens=True)
     assert tokenizer.is_special(int(ids[-1]))
@@ -193,7 +203,7 @@ def test_a_lone_surrogate_is_a_unicode_error(kind):
 
 @pytest.mark.parametrize("kind", ["word-piece", "canine"])
 def test_a_copy_shares_nothing_and_gives_the_same_ids(folders, kind):
-    tokenizer = load_tokenizer(model_folder(folders[kind]))
+    tokenizer = loaded(folders[kind])
     copy = tokenizer.copy()
     of_copy, of_first = (
         t.finish(t.encode("one and the same"), 5, "left", add_special_tokens=True) for t in (copy, tokenizer)

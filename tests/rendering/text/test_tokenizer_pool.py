@@ -18,6 +18,8 @@ from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import TokenIds
 
+pytestmark = pytest.mark.unit
+
 WORKERS = 4
 
 PROMPTS = [

@@ -1,0 +1,24 @@
+"""How the suite is spread over processes: file by file, and the files whose tests share servers together.
+
+It says nothing to a run in one process, nor to one with another ``--dist``.
+"""
+
+import re
+
+import pytest
+from xdist.scheduler import LoadFileScheduling
+
+SHARING = re.compile(r"test_clients_\w+\.py$")
+"""Files of client libraries, all of which ask the servers that their folder's fixtures start."""
+
+
+class FilesTogether(LoadFileScheduling):
+    """Gives each process a file at a time, and those that share servers to one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return SHARING.sub("test_clients", super()._split_scope(nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)  # unknown with ``-p no:xdist``
+def pytest_xdist_make_scheduler(config: pytest.Config, log) -> FilesTogether | None:
+    return FilesTogether(config, log) if config.getvalue("dist") == "loadfile" else None
