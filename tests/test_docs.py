@@ -84,9 +84,15 @@ async def test_the_dialect_that_is_added_answers(service, monkeypatch):
         answer = await client.post("/plain", json={"texts": ["hello", "hello world"]})
         assert [vector[0] for vector in answer.json()["vectors"]] == [3, 4]
         assert "render;dur" in answer.headers["Server-Timing"]
-        for wrong, status in (({"texts": []}, 400), ({"texts": 5}, 400), ({"texts": ["a"], "model": "b"}, 404)):
+        for wrong, status in (
+            ({"texts": []}, 400),
+            ({"texts": 5}, 400),
+            ({"texts": ["a"], "size": 9}, 400),
+            ({"texts": ["a"], "model": "b"}, 404),
+        ):
             answer = await client.post("/plain", json=wrong)
             assert (answer.status_code, list(answer.json())) == (status, ["sorry"])
+            assert ("size must be from 1 to 8" in answer.text) == ("size" in wrong)
         assert "/plain" in (await client.get("/openapi.json")).json()["paths"]
 
 

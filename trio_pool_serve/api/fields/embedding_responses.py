@@ -41,7 +41,7 @@ class VectorEncoding:
             )
         if self.format == "bytes" and rows > MAX_METADATA_ROWS:
             raise InvalidRequestError(
-                f"The metadata of {rows} vectors does not fit into a header; ask for bytes_only.",
+                f"The metadata of {rows} vectors does not fit into a header; use bytes_only.",
                 param="encoding_format",
             )
 
@@ -154,7 +154,7 @@ def _metadata(vectors: Sequence[Vectors], encoding: VectorEncoding, described: d
     metadata = json.dumps({**described, "data": data}, ensure_ascii=True, separators=(",", ":"))
     if len(metadata) > MAX_METADATA_BYTES:
         raise InvalidRequestError(
-            f"The metadata of {len(vectors)} vectors does not fit into a header; ask for bytes_only.",
+            f"The metadata of {len(vectors)} vectors does not fit into a header; use bytes_only.",
             param="encoding_format",
         )
     return metadata

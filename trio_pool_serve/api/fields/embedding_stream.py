@@ -20,7 +20,7 @@ def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Htt
     event, in the shape of an error body.
     """
     if encoding.format in ("bytes", "bytes_only"):
-        raise InvalidRequestError("A stream is of JSON: ask for float or base64.", param="encoding_format")
+        raise InvalidRequestError("A stream is of JSON: use float or base64.", param="encoding_format")
 
     async def produce(emit: Emit) -> None:
         def row_done(index: int, row: PooledRow, tokens: int) -> None:

@@ -1,7 +1,7 @@
 """Vectors to bytes, in every encoding that a request can choose.
 
 No vector becomes a Python list: orjson writes JSON numbers straight from the numpy row, pybase64 reads
-its buffer. One row at a time, so that a thread that encodes a large answer lets the loop run in between.
+its buffer. One row at a time, so that the loop runs in between while a thread encodes a large response.
 """
 
 import sys

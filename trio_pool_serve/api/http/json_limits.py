@@ -1,7 +1,7 @@
-"""How much a JSON body may hold, counted before a parser makes an object of each value.
+"""Limits on the values in a JSON body, counted before a parser makes an object of each.
 
-A parser holds the interpreter lock until it is done, and so does letting go of what it made: sixteen megabytes of
-``[[1],[1],…`` take more than a second. Counting looks at the body in pieces, most of it without the lock.
+A parser holds the interpreter lock until it is done, and so does freeing what it made: sixteen megabytes of
+``[[1],[1],…`` take more than a second. Counting goes through the body in pieces, mostly without the lock.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ COUNTED_FROM = 256 * 1024
 COUNTED_AT_ONCE = 256 * 1024
 
 MAX_VALUES = 2**20
-"""Of a body: 2048 inputs with 512 token ids each, say. Some twenty milliseconds."""
+"""Most values of a body: 2048 inputs with 512 token ids each, say. Some twenty milliseconds."""
 
 PER_INPUT = 32
 """Strings, and lists and objects, that a body may have for each input that it may have."""
@@ -30,7 +30,7 @@ class JsonLimits:
     """The most strings, lists and objects, and values of all kinds that a body may have."""
 
     inputs: int
-    """That a request may have."""
+    """Most inputs of a request."""
     values: int = MAX_VALUES
 
     @property
@@ -69,7 +69,7 @@ class JsonLimits:
                 raise self._too_many(f"{self.values} values")
 
     def _counts_fit(self, body: Buffer | bytes) -> bool:
-        """Whether even all the characters together are few enough, those within strings too."""
+        """Whether there are few enough even if characters within strings are counted too."""
         characters = np.frombuffer(body, dtype=np.uint8)
         quotes = containers = commas = 0
         for begin in range(0, len(characters), COUNTED_AT_ONCE):
@@ -87,5 +87,5 @@ class JsonLimits:
 
 
 def json_limits_of(network: NetworkConfig) -> JsonLimits:
-    """Return the limits of a server's settings."""
+    """Return the limits that a server's settings give."""
     return JsonLimits(network.max_inputs_per_request)

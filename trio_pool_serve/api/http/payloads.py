@@ -2,8 +2,8 @@
 
 A JSON parser holds the interpreter lock while it walks through a string of a hundred megabytes, and again while it
 makes a copy. So the long strings of ``prompt_embeds`` are cut out of the body first, in pieces between which others
-run, and stay where they are; in their place the parser sees names that are made up for each body: of a payload that is
-there once, a client that could name it would get as many decoded as it has names.
+run, and stay where they are; in their place the parser sees placeholders that are random for each body: a client that
+could guess one would have one payload decoded as often as it repeats the placeholder.
 """
 
 import re
@@ -57,10 +57,9 @@ PromptEmbeds: TypeAlias = Annotated[
 
 
 def cut_payloads(body: Buffer, most: int) -> tuple[Buffer | bytes, dict[str, memoryview]]:
-    """Return the body without its long payloads, and those by what stands in their place.
+    """Return the body without its long payloads, and those by their placeholders.
 
-    At most ``most`` strings are looked at. What does not look as expected, and what comes behind them, is left to the
-    parser.
+    At most ``most`` strings are looked at. What does not look as expected is left to the parser, with all behind it.
     """
     key = f'"{FIELD}"'.encode()
     place = find(body, key, 0) if most and len(body) > LONG else -1
@@ -90,7 +89,7 @@ def cut_payloads(body: Buffer, most: int) -> tuple[Buffer | bytes, dict[str, mem
 
 
 def find(body: Buffer | bytes, what: bytes, begin: int = 0, end: int | None = None) -> int:
-    """Return where something is in a body, −1 for nowhere, looking at it in pieces."""
+    """Return the first place of ``what`` in a body, −1 if there is none, searching it in pieces."""
     last = len(body) if end is None else end
     for start in range(begin, last, SEARCHED_AT_ONCE):
         found = body.find(what, start, min(start + SEARCHED_AT_ONCE + len(what) - 1, last))
@@ -100,7 +99,7 @@ def find(body: Buffer | bytes, what: bytes, begin: int = 0, end: int | None = No
 
 
 def payload_decoder(cuts: Mapping[str, memoryview]) -> Callable[[type, Any], Any]:
-    """Return the hook that puts what was cut from a body into ``Payloads`` when msgspec decodes the rest of it."""
+    """Return the hook by which msgspec puts the cut payloads into ``Payloads`` when it decodes the rest of a body."""
 
     def decode(kind: type, value: Any) -> Payloads:
         if kind is not Payloads:
@@ -114,5 +113,5 @@ def payload_decoder(cuts: Mapping[str, memoryview]) -> Callable[[type, Any], Any
 
 
 def _encoded(string: str) -> bytes:
-    """Return the characters; one that base64 does not have remains one."""
+    """Return the characters as bytes; those that base64 does not have become others that it does not have."""
     return string.encode("ascii", "replace")

@@ -50,7 +50,7 @@ class PoolingRequest(EmbeddingsRequest):
             raise EmptyInputError("tasks is empty.", param="tasks")
         tasks = tuple(dict.fromkeys(self.tasks))
         if len(tasks) > 1 and self.encoding.format in ("bytes", "bytes_only"):
-            raise InvalidRequestError("Bytes hold the answer to one task.", param="encoding_format")
+            raise InvalidRequestError("Bytes hold the values of one task.", param="encoding_format")
         return tasks
 
 
