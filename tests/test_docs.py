@@ -1,5 +1,6 @@
 """What the documents say is true: generated pages are up to date, examples run, links lead somewhere."""
 
+import ast
 import os
 import re
 import runpy
@@ -158,3 +159,45 @@ async def test_the_python_example_of_the_readme_runs(tmp_path, minilm, monkeypat
         await trio.to_thread.run_sync(lambda: exec(compile(here, "README.md", "exec"), names))
         names["client"].close()
     assert capsys.readouterr().out == "2 384\n"
+
+
+QUESTIONS = re.findall(
+    r"^\| (Where [^|]*\?) \| `([^`]+)` \| `([^`]+)` \|$", (ROOT / "docs/structure.md").read_text(), re.M
+)
+
+
+def test_the_questions_of_the_structure_page_have_their_answers():
+    """Each names a file, and a class, function, method or constant that is defined there."""
+    assert len(QUESTIONS) >= 10
+    for question, file, name in QUESTIONS:
+        body: list[ast.stmt] = ast.parse((ROOT / file).read_text()).body
+        for part in name.split("."):
+            (found,) = (node for node in body if part in _defined_by(node))
+            body = getattr(found, "body", [])
+        assert found, question
+
+
+def _defined_by(node: ast.stmt) -> set[str]:
+    match node:
+        case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+            return {node.name}
+        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+            return {name}
+    return set()
+
+
+def test_the_walk_through_one_request_has_at_most_twelve_steps():
+    page = (ROOT / "docs/structure.md").read_text()
+    walk = page.partition("## One request")[2].partition("\n## ")[0]
+    assert 8 <= len(re.findall(r"^\d+\. ", walk, re.M)) <= 12
+
+
+def test_every_file_that_the_structure_page_names_is_there():
+    page = (ROOT / "docs/structure.md").read_text()
+    named = re.findall(
+        r"`((?:trio_pool_serve|api|app|benchmarks|engine|models|processes|rendering|runner|server|tasks|tests|threads)/[\w/]+\.py)`",
+        page,
+    )
+    missing = [path for path in named if not any((ROOT / root / path).is_file() for root in ("", "trio_pool_serve"))]
+    assert len(named) > 20
+    assert missing == []
