@@ -16,7 +16,7 @@ from tests.conftest import client_of, listening
 from tests.models.classifier_families import write_classifier
 from tests.models.model_families import pooling, write_family
 from tests.server.server_process import ROOT, launched
-from trio_pool_serve.api.dialects.registry import DIALECTS
+from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.http.dispatch import endpoints_by_path
 from trio_pool_serve.runner.copied_batch import CopiedBatch
 from trio_pool_serve.tasks.pool import TASKS

@@ -9,8 +9,8 @@ from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGILifespan
 from werkzeug.exceptions import HTTPException
 
+from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.dialects.openai import OPENAI
-from trio_pool_serve.api.dialects.registry import DIALECTS
 from trio_pool_serve.api.dialects.tei.dialect import TEI
 from trio_pool_serve.api.dialects.tei.info import INFO_PATH, info_routes
 from trio_pool_serve.api.http.connection import PoolServeConnection
@@ -22,7 +22,7 @@ from trio_pool_serve.api.routes.model_list import model_routes
 from trio_pool_serve.api.routes.openapi import openapi_routes
 from trio_pool_serve.api.routes.operations import PROBE_PATHS, operational_routes
 from trio_pool_serve.config import Config
-from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
+from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.service import Service, configure_process
 
 logger = logging.getLogger(__name__)
@@ -66,19 +66,17 @@ class OwnedServiceLifespan(TrioASGILifespan):
     async def __call__(self, receive: Any, send: Any) -> None:
         """Run the service for as long as the server lives; if the service fails, the server ends with it."""
         service = self.app.service  # type: ignore[attr-defined]
-        failure: BaseException | None = None
         configure_process(service)
         try:
-            async with trio.open_nursery() as nursery:
-                await nursery.start(service.run)
-                await super().__call__(receive, send)
-                nursery.cancel_scope.cancel(reason="the server has shut down")
-        except* (ModelLoadError, EngineDeadError) as group:
-            failure = innermost(group)
-        if failure is not None:
-            logger.critical("%s", failure)
+            with unwrap_exception_groups(ModelLoadError, EngineDeadError):
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(service.run)
+                    await super().__call__(receive, send)
+                    nursery.cancel_scope.cancel(reason="the server has shut down")
+        except (ModelLoadError, EngineDeadError) as error:
+            logger.critical("%s", error)
             # The one message after start-up that makes the server's worker exit.
-            await send({"type": "lifespan.shutdown.failed", "message": str(failure)})
+            await send({"type": "lifespan.shutdown.failed", "message": str(error)})
 
 
 def create_app(config: Config, service: Service | None = None) -> PoolServeApp:

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from trio_pool_serve.api.dialects.registry import DIALECTS
+from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.http.dispatch import Candidate, candidates_by_path
 
 ENDPOINTS: list[tuple[str, Candidate]] = [

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trio_pool_serve.api.http.error_bodies import answer_error
 
 from tests.api.extreme_bodies import ENDPOINTS, JUNK, bodies, fields_of, integers_of, json_of
-from trio_pool_serve.api.dialects.registry import DIALECTS
+from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.http.dispatch import Candidate, candidates_by_path, read_request
-from trio_pool_serve.api.http.error_bodies import answer_error
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import PoolServeError
 
