@@ -4,7 +4,7 @@ import logging
 from typing import Any, NoReturn
 
 import trio
-from quart import Response
+from quart import Blueprint, Response
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGILifespan
 from werkzeug.exceptions import HTTPException
@@ -26,6 +26,10 @@ from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_excep
 from trio_pool_serve.service import Service, configure_process
 
 logger = logging.getLogger(__name__)
+
+
+BLUEPRINTS: list[Blueprint] = []
+"""Quart blueprints with routes of plugins, which every app serves."""
 
 
 class PoolServeApp(QuartTrio):
@@ -92,6 +96,8 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
     app.config["MAX_CONTENT_LENGTH"] = config.network.max_body_bytes
     app.config["PROPAGATE_EXCEPTIONS"] = True
     app.register_error_handler(HTTPException, _raise)
+    for blueprint in BLUEPRINTS:
+        app.register_blueprint(blueprint)
     app.routes = RouteTable(
         {
             **task_routes(app.service, DIALECTS),
