@@ -8,10 +8,10 @@ import numpy as np
 import trio
 from attrs import define, field, frozen
 
-from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.errors import NotFiniteError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.prompts import Prompt, RenderingParams
 from trio_pool_serve.rendering.renderer import Renderer, plain_characters
+from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import (
     PooledValue,
@@ -71,11 +71,10 @@ RowDone = Callable[[int, ComputedRow], None]
 
 
 async def compute_rows(
+    model: Model,
     rows: Sequence[RowToCompute],
-    *,
-    renderer: Renderer,
-    engine: Engine,
     timings: RequestTimings,
+    *,
     priority: int = 0,
     row_done: RowDone | None = None,
 ) -> list[ComputedRow]:
@@ -86,7 +85,7 @@ async def compute_rows(
     """
     computed: dict[int, ComputedRow] = {}
     group = 1 + secrets.randbits(62)
-    ahead = trio.CapacityLimiter(renderer.offload.render + CHUNKS_AHEAD)
+    ahead = trio.CapacityLimiter(model.renderer.offload.render + CHUNKS_AHEAD)
     began = time.perf_counter()
 
     def done(index: int, row: ComputedRow) -> None:
@@ -95,7 +94,7 @@ async def compute_rows(
             row_done(index, row)
 
     async def render(chunk: range) -> list[list[RenderedPrompt]]:
-        rendered = await _render([rows[index] for index in chunk], renderer)
+        rendered = await _render([rows[index] for index in chunk], model.renderer)
         # Returning from a thread is no checkpoint: a request cancelled meanwhile must not enter the queue.
         await trio.lowlevel.checkpoint_if_cancelled()
         timings.render_s = time.perf_counter() - began
@@ -109,8 +108,8 @@ async def compute_rows(
             for prompt in prompts
         ]
         outputs = ChunkOutputs(chunk, rendered, timings, done)
-        with renderer.input_memory.holding(request.prompt for request in requests):
-            await engine.submit_all(requests, outputs.add)
+        with model.renderer.input_memory.holding(request.prompt for request in requests):
+            await model.engine.submit_all(requests, outputs.add)
 
     async def render_and_compute(chunk: range) -> None:
         try:
@@ -119,7 +118,7 @@ async def compute_rows(
             ahead.release_on_behalf_of(chunk)
         await compute(chunk, rendered)
 
-    chunks = list(_chunks(rows, renderer))
+    chunks = list(_chunks(rows, model.renderer))
     if len(chunks) == 1:
         await compute(chunks[0], await render(chunks[0]))
     else:

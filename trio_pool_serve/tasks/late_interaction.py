@@ -48,16 +48,9 @@ async def encode_queries(
     the scope, or as soon as they are computed if it is closed by then.
     """
     held = [HeldQuery(scope) for _ in queries]
-    rows = await compute_rows(
-        [
-            RowToCompute(prompt_of(side), rendering, (HoldQuery(query),))
-            for side, query in zip(queries, held, strict=True)
-        ],
-        renderer=model.renderer,
-        engine=model.engine,
-        timings=timings,
-        priority=priority,
-    )
+    sides = zip(queries, held, strict=True)
+    to_compute = [RowToCompute(prompt_of(side), rendering, (HoldQuery(query),)) for side, query in sides]
+    rows = await compute_rows(model, to_compute, timings, priority=priority)
     return EncodedQueries(held, sum(row.tokens for row in rows))
 
 
@@ -74,13 +67,8 @@ async def score_documents(
 
     Raises what ``compute_rows`` raises. Cancellation: at once; nothing of the documents stays in the queue.
     """
-    return await compute_rows(
-        [
-            RowToCompute(prompt_of(document.side), rendering, (MaxSim(queries.held[document.query]),))
-            for document in documents
-        ],
-        renderer=model.renderer,
-        engine=model.engine,
-        timings=timings,
-        priority=priority,
-    )
+    to_compute = [
+        RowToCompute(prompt_of(document.side), rendering, (MaxSim(queries.held[document.query]),))
+        for document in documents
+    ]
+    return await compute_rows(model, to_compute, timings, priority=priority)

@@ -1,6 +1,6 @@
 """Pooling: the tasks about one prompt, and how a job of them is computed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from attrs import frozen
 
@@ -46,7 +46,7 @@ def _token_embed_params(model: Model, job: PoolJob) -> TokenEmbed:
     return TokenEmbed(dimensions=job.dimensions, normalize=job.normalize)
 
 
-TASKS: Mapping[str, Task] = {
+TASKS: dict[str, Task] = {
     "embed": Task("embed", _embed_params),
     "token_embed": Task("token_embed", _token_embed_params),
     "sparse_embed": Task(
@@ -116,12 +116,5 @@ async def pool(
             row_done(index, finished[index], row.tokens)
 
     with model.engine.admit(estimated_tokens(model, job, to_compute)):
-        rows = await compute_rows(
-            to_compute,
-            renderer=model.renderer,
-            engine=model.engine,
-            timings=timings,
-            priority=job.priority,
-            row_done=done,
-        )
+        rows = await compute_rows(model, to_compute, timings, priority=job.priority, row_done=done)
     return Pooled([finished[index] for index in range(len(rows))], sum(row.tokens for row in rows))

@@ -104,14 +104,8 @@ async def _score_pairs(model: Model, job: ScoreJob, timings: RequestTimings) -> 
         PairPrompt(queries[job.query_of(index)], document, job.max_query_tokens, job.max_document_tokens)
         for index, document in enumerate(documents)
     ]
-    rows = await compute_rows(
-        [RowToCompute(prompt, rendering, (Classify(job.activation),)) for prompt in prompts],
-        renderer=model.renderer,
-        engine=model.engine,
-        timings=timings,
-        priority=job.priority,
-    )
-    return _scores_of(rows)
+    to_compute = [RowToCompute(prompt, rendering, (Classify(job.activation),)) for prompt in prompts]
+    return _scores_of(await compute_rows(model, to_compute, timings, priority=job.priority))
 
 
 async def _score_vectors(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
@@ -120,13 +114,8 @@ async def _score_vectors(model: Model, job: ScoreJob, timings: RequestTimings) -
         *((side, _rendering(model, job, None if job.symmetric else "query")) for side in job.queries),
         *((side, _rendering(model, job, None if job.symmetric else "document")) for side in job.documents),
     ]
-    rows = await compute_rows(
-        [RowToCompute(prompt_of(side), rendering, (Embed(),)) for side, rendering in sides],
-        renderer=model.renderer,
-        engine=model.engine,
-        timings=timings,
-        priority=job.priority,
-    )
+    to_compute = [RowToCompute(prompt_of(side), rendering, (Embed(),)) for side, rendering in sides]
+    rows = await compute_rows(model, to_compute, timings, priority=job.priority)
     vectors = [row.vector for row in rows]
 
     def compare() -> npt.NDArray[np.float32]:
@@ -145,21 +134,13 @@ async def _score_late_interaction(model: Model, job: ScoreJob, timings: RequestT
     """Encode the queries, then score the documents against them on the device."""
     documents = [Document(side, job.query_of(index)) for index, side in enumerate(job.documents)]
     with model.engine.open_scope() as scope:
+        rendering = _rendering(model, job, "query")
         queries = await encode_queries(
-            model,
-            job.queries,
-            scope,
-            rendering=_rendering(model, job, "query"),
-            priority=job.priority,
-            timings=timings,
+            model, job.queries, scope, rendering=rendering, priority=job.priority, timings=timings
         )
+        rendering = _rendering(model, job, "document")
         rows = await score_documents(
-            model,
-            documents,
-            queries,
-            rendering=_rendering(model, job, "document"),
-            priority=job.priority,
-            timings=timings,
+            model, documents, queries, rendering=rendering, priority=job.priority, timings=timings
         )
     scores = _scores_of(rows)
     return Scores(scores.values, scores.prompt_tokens + queries.tokens)
@@ -174,30 +155,15 @@ SCORERS: Mapping[Scoring, Callable[[Model, ScoreJob, RequestTimings], Awaitable[
 
 def _cosine(queries: Vectors, documents: Vectors) -> Vectors:
     lengths = np.linalg.norm(queries, axis=1) * np.linalg.norm(documents, axis=1)
-    cosines: Vectors = _dot(queries, documents) / np.maximum(lengths, 1e-12)
+    cosines: Vectors = (queries * documents).sum(axis=1) / np.maximum(lengths, 1e-12)
     return cosines
-
-
-def _dot(queries: Vectors, documents: Vectors) -> Vectors:
-    products: Vectors = (queries * documents).sum(axis=1)
-    return products
-
-
-def _euclidean(queries: Vectors, documents: Vectors) -> Vectors:
-    distances: Vectors = np.linalg.norm(queries - documents, axis=1)
-    return -distances
-
-
-def _manhattan(queries: Vectors, documents: Vectors) -> Vectors:
-    distances: Vectors = np.abs(queries - documents).sum(axis=1)
-    return -distances
 
 
 SIMILARITIES: Mapping[Similarity, Callable[[Vectors, Vectors], Vectors]] = {
     "cosine": _cosine,
-    "dot": _dot,
-    "euclidean": _euclidean,
-    "manhattan": _manhattan,
+    "dot": lambda queries, documents: (queries * documents).sum(axis=1),
+    "euclidean": lambda queries, documents: -np.linalg.norm(queries - documents, axis=1),
+    "manhattan": lambda queries, documents: -np.abs(queries - documents).sum(axis=1),
 }
 """Row by row: arrays of shape (1 or rows, dimensions) and (rows, dimensions) to shape (rows,)."""
 
