@@ -104,7 +104,7 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
             **info_routes(app.service),
             **model_routes(app.service),
             **operational_routes(app.service),
-            **openapi_routes(DIALECTS),
+            **openapi_routes(tuple(DIALECTS)),
         }
     )
     dialects = {path: [found.dialect for found in shared] for path, shared in endpoints_by_path(DIALECTS).items()}

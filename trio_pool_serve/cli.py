@@ -1,5 +1,6 @@
 """The ``trio-pool-serve`` command."""
 
+import importlib
 import logging
 import os
 import sys
@@ -97,6 +98,15 @@ def read_config(arguments: Sequence[str]) -> Config:
     return settings
 
 
+def import_plugins(config: Config) -> None:
+    """Import the modules of ``--plugins``. Raises ``ValueError`` for one that cannot be imported."""
+    for name in filter(None, config.processes.plugins.split(",")):
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            raise ValueError(f"--plugins: {name} cannot be imported: {error!r}") from error
+
+
 def _toml_path(tokens: Sequence[str]) -> str | None:
     for index, token in enumerate(tokens):
         if token == "--config" and index + 1 < len(tokens):  # noqa: S105  (a flag)
@@ -141,6 +151,7 @@ def main() -> None:
         return
     try:
         config = read_config(arguments[1:])
+        import_plugins(config)
     except (CycloptsError, ValueError, OSError) as error:
         _print_error(error)
         sys.exit(2)

@@ -194,6 +194,14 @@ class ProcessesConfig:
     api_workers: Annotated[
         int, _help("Number of API processes, which share the listening socket. More than 1 need `--engine process`.")
     ] = field(default=1, validator=gt(0))
+    plugins: Annotated[
+        str,
+        _help(
+            "Comma-separated Python modules that every process of the server imports first. They register kinds of "
+            "model, tasks, dialects and routes.",
+            default="none",
+        ),
+    ] = field(default="", validator=matches_re(r"([\w.]+(,[\w.]+)*)?"))
 
     def __attrs_post_init__(self) -> None:
         if self.engine == "local" and self.api_workers > 1:

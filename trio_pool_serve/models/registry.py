@@ -14,7 +14,7 @@ from trio_pool_serve.models.process_reward import PROCESS_REWARD
 from trio_pool_serve.models.sparse import SPARSE
 from trio_pool_serve.models.vision_language import VISION_LANGUAGE
 
-KINDS: tuple[ModelKind[Any], ...] = (
+KINDS: list[ModelKind[Any]] = [
     PROCESS_REWARD,
     CLASSIFICATION,
     GENERATIVE_RERANKER,
@@ -25,5 +25,5 @@ KINDS: tuple[ModelKind[Any], ...] = (
     DUAL_ENCODER,
     VISION_LANGUAGE,
     EMBEDDING,
-)
+]
 """In the order in which they are tried; the last accepts every folder that no other kind has recognised."""

@@ -8,12 +8,12 @@ from trio_pool_serve.api.dialects.vllm.dialect import VLLM
 from trio_pool_serve.api.dialects.voyage import VOYAGE
 from trio_pool_serve.api.http.endpoint import Dialect
 
-DIALECTS: tuple[Dialect, ...] = (
+DIALECTS: list[Dialect] = [
     OPENAI,
     VLLM,
     VOYAGE,
     JINA,
     COHERE,
     TEI,
-)
+]
 """Where the discriminators of two match a request, the earlier one gets it."""
