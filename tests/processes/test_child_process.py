@@ -8,7 +8,7 @@ import trio
 from tests.server.programs.child import Job, Said
 from trio_pool_serve.errors import UnsendableError
 from trio_pool_serve.processes.child_process import keep_alive, open_child
-from trio_pool_serve.server.api_workers import _tell_to_drain
+from trio_pool_serve.server.api_workers import _send_drain
 
 CHILD = "tests.server.programs.child"
 
@@ -69,4 +69,4 @@ async def test_a_child_that_says_what_is_no_message_is_replaced_like_one_that_di
 async def test_a_worker_whose_channel_is_closed_already_can_be_told_to_drain():
     async with open_child(CHILD, Job(b"\xc1" * 100), Said) as child:
         assert await child.status() is None
-        await _tell_to_drain(child)
+        await _send_drain(child)
