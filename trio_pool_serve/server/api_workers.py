@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 MODULE = "trio_pool_serve.server.api_process"
 
-MARGIN_S = 2.0
+DRAIN_MARGIN_S = 2.0
 """Seconds that a process may take to drain, in addition to ``--drain-timeout-s`` for its requests."""
 
 
@@ -152,7 +152,7 @@ async def _watch_signals(
         workers.listening.close()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_leave_on_second_signal, signals)
-            with trio.move_on_after(workers.config.time_limits.drain_timeout_s + MARGIN_S):
+            with trio.move_on_after(workers.config.time_limits.drain_timeout_s + DRAIN_MARGIN_S):
                 await workers.drain()
                 await workers.drained.wait()
             nursery.cancel_scope.cancel(reason="drained")
