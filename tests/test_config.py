@@ -29,6 +29,7 @@ WRITTEN = {
     "engine": ("process", "process"),
     "replicas": ("3", 3),
     "api_workers": ("2", 2),
+    "plugins": ("one.module,another", "one.module,another"),
     "long_text": ("chunk", "chunk"),
     "task": ("score", "score"),
     "step_tag_id": ("12902", 12902),
