@@ -101,7 +101,7 @@ HEALTH = {
     for quantity, limit in HEALTH_LIMITS_MS.items()
 }
 
-IDLE = Aim(row="the same asked of an idle server beside it, p99, ms")
+IDLE = Aim(row="the same of an idle server at the same time, p99, ms")
 """Nothing but the machine's processors is between a client and this one: no server's answer comes sooner."""
 
 PADDING = Aim(row="mixed lengths: padding, share of the tokens computed", at_most=0.1)

@@ -187,7 +187,7 @@ def show(peers: list[Peer], measured: Rounds[tuple[str, Load]], settings: Settin
     loads = [(load, [f"{load.clients}", f"{load.tokens}", f"{load.batch}"]) for load in settings.loads]
     rows = [[*words, *(cell(peer.name, load) for peer in peers)] for load, words in loads]
     names = [f"{peer.name}: requests/s, tokens/s, p50 / p99 ms" for peer in peers]
-    print_table("ours beside its peers", [*columns, *names], rows)
+    print_table("ours and its peers", [*columns, *names], rows)
     rows = [[*words, *(ratio(ours, name, load) for name in others)] for load, words in loads]
     print_table("requests/s of ours ÷ a peer's: median of each round's ratio", [*columns, *others], rows)
 

@@ -1,5 +1,6 @@
 """What the documents say is true: generated pages are up to date, examples run, links lead somewhere."""
 
+import ast
 import os
 import re
 import runpy
@@ -10,15 +11,12 @@ import numpy as np
 import pytest
 import trio
 
-from tests.api.scripted_models import Judge, Labeller, serve_as
-from tests.conftest import client_of, listening
+from tests.conftest import client_of
 from tests.models.classifier_families import write_classifier
 from tests.models.model_families import pooling, write_family
 from tests.server.server_process import ROOT, launched
-from trio_pool_serve.api.dialects.registry import DIALECTS
+from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.http.dispatch import endpoints_by_path
-from trio_pool_serve.runner.copied_batch import CopiedBatch
-from trio_pool_serve.tasks.pool import TASKS
 
 PAGES = [page for folder in ("", "docs", "benchmarks") for page in sorted((ROOT / folder).glob("*.md"))]
 
@@ -56,19 +54,10 @@ def test_the_table_of_errors_is_that_of_the_code():
         assert re.search(rf"\| {status}[,\s|].*`{kind}`", page), kind
 
 
-def sources_of(page: str) -> list[str]:
-    """The Python examples of a page."""
-    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), flags=re.S)
-
-
-def examples_of(page: str) -> list[dict]:
-    """What each Python example of a page defines."""
-    defined = []
-    for block in sources_of(page):
-        names: dict = {"__name__": page}
-        exec(compile(block, page, "exec"), names)
-        defined.append(names)
-    return defined
+EXTENSIONS = dict(
+    re.findall(r"^`([\w/]+\.py)`:\n```python\n(.*?)```", (ROOT / "docs/extending.md").read_text(), re.M | re.S)
+)
+"""The examples of the page on extending the server, by their file names."""
 
 
 def test_every_route_is_in_the_table_of_routes():
@@ -77,76 +66,63 @@ def test_every_route_is_in_the_table_of_routes():
         assert f"`{path}`" in page or f"`POST {path}`" in page, path
 
 
-async def test_the_dialect_that_is_added_answers(service, monkeypatch):
-    dialect, *_ = examples_of("extending.md")
-    monkeypatch.setattr("trio_pool_serve.app.DIALECTS", (*DIALECTS, dialect["PLAIN"]))
-    async with listening(service) as url, client_of(url) as client:
-        answer = await client.post("/plain", json={"texts": ["hello", "hello world"]})
-        assert [vector[0] for vector in answer.json()["vectors"]] == [3, 4]
-        assert "render;dur" in answer.headers["Server-Timing"]
-        for wrong, status in (
-            ({"texts": []}, 400),
-            ({"texts": 5}, 400),
-            ({"texts": ["a"], "size": 9}, 400),
-            ({"texts": ["a"], "model": "b"}, 404),
-        ):
-            answer = await client.post("/plain", json=wrong)
-            assert (answer.status_code, list(answer.json())) == (status, ["sorry"])
-            assert ("size must be from 1 to 8" in answer.text) == ("size" in wrong)
-        assert "/plain" in (await client.get("/openapi.json")).json()["paths"]
-
-
-async def test_the_task_that_is_added_is_done(service, scripted, monkeypatch):
-    _, task, _ = examples_of("extending.md")
-    monkeypatch.setattr("trio_pool_serve.tasks.pool.TASKS", {**TASKS, "uncertainty": task["UNCERTAINTY"]})
-    serve_as(service, Labeller())
-    scripted.on_launch = lambda batch: CopiedBatch([(np.array([0.5, 0.5], dtype=np.float32),)])
-    async with listening(service) as url, client_of(url) as client:
-        answer = await client.post("/pooling", json={"input": "hello", "task": "uncertainty"})
-        assert answer.json()["data"][0]["data"] == pytest.approx([np.log(2)])
-        serve_as(service, Judge())
-        assert (await client.post("/pooling", json={"input": "hello", "task": "uncertainty"})).status_code == 400
-
-
-EXTENDED = (sys.executable, "-m", "tests.server.programs.extended_server")
-
-
-@pytest.mark.parametrize("engine", ["local", "process"])
-async def test_what_is_added_is_served_wherever_models_compute(tmp_path, engine):
-    embedding = write_family(tmp_path / "embedding", "bert", modules=[pooling("mean")])
+@pytest.mark.parametrize("processes", [("local", "1"), ("process", "2")], ids="-".join)
+async def test_plugins_add_a_dialect_a_route_a_task_and_a_kind_of_model(tmp_path, processes):
+    engine, workers = processes
+    spread = write_family(tmp_path / "with-spread", "bert", modules=[pooling("mean")])
+    (spread / "spread.json").write_text("{}")
     classifier = write_classifier(tmp_path / "classifier", "bert")
-    for name, source in zip(("plain", "uncertainty", "spread"), sources_of("extending.md"), strict=True):
-        (tmp_path / f"{name}.py").write_text(source)
+    for name, source in EXTENSIONS.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(source)
     paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     async with (
         launched(
             tmp_path,
-            f"e={embedding}",
+            f"s={spread}",
             f"c={classifier}",
-            *("--engine", engine, "--dtype", "float32"),
-            *(("--replicas", "1") if engine == "process" else ()),
-            command=EXTENDED,
+            *("--engine", engine, "--api-workers", workers, "--dtype", "float32"),
+            *("--plugins", "plain,hello,uncertainty,spread", "--api-key", "secret"),
             env={"PYTHONPATH": paths},
         ) as server,
         client_of(server.url) as client,
     ):
+        assert (await client.get("/hello")).status_code == 401
+        client.headers["Authorization"] = "Bearer secret"
 
-        async def pooled(**asked: object) -> list:
-            answer = await client.post("/pooling", json={"input": ["Tasks have owners.", "a nursery"], **asked})
+        async def pooled(**fields: object) -> list:
+            answer = await client.post("/pooling", json={"input": ["Tasks have owners.", "a nursery"], **fields})
             assert answer.status_code == 200, answer.text
             return [item["data"] for item in answer.json()["data"]]
 
-        answer = await client.post("/plain", json={"texts": ["Tasks have owners."]})
-        assert len(answer.json()["vectors"]) == 1
+        assert (await client.get("/hello")).json() == {"hello": "you"}
+        vectors = (await client.post("/plain", json={"texts": ["hello", "hello world"]})).json()["vectors"]
+        expected = await client.post("/v1/embeddings", json={"input": ["hello", "hello world"]})
+        assert vectors == [pytest.approx(row["embedding"]) for row in expected.json()["data"]]
+        refused = await client.post("/plain", json={"texts": []})
+        assert (refused.status_code, refused.json()) == (400, {"sorry": "There are no texts."})
+        refused = await client.post("/plain", json={"texts": ["hello"], "size": 99999})
+        assert refused.json()["sorry"].startswith("size must be from 1 to ")
+
         for uncertain, labels in zip(
             await pooled(model="c", task="uncertainty"), await pooled(model="c", task="classify"), strict=True
         ):
             assert uncertain == pytest.approx([-(np.array(labels) * np.log(labels)).sum()], rel=1e-5)
-        for spread, vectors in zip(
+        for measured, states in zip(
             await pooled(task="spread"), await pooled(task="token_embed", normalize=False), strict=True
         ):
-            assert spread == pytest.approx([np.array(vectors).var(axis=0).sum()], rel=1e-4)
-        assert (await client.post("/pooling", json={"model": "c", "input": "a", "task": "spread"})).status_code == 400
+            assert measured == pytest.approx([np.array(states).var(axis=0).sum()], rel=1e-4)
+        for model, task in (("c", "spread"), ("s", "uncertainty")):
+            refused = await client.post("/pooling", json={"model": model, "input": "a", "task": task})
+            assert refused.status_code == 400, refused.text
+
+
+async def test_a_plugin_that_cannot_be_imported_is_said_in_one_line(tmp_path):
+    command = [sys.executable, "-m", "trio_pool_serve", "serve", str(tmp_path), "--plugins", "not_there"]
+    ended = await trio.run_process(command, capture_stderr=True, check=False)
+    assert ended.returncode == 2
+    assert b"--plugins: not_there cannot be imported: ModuleNotFoundError" in ended.stderr
+    assert b"Traceback" not in ended.stderr
 
 
 async def test_the_python_example_of_the_readme_runs(tmp_path, minilm, monkeypatch, capsys):
@@ -158,3 +134,45 @@ async def test_the_python_example_of_the_readme_runs(tmp_path, minilm, monkeypat
         await trio.to_thread.run_sync(lambda: exec(compile(here, "README.md", "exec"), names))
         names["client"].close()
     assert capsys.readouterr().out == "2 384\n"
+
+
+QUESTIONS = re.findall(
+    r"^\| (Where [^|]*\?) \| `([^`]+)` \| `([^`]+)` \|$", (ROOT / "docs/structure.md").read_text(), re.M
+)
+
+
+def test_the_questions_of_the_structure_page_have_their_answers():
+    """Each names a file, and a class, function, method or constant that is defined there."""
+    assert len(QUESTIONS) >= 10
+    for question, file, name in QUESTIONS:
+        body: list[ast.stmt] = ast.parse((ROOT / file).read_text()).body
+        for part in name.split("."):
+            (found,) = (node for node in body if part in _defined_by(node))
+            body = getattr(found, "body", [])
+        assert found, question
+
+
+def _defined_by(node: ast.stmt) -> set[str]:
+    match node:
+        case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+            return {node.name}
+        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+            return {name}
+    return set()
+
+
+def test_the_walk_through_one_request_has_at_most_twelve_steps():
+    page = (ROOT / "docs/structure.md").read_text()
+    walk = page.partition("## One request")[2].partition("\n## ")[0]
+    assert 8 <= len(re.findall(r"^\d+\. ", walk, re.M)) <= 12
+
+
+def test_every_file_that_the_structure_page_names_is_there():
+    page = (ROOT / "docs/structure.md").read_text()
+    named = re.findall(
+        r"`((?:trio_pool_serve|api|app|benchmarks|engine|models|processes|rendering|runner|server|tasks|tests|threads)/[\w/]+\.py)`",
+        page,
+    )
+    missing = [path for path in named if not any((ROOT / root / path).is_file() for root in ("", "trio_pool_serve"))]
+    assert len(named) > 20
+    assert missing == []

@@ -94,7 +94,7 @@ def test_the_kinds_of_models_are_known_without_torch():
 
 
 def test_no_module_outside_models_knows_a_kind():
-    kinds = {path.name for path in (PACKAGE / "models").iterdir() if (path / "kind.py").is_file()}
+    kinds = {path.name for path in (PACKAGE / "models").iterdir() if (path / "spec.py").is_file()}
     assert len(kinds) == 10
     wrong = [
         f"{path.relative_to(PACKAGE)} imports {name}"

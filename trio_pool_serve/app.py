@@ -4,13 +4,13 @@ import logging
 from typing import Any, NoReturn
 
 import trio
-from quart import Response
+from quart import Blueprint, Response
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGILifespan
 from werkzeug.exceptions import HTTPException
 
+from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.dialects.openai import OPENAI
-from trio_pool_serve.api.dialects.registry import DIALECTS
 from trio_pool_serve.api.dialects.tei.dialect import TEI
 from trio_pool_serve.api.dialects.tei.info import INFO_PATH, info_routes
 from trio_pool_serve.api.http.connection import PoolServeConnection
@@ -22,10 +22,14 @@ from trio_pool_serve.api.routes.model_list import model_routes
 from trio_pool_serve.api.routes.openapi import openapi_routes
 from trio_pool_serve.api.routes.operations import PROBE_PATHS, operational_routes
 from trio_pool_serve.config import Config
-from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
+from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.service import Service, configure_process
 
 logger = logging.getLogger(__name__)
+
+
+BLUEPRINTS: list[Blueprint] = []
+"""Quart blueprints with routes of plugins, which every app serves."""
 
 
 class PoolServeApp(QuartTrio):
@@ -66,19 +70,17 @@ class OwnedServiceLifespan(TrioASGILifespan):
     async def __call__(self, receive: Any, send: Any) -> None:
         """Run the service for as long as the server lives; if the service fails, the server ends with it."""
         service = self.app.service  # type: ignore[attr-defined]
-        failure: BaseException | None = None
         configure_process(service)
         try:
-            async with trio.open_nursery() as nursery:
-                await nursery.start(service.run)
-                await super().__call__(receive, send)
-                nursery.cancel_scope.cancel(reason="the server has shut down")
-        except* (ModelLoadError, EngineDeadError) as group:
-            failure = innermost(group)
-        if failure is not None:
-            logger.critical("%s", failure)
+            with unwrap_exception_groups(ModelLoadError, EngineDeadError):
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(service.run)
+                    await super().__call__(receive, send)
+                    nursery.cancel_scope.cancel(reason="the server has shut down")
+        except (ModelLoadError, EngineDeadError) as error:
+            logger.critical("%s", error)
             # The one message after start-up that makes the server's worker exit.
-            await send({"type": "lifespan.shutdown.failed", "message": str(failure)})
+            await send({"type": "lifespan.shutdown.failed", "message": str(error)})
 
 
 def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
@@ -94,13 +96,15 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
     app.config["MAX_CONTENT_LENGTH"] = config.network.max_body_bytes
     app.config["PROPAGATE_EXCEPTIONS"] = True
     app.register_error_handler(HTTPException, _raise)
+    for blueprint in BLUEPRINTS:
+        app.register_blueprint(blueprint)
     app.routes = RouteTable(
         {
             **task_routes(app.service, DIALECTS),
             **info_routes(app.service),
             **model_routes(app.service),
             **operational_routes(app.service),
-            **openapi_routes(DIALECTS),
+            **openapi_routes(tuple(DIALECTS)),
         }
     )
     dialects = {path: [found.dialect for found in shared] for path, shared in endpoints_by_path(DIALECTS).items()}

@@ -1,5 +1,6 @@
 """The ``trio-pool-serve`` command."""
 
+import importlib
 import logging
 import os
 import sys
@@ -47,14 +48,15 @@ def serve(
     model: Annotated[
         tuple[str, ...],
         Parameter(
-            help="Local folder, or id of a model on the Hugging Face hub; NAME=MODEL gives it a name. Several share "
-            "one server; the first answers requests that name none."
+            help="Model to serve: a local folder or the id of a model on the Hugging Face hub. NAME=MODEL sets its "
+            "name in the API. Of several models, the first is used for requests that name none.",
+            negative=(),
         ),
     ],
     *,
     config: Annotated[
         Path | None,
-        Parameter(help="TOML file with settings; its keys are the flags' names. Flags and variables win."),
+        Parameter(help="TOML file with settings by flag name. Flags and environment variables take precedence."),
     ] = None,
     loading: ModelConfig = DEFAULTS.loading,
     network: NetworkConfig = DEFAULTS.network,
@@ -66,7 +68,7 @@ def serve(
     log: LoggingConfig = DEFAULTS.logging,
 ) -> Config:
     """Serve models until SIGTERM or SIGINT."""
-    del config  # read before the other settings are
+    del config  # ``read_config`` reads the file
     return Config(
         models=model,
         loading=loading,
@@ -81,9 +83,9 @@ def serve(
 
 
 def read_config(arguments: Sequence[str]) -> Config:
-    """Return the settings for ``serve``: flags, else the environment, else the TOML file, else defaults.
+    """Return the settings for ``serve``: from flags, the environment, the TOML file and defaults, in this order.
 
-    Raises ``CycloptsError``, ``ValueError`` or ``OSError`` (the file) with a message for people.
+    Raises ``CycloptsError``, ``ValueError`` or ``OSError`` (the file) with a message for the user.
     """
     tokens = list(arguments)
     sources: list[Env | Toml] = [Env(ENVIRONMENT_PREFIX, command=False)]
@@ -96,6 +98,15 @@ def read_config(arguments: Sequence[str]) -> Config:
     return settings
 
 
+def import_plugins(config: Config) -> None:
+    """Import the modules of ``--plugins``. Raises ``ValueError`` for one that cannot be imported."""
+    for name in filter(None, config.processes.plugins.split(",")):
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            raise ValueError(f"--plugins: {name} cannot be imported: {error!r}") from error
+
+
 def _toml_path(tokens: Sequence[str]) -> str | None:
     for index, token in enumerate(tokens):
         if token == "--config" and index + 1 < len(tokens):  # noqa: S105  (a flag)
@@ -106,19 +117,19 @@ def _toml_path(tokens: Sequence[str]) -> str | None:
 
 
 def configure_logging(level: LogLevel) -> None:
-    """Log to standard error, in colour where that is a terminal."""
+    """Log to standard error, in colour if it is a terminal."""
     if sys.stderr.isatty():
         handler = RichHandler(console=Console(stderr=True), show_path=False)
         logging.basicConfig(level=level.upper(), format="%(message)s", datefmt="[%X]", handlers=[handler])
     else:
         logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for chatty in ("hypercorn.error", "httpx", "filelock", "huggingface_hub"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    for verbose in ("hypercorn.error", "httpx", "filelock", "huggingface_hub"):
+        logging.getLogger(verbose).setLevel(logging.WARNING)
 
 
 def run(config: Config, service: "Service | None" = None, load_runner: "RunnerLoader | None" = None) -> int:
-    """Serve until stopped; return the exit status: 0 only after a drain that was asked for."""
-    # Imported here, once the settings are known to be good: it takes a while.
+    """Serve until stopped; return the exit status, 0 only after a drain that a signal has started."""
+    # Imported here, after the settings have been validated: it takes seconds.
     from trio_pool_serve.server.launcher import serve as serve_until_stopped
     from trio_pool_serve.service import load_transformer
 
@@ -126,7 +137,7 @@ def run(config: Config, service: "Service | None" = None, load_runner: "RunnerLo
     try:
         trio.run(serve_until_stopped, config, service, load_runner or load_transformer)
     except (ModelLoadError, EngineDeadError, OSError) as error:
-        _complain(error)
+        _print_error(error)
         return 1
     return 0
 
@@ -140,12 +151,13 @@ def main() -> None:
         return
     try:
         config = read_config(arguments[1:])
+        import_plugins(config)
     except (CycloptsError, ValueError, OSError) as error:
-        _complain(error)
+        _print_error(error)
         sys.exit(2)
     sys.exit(run(config))
 
 
-def _complain(error: Exception) -> None:
+def _print_error(error: Exception) -> None:
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print(f"trio-pool-serve: {error}", style="red", markup=False)

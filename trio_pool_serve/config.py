@@ -1,7 +1,7 @@
-"""Every setting, declared once.
+"""All settings of the server, each declared once.
 
-The command line, the environment (``TRIO_POOL_SERVE_*``) and a TOML file all fill these classes, and
-``--help`` is made from them: a field's docstring-like ``help`` is all there is to say about it.
+The command line, the environment (``TRIO_POOL_SERVE_*``) and a TOML file fill these classes; ``--help`` and
+``docs/settings.md`` are generated from them.
 """
 
 import re
@@ -22,78 +22,86 @@ LongText: TypeAlias = Literal["refuse", "chunk"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 
-def _help(text: str) -> Parameter:
-    return Parameter(help=text)
+def _help(text: str, *, default: str | None = None, negative: tuple[()] | None = None) -> Parameter:
+    """Return the parameter of a setting; ``default`` describes a default that its value does not show."""
+    return Parameter(help=text, negative=negative, show_default=default and (lambda _: default))
 
 
 def _switch(text: str) -> Parameter:
-    return Parameter(help=text, negative=())
+    """Return the parameter of a flag that has no ``--no-`` form."""
+    return _help(text, negative=())
 
 
 @Parameter(name="*", group=Group("Model", sort_key=1))
 @frozen(kw_only=True)
 class ModelConfig:
-    """Which model, and how it is loaded."""
+    """The model, and how it is loaded and computed."""
 
     served_model_name: Annotated[
-        str | None, _help("Name that clients ask for and answers carry. [default: MODEL as given]")
+        str | None,
+        _help("Model name in the API: requests select the model by it, responses contain it.", default="MODEL"),
     ] = field(default=None, validator=optional(min_len(1)))
-    revision: Annotated[str | None, _help("Branch, tag or commit of a hub model. [default: main]")] = None
-    trust_remote_code: Annotated[bool, _switch("Run Python code that comes with the model.")] = False
+    revision: Annotated[
+        str | None, _help("Version of a model on the hub: a branch name, a tag name or a commit id.", default="main")
+    ] = None
+    trust_remote_code: Annotated[bool, _switch("Run Python code from the model's repository.")] = False
     dtype: Annotated[
         Dtype,
         _help(
-            "Type the model computes in. auto: bfloat16 where the processor or GPU computes it natively, else float32."
+            "Data type of weights and activations. auto: bfloat16 where the CPU or GPU computes it natively, else "
+            "float32."
         ),
     ] = field(default="auto", validator=in_(("auto", "float32", "bfloat16", "float16")))
     device: Annotated[
-        str,
-        _help("Device to compute on: auto, cpu, cuda or cuda:N. auto: the first GPU, else the processor."),
+        str, _help("Device to compute on: auto, cpu, cuda or cuda:N. auto: the first GPU, or the CPU if there is none.")
     ] = "auto"
     attention: Annotated[
         Attention,
         _help(
-            "How rows of different lengths are computed. auto: without padding on a GPU in half precision, for models "
-            "that are found to give the same. padded: each row as long as the longest, as elsewhere."
+            "How inputs of different lengths are computed in one batch. auto: on a GPU in half precision without "
+            "padding, if a check at load time shows the same outputs, else padded. padded: every input is padded to "
+            "the longest one."
         ),
     ] = field(default="auto", validator=in_(("auto", "padded")))
     cuda_graphs: Annotated[
-        bool, _help("Replay small batches as CUDA graphs, which are captured when the model is loaded.")
+        bool, _help("Capture CUDA graphs of small batches when the model is loaded, and replay them.")
     ] = True
     compile: Annotated[
         bool,
         _switch(
-            "Compile the model with torch.compile when it is loaded, which takes a minute or more and needs a C++ "
-            "compiler; in place of attention without padding and of CUDA graphs."
+            "Compile the model with torch.compile when it is loaded. Takes a minute or more, needs a C++ compiler, and "
+            "replaces attention without padding and CUDA graphs."
         ),
     ] = False
     max_model_len: Annotated[
         int | None,
-        _help("Longest input, tokens, special tokens included. [default: what the model's files say]"),
+        _help("Maximum length of an input in tokens, special tokens included.", default="from the model's files"),
     ] = field(default=None, validator=optional(gt(0)))
     long_text: Annotated[
         LongText,
         _help(
-            "What to do with a text longer than that which is to be embedded, and not to be truncated. chunk: embed it "
-            "in windows; its vector is their mean, weighed by their tokens."
+            "How to handle a text to embed that is longer than the maximum, unless the request truncates it. refuse: "
+            "respond with 400. chunk: embed it in windows and return their mean, weighted by their numbers of tokens."
         ),
     ] = field(default="refuse", validator=in_(("refuse", "chunk")))
     task: Annotated[
         PoolingTask | None,
         _help(
-            "What the model is served for: another than its files say is refused. score: a causal language model whose "
-            "files say nothing is asked for yes or no, as Qwen3-Reranker is. [default: what the model's files say]"
+            "Task to serve the model for; a model whose files do not support it is not loaded. score also selects the "
+            "yes/no scoring of Qwen3-Reranker for a causal language model whose files declare no task.",
+            default="from the model's files",
         ),
     ] = field(default=None, validator=optional(in_(get_args(PoolingTask))))
     step_tag_id: Annotated[
         int | None,
-        _help("Token that ends a step, for process reward models. [default: what the model's files say]"),
+        _help("Id of the token that ends a step, for process reward models.", default="from the model's files"),
     ] = field(default=None, validator=optional(ge(0)))
     returned_token_ids: Annotated[
         tuple[int, ...],
-        Parameter(
-            help="Tokens that a language model judges steps by, as JSON: `[648,387]`. Needs `--step-tag-id`. "
-            "[default: none]",
+        _help(
+            "Ids of the tokens by whose probabilities a language model judges steps, as a JSON list: `[648,387]`. "
+            "Needs `--step-tag-id`.",
+            default="none",
             negative=(),
         ),
     ] = field(default=(), validator=deep_iterable(ge(0)))
@@ -102,106 +110,126 @@ class ModelConfig:
 @Parameter(name="*", group=Group("Network", sort_key=2))
 @frozen(kw_only=True)
 class NetworkConfig:
-    """Where the server listens, and what it accepts."""
+    """Where the server listens, and which requests it accepts."""
 
-    host: Annotated[str, _help("Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, _help("TCP port to listen on; 0 picks a free one.")] = field(
+    host: Annotated[str, _help("Host name or IP address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, _help("TCP port to listen on. 0 selects a free port.")] = field(
         default=8000, validator=[ge(0), le(65535)]
     )
-    uds: Annotated[Path | None, _help("Unix socket to listen on instead of host and port.")] = None
+    uds: Annotated[
+        Path | None,
+        _help("Path of a Unix domain socket to listen on; host and port are ignored then.", default="none"),
+    ] = None
     api_key: Annotated[
         str | None,
-        _help("Key that clients must send as `Authorization: Bearer KEY`. [default: none asked for]"),
+        _help("Key that requests must present in the header `Authorization: Bearer KEY`.", default="none"),
     ] = field(default=None, repr=False, validator=optional(min_len(1)))
-    max_body_bytes: Annotated[int, _help("Largest request body, bytes.")] = field(default=16 * 2**20, validator=gt(0))
+    max_body_bytes: Annotated[int, _help("Maximum size of a request body in bytes.")] = field(
+        default=16 * 2**20, validator=gt(0)
+    )
     write_timeout_s: Annotated[
-        float, _help("Seconds after which a TCP client that reads nothing of its answer is disconnected.")
+        float, _help("Seconds after which a TCP client that does not read its response is disconnected.")
     ] = field(default=60.0, validator=gt(0))
-    strict_requests: Annotated[bool, _switch("Refuse request fields that nobody knows, instead of ignoring them.")] = (
+    strict_requests: Annotated[bool, _switch("Refuse requests with unknown fields instead of ignoring the fields.")] = (
         False
     )
     auto_truncate: Annotated[
-        bool, _help("Truncate inputs that are too long where a TEI client does not say whether to.")
+        bool, _help("Truncate inputs that are too long in TEI requests that do not set `truncate`.")
     ] = True
-    max_inputs_per_request: Annotated[int, _help("Most inputs in one request.")] = field(default=2048, validator=gt(0))
+    max_inputs_per_request: Annotated[int, _help("Maximum number of inputs in one request.")] = field(
+        default=2048, validator=gt(0)
+    )
 
 
 @Parameter(name="*", group=Group("Scheduling", sort_key=3))
 @frozen(kw_only=True)
 class SchedulingConfig:
-    """How work reaches the device."""
+    """How inputs are queued and batched."""
 
     max_batch_tokens: Annotated[
         int | None,
         _help(
-            "Most tokens per batch, padding included; a longer single input rides alone. "
-            "[default: by device: 16384 on a GPU, 2048 on a processor]"
+            "Maximum number of tokens in a batch, padding included. A longer single input is a batch by itself.",
+            default="16384 on a GPU, 2048 on CPU",
         ),
     ] = field(default=None, validator=optional(gt(0)))
     bulk_batch_s: Annotated[
         float,
         _help(
-            "Seconds that a batch of long inputs, or of the rest of a large request, may take while small requests "
-            "come; a single input may take longer."
+            "Maximum duration in seconds of a batch of long inputs, or of the later inputs of a large request, while "
+            "small requests arrive. A single input may take longer."
         ),
     ] = field(default=0.02, validator=gt(0))
     max_in_flight: Annotated[
-        int, _help("Batches launched and not yet copied back. 1 makes the device loop serial.")
+        int,
+        _help("Maximum number of batches that are launched and not yet copied to the host. 1 computes them serially."),
     ] = field(default=2, validator=gt(0))
-    max_queue_tokens: Annotated[int, _help("Tokens of admitted requests past which further ones are answered 429.")] = (
-        field(default=1_000_000, validator=gt(0))
-    )
+    max_queue_tokens: Annotated[
+        int, _help("Maximum number of tokens in admitted requests; further requests get a 429 response.")
+    ] = field(default=1_000_000, validator=gt(0))
     batch_timeout_s: Annotated[
-        float, _help("Seconds after which a batch that has not come back means that the device is wedged.")
+        float, _help("Seconds after which an unfinished batch means that the device hangs, which ends the engine.")
     ] = field(default=300.0, validator=gt(0))
 
 
 @Parameter(name="*", group=Group("Processes", sort_key=4))
 @frozen(kw_only=True)
 class ProcessesConfig:
-    """Which processes the server is made of."""
+    """The processes of the server."""
 
     engine: Annotated[
         Placement | None,
         _help(
-            "Where models compute. local: in the process that answers requests. process: in processes of their own, "
-            "behind Unix sockets. [default: process on two cores and more, local on one and under plain hypercorn]"
+            "Where models compute. local: in the API process. process: in engine processes, behind Unix sockets.",
+            default="process, but local on a single core and under plain hypercorn",
         ),
     ] = field(default=None, validator=optional(in_(("local", "process"))))
     replicas: Annotated[
         int | None,
         _help(
-            "Engine processes per model, with --engine process. [default: 1 on a GPU; on a processor one per core, at "
-            "most 4]"
+            "Number of engine processes per model, with `--engine process`.",
+            default="1 on a GPU; on CPU one per core, at most 4",
         ),
     ] = field(default=None, validator=optional(gt(0)))
     api_workers: Annotated[
-        int, _help("Processes that answer requests, on one listening socket. More than 1 need --engine process.")
+        int, _help("Number of API processes, which share the listening socket. More than 1 need `--engine process`.")
     ] = field(default=1, validator=gt(0))
+    plugins: Annotated[
+        str,
+        _help(
+            "Comma-separated Python modules that every process of the server imports first. They register kinds of "
+            "model, tasks, dialects and routes.",
+            default="none",
+        ),
+    ] = field(default="", validator=matches_re(r"([\w.]+(,[\w.]+)*)?"))
 
     def __attrs_post_init__(self) -> None:
         if self.engine == "local" and self.api_workers > 1:
-            raise ValueError("--engine local computes in the one process that answers requests: --api-workers is 1.")
+            raise ValueError("--engine local computes in the API process, of which there is one: --api-workers is 1.")
 
 
 @Parameter(name="*", group=Group("Threads", sort_key=5))
 @frozen(kw_only=True)
 class ThreadsConfig:
-    """How much blocking work runs at once."""
+    """How much blocking work runs concurrently."""
 
-    renderer_num_workers: Annotated[int, _help("Prompts rendered at once; each has a tokenizer of its own.")] = field(
+    renderer_num_workers: Annotated[
+        int, _help("Number of threads that render prompts; each has its own tokenizer.")
+    ] = field(default=2, validator=gt(0))
+    media_num_workers: Annotated[int, _help("Number of threads that decode and preprocess images.")] = field(
         default=2, validator=gt(0)
     )
-    media_num_workers: Annotated[int, _help("Images decoded and prepared at once.")] = field(default=2, validator=gt(0))
-    postprocess_num_workers: Annotated[int, _help("Answers encoded at once.")] = field(default=1, validator=gt(0))
+    postprocess_num_workers: Annotated[int, _help("Number of threads that encode responses.")] = field(
+        default=1, validator=gt(0)
+    )
     switch_interval_s: Annotated[
-        float, _help("Seconds a thread may keep the interpreter lock while the loop wants it.")
+        float, _help("Seconds for which a thread may keep the interpreter lock while the event loop waits for it.")
     ] = field(default=0.0005, validator=gt(0))
     niceness: Annotated[
         int,
         _help(
-            "By how much threads and processes that work are nicer to others than the event loop is (Linux). With 0 "
-            "all are alike: for machines where other programs keep the processors busy."
+            "Niceness of worker threads and processes above that of the event loop (Linux). 0 gives all of them equal "
+            "priority, for machines whose cores are kept busy by other programs."
         ),
     ] = field(default=10, validator=and_(ge(0), le(19)))
 
@@ -209,60 +237,64 @@ class ThreadsConfig:
 @Parameter(name="*", group=Group("Time limits", sort_key=6))
 @frozen(kw_only=True)
 class TimeLimitsConfig:
-    """How long things may take."""
+    """How long requests and their parts may take."""
 
     request_timeout_s: Annotated[
-        float, _help("Seconds a request may take; a client's own X-Request-Timeout can only shorten it.")
+        float, _help("Seconds that a request may take. The request header X-Request-Timeout can only shorten this.")
     ] = field(default=600.0, validator=gt(0))
-    body_timeout_s: Annotated[float, _help("Seconds a request's body may take to arrive.")] = field(
+    body_timeout_s: Annotated[float, _help("Seconds that receiving a request body may take.")] = field(
         default=60.0, validator=gt(0)
     )
     template_timeout_s: Annotated[
-        float, _help("Seconds that a chat template may take; the process that renders it is killed then.")
+        float, _help("Seconds that rendering a chat template may take, before the process that renders it is killed.")
     ] = field(default=5.0, validator=gt(0))
     media_timeout_s: Annotated[float, _help("Seconds that fetching one image may take, redirects included.")] = field(
         default=10.0, validator=gt(0)
     )
     drain_timeout_s: Annotated[
-        float, _help("Seconds given to running requests after SIGTERM before they are cut off.")
+        float, _help("Seconds that running requests may take to finish after SIGTERM, before they are aborted.")
     ] = field(default=30.0, validator=gt(0))
 
 
 @Parameter(name="*", group=Group("Input", sort_key=7))
 @frozen(kw_only=True)
 class InputConfig:
-    """Which inputs beside texts are taken, and from where."""
+    """Inputs other than text, and where they may come from."""
 
     trust_request_chat_template: Annotated[
-        bool, _switch("Render chat templates that come with a request; they run in a process that can be killed.")
+        bool, _switch("Accept chat templates in requests; they are rendered in a process that can be killed.")
     ] = False
-    enable_prompt_embeds: Annotated[bool, _switch("Take token embeddings in place of texts, as `prompt_embeds`.")] = (
-        False
-    )
+    enable_prompt_embeds: Annotated[
+        bool, _switch("Accept token embeddings in place of texts, in the field `prompt_embeds`.")
+    ] = False
     allowed_media_path: Annotated[
         Path | None,
         _help(
-            "Folder whose images requests may name by `file:` URLs; links that lead out of it do not. [default: none]"
+            "Directory whose images requests may name by `file:` URLs. Links that lead out of it are not followed.",
+            default="none",
         ),
     ] = None
     allowed_media_domains: Annotated[
         str,
         _help(
-            "Hosts that images are fetched from, separated by commas, redirects included. A host does not stand for "
-            "its subdomains; `*.example.org` stands for those, and not for `example.org`. [default: any]"
+            "Comma-separated hosts that images may be fetched from; they apply to redirects, too. A host does not "
+            "include its subdomains: `*.example.org` allows those of `example.org`, but not `example.org` itself.",
+            default="any",
         ),
     ] = field(default="", validator=matches_re(r"[\w.*, -]*", re.ASCII))
     allow_private_media: Annotated[
-        bool, _switch("Fetch images from addresses too that are not of the public internet.")
+        bool, _switch("Fetch images also from addresses that are not on the public internet.")
     ] = False
-    max_media_bytes: Annotated[int, _help("Largest image, bytes, as it is stored or sent, without base64.")] = field(
-        default=20 * 2**20, validator=gt(0)
+    max_media_bytes: Annotated[
+        int, _help("Maximum size of an image in bytes, as it is stored or sent, without base64.")
+    ] = field(default=20 * 2**20, validator=gt(0))
+    max_image_pixels: Annotated[
+        int, _help("Maximum number of pixels of an image; larger ones are refused before they are decoded.")
+    ] = field(default=50_000_000, validator=gt(0))
+    max_images_per_input: Annotated[int, _help("Maximum number of images in one input.")] = field(
+        default=16, validator=gt(0)
     )
-    max_image_pixels: Annotated[int, _help("Largest image, pixels; more are refused before they are decoded.")] = field(
-        default=50_000_000, validator=gt(0)
-    )
-    max_images_per_input: Annotated[int, _help("Most images in one input.")] = field(default=16, validator=gt(0))
-    media_cache_bytes: Annotated[int, _help("Memory for prepared images that may be asked for again; 0: none.")] = (
+    media_cache_bytes: Annotated[int, _help("Size of the cache of preprocessed images in bytes; 0 disables it.")] = (
         field(default=256 * 2**20, validator=ge(0))
     )
 
@@ -276,17 +308,17 @@ class InputConfig:
 @Parameter(name="*", group=Group("Logging", sort_key=8))
 @frozen(kw_only=True)
 class LoggingConfig:
-    """What is said on standard error."""
+    """What is logged to standard error."""
 
-    log_level: Annotated[LogLevel, _help("Least severity that is logged.")] = field(
+    log_level: Annotated[LogLevel, _help("Minimum severity of logged messages.")] = field(
         default="info", validator=in_(("debug", "info", "warning", "error"))
     )
-    access_log: Annotated[bool, _switch("Log every request; costs throughput.")] = False
+    access_log: Annotated[bool, _switch("Log every request; reduces throughput.")] = False
 
 
 @frozen
 class ModelSource:
-    """One model to serve: the name that clients ask for, and a local folder or a hub id."""
+    """One model to serve: its name in the API, and a local folder or a hub id."""
 
     name: str
     location: str
@@ -296,8 +328,8 @@ class ModelSource:
 class Config:
     """All settings of one server.
 
-    ``models`` are local folders or hub ids, each perhaps behind a name: ``NAME=PATH``. The first answers those
-    who name none.
+    ``models`` are local folders or hub ids, optionally preceded by a name: ``NAME=PATH``. The first is used for
+    requests that name no model.
     """
 
     models: tuple[str, ...] = field(validator=[min_len(1), deep_iterable(min_len(1))])
@@ -319,7 +351,7 @@ class Config:
 
     @property
     def sources(self) -> tuple[ModelSource, ...]:
-        """The models, with the names clients ask for."""
+        """The models with their names in the API."""
         return tuple(_source(model, self.loading.served_model_name) for model in self.models)
 
 
@@ -331,10 +363,10 @@ def _source(model: str, served_model_name: str | None) -> ModelSource:
 
 
 def encode_config(config: Config) -> bytes:
-    """Return settings for another process, as JSON."""
+    """Return the settings as JSON, to be sent to another process."""
     return msgspec.json.encode(config, enc_hook=str)
 
 
 def decode_config(encoded: bytes) -> Config:
-    """Return the settings that ``encode_config`` was given."""
+    """Return the settings that ``encode_config`` has encoded."""
     return msgspec.json.decode(encoded, type=Config, dec_hook=lambda kind, value: kind(value))

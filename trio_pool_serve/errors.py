@@ -26,7 +26,7 @@ JobField: TypeAlias = Literal[
     "max_document_tokens",
     "token_ids",
 ]
-"""What jobs and prompts call their fields; each dialect has names of its own for them."""
+"""Names of the fields of jobs and prompts; each dialect has other names for them."""
 
 PLACEHOLDER = re.compile("|".join(f"{{{name}}}" for name in get_args(JobField)))
 

@@ -332,17 +332,17 @@ def configure_process(service: Service) -> None:
     """Configure a process that exists to run ``service``; call it before ``service.run`` and before torch is imported.
 
     Sets the interpreter's thread switch interval and, where models compute in this process, how OpenMP's threads wait.
-    Lowers the scheduling priority of the service's threads and worker processes below the event loop's, unless they
-    have a niceness already. Once the models are loaded, takes all objects out of the garbage collector's generations.
+    Lowers the scheduling priority of the service's threads and worker processes, unless it was given an ``Offload``
+    with a niceness. Once the models are loaded, exempts all objects that exist from garbage collection.
     """
     threads = service.config.threads
     sys.setswitchinterval(threads.switch_interval_s)
     if service.folder is None:
         limit_openmp_spinning()
-    niceness = relative_niceness(threads.niceness)
-    for workers in (service.offload, *service.processes.values()):
-        if workers.niceness is None:
-            workers.niceness = niceness
+    if service.offload.niceness is None:
+        service.offload.niceness = relative_niceness(threads.niceness)
+    for processes in service.processes.values():
+        processes.niceness = service.offload.niceness
     service.on_loaded = _freeze_loaded_objects
 
 

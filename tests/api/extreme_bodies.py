@@ -8,13 +8,12 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from trio_pool_serve.api.dialects.registry import DIALECTS
-from trio_pool_serve.api.http.dispatch import endpoints_by_path
-from trio_pool_serve.api.http.endpoint import DialectEndpoint
+from trio_pool_serve.api.dialects import DIALECTS
+from trio_pool_serve.api.http.dispatch import Candidate, candidates_by_path
 
-ENDPOINTS: list[tuple[str, DialectEndpoint]] = [
+ENDPOINTS: list[tuple[str, Candidate]] = [
     (path, candidate)
-    for path, candidates in endpoints_by_path(DIALECTS).items()
+    for path, candidates in candidates_by_path(DIALECTS).items()
     for candidate in candidates
     if path == candidate.endpoint.paths[0]
 ]
@@ -104,7 +103,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
 
 @st.composite
 def bodies(
-    draw: st.DrawFn, candidate: DialectEndpoint, name: str | None = None, also: Mapping[str, Any] = MappingProxyType({})
+    draw: st.DrawFn, candidate: Candidate, name: str | None = None, also: Mapping[str, Any] = MappingProxyType({})
 ) -> bytes:
     """Return an endpoint's example, with ``also``, in which some fields are extreme.
 

@@ -9,7 +9,7 @@ import pytest
 
 import trio_pool_serve
 from tests.api.scripted_models import Everything, serve_as
-from trio_pool_serve.api.dialects.registry import DIALECTS
+from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.errors import JobField
 
 PACKAGE = Path(trio_pool_serve.__file__).parent

@@ -1,8 +1,8 @@
-"""Processes that belong to this one: they are told what to do over a socket, and leave when that is closed.
+"""Child processes: each gets its job over a socket to its parent, and exits when that socket closes.
 
-However their parent ends, the socket ends with it, and so do they: none is left behind, not even by SIGKILL. They
-ignore SIGTERM and SIGINT, which a terminal or systemd sends to all processes of a server at once: to drain is the
-parent's business, and it needs them for that.
+However the parent ends, SIGKILL included, the socket closes and no child is left behind. Children ignore SIGTERM and
+SIGINT, which a terminal or systemd sends to all processes of a server at once: the parent drains, and needs them for
+that.
 """
 
 import logging
@@ -35,18 +35,18 @@ STABLE_AFTER_S = 60.0
 BACKLOG = 128
 
 EXIT_TIMEOUT_S = 5.0
-"""Seconds that a child which is not wanted any more has to leave by itself."""
+"""Time for a child to exit by itself after its channel is closed, before it is killed."""
 
 
 @define(eq=False)
 class ChildProcess(Generic[Status]):
-    """One child. What it says are messages of type ``Status``."""
+    """One child process, which sends messages of type ``Status``."""
 
     process: trio.Process
     channel: FramedStream[Status]
 
     async def status(self) -> Status | None:
-        """Return what the child says next; ``None`` once it has ended, as one does that says what is no message.
+        """Return the child's next message; ``None`` once it has ended. A child that sends anything else is ended.
 
         Cancellation: at once, and a child that is about to end is killed.
         """
@@ -57,12 +57,12 @@ class ChildProcess(Generic[Status]):
         return received[0]
 
     async def wait(self) -> str:
-        """Wait for its end; return in words how it was. Cancellation: at once."""
+        """Wait until the child has ended; return a phrase for the log that says how. Cancellation: at once."""
         code = await self.process.wait()
         return f"ended by signal {-code}" if code < 0 else f"left with status {code}"
 
     async def leave(self, timeout_s: float) -> None:
-        """Tell it to leave, and kill it if it has not after that many seconds. Cancellation: it is killed."""
+        """Close the channel, and kill the child if it has not exited in time. Cancellation: it is killed."""
         try:
             await trio.aclose_forcefully(self.channel.stream)
             with trio.move_on_after(timeout_s):
@@ -91,7 +91,7 @@ async def open_child(
         )
     child = ChildProcess[Any](process, FramedStream(trio.SocketStream(trio.socket.from_stdlib_socket(ours)), status))
     try:
-        with suppress(trio.BrokenResourceError):  # it has ended already, as will be seen
+        with suppress(trio.BrokenResourceError):  # it has ended already, as ``status`` will return
             await child.channel.send(job)
         yield child
     finally:
@@ -101,15 +101,15 @@ async def open_child(
 
 @contextmanager
 def listening_at(path: Path) -> Iterator[socket.socket]:
-    """Give a socket that listens at ``path``, which is removed in the end.
+    """Open a socket that listens at ``path``; the file is removed at the end.
 
-    Raises ``ModelLoadError`` where there can be none: a path may have 108 characters on Linux, for one.
+    Raises ``ModelLoadError`` if it cannot be bound: a path may have 108 characters on Linux, for one.
     """
     with socket.socket(socket.AF_UNIX) as listening:
         try:
             listening.bind(str(path))
         except OSError as error:
-            raise ModelLoadError(f"The processes of the server cannot meet at {path}: {error}") from error
+            raise ModelLoadError(f"The server's socket {path} cannot be bound: {error}") from error
         listening.listen(BACKLOG)
         listening.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
         try:
@@ -119,7 +119,7 @@ def listening_at(path: Path) -> Iterator[socket.socket]:
 
 
 async def keep_alive(name: str, live: Callable[[], Awaitable[str]]) -> NoReturn:
-    """Run ``live()``, the life of one child, again and again; it returns in words how that ended.
+    """Call ``live()``, which runs one child and returns how it ended, again and again, with pauses between crashes.
 
     Raises what ``live`` raises. Cancellation: at once.
     """
@@ -133,7 +133,7 @@ async def keep_alive(name: str, live: Callable[[], Awaitable[str]]) -> NoReturn:
 
 
 def run_as_child(main: Callable[[FramedStream[Job], Job], Awaitable[int]], job_type: Any) -> None:
-    """Be a child: run ``main(channel, job)`` and leave with the status that it returns, whatever threads still do."""
+    """Run ``main(channel, job)`` as a child process, and exit with its status even while threads still run."""
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     os._exit(trio.run(_run, main, job_type))
@@ -147,12 +147,12 @@ async def _run(main: Callable[[FramedStream[Job], Job], Awaitable[int]], job_typ
 
 
 async def send_to_parent(channel: FramedStream[Job], status: object) -> None:
-    """Say something to the parent, if it is still there. Cancellation: at once; nothing can be said after that."""
+    """Send a message to the parent, unless it has ended. Cancellation: at once; the channel is unusable afterwards."""
     with suppress(trio.BrokenResourceError):
         await channel.send(status)
 
 
 async def wait_for_parent(channel: FramedStream[Job]) -> None:
-    """Wait until the parent is gone, or wants this process to be. Cancellation: at once."""
+    """Wait until the parent has ended or closed the channel. Cancellation: at once."""
     while await channel.receive() is not None:
-        """Nothing is said after the job."""
+        """The parent sends nothing after the job."""

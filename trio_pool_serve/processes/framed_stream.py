@@ -1,7 +1,8 @@
-"""Messages between processes of one server: length-framed, msgpack in front, raw arrays behind.
+"""Framed messages between processes of one server.
 
-A frame is two little-endian integers (bytes of the header, uint32; bytes of the payload, uint64), the header, and the
-payload. Nothing is pickled: a process that can write to a socket cannot have code run at its other end.
+A frame is two little-endian integers (bytes of the header, uint32; bytes of the payload, uint64), the header (a message
+in msgpack), and the payload (raw arrays). Nothing is pickled: a process that can write to a socket cannot run code in
+the receiver.
 """
 
 import logging
@@ -25,36 +26,36 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 PREFIX = struct.Struct("<IQ")
 
 JOINED_BELOW = 64 * 1024
-"""Bytes: smaller frames are sent by one call, of larger ones nothing is copied."""
+"""Smaller payloads are copied into one buffer with their header and sent by one call; larger ones are not copied."""
 
 CHUNK = 64 * 1024
 
 MAX_HEADER_BYTES = 64 * 2**20
-"""A row takes some hundred bytes of a header."""
+"""A row takes a few hundred bytes of a header."""
 
 MAX_PAYLOAD_BYTES = 4 * 2**30
 """The largest image of a Qwen-VL model makes 300 MB, and one input may have 16 images."""
 
 MAX_TEXT = 4000
-"""Characters of a message for people."""
+"""Characters of an error message or description."""
 
 FAILURES_TO_ENCODE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
-"""What msgspec raises for an object that msgpack has no form for: UnicodeError is a ValueError."""
+"""What msgspec raises for an object that msgpack cannot represent: UnicodeError is a ValueError."""
 
 FAILURES_TO_DECODE = (ValueError, RecursionError, msgspec.MsgspecError)
 
 
 def sendable(text: str) -> str:
-    """Return a message for people as it can be sent: of bounded length, and without lone surrogates."""
+    """Return a text that can be sent: truncated to ``MAX_TEXT``, and without lone surrogates."""
     return text[:MAX_TEXT].encode(errors="replace").decode()
 
 
 @define(eq=False)
 class FramedStream(Generic[Message]):
-    """Sends and receives messages, each with any number of buffers behind it.
+    """Sends and receives messages, each with a payload of any number of buffers.
 
-    ``kind`` is the type of the messages that are received, a tagged union of msgspec structs. One task may send and
-    another receive at the same time.
+    ``kind`` is the type of received messages, a tagged union of msgspec structs. One task may send while another
+    receives.
     """
 
     stream: trio.SocketStream
@@ -68,8 +69,8 @@ class FramedStream(Generic[Message]):
     async def send(self, message: object, buffers: Sequence[Buffer] = ()) -> None:
         """Send a message. Raises ``trio.BrokenResourceError`` if the other end is closed.
 
-        Raises ``UnsendableError``, before a byte is sent, for a message that has no form in msgpack or is too large.
-        Cancellation: at once; half a frame may have been sent then, and the stream is of no use any more.
+        Raises ``UnsendableError``, before a byte is sent, for a message that cannot be encoded or is too large.
+        Cancellation: at once; part of a frame may have been sent, and the stream is unusable afterwards.
         """
         try:
             header = msgspec.msgpack.encode(message)
@@ -87,9 +88,9 @@ class FramedStream(Generic[Message]):
             await self.stream.send_all(buffer)
 
     async def receive(self) -> tuple[Message, memoryview] | None:
-        """Return the next message and its payload; ``None`` if the other end is gone, in the middle of a frame too.
+        """Return the next message and its payload; ``None`` at the end of the stream, even within a frame.
 
-        ``None`` also, and a warning in the log, if what arrives is no frame: nothing behind it can be understood.
+        ``None`` also, and a warning in the log, for an invalid frame: what follows it cannot be decoded either.
         Cancellation: at once; nothing that has arrived is lost.
         """
         if not await self._has(PREFIX.size):
@@ -114,13 +115,13 @@ class FramedStream(Generic[Message]):
             # A copy: the message may keep parts of it undecoded.
             message = self._decoder.decode(bytes(memoryview(self._received)[PREFIX.size : begin]))
         except FAILURES_TO_DECODE as error:
-            logger.warning("a connection between processes ends: a frame that is none: %s", sendable(str(error)))
+            logger.warning("a connection between processes ends: an invalid frame: %s", sendable(str(error)))
             return None
         del self._received[: begin + payload]
         return message, behind
 
     async def _has(self, length: int) -> bool:
-        """Receive until so many bytes are there; False if they never will be."""
+        """Receive until ``length`` bytes have arrived; return False if the stream ends before."""
         while len(self._received) < length:
             try:
                 received = await self.stream.receive_some(CHUNK)
@@ -132,7 +133,7 @@ class FramedStream(Generic[Message]):
         return True
 
     async def _large(self, begin: int, length: int) -> memoryview | None:
-        """Return a large payload, received where it will stay."""
+        """Return a large payload, received without a copy."""
         whole = memoryview(np.empty(length, np.uint8))  # type: ignore[arg-type]  # takes memory as it is written to
         filled = min(length, len(self._received) - begin)
         whole[:filled] = memoryview(self._received)[begin : begin + filled]

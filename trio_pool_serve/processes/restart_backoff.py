@@ -1,4 +1,4 @@
-"""The pauses between restarts of what keeps crashing."""
+"""Pauses between restarts."""
 
 from collections.abc import Sequence
 
@@ -7,20 +7,19 @@ from attrs import define, field
 
 @define
 class RestartBackoff:
-    """Returns the pause before each restart: ``pauses_s`` in their order (seconds), the last one repeated.
+    """The pauses before restarts: ``pauses_s`` in order (seconds), then the last one again and again.
 
-    A run of more than ``stable_after_s`` seconds begins them again.
+    After a run of more than ``stable_after_s`` seconds they begin again.
     """
 
     pauses_s: Sequence[float]
     stable_after_s: float
-    _crashes: int = field(default=0, init=False)
-    """Crashes in a row."""
+    _crashes_in_a_row: int = field(default=0, init=False)
 
     def next_pause_s(self, ran_s: float) -> float:
         """Return how many seconds to wait after a crash that ended a run of ``ran_s`` seconds."""
         if ran_s > self.stable_after_s:
-            self._crashes = 0
-        pause_s = self.pauses_s[min(self._crashes, len(self.pauses_s) - 1)]
-        self._crashes += 1
+            self._crashes_in_a_row = 0
+        pause_s = self.pauses_s[min(self._crashes_in_a_row, len(self.pauses_s) - 1)]
+        self._crashes_in_a_row += 1
         return pause_s

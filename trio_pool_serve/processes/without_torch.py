@@ -1,12 +1,12 @@
-"""A process that computes nothing needs no torch: two seconds of its start, and two thirds of its memory."""
+"""Keeps torch out of processes that compute nothing: it takes two seconds of start and two thirds of the memory."""
 
 import os
 import sys
 
 
 def do_without_torch() -> None:
-    """Have every later ``import torch`` of this process fail, so that transformers does not look for it either."""
+    """Make every later ``import torch`` in this process fail, transformers' own included."""
     if "torch" not in sys.modules:
         sys.modules["torch"] = None  # type: ignore[assignment]  # as the import system wants it
-        # transformers would tell people that it can read tokenizers only, which is all it is for here.
+        # transformers would log that only tokenizers are available, which is all that is used here.
         os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"

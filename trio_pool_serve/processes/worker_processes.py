@@ -1,4 +1,4 @@
-"""Blocking callables in processes of their own, which have an interpreter lock of their own and can be killed."""
+"""Worker processes for blocking callables: each has its own interpreter lock and can be killed."""
 
 import logging
 import math
@@ -22,25 +22,24 @@ T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
 CLOSING_S = 2.0
-"""Idle workers leave as soon as their pipes close; whichever has not by then is killed."""
+"""Idle workers exit as soon as their pipes close; one that has not exited after so many seconds is killed."""
 
 
 @frozen
 class WorkerStatistics:
-    """What a pool of processes is doing."""
+    """The state of ``WorkerProcesses``; ``killed`` counts, since the start, calls that exceeded their time limit."""
 
     capacity: int
     borrowed: int
     waiting: int
     killed: int
-    """Since the beginning, for being too slow."""
 
 
 def _begin(niceness: int | None, prepare: Callable[[], object]) -> None:
-    """Do what a worker process does first.
+    """Prepare a worker process.
 
-    From then on it leaves when its pipe closes, and not before: a signal for all processes of a group, as service
-    managers send it, must not end the work that a drain waits for.
+    It ignores SIGTERM and exits when its pipe closes: a signal to all processes of a group, as service managers send
+    it, must not end the work that a drain waits for.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lower_priority(niceness)
@@ -48,17 +47,17 @@ def _begin(niceness: int | None, prepare: Callable[[], object]) -> None:
 
 
 def _allow_children() -> None:
-    """Let this process have children though it is a daemonic one itself, as hypercorn makes its workers.
+    """Allow this process to have children even if it is daemonic, as hypercorn's workers are.
 
-    That is forbidden because a daemonic process may be ended without a chance to end its children. These leave by
-    themselves when their pipes close, which they do however a process ends. There is no public way to say so.
+    ``multiprocessing`` forbids it because a daemonic process may be killed before it can end its children. Worker
+    processes exit by themselves when their pipes close, however the parent ends. There is no public setting for it.
     """
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 @define(eq=False)
 class _Work:
-    """One call: the name its place is borrowed in, and what became of it."""
+    """One call: the borrower of its limiter token, and its result."""
 
     result: outcome.Outcome[Any] = field(
         factory=lambda: outcome.Error(UnavailableError("The server is shutting down.")), init=False
@@ -68,17 +67,16 @@ class _Work:
 
 @define(eq=False)
 class WorkerProcesses:
-    """At most ``workers`` processes, started when there is work for them, kept while ``run`` runs.
+    """At most ``workers`` processes, started on demand and kept while ``run`` runs.
 
     ``prepare()`` is called first in each, at ``niceness``; no call's time limit includes it. Callables, arguments,
-    results and exceptions travel by pickle, which is made and read on the loop: send bytes and other large flat things,
-    no large trees. ``in_processes=False`` runs everything on the loop instead, without time limits: the benchmarks use
-    it to show what the processes are for.
+    results and exceptions are pickled on the loop: pass bytes and other large flat objects, not large trees.
+    ``in_processes=False`` runs everything on the loop instead, without time limits, for benchmarks.
     """
 
     workers: int
     prepare: Callable[[], object] = bool
-    """Does nothing by default."""
+    """``bool`` does nothing."""
     in_processes: bool = True
     niceness: int | None = None
     _limiter: trio.CapacityLimiter = field(init=False)
@@ -86,15 +84,15 @@ class WorkerProcesses:
     _nursery: trio.Nursery | None = field(init=False, default=None)
     _killed: int = field(init=False, default=0)
     _running: int = field(init=False, default=0)
-    """Calls of the context's ``run_sync``, some of which may still be on their way to a process."""
+    """Calls of the context's ``run_sync``, including those that no process has begun yet."""
 
     def __attrs_post_init__(self) -> None:
         self._limiter = trio.CapacityLimiter(self.workers)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Have processes until cancelled.
+        """Run worker processes until cancelled.
 
-        Cancellation: processes that work are killed, and whoever waits for them is told that the server shuts down.
+        Cancellation: busy processes are killed, and their callers get ``UnavailableError``.
         """
         _allow_children()
         try:
@@ -110,20 +108,19 @@ class WorkerProcesses:
                 try:
                     await trio.sleep_forever()
                 finally:
-                    self._nursery = None  # it takes nobody any more: whoever gets a place now is turned away
+                    self._nursery = None  # from now on ``call`` raises ``UnavailableError``
         except trio_parallel.BrokenWorkerError as error:
-            logger.warning("a worker process did not leave by itself: %s", error)
+            logger.warning("a worker process did not exit by itself: %s", error)
         finally:
             self._context = self._nursery = None
 
     async def call(self, function: Callable[[*Args], T], *args: *Args, timeout_s: float = math.inf) -> T:
-        """Return what ``function(*args)`` returns in a process, or raise what it raises.
+        """Call ``function(*args)`` in a worker process; return or raise what it does.
 
-        Raises ``WorkerTooSlowError`` once it has run for ``timeout_s`` seconds, when its process is killed;
-        ``WorkerDiedError`` if that dies by itself; ``UnavailableError`` unless ``run`` runs.
+        After ``timeout_s`` seconds the process is killed and ``WorkerTooSlowError`` raised. Raises ``WorkerDiedError``
+        if the process dies by itself, and ``UnavailableError`` unless ``run`` runs.
 
-        Cancellation: at once; a process that already works keeps its place until it is done or killed for its time
-        limit, as a thread would that cannot be stopped.
+        Cancellation: at once; a process that already works is busy until it is done or its time limit has passed.
         """
         if not self.in_processes:
             await trio.lowlevel.checkpoint()
@@ -141,7 +138,7 @@ class WorkerProcesses:
         return result
 
     def statistics(self) -> WorkerStatistics:
-        """Return what the processes are doing now."""
+        """Return the current state."""
         stats = self._limiter.statistics()
         return WorkerStatistics(self.workers, stats.borrowed_tokens, stats.tasks_waiting, self._killed)
 
@@ -155,7 +152,7 @@ class WorkerProcesses:
                 self._killed += 1
                 work.result = outcome.Error(WorkerTooSlowError(f"The work took longer than {timeout_s:g} s."))
         except trio_parallel.BrokenWorkerError as error:
-            died = WorkerDiedError("The process that did the work has died.", exit_code=error.args[-1].exitcode)
+            died = WorkerDiedError("The worker process has died.", exit_code=error.args[-1].exitcode)
             work.result = outcome.Error(died)
         except Exception as error:
             work.result = outcome.Error(error)
@@ -164,7 +161,7 @@ class WorkerProcesses:
             self._limiter.release_on_behalf_of(work)
 
     def _idle_processes(self) -> int:
-        """How many processes nobody works in or is on the way to."""
+        """Return the number of processes without a call, begun or about to begin."""
         assert self._context is not None  # noqa: S101  (it outlives the nursery)
         stats = self._context.statistics()
         return int(stats.idle_workers - (self._running - stats.running_workers))
@@ -173,7 +170,7 @@ class WorkerProcesses:
         assert self._context is not None  # noqa: S101  (it outlives the nursery)
         self._running += 1
         try:
-            # The place is borrowed already: the limiter limits nothing.
+            # ``_limiter`` limits the calls already: this one limits nothing.
             return await self._context.run_sync(function, *args, kill_on_cancel=True, limiter=trio.CapacityLimiter(1))
         finally:
             self._running -= 1

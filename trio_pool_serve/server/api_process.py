@@ -6,7 +6,7 @@ from pathlib import Path
 
 import trio
 
-from trio_pool_serve.cli import configure_logging
+from trio_pool_serve.cli import configure_logging, import_plugins
 from trio_pool_serve.config import decode_config
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.processes.child_process import run_as_child, send_to_parent
@@ -25,6 +25,7 @@ async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
     assert isinstance(job, ApiJob)  # noqa: S101  (the first message)
     config = decode_config(job.config)
     configure_logging(config.logging.log_level)
+    import_plugins(config)
     contain_connections()
     do_without_torch()
     service = Service(config, folder=Path(job.folder))

@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 import trio
 
-from trio_pool_serve.cli import configure_logging
+from trio_pool_serve.cli import configure_logging, import_plugins
 from trio_pool_serve.config import decode_config
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.remote.engine_connection import serve_engine
@@ -33,6 +33,7 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
     """Load, then compute until the parent is gone; return the exit status. Cancellation: at once."""
     config = decode_config(job.config)
     configure_logging(config.logging.log_level)
+    import_plugins(config)
     limit_openmp_spinning()  # before torch is imported
     offload = Offload(
         launch=1, copy=config.scheduling.max_in_flight, niceness=relative_niceness(config.threads.niceness)

@@ -1,1 +1,1 @@
-"""What is asked: each task is a preprocessing and a postprocessing around the engine."""
+"""Tasks: pooling, scoring and tokenising, in terms of no dialect."""

@@ -1,4 +1,4 @@
-"""From the rows that one request asks for to their answers: rendered in chunks, computed row by row."""
+"""Renders and computes the rows of one request: in chunks, concurrently."""
 
 import secrets
 import time
@@ -8,10 +8,10 @@ import numpy as np
 import trio
 from attrs import define, field, frozen
 
-from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.errors import NotFiniteError, PoolServeError, innermost
+from trio_pool_serve.errors import NotFiniteError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.prompts import Prompt, RenderingParams
 from trio_pool_serve.rendering.renderer import Renderer, plain_characters
+from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import (
     PooledValue,
@@ -24,24 +24,25 @@ from trio_pool_serve.types import (
 )
 
 CHUNK_ROWS = 16
-"""Prompts that are rendered by one thread hop."""
+"""Maximum number of prompts in a chunk, which one thread hop renders."""
 
 CHUNK_CHARACTERS = 8192
-"""Of their texts, unless one alone is longer: a chunk takes some milliseconds, and others wait for as long."""
+"""Maximum length of a chunk's texts together, unless one text alone is longer: rendering a chunk takes some
+milliseconds, and other requests wait for as long."""
 
 CHUNKS_AHEAD = 2
-"""Chunks of one request that wait for a renderer while others of it are rendered.
+"""Chunks of one request that wait for a renderer while others of the request are rendered.
 
-The limiter's queue is first come, first served: were all prompts of a large request put in it at once,
-the single prompt of the next client would wait behind every one of them.
+The limiter's queue is first come, first served: if all prompts of a large request entered it at once, the single prompt
+of the next client would wait behind every one of them.
 """
 
 
 @frozen(eq=False)
 class RowToCompute:
-    """One row as a task asks for it: a prompt, how to render it, and what is wanted of it.
+    """A prompt, how it is rendered, and the outputs to compute from it.
 
-    ``in_windows`` has a prompt that is too long read in several windows.
+    With ``in_windows`` a prompt longer than the model's maximum is computed in several windows.
     """
 
     prompt: Prompt
@@ -51,67 +52,40 @@ class RowToCompute:
 
 
 @frozen(eq=False)
-class ComputedWindow:
-    """How many tokens the model read in one pass, and what it made of them. What it read may be large, and is gone."""
-
-    tokens: int
-    output: PoolingOutput
-
-
-@frozen(eq=False)
 class ComputedRow:
-    """One row's answer: a single window, unless it was asked for in several."""
+    """The outputs of one row, in the order of its ``params``, and the number of tokens computed."""
 
-    windows: tuple[ComputedWindow, ...]
-
-    @property
-    def values(self) -> tuple[PooledValue, ...]:
-        """What each of the row's ``params`` gave for its first window."""
-        return self.windows[0].output.values
-
-    @property
-    def tokens(self) -> int:
-        """Tokens the model read."""
-        return sum(window.tokens for window in self.windows)
+    values: tuple[PooledValue, ...]
+    tokens: int
 
     @property
     def vector(self) -> Vectors:
-        """The vector that the first of the row's ``params`` gave, shape (dimensions,).
-
-        That of several windows is their mean, each weighted by its tokens, and scaled to unit length if all of theirs
-        are, as the text's own vector is where there is one window.
-        """
-        values = [window.output.values[0] for window in self.windows]
-        vectors = [value for value in values if not isinstance(value, SparseVector)]
-        if len(vectors) == 1:
-            return vectors[0]
-        weights = np.array([window.tokens for window in self.windows], dtype=np.float32)
-        mean: Vectors = np.average(np.stack(vectors), axis=0, weights=weights).astype(np.float32)
-        lengths = np.linalg.norm(np.stack(vectors), axis=1)
-        return mean / np.linalg.norm(mean) if np.allclose(lengths, 1, atol=1e-3) else mean
+        """The first output, for params whose output is dense."""
+        vector = self.values[0]
+        assert not isinstance(vector, SparseVector)  # noqa: S101  (the caller chose the params)
+        return vector
 
 
 RowDone = Callable[[int, ComputedRow], None]
-"""Called on the loop with each row's index and answer, as soon as it is there; must not take long."""
+"""Called on the loop with a row's index and outputs as soon as they are computed; must not take long."""
 
 
 async def compute_rows(
+    model: Model,
     rows: Sequence[RowToCompute],
-    *,
-    renderer: Renderer,
-    engine: Engine,
     timings: RequestTimings,
+    *,
     priority: int = 0,
     row_done: RowDone | None = None,
 ) -> list[ComputedRow]:
-    """Render and compute every row, in chunks, concurrently; return the answers in the rows' order.
+    """Render and compute every row, in chunks, concurrently; return the outputs in the order of the rows.
 
-    The first row that fails cancels its siblings, and what has not started never runs; its error is
-    raised as itself, not as a group. Cancellation: rows that have not been launched leave the queue.
+    The first row that fails cancels the others, and those not yet started never run; its error is raised by itself, not
+    in a group. Cancellation: rows that have not been launched leave the queue.
     """
     computed: dict[int, ComputedRow] = {}
     group = 1 + secrets.randbits(62)
-    ahead = trio.CapacityLimiter(renderer.offload.render + CHUNKS_AHEAD)
+    ahead = trio.CapacityLimiter(model.renderer.offload.render + CHUNKS_AHEAD)
     began = time.perf_counter()
 
     def done(index: int, row: ComputedRow) -> None:
@@ -120,8 +94,8 @@ async def compute_rows(
             row_done(index, row)
 
     async def render(chunk: range) -> list[list[RenderedPrompt]]:
-        rendered = await _render([rows[index] for index in chunk], renderer)
-        # A thread that has come back is no checkpoint: who was cancelled meanwhile must not enter the queue.
+        rendered = await _render([rows[index] for index in chunk], model.renderer)
+        # Returning from a thread is no checkpoint: a request cancelled meanwhile must not enter the queue.
         await trio.lowlevel.checkpoint_if_cancelled()
         timings.render_s = time.perf_counter() - began
         return rendered
@@ -133,36 +107,31 @@ async def compute_rows(
             for index, prompts in zip(chunk, rendered, strict=True)
             for prompt in prompts
         ]
-        collected = CollectedRows(chunk, rendered, timings, done)
-        with renderer.input_memory.holding(request.prompt for request in requests):
-            await engine.submit_all(requests, collected.window_done)
+        outputs = ChunkOutputs(chunk, rendered, timings, done)
+        with model.renderer.input_memory.holding(request.prompt for request in requests):
+            await model.engine.submit_all(requests, outputs.add)
 
-    async def one_of_many(chunk: range) -> None:
+    async def render_and_compute(chunk: range) -> None:
         try:
             rendered = await render(chunk)
         finally:
             ahead.release_on_behalf_of(chunk)
         await compute(chunk, rendered)
 
-    chunks = list(_chunks(rows, renderer))
+    chunks = list(_chunks(rows, model.renderer))
     if len(chunks) == 1:
         await compute(chunks[0], await render(chunks[0]))
     else:
-        try:
+        with unwrap_exception_groups(PoolServeError):
             async with trio.open_nursery() as nursery:
                 for chunk in chunks:
                     await ahead.acquire_on_behalf_of(chunk)
-                    nursery.start_soon(one_of_many, chunk)
-        except BaseExceptionGroup as group:
-            expected, rest = group.split(PoolServeError)
-            if expected is None or rest is not None:
-                raise
-            raise innermost(expected) from None
+                    nursery.start_soon(render_and_compute, chunk)
     return [computed[index] for index in range(len(rows))]
 
 
 def _chunks(rows: Sequence[RowToCompute], renderer: Renderer) -> Iterator[range]:
-    """Cut the rows' indices into chunks; whatever is no plain text is one by itself."""
+    """Yield ranges of row indices; a prompt that is not plain text is a chunk by itself."""
     begin = characters = 0
     for index, row in enumerate(rows):
         size = plain_characters(row.prompt, row.rendering) if renderer.is_plain(row.prompt) else CHUNK_CHARACTERS
@@ -175,7 +144,7 @@ def _chunks(rows: Sequence[RowToCompute], renderer: Renderer) -> Iterator[range]
 
 
 async def _render(rows: Sequence[RowToCompute], renderer: Renderer) -> list[list[RenderedPrompt]]:
-    """Return what the model reads for each row of a chunk, in as many passes as it takes."""
+    """Return the model inputs of each row of a chunk: one, or one for each window."""
     plain = [(row.prompt, row.rendering, row.in_windows) for row in rows if renderer.is_plain(row.prompt)]
     if len(plain) == len(rows):
         return await renderer.render_plain(plain)
@@ -184,34 +153,43 @@ async def _render(rows: Sequence[RowToCompute], renderer: Renderer) -> list[list
 
 
 @define(eq=False)
-class CollectedRows:
-    """The rows of one chunk, put together of their windows as those are computed."""
+class ChunkOutputs:
+    """Collects the outputs of one chunk, and calls ``row_done`` for each row whose windows are all computed."""
 
     chunk: range
     rendered: Sequence[Sequence[RenderedPrompt]]
     timings: RequestTimings
     row_done: RowDone
     _places: list[tuple[int, int]] = field(init=False)
-    _windows: list[list[ComputedWindow | None]] = field(init=False)
+    """Row and window of each output, in the order in which they were submitted."""
+    _windows: list[list[tuple[PooledValue, ...] | None]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._places = [(row, window) for row, prompts in enumerate(self.rendered) for window in range(len(prompts))]
         self._windows = [[None] * len(prompts) for prompts in self.rendered]
 
-    def window_done(self, number: int, output: PoolingOutput) -> None:
-        """Take note of the ``number``-th window of the chunk. Raises ``NotFiniteError``."""
+    def add(self, number: int, output: PoolingOutput) -> None:
+        """Add the output of the ``number``-th window of the chunk. Raises ``NotFiniteError``."""
         self.timings.add_row(queue_s=output.queue_s, forward_s=output.forward_s, copy_s=output.copy_s)
-        require_finite(output.values)
+        for value in output.values:
+            if not np.isfinite(value.values if isinstance(value, SparseVector) else value).all():
+                # JSON cannot represent them, and no client could use them.
+                raise NotFiniteError("The model computed numbers for an input that are not finite.")
         row, window = self._places[number]
-        windows = self._windows[row]
-        windows[window] = ComputedWindow(len(self.rendered[row][window].token_ids), output)
-        done = tuple(window for window in windows if window is not None)
-        if len(done) == len(windows):
-            self.row_done(self.chunk[row], ComputedRow(done))
+        self._windows[row][window] = output.values
+        computed = [values for values in self._windows[row] if values is not None]
+        if len(computed) == len(self._windows[row]):
+            tokens = [len(prompt.token_ids) for prompt in self.rendered[row]]
+            values = computed[0] if len(computed) == 1 else (_mean([values[0] for values in computed], tokens),)
+            self.row_done(self.chunk[row], ComputedRow(values, sum(tokens)))
 
 
-def require_finite(values: Sequence[PooledValue]) -> None:
-    """Raise ``NotFiniteError`` for what JSON could not say, and nobody could use."""
-    for value in values:
-        if not np.isfinite(value.values if isinstance(value, SparseVector) else value).all():
-            raise NotFiniteError("The model computed numbers for an input that are not finite.")
+def _mean(windows: Sequence[PooledValue], tokens: Sequence[int]) -> Vectors:
+    """Return the mean of the windows' vectors, weighted by their tokens, shape (dimensions,).
+
+    It is scaled to unit length if all of theirs have unit length, as the vector of a text in one window would be.
+    """
+    vectors = np.stack([vector for vector in windows if not isinstance(vector, SparseVector)])
+    mean: Vectors = np.average(vectors, axis=0, weights=np.array(tokens, dtype=np.float32)).astype(np.float32)
+    is_normalized = np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-3)
+    return mean / np.linalg.norm(mean) if is_normalized else mean

@@ -1,4 +1,4 @@
-"""How a job's texts are read: from what a client asks to what a renderer takes."""
+"""Input params: how a job's texts are rendered, as the client requested it."""
 
 from collections.abc import Mapping
 from typing import get_args
@@ -10,16 +10,16 @@ from trio_pool_serve.prompts import InputType, RenderingParams, TextPrompt, Trun
 from trio_pool_serve.tasks.model import Model
 
 INSTRUCTION_CHARACTERS_PER_TOKEN = 8
-"""Bounds a client's own instruction by the model's length: no script has many tokens longer than this."""
+"""Bounds a client's instruction by the model's length: no script has many tokens longer than this."""
 
 
 @frozen(kw_only=True)
 class InputParams:
-    """What a client may say about how its texts are read, in nobody's dialect.
+    """What a request may specify about the rendering of its texts.
 
-    ``truncate_to`` is in tokens; −1 stands for the model's maximum, ``None`` refuses longer inputs.
-    ``prompt_name`` chooses one of the model's own instructions, ``instruction`` is one of the client's. A
-    ``input_type`` chooses the model's own for queries or documents, if nothing else is said.
+    ``truncate_to`` is in tokens; −1 stands for the model's maximum, ``None`` refuses longer inputs. ``instruction`` is
+    the client's own text; ``prompt_name`` selects one of the model's prompt templates. Without either, ``input_type``
+    selects the model's template for queries or documents.
     """
 
     truncate_to: int | None = None
@@ -31,19 +31,25 @@ class InputParams:
 
     @property
     def effective_input_type(self) -> InputType | None:
-        """``input_type``, or else the input type that ``prompt_name`` names."""
+        """``input_type``, or else ``prompt_name`` if that is the name of an input type."""
         by_name: Mapping[str | None, InputType] = {"query": "query", "document": "document"}
         return self.input_type or by_name.get(self.prompt_name)
 
     def estimated_tokens(self, texts: int) -> int:
-        """Guess cheaply, for admission, what a client's instruction adds to so many texts."""
+        """Estimate the tokens that the client's instruction adds to ``texts`` texts, for admission."""
         return TextPrompt(self.instruction).estimated_tokens * texts if self.instruction else 0
 
 
 def rendering_params(model: Model, input_params: InputParams) -> RenderingParams:
-    """Return how to render for a model. Raises ``InvalidRequestError``."""
+    """Return the renderer's params for a model. Raises ``InvalidRequestError``."""
+    limit = model.renderer.max_model_len
+    if input_params.truncate_to not in (None, -1) and not 1 <= input_params.truncate_to <= limit:
+        raise InvalidRequestError(
+            f"{{truncate_to}} must be -1 or from 1 to {limit}, the model's maximum, not {input_params.truncate_to}.",
+            field="truncate_to",
+        )
     return RenderingParams(
-        truncate_to=_truncate_to(model, input_params.truncate_to),
+        truncate_to=limit if input_params.truncate_to == -1 else input_params.truncate_to,
         truncation_side=input_params.truncation_side,
         add_special_tokens=input_params.add_special_tokens,
         instruction=_instruction(model, input_params),
@@ -51,50 +57,27 @@ def rendering_params(model: Model, input_params: InputParams) -> RenderingParams
     )
 
 
-def _truncate_to(model: Model, asked: int | None) -> int | None:
-    limit = model.renderer.max_model_len
-    if asked == -1:
-        return limit
-    if asked is not None and not 1 <= asked <= limit:
-        raise InvalidRequestError(
-            f"{{truncate_to}} must be -1 or from 1 to {limit}, the model's maximum, not {asked}.", field="truncate_to"
-        )
-    return asked
-
-
 def _instruction(model: Model, input_params: InputParams) -> str:
-    prompts = model.folder.prompts
+    prompts, name = model.folder.prompts, input_params.prompt_name
     if input_params.instruction is not None:
-        return _marker(model, input_params) + _checked(model, input_params.instruction)
-    if input_params.prompt_name is not None:
-        if input_params.prompt_name in get_args(
-            InputType
-        ):  # every model can be asked for these, as in sentence-transformers
-            return prompts.get(input_params.prompt_name, "")
-        if input_params.prompt_name not in prompts:
-            known = ", ".join(sorted(prompts)) or "none"
+        # A longer one would be copied to every prompt and leave no tokens for any.
+        limit = model.renderer.max_model_len * INSTRUCTION_CHARACTERS_PER_TOKEN
+        if len(input_params.instruction) > limit:
             raise InvalidRequestError(
-                f"This model has no prompt named {input_params.prompt_name!r}; it has: {known}.", field="prompt_name"
+                f"The prompt has {len(input_params.instruction)} characters; at most {limit} are accepted.",
+                field="instruction",
             )
-        return prompts[input_params.prompt_name]
+        # Late interaction's marker of the input type stays in front of it.
+        keeps_marker = model.folder.spec.keeps_input_type_prompt
+        marker = prompts.get(input_params.effective_input_type or "", "") if keeps_marker else ""
+        return marker + input_params.instruction
+    if name is not None:
+        # Every model accepts the names of the input types, as in sentence-transformers.
+        if name not in prompts and name not in get_args(InputType):
+            known = ", ".join(sorted(prompts)) or "none"
+            raise InvalidRequestError(f"This model has no prompt named {name!r}; it has: {known}.", field="prompt_name")
+        return prompts.get(name, "")
     if input_params.input_type is not None:
-        # As sentence-transformers' encode_query and encode_document: the default prompt is not for them.
+        # As in sentence-transformers' encode_query and encode_document: the default prompt is not for them.
         return prompts.get(input_params.input_type, "")
     return prompts.get(model.folder.default_prompt_name or "", "")
-
-
-def _marker(model: Model, input_params: InputParams) -> str:
-    """Return what late interaction puts before texts of an input type; a client's instruction does not replace it."""
-    if not model.folder.spec.keeps_input_type_prompt or input_params.effective_input_type is None:
-        return ""
-    return model.folder.prompts.get(input_params.effective_input_type, "")
-
-
-def _checked(model: Model, instruction: str) -> str:
-    """Refuse what would be copied to every prompt and leave no room for any."""
-    limit = model.renderer.max_model_len * INSTRUCTION_CHARACTERS_PER_TOKEN
-    if len(instruction) > limit:
-        raise InvalidRequestError(
-            f"The prompt has {len(instruction)} characters; at most {limit} are taken.", field="instruction"
-        )
-    return instruction

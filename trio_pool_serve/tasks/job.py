@@ -1,4 +1,4 @@
-"""What is asked about prompts, and what a task is."""
+"""Pooling jobs, and the record of a pooling task."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,10 +12,10 @@ from trio_pool_serve.types import Activation, PooledValue, PoolingParams, Poolin
 
 @frozen(eq=False, kw_only=True)
 class PoolJob:
-    """What a client asks about its prompts, in nobody's dialect.
+    """Prompts and the tasks to compute for each of them, as a request of any dialect is decoded to.
 
-    ``tasks`` are names of tasks, perhaps several: all of them are answered by one forward pass. ``dimensions``
-    and ``normalize`` are for vectors, ``activation`` is for labels.
+    One forward pass computes all ``tasks``. ``dimensions`` and ``normalize`` are for vectors, ``activation`` is for
+    labels.
     """
 
     prompts: Sequence[Prompt]
@@ -28,16 +28,16 @@ class PoolJob:
 
 
 def unchanged(value: PooledValue) -> PooledValue:
-    """Return what the engine gave."""
+    """Return the engine's output."""
     return value
 
 
 @frozen(eq=False)
 class Task:
-    """Something to ask about a prompt: what of the engine, and what to make of its answer.
+    """A pooling task: the params that the engine gets, and ``finish``, which postprocesses the output.
 
-    ``needs`` is what the model must be able to do. ``params`` raises ``InvalidRequestError`` if a model cannot be
-    asked what a job asks. ``finish`` runs on the loop for every prompt, so it must not take long.
+    ``needs`` is the task that the model must support. ``params`` raises ``InvalidRequestError`` if the model cannot
+    compute the job. ``finish`` runs on the loop for every prompt, so it must not take long.
     """
 
     needs: PoolingTask

@@ -1,8 +1,8 @@
 """Late interaction in two stages: queries are encoded once, then documents are scored against them.
 
-Stage one's answer is ``EncodedQueries``, which is what stage two takes, and stage two's answer is neither's
-question: no stage can be run in another's place. What stage one leaves on the device belongs to a scope that the
-caller opens and that ends with the request, and is found there by an object that nobody else has, never by a name.
+Stage one returns ``EncodedQueries``, which only stage two accepts: neither stage can run in the other's place. The
+vectors that stage one leaves on the device belong to a scope that the caller opens and that ends with the request. They
+are found by an object that only this request has, never by a name.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from trio_pool_serve.types import HeldQuery, HoldQuery, MaxSim, QueryScope
 
 @frozen(eq=False)
 class EncodedQueries:
-    """Queries whose token vectors are on the device, in the order they were asked in, and the tokens read."""
+    """Queries whose token vectors are on the device, in the order of the request, and their number of tokens."""
 
     held: Sequence[HeldQuery]
     tokens: int
@@ -27,7 +27,7 @@ class EncodedQueries:
 
 @frozen(eq=False)
 class Document:
-    """What is read, and which of the queries it is scored against."""
+    """A document, and the index of the query that it is scored against."""
 
     side: ScoreInput
     query: int
@@ -44,20 +44,13 @@ async def encode_queries(
 ) -> EncodedQueries:
     """Encode queries, and leave their vectors in ``scope``.
 
-    Raises what ``compute_rows`` raises. Cancellation: at once; what the device still makes of the queries is
-    freed with the scope, or as soon as it comes if that is closed by then.
+    Raises what ``compute_rows`` raises. Cancellation: at once; vectors that the device still computes are freed with
+    the scope, or as soon as they are computed if it is closed by then.
     """
     held = [HeldQuery(scope) for _ in queries]
-    rows = await compute_rows(
-        [
-            RowToCompute(prompt_of(side), rendering, (HoldQuery(query),))
-            for side, query in zip(queries, held, strict=True)
-        ],
-        renderer=model.renderer,
-        engine=model.engine,
-        timings=timings,
-        priority=priority,
-    )
+    sides = zip(queries, held, strict=True)
+    to_compute = [RowToCompute(prompt_of(side), rendering, (HoldQuery(query),)) for side, query in sides]
+    rows = await compute_rows(model, to_compute, timings, priority=priority)
     return EncodedQueries(held, sum(row.tokens for row in rows))
 
 
@@ -70,17 +63,12 @@ async def score_documents(
     priority: int,
     timings: RequestTimings,
 ) -> list[ComputedRow]:
-    """Return a row for each document, whose one value is its score, shape (1,).
+    """Return a row for each document, whose only output is its score, shape (1,).
 
     Raises what ``compute_rows`` raises. Cancellation: at once; nothing of the documents stays in the queue.
     """
-    return await compute_rows(
-        [
-            RowToCompute(prompt_of(document.side), rendering, (MaxSim(queries.held[document.query]),))
-            for document in documents
-        ],
-        renderer=model.renderer,
-        engine=model.engine,
-        timings=timings,
-        priority=priority,
-    )
+    to_compute = [
+        RowToCompute(prompt_of(document.side), rendering, (MaxSim(queries.held[document.query]),))
+        for document in documents
+    ]
+    return await compute_rows(model, to_compute, timings, priority=priority)

@@ -1,4 +1,4 @@
-"""A model as the tasks see it."""
+"""A model that tasks can use."""
 
 from attrs import frozen
 
@@ -12,9 +12,9 @@ from trio_pool_serve.types import PoolingTask
 
 @frozen(eq=False)
 class Model:
-    """One model, ready to be asked: what its files say, who renders for it, who computes it.
+    """One served model: its folder, its renderer and its engine.
 
-    ``splits_long_texts`` has texts that are too long embedded in windows, instead of refusing them.
+    With ``splits_long_texts`` a text longer than the model's maximum is embedded in windows instead of refused.
     """
 
     name: str
@@ -24,12 +24,12 @@ class Model:
     splits_long_texts: bool = False
 
     def label(self, index: int) -> str:
-        """Return the name of a label; transformers' own names where the model has none."""
+        """Return the name of a label; ``LABEL_0`` and so on, as in transformers, where the model has none."""
         labels = self.folder.spec.labels
         return labels[index] if index < len(labels) else f"LABEL_{index}"
 
     def require(self, task: PoolingTask) -> None:
-        """Raise ``TaskNotSupportedError`` unless the model can do a task."""
-        able = self.folder.spec.tasks
-        if task not in able:
-            raise TaskNotSupportedError(f"The model {self.name!r} cannot {task}; it can: {', '.join(sorted(able))}.")
+        """Raise ``TaskNotSupportedError`` unless the model supports a task."""
+        tasks = self.folder.spec.tasks
+        if task not in tasks:
+            raise TaskNotSupportedError(f"The model {self.name!r} cannot {task}; it can: {', '.join(sorted(tasks))}.")

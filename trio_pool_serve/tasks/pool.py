@@ -1,6 +1,6 @@
-"""Prompts to whatever a model has to say about each of them."""
+"""Pooling: the tasks about one prompt, and how a job of them is computed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from attrs import frozen
 
@@ -9,44 +9,64 @@ from trio_pool_serve.tasks.fan_out import ComputedRow, RowToCompute, compute_row
 from trio_pool_serve.tasks.input_params import rendering_params
 from trio_pool_serve.tasks.job import PoolJob, Task
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.tasks.pooling_tasks import CLASSIFY, EMBED, SPARSE_EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
 from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import PooledValue
+from trio_pool_serve.types import Classify, Embed, PooledValue, TokenClassify, TokenEmbed
 
 MAX_TOKEN_NUMBERS = 32_000_000
-"""Numbers in one answer of vectors per token: 128 MB of them, and several times that as JSON."""
+"""Most numbers in a response with vectors per token: 128 MB, and several times that as JSON."""
 
 PooledRow = tuple[PooledValue, ...]
-"""One prompt's answers, in the order of the job's ``tasks``."""
+"""One prompt's outputs, in the order of the job's ``tasks``."""
 
 
 @frozen(eq=False)
 class Pooled:
-    """The answer: a row per prompt, in order, and the tokens that were read."""
+    """The outputs of a job, a row per prompt in the order of the prompts, and the number of tokens computed."""
 
     rows: list[PooledRow]
     prompt_tokens: int
 
 
-TASKS: Mapping[str, Task] = {
-    "embed": EMBED,
-    "token_embed": TOKEN_EMBED,
-    "sparse_embed": SPARSE_EMBED,
-    "classify": CLASSIFY,
-    "token_classify": TOKEN_CLASSIFY,
+def check_dimensions(model: Model, dimensions: int | None) -> None:
+    """Raise ``InvalidRequestError`` unless the model's vectors can be truncated to that length."""
+    limit = model.engine.dimensions
+    if dimensions is not None and not 1 <= dimensions <= limit:
+        raise InvalidRequestError(
+            f"{{dimensions}} must be from 1 to {limit}, the model's own, not {dimensions}.", field="dimensions"
+        )
+
+
+def _embed_params(model: Model, job: PoolJob) -> Embed:
+    check_dimensions(model, job.dimensions)
+    return Embed(dimensions=job.dimensions, normalize=job.normalize)
+
+
+def _token_embed_params(model: Model, job: PoolJob) -> TokenEmbed:
+    check_dimensions(model, job.dimensions)
+    return TokenEmbed(dimensions=job.dimensions, normalize=job.normalize)
+
+
+TASKS: dict[str, Task] = {
+    "embed": Task("embed", _embed_params),
+    "token_embed": Task("token_embed", _token_embed_params),
+    "sparse_embed": Task(
+        "sparse_embed", lambda model, job: model.folder.spec.sparse_params(job.input_params.effective_input_type)
+    ),
+    "classify": Task("classify", lambda _, job: Classify(job.activation)),
+    "token_classify": Task("token_classify", lambda _, job: TokenClassify(job.activation)),
 }
-"""What can be asked about one prompt, one line each. What is asked about two is in ``tasks.score``."""
+"""The tasks about one prompt. Scoring, about two, is in ``tasks.score``."""
 
 
 def task_named(name: str) -> Task:
-    """Return a task. Raises ``InvalidRequestError`` if there is none of that name."""
+    """Return a task. Raises ``InvalidRequestError`` for an unknown name."""
     if name not in TASKS:
         raise InvalidRequestError(f"There is no task {name!r}; there are: {', '.join(TASKS)}.", field="tasks")
     return TASKS[name]
 
 
 def rows_to_compute(model: Model, job: PoolJob) -> list[RowToCompute]:
-    """Return what a job asks of the engine. Raises ``InvalidRequestError`` if the model cannot be asked that."""
+    """Return a job's prompts with their params. Raises ``InvalidRequestError`` if the model cannot compute them."""
     tasks = [task_named(name) for name in job.tasks]
     for task in tasks:
         model.require(task.needs)
@@ -56,21 +76,19 @@ def rows_to_compute(model: Model, job: PoolJob) -> list[RowToCompute]:
     return [RowToCompute(prompt, rendering, params, in_windows) for prompt in job.prompts]
 
 
-def estimated_tokens(model: Model, job: PoolJob, asked: Sequence[RowToCompute]) -> int:
-    """Guess cheaply how many tokens are read, for admission.
+def estimated_tokens(model: Model, job: PoolJob, rows: Sequence[RowToCompute]) -> int:
+    """Estimate a job's tokens for admission, without tokenising.
 
-    Raises ``InvalidRequestError`` for an answer of vectors per token that would fill the memory.
+    Raises ``InvalidRequestError`` if vectors per token would have more than ``MAX_TOKEN_NUMBERS`` numbers.
     """
-    estimate = sum(map(model.renderer.estimated_tokens, job.prompts)) + job.input_params.estimated_tokens(
-        len(job.prompts)
-    )
-    if not any(row.in_windows for row in asked):
-        estimate = min(estimate, len(asked) * model.renderer.max_model_len)
+    estimate = sum(map(model.renderer.estimated_tokens, job.prompts)) + job.input_params.estimated_tokens(len(rows))
+    if not any(row.in_windows for row in rows):
+        estimate = min(estimate, len(rows) * model.renderer.max_model_len)
     numbers = estimate * model.engine.dimensions
     if "token_embed" in job.tasks and numbers > MAX_TOKEN_NUMBERS:
         raise InvalidRequestError(
             f"About {estimate} tokens with {model.engine.dimensions} numbers each are more than the "
-            f"{MAX_TOKEN_NUMBERS} that one answer may have; ask in smaller parts.",
+            f"{MAX_TOKEN_NUMBERS} that one response may have; send fewer inputs at a time.",
             field="prompts",
         )
     return estimate
@@ -82,30 +100,21 @@ async def pool(
     timings: RequestTimings,
     row_done: Callable[[int, PooledRow, int], None] | None = None,
 ) -> Pooled:
-    """Return what a model makes of a job's prompts.
+    """Compute a job's tasks for each of its prompts.
 
-    ``row_done(index, row, tokens)`` is called on the loop as soon as a prompt's row is there. Raises
-    ``InvalidRequestError``, ``OverloadedError`` and what ``Engine.submit`` raises. Cancellation: at once;
+    ``row_done(index, row, tokens)`` is called on the loop as soon as a prompt's row is computed. Raises
+    ``InvalidRequestError``, ``OverloadedError`` and what ``compute_rows`` raises. Cancellation: at once;
     nothing of the job stays in the queue.
     """
-    asked = rows_to_compute(model, job)
+    to_compute = rows_to_compute(model, job)
     finishes = [TASKS[name].finish for name in job.tasks]
-
     finished: dict[int, PooledRow] = {}
 
     def done(index: int, row: ComputedRow) -> None:
-        values = (row.vector,) if len(row.windows) > 1 else row.values
-        finished[index] = tuple(finish(value) for finish, value in zip(finishes, values, strict=True))
+        finished[index] = tuple(finish(value) for finish, value in zip(finishes, row.values, strict=True))
         if row_done is not None:
             row_done(index, finished[index], row.tokens)
 
-    with model.engine.admit(estimated_tokens(model, job, asked)):
-        rows = await compute_rows(
-            asked,
-            renderer=model.renderer,
-            engine=model.engine,
-            timings=timings,
-            priority=job.priority,
-            row_done=done,
-        )
+    with model.engine.admit(estimated_tokens(model, job, to_compute)):
+        rows = await compute_rows(model, to_compute, timings, priority=job.priority, row_done=done)
     return Pooled([finished[index] for index in range(len(rows))], sum(row.tokens for row in rows))

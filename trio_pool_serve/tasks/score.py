@@ -1,4 +1,4 @@
-"""How well documents fit queries, by whichever way the model compares two texts."""
+"""Scoring of documents against queries: by pairs, by vectors or by late interaction, as the model requires."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
@@ -18,17 +18,17 @@ from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import Activation, Classify, Embed, Vectors
 
 LOOP_BYTES = 256 * 1024
-"""Vectors up to this size are compared on the loop: 64 of 1024 numbers took 83 µs, 170 of 384 took 122."""
+"""Vectors of at most so many bytes in all are compared on the loop: 64 of 1024 numbers took 83 µs, 170 of 384 took
+122 µs."""
 
 
 @frozen(eq=False, kw_only=True)
 class ScoreJob:
-    """What a client asks, in nobody's dialect: one query for all documents, or one for each.
+    """Documents and the queries to score them against: one for all documents, or one for each.
 
-    ``max_query_tokens`` and ``max_document_tokens`` cut each text to so many tokens. ``activation`` is for models
-    that read both texts together. ``truncate_to`` of ``input_params`` holds for what the model reads at once: for
-    such models, that is the pair. ``symmetric`` has vectors made of both sides alike, as of texts that are neither
-    query nor document.
+    ``max_query_tokens`` and ``max_document_tokens`` truncate each text. ``activation`` is for cross-encoders and
+    generative rerankers, which compute both texts together: there ``truncate_to`` of ``input_params`` is the length of
+    the pair. ``symmetric``: both sides are embedded alike, without an input type.
     """
 
     queries: Sequence[ScoreInput]
@@ -58,35 +58,35 @@ class ScoreJob:
                 raise InvalidRequestError(f"{{{name}}} must be at least 1, not {limit}.", field=name)
 
     def query_of(self, document: int) -> int:
-        """Return which query a document is scored against."""
+        """Return the index of the query that a document is scored against."""
         return document if len(self.queries) > 1 else 0
 
     def estimated_tokens(self, *, in_pairs: bool) -> int:
-        """Guess cheaply how many tokens are read, for admission; in pairs, a query is read with each document."""
-        queries = [prompt_of(side).estimated_tokens for side in self.queries]
+        """Estimate the tokens for admission, without tokenising; in pairs, each document's row has a query."""
+        queries = sum(prompt_of(side).estimated_tokens for side in self.queries)
         documents = sum(prompt_of(side).estimated_tokens for side in self.documents)
-        reads = len(self.documents) if in_pairs else len(self.queries)
-        of_queries = queries[0] * reads if len(queries) == 1 else sum(queries)
-        return of_queries + documents + self.input_params.estimated_tokens(reads)
+        query_rows = len(self.documents) if in_pairs else len(self.queries)
+        repeats = query_rows // len(self.queries)
+        return queries * repeats + documents + self.input_params.estimated_tokens(query_rows)
 
 
 @frozen(eq=False)
 class Scores:
-    """The answer: a score per document, float32, shape (documents,), in order, and the tokens that were read."""
+    """One score per document, float32, shape (documents,), in order, and the number of tokens computed."""
 
     values: npt.NDArray[np.float32]
     prompt_tokens: int
 
 
 async def score(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
-    """Return how well each document fits its query; greater is better.
+    """Score each document against its query; greater is better.
 
-    Raises ``InvalidRequestError``, ``OverloadedError`` and what ``Engine.submit`` raises. Cancellation: at
-    once; nothing of the job stays in the queue or on the device.
+    Raises ``InvalidRequestError``, ``OverloadedError`` and what ``compute_rows`` raises. Cancellation: at once;
+    nothing of the job stays in the queue or on the device.
     """
     model.require("score")
     scoring = model.folder.spec.scoring
-    assert scoring is not None  # noqa: S101  (whoever can score says how)
+    assert scoring is not None  # noqa: S101  (every model that supports "score" has it)
     in_pairs = scoring == "pairs"
     inputs = len(job.documents) + (0 if in_pairs else len(job.queries))
     estimate = min(job.estimated_tokens(in_pairs=in_pairs), inputs * model.renderer.max_model_len)
@@ -95,38 +95,27 @@ async def score(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
 
 
 async def _score_pairs(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
-    """Have the model read each query and document together."""
+    """Compute each query and document as one row, as cross-encoders and generative rerankers do."""
     rendering = rendering_params(model, job.input_params)
     if any(map(has_images, (*job.queries, *job.documents))):
-        raise InvalidRequestError("This model reads a query and a document together, both as texts.", field="prompts")
+        raise InvalidRequestError("This model scores pairs of texts: it accepts no images.", field="prompts")
     queries, documents = list(map(text_of, job.queries)), list(map(text_of, job.documents))
     prompts = [
         PairPrompt(queries[job.query_of(index)], document, job.max_query_tokens, job.max_document_tokens)
         for index, document in enumerate(documents)
     ]
-    rows = await compute_rows(
-        [RowToCompute(prompt, rendering, (Classify(job.activation),)) for prompt in prompts],
-        renderer=model.renderer,
-        engine=model.engine,
-        timings=timings,
-        priority=job.priority,
-    )
-    return _scores_of(rows)
+    to_compute = [RowToCompute(prompt, rendering, (Classify(job.activation),)) for prompt in prompts]
+    return _scores_of(await compute_rows(model, to_compute, timings, priority=job.priority))
 
 
 async def _score_vectors(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
-    """Embed every text once, and compare the vectors."""
+    """Embed every text once, and compare the vectors by the model's similarity function."""
     sides = [
         *((side, _rendering(model, job, None if job.symmetric else "query")) for side in job.queries),
         *((side, _rendering(model, job, None if job.symmetric else "document")) for side in job.documents),
     ]
-    rows = await compute_rows(
-        [RowToCompute(prompt_of(side), rendering, (Embed(),)) for side, rendering in sides],
-        renderer=model.renderer,
-        engine=model.engine,
-        timings=timings,
-        priority=job.priority,
-    )
+    to_compute = [RowToCompute(prompt_of(side), rendering, (Embed(),)) for side, rendering in sides]
+    rows = await compute_rows(model, to_compute, timings, priority=job.priority)
     vectors = [row.vector for row in rows]
 
     def compare() -> npt.NDArray[np.float32]:
@@ -142,24 +131,16 @@ async def _score_vectors(model: Model, job: ScoreJob, timings: RequestTimings) -
 
 
 async def _score_late_interaction(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
-    """Encode the queries, then have the documents scored against them where they are."""
+    """Encode the queries, then score the documents against them on the device."""
     documents = [Document(side, job.query_of(index)) for index, side in enumerate(job.documents)]
     with model.engine.open_scope() as scope:
+        rendering = _rendering(model, job, "query")
         queries = await encode_queries(
-            model,
-            job.queries,
-            scope,
-            rendering=_rendering(model, job, "query"),
-            priority=job.priority,
-            timings=timings,
+            model, job.queries, scope, rendering=rendering, priority=job.priority, timings=timings
         )
+        rendering = _rendering(model, job, "document")
         rows = await score_documents(
-            model,
-            documents,
-            queries,
-            rendering=_rendering(model, job, "document"),
-            priority=job.priority,
-            timings=timings,
+            model, documents, queries, rendering=rendering, priority=job.priority, timings=timings
         )
     scores = _scores_of(rows)
     return Scores(scores.values, scores.prompt_tokens + queries.tokens)
@@ -174,41 +155,26 @@ SCORERS: Mapping[Scoring, Callable[[Model, ScoreJob, RequestTimings], Awaitable[
 
 def _cosine(queries: Vectors, documents: Vectors) -> Vectors:
     lengths = np.linalg.norm(queries, axis=1) * np.linalg.norm(documents, axis=1)
-    cosines: Vectors = _dot(queries, documents) / np.maximum(lengths, 1e-12)
+    cosines: Vectors = (queries * documents).sum(axis=1) / np.maximum(lengths, 1e-12)
     return cosines
-
-
-def _dot(queries: Vectors, documents: Vectors) -> Vectors:
-    products: Vectors = (queries * documents).sum(axis=1)
-    return products
-
-
-def _euclidean(queries: Vectors, documents: Vectors) -> Vectors:
-    distances: Vectors = np.linalg.norm(queries - documents, axis=1)
-    return -distances
-
-
-def _manhattan(queries: Vectors, documents: Vectors) -> Vectors:
-    distances: Vectors = np.abs(queries - documents).sum(axis=1)
-    return -distances
 
 
 SIMILARITIES: Mapping[Similarity, Callable[[Vectors, Vectors], Vectors]] = {
     "cosine": _cosine,
-    "dot": _dot,
-    "euclidean": _euclidean,
-    "manhattan": _manhattan,
+    "dot": lambda queries, documents: (queries * documents).sum(axis=1),
+    "euclidean": lambda queries, documents: -np.linalg.norm(queries - documents, axis=1),
+    "manhattan": lambda queries, documents: -np.abs(queries - documents).sum(axis=1),
 }
-"""Of two arrays of vectors, [1 or rows, d] and [rows, d], row by row."""
+"""Row by row: arrays of shape (1 or rows, dimensions) and (rows, dimensions) to shape (rows,)."""
 
 
 def _rendering(model: Model, job: ScoreJob, input_type: InputType | None) -> RenderingParams:
-    """Return how to render the texts of one side."""
-    # A client's own instruction is about what is searched for: documents are read as ever.
+    """Return the rendering params of one side's texts."""
+    # A client's instruction is about what is searched for: it is not put in front of documents.
     instruction = None if input_type == "document" else job.input_params.instruction
     rendering = rendering_params(model, evolve(job.input_params, input_type=input_type, instruction=instruction))
-    most = job.max_query_tokens if input_type == "query" else job.max_document_tokens
-    return evolve(rendering, max_text_tokens=most)
+    max_text_tokens = job.max_query_tokens if input_type == "query" else job.max_document_tokens
+    return evolve(rendering, max_text_tokens=max_text_tokens)
 
 
 def _scores_of(rows: Sequence[ComputedRow]) -> Scores:

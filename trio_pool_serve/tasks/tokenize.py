@@ -1,4 +1,4 @@
-"""Texts to their tokens, and back: what the model would read, without having it read."""
+"""Texts to tokens and back, without computing anything."""
 
 from collections.abc import Sequence
 
@@ -11,21 +11,22 @@ from trio_pool_serve.rendering.text.token_info import Token
 from trio_pool_serve.tasks.model import Model
 
 MAX_CHARACTERS = 200_000
-"""Each token is an object of its own until the answer is written."""
+"""Most characters of one request: each token is a separate object until the response is encoded."""
 
 
 async def tokenize(
     model: Model, texts: Sequence[str], *, add_special_tokens: bool, instruction: str = ""
 ) -> list[list[Token]]:
-    """Return the tokens of each text, none cut off; ``instruction`` is put in front of every text.
+    """Return the tokens of each text, not truncated, with ``instruction`` in front of every text.
 
-    Raises ``InvalidRequestError``, also for more than ``MAX_CHARACTERS`` together, and ``OverloadedError``.
+    Raises ``InvalidRequestError``, also for more than ``MAX_CHARACTERS`` in all, and ``OverloadedError``.
     Cancellation: at once; a thread that tokenises finishes one text.
     """
     characters = sum(map(len, texts)) + len(instruction) * len(texts)
     if characters > MAX_CHARACTERS:
         raise InvalidRequestError(
-            f"{characters} characters are more than the {MAX_CHARACTERS} that are taken apart at once.", field="prompts"
+            f"{characters} characters are more than the {MAX_CHARACTERS} that one request may have.",
+            field="prompts",
         )
     with model.engine.admit(sum(TextPrompt(text).estimated_tokens for text in texts)):
         return [

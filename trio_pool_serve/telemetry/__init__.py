@@ -1,1 +1,1 @@
-"""What the server tells about itself: metrics, request timings, loop lag."""
+"""Metrics, request timings, loop lag, and snapshots of all processes."""

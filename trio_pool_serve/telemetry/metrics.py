@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from attrs import define, field
+from attrs import define
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -14,7 +14,7 @@ PREFIX = "trio_pool_serve_"
 SECONDS = (
     0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
-"""Bucket bounds: an embedding takes milliseconds, so they begin at a quarter of one."""
+"""Bucket bounds: an embedding takes milliseconds, so they begin at a quarter of a millisecond."""
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 TOKENS = tuple(16 * 4**n for n in range(8))
@@ -26,7 +26,7 @@ Gauges = Mapping[str, Mapping[str, float]]
 
 @define(eq=False)
 class EngineMetrics:
-    """The metrics of one model's engine: the children of a server's metrics that carry its name."""
+    """The metrics of one model's engine: the server's metrics labelled with the model's name."""
 
     queue: Histogram
     forward: Histogram
@@ -36,11 +36,11 @@ class EngineMetrics:
     tokens: Counter
     padding_waste: Histogram
     add_gauges: Callable[[Callable[[], Gauges]], None]
-    """Has its argument asked for gauges before each scrape."""
+    """Registers a function that returns gauges; it is called before each scrape."""
 
 
 class _LiveGauges(Collector):
-    """Gauges taken from their owners' statistics for each scrape, instead of kept in step."""
+    """Gauges computed from their sources' statistics for each scrape, instead of updated with each change."""
 
     def __init__(self) -> None:
         self.sources: list[tuple[str | None, Callable[[], Gauges]]] = []
@@ -52,37 +52,20 @@ class _LiveGauges(Collector):
             labels = ["of"] if model is None else ["model", "of"]
             for name, values in gauges.items():
                 if name not in families:
-                    said = name.replace("_", " ").capitalize()
-                    families[name] = GaugeMetricFamily(PREFIX + name, said, labels=labels)
+                    documentation = name.replace("_", " ").capitalize()
+                    families[name] = GaugeMetricFamily(PREFIX + name, documentation, labels=labels)
                 for label, value in values.items():
                     families[name].add_metric([label] if model is None else [model, label], value)
         return families.values()
 
 
-@define(eq=False)
 class Metrics:
     """All metrics of one server. Every series is present, at zero, before the first request."""
 
-    registry: CollectorRegistry = field(factory=CollectorRegistry)
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._live = _LiveGauges()
 
-    render_wait: Histogram = field(init=False)
-    render: Histogram = field(init=False)
-    queue: Histogram = field(init=False)
-    forward: Histogram = field(init=False)
-    copy_wait: Histogram = field(init=False)
-    encode: Histogram = field(init=False)
-    total: Histogram = field(init=False)
-    batch_rows: Histogram = field(init=False)
-    batch_tokens: Histogram = field(init=False)
-    tokens: Counter = field(init=False)
-    padding_waste: Histogram = field(init=False)
-    loop_lag: Histogram = field(init=False)
-    requests: Counter = field(init=False)
-    failures: Counter = field(init=False)
-    listener_restarts: Counter = field(init=False)
-    _live: _LiveGauges = field(init=False, factory=_LiveGauges)
-
-    def __attrs_post_init__(self) -> None:
         def seconds(name: str, what: str) -> Histogram:
             return Histogram(f"{PREFIX}{name}_seconds", what, buckets=SECONDS, registry=self.registry)
 
@@ -92,13 +75,13 @@ class Metrics:
         def count(name: str, what: str) -> Counter:
             return Counter(PREFIX + name, what, registry=self.registry)
 
-        self.render_wait = seconds("render_wait", "Wait of some prompts of one request for a renderer thread")
-        self.render = seconds("render", "Rendering of some prompts of one request, or of one")
+        self.render_wait = seconds("render_wait", "Wait of a chunk of one request's prompts for a renderer thread")
+        self.render = seconds("render", "Rendering of a chunk of one request's prompts")
         self.queue = by_model("queue_seconds", "Wait of one row in the engine's queue")
-        self.forward = by_model("forward_seconds", "Launch of one batch; on a processor, its whole forward pass")
-        self.copy_wait = by_model("copy_wait_seconds", "Wait for one launched batch to be on the host")
-        self.encode = seconds("encode", "Encoding of one answer, the wait for a thread included")
-        self.total = seconds("request", "One request, from its first byte read to its answer's bytes")
+        self.forward = by_model("forward_seconds", "Launch of one batch; on CPU, its whole forward pass")
+        self.copy_wait = by_model("copy_wait_seconds", "Wait until one launched batch's outputs are on the host")
+        self.encode = seconds("encode", "Encoding of one response, the wait for a thread included")
+        self.total = seconds("request", "One request, from its first byte read to its encoded response")
         self.batch_rows = by_model("batch_rows", "Rows per batch", ROWS)
         self.batch_tokens = by_model("batch_tokens", "Tokens per batch, padding included", TOKENS)
         self.tokens = Counter(
@@ -125,19 +108,19 @@ class Metrics:
         )
 
     def add_gauges(self, source: Callable[[], Gauges]) -> None:
-        """Have ``source()`` asked by ``take_gauges``."""
+        """Register ``source()``, which ``take_gauges`` calls."""
         self._live.sources.append((None, source))
 
     def observe_hop(self, kind: LimiterName, wait_s: float, run_s: float) -> None:
-        """Take note of one thread hop; the shape that ``Offload.observe`` wants."""
+        """Observe one thread hop; the signature is that of ``Offload.observe``."""
         if kind == "render":
             self.render_wait.observe(wait_s)
             self.render.observe(run_s)
 
     def take_gauges(self) -> None:
-        """Ask every source of gauges; on the loop, which owns what they look at."""
+        """Call every source of gauges; on the loop, which owns the state that they read."""
         self._live.taken = [(model, source()) for model, source in self._live.sources]
 
     def exposition(self) -> bytes:
-        """Return the metrics in the Prometheus text format, with the gauges last taken; in any thread."""
+        """Return the metrics in the Prometheus text format, with the gauges last taken; callable in any thread."""
         return generate_latest(self.registry)

@@ -1,7 +1,7 @@
-"""What all processes of one server have to tell, asked of any of them.
+"""Snapshots of the metrics and load of all processes of one server.
 
-Each process listens on a socket of its own in a folder that they share; whoever is asked for ``/metrics`` or ``/load``
-asks the others.
+Each process listens on its own socket in a shared folder. The process that answers ``/metrics`` or ``/load`` gets the
+snapshots of the others.
 """
 
 import logging
@@ -21,19 +21,20 @@ from trio_pool_serve.processes.framed_stream import FramedStream
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_S = 1.0
-"""A process that has not answered by then is left out: what the others say is better than no answer."""
+TIMEOUT_S = 1.0
+"""A process that has not answered after so many seconds is left out."""
 
-LARGEST = ("oldest_in_flight_seconds", "oldest_in_flight_s")
-"""Of these the greatest counts over all processes, of everything else the sum."""
+MAXIMA = ("oldest_in_flight_seconds", "oldest_in_flight_s")
+"""Merged by the maximum over all processes; everything else by the sum."""
 
 SUFFIX = ".telemetry"
 
 STATES = ("dead", "loading", "ready")
+"""The worst first."""
 
 
 class Family(msgspec.Struct, array_like=True):
-    """One metric of one process; a sample is its name, labels and value."""
+    """One metric of one process; a sample has a name, labels and a value."""
 
     name: str
     help: str
@@ -42,14 +43,14 @@ class Family(msgspec.Struct, array_like=True):
 
 
 class Snapshot(msgspec.Struct, array_like=True, tag=True):
-    """What one process has to tell now: its metrics, and its part of ``/load``."""
+    """The current metrics of one process, and its part of ``/load``."""
 
     families: list[Family]
     load: dict[str, Any]
 
 
 def families_of(registry: CollectorRegistry) -> list[Family]:
-    """Return all metrics of a registry, as they are now."""
+    """Return the current values of all metrics of a registry."""
     return [
         Family(
             metric.name,
@@ -62,14 +63,14 @@ def families_of(registry: CollectorRegistry) -> list[Family]:
 
 
 def own_socket(folder: Path) -> Path:
-    """Return where this process listens."""
+    """Return the path of this process's socket."""
     return folder / f"{os.getpid()}{SUFFIX}"
 
 
 async def serve_snapshots(folder: Path, take: Callable[[], Snapshot]) -> None:
-    """Answer the other processes of ``folder`` with what ``take()`` returns, called on the loop; for ever.
+    """Send the snapshot that ``take()`` returns to each process that connects, forever.
 
-    Raises ``ModelLoadError`` where there can be no socket. Cancellation: at once.
+    Raises ``ModelLoadError`` if the socket cannot be bound. Cancellation: at once.
     """
 
     async def answer(stream: trio.SocketStream) -> None:
@@ -77,20 +78,20 @@ async def serve_snapshots(folder: Path, take: Callable[[], Snapshot]) -> None:
             try:
                 await FramedStream(stream, Snapshot).send(take())
             except trio.BrokenResourceError:
-                return  # it has given up
+                return  # the other process no longer waits
             except Exception:
-                logger.exception("another process cannot be sent what this one counts")
+                logger.exception("a snapshot cannot be sent to another process")
 
     with listening_at(own_socket(folder)) as listening:
         await trio.serve_listeners(answer, [trio.SocketListener(trio.socket.from_stdlib_socket(listening))])
 
 
 async def gather_snapshots(folder: Path) -> list[Snapshot]:
-    """Return what the other processes of ``folder`` say. Cancellation: at once."""
+    """Return the snapshots of the other processes of ``folder`` that answer in time. Cancellation: at once."""
     found: list[Snapshot] = []
 
-    async def ask(path: Path) -> None:
-        with trio.move_on_after(PATIENCE_S):
+    async def request(path: Path) -> None:
+        with trio.move_on_after(TIMEOUT_S):
             try:
                 async with await trio.open_unix_socket(path) as stream:
                     received = await FramedStream[Snapshot](stream, Snapshot).receive()
@@ -105,13 +106,13 @@ async def gather_snapshots(folder: Path) -> list[Snapshot]:
     async with trio.open_nursery() as nursery:
         for path in sorted(folder.glob(f"*{SUFFIX}")):  # noqa: ASYNC240  (a handful of files, in memory)
             if path != own_socket(folder):
-                nursery.start_soon(ask, path)
+                nursery.start_soon(request, path)
     return found
 
 
 @define(eq=False)
 class _Merged:
-    """The metrics of several processes, in the shape that the exposition is made from."""
+    """The metrics of several processes as one, with the interface of a ``CollectorRegistry``."""
 
     snapshots: Sequence[Snapshot]
 
@@ -122,7 +123,7 @@ class _Merged:
                 _, values = merged.setdefault(family.name, (family, {}))
                 for name, labels, value in family.samples:
                     key = name, tuple(labels.items())
-                    values[key] = _joined(_of(name, labels), values.get(key), value)
+                    values[key] = _merged_value(labels.get("of", name), values.get(key), value)
         for family, values in merged.values():
             metric = Metric(family.name, family.help, family.type)
             for (name, pairs), value in values.items():
@@ -130,25 +131,21 @@ class _Merged:
             yield metric
 
 
-def _of(name: str, labels: dict[str, str]) -> str:
-    return labels.get("of", name)
-
-
-def _joined(name: str, known: float | None, value: float) -> float:
+def _merged_value(name: str, known: float | None, value: float) -> float:
     if known is None:
         return value
     if name.endswith("_created"):
         return min(known, value)
-    return max(known, value) if name in LARGEST else known + value
+    return max(known, value) if name in MAXIMA else known + value
 
 
 def exposition_of(snapshots: Sequence[Snapshot]) -> bytes:
-    """Return the metrics of all processes in the Prometheus text format; in any thread."""
+    """Return the metrics of all processes in the Prometheus text format; callable in any thread."""
     return generate_latest(_Merged(snapshots))
 
 
 def merged_load(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
-    """Return ``/load`` over all processes: numbers are added up, of states the worst counts."""
+    """Return ``/load`` over all processes: the sums of numbers, and the worst of states."""
     merged: dict[str, Any] = {}
     for snapshot in snapshots:
         _merge(merged, snapshot.load)
@@ -163,4 +160,4 @@ def _merge(into: dict[str, Any], load: dict[str, Any]) -> None:
         elif isinstance(value, str):
             into[name] = value if known is None else min(known, value, key=STATES.index)
         else:
-            into[name] = _joined(name, known, value)
+            into[name] = _merged_value(name, known, value)

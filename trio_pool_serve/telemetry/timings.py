@@ -1,4 +1,4 @@
-"""Where the time of one request went."""
+"""Durations of the stages of one request."""
 
 import time
 
@@ -9,8 +9,8 @@ from attrs import define, field
 class RequestTimings:
     """Seconds per stage of one request, for ``Server-Timing``.
 
-    A request of many inputs overlaps its stages: ``render`` spans from the first prompt's start to the
-    last one's end; ``queue``, ``forward`` and ``copy`` are those of the row that took longest in each.
+    The stages of a request with several inputs overlap: ``render`` is from the start of the first prompt to the end of
+    the last; ``queue``, ``forward`` and ``copy`` are those of the row that took longest in each.
     """
 
     started: float = field(factory=time.perf_counter)
@@ -26,13 +26,13 @@ class RequestTimings:
         return time.perf_counter() - self.started
 
     def add_row(self, *, queue_s: float, forward_s: float, copy_s: float) -> None:
-        """Take note of one finished row."""
+        """Add the durations of one finished row."""
         self.queue_s = max(self.queue_s, queue_s)
         self.forward_s = max(self.forward_s, forward_s)
         self.copy_s = max(self.copy_s, copy_s)
 
     def server_timing(self) -> str:
-        """Return the value of the ``Server-Timing`` header: milliseconds, as its specification asks."""
+        """Return the value of the ``Server-Timing`` header, in milliseconds as specified."""
         stages = {
             "render": self.render_s,
             "queue": self.queue_s,

@@ -449,7 +449,7 @@ async def test_a_judge_reads_contents_of_texts_only(client, service, scripted):
     answer = await ask(client, "/score", data_1=PARTS, data_2=["w", {"content": ["w"]}])
     assert [item["score"] for item in answer["data"]] == [8, 8]
     error = await refusal(client, "/score", data_1="hello", data_2=[PICTURE])
-    assert "both as texts" in error["message"]
+    assert "accepts no images" in error["message"]
     assert_idle(service)
 
 

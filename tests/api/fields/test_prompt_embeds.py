@@ -16,7 +16,7 @@ from tests.api.able_service import Everything, become
 from tests.conftest import client_of, listening, running, wait_idle
 from tests.tables import each
 from tests.tensors import HOSTILE, ROWS, WIDTH, as_npy, as_torch
-from trio_pool_serve.api.dialects.registry import DIALECTS
+from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.http.dispatch import decode_body, endpoints_by_path
 from trio_pool_serve.api.http.payloads import LONG, Payloads, cut_payloads, payload_decoder
 from trio_pool_serve.config import Config, InputConfig, NetworkConfig, SchedulingConfig

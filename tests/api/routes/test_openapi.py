@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.conftest import assert_idle
-from trio_pool_serve.api.dialects.registry import DIALECTS
+from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.http.dispatch import decode_body, endpoints_by_path
 from trio_pool_serve.api.routes.openapi import ASSETS
 from trio_pool_serve.app import create_app

@@ -15,7 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.remote.engine_connection import serve_engine
-from trio_pool_serve.engine.remote.process_engine import LONG_TOKENS_AHEAD, ProcessEngine
+from trio_pool_serve.engine.remote.process_engine import MAX_TOKENS_BEFORE_LONG, ProcessEngine
 from trio_pool_serve.engine.remote.wire import Frame, FromEngine, Hello, Row, Submit, add_row, parts_of, read_answer
 from trio_pool_serve.errors import (
     BatchFailedError,
@@ -170,7 +170,7 @@ async def test_long_rows_keep_together_while_short_ones_come(tmp_path):
     async with two_that_wait(tmp_path) as (_, send):
         assert await send(*[10] * 52) == [260, 260]
         for number in range(1, 5):
-            assert 260 + (number - 1) * 512 <= LONG_TOKENS_AHEAD
+            assert 260 + (number - 1) * 512 <= MAX_TOKENS_BEFORE_LONG
             assert await send(512) == [260, 260 + number * 512], "the last one is the one for them"
         assert await send(*[10] * 20) == [460, 260 + 4 * 512], "short ones find the other free"
         assert await send(512) == [460 + 512, 260 + 4 * 512], "long ones do not wait behind more of their like"
@@ -409,7 +409,7 @@ async def outcomes(engine: ProcessEngine, *asked: PoolingRequest) -> list[Poolin
 )
 async def test_a_row_that_cannot_be_sent_or_read_fails_alone(replica, wrong):
     async with replica.live(), asking(replica) as engine:
-        hello = await engine._links[0].wait_greeted()
+        hello = await engine._links[0].wait_ready()
         first, failed, last = await outcomes(engine, request(5), wrong, request(6))
         assert isinstance(failed, UnsendableError)
         assert [first.values[0][1], last.values[0][1]] == [5, 6]
@@ -461,7 +461,7 @@ GARBAGE = {
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
 async def test_a_connection_that_sends_garbage_ends_alone(replica, garbage):
     async with replica.live(), asking(replica) as engine:
-        hello = await engine._links[0].wait_greeted()
+        hello = await engine._links[0].wait_ready()
         async with await trio.open_unix_socket(replica.path) as stream:
             await stream.send_all(garbage)
             await stream.send_eof()
@@ -522,7 +522,7 @@ async def test_an_engine_that_sends_garbage_loses_its_own_connection_alone(tmp_p
 
 
 async def test_rows_of_more_than_one_frame_are_all_computed(replica, monkeypatch):
-    monkeypatch.setattr("trio_pool_serve.engine.remote.wire.ROWS_TOGETHER", 7)
+    monkeypatch.setattr("trio_pool_serve.engine.remote.wire.FULL_FRAME_ROWS", 7)
     async with replica.live(), asking(replica) as engine:
         await engine.wait_ready()
         outputs = await engine.submit_all([request(index) for index in range(50)])

@@ -24,7 +24,14 @@ from trio_pool_serve.engine.remote.wire import (
     read_answer,
     read_row,
 )
-from trio_pool_serve.errors import BatchFailedError, OverloadedError, PoolServeError, QueryGoneError, UnsendableError
+from trio_pool_serve.errors import (
+    BatchFailedError,
+    MethodNotAllowedError,
+    OverloadedError,
+    PoolServeError,
+    QueryGoneError,
+    UnsendableError,
+)
 from trio_pool_serve.types import (
     Classify,
     Embed,
@@ -204,7 +211,7 @@ def test_values_of_other_types_arrive_as_float32():
 
 def test_every_error_that_is_made_of_a_message_arrives_as_what_it_was():
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, PoolServeError)]
-    assert {*kinds} - {*FAILURES.values()} == {OverloadedError}
+    assert {*kinds} - {*FAILURES.values()} == {OverloadedError, MethodNotAllowedError}
     for kind in FAILURES.values():
         (error,) = back(kind("why"))
         assert (type(error), str(error)) == (kind, "why")
@@ -345,7 +352,7 @@ def test_arrays_of_a_payload_hold_numbers(kind):
 
 
 def test_a_frame_is_full_before_it_is_too_large(monkeypatch):
-    monkeypatch.setattr("trio_pool_serve.engine.remote.wire.BYTES_TOGETHER", 100)
+    monkeypatch.setattr("trio_pool_serve.engine.remote.wire.FULL_FRAME_BYTES", 100)
     frame, added = Frame(), 0
     while not frame.is_full:
         add_row(frame, added, PoolingRequest(RenderedPrompt(np.ones(5, dtype=np.int32))))

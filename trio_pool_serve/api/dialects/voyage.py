@@ -20,7 +20,7 @@ from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.job import PoolJob
-from trio_pool_serve.tasks.pooling_tasks import check_dimensions
+from trio_pool_serve.tasks.pool import check_dimensions
 from trio_pool_serve.tasks.score import ScoreJob, Scores, score
 
 OutputDtype: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary"]

@@ -1,1 +1,1 @@
-"""The engine in other processes."""
+"""Engine processes: their client, their server, the messages between them, and what keeps them alive."""

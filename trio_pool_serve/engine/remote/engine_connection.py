@@ -1,4 +1,4 @@
-"""The engine's end of the wire: rows of any number of connections into one engine, and their answers back."""
+"""The server side of an engine process: connections of API processes, whose rows one engine computes."""
 
 import logging
 
@@ -31,32 +31,32 @@ logger = logging.getLogger(__name__)
 
 @define(eq=False)
 class EngineConnection:
-    """One process that has rows computed. What it waited for leaves the queue with it.
+    """The connection of one API process; when it ends, its rows leave the queue.
 
-    Its exceptions end nothing but itself, and what is wrong with one row fails that row alone.
+    An exception ends this connection only, and a row that cannot be read or sent fails alone.
     """
 
     engine: LocalEngine
     stream: FramedStream[ToEngine]
     _waiting: dict[int, QueueEntry] = field(init=False, factory=dict)
     _number_of: dict[QueueEntry, int] = field(init=False, factory=dict)
-    _done: list[tuple[int, PoolingOutput | Exception]] = field(init=False, factory=list)
-    _some_done: trio.Event = field(init=False, factory=trio.Event)
+    _outcomes: list[tuple[int, PoolingOutput | Exception]] = field(init=False, factory=list)
+    _has_outcomes: trio.Event = field(init=False, factory=trio.Event)
     _scopes: Scopes = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._scopes = Scopes(lambda: self.engine.runner.open_scope())  # type: ignore[union-attr]
 
     async def serve(self) -> None:
-        """Serve until the other end is gone. Cancellation: at once; its rows leave the queue."""
+        """Serve until the API process closes the connection. Cancellation: at once; its rows leave the queue."""
         try:
             await self.stream.send(Hello(self.engine.dimensions, self.engine.embeds_width))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._answer)
                 await self._receive()
-                nursery.cancel_scope.cancel(reason="the other end is gone")
+                nursery.cancel_scope.cancel(reason="the API process has disconnected")
         except* trio.BrokenResourceError:
-            logger.info("an API process has left in the middle of an answer")
+            logger.info("an API process has disconnected while answers were sent to it")
         except* Exception:
             logger.exception("the connection of an API process failed")
         finally:
@@ -67,10 +67,10 @@ class EngineConnection:
 
     async def _receive(self) -> None:
         while (received := await self.stream.receive()) is not None:
-            message, behind = received
+            message, frame_payload = received
             match message:
                 case Submit(rows):
-                    for part, payload in parts_of(rows, behind):
+                    for part, payload in parts_of(rows, frame_payload):
                         self._submit(part, payload)
                 case Withdraw(ids):
                     for number in ids:
@@ -87,7 +87,6 @@ class EngineConnection:
         except UnsendableError as error:
             self._finish(part.id, error)
             return
-        # No task waits for the row: its answer goes on the wire.
         entry = QueueEntry(request, self._settled)
         self._waiting[part.id] = entry
         self._number_of[entry] = part.id
@@ -98,24 +97,24 @@ class EngineConnection:
 
     def _settled(self, entry: QueueEntry) -> None:
         number = self._number_of.pop(entry, None)
-        if number is not None:  # else it was withdrawn after it had been launched
+        if number is not None:  # not withdrawn after its launch
             self._waiting.pop(number, None)
             outcome = entry.output or entry.error
             assert outcome is not None  # noqa: S101  (it is settled)
             self._finish(number, outcome)
 
     def _finish(self, number: int, outcome: PoolingOutput | Exception) -> None:
-        self._done.append((number, outcome))
-        self._some_done.set()
+        self._outcomes.append((number, outcome))
+        self._has_outcomes.set()
 
     async def _answer(self) -> None:
-        """Send whatever is done, and what gets done meanwhile in one frame after it."""
+        """Send outcomes; those that come while a frame is sent go together in the next."""
         while True:
-            await self._some_done.wait()
-            self._some_done = trio.Event()
-            done, self._done = self._done, []
+            await self._has_outcomes.wait()
+            self._has_outcomes = trio.Event()
+            outcomes, self._outcomes = self._outcomes, []
             frame = Frame()
-            for number, outcome in done:
+            for number, outcome in outcomes:
                 add_answer(frame, number, outcome)
                 if frame.is_full:
                     await self._send(frame)
@@ -124,12 +123,12 @@ class EngineConnection:
                 await self._send(frame)
 
     async def _send(self, frame: Frame) -> None:
-        busy = self.engine.waiting_tokens, self.engine.tokens_per_s
-        await self.stream.send(Answers(frame.parts, *busy), frame.buffers)
+        answers = Answers(frame.parts, self.engine.waiting_tokens, self.engine.tokens_per_s)
+        await self.stream.send(answers, frame.buffers)
 
 
 async def serve_engine(engine: LocalEngine, listener: trio.SocketListener) -> None:
-    """Serve all connections, for ever. Cancellation: at once, connections included."""
+    """Serve all connections forever. Cancellation: at once, connections included."""
 
     async def serve(stream: trio.SocketStream) -> None:
         await EngineConnection(engine, FramedStream(stream, ToEngine)).serve()

@@ -1,4 +1,4 @@
-"""The asking end of the wire: one connection to one engine process, made again whenever it breaks."""
+"""A link: the connection of an API process to one engine process, made again whenever it breaks."""
 
 import itertools
 import logging
@@ -29,26 +29,26 @@ from trio_pool_serve.types import PoolingOutput
 logger = logging.getLogger(__name__)
 
 DELIVERY_SLICE = 64
-"""Rows delivered between two checkpoints, as ``LocalEngine`` does."""
+"""Rows delivered between two checkpoints, as in ``LocalEngine``."""
 
 RECONNECT_S = 0.1
-"""Pause before the next connection, so that a process that breaks each of them is not busy with that alone."""
+"""Pause before the next connection, in case the engine process breaks each of them."""
 
 
 @define(eq=False)
 class Link:
-    """One engine process, as the processes see it that have rows computed there.
+    """One engine process: sends it rows, and settles their entries with the answers.
 
-    The socket's file belongs to the process that keeps engine processes alive, and goes on listening while there is
-    none: to connect is to wait for the next one.
+    The listening socket belongs to the process that restarts engine processes and outlives them: connecting waits for
+    the next one.
     """
 
     path: Path
     hello: Hello | None = field(default=None, init=False)
-    """What the process has loaded; ``None`` while there is none that is ready."""
+    """The sizes of the loaded model; ``None`` while no engine process is ready."""
     tokens_per_s: float = field(default=0.0, init=False)
     own_tokens: int = field(default=0, init=False)
-    """Of the rows that were sent from here and are not done."""
+    """Of the rows that were sent by this process and are not finished."""
     scopes: set[RemoteScope] = field(init=False, factory=set)
     _others_tokens: int = field(default=0, init=False)
     _numbers: Iterator[int] = field(init=False, factory=itertools.count)
@@ -57,39 +57,39 @@ class Link:
     _unsent: dict[int, QueueEntry] = field(init=False, factory=dict)
     _withdrawn: list[int] = field(init=False, factory=list)
     _closed_scopes: list[int] = field(init=False, factory=list)
-    _something: trio.Event = field(init=False, factory=trio.Event)
-    _greeted: trio.Event = field(init=False, factory=trio.Event)
+    _has_work: trio.Event = field(init=False, factory=trio.Event)
+    _has_hello: trio.Event = field(init=False, factory=trio.Event)
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens that the process has before it: what was sent from here, and what others had sent it lately."""
+        """Tokens that wait at the engine process: this process's, and those of others as of its last answer."""
         return self.own_tokens + self._others_tokens
 
     @property
     def waiting_rows(self) -> int:
-        """Rows that were sent from here and are not done."""
+        """Rows that were sent by this process and are not finished."""
         return len(self._waiting)
 
     def send_nowait(self, entry: QueueEntry) -> None:
-        """Have a row computed; its entry is finished or failed on the loop."""
+        """Send a row soon; its entry is settled on the loop."""
         number = next(self._numbers)
         self._waiting[number] = self._unsent[number] = entry
         self._number_of[entry] = number
         self.own_tokens += entry.request.tokens
-        self._something.set()
+        self._has_work.set()
 
     def withdraw(self, entry: QueueEntry) -> None:
-        """Take a row back; nothing if it is done."""
+        """Withdraw a row, unless it is settled."""
         number = self._number_of.get(entry)
         if number is None:
             return
         self._settle(number)
         if self._unsent.pop(number, None) is None:
             self._withdrawn.append(number)
-            self._something.set()
+            self._has_work.set()
 
     def open_scope(self) -> RemoteScope:
-        """Return a new place for one request's queries; it is gone with the process."""
+        """Return a new scope for one request's queries; it ends with the engine process at the latest."""
         scope = RemoteScope(next(self._numbers), self._close_scope)
         self.scopes.add(scope)
         return scope
@@ -98,7 +98,7 @@ class Link:
         if scope in self.scopes:
             self.scopes.remove(scope)
             self._closed_scopes.append(scope.number)
-            self._something.set()
+            self._has_work.set()
 
     def _settle(self, number: int) -> QueueEntry | None:
         entry = self._waiting.pop(number, None)
@@ -107,14 +107,14 @@ class Link:
             self.own_tokens -= entry.request.tokens
         return entry
 
-    async def wait_greeted(self) -> Hello:
-        """Wait until the process is ready, and return what it has loaded. Cancellation: at once."""
+    async def wait_ready(self) -> Hello:
+        """Wait until the engine process is ready, and return its ``Hello``. Cancellation: at once."""
         while self.hello is None:
-            await self._greeted.wait()
+            await self._has_hello.wait()
         return self.hello
 
     async def run(self) -> None:
-        """Connect, send and receive, and again whenever the process dies or the connection fails: for ever.
+        """Connect, send and receive, forever; reconnect when the engine process dies or the connection fails.
 
         Cancellation: at once; every row fails with ``EngineDeadError``.
         """
@@ -122,43 +122,43 @@ class Link:
             try:
                 stream = await trio.open_unix_socket(self.path)
             except (ConnectionRefusedError, FileNotFoundError):
-                # The process that keeps engine processes alive is ending, and this process with it.
+                # The process that restarts engine processes is ending, and will end this one.
                 await trio.sleep_forever()
             except OSError as error:
                 logger.warning("no connection to the engine process at %s: %s", self.path, error)
                 await trio.sleep(RECONNECT_S)
                 continue
             try:
-                await self._converse(FramedStream(stream, FromEngine))
+                await self._exchange(FramedStream(stream, FromEngine))
             except Exception:
-                # A group, as it comes out of the nursery; a cancellation makes it another type.
+                # A group from the nursery; with a cancellation in it, it would be no Exception.
                 logger.exception("a connection to an engine process failed")
             finally:
-                self._lose()
+                self._fail_waiting()
                 await stream.aclose()
             await trio.sleep(RECONNECT_S)
 
-    async def _converse(self, stream: FramedStream[FromEngine]) -> None:
+    async def _exchange(self, stream: FramedStream[FromEngine]) -> None:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._send, stream)
                 while (received := await stream.receive()) is not None:
-                    message, behind = received
+                    message, payload = received
                     match message:
                         case Hello():
                             self.hello = message
-                            self._greeted.set()
+                            self._has_hello.set()
                         case Answers():
-                            await self._deliver(message, behind)
+                            await self._deliver(message, payload)
                 nursery.cancel_scope.cancel(reason="the engine process is gone")
         except* trio.BrokenResourceError:
-            logger.debug("the engine process has gone while rows were sent to it")
+            logger.debug("the engine process has died while rows were sent to it")
 
-    def _lose(self) -> None:
-        """Fail whatever waits: the process that knew of it is gone."""
+    def _fail_waiting(self) -> None:
+        """Fail all rows that wait, and forget the state of the engine process."""
         self.hello = None
-        if self._greeted.is_set():  # else it may be waited for
-            self._greeted = trio.Event()
+        if self._has_hello.is_set():  # else tasks may wait for it
+            self._has_hello = trio.Event()
         self._unsent.clear()
         self._withdrawn.clear()
         self._closed_scopes.clear()
@@ -167,14 +167,14 @@ class Link:
         for number in list(self._waiting):
             entry = self._settle(number)
             if entry is not None:
-                entry.fail(EngineDeadError("The engine process has died; another one takes its place."))
+                entry.fail(EngineDeadError("The engine process has died; another one is being started."))
 
     async def _send(self, stream: FramedStream[FromEngine]) -> None:
-        """Send whatever has come together since the last frame, for ever."""
-        await self.wait_greeted()
+        """Send what has accumulated since the last frame, forever."""
+        await self.wait_ready()
         while True:
-            await self._something.wait()
-            self._something = trio.Event()
+            await self._has_work.wait()
+            self._has_work = trio.Event()
             unsent, self._unsent = self._unsent, {}
             withdrawn, self._withdrawn = self._withdrawn, []
             closed, self._closed_scopes = self._closed_scopes, []
@@ -199,8 +199,8 @@ class Link:
         if frame.parts:
             await stream.send(Submit(frame.parts), frame.buffers)
 
-    async def _deliver(self, message: Answers, behind: memoryview) -> None:
-        for index, (part, payload) in enumerate(parts_of(message.rows, behind), start=1):
+    async def _deliver(self, message: Answers, frame_payload: memoryview) -> None:
+        for index, (part, payload) in enumerate(parts_of(message.rows, frame_payload), start=1):
             entry = self._settle(part.id)
             if entry is not None:
                 outcome = read_answer(part, payload)

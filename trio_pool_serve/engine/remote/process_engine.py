@@ -1,4 +1,4 @@
-"""The engine that computes in other processes."""
+"""The engine whose models compute in engine processes."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
@@ -16,24 +16,24 @@ from trio_pool_serve.errors import EngineDeadError, EngineLoadingError
 from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.types import PoolingRequest, QueryParams, QueryScope
 
-LONG_TOKENS_AHEAD = 2048
-"""Tokens that a long row may find before it where its like are kept; with more, it goes to the next process."""
+MAX_TOKENS_BEFORE_LONG = 2048
+"""Most tokens that may wait at a replica where long rows are kept together; with more, a long row goes to the next."""
 
-SHORT_ROWS_LAST = 8192
-"""Most tokens of long rows that are kept together for the short ones that have come."""
+MAX_KEPT_TOGETHER = 8192
+"""Most tokens of long rows that are kept together on account of earlier short rows."""
 
 
 @define(eq=False)
 class ProcessEngine(Engine):
-    """Sends each row to the engine process that has least before it, but keeps long rows together.
+    """Sends each row to the replica with the fewest waiting tokens, but keeps long rows together.
 
-    A forward pass cannot be interrupted: if all processes computed a long row, a short one would wait for one of them.
-    So long rows fill one process after the other, from the last, and short ones find the first free. Only while short
-    rows are an eighth of all tokens and more: optional_arrays fewer, processes kept free for them would be idle.
+    A forward pass cannot be interrupted: if every replica computed a long row, a short one would wait for one of them.
+    So long rows fill one replica after the other, from the last, and short ones find the first free. That holds while
+    short rows are at least an eighth of all tokens: with fewer, replicas kept free for them would be idle.
 
-    ``sockets`` are where the replicas of one model listen, or will. Whoever keeps the processes alive is not known
-    here: one that dies fails the rows it had, and while none is left the engine is loading again. ``max_tokens`` are
-    admitted by this process alone.
+    ``sockets`` are the paths where the replicas of one model listen, now or later. They are restarted elsewhere: the
+    rows of one that dies fail, and while there is none the engine's state is loading. ``max_tokens`` are admitted by
+    this process alone.
     """
 
     sockets: Sequence[Path]
@@ -43,12 +43,12 @@ class ProcessEngine(Engine):
     _admission: Admission = field(init=False)
     _dead: bool = field(default=False, init=False)
     _kept_together: int = field(default=0, init=False)
-    """Tokens of long rows that are to be kept together yet."""
+    """Tokens of long rows that are still to be kept together."""
 
     def __attrs_post_init__(self) -> None:
         self._links = [Link(path) for path in self.sockets]
         self._admission = Admission(self.max_tokens, self._tokens_per_s)
-        # All else is counted where it happens.
+        # The engine processes count everything else.
         self.metrics.add_gauges(lambda: {"engine": {"admitted_tokens": self._admission.admitted_tokens}})
 
     def submit_nowait(self, entry: QueueEntry) -> None:  # noqa: D102
@@ -62,21 +62,21 @@ class ProcessEngine(Engine):
         self._require_ready()
         for param in request.params:
             if isinstance(param, QueryParams):
-                return self._holder_of(param.query.scope)
+                return self._link_holding(param.query.scope)
         if request.tokens > BULK_TOKENS:
-            return self._among_long(request.tokens)
-        self._kept_together = min(SHORT_ROWS_LAST, self._kept_together + FAIRNESS * request.tokens)
+            return self._link_for_long(request.tokens)
+        self._kept_together = min(MAX_KEPT_TOGETHER, self._kept_together + FAIRNESS * request.tokens)
         return self._least_busy()
 
-    def _among_long(self, tokens: int) -> Link:
+    def _link_for_long(self, tokens: int) -> Link:
         together, self._kept_together = self._kept_together, max(0, self._kept_together - tokens)
         if together >= tokens:
             for link in reversed(self._ready_links):
-                if link.waiting_tokens <= LONG_TOKENS_AHEAD:
+                if link.waiting_tokens <= MAX_TOKENS_BEFORE_LONG:
                     return link
         return self._least_busy()
 
-    def _holder_of(self, scope: QueryScope) -> Link:
+    def _link_holding(self, scope: QueryScope) -> Link:
         for link in self._links:
             if scope in link.scopes:
                 return link
@@ -112,14 +112,14 @@ class ProcessEngine(Engine):
     def _hello(self) -> Hello:
         self._require_ready()
         hello = self._least_busy().hello
-        assert hello is not None  # noqa: S101  (those that are ready have greeted)
+        assert hello is not None  # noqa: S101  (ready links have one)
         return hello
 
     async def wait_ready(self) -> None:  # noqa: D102
         async with trio.open_nursery() as nursery:
 
             async def wait(link: Link) -> None:
-                await link.wait_greeted()
+                await link.wait_ready()
                 nursery.cancel_scope.cancel(reason="one is enough")
 
             for link in self._links:
@@ -138,7 +138,7 @@ class ProcessEngine(Engine):
 
     @property
     def state(self) -> EngineState:
-        """Ready as long as one process is."""
+        """Ready as long as one replica is."""
         if self._dead:
             return "dead"
         return "ready" if self._ready_links else "loading"

@@ -1,4 +1,4 @@
-"""Engine processes, kept alive."""
+"""Starts the engine processes, and restarts those that die."""
 
 import itertools
 import logging
@@ -23,11 +23,11 @@ logger = logging.getLogger(__name__)
 MODULE = "trio_pool_serve.server.engine_process"
 
 MAX_REPLICAS = 4
-"""By default on a processor: each takes the model's memory once more."""
+"""Of the default on CPU: each replica takes the model's memory once more."""
 
 
 class Place(msgspec.Struct, array_like=True):
-    """Which of its model's ``replicas`` an engine process is, and which of all engine ``processes``, from 0."""
+    """The number, from 0, of an engine process among its model's ``replicas`` and among all engine ``processes``."""
 
     replica: int
     replicas: int
@@ -36,11 +36,10 @@ class Place(msgspec.Struct, array_like=True):
 
 
 class EngineJob(msgspec.Struct, tag=True, array_like=True):
-    """What an engine process is to do: load a model with ``loader`` (``module:function``), listen on ``fd``.
+    """The job of an engine process: load a model with ``loader`` (``module:function``), and listen on ``fd``.
 
-    The model's replicas count small requests in the file ``small_requests``, and all engine processes share the
-    machine's cores by the file ``cores`` if there is one. ``folder`` is where the processes of the server find each
-    other.
+    The model's replicas count small requests in the file ``small_requests``; all engine processes share the machine's
+    cores through the file ``cores``, if it is not empty. ``folder`` has the sockets of the server's processes.
     """
 
     config: bytes
@@ -54,13 +53,13 @@ class EngineJob(msgspec.Struct, tag=True, array_like=True):
 
 
 class Loaded(msgspec.Struct, tag=True, array_like=True):
-    """The model is loaded; what it says of itself."""
+    """The model is loaded: ``Runner.describe()``."""
 
     description: str
 
 
 class LoadFailed(msgspec.Struct, tag=True, array_like=True):
-    """The model cannot be loaded: a message for people."""
+    """The model cannot be loaded: the message for the user."""
 
     message: str
 
@@ -82,7 +81,7 @@ def has_gpu(
     """
     if loading.device != "auto":
         return loading.device.startswith("cuda")
-    # CUDA reads the list up to the first entry that is no device: an empty one and "-1" hide all GPUs.
+    # CUDA reads the list up to the first entry that is no device: "" and "-1" hide all GPUs.
     visible = re.match(r"\s*(\d|GPU-|MIG-)", environment.get("CUDA_VISIBLE_DEVICES", "0"))
     return visible is not None and driver.exists() and _is_torch_built_for_cuda(import_path)
 
@@ -97,14 +96,14 @@ def _is_torch_built_for_cuda(import_path: Sequence[str]) -> bool:
 
 
 def replicas_of(config: Config) -> int:
-    """Return how many engine processes each model has."""
+    """Return the number of replicas of each model."""
     if config.processes.replicas is not None:
         return config.processes.replicas
     return 1 if has_gpu(config.loading) else min(MAX_REPLICAS, len(os.sched_getaffinity(0)))
 
 
 def socket_paths(config: Config, folder: Path, model: int) -> list[Path]:
-    """Return where the replicas of the ``model``-th model listen, or will."""
+    """Return the socket paths of the replicas of the ``model``-th model."""
     return [folder / f"{model}-{replica}.engine" for replica in range(replicas_of(config))]
 
 
@@ -112,8 +111,8 @@ def socket_paths(config: Config, folder: Path, model: int) -> list[Path]:
 class EngineProcesses:
     """The engine processes of all models of a server.
 
-    Their sockets are bound here, in a folder that nobody else can enter, and outlive them: those who connect while a
-    process is being started wait for it.
+    Their listening sockets are bound here, in a private folder, and outlive them: a process that connects while an
+    engine process is being started waits for it.
     """
 
     config: Config
@@ -121,10 +120,10 @@ class EngineProcesses:
     folder: Path
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Start the processes, and again those that die, for ever; ``started`` once they can be connected to.
+        """Start the processes, and restart those that die, forever; ``started`` once all their sockets listen.
 
-        Raises ``ModelLoadError`` if one cannot load its model at first. Cancellation: they are told to leave, and
-        killed if they do not.
+        Raises ``ModelLoadError`` if one fails to load its model at its first start. Cancellation: their channels are
+        closed, which makes them exit, and they are killed if they do not.
         """
         async with trio.open_nursery() as nursery:
             paths = [socket_paths(self.config, self.folder, number) for number in range(len(self.config.sources))]
@@ -132,10 +131,10 @@ class EngineProcesses:
             for source, of_model in zip(self.config.sources, paths, strict=True):
                 for replica, path in enumerate(of_model):
                     place = Place(replica, len(of_model), next(process), processes)
-                    await nursery.start(self._keep, source, path, place)
+                    await nursery.start(self._keep_alive, source, path, place)
             task_status.started()
 
-    async def _keep(
+    async def _keep_alive(
         self, source: ModelSource, path: Path, place: Place, *, task_status: trio.TaskStatus[None]
     ) -> NoReturn:
         name = f"{source.name}, replica {place.replica}" if place.replicas > 1 else source.name

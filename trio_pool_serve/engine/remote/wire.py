@@ -1,8 +1,8 @@
-"""What goes between those who ask and an engine process: rows there, answers back.
+"""The messages between API processes and an engine process: rows to the engine, answers back.
 
-Structs of msgspec and not attrs classes: they go over the wire as arrays, and a union of them can be told apart.
-Each row and each answer is encoded by itself, with the bytes of its own arrays behind the header, in the order in which
-it describes them: one that cannot be written or read fails alone.
+They are msgspec structs and not attrs classes because msgspec sends those as arrays and distinguishes those of a tagged
+union. Each row and each answer is encoded separately, and its arrays are in the frame's payload in the order of its
+headers: one that cannot be encoded or decoded fails alone.
 """
 
 import inspect
@@ -14,7 +14,7 @@ import numpy as np
 from attrs import define, field
 
 from trio_pool_serve import errors
-from trio_pool_serve.engine.remote.arrays import ArrayHeader, Payload, buffer_of, described
+from trio_pool_serve.engine.remote.arrays import ArrayHeader, Payload, buffer_of, header_of
 from trio_pool_serve.errors import BatchFailedError, PoolServeError, UnsendableError
 from trio_pool_serve.processes.framed_stream import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, Buffer, sendable
 from trio_pool_serve.types import (
@@ -31,7 +31,7 @@ from trio_pool_serve.types import (
 
 
 def _takes_a_message(kind: type[PoolServeError]) -> bool:
-    """Tell whether an error is made of its message alone, as it is at the other end of the wire."""
+    """Return whether an error can be created from its message alone, as the receiver does."""
     try:
         inspect.signature(kind.__init__).bind(None, "")
     except TypeError:
@@ -44,18 +44,18 @@ FAILURES: Mapping[str, type[PoolServeError]] = {
     for name, kind in vars(errors).items()
     if isinstance(kind, type) and issubclass(kind, PoolServeError) and _takes_a_message(kind)
 }
-"""How a row may fail. What else an engine might raise arrives as ``BatchFailedError``."""
+"""Error classes by the name that is sent. Any other error of an engine arrives as ``BatchFailedError``."""
 
-ROWS_TOGETHER = 1024
-BYTES_TOGETHER = 64 * 2**20
-"""A frame with so many rows, or so many bytes of their arrays, is sent before more are added to it."""
+FULL_FRAME_ROWS = 1024
+FULL_FRAME_BYTES = 64 * 2**20
+"""A frame with this many rows, or this many bytes of their arrays, is sent before more are added to it."""
 
-MAX_PART_BYTES = MAX_HEADER_BYTES // ROWS_TOGETHER // 2
-"""Of one row or answer, its arrays not counted: so many of them fit into a header."""
+MAX_PART_BYTES = MAX_HEADER_BYTES // FULL_FRAME_ROWS // 2
+"""Of one row or answer without its arrays, so that a full frame's parts fit into a header."""
 
 
 class OptionalArrays(msgspec.Struct, array_like=True):
-    """What a prompt may have optional_arrays its tokens; each array is described if it is there."""
+    """Headers of the arrays that a prompt has besides its token ids."""
 
     type_ids: ArrayHeader | None = None
     kept: ArrayHeader | None = None
@@ -65,7 +65,7 @@ class OptionalArrays(msgspec.Struct, array_like=True):
 
 
 class Row(msgspec.Struct, array_like=True):
-    """A ``PoolingRequest``. Its token ids are int32; ``params`` are the ``wire_name`` and the fields of each."""
+    """A ``PoolingRequest``: the number of its token ids (int32), and the ``wire_name`` and fields of its params."""
 
     tokens: int
     params: list[tuple[str, Any]]
@@ -77,9 +77,9 @@ class Row(msgspec.Struct, array_like=True):
 
 
 class Part(msgspec.Struct, array_like=True):
-    """A ``Row``, an ``Answer`` or a ``Failure``, encoded by itself, and how many bytes of the payload are its own.
+    """An encoded ``Row``, ``Answer`` or ``Failure``, and the number of the payload's bytes that belong to it.
 
-    ``id`` is the asking side's number of the row, for this connection.
+    ``id`` is the number that the API process has given the row, unique for one connection.
     """
 
     id: int
@@ -94,26 +94,29 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
 
 
 class Withdraw(msgspec.Struct, tag=True, array_like=True):
-    """These rows are not waited for any more."""
+    """Take these rows out of the queue."""
 
     ids: list[int]
 
 
 class CloseScope(msgspec.Struct, tag=True, array_like=True):
-    """The request that held queries under this number has ended."""
+    """Free the queries of one scope: its request has ended."""
 
     scope: int
 
 
 class Hello(msgspec.Struct, tag=True, array_like=True):
-    """The first that an engine process says: what it has loaded."""
+    """The first message of an engine process: the sizes of the model that it has loaded."""
 
     dimensions: int
     embeds_width: int
 
 
 class Answer(msgspec.Struct, tag=True, array_like=True):
-    """A ``PoolingOutput``: each value's shape, float32; of a sparse one −1 and its length, int32 then float32."""
+    """A ``PoolingOutput``: the shape of each value, which is float32.
+
+    A ``SparseVector`` has the shape (−1, length); its indices, int32, come first.
+    """
 
     queue_s: float
     forward_s: float
@@ -122,14 +125,14 @@ class Answer(msgspec.Struct, tag=True, array_like=True):
 
 
 class Failure(msgspec.Struct, tag=True, array_like=True):
-    """A row that was not computed: one of ``FAILURES``, and what it says."""
+    """A row that failed: the name of one of ``FAILURES``, and its message."""
 
     kind: str
     message: str
 
 
 class Answers(msgspec.Struct, tag=True, array_like=True):
-    """Rows that are done, and how busy the engine is: tokens of others' rows too, and how fast they drain."""
+    """Finished and failed rows, and the engine's load: queued tokens of all connections, and tokens per second."""
 
     rows: list[Part]
     waiting_tokens: int
@@ -142,17 +145,17 @@ FromEngine: TypeAlias = Hello | Answers
 
 @define(eq=False)
 class Frame:
-    """Rows or answers that are sent together, and the arrays behind them."""
+    """Rows or answers that are sent together, with their arrays."""
 
     parts: list[Part] = field(init=False, factory=list)
     buffers: list[Buffer] = field(init=False, factory=list)
     _nbytes: int = field(init=False, default=0)
 
     def add(self, number: int, content: Row | Answer | Failure, buffers: Sequence[Buffer] = ()) -> None:
-        """Add a row or what became of one. Raises what msgspec raises, and ``ValueError`` for one that is too large."""
-        encoded = msgspec.msgpack.encode(content, enc_hook=_query_numbers)
+        """Add a row or its outcome. Raises what msgspec raises, and ``ValueError`` for one that is too large."""
+        encoded = msgspec.msgpack.encode(content, enc_hook=_numbers_of)
         nbytes = sum(map(len, buffers))
-        if len(encoded) > MAX_PART_BYTES or nbytes > MAX_PAYLOAD_BYTES - BYTES_TOGETHER:
+        if len(encoded) > MAX_PART_BYTES or nbytes > MAX_PAYLOAD_BYTES - FULL_FRAME_BYTES:
             raise ValueError(f"{len(encoded)} and {nbytes} bytes are too many")
         self.parts.append(Part(number, nbytes, msgspec.Raw(encoded)))
         self.buffers += buffers
@@ -160,21 +163,16 @@ class Frame:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is to be sent before more is added."""
-        return len(self.parts) >= ROWS_TOGETHER or self._nbytes >= BYTES_TOGETHER
+        """Whether it is sent before more is added."""
+        return len(self.parts) >= FULL_FRAME_ROWS or self._nbytes >= FULL_FRAME_BYTES
 
 
-def parts_of(parts: Sequence[Part], behind: memoryview) -> Iterator[tuple[Part, Payload]]:
-    """Give each of a frame's parts with its own bytes; they are fewer than it says if there are no more."""
+def parts_of(parts: Sequence[Part], payload: memoryview) -> Iterator[tuple[Part, Payload]]:
+    """Yield each part of a frame with its bytes of the payload, which may be fewer than its ``nbytes``."""
     begin = 0
     for part in parts:
-        yield part, Payload(behind[begin : begin + part.nbytes])
+        yield part, Payload(payload[begin : begin + part.nbytes])
         begin += part.nbytes
-
-
-def _of(error: Exception) -> str:
-    """Return an error's type and what it says."""
-    return f"{type(error).__name__}: {error}"
 
 
 # -- rows to the engine ------------------------------------------------------------------------------------
@@ -182,24 +180,26 @@ def _of(error: Exception) -> str:
 
 @define(eq=False)
 class RemoteScope:
-    """Queries that are held on an engine's device for one request, as whoever asks for them sees it."""
+    """The API process's end of a scope: the queries of one request that an engine process holds.
+
+    ``close`` calls ``closed``.
+    """
 
     number: int
     closed: Callable[["RemoteScope"], None]
-    """Called by ``close``."""
     _queries: dict[HeldQuery, int] = field(init=False, factory=dict)
 
     def number_of(self, query: HeldQuery) -> int:
-        """Return what a query is called over the wire."""
+        """Return the number by which a query is sent."""
         return self._queries.setdefault(query, len(self._queries))
 
     def close(self) -> None:
-        """Have the queries let go of."""
+        """Have the engine process free the queries."""
         self.closed(self)
 
 
-def _query_numbers(value: object) -> list[int]:
-    """Return what the other end knows a query by. Raises ``TypeError`` for anything else that msgpack does not have."""
+def _numbers_of(value: object) -> list[int]:
+    """Encode a query as two numbers, its scope's and its own. Raises ``TypeError`` for values of other types."""
     if isinstance(value, HeldQuery) and isinstance(value.scope, RemoteScope):
         return [value.scope.number, value.scope.number_of(value)]
     raise TypeError(f"a {type(value).__name__} has no form in msgpack")
@@ -212,7 +212,7 @@ def add_row(frame: Frame, number: int, request: PoolingRequest) -> None:
         buffers = [buffer_of(prompt.token_ids)]
         optional_arrays = None
         if not (prompt.type_ids is None and prompt.kept is None and prompt.embeds is None and prompt.images is None):
-            optional_arrays = _beside(prompt, buffers)
+            optional_arrays = _optional_arrays(prompt, buffers)
         row = Row(
             len(prompt.token_ids),
             [(param.wire_name, param) for param in request.params],
@@ -223,19 +223,20 @@ def add_row(frame: Frame, number: int, request: PoolingRequest) -> None:
             optional_arrays,
         )
         frame.add(number, row, buffers)
-    except Exception as error:  # whatever the params are
-        raise UnsendableError(f"An input cannot be sent to the engine process: {_of(error)}") from error
+    except Exception as error:  # fields of params may be of any type
+        reason = f"{type(error).__name__}: {error}"
+        raise UnsendableError(f"An input cannot be sent to the engine process: {reason}") from error
 
 
-def _beside(prompt: RenderedPrompt, buffers: list[Buffer]) -> OptionalArrays:
+def _optional_arrays(prompt: RenderedPrompt, buffers: list[Buffer]) -> OptionalArrays:
     optional_arrays = OptionalArrays()
     for name in ("type_ids", "kept", "embeds"):
         array = getattr(prompt, name)
         if array is not None:
-            setattr(optional_arrays, name, described(array))
+            setattr(optional_arrays, name, header_of(array))
             buffers.append(buffer_of(array))
     if prompt.images is not None:
-        optional_arrays.images = [(name, described(array)) for name, array in prompt.images.arrays.items()]
+        optional_arrays.images = [(name, header_of(array)) for name, array in prompt.images.arrays.items()]
         optional_arrays.image_tokens = prompt.images.tokens
         buffers += [buffer_of(array) for array in prompt.images.arrays.values()]
     return optional_arrays
@@ -243,45 +244,42 @@ def _beside(prompt: RenderedPrompt, buffers: list[Buffer]) -> OptionalArrays:
 
 @define(eq=False)
 class Scopes:
-    """The engine's end of ``RemoteScope``: the real scopes of one connection, opened when they are first named."""
+    """The engine's scopes for the ``RemoteScope`` numbers of one connection, each opened when it is first used."""
 
     open_scope: Callable[[], QueryScope]
     _scopes: dict[int, QueryScope] = field(init=False, factory=dict)
     _queries: dict[tuple[int, int], HeldQuery] = field(init=False, factory=dict)
 
-    def query(self, scope: int, query: int) -> HeldQuery:
-        """Return the query of two numbers."""
+    def query(self, kind: type[Any], numbers: Any) -> HeldQuery:
+        """Decode the numbers of a query. Raises ``NotImplementedError`` for a field of another type."""
+        if kind is not HeldQuery:
+            raise NotImplementedError(f"no field of params can be of type {kind}")
+        scope, query = numbers
         if (scope, query) not in self._queries:
             if scope not in self._scopes:
                 self._scopes[scope] = self.open_scope()
             self._queries[scope, query] = HeldQuery(self._scopes[scope])
         return self._queries[scope, query]
 
-    def held(self, kind: type[Any], numbers: Any) -> HeldQuery:
-        """Return the query that a field of params is. Raises for a field of any other type that msgspec has not."""
-        if kind is not HeldQuery:
-            raise NotImplementedError(f"no field of params can be of type {kind}")
-        scope, query = numbers
-        return self.query(scope, query)
-
     def close(self, scope: int) -> None:
-        """Free what is held under a number; nothing if nothing is."""
+        """Close the scope of a number, if it is open."""
         if scope in self._scopes:
             self._scopes.pop(scope).close()
             self._queries = {known: query for known, query in self._queries.items() if known[0] != scope}
 
     def close_all(self) -> None:
-        """Free everything."""
+        """Close all scopes."""
         for scope in list(self._scopes):
             self.close(scope)
 
 
 def read_row(part: Part, payload: Payload, scopes: Scopes) -> PoolingRequest:
-    """Return a row; its arrays share the payload's memory. Raises ``UnsendableError`` for one that cannot be read."""
+    """Decode a row; its arrays share the payload's memory. Raises ``UnsendableError``."""
     try:
         return _request(msgspec.msgpack.decode(part.content, type=Row), payload, scopes)
-    except Exception as error:  # of what the params are made of, too
-        raise UnsendableError(f"The engine process cannot read an input: {_of(error)}") from error
+    except Exception as error:  # constructors of params may raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise UnsendableError(f"The engine process cannot read an input: {reason}") from error
 
 
 def _request(row: Row, payload: Payload, scopes: Scopes) -> PoolingRequest:
@@ -306,31 +304,31 @@ def _request(row: Row, payload: Payload, scopes: Scopes) -> PoolingRequest:
 def _param(name: str, fields: Any, scopes: Scopes) -> PoolingParams:
     if name not in PoolingParams.by_name:
         raise LookupError(f"no module that is imported here defines the params {name}")
-    return msgspec.convert(fields, PoolingParams.by_name[name], dec_hook=scopes.held)
+    return msgspec.convert(fields, PoolingParams.by_name[name], dec_hook=scopes.query)
 
 
 # -- answers back --------------------------------------------------------------------------------------------
 
 
 def add_answer(frame: Frame, number: int, outcome: PoolingOutput | Exception) -> None:
-    """Add what became of a row to a frame: a failure also if that cannot be sent."""
+    """Add the outcome of a row to a frame; an output that cannot be sent is added as a failure."""
     error = outcome
     if isinstance(outcome, PoolingOutput):
         buffers: list[Buffer] = []
         try:
             values = [_shape(value, buffers) for value in outcome.values]
             frame.add(number, Answer(outcome.queue_s, outcome.forward_s, outcome.copy_s, values), buffers)
-        except Exception as raised:  # whatever a head has made
-            error = UnsendableError(f"What the model made of an input cannot be sent: {_of(raised)}")
+        except Exception as raised:  # heads may return anything
+            error = UnsendableError(f"The model's output cannot be sent: {type(raised).__name__}: {raised}")
         else:
             return
-    # As the nearest of its bases that the other end knows.
+    # As the nearest of its bases that the receiver knows.
     kinds = (base.__name__ for base in type(error).__mro__ if FAILURES.get(base.__name__) is base)
     frame.add(number, Failure(next(kinds, BatchFailedError.__name__), sendable(str(error))))
 
 
 def _shape(value: PooledValue, buffers: list[Buffer]) -> tuple[int, ...]:
-    """Return the shape that ``Answer.values`` has for a value, whose arrays are added to ``buffers``."""
+    """Return the shape of a value in ``Answer.values``, and add its arrays to ``buffers``."""
     if isinstance(value, SparseVector):
         buffers += [
             buffer_of(value.indices.astype(np.int32, copy=False)),
@@ -342,14 +340,14 @@ def _shape(value: PooledValue, buffers: list[Buffer]) -> tuple[int, ...]:
 
 
 def read_answer(part: Part, payload: Payload) -> PoolingOutput | PoolServeError:
-    """Return what became of a row; arrays share the payload's memory. What cannot be read is an ``UnsendableError``."""
+    """Decode the outcome of a row, an ``UnsendableError`` if it cannot be; arrays share the payload's memory."""
     try:
         answer = msgspec.msgpack.decode(part.content, type=Answer | Failure)
         if isinstance(answer, Failure):
             return FAILURES.get(answer.kind, BatchFailedError)(answer.message)
         values = tuple([_value(shape, payload) for shape in answer.values])
     except Exception as error:
-        return UnsendableError(f"What the engine process made of an input cannot be read: {_of(error)}")
+        return UnsendableError(f"The engine process's output cannot be read: {type(error).__name__}: {error}")
     return PoolingOutput(values, answer.queue_s, answer.forward_s, answer.copy_s)
 
 

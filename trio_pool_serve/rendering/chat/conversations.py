@@ -13,7 +13,7 @@ from trio_pool_serve.errors import (
     MediaError,
     PoolServeError,
     at_place,
-    innermost,
+    unwrap_exception_groups,
 )
 from trio_pool_serve.prompts import (
     ChatMessage,
@@ -259,15 +259,10 @@ class Conversations:
 
 async def _run_together(*functions: Callable[[], Awaitable[None]]) -> None:
     """Run functions concurrently; the first that fails cancels the others, and its error is raised unwrapped."""
-    try:
+    with unwrap_exception_groups(PoolServeError):
         async with trio.open_nursery() as nursery:
             for function in functions:
                 nursery.start_soon(function)
-    except BaseExceptionGroup as group:
-        expected, rest = group.split(PoolServeError)
-        if expected is None or rest is not None:
-            raise
-        raise innermost(expected) from None
 
 
 def _only_message(prompt: ChatPrompt) -> Sequence[Part]:

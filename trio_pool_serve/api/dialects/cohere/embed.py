@@ -19,8 +19,7 @@ from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import ContextLengthError, EmptyInputError, InvalidRequestError
 from trio_pool_serve.prompts import ImagePart, Prompt, TextPrompt
 from trio_pool_serve.tasks.job import PoolJob
-from trio_pool_serve.tasks.pool import Pooled, PooledRow, pool
-from trio_pool_serve.tasks.pooling_tasks import check_dimensions
+from trio_pool_serve.tasks.pool import Pooled, PooledRow, check_dimensions, pool
 from trio_pool_serve.types import Vectors
 
 EmbeddingType: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
