@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from trio_pool_serve.api.dialects import DIALECTS
-from trio_pool_serve.api.http.dispatch import Candidate, candidates_by_path
+from trio_pool_serve.api.http.dispatch import endpoints_by_path
+from trio_pool_serve.api.http.endpoint import DialectEndpoint
 
-ENDPOINTS: list[tuple[str, Candidate]] = [
+ENDPOINTS: list[tuple[str, DialectEndpoint]] = [
     (path, candidate)
-    for path, candidates in candidates_by_path(DIALECTS).items()
+    for path, candidates in endpoints_by_path(DIALECTS).items()
     for candidate in candidates
     if path == candidate.endpoint.paths[0]
 ]
@@ -103,7 +104,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
 
 @st.composite
 def bodies(
-    draw: st.DrawFn, candidate: Candidate, name: str | None = None, also: Mapping[str, Any] = MappingProxyType({})
+    draw: st.DrawFn, candidate: DialectEndpoint, name: str | None = None, also: Mapping[str, Any] = MappingProxyType({})
 ) -> bytes:
     """Return an endpoint's example, with ``also``, in which some fields are extreme.
 

@@ -5,29 +5,31 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trio_pool_serve.api.http.error_bodies import answer_error
 
 from tests.api.extreme_bodies import ENDPOINTS, JUNK, bodies, fields_of, integers_of, json_of
 from trio_pool_serve.api.dialects import DIALECTS
-from trio_pool_serve.api.http.dispatch import Candidate, candidates_by_path, read_request
+from trio_pool_serve.api.http.dispatch import decode_body, endpoints_by_path
+from trio_pool_serve.api.http.endpoint import DialectEndpoint
+from trio_pool_serve.api.http.error_responses import describe, write_error
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import PoolServeError
 
-BY_PATH = candidates_by_path(DIALECTS)
+BY_PATH = endpoints_by_path(DIALECTS)
 CASES = [pytest.param(path, candidate, id=f"{candidate.dialect.name} {path}") for path, candidate in ENDPOINTS]
 
 
 def status_of(path: str, body: bytes) -> int:
     """Return the status that a body is refused with, 200 if it is not."""
-    asked = read_request(body, BY_PATH[path], NetworkConfig(), embeds=True)
-    if asked.error is None:
+    decoded = decode_body(body, BY_PATH[path], NetworkConfig(), embeds=True)
+    if decoded.error is None:
         return 200
-    assert isinstance(asked.error, PoolServeError)
-    return answer_error(asked.error, "id", [asked.candidate.dialect]).status
+    assert isinstance(decoded.error, PoolServeError)
+    described = describe(decoded.error, "id", decoded.claimed_by, decoded.wire)
+    return write_error(described, [decoded.claimed_by.dialect])[0]
 
 
 @pytest.mark.parametrize(("path", "candidate"), CASES)
-def test_every_integer_of_a_wire_type_has_bounds(path: str, candidate: Candidate):
+def test_every_integer_of_a_wire_type_has_bounds(path: str, candidate: DialectEndpoint):
     for kind in fields_of(candidate.endpoint.wire).values():
         for integer in integers_of(kind):
             assert integer.ge is not None
@@ -37,7 +39,7 @@ def test_every_integer_of_a_wire_type_has_bounds(path: str, candidate: Candidate
 
 
 @pytest.mark.parametrize(("path", "candidate"), CASES)
-def test_integers_out_of_bounds_are_refused_where_they_are_decoded(path: str, candidate: Candidate):
+def test_integers_out_of_bounds_are_refused_where_they_are_decoded(path: str, candidate: DialectEndpoint):
     for name, kind in fields_of(candidate.endpoint.wire).items():
         for bounds in integers_of(kind):
             for wrong in (bounds.ge - 1, bounds.le + 1, 2**64, -(2**100), 2**100):
@@ -47,14 +49,14 @@ def test_integers_out_of_bounds_are_refused_where_they_are_decoded(path: str, ca
 
 
 @pytest.mark.parametrize(("path", "candidate"), CASES)
-def test_any_value_in_any_field_is_read_or_refused(path: str, candidate: Candidate):
+def test_any_value_in_any_field_is_read_or_refused(path: str, candidate: DialectEndpoint):
     for name in fields_of(candidate.endpoint.wire):
         for value in JUNK:
             assert status_of(path, json_of({**candidate.endpoint.example, name: value})) in (200, 400, 422)
 
 
 @pytest.mark.parametrize(("path", "candidate"), CASES)
-def test_several_extreme_fields_are_read_or_refused(path: str, candidate: Candidate):
+def test_several_extreme_fields_are_read_or_refused(path: str, candidate: DialectEndpoint):
     @settings(max_examples=20)
     @given(bodies(candidate))
     def check(body: bytes) -> None:
@@ -64,7 +66,7 @@ def test_several_extreme_fields_are_read_or_refused(path: str, candidate: Candid
 
 
 @given(st.sampled_from(ENDPOINTS), st.sampled_from(JUNK))
-def test_a_body_that_is_no_object_is_refused(endpoint: tuple[str, Candidate], value: Any):
+def test_a_body_that_is_no_object_is_refused(endpoint: tuple[str, DialectEndpoint], value: Any):
     if value != {}:
         assert status_of(endpoint[0], json_of(value)) in (400, 422)
 
