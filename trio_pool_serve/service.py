@@ -1,4 +1,4 @@
-"""Everything behind the routes, as one object with one nursery."""
+"""The service behind the routes: models, engines, limiters and metrics, in one nursery."""
 
 import gc
 import logging
@@ -61,7 +61,7 @@ def load_transformer(folder: AnyModelFolder, config: ModelConfig, offload: Offlo
 
 
 def loader_name(load: RunnerLoader) -> str:
-    """Return by what name another process finds a loader, a function of some module."""
+    """Return the name (``module:function``) by which another process imports a loader."""
     return f"{load.__module__}:{load.__qualname__}"
 
 
@@ -71,7 +71,7 @@ def _do_nothing() -> None:
 
 @define(eq=False)
 class ServedModel:
-    """One model of a service: its engine from the beginning, and what is loaded once it is."""
+    """One model of a service: its engine, and its ``Model`` once that is loaded."""
 
     source: ModelSource
     engine: Engine
@@ -89,7 +89,7 @@ class Service:
     config: Config
     load_runner: RunnerLoader = load_transformer
     folder: Path | None = field(default=None, kw_only=True)
-    """Where the processes of the server find each other, if it has several and somebody else keeps them alive."""
+    """Directory of the sockets of the server's processes, if the caller supervises the engine processes."""
     offload: Offload = field(kw_only=True)
     on_loaded: Callable[[], object] = field(default=_do_nothing, kw_only=True)
     """Called once, when all models are loaded and before the service is ready."""
@@ -99,9 +99,9 @@ class Service:
     started: float = field(factory=time.time, init=False)
     """Seconds since the epoch."""
     processes: dict[str, WorkerProcesses] = field(init=False)
-    """Those that render chat templates: the models' own, and apart from them those of clients, where trusted."""
+    """Worker processes for chat templates: one pool for the models' own, one for those of requests if trusted."""
     _is_loaded: trio.Event = field(init=False, factory=trio.Event)
-    """Whether all models are loaded."""
+    """Set once all models are loaded."""
     served: dict[str, ServedModel] = field(init=False, factory=dict)
     """By name, in the order of the settings: the first is the default."""
     draining: bool = field(default=False, init=False)
@@ -137,7 +137,7 @@ class Service:
         )
         self.metrics.add_gauges(self._gauges)
         if self.config.processes.engine == "process" and self.folder is None:
-            # Nobody but this user can enter it: whoever can connect to an engine can have anything computed.
+            # Only this user can enter it: a process that can connect to an engine can have it compute anything.
             self._own_folder = TemporaryDirectory(prefix="trio_pool_serve-")
             self.folder = Path(self._own_folder.name)
         for number, source in enumerate(self.config.sources):
@@ -150,13 +150,13 @@ class Service:
             return ProcessEngine(sockets, scheduling.max_queue_tokens // self.config.processes.api_workers, metrics)
         return LocalEngine(partial(self._load_runner, source), self.offload, metrics, scheduling)
 
-    # -- living ---------------------------------------------------------------------------------------
+    # -- lifecycle ------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Load the models and keep their engines going until cancelled; ``started`` before loading.
+        """Load the models and run their engines until cancelled; ``started`` before loading.
 
-        Raises ``ModelLoadError`` or ``EngineDeadError``, as themselves. Cancellation: every request that
-        waits is failed; nothing is waited for.
+        Raises ``ModelLoadError`` or ``EngineDeadError``, not in a group. Cancellation: at once; every request that
+        waits fails.
         """
         task_status.started()
         try:
@@ -168,7 +168,10 @@ class Service:
                         await nursery.start(processes.run)
                     await nursery.start(self.media.run)
                     if self._own_folder is not None:
-                        await nursery.start(self._own_engines().run)
+                        engines = EngineProcesses(
+                            self.config, loader_name(self.load_runner), Path(self._own_folder.name)
+                        )
+                        await nursery.start(engines.run)
                     if self.folder is not None:
                         nursery.start_soon(serve_snapshots, self.folder, self.snapshot)
                     for served in self.served.values():
@@ -193,12 +196,12 @@ class Service:
         served.loaded = await self.offload.run("launch", partial(self._make_model, served, folder, tokenizer))
 
     def _load_tokenizer(self, source: ModelSource) -> tuple[AnyModelFolder, Tokenizer]:
-        """Find the files and load the tokenizer. Runs in a thread."""
+        """Open the model's folder and load its tokenizer. Runs in a thread."""
         folder = open_model_folder(source.location, self.config.loading)
         return folder, load_tokenizer(folder, trust_remote_code=self.config.loading.trust_remote_code)
 
     def _load_runner(self, source: ModelSource) -> Runner:
-        """Find the files and load the model. Runs in a thread."""
+        """Open the model's folder and load its runner. Runs in a thread."""
         began = time.perf_counter()
         logger.info("loading %s", source.location)
         folder = open_model_folder(source.location, self.config.loading)
@@ -234,20 +237,16 @@ class Service:
             splits_long_texts=config.loading.long_text == "chunk",
         )
 
-    def _own_engines(self) -> EngineProcesses:
-        assert self.folder is not None  # noqa: S101  (made with them)
-        return EngineProcesses(self.config, loader_name(self.load_runner), self.folder)
-
-    # -- being asked ----------------------------------------------------------------------------------
+    # -- models and state -----------------------------------------------------------------------------
 
     @property
     def default(self) -> ServedModel:
-        """The model of those who name none."""
+        """The model for requests that name none."""
         return next(iter(self.served.values()))
 
     @property
     def state(self) -> ServiceState:
-        """What ``/readyz`` says: the worst of what the engines say."""
+        """The state that ``/readyz`` reports: the worst state of the engines."""
         states = {served.engine.statistics().state for served in self.served.values()}
         state = next(state for state in ("dead", "loading", "ready") if state in states)
         if state == "ready" and not self._is_loaded.is_set():
@@ -255,10 +254,10 @@ class Service:
         return "draining" if self.draining and state == "ready" else state
 
     def model(self, name: str | None = None) -> Model:
-        """Return a model by its name, by default the first.
+        """Return the model of that name, by default the first.
 
-        Raises ``NotFoundError``, or ``EngineLoadingError`` until all models are loaded: while one is being
-        loaded, the others cannot compute.
+        Raises ``NotFoundError``, or ``EngineLoadingError`` until all models are loaded: while one loads, the others
+        cannot compute.
         """
         served = self.default if name is None else self.served.get(name)
         if served is None:
@@ -269,7 +268,7 @@ class Service:
         return served.loaded
 
     async def wait_ready(self) -> None:
-        """Wait until all models are loaded. Raises ``EngineDeadError`` if one never will be.
+        """Wait until all models are loaded. Raises ``EngineDeadError`` if an engine has stopped.
 
         Cancellation: at once; nothing is held.
         """
@@ -278,14 +277,14 @@ class Service:
         await self._is_loaded.wait()
 
     def require_open(self) -> None:
-        """Raise ``DrainingError`` if no new work is taken."""
+        """Raise ``DrainingError`` if the server is shutting down."""
         if self.draining:
             raise DrainingError("The server is shutting down.")
 
-    # -- telling --------------------------------------------------------------------------------------
+    # -- metrics and load -----------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        """Return what this process has to tell."""
+        """Return the metrics and the load of this process."""
         self.metrics.take_gauges()
         load = {
             "models": {name: self._load_of(served.engine) for name, served in self.served.items()},
@@ -297,13 +296,13 @@ class Service:
         return Snapshot(families_of(self.metrics.registry), load)
 
     def _load_of(self, engine: Engine) -> dict[str, Any]:
-        """Return what this process has to tell of an engine: of one in other processes, what those cannot."""
+        """Return an engine's statistics, but only those that engine processes do not report themselves."""
         statistics = attrs.asdict(engine.statistics())
-        told = statistics if self.folder is None else ("state", "admitted_tokens")
-        return {name: statistics[name] for name in told}
+        names = statistics if self.folder is None else ("state", "admitted_tokens")
+        return {name: statistics[name] for name in names}
 
     async def snapshots(self) -> list[Snapshot]:
-        """Return what this process and the others of the server have to tell. Cancellation: at once."""
+        """Return the snapshots of all processes of the server, this one first. Cancellation: at once."""
         others = [] if self.folder is None else await gather_snapshots(self.folder)
         return [self.snapshot(), *others]
 
@@ -347,6 +346,6 @@ def configure_process(service: Service) -> None:
 
 
 def _freeze_loaded_objects() -> None:
-    # What has been loaded stays: the collector need not look at it again.
+    # What has been loaded stays: the collector does not have to look at it again.
     gc.collect()
     gc.freeze()

@@ -10,7 +10,8 @@ from tests.api.extreme_bodies import ENDPOINTS, JUNK, bodies, fields_of, integer
 from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.http.dispatch import decode_body, endpoints_by_path
 from trio_pool_serve.api.http.endpoint import DialectEndpoint
-from trio_pool_serve.api.http.error_responses import describe, write_error
+from trio_pool_serve.api.http.error_responses import error_response
+from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import PoolServeError
 
@@ -24,8 +25,8 @@ def status_of(path: str, body: bytes) -> int:
     if decoded.error is None:
         return 200
     assert isinstance(decoded.error, PoolServeError)
-    described = describe(decoded.error, "id", decoded.claimed_by, decoded.wire)
-    return write_error(described, [decoded.claimed_by.dialect])[0]
+    request = HttpRequest({"headers": []}, path, 2**20, claimed_by=decoded.claimed_by, wire=decoded.wire)
+    return error_response(decoded.error, request, [decoded.claimed_by.dialect]).status
 
 
 @pytest.mark.parametrize(("path", "candidate"), CASES)

@@ -8,6 +8,7 @@ import trio
 from tests.server.programs.child import Job, Said
 from trio_pool_serve.errors import UnsendableError
 from trio_pool_serve.processes.child_process import keep_alive, open_child
+from trio_pool_serve.server.api_workers import _send_drain
 
 CHILD = "tests.server.programs.child"
 
@@ -63,3 +64,9 @@ async def test_a_child_that_says_what_is_no_message_is_replaced_like_one_that_di
         await enough.wait()
         nursery.cancel_scope.cancel()
     assert lives == ["left with status 7"] * 2
+
+
+async def test_a_worker_whose_channel_is_closed_already_can_be_told_to_drain():
+    async with open_child(CHILD, Job(b"\xc1" * 100), Said) as child:
+        assert await child.status() is None
+        await _send_drain(child)

@@ -1,4 +1,4 @@
-"""A process that answers requests and leaves computing to engine processes. Started by ``ApiWorkers``."""
+"""An API process: serves HTTP and renders, while engine processes compute. Started by ``ApiWorkers``."""
 
 import logging
 import socket
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
-    """Serve until told to drain, or the parent is gone; return the exit status. Cancellation: at once."""
+    """Serve until the parent sends ``Drain`` or is gone; return the exit status. Cancellation: at once."""
     assert isinstance(job, ApiJob)  # noqa: S101  (the first message)
     config = decode_config(job.config)
     configure_logging(config.logging.log_level)
@@ -38,19 +38,19 @@ async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
             async def watch_parent() -> None:
                 async def wait_for_end() -> str:
                     await channel.receive()
-                    return "the parent has left"
+                    return "the parent is gone"
 
                 received = await channel.receive()
-                loading.cancel(reason="no connections will be taken")
+                loading.cancel(reason="no connections will be accepted")
                 if received is not None:
-                    assert isinstance(received[0], Drain)  # noqa: S101  (all that is said after the job)
+                    assert isinstance(received[0], Drain)  # noqa: S101  (the only message after the job)
                 await drain(service, listening, stop, wait_for_end if received is not None else trio.sleep_forever)
                 leave(0)
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(watch_parent)
                 await nursery.start(service.run)
-                nursery.start_soon(_tell, channel, service)
+                nursery.start_soon(_report_ready, channel, service)
                 if job.joins:
                     with loading:
                         await service.wait_ready()
@@ -62,7 +62,7 @@ async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
     return 0
 
 
-async def _tell(channel: FramedStream[FromParent], service: Service) -> None:
+async def _report_ready(channel: FramedStream[FromParent], service: Service) -> None:
     await service.wait_ready()
     await send_to_parent(channel, Ready())
 

@@ -1,7 +1,6 @@
-"""Several processes that answer requests, on one listening socket: this process only keeps them and the engines alive.
+"""Several API processes on one listening socket; the launcher only supervises them and the engine processes.
 
-They are processes of our own and not workers of hypercorn's, whose master ends the others as soon as the first has
-drained.
+They are not workers of hypercorn's, whose master process ends the others as soon as the first has drained.
 """
 
 import logging
@@ -26,30 +25,30 @@ logger = logging.getLogger(__name__)
 
 MODULE = "trio_pool_serve.server.api_process"
 
-MARGIN_S = 2.0
-"""Seconds more than for its requests that a process has to drain."""
+DRAIN_MARGIN_S = 2.0
+"""Seconds that a process may take to drain, in addition to ``--drain-timeout-s`` for its requests."""
 
 
 class ApiJob(msgspec.Struct, tag=True, array_like=True):
-    """What a process that answers requests is to do: listen on ``fd``, find the engines in ``folder``."""
+    """The job of an API process: serve on the listening socket ``fd``, with the engines' sockets in ``folder``."""
 
     config: bytes
     folder: str
     fd: int
     joins: bool
-    """Others answer: leave connections to them until the models can be asked here too."""
+    """Whether others serve already: accept no connection before the models are ready in this process."""
 
 
 class Drain(msgspec.Struct, tag=True, array_like=True):
-    """Answer what has been asked, and leave."""
+    """Message to an API process: finish the running requests, then exit."""
 
 
 class Ready(msgspec.Struct, tag=True, array_like=True):
-    """Requests are answered."""
+    """Message of an API process: all models are ready."""
 
 
 class NotServed(msgspec.Struct, tag=True, array_like=True):
-    """The models cannot be served as asked: a message for people."""
+    """Message of an API process: the models cannot be served, with a message for the user."""
 
     message: str
 
@@ -60,20 +59,20 @@ ToParent: TypeAlias = Ready | NotServed
 
 @define(eq=False)
 class ApiWorkers:
-    """The processes, each replaced when it dies, until they are told to drain."""
+    """The API processes; each is replaced when it dies, until they drain."""
 
     config: Config
     folder: Path
     listening: socket.socket
     ready: trio.Event = field(init=False, factory=trio.Event)
-    """Set once one of them answers."""
+    """Set once one of them is ready."""
     drained: trio.Event = field(init=False, factory=trio.Event)
-    """Set once all have left after ``drain``."""
+    """Set once all have exited after ``drain``."""
     _children: set[ChildProcess[ToParent]] = field(init=False, factory=set)
     _draining: bool = field(default=False, init=False)
 
     async def run(self) -> None:
-        """Keep ``--api-workers`` processes alive: one, and the others once it answers.
+        """Keep ``--api-workers`` processes alive: start one, and the others once it is ready.
 
         Raises ``ModelLoadError``. Cancellation: they are killed.
         """
@@ -90,45 +89,45 @@ class ApiWorkers:
         async with open_child(MODULE, job, ToParent, fds=[fd]) as child:
             self._children.add(child)
             try:
-                if self._draining:  # it was being started meanwhile
-                    await _tell_to_drain(child)
+                if self._draining:  # since before it was started
+                    await _send_drain(child)
                 match await child.status():
                     case Ready():
                         self.ready.set()
                     case NotServed(message):
                         if not self.ready.is_set():
                             raise ModelLoadError(message)
-                        logger.error("an API worker cannot begin: %s", message)
+                        logger.error("an API worker cannot start: %s", message)
                 end = await child.wait()
             finally:
                 self._children.discard(child)
             if self._draining:
                 if not self._children:
                     self.drained.set()
-                await trio.sleep_forever()  # none takes its place
+                await trio.sleep_forever()  # it is not replaced
             return end
 
     async def drain(self) -> None:
-        """Have all of them answer what has been asked, and leave. Cancellation: they go on draining."""
+        """Make all of them finish their requests and exit. Cancellation: they continue to drain."""
         self._draining = True
         for child in list(self._children):
-            await _tell_to_drain(child)
+            await _send_drain(child)
         if not self._children:
             self.drained.set()
 
 
-async def _tell_to_drain(child: ChildProcess[ToParent]) -> None:
+async def _send_drain(child: ChildProcess[ToParent]) -> None:
     try:
         await child.channel.send(Drain())
-    except trio.BrokenResourceError:
-        logger.debug("API worker %d has left already", child.process.pid)
+    except (trio.BrokenResourceError, trio.ClosedResourceError):
+        logger.debug("API worker %d has exited already", child.process.pid)
 
 
 async def serve_by_workers(config: Config, loader: str, announce: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT, then drain; ``announce(url)`` is called when requests are answered.
+    """Serve until SIGTERM or SIGINT, then drain; ``announce(url)`` is called when the first API process is ready.
 
-    Raises ``ModelLoadError``. A second signal, and a drain that outlasts ``--drain-timeout-s``, end everything on the
-    spot. Cancellation: all processes are ended.
+    Raises ``ModelLoadError``. A second signal, and a drain that outlasts ``--drain-timeout-s``, end all processes
+    at once. Cancellation: all processes are ended.
     """
     with (
         TemporaryDirectory(prefix="trio_pool_serve-") as folder,
@@ -152,15 +151,15 @@ async def _watch_signals(
         logger.info("%s: draining", signal.Signals(await anext(signals)).name)
         workers.listening.close()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_leave_at_once, signals)
-            with trio.move_on_after(workers.config.time_limits.drain_timeout_s + MARGIN_S):
+            nursery.start_soon(_leave_on_second_signal, signals)
+            with trio.move_on_after(workers.config.time_limits.drain_timeout_s + DRAIN_MARGIN_S):
                 await workers.drain()
                 await workers.drained.wait()
             nursery.cancel_scope.cancel(reason="drained")
         everything.cancel(reason="drained")
 
 
-async def _leave_at_once(signals: object) -> None:
+async def _leave_on_second_signal(signals: object) -> None:
     second = await anext(signals)  # type: ignore[call-overload]
     logger.warning("leaving: a second signal")
     leave(128 + second)

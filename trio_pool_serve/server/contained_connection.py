@@ -1,9 +1,9 @@
-"""A connection that fails, fails alone; one whose client has gone, goes.
+"""Connections of hypercorn's whose exceptions are contained, and which end when their client disconnects.
 
-hypercorn serves all connections of a worker in one nursery, and some clients can make its protocol code raise:
-HTTP/2 frames behind an answer, bytes behind a websocket handshake. The exception would cancel everybody
-else's connection with it. And a client that closes its end just as its answer is finished can leave a connection
-behind that nobody reads any more, kept for the keep-alive time.
+hypercorn serves all connections of a worker in one nursery, and some clients can make its protocol code raise: HTTP/2
+frames after the end of a response, bytes after a websocket handshake. The exception would cancel all other connections.
+And a client that disconnects just as its response is finished can leave a connection open that is not read any more,
+for the whole keep-alive time.
 """
 
 import logging
@@ -17,19 +17,18 @@ from trio_pool_serve.server.idle_timer import IdleTimer
 
 logger = logging.getLogger(__name__)
 
-
 JOINED_BELOW = 64 * 1024
-"""Bytes of a body that are copied behind the head of their answer, to be sent with it by one system call."""
+"""Bytes: smaller bodies are copied behind their response's head, to send both by one system call."""
 
 
 class ContainedConnection(TCPServer):
-    """hypercorn's connection, whose exceptions end nothing but itself, and which ends with its client.
+    """hypercorn's connection; an exception ends only this connection, and the client's disconnect ends it, too.
 
-    It also does with one system call and no new task per request what hypercorn does with three and one: the head of
-    an answer of known length waits for its body, and the time that a connection is idle is measured by one timer.
+    Per request it makes one system call and no new task, where hypercorn makes three and one: the head of a response
+    of known length waits for its body, and one timer per connection measures how long it is idle.
     """
 
-    _client_has_gone = False
+    _client_is_gone = False
     _head = b""
 
     def __init__(self, *args: Any) -> None:
@@ -37,29 +36,29 @@ class ContainedConnection(TCPServer):
         self.idle_timer = IdleTimer(
             self.config.keep_alive_timeout, self.context.terminated.wait, self._initiate_server_close
         )
-        self.idle_task = self.idle_timer  # type: ignore[assignment]  # of the same shape
+        self.idle_task = self.idle_timer  # type: ignore[assignment]  # has the same methods
 
     async def run(self) -> None:
-        """Serve one connection until it is closed. Cancellation: as hypercorn's own."""
+        """Serve the connection until it is closed. Cancellation: as in hypercorn."""
         try:
             await super().run()
         except Exception as error:
-            # A group, as it comes out of the connection's nursery; a cancellation makes it another type.
+            # Not a cancellation: a group with ``trio.Cancelled`` is a ``BaseExceptionGroup``, not an ``Exception``.
             logger.warning("a connection failed: %r", error)
-            logger.debug("it failed here", exc_info=error)
+            logger.debug("traceback of the failed connection", exc_info=error)
 
     async def protocol_send(self, event: Event) -> None:
-        """Act on what the protocol says. Cancellation: as hypercorn's own."""
+        """Handle an event of the protocol. Cancellation: as in hypercorn."""
         if isinstance(event, RawData):
             await self._send(event.data)
             return
         await super().protocol_send(event)
-        if isinstance(event, Updated) and self._client_has_gone:
+        if isinstance(event, Updated) and self._client_is_gone:
             self.idle_timer.end()
 
     async def _send(self, data: bytes) -> None:
         if not self._head and _is_head_of_known_length(data):
-            self._head = data  # something always follows, if only the news that there is no more
+            self._head = data  # another event always follows, at least the end of the body
             return
         if self._head:
             head, self._head = self._head, b""
@@ -72,14 +71,14 @@ class ContainedConnection(TCPServer):
 
     async def _read_data(self) -> None:
         await super()._read_data()
-        self._client_has_gone = True
+        self._client_is_gone = True
         self.idle_timer.end()
 
 
 def _is_head_of_known_length(data: bytes) -> bool:
-    """Tell a final answer's head, which a body is to follow at once, from all else: a stream's has no length.
+    """Return whether ``data`` is the head of a final response with a ``Content-Length``: its body follows at once.
 
-    What ends the connection is sent as it comes: hypercorn writes such answers where no body is sure to follow.
+    False for a response that closes the connection: hypercorn writes some of those without a body.
     """
     if not data.startswith(b"HTTP/1.1 ") or data[9:10] == b"1":
         return False
@@ -88,8 +87,8 @@ def _is_head_of_known_length(data: bytes) -> bool:
 
 
 def contain_connections() -> None:
-    """Have hypercorn's trio workers of this process use ``ContainedConnection``.
+    """Make hypercorn's trio workers of this process use ``ContainedConnection``.
 
-    By its name in hypercorn's module, for which it has no other seam; the version is pinned.
+    Replaces a name in hypercorn's module, which has no other extension point; the version is pinned.
     """
     setattr(hypercorn.trio.run, TCPServer.__name__, ContainedConnection)

@@ -1,4 +1,4 @@
-"""An engine process: one model, one runner, and a socket for those who ask. Started by ``EngineProcesses``."""
+"""An engine process: one model, one runner, and a socket for API processes. Started by ``EngineProcesses``."""
 
 import gc
 import logging
@@ -30,11 +30,11 @@ logger = logging.getLogger(__name__)
 
 
 async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
-    """Load, then compute until the parent is gone; return the exit status. Cancellation: at once."""
+    """Load the model, then compute until the parent is gone; return the exit status. Cancellation: at once."""
+    limit_openmp_spinning()  # before torch is imported
     config = decode_config(job.config)
     configure_logging(config.logging.log_level)
     import_plugins(config)
-    limit_openmp_spinning()  # before torch is imported
     offload = Offload(
         launch=1, copy=config.scheduling.max_in_flight, niceness=relative_niceness(config.threads.niceness)
     )
@@ -45,7 +45,7 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
         module, _, function = job.loader.partition(":")
         folder = open_model_folder(source.location, config.loading)
         runner: Runner = getattr(import_module(module), function)(folder, config.loading, offload)
-        return runner if not job.cores else _sharing(runner, job)
+        return runner if not job.cores else _share_cores(runner, job)
 
     small_requests = SmallRequests.open(Path(job.small_requests), job.place.replica, job.place.replicas)
     engine = LocalEngine(load, offload, metrics.of_engine(job.model), config.scheduling, small_requests)
@@ -70,7 +70,7 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
                 nursery.start_soon(serve_engine, engine, listener)
                 nursery.start_soon(serve_snapshots, Path(job.folder), snapshot)
                 await wait_for_parent(channel)
-                nursery.cancel_scope.cancel(reason="the parent wants this process to leave")
+                nursery.cancel_scope.cancel(reason="the parent is gone")
     except ModelLoadError as error:
         await send_to_parent(channel, LoadFailed(sendable(str(error))))
         return 1
@@ -80,8 +80,8 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
     return 0
 
 
-def _sharing(runner: Runner, job: EngineJob) -> Runner:
-    from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner  # imported here: it brings torch along
+def _share_cores(runner: Runner, job: EngineJob) -> Runner:
+    from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner  # imported here: it imports torch
 
     return SharingRunner(runner, SharedCores.open(Path(job.cores), job.place.process, job.place.processes))
 

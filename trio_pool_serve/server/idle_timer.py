@@ -1,4 +1,4 @@
-"""Closes a connection on which nothing has been asked for too long."""
+"""Closes a connection that has been idle for too long."""
 
 import math
 from collections.abc import Awaitable, Callable
@@ -7,15 +7,16 @@ from typing import Any
 import trio
 from attrs import define, field
 
-CLOSING_S = 5.0
-"""Seconds that closing may take; nobody is served on the connection any more."""
+CLOSE_TIMEOUT_S = 5.0
+"""Seconds that closing may take; no request is running on the connection."""
 
 
 @define(eq=False)
 class IdleTimer:
-    """In the place of hypercorn's ``SingleTask``: one task for a connection's life, not one for each request.
+    """Closes a connection that is idle for ``timeout_s`` seconds, by one task per connection.
 
-    ``wait_for_shutdown()`` returns once the server takes no more connections: idle ones are closed then.
+    It replaces hypercorn's ``SingleTask``, which starts one task per request. ``wait_for_shutdown()`` returns once the
+    server accepts no more connections: idle ones are closed then.
     """
 
     timeout_s: float
@@ -27,7 +28,7 @@ class IdleTimer:
     _has_ended: bool = field(default=False, init=False)
 
     async def restart(self, task_group: Any, action: object) -> None:
-        """Say that the connection is idle from now on; ``action`` is what hypercorn would do. Cancellation: none."""
+        """Start measuring: the connection is idle. ``action``, hypercorn's own, is not used. Cancellation: none."""
         del action
         self._idle.set()
         self._scope.deadline = trio.current_time() + self.timeout_s
@@ -36,12 +37,12 @@ class IdleTimer:
             task_group.spawn(self._watch)
 
     async def stop(self) -> None:
-        """Say that the connection is busy. Cancellation: none."""
+        """Stop measuring: the connection is busy. Cancellation: none."""
         self._idle = trio.Event()
         self._scope.deadline = math.inf
 
     def end(self) -> None:
-        """Watch no longer: the connection ends by itself."""
+        """End the task of the timer: the connection ends by itself."""
         self._has_ended = True
         self._scope.cancel(reason="the connection ends by itself")
 
@@ -51,8 +52,8 @@ class IdleTimer:
                 await self.wait_for_shutdown()
                 await self._idle.wait()
             if self._idle.is_set() and not self._has_ended:
-                with trio.move_on_after(CLOSING_S, shield=True):
+                with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
                     await self.close()
                 return
-            # A request has come just as the time was over.
+            # A request has arrived just as the timeout expired.
             self._scope = trio.CancelScope()

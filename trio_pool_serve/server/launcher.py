@@ -1,4 +1,4 @@
-"""The process behind ``trio-pool-serve serve``: engine nursery outside, a restartable listener inside."""
+"""The launcher, the process behind ``trio-pool-serve serve``: signals, the listening socket, child processes."""
 
 import logging
 import os
@@ -11,7 +11,7 @@ import trio
 from attrs import evolve
 from rich.console import Console
 
-from trio_pool_serve.config import Config
+from trio_pool_serve.config import Config, Placement
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.models.folder import open_model_folder
 from trio_pool_serve.models.model_kind import AnyModelFolder
@@ -28,15 +28,15 @@ logger = logging.getLogger(__name__)
 async def serve(config: Config, service: Service | None = None, load_runner: RunnerLoader = load_transformer) -> None:
     """Serve until SIGTERM or SIGINT, then drain.
 
-    With a ``service`` it is that which answers, else what the settings ask for, over runners that ``load_runner``, a
-    function of some module, loads. Raises ``ModelLoadError`` or ``EngineDeadError``. A second signal, and a drain that
-    outlasts ``--drain-timeout-s``, end the process on the spot. Cancellation: as the end of the drain.
+    Without a ``service`` one is made from the settings, with runners from ``load_runner``, which must be a function at
+    the top level of a module. Raises ``ModelLoadError`` or ``EngineDeadError``. A second signal, and a drain that
+    outlasts ``--drain-timeout-s``, end the process at once. Cancellation: at once, as after a drain.
     """
     with unwrap_exception_groups(ModelLoadError, EngineDeadError):
         if service is not None:
             await _serve_alone(config, service)
             return
-        config = placed(config)
+        config = with_engine_placement(config)
         if config.processes.engine == "process":
             do_without_torch()
         if config.processes.api_workers > 1:
@@ -45,16 +45,17 @@ async def serve(config: Config, service: Service | None = None, load_runner: Run
             await _serve_alone(config, Service(config, load_runner))
 
 
-def placed(config: Config) -> Config:
-    """Return settings that say where to compute, if they do not."""
+def with_engine_placement(config: Config, cores: int | None = None) -> Config:
+    """Return the settings with ``--engine`` set; its default depends on the number of ``cores`` of this process."""
     if config.processes.engine is not None:
         return config
-    several = len(os.sched_getaffinity(0)) > 1
-    return evolve(config, processes=evolve(config.processes, engine="process" if several else "local"))
+    cores = len(os.sched_getaffinity(0)) if cores is None else cores
+    engine: Placement = "process" if cores > 1 or config.processes.api_workers > 1 else "local"
+    return evolve(config, processes=evolve(config.processes, engine=engine))
 
 
 async def _serve_alone(config: Config, service: Service) -> None:
-    """Answer requests in this process."""
+    """Serve HTTP in this process."""
     contain_connections()
     configure_process(service)
     stop = trio.Event()
@@ -74,45 +75,45 @@ async def _watch_signals(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Drain on the first signal; leave at once on the second, or when the drain takes too long."""
+    """Drain on the first signal; exit at once on the second, or when the drain takes too long."""
     status = 0
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
 
-        async def wait_for_another() -> str:
+        async def wait_for_second() -> str:
             nonlocal status
             status = 128 + await anext(signals)
             return "a second signal"
 
         task_status.started()
         logger.info("%s", signal.Signals(await anext(signals)).name)
-        await drain(service, listening, stop, wait_for_another)
+        await drain(service, listening, stop, wait_for_second)
         leave(status)
 
 
 EXAMPLES: Mapping[PoolingTask, tuple[str, str]] = {
     "embed": ("/v1/embeddings", '{"input": "Hello, world"}'),
-    "score": ("/v1/rerank", '{"query": "Who owns a task?", "documents": ["A nursery.", "Nobody."]}'),
+    "score": ("/v1/rerank", '{"query": "Who owns a task?", "documents": ["A nursery.", "A thread."]}'),
     "classify": ("/v1/classify", '{"input": "Hello, world"}'),
     "sparse_embed": ("/embed_sparse", '{"inputs": "Hello, world"}'),
     "token_classify": ("/pooling", '{"input": "Hello, world", "task": "token_classify"}'),
 }
-"""A route and a body for somebody to try, by what the model can do; the first that it can."""
+"""Path and body of an example request for each task; the first task that the model supports is shown."""
 
 
 async def _announce(service: Service, url: str) -> None:
-    """Tell the person at the terminal what to type next. Cancellation: at once; nothing is said."""
+    """Print an example request once the service is ready. Cancellation: at once; nothing is printed."""
     try:
         await service.wait_ready()
     except EngineDeadError:
-        return  # whoever runs the service says why
-    _say_ready(service.config, service.model().folder, url)
+        return  # ``Service.run`` raises the reason
+    _print_ready(service.config, service.model().folder, url)
 
 
 def _announce_workers(config: Config, url: str) -> None:
-    _say_ready(config, open_model_folder(config.sources[0].location, config.loading), url)
+    _print_ready(config, open_model_folder(config.sources[0].location, config.loading), url)
 
 
-def _say_ready(config: Config, folder: AnyModelFolder, url: str) -> None:
+def _print_ready(config: Config, folder: AnyModelFolder, url: str) -> None:
     names = ", ".join(source.name for source in config.sources)
     task = next(task for task in EXAMPLES if task in folder.spec.tasks)
     path, body = EXAMPLES[task]

@@ -1,4 +1,4 @@
-"""The listening socket, and the restartable listener of one process on it."""
+"""The listening socket, and hypercorn's listener on it, which is restarted when it crashes."""
 
 import contextlib
 import logging
@@ -28,7 +28,7 @@ STABLE_AFTER_S = 10.0
 
 
 def open_listening_socket(network: NetworkConfig) -> socket.socket:
-    """Return a bound and listening socket; it outlives every listener that serves on it."""
+    """Return a bound and listening socket, which outlives the listeners that serve on it."""
     if network.uds is not None:
         _remove_dead_socket(network.uds)
         listening = socket.socket(socket.AF_UNIX)
@@ -37,7 +37,7 @@ def open_listening_socket(network: NetworkConfig) -> socket.socket:
         family = socket.AF_INET6 if ":" in network.host else socket.AF_INET
         listening = socket.socket(family)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # hypercorn's writes have no time limit, but the kernel's have one, and connections inherit it.
+        # hypercorn's writes have no time limit, but the kernel has one, which accepted connections inherit.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(network.write_timeout_s * 1000))
         listening.bind((network.host, network.port))
     listening.listen(BACKLOG)
@@ -46,7 +46,7 @@ def open_listening_socket(network: NetworkConfig) -> socket.socket:
 
 
 def _remove_dead_socket(path: Path) -> None:
-    """Remove what a killed server left; a socket that somebody serves, or another file, stays in the way."""
+    """Remove the socket of a killed server; one that is served and other files stay, so that binding fails."""
     if not path.is_socket():
         return
     with socket.socket(socket.AF_UNIX) as probe:
@@ -57,7 +57,7 @@ def _remove_dead_socket(path: Path) -> None:
 
 
 def url_of(listening: socket.socket) -> str:
-    """Return where clients find a socket."""
+    """Return the URL of a listening socket; ``unix:PATH`` for a Unix socket."""
     name = listening.getsockname()
     if listening.family == socket.AF_UNIX:
         return f"unix:{name}"
@@ -66,7 +66,7 @@ def url_of(listening: socket.socket) -> str:
 
 
 def hypercorn_config(config: Config, fd: int) -> HypercornConfig:
-    """Return hypercorn's settings for one listener on ``fd``, which it will close."""
+    """Return hypercorn's settings for a listener on the socket ``fd``, which hypercorn closes."""
     settings = HypercornConfig()
     settings.bind = [f"fd://{fd}"]
     settings.backlog = BACKLOG
@@ -80,7 +80,10 @@ def hypercorn_config(config: Config, fd: int) -> HypercornConfig:
 
 
 async def serve_listeners(config: Config, service: Service, listening: socket.socket, stop: trio.Event) -> None:
-    """Keep a listener on the socket until ``stop``, starting a new one should it ever crash."""
+    """Serve on the socket until ``stop`` is set, with a new listener whenever one crashes.
+
+    Cancellation: as in hypercorn.
+    """
     backoff = RestartBackoff(RESTART_PAUSES_S, STABLE_AFTER_S)
     while not stop.is_set():
         began = trio.current_time()
@@ -97,35 +100,37 @@ async def serve_listeners(config: Config, service: Service, listening: socket.so
 async def drain(
     service: Service, listening: socket.socket, stop: trio.Event, wait_for_more: Callable[[], Awaitable[str]]
 ) -> None:
-    """Let running requests finish; leave at once when that takes too long, or for a reason that is waited for.
+    """Stop accepting connections and wait while running requests finish.
 
-    Cancellation: at once, as when the last request has been answered.
+    Returns when that takes longer than ``--drain-timeout-s`` or ``wait_for_more()`` returns a reason to exit at once.
+
+    The caller exits then; it is cancelled when all requests have finished. Cancellation: at once.
     """
     limit_s = service.config.time_limits.drain_timeout_s
     logger.info("draining, for at most %g s", limit_s)
     service.draining = True
     stop.set()
-    listening.close()  # or newcomers would wait in its backlog for an answer that never comes
+    listening.close()  # new connections would wait in its backlog for a response that never comes
     reason = "the drain took too long"
     with trio.move_on_after(limit_s):
         reason = await wait_for_more()
-    # hypercorn shields its writes: a client that does not read would keep the process for ever.
+    # hypercorn shields its writes: a client that does not read would keep the process alive for ever.
     logger.warning(
-        "leaving with %d rows unfinished: %s",
+        "exiting with %d rows unfinished: %s",
         sum(served.engine.statistics().queued_rows for served in service.served.values()),
         reason,
     )
 
 
 def leave(status: int) -> NoReturn:
-    """End the process on the spot."""
+    """End the process at once with that exit status."""
     logging.shutdown()
     os._exit(status)
 
 
 @contextlib.contextmanager
 def unlinked(network: NetworkConfig) -> Iterator[None]:
-    """Remove the file of a Unix socket in the end."""
+    """Remove the file of a Unix socket at the end of the block."""
     try:
         yield
     finally:

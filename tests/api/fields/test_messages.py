@@ -383,14 +383,12 @@ async def test_endless_templates_do_not_hold_up_the_model_s_own(client, processe
     expected = vector(theirs.apply_chat_template(HELLO, return_dict=False))
     assert await embedded(client, messages=HELLO) == expected  # the model's own has its process from now on
     async with trio.open_nursery() as nursery:
-        for _ in range(6):  # three times as many as there are processes
+        for _ in range(3):  # more than there are processes
             nursery.start_soon(refused, client)
-        await busy(service, waiting=4)
+        await busy(service, waiting=1)
         assert await embedded(client, messages=HELLO) == expected
-        stats = processes["client_template"].statistics()
-        assert stats.borrowed == 2, "it was answered while they were busy"
-        assert stats.waiting > 0
-    assert processes["client_template"].statistics().killed == 6
+        assert processes["client_template"].statistics().killed < 3, "it was answered while they were busy"
+    assert processes["client_template"].statistics().killed == 3
     await wait_idle(service)
 
 

@@ -1,0 +1,22 @@
+"""Where models compute if the settings leave it open."""
+
+import pytest
+
+from trio_pool_serve.config import Config, ProcessesConfig
+from trio_pool_serve.server.launcher import with_engine_placement
+
+
+@pytest.mark.parametrize(
+    ("processes", "cores", "expected"),
+    [
+        (ProcessesConfig(), 1, "local"),
+        (ProcessesConfig(), 2, "process"),
+        (ProcessesConfig(api_workers=2), 1, "process"),
+        (ProcessesConfig(engine="local"), 8, "local"),
+        (ProcessesConfig(engine="process"), 1, "process"),
+    ],
+)
+def test_the_default_engine_depends_on_the_cores_and_the_api_workers(processes, cores, expected):
+    placed = with_engine_placement(Config(models=("m",), processes=processes), cores)
+    assert placed.processes.engine == expected
+    assert placed.processes.api_workers == processes.api_workers
