@@ -37,6 +37,7 @@ class Ranking(ModelSpec):
 @attrs.frozen
 class Sparse(ModelSpec):
     tasks = frozenset({"sparse_embed"})
+    pooling = "splade"
 
 
 @attrs.frozen

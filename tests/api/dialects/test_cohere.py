@@ -306,7 +306,7 @@ WRONG = {
     "dimension a text": ("/v2/embed", {"texts": ["a"], "output_dimension": "8"}, "output_dimension"),
     "an unknown end": ("/v2/embed", {"texts": ["a"], "truncate": "MIDDLE"}, "truncate"),
     "max_tokens 0": ("/v2/embed", {"texts": ["a"], "max_tokens": 0}, "max_tokens"),
-    "max_tokens 2": ("/v2/embed", {"texts": ["a"], "max_tokens": 2}, "no room"),
+    "max_tokens 2": ("/v2/embed", {"texts": ["a"], "max_tokens": 2}, "leaves none"),
     "max_tokens a text": ("/v2/embed", {"texts": ["a"], "max_tokens": "4"}, "max_tokens"),
     "priority a text": ("/v2/embed", {"texts": ["a"], "priority": "high"}, "priority"),
     "too many texts": ("/v2/embed", {"texts": ["a"] * 2049}, "2048"),
