@@ -211,7 +211,7 @@ def show(values: Mapping[Aim, float], measured: Measured) -> None:
     """Print the tables."""
     words = {True: "yes", False: "NO", None: "–"}
     rows = [[aim.row, aim.limit, f"{value:.3g}", words[aim.is_reached(value)]] for aim, value in values.items()]
-    print_table("what is aimed at on a processor", ["", "aim", "measured", "reached"], rows)
+    print_table("targets on CPU", ["", "aim", "measured", "reached"], rows)
     columns = ["clients × texts per request", "requests/s", "texts/s", "p50 ms", "p99 ms"]
     rows = [
         [

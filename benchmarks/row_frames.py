@@ -1,7 +1,7 @@
-"""What the framing of rows between processes costs, beside pickle with out-of-band buffers.
+"""How much does the framing of rows between processes cost? Compared with pickle and out-of-band buffers.
 
-Rows to an engine process and answers back, encoded and decoded in one process, as `engine/remote/wire.py` does it and as
-pickle protocol 5 would. Pickle is the yardstick, not a candidate: whoever can write to a socket could have code run.
+Rows to an engine process and answers back, encoded and decoded in one process, as ``engine/remote/wire.py`` does it and
+as pickle protocol 5 would. Pickle is a reference only: a process that writes to a socket could run code in the receiver.
 
     python -m benchmarks.row_frames
 """
@@ -83,7 +83,7 @@ def through_pickle(requests: list[PoolingRequest], outputs: list[PoolingOutput])
         payload = memoryview(b"".join(buffers))
         ends = np.cumsum(lengths)
         behind = [payload[end - length : end] for end, length in zip(ends, lengths, strict=True)]
-        read += pickle.loads(header, buffers=behind)  # noqa: S301  (its own bytes)
+        read += pickle.loads(header, buffers=behind)
     return read
 
 
@@ -97,7 +97,7 @@ def measure(way: str, rows: int, repeats: int) -> Cost:
     """Return the cost of one row among ``rows``."""
     requests = [PoolingRequest(RenderedPrompt(np.arange(TOKENS, dtype=np.int32))) for _ in range(rows)]
     outputs = [PoolingOutput((np.ones(DIMENSIONS, np.float32),), 0.0, 0.0, 0.0) for _ in range(rows)]
-    assert len(WAYS[way](requests, outputs)) == 2 * rows  # noqa: S101
+    assert len(WAYS[way](requests, outputs)) == 2 * rows
     began = time.process_time()
     for _ in range(repeats):
         WAYS[way](requests, outputs)
@@ -115,8 +115,11 @@ def main(settings: Settings = Settings()) -> None:
                 for way in WAYS:
                     rounds.add((way, rows), measure(way, rows, settings.repeats))
     table = [
-        [str(rows), *(f"{rounds.median((way, rows), 'row_us'):.1f}" for way in WAYS)]
-        + [f"{rounds.ratio(('frames', rows), 'row_us', ('pickle 5', rows)):.2f}"]
+        [
+            str(rows),
+            *(f"{rounds.median((way, rows), 'row_us'):.1f}" for way in WAYS),
+            f"{rounds.ratio(('frames', rows), 'row_us', ('pickle 5', rows)):.2f}",
+        ]
         for rows in settings.rows
     ]
     print_table("Processor time per row, µs", ["rows in a frame", *WAYS, "ratio"], table)
