@@ -1,7 +1,7 @@
 """How much does the framing of rows between processes cost? Compared with pickle and out-of-band buffers.
 
 Rows to an engine process and answers back, encoded and decoded in one process, as ``engine/remote/wire.py`` does it and
-as pickle protocol 5 would. Pickle is a reference only: a process that writes to a socket could run code in the receiver.
+as pickle protocol 5 would. Pickle is a reference only: with it a process that writes to a socket could run code.
 
     python -m benchmarks.row_frames
 """

@@ -38,8 +38,7 @@ from trio_pool_serve.rendering.input_memory import InputMemory
 from trio_pool_serve.rendering.media.loader import MediaLoader
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.telemetry.loop_lag import sample_loop_lag
-from trio_pool_serve.telemetry.metrics import Gauges, Metrics
+from trio_pool_serve.telemetry.metrics import Gauges, Metrics, sample_loop_lag
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, gather_snapshots, serve_snapshots
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.threads.openmp import limit_openmp_spinning

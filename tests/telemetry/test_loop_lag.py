@@ -3,7 +3,7 @@ import trio
 from prometheus_client import CollectorRegistry, Histogram
 from trio.testing import MockClock
 
-from trio_pool_serve.telemetry.loop_lag import sample_loop_lag
+from trio_pool_serve.telemetry.metrics import sample_loop_lag
 
 pytestmark = pytest.mark.unit
 
