@@ -14,9 +14,9 @@ from hypercorn.trio import serve
 from hypothesis import settings
 
 from tests.model_folders import write_scripted_folder
+from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.app import PoolServeApp, create_app
 from trio_pool_serve.config import Config
-from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.server.contained_connection import contain_connections
 from trio_pool_serve.service import Service
 

@@ -10,9 +10,9 @@ from attrs import define, field
 
 from tests.conftest import client_of, listening, running
 from tests.model_folders import write_scripted_folder
+from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import Config, SchedulingConfig
 from trio_pool_serve.errors import EngineDeadError, EngineLoadingError, ModelLoadError, NotFoundError, RunnerDeadError
-from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.service import Service
 from trio_pool_serve.types import Batch
 

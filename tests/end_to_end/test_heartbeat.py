@@ -18,8 +18,8 @@ from tests.conftest import listening, running, wait_idle
 from tests.model_folders import write_scripted_folder
 from tests.models.vision_families import CLIP_PROCESSOR, picture, write_clip, write_processor
 from tests.rendering.chat.chat_folders import CHATML, write_chat_folder
+from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import Config, InputConfig, NetworkConfig
-from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import Offload
 

@@ -9,6 +9,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from tests.scripted_runner import ScriptedRunner, scripted_vector
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.errors import (
@@ -19,7 +20,6 @@ from trio_pool_serve.errors import (
     OverloadedError,
     RunnerDeadError,
 )
-from trio_pool_serve.runner.scripted import ScriptedRunner, scripted_vector
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, Embed, PoolingOutput, PoolingRequest, RenderedPrompt

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.runner import shared_cores
-from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.runner.shared_cores import (
     MAX_PAUSE_S,
     MIN_PAUSE_S,

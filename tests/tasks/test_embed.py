@@ -9,10 +9,10 @@ import trio
 
 from tests.conftest import assert_idle, running
 from tests.model_folders import VOCABULARY, write_json, write_scripted_folder
+from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import Config
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, OverloadedError
 from trio_pool_serve.prompts import TextPrompt, TokensPrompt
-from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.job import PoolJob

@@ -11,6 +11,7 @@ from attrs import define, field
 from trio.testing import wait_all_tasks_blocked
 
 from tests.model_folders import VOCABULARY
+from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.errors import (
@@ -29,7 +30,6 @@ from trio_pool_serve.rendering.text.text_renderer import TextRenderer
 from trio_pool_serve.rendering.text.token_info import Token
 from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer
 from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
-from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.tasks.fan_out import CHUNK_ROWS, CHUNKS_AHEAD, ComputedRow, RowToCompute, compute_rows
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.metrics import Metrics

@@ -8,12 +8,12 @@ import pytest
 
 from tests.conftest import assert_idle, running, wait_idle
 from tests.model_folders import VOCABULARY
+from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.rendering.text.text_renderer import MAX_WINDOWS
 from trio_pool_serve.runner.copied_batch import CopiedBatch
-from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.job import PoolJob

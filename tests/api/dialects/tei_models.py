@@ -9,9 +9,9 @@ import numpy as np
 
 from tests.conftest import client_of, listening, running, wait_idle
 from tests.model_folders import VOCABULARY
+from tests.scripted_runner import ScriptedRunner, scripted_vector
 from trio_pool_serve.config import Config
 from trio_pool_serve.models.model_spec import ModelSpec
-from trio_pool_serve.runner.scripted import ScriptedRunner, scripted_vector
 from trio_pool_serve.service import Service
 
 

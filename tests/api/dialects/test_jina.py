@@ -9,10 +9,10 @@ import pytest
 from tests.api.able_service import Everything, Nothing, become
 from tests.conftest import assert_idle, wait_idle
 from tests.model_folders import VOCABULARY
+from tests.scripted_runner import scripted_vector
 from tests.tables import each
 from trio_pool_serve.api.dialects.jina import JINA
 from trio_pool_serve.api.fields.encodings import as_dtype
-from trio_pool_serve.runner.scripted import scripted_vector
 from trio_pool_serve.service import Service
 from trio_pool_serve.types import Embed
 

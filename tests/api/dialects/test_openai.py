@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import assert_idle, client_of, listening, running
 from tests.model_folders import VOCABULARY
-from trio_pool_serve.runner.scripted import scripted_vector
+from tests.scripted_runner import scripted_vector
 from trio_pool_serve.service import Service
 
 

@@ -9,7 +9,7 @@ import trio
 
 from tests.conftest import assert_idle, wait_idle
 from tests.model_folders import VOCABULARY
-from trio_pool_serve.runner.scripted import scripted_vector
+from tests.scripted_runner import scripted_vector
 from trio_pool_serve.types import Batch
 
 

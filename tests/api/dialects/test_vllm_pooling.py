@@ -10,8 +10,8 @@ import pytest
 from tests.api.scripted_models import Everything, Judge, Labeller, LateInteraction, SparseOnly, serve_as
 from tests.conftest import assert_idle
 from tests.model_folders import VOCABULARY
+from tests.scripted_runner import scripted_vector
 from tests.tables import each
-from trio_pool_serve.runner.scripted import scripted_vector
 from trio_pool_serve.types import Classify, Embed, TokenClassify
 
 HELLO, WORLD, CLS, SEP = (VOCABULARY[word] for word in ("hello", "world", "[CLS]", "[SEP]"))

@@ -7,9 +7,9 @@ import pytest
 from tests.api.scripted_models import Dots, Judge, LateInteraction, serve_as
 from tests.conftest import assert_idle, wait_idle
 from tests.model_folders import VOCABULARY
+from tests.scripted_runner import scripted_vector
 from tests.tables import each
 from trio_pool_serve.runner.copied_batch import CopiedBatch
-from trio_pool_serve.runner.scripted import scripted_vector
 from trio_pool_serve.types import Classify
 
 

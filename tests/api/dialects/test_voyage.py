@@ -9,10 +9,10 @@ import pytest
 from tests.api.able_service import Everything, Nothing, become
 from tests.conftest import assert_idle
 from tests.model_folders import VOCABULARY
+from tests.scripted_runner import scripted_vector
 from tests.tables import each
 from trio_pool_serve.api.dialects.voyage import VOYAGE
 from trio_pool_serve.api.fields.encodings import as_dtype
-from trio_pool_serve.runner.scripted import scripted_vector
 from trio_pool_serve.service import Service
 
 LONG = " ".join(f"w{n}" for n in range(100))

@@ -25,11 +25,11 @@ from tests.rendering.media.images import (
     png,
     text_bomb,
 )
+from tests.scripted_runner import ScriptedRunner
 from tests.tables import each
 from trio_pool_serve.config import Config, InputConfig, TimeLimitsConfig
 from trio_pool_serve.errors import MediaError
 from trio_pool_serve.rendering.input_memory import MAX_CONCURRENT_PREPARATIONS
-from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.service import Service
 
 IMAGE = data_url(encoded())

@@ -17,9 +17,9 @@ from tests.conftest import assert_idle, client_of, listening, render_templates_o
 from tests.model_folders import VOCABULARY
 from tests.rendering.chat.chat_folders import CHATML, write_chat_folder
 from tests.rendering.media.images import ColourFormat, data_url
+from tests.scripted_runner import ScriptedRunner, scripted_vector
 from tests.tables import each
 from trio_pool_serve.config import Config, InputConfig, NetworkConfig, TimeLimitsConfig
-from trio_pool_serve.runner.scripted import ScriptedRunner, scripted_vector
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import Offload
 

@@ -14,6 +14,7 @@ import trio
 
 from tests.api.able_service import Everything, become
 from tests.conftest import client_of, listening, running, wait_idle
+from tests.scripted_runner import ScriptedRunner
 from tests.tables import each
 from tests.tensors import HOSTILE, ROWS, WIDTH, as_npy, as_torch
 from trio_pool_serve.api.dialects import DIALECTS
@@ -21,7 +22,6 @@ from trio_pool_serve.api.http.dispatch import decode_body, endpoints_by_path
 from trio_pool_serve.api.http.payloads import LONG, Payloads, cut_payloads, payload_decoder
 from trio_pool_serve.config import Config, InputConfig, NetworkConfig, SchedulingConfig
 from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
-from trio_pool_serve.runner.scripted import ScriptedRunner
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import Offload
 

@@ -9,7 +9,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.conftest import client_of, is_idle, listening, running
-from trio_pool_serve.runner.scripted import ScriptedRunner
+from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.service import Service
 
 HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

@@ -12,6 +12,7 @@ import trio
 from attrs import define, field, frozen
 from trio.testing import wait_all_tasks_blocked
 
+from tests.scripted_runner import ScriptedRunner, scripted_vector
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.remote.engine_connection import serve_engine
@@ -27,7 +28,6 @@ from trio_pool_serve.errors import (
 )
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.runner.copied_batch import CopiedBatch
-from trio_pool_serve.runner.scripted import ScriptedRunner, scripted_vector
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import (

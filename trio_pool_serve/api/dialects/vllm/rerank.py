@@ -9,18 +9,16 @@ import msgspec
 from attrs import frozen
 
 from trio_pool_serve.api.dialects.cohere.meta import Meta, meta_of
-from trio_pool_serve.api.dialects.vllm.scoring import SCORE_FIELD_NAMES
+from trio_pool_serve.api.dialects.vllm.scoring import SCORE_FIELD_NAMES, ScoreOptions
 from trio_pool_serve.api.fields.contents import ContentInput, WireContent
 from trio_pool_serve.api.fields.embedding_responses import Usage
 from trio_pool_serve.api.fields.input_fields import require_few
-from trio_pool_serve.api.fields.numbers import Priority, TokenCount, TopN, TruncationLength
+from trio_pool_serve.api.fields.numbers import TopN
 from trio_pool_serve.api.fields.ranking import ranked, require_top
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
-from trio_pool_serve.prompts import TruncationSide
-from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.score import ScoreJob, score
 from trio_pool_serve.tasks.score_inputs import ScoreInput, text_of
 
@@ -49,31 +47,20 @@ class DocumentObject:
 
 
 @frozen(kw_only=True)
-class RerankRequest:
+class RerankRequest(ScoreOptions):
     """The body of ``/rerank``. Every optional field may be null.
 
-    ``raw_scores`` is infinity's opposite of ``use_activation``, of which ``activation`` is an old name. Documents
-    have no field but ``text``, so ``rank_fields`` chooses nothing; none is cut into chunks.
+    ``raw_scores`` is infinity's opposite of ``use_activation``. Documents have no field but ``text``, so
+    ``rank_fields`` chooses nothing; none is cut into chunks.
     """
 
     query: str | ContentInput
     documents: list[str | DocumentObject]
-    model: str | None = None
     top_n: TopN | None = None
     return_documents: bool | None = None
-    max_tokens_per_query: TokenCount | None = None
-    max_tokens_per_doc: TokenCount | None = None
-    instruction: str | None = None
-    truncate_prompt_tokens: TruncationLength | None = None
-    truncation_side: TruncationSide | None = None
-    use_activation: bool | None = None
-    activation: bool | None = None
     raw_scores: bool | None = None
     rank_fields: Any = None
     max_chunks_per_doc: Any = None
-    user: str | None = None
-    priority: Priority | None = None
-    request_id: str | None = None
 
     def job(self, network: NetworkConfig) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
@@ -81,23 +68,12 @@ class RerankRequest:
             raise EmptyInputError("documents is empty.", param="documents")
         require_few(self.documents, network, param="documents")
         require_top(self.top_n)
-        raw = self.raw_scores or False in (self.use_activation, self.activation)
-        return ScoreJob(
-            queries=[self.query if isinstance(self.query, str) else self.query.prompt(network, "query")],
-            documents=[
-                document if isinstance(document, str) else document.side(network, f"documents[{index}]")
-                for index, document in enumerate(self.documents)
-            ],
-            input_params=InputParams(
-                truncate_to=self.truncate_prompt_tokens,
-                truncation_side=self.truncation_side or "right",
-                instruction=self.instruction,
-            ),
-            max_query_tokens=self.max_tokens_per_query,
-            max_document_tokens=self.max_tokens_per_doc,
-            activation="raw" if raw else "score",
-            priority=self.priority or 0,
-        )
+        queries = [self.query if isinstance(self.query, str) else self.query.prompt(network, "query")]
+        documents = [
+            document if isinstance(document, str) else document.side(network, f"documents[{index}]")
+            for index, document in enumerate(self.documents)
+        ]
+        return self.score_job(queries, documents, raw=bool(self.raw_scores))
 
 
 @frozen(kw_only=True)

@@ -34,16 +34,9 @@ SCORE_FIELD_NAMES: FieldNames = {
 
 
 @frozen(kw_only=True)
-class ScoreRequest:
-    """The body of ``/score``: two sides, by any of their ``SIDE_NAMES``. Every optional field may be null."""
+class ScoreOptions:
+    """The options of ``/score`` and ``/rerank``; ``activation`` is an old name of ``use_activation``."""
 
-    text_1: WireSide | None = None
-    text_2: WireSide | None = None
-    queries: WireSide | None = None
-    documents: WireSide | None = None
-    items: WireSide | None = None
-    data_1: WireSide | None = None
-    data_2: WireSide | None = None
     model: str | None = None
     max_tokens_per_query: TokenCount | None = None
     max_tokens_per_doc: TokenCount | None = None
@@ -56,6 +49,35 @@ class ScoreRequest:
     priority: Priority | None = None
     request_id: str | None = None
 
+    def score_job(self, queries: Sequence[ScoreInput], documents: Sequence[ScoreInput], *, raw: bool) -> ScoreJob:
+        """Return the job for these inputs; ``raw`` scores are logits."""
+        return ScoreJob(
+            queries=queries,
+            documents=documents,
+            input_params=InputParams(
+                truncate_to=self.truncate_prompt_tokens,
+                truncation_side=self.truncation_side or "right",
+                instruction=self.instruction,
+            ),
+            max_query_tokens=self.max_tokens_per_query,
+            max_document_tokens=self.max_tokens_per_doc,
+            activation="raw" if raw or False in (self.use_activation, self.activation) else "score",
+            priority=self.priority or 0,
+        )
+
+
+@frozen(kw_only=True)
+class ScoreRequest(ScoreOptions):
+    """The body of ``/score``: two sides, by any of their ``SIDE_NAMES``. Every optional field may be null."""
+
+    text_1: WireSide | None = None
+    text_2: WireSide | None = None
+    queries: WireSide | None = None
+    documents: WireSide | None = None
+    items: WireSide | None = None
+    data_1: WireSide | None = None
+    data_2: WireSide | None = None
+
     def job(self, network: NetworkConfig) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         first, second = self._names()
@@ -65,19 +87,7 @@ class ScoreRequest:
                 f"{len(ones)} {first} and {len(others)} {second}: {first} must be one text, or as many as {second}.",
                 param=first,
             )
-        return ScoreJob(
-            queries=ones,
-            documents=others,
-            input_params=InputParams(
-                truncate_to=self.truncate_prompt_tokens,
-                truncation_side=self.truncation_side or "right",
-                instruction=self.instruction,
-            ),
-            max_query_tokens=self.max_tokens_per_query,
-            max_document_tokens=self.max_tokens_per_doc,
-            activation="raw" if False in (self.use_activation, self.activation) else "score",
-            priority=self.priority or 0,
-        )
+        return self.score_job(ones, others, raw=False)
 
     def _names(self) -> tuple[str, str]:
         given = [pair for pair in SIDE_NAMES if all(getattr(self, name) is not None for name in pair)]
