@@ -41,8 +41,7 @@ from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.metrics import Gauges, Metrics, sample_loop_lag
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, gather_snapshots, serve_snapshots
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.threads.openmp import limit_openmp_spinning
-from trio_pool_serve.threads.priority import relative_niceness
+from trio_pool_serve.threads.scheduling import limit_openmp_spinning, relative_niceness
 from trio_pool_serve.types import Runner
 
 logger = logging.getLogger(__name__)

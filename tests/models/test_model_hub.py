@@ -7,8 +7,7 @@ import pytest
 
 from tests.model_folders import write_json
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.hub import locate_model
+from trio_pool_serve.models.folder import locate_model, read_model_folder
 
 pytestmark = pytest.mark.unit
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trio_pool_serve.runner.allocator import MALLOC_VARIABLES
+from trio_pool_serve.runner.device import MALLOC_VARIABLES
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 

@@ -9,7 +9,7 @@ import torch
 from tests.models.model_families import TEXTS, ServedModel, load
 from trio_pool_serve.config import Dtype
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.runner.dtype import has_native_bfloat16, resolve_device, resolve_dtype
+from trio_pool_serve.runner.device import has_native_bfloat16, resolve_device, resolve_dtype
 
 CPU = torch.device("cpu")
 DTYPES: list[Dtype] = ["float32", "bfloat16", "float16"]

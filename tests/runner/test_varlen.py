@@ -10,8 +10,7 @@ import torch
 
 from tests.models.classifier_families import PROMPTS, write_classifier
 from tests.models.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
-from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone, pack_backbone
-from trio_pool_serve.runner.cuda.packing import pack
+from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone, pack, pack_backbone
 from trio_pool_serve.runner.cuda.varlen import ONE_BY_ONE, CannotPackError
 from trio_pool_serve.types import Batch, Classify, Embed, PoolingRequest, RenderedPrompt, TokenEmbed
 

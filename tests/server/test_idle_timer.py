@@ -4,7 +4,7 @@ import pytest
 import trio
 from attrs import define, field
 
-from trio_pool_serve.server.idle_timer import IdleTimer
+from trio_pool_serve.server.contained_connection import IdleTimer
 
 pytestmark = pytest.mark.unit
 

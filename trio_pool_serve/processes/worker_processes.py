@@ -14,7 +14,7 @@ import trio_parallel
 from attrs import define, field, frozen
 
 from trio_pool_serve.errors import UnavailableError, WorkerDiedError, WorkerTooSlowError
-from trio_pool_serve.threads.priority import lower_priority
+from trio_pool_serve.threads.scheduling import lower_priority
 
 logger = logging.getLogger(__name__)
 

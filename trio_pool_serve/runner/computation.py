@@ -1,7 +1,14 @@
 """The choice of how a backbone is computed: directly, compiled, packed, or from CUDA graphs."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from attrs import frozen
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import eager_mask, sdpa_mask
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
@@ -11,9 +18,38 @@ from trio_pool_serve.runner.cuda.graphs import CudaGraphBackend, GraphedBackbone
 from trio_pool_serve.runner.cuda.packed_backbone import pack_backbone
 from trio_pool_serve.runner.cuda.varlen import FLASH, CannotPackError, has_flash
 from trio_pool_serve.runner.loaded_model import LoadedModel
-from trio_pool_serve.runner.mask_checks import skip_mask_checks
 from trio_pool_serve.runner.probe import TOLERANCES, Compute, compute_rows, difference, probe_rows
 from trio_pool_serve.runner.progress import with_progress_bar
+
+SDPA = "trio_pool_serve_sdpa"
+
+EAGER = "trio_pool_serve_eager"
+"""For models that take masks from transformers, but no attention function."""
+
+
+def without_mask_skips(make_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+    """Return ``make_mask`` with the options switched off that let it make no mask."""
+
+    def mask(**options: Any) -> Tensor | None:
+        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        return make_mask(**options)
+
+    return mask
+
+
+AttentionInterface.register(SDPA, sdpa_attention_forward)
+AttentionMaskInterface.register(SDPA, without_mask_skips(sdpa_mask))
+AttentionMaskInterface.register(EAGER, without_mask_skips(eager_mask))
+
+
+def skip_mask_checks(model: nn.Module) -> None:
+    """Make a model skip the checks if its masks are transformers' and its attention is ``sdpa`` or its own code."""
+    config: Any = model.config
+    name = config._attn_implementation  # noqa: SLF001  (transformers' setter downloads kernels for some names)
+    if name == "sdpa":
+        config._attn_implementation = SDPA  # noqa: SLF001
+    elif name == "eager" and not model._can_set_attn_implementation():  # type: ignore[operator]  # noqa: SLF001
+        config._attn_implementation = EAGER  # noqa: SLF001
 
 
 @frozen(eq=False)

@@ -22,8 +22,7 @@ from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, serve_snapshots
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.threads.openmp import limit_openmp_spinning
-from trio_pool_serve.threads.priority import relative_niceness
+from trio_pool_serve.threads.scheduling import limit_openmp_spinning, relative_niceness
 from trio_pool_serve.types import Runner
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import trio
 from attrs import define, field, frozen
 
 from trio_pool_serve.threads.dedicated_thread import DedicatedThread
-from trio_pool_serve.threads.priority import lower_priority
+from trio_pool_serve.threads.scheduling import lower_priority
 
 T = TypeVar("T")
 

@@ -3,9 +3,8 @@
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.model_kind import AnyModelFolder
-from trio_pool_serve.runner.allocator import retain_freed_memory
 from trio_pool_serve.runner.computation import ComputeParams, choose_computation
-from trio_pool_serve.runner.dtype import resolve_device, resolve_dtype
+from trio_pool_serve.runner.device import resolve_device, resolve_dtype, retain_freed_memory
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.runner.output_copy import CudaCopyBackend, OutputCopier
 from trio_pool_serve.runner.transformer_runner import TransformerRunner

@@ -1,4 +1,4 @@
-"""Niceness of threads: worker threads yield the CPU to the event loop.
+"""How threads share the cores: worker threads are nicer than the event loop, and OpenMP threads spin briefly.
 
 Answering ``/health`` takes microseconds, a forward pass milliseconds. On a machine with no idle core the loop would
 otherwise wait for its fair share behind threads whose work it started.
@@ -20,3 +20,15 @@ def lower_priority(niceness: int | None) -> None:
     """Raise the calling thread's niceness to at least ``niceness``; threads that it starts afterwards inherit it."""
     if niceness is not None and os.getpriority(os.PRIO_PROCESS, 0) < niceness:
         os.setpriority(os.PRIO_PROCESS, 0, niceness)
+
+
+SPIN_ROUNDS = 10_000
+"""Rounds that a thread spins before it sleeps: from one kernel to the next as fast as with libgomp's default, 300,000.
+The default keeps a core busy after a forward pass, when the event loop and the clients need it, and while a thread
+waits for another one that has lost its core."""
+
+
+def limit_openmp_spinning() -> None:
+    """Make libgomp's threads sleep early, unless the environment configures it. Call before torch is imported."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_ROUNDS))
