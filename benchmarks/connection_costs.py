@@ -7,57 +7,21 @@ servers stay alive and are loaded in turns; processor time moves little with wha
     python -m benchmarks.connection_costs
 """
 
-import sys
-from argparse import ArgumentParser
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import cyclopts
-import hypercorn.trio.run
 import psutil
 import trio
 from attrs import frozen
 from cyclopts import Parameter
-from hypercorn.config import Config
-from hypercorn.events import RawData
-from hypercorn.trio import serve
-from hypercorn.trio.tcp_server import TCPServer
-from hypercorn.trio.worker_context import TrioSingleTask
 
 from benchmarks.connection import Connection, request_bytes
+from benchmarks.connection_kinds import CONNECTIONS
 from benchmarks.machine import describe_machine
 from benchmarks.report import RESULTS, open_steps, print_table, settings_document, write_json
 from benchmarks.rounds import Rounds
 from benchmarks.servers import Server, open_server
-from trio_pool_serve.server.contained_connection import ContainedConnection
-
-BODY = b'{"embedding":"' + b"A" * 2048 + b'"}'
-"""About as long as an answer with one vector of 384 numbers in base64."""
-
-
-class SeparateHead(ContainedConnection):
-    """Ours, but the head of an answer is sent by itself."""
-
-    async def _send(self, data: bytes) -> None:
-        await TCPServer.protocol_send(self, RawData(data))
-
-
-class TimerPerRequest(ContainedConnection):
-    """Ours, but hypercorn starts a task per request that measures idle time."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.idle_task = TrioSingleTask()
-
-
-CONNECTIONS: Mapping[str, type[TCPServer]] = {
-    "hypercorn": TCPServer,
-    "ours": ContainedConnection,
-    "ours, separate head": SeparateHead,
-    "ours, timer per request": TimerPerRequest,
-}
 
 
 @Parameter(name="*")
@@ -76,27 +40,6 @@ class Cost:
     """Processor time of the server process, user and system, per request."""
 
     processor_us: float
-
-
-async def answer(scope: Any, receive: Any, send: Any) -> None:
-    """Answer every request with the same body, as a bare ASGI app. Cancellation: at once."""
-    if scope["type"] == "lifespan":
-        for phase in ("startup", "shutdown"):
-            await receive()
-            await send({"type": f"lifespan.{phase}.complete"})
-        return
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(BODY))]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": BODY})
-
-
-def serve_with(name: str, port: int) -> None:
-    """Serve with one of ``CONNECTIONS`` until SIGTERM."""
-    setattr(hypercorn.trio.run, TCPServer.__name__, CONNECTIONS[name])
-    config = Config()
-    config.bind = [f"127.0.0.1:{port}"]
-    config.keep_alive_max_requests = 1_000_000
-    trio.run(serve, answer, config)
 
 
 async def measure(server: Server, settings: Settings) -> Cost:
@@ -125,7 +68,7 @@ async def run(settings: Settings) -> None:
     async with AsyncExitStack() as stack:
         servers = {
             name: await stack.enter_async_context(
-                open_server(name, ["benchmarks.connection_costs", "--serve", name], ready_path="/")
+                open_server(name, ["benchmarks.connection_kinds", "--connection", name], ready_path="/")
             )
             for name in CONNECTIONS
         }
@@ -145,22 +88,10 @@ async def run(settings: Settings) -> None:
     write_json(settings.output_dir, "connection_costs", document)
 
 
-def measure_all(settings: Settings = Settings()) -> None:
+def main(settings: Settings = Settings()) -> None:
     """Compare kinds of connection by processor time per request."""
     trio.run(run, settings)
 
 
-def main() -> None:
-    """Measure, or be one of the servers."""
-    if "--serve" not in sys.argv:
-        cyclopts.run(measure_all)
-        return
-    parser = ArgumentParser()
-    parser.add_argument("--serve", choices=CONNECTIONS)
-    parser.add_argument("--port", type=int)
-    arguments = parser.parse_args()
-    serve_with(arguments.serve, arguments.port)
-
-
 if __name__ == "__main__":
-    main()
+    cyclopts.run(main)

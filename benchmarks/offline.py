@@ -195,7 +195,7 @@ def _load_runner() -> tuple[Callable[[str], Any], Compute]:
 
 
 def _device() -> str:
-    from trio_pool_serve.runner.dtype import resolve_device
+    from trio_pool_serve.runner.device import resolve_device
 
     return str(resolve_device("auto"))
 

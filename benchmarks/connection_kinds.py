@@ -1,0 +1,73 @@
+"""A bare ASGI app behind one of several kinds of hypercorn connection, for `benchmarks.connection_costs`.
+
+python -m benchmarks.connection_kinds --connection ours --port 8001
+"""
+
+from argparse import ArgumentParser
+from collections.abc import Mapping
+from typing import Any
+
+import hypercorn.trio.run
+import trio
+from hypercorn.config import Config
+from hypercorn.events import RawData
+from hypercorn.trio import serve
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import TrioSingleTask
+
+from trio_pool_serve.server.contained_connection import ContainedConnection
+
+BODY = b'{"embedding":"' + b"A" * 2048 + b'"}'
+"""About as long as an answer with one vector of 384 numbers in base64."""
+
+
+class SeparateHead(ContainedConnection):
+    """Ours, but the head of an answer is sent by itself."""
+
+    async def _send(self, data: bytes) -> None:
+        await TCPServer.protocol_send(self, RawData(data))
+
+
+class TimerPerRequest(ContainedConnection):
+    """Ours, but hypercorn starts a task per request that measures idle time."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.idle_task = TrioSingleTask()
+
+
+CONNECTIONS: Mapping[str, type[TCPServer]] = {
+    "hypercorn": TCPServer,
+    "ours": ContainedConnection,
+    "ours, separate head": SeparateHead,
+    "ours, timer per request": TimerPerRequest,
+}
+
+
+async def answer(scope: Any, receive: Any, send: Any) -> None:
+    """Answer every request with the same body, as a bare ASGI app. Cancellation: at once."""
+    if scope["type"] == "lifespan":
+        for phase in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{phase}.complete"})
+        return
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(BODY))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": BODY})
+
+
+def main() -> None:
+    """Serve with one of ``CONNECTIONS`` until SIGTERM."""
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--connection", choices=CONNECTIONS, required=True)
+    parser.add_argument("--port", type=int, required=True)
+    arguments = parser.parse_args()
+    setattr(hypercorn.trio.run, TCPServer.__name__, CONNECTIONS[arguments.connection])
+    config = Config()
+    config.bind = [f"127.0.0.1:{arguments.port}"]
+    config.keep_alive_max_requests = 1_000_000
+    trio.run(serve, answer, config)
+
+
+if __name__ == "__main__":
+    main()
