@@ -35,9 +35,6 @@ class PoolServeError(Exception):
     """The base class of all of them; never raised itself."""
 
 
-# -- the request is at fault: sending it again unchanged gives the same error -------------------------
-
-
 class InvalidRequestError(PoolServeError):
     """A field of the request has the wrong type or value.
 
@@ -114,9 +111,6 @@ class MethodNotAllowedError(PoolServeError):
         self.allowed = allowed
 
 
-# -- the server is at fault, or busy: trying again later can succeed ---------------------------------
-
-
 class OverloadedError(PoolServeError):
     """The queue is full. ``retry_after_s`` estimates after how many seconds the request would be admitted."""
 
@@ -176,9 +170,6 @@ class WorkerDiedError(PoolServeError):
     def __init__(self, message: str, *, exit_code: int | None = None) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-
-
-# -- start-up and the device --------------------------------------------------------------------------
 
 
 class ModelLoadError(PoolServeError):

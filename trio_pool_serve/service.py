@@ -148,8 +148,6 @@ class Service:
             return ProcessEngine(sockets, scheduling.max_queue_tokens // self.config.processes.api_workers, metrics)
         return LocalEngine(partial(self._load_runner, source), self.offload, metrics, scheduling)
 
-    # -- lifecycle ------------------------------------------------------------------------------------
-
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Load the models and run their engines until cancelled; ``started`` before loading.
 
@@ -235,8 +233,6 @@ class Service:
             splits_long_texts=config.loading.long_text == "chunk",
         )
 
-    # -- models and state -----------------------------------------------------------------------------
-
     @property
     def default(self) -> ServedModel:
         """The model for requests that name none."""
@@ -278,8 +274,6 @@ class Service:
         """Raise ``DrainingError`` if the server is shutting down."""
         if self.draining:
             raise DrainingError("The server is shutting down.")
-
-    # -- metrics and load -----------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
         """Return the metrics and the load of this process."""

@@ -22,9 +22,6 @@ PoolingTask: TypeAlias = Literal["embed", "token_embed", "sparse_embed", "classi
 """The tasks that a model may support."""
 
 
-# -- the model's input ------------------------------------------------------------------------------------
-
-
 @frozen(eq=False)
 class ImageFeatures:
     """The output of an image processor for one image, or for the images of one input, in order.
@@ -64,9 +61,6 @@ class RenderedPrompt:
     kept: npt.NDArray[np.bool_] | None = None
     images: ImageFeatures | None = None
     embeds: npt.NDArray[np.float32 | np.float16 | np.uint16] | None = None
-
-
-# -- the model's outputs ----------------------------------------------------------------------------------
 
 
 class PoolingParams:

@@ -29,7 +29,7 @@ from tests.models.vision_families import (
 )
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, MediaError, ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.rendering.media.image_protocols import ImageFormat
+from trio_pool_serve.rendering.media.image_processor import ImageFormat
 from trio_pool_serve.types import Embed, ImageFeatures, TokenEmbed
 
 FOLDERS: tuple[Callable[[Path], Path], ...] = (

@@ -33,7 +33,7 @@ from tests.models.model_families import (
     write_modules,
 )
 from trio_pool_serve.prompts import RenderingParams, TextPrompt
-from trio_pool_serve.rendering.media.image_protocols import ImageFormat
+from trio_pool_serve.rendering.media.image_processor import ImageFormat
 from trio_pool_serve.types import Batch, Embed, PoolingParams, PoolingRequest, RenderedPrompt, Vectors
 
 SENTENCES = (

@@ -13,7 +13,7 @@ from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.rendering.text.text_renderer import MAX_WINDOWS
-from trio_pool_serve.runner.copied_batch import CopiedBatch
+from trio_pool_serve.runner.output_copy import CopiedBatch
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.job import PoolJob

@@ -18,7 +18,7 @@ from trio_pool_serve.errors import (
 )
 from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.prompts import RenderingParams
-from trio_pool_serve.runner.copied_batch import CopiedBatch
+from trio_pool_serve.runner.output_copy import CopiedBatch
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.late_interaction import Document, encode_queries, score_documents
 from trio_pool_serve.tasks.score import SIMILARITIES, ScoreJob, Scores, score

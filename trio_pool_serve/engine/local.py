@@ -68,8 +68,6 @@ class LocalEngine(Engine):
         self._admission = Admission(self.config.max_queue_tokens, lambda: self._rate.tokens_per_s)
         self.metrics.add_gauges(self._gauges)
 
-    # -- the interface ------------------------------------------------------------------------------
-
     def submit_nowait(self, entry: QueueEntry) -> None:  # noqa: D102
         self._require_ready()
         self._queue.put_nowait(entry)
@@ -126,8 +124,6 @@ class LocalEngine(Engine):
     def tokens_per_s(self) -> float:
         """Tokens computed per second, as a moving average; 0 before the first batch."""
         return self._rate.tokens_per_s
-
-    # -- computing ----------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:  # noqa: D102
         task_status.started()
@@ -210,8 +206,6 @@ class LocalEngine(Engine):
         # Not earlier: on cancellation between two slices ``_fail_all`` fails the rest.
         del self._in_flight[batch]
 
-    # -- failing ------------------------------------------------------------------------------------
-
     def _fail_batch(self, batch: Batch, error: Exception) -> None:
         """Fail the rows of one batch; raise ``RunnerDeadError`` if no later batch can succeed."""
         if isinstance(error, trio.TooSlowError):
@@ -240,8 +234,6 @@ class LocalEngine(Engine):
             raise EngineLoadingError("The model is being loaded.")
         if self._state == "dead":
             raise EngineDeadError("The engine has stopped.")
-
-    # -- metrics ------------------------------------------------------------------------------------
 
     def _observe_batch(self, batch: Batch, entries: list[QueueEntry], launched: float) -> None:
         for entry in entries:

@@ -10,7 +10,7 @@ from attrs import Factory, frozen
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.files.folder_files import FolderFiles
 from trio_pool_serve.models.model_spec import ModelSpec
-from trio_pool_serve.rendering.media.image_protocols import ImageFormat
+from trio_pool_serve.rendering.media.image_processor import ImageFormat
 from trio_pool_serve.rendering.text.pairs import JoinedPair, PairFormat
 from trio_pool_serve.rendering.text.plain_text import TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
@@ -51,24 +51,6 @@ AnyModelFolder: TypeAlias = ModelFolder[Any]
 """A folder with a model of any kind."""
 
 
-def default_text_format(spec: ModelSpec, tokenizer: Tokenizer) -> TextFormat:
-    """Return the text format of most models."""
-    del spec, tokenizer
-    return TextFormat()
-
-
-def default_pair_format(spec: ModelSpec, tokenizer: Tokenizer) -> PairFormat:
-    """Return the pair format of most models: the tokenizer joins two texts."""
-    del spec, tokenizer
-    return JoinedPair()
-
-
-def default_image_format(folder: AnyModelFolder) -> ImageFormat | None:
-    """Return ``None``: the model accepts no images."""
-    del folder
-    return None
-
-
 @frozen(kw_only=True, eq=False)
 class ModelKind(Generic[Spec]):
     """One kind of model: how its folders are recognised, how its inputs are rendered and how it is loaded.
@@ -79,14 +61,15 @@ class ModelKind(Generic[Spec]):
     because an API process imports no torch.
 
     ``text_format``, ``pair_format`` and ``image_format`` return how a text, a pair of texts and an image are rendered
-    (``None``: the model accepts no images). They raise ``ModelLoadError`` if the folder's files contradict each other.
+    (``None``: the model accepts no images); by default as most models do. They raise ``ModelLoadError`` if the
+    folder's files contradict each other.
     """
 
     read: Callable[[FolderFiles, ModelConfig], Spec | None]
     load: str
-    text_format: Callable[[Spec, Tokenizer], TextFormat] = default_text_format
-    pair_format: Callable[[Spec, Tokenizer], PairFormat] = default_pair_format
-    image_format: Callable[[ModelFolder[Spec]], ImageFormat | None] = default_image_format
+    text_format: Callable[[Spec, Tokenizer], TextFormat] = lambda spec, tokenizer: TextFormat()  # noqa: ARG005
+    pair_format: Callable[[Spec, Tokenizer], PairFormat] = lambda spec, tokenizer: JoinedPair()  # noqa: ARG005
+    image_format: Callable[[ModelFolder[Spec]], ImageFormat | None] = lambda folder: None  # noqa: ARG005
 
     def loader(self) -> Any:
         """Import and return the function that ``load`` names."""

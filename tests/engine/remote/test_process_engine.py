@@ -27,7 +27,7 @@ from trio_pool_serve.errors import (
     UnsendableError,
 )
 from trio_pool_serve.processes.framed_stream import FramedStream
-from trio_pool_serve.runner.copied_batch import CopiedBatch
+from trio_pool_serve.runner.output_copy import CopiedBatch
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import (

@@ -11,8 +11,8 @@ from trio_pool_serve.api.fields.embedding_responses import (
     EncodingFormat,
     VectorEncoding,
     encode_embeddings,
+    stream_embeddings,
 )
-from trio_pool_serve.api.fields.embedding_stream import stream_embeddings
 from trio_pool_serve.api.fields.encodings import EmbedDtype, Endianness
 from trio_pool_serve.api.fields.images import image_prompts
 from trio_pool_serve.api.fields.input_fields import INPUT_FIELD_NAMES, InputFields

@@ -175,9 +175,6 @@ def parts_of(parts: Sequence[Part], payload: memoryview) -> Iterator[tuple[Part,
         begin += part.nbytes
 
 
-# -- rows to the engine ------------------------------------------------------------------------------------
-
-
 @define(eq=False)
 class RemoteScope:
     """The API process's end of a scope: the queries of one request that an engine process holds.
@@ -305,9 +302,6 @@ def _param(name: str, fields: Any, scopes: Scopes) -> PoolingParams:
     if name not in PoolingParams.by_name:
         raise LookupError(f"no module that is imported here defines the params {name}")
     return msgspec.convert(fields, PoolingParams.by_name[name], dec_hook=scopes.query)
-
-
-# -- answers back --------------------------------------------------------------------------------------------
 
 
 def add_answer(frame: Frame, number: int, outcome: PoolingOutput | Exception) -> None:

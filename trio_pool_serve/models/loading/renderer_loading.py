@@ -6,7 +6,7 @@ from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
 from trio_pool_serve.rendering.chat.conversations import Conversations, ImageLoader
 from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
 from trio_pool_serve.rendering.input_memory import InputMemory
-from trio_pool_serve.rendering.media.image_protocols import ImageFormat
+from trio_pool_serve.rendering.media.image_processor import ImageFormat
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
 from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates, Tokenizer

@@ -27,7 +27,7 @@ from trio_pool_serve.prompts import (
 )
 from trio_pool_serve.rendering.chat.chat_format import expects_content_parts
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplate, ChatTemplates
-from trio_pool_serve.rendering.media.image_protocols import ImageFormat, ImageProcessor
+from trio_pool_serve.rendering.media.image_processor import ImageFormat, ImageProcessor
 from trio_pool_serve.rendering.text.length_limit import too_long
 from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt
@@ -114,8 +114,6 @@ class Conversations:
     def _takes_single_messages(self) -> bool:
         """Whether the model accepts texts and images but no conversations: clients send its input as one message."""
         return self.image_format is not None and not self.chat.templates
-
-    # -- conversations --------------------------------------------------------------------------------
 
     async def _render_in_conversation(self, parts: Sequence[Part], params: RenderingParams) -> RenderedPrompt:
         """Render parts as one user message."""
@@ -213,8 +211,6 @@ class Conversations:
 
     async def _shortened(self, part: Part, tokens: int) -> Part:
         return part if isinstance(part, ImagePart) else TextPart(await self.shorten(part.text, tokens))
-
-    # -- images ---------------------------------------------------------------------------------------
 
     def _format_for(self, images: Sequence[ImagePart]) -> ImageFormat:
         """Return the image format. Raises ``InvalidRequestError`` unless the model accepts that many images."""

@@ -8,7 +8,7 @@ from PIL.ImageFile import ImageFile
 
 from trio_pool_serve.errors import MediaError
 from trio_pool_serve.rendering.media.decoding_bounds import count_scans, has_too_many_scans
-from trio_pool_serve.rendering.media.image_protocols import ImageProcessor
+from trio_pool_serve.rendering.media.image_processor import ImageProcessor
 from trio_pool_serve.types import ImageFeatures
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")

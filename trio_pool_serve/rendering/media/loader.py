@@ -16,7 +16,7 @@ from trio_pool_serve.rendering.media.cache import MediaCache
 from trio_pool_serve.rendering.media.decoding import MediaLimits, features_of
 from trio_pool_serve.rendering.media.encoded_image import EncodedImage, image_of_chunks, read_data_url, read_file_url
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
-from trio_pool_serve.rendering.media.image_protocols import ImageProcessor
+from trio_pool_serve.rendering.media.image_processor import ImageProcessor
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import ImageFeatures
 

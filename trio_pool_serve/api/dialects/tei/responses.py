@@ -51,9 +51,6 @@ class SimpleToken:
     stop: int | None
 
 
-# -- values to JSON --------------------------------------------------------------------------------------
-
-
 def _dense(value: PooledValue) -> bytes:
     assert not isinstance(value, SparseVector)  # noqa: S101  (its head gives vectors)
     return row_json(value, "float32")
@@ -81,9 +78,6 @@ def _predictions(value: PooledValue, model: Model) -> bytes:
     assert not isinstance(value, SparseVector)  # noqa: S101
     numbers = number_items(value)
     return msgspec.json.encode([Prediction(msgspec.Raw(numbers[at]), model.label(at)) for at, _ in ranked(value)])
-
-
-# -- responses -------------------------------------------------------------------------------------------
 
 
 async def respond_vectors(call: Call[Any, PoolJob]) -> HttpResponse:
@@ -194,9 +188,6 @@ async def respond_decode(call: Call[Any, DecodeJob]) -> HttpResponse:
     characters = sum(map(len, texts))
     response = await call.encode(lambda: HttpResponse.json(texts), rows=len(texts), nbytes=characters)
     return _timed(response, call.timings, sum(map(len, call.job.ids)), None)
-
-
-# -- sizes and times -------------------------------------------------------------------------------------
 
 
 def _written_rows(row: PooledRow) -> int:
