@@ -17,6 +17,7 @@ def each(names: str | tuple[str, ...], cases: Iterable[Any], ids: Iterable[str] 
     A case that fails is reported by itself, under its id, and the others are gone through all the same.
     """
     cases = list(zip_longest(cases, ids))
+    assert cases, "an empty table shows nothing"
     names = (names,) if isinstance(names, str) else names
 
     def go_through(test: Test) -> Test:

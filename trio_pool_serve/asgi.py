@@ -53,7 +53,8 @@ def _exit(message: str) -> NoReturn:
     """
     logging.getLogger(__name__).critical("%s", message)
     parent = multiprocessing.parent_process()
-    if parent is not None and parent.pid is not None and parent.is_alive() and "hypercorn" in Path(sys.argv[0]).parts:
+    is_hypercorn = "hypercorn" in Path(sys.argv[0]).parts[-2:]
+    if is_hypercorn and parent is not None and parent.pid is not None and parent.is_alive():
         os.kill(parent.pid, signal.SIGUSR1)
     sys.exit(1)
 

@@ -49,15 +49,15 @@ class InvalidRequestError(PoolServeError):
 
     def message_with(self, name_of: Callable[[JobField], str | None]) -> str:
         """Return the message with other names for the job's fields."""
-        return PLACEHOLDER.sub(lambda found: _named(found[0], name_of), self.args[0])
+        return PLACEHOLDER.sub(lambda found: self._named(found[0], name_of), self.args[0])
+
+    def _named(self, placeholder: str, name_of: Callable[[JobField], str | None]) -> str:
+        name = cast("JobField", placeholder[1:-1])
+        # Others are a client's text that the message quotes.
+        return name_of(name) or name if name in (self.field, "truncate_to") else placeholder
 
     def __str__(self) -> str:
         return self.message_with(lambda field: field)
-
-
-def _named(placeholder: str, name_of: Callable[[JobField], str | None]) -> str:
-    name = cast("JobField", placeholder[1:-1])
-    return name_of(name) or name
 
 
 class ContextLengthError(InvalidRequestError):

@@ -80,8 +80,8 @@ class ServedModel:
 class Service:
     """The served models: a renderer and an engine for each, over limiters and metrics that they share.
 
-    The listener may restart around it; the models stay loaded for as long as ``run`` runs. Constructing and running a
-    service changes nothing process-wide: a process that exists for one calls ``configure_process`` first.
+    The listener may restart around it; the models stay loaded for as long as ``run`` runs. A service configures its
+    process only as its allocator and worker processes need: one that exists for it calls ``configure_process`` first.
     """
 
     config: Config
@@ -334,10 +334,12 @@ def configure_process(service: Service) -> None:
         service.offload.niceness = relative_niceness(threads.niceness)
     for processes in service.processes.values():
         processes.niceness = service.offload.niceness
-    service.on_loaded = _freeze_loaded_objects
+    on_loaded = service.on_loaded
 
+    def freeze_loaded_objects() -> None:
+        # What has been loaded stays: the collector does not have to look at it again.
+        gc.collect()
+        gc.freeze()
+        on_loaded()
 
-def _freeze_loaded_objects() -> None:
-    # What has been loaded stays: the collector does not have to look at it again.
-    gc.collect()
-    gc.freeze()
+    service.on_loaded = freeze_loaded_objects

@@ -387,3 +387,10 @@ async def test_ending_the_engine_between_two_slices_of_a_delivery_fails_the_rest
             nursery.cancel_scope.cancel()
     assert sorted(answered + failed) == list(range(1, 1002))
     assert failed
+
+
+async def test_a_row_without_tokens_fails_alone(engine):
+    empty = PoolingRequest(RenderedPrompt(np.zeros(0, dtype=np.int32)))
+    with pytest.raises(BatchFailedError, match="no tokens"):
+        await engine.submit(empty)
+    assert (await engine.submit(request(1, 2))).values

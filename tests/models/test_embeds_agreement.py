@@ -115,7 +115,7 @@ def test_models_that_look_at_the_tokens_themselves_say_that_they_do(tmp_path: Pa
     ours = ServedModel(write(tmp_path / "model"))
     asked = embeds_format_of(ours.folder, ours.runner.embeds_width, enabled=True)
     assert isinstance(asked, str)
-    assert "tokens themselves" in asked
+    assert "needs token ids" in asked
 
 
 def test_a_forward_pass_without_such_an_argument_says_so(minilm: Path):

@@ -70,6 +70,8 @@ class LocalEngine(Engine):
 
     def submit_nowait(self, entry: QueueEntry) -> None:  # noqa: D102
         self._require_ready()
+        if not entry.request.tokens:
+            raise BatchFailedError("An input has no tokens.")
         self._queue.put_nowait(entry)
 
     def withdraw(self, entry: QueueEntry) -> None:  # noqa: D102

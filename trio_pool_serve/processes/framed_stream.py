@@ -91,7 +91,7 @@ class FramedStream(Generic[Message]):
         """Return the next message and its payload; ``None`` at the end of the stream, even within a frame.
 
         ``None`` also, and a warning in the log, for an invalid frame: what follows it cannot be decoded either.
-        Cancellation: at once; nothing that has arrived is lost.
+        Cancellation: at once; within a large frame, the stream cannot be used any more.
         """
         if not await self._has(PREFIX.size):
             return None

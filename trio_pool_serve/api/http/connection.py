@@ -123,6 +123,6 @@ def _path_of_target(target: str) -> str:
 
 def _below_root_path(path: str, root_path: str) -> str:
     """Return the path that routes have: without the root path, with one slash at its beginning; empty if outside."""
-    if root_path and (path == root_path or not path.startswith(root_path)):
+    if root_path and not path.startswith(root_path.rstrip("/") + "/"):
         return ""
     return "/" + path.removeprefix(root_path).lstrip("/")

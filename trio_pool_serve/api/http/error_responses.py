@@ -51,9 +51,10 @@ def describe(error: Exception, request_id: str, endpoint: DialectEndpoint | None
         error = errors.PoolServeError("Internal error.")
     status, kind = next(TABLE[base] for base in type(error).__mro__ if base in TABLE)
     message, param = str(error), getattr(error, "param", None)
-    if isinstance(error, errors.InvalidRequestError) and error.field is not None and endpoint is not None:
+    if isinstance(error, errors.InvalidRequestError) and endpoint is not None:
         name_of = partial(endpoint.endpoint.name_of, wire=wire)
-        message, param = error.message_with(name_of), name_of(error.field)
+        message = error.message_with(name_of)
+        param = error.param if error.field is None else name_of(error.field)
     message = message.encode(errors="replace").decode()  # a chat template can raise lone surrogates
     if len(message) > MAX_MESSAGE:
         message = f"{message[:MAX_MESSAGE]}…"

@@ -44,7 +44,7 @@ class Middleware:
             response = await handler(request)
         except BaseExceptionGroup as group:
             _, rest = group.split(trio.Cancelled)
-            cause = None if rest is None else innermost(rest)
+            cause = None if rest is None or rest.split(Exception)[1] is not None else innermost(rest)
             if not isinstance(cause, Exception):
                 raise
             response = self.error_response(request, cause)

@@ -221,8 +221,18 @@ def add_row(frame: Frame, number: int, request: PoolingRequest) -> None:
         )
         frame.add(number, row, buffers)
     except Exception as error:  # fields of params may be of any type
-        reason = f"{type(error).__name__}: {error}"
-        raise UnsendableError(f"An input cannot be sent to the engine process: {reason}") from error
+        raise UnsendableError(f"An input cannot be sent to the engine process: {_reason(error)}") from error
+
+
+def _message(error: object) -> str:
+    try:
+        return str(error)
+    except Exception:  # a plugin's class
+        return "its message cannot be read"
+
+
+def _reason(error: object) -> str:
+    return f"{type(error).__name__}: {_message(error)}"
 
 
 def _optional_arrays(prompt: RenderedPrompt, buffers: list[Buffer]) -> OptionalArrays:
@@ -275,8 +285,7 @@ def read_row(part: Part, payload: Payload, scopes: Scopes) -> PoolingRequest:
     try:
         return _request(msgspec.msgpack.decode(part.content, type=Row), payload, scopes)
     except Exception as error:  # constructors of params may raise anything
-        reason = f"{type(error).__name__}: {error}"
-        raise UnsendableError(f"The engine process cannot read an input: {reason}") from error
+        raise UnsendableError(f"The engine process cannot read an input: {_reason(error)}") from error
 
 
 def _request(row: Row, payload: Payload, scopes: Scopes) -> PoolingRequest:
@@ -313,12 +322,12 @@ def add_answer(frame: Frame, number: int, outcome: PoolingOutput | Exception) ->
             values = [_shape(value, buffers) for value in outcome.values]
             frame.add(number, Answer(outcome.queue_s, outcome.forward_s, outcome.copy_s, values), buffers)
         except Exception as raised:  # heads may return anything
-            error = UnsendableError(f"The model's output cannot be sent: {type(raised).__name__}: {raised}")
+            error = UnsendableError(f"The model's output cannot be sent: {_reason(raised)}")
         else:
             return
     # As the nearest of its bases that the receiver knows.
     kinds = (base.__name__ for base in type(error).__mro__ if FAILURES.get(base.__name__) is base)
-    frame.add(number, Failure(next(kinds, BatchFailedError.__name__), sendable(str(error))))
+    frame.add(number, Failure(next(kinds, BatchFailedError.__name__), sendable(_message(error))))
 
 
 def _shape(value: PooledValue, buffers: list[Buffer]) -> tuple[int, ...]:
@@ -341,7 +350,7 @@ def read_answer(part: Part, payload: Payload) -> PoolingOutput | PoolServeError:
             return FAILURES.get(answer.kind, BatchFailedError)(answer.message)
         values = tuple([_value(shape, payload) for shape in answer.values])
     except Exception as error:
-        return UnsendableError(f"The engine process's output cannot be read: {type(error).__name__}: {error}")
+        return UnsendableError(f"The engine process's output cannot be read: {_reason(error)}")
     return PoolingOutput(values, answer.queue_s, answer.forward_s, answer.copy_s)
 
 
