@@ -39,7 +39,7 @@ class ModelConfig:
 
     served_model_name: Annotated[
         str | None,
-        _help("Model name in the API: requests select the model by it, responses contain it.", default="MODEL"),
+        _help("Model name in the API. Requests select the model by it, and responses contain it.", default="MODEL"),
     ] = field(default=None, validator=optional(min_len(1)))
     revision: Annotated[
         str | None, _help("Version of a model on the hub: a branch name, a tag name or a commit id.", default="main")
@@ -58,9 +58,8 @@ class ModelConfig:
     attention: Annotated[
         Attention,
         _help(
-            "How inputs of different lengths are computed in one batch. auto: on a GPU in half precision without "
-            "padding, if a check at load time shows the same outputs, else padded. padded: every input is padded to "
-            "the longest one."
+            "How to compute inputs of different lengths in one batch. auto: without padding on a GPU in half precision "
+            "if a check at load time finds the same outputs, else padded. padded: pad every input to the longest one."
         ),
     ] = field(default="auto", validator=in_(("auto", "padded")))
     cuda_graphs: Annotated[
@@ -69,8 +68,8 @@ class ModelConfig:
     compile: Annotated[
         bool,
         _switch(
-            "Compile the model with torch.compile when it is loaded. Takes a minute or more, needs a C++ compiler, and "
-            "replaces attention without padding and CUDA graphs."
+            "Compile the model with torch.compile when it is loaded. Takes a minute or more and needs a C++ compiler. "
+            "Disables attention without padding and CUDA graphs."
         ),
     ] = False
     max_model_len: Annotated[
@@ -80,15 +79,17 @@ class ModelConfig:
     long_text: Annotated[
         LongText,
         _help(
-            "How to handle a text to embed that is longer than the maximum, unless the request truncates it. refuse: "
-            "respond with 400. chunk: embed it in windows and return their mean, weighted by their numbers of tokens."
+            "How to handle a text to embed that is longer than the maximum and that the request does not truncate. "
+            "refuse: respond with 400. chunk: embed it in windows and return the mean of their vectors, weighted by "
+            "their numbers of tokens."
         ),
     ] = field(default="refuse", validator=in_(("refuse", "chunk")))
     task: Annotated[
         PoolingTask | None,
         _help(
-            "Task to serve the model for; a model whose files do not support it is not loaded. score also selects the "
-            "yes/no scoring of Qwen3-Reranker for a causal language model whose files declare no task.",
+            "Task to serve the model for. The server refuses to start if the model's files do not support it. score "
+            "also selects the yes/no scoring of Qwen3-Reranker for a causal language model whose files declare no "
+            "task.",
             default="from the model's files",
         ),
     ] = field(default=None, validator=optional(in_(get_args(PoolingTask))))
@@ -99,8 +100,8 @@ class ModelConfig:
     returned_token_ids: Annotated[
         tuple[int, ...],
         _help(
-            "Ids of the tokens by whose probabilities a language model judges steps, as a JSON list: `[648,387]`. "
-            "Needs `--step-tag-id`.",
+            "Ids of the tokens whose probabilities are the scores of a step, for causal language models that judge "
+            "steps, as a JSON list: `[648,387]`. Requires `--step-tag-id`.",
             default="none",
             negative=(),
         ),
@@ -118,7 +119,7 @@ class NetworkConfig:
     )
     uds: Annotated[
         Path | None,
-        _help("Path of a Unix domain socket to listen on; host and port are ignored then.", default="none"),
+        _help("Path of a Unix domain socket to listen on. If set, host and port are ignored.", default="none"),
     ] = None
     api_key: Annotated[
         str | None,
@@ -156,19 +157,22 @@ class SchedulingConfig:
     bulk_batch_s: Annotated[
         float,
         _help(
-            "Maximum duration in seconds of a batch of long inputs, or of the later inputs of a large request, while "
+            "Target duration in seconds of a batch of long inputs, or of the later inputs of a large request, while "
             "small requests arrive. A single input may take longer."
         ),
     ] = field(default=0.02, validator=gt(0))
     max_in_flight: Annotated[
         int,
-        _help("Maximum number of batches that are launched and not yet copied to the host. 1 computes them serially."),
+        _help(
+            "Maximum number of batches that are launched and not yet copied to the host. 1: one batch after the other."
+        ),
     ] = field(default=2, validator=gt(0))
     max_queue_tokens: Annotated[
         int, _help("Maximum number of tokens in admitted requests; further requests get a 429 response.")
     ] = field(default=1_000_000, validator=gt(0))
     batch_timeout_s: Annotated[
-        float, _help("Seconds after which an unfinished batch means that the device hangs, which ends the engine.")
+        float,
+        _help("Maximum duration of a batch in seconds. After it, the device is assumed to hang, and the engine ends."),
     ] = field(default=300.0, validator=gt(0))
 
 
@@ -192,12 +196,13 @@ class ProcessesConfig:
         ),
     ] = field(default=None, validator=optional(gt(0)))
     api_workers: Annotated[
-        int, _help("Number of API processes, which share the listening socket. More than 1 need `--engine process`.")
+        int,
+        _help("Number of API processes, which share the listening socket. More than 1 requires `--engine process`."),
     ] = field(default=1, validator=gt(0))
     plugins: Annotated[
         str,
         _help(
-            "Comma-separated Python modules that every process of the server imports first. They register kinds of "
+            "Comma-separated Python modules that API and engine processes import first. They register kinds of "
             "model, tasks, dialects and routes.",
             default="none",
         ),
@@ -223,13 +228,13 @@ class ThreadsConfig:
         default=1, validator=gt(0)
     )
     switch_interval_s: Annotated[
-        float, _help("Seconds for which a thread may keep the interpreter lock while the event loop waits for it.")
+        float, _help("Seconds for which a thread may hold the GIL while the event loop waits for it.")
     ] = field(default=0.0005, validator=gt(0))
     niceness: Annotated[
         int,
         _help(
-            "Niceness of worker threads and processes above that of the event loop (Linux). 0 gives all of them equal "
-            "priority, for machines whose cores are kept busy by other programs."
+            "Niceness of threads and processes that compute, relative to the event loop (Linux). 0: equal priority, "
+            "for machines whose cores are kept busy by other programs."
         ),
     ] = field(default=10, validator=and_(ge(0), le(19)))
 
@@ -240,19 +245,22 @@ class TimeLimitsConfig:
     """How long requests and their parts may take."""
 
     request_timeout_s: Annotated[
-        float, _help("Seconds that a request may take. The request header X-Request-Timeout can only shorten this.")
+        float,
+        _help("Maximum duration of a request in seconds. The request header `X-Request-Timeout` can only shorten it."),
     ] = field(default=600.0, validator=gt(0))
-    body_timeout_s: Annotated[float, _help("Seconds that receiving a request body may take.")] = field(
+    body_timeout_s: Annotated[float, _help("Maximum time in seconds to receive a request body.")] = field(
         default=60.0, validator=gt(0)
     )
     template_timeout_s: Annotated[
-        float, _help("Seconds that rendering a chat template may take, before the process that renders it is killed.")
+        float,
+        _help("Maximum time in seconds to render a chat template. After it, the process that renders it is killed."),
     ] = field(default=5.0, validator=gt(0))
-    media_timeout_s: Annotated[float, _help("Seconds that fetching one image may take, redirects included.")] = field(
+    media_timeout_s: Annotated[float, _help("Maximum time in seconds to fetch one image, redirects included.")] = field(
         default=10.0, validator=gt(0)
     )
     drain_timeout_s: Annotated[
-        float, _help("Seconds that running requests may take to finish after SIGTERM, before they are aborted.")
+        float,
+        _help("Maximum time in seconds for running requests to finish after SIGTERM. After it, they are aborted."),
     ] = field(default=30.0, validator=gt(0))
 
 
@@ -262,7 +270,10 @@ class InputConfig:
     """Inputs other than text, and where they may come from."""
 
     trust_request_chat_template: Annotated[
-        bool, _switch("Accept chat templates in requests; they are rendered in a process that can be killed.")
+        bool,
+        _switch(
+            "Accept chat templates in requests. They are rendered in a separate process with limits on time and memory."
+        ),
     ] = False
     enable_prompt_embeds: Annotated[
         bool, _switch("Accept token embeddings in place of texts, in the field `prompt_embeds`.")
@@ -270,24 +281,25 @@ class InputConfig:
     allowed_media_path: Annotated[
         Path | None,
         _help(
-            "Directory whose images requests may name by `file:` URLs. Links that lead out of it are not followed.",
+            "Directory from which requests may load images by `file:` URLs. Symbolic links that lead out of it are not "
+            "followed.",
             default="none",
         ),
     ] = None
     allowed_media_domains: Annotated[
         str,
         _help(
-            "Comma-separated hosts that images may be fetched from; they apply to redirects, too. A host does not "
-            "include its subdomains: `*.example.org` allows those of `example.org`, but not `example.org` itself.",
+            "Comma-separated hosts from which images may be fetched, redirects included. A host does not include its "
+            "subdomains: `*.example.org` allows those of `example.org`, but not `example.org` itself.",
             default="any",
         ),
     ] = field(default="", validator=matches_re(r"[\w.*, -]*", re.ASCII))
     allow_private_media: Annotated[
-        bool, _switch("Fetch images also from addresses that are not on the public internet.")
+        bool, _switch("Also fetch images from addresses that are not on the public internet.")
     ] = False
-    max_media_bytes: Annotated[
-        int, _help("Maximum size of an image in bytes, as it is stored or sent, without base64.")
-    ] = field(default=20 * 2**20, validator=gt(0))
+    max_media_bytes: Annotated[int, _help("Maximum size of an image file in bytes, before base64 encoding.")] = field(
+        default=20 * 2**20, validator=gt(0)
+    )
     max_image_pixels: Annotated[
         int, _help("Maximum number of pixels of an image; larger ones are refused before they are decoded.")
     ] = field(default=50_000_000, validator=gt(0))
