@@ -6,7 +6,7 @@ import pytest
 from tests.conftest import assert_idle
 from tests.model_folders import VOCABULARY
 from trio_pool_serve.errors import InvalidRequestError, OverloadedError
-from trio_pool_serve.rendering.text.token_info import Token
+from trio_pool_serve.rendering.text.tokenizer import Token
 from trio_pool_serve.tasks.tokenize import MAX_CHARACTERS, detokenize, tokenize
 
 pytestmark = pytest.mark.unit

@@ -22,7 +22,7 @@ from trio_pool_serve.rendering.chat.conversations import Conversations
 from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
 from trio_pool_serve.rendering.input_memory import InputMemory
 from trio_pool_serve.rendering.text.text_renderer import PlainPrompt, PromptToRender, TextRenderer
-from trio_pool_serve.rendering.text.token_info import Token
+from trio_pool_serve.rendering.text.tokenizer import Token
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import RenderedPrompt
 

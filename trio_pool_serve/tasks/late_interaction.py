@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from trio_pool_serve.prompts import RenderingParams
+from trio_pool_serve.prompts import RenderingParams, ScoreInput, prompt_of
 from trio_pool_serve.tasks.fan_out import ComputedRow, RowToCompute, compute_rows
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.tasks.score_inputs import ScoreInput, prompt_of
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import HeldQuery, HoldQuery, MaxSim, QueryScope
 

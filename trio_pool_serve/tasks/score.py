@@ -8,12 +8,11 @@ from attrs import Factory, evolve, frozen
 
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, JobField
 from trio_pool_serve.models.model_spec import Scoring, Similarity
-from trio_pool_serve.prompts import InputType, PairPrompt, RenderingParams
+from trio_pool_serve.prompts import InputType, PairPrompt, RenderingParams, ScoreInput, has_images, prompt_of, text_of
 from trio_pool_serve.tasks.fan_out import ComputedRow, RowToCompute, compute_rows
 from trio_pool_serve.tasks.input_params import InputParams, rendering_params
 from trio_pool_serve.tasks.late_interaction import Document, encode_queries, score_documents
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.tasks.score_inputs import ScoreInput, has_images, prompt_of, text_of
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import Activation, Classify, Embed, Vectors
 

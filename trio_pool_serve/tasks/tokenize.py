@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.prompts import TextPrompt
-from trio_pool_serve.rendering.text.token_info import Token
+from trio_pool_serve.rendering.text.tokenizer import Token
 from trio_pool_serve.tasks.model import Model
 
 MAX_CHARACTERS = 200_000

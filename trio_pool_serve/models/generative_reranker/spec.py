@@ -14,8 +14,7 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.classification.spec import is_cross_encoder, score_activation, transformer_task
 from trio_pool_serve.models.files.chat_template import read_chat_format, read_chat_template
-from trio_pool_serve.models.files.folder_files import FolderFiles
-from trio_pool_serve.models.files.vocabulary import find_token_id
+from trio_pool_serve.models.files.folder_files import FolderFiles, find_token_id
 from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.rendering.chat.chat_format import ChatFormat
 

@@ -10,8 +10,7 @@ from attrs import frozen
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.classification.spec import read_labels
-from trio_pool_serve.models.files.folder_files import FolderFiles
-from trio_pool_serve.models.files.vocabulary import find_token_id
+from trio_pool_serve.models.files.folder_files import FolderFiles, find_token_id
 from trio_pool_serve.models.model_spec import ModelSpec
 
 STEP_TOKEN = "<extra_0>"  # noqa: S105  (a token of the vocabulary, no secret)

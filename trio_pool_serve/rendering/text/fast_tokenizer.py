@@ -8,11 +8,11 @@ import tokenizers
 from attrs import Factory, define, field
 
 from trio_pool_serve.prompts import TruncationSide
-from trio_pool_serve.rendering.text.token_info import Token
 from trio_pool_serve.rendering.text.tokenizer import (
     Encoded,
     ModelChatTemplates,
     RenderChat,
+    Token,
     longest_first_lengths,
     segments,
 )

@@ -14,8 +14,7 @@ from trio_pool_serve.rendering.text.length_limit import available_tokens, too_lo
 from trio_pool_serve.rendering.text.pairs import JoinedPair, PairFormat, shorten
 from trio_pool_serve.rendering.text.plain_text import TextFormat
 from trio_pool_serve.rendering.text.text_window import encode_window
-from trio_pool_serve.rendering.text.token_info import Token
-from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer
+from trio_pool_serve.rendering.text.tokenizer import Encoded, Token, Tokenizer
 from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
 from trio_pool_serve.types import RenderedPrompt, TokenIds
 

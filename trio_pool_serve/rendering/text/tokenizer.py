@@ -12,8 +12,24 @@ import numpy as np
 from attrs import Factory, frozen
 
 from trio_pool_serve.prompts import TruncationSide
-from trio_pool_serve.rendering.text.token_info import Token
 from trio_pool_serve.types import TokenIds
+
+
+@frozen
+class Token:
+    """A token and its position.
+
+    ``text`` is the text it covers, ``piece`` its entry in the vocabulary. ``start`` and ``stop`` are character
+    positions, ``None`` for special tokens and for tokenizers without positions.
+    """
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+    piece: str
+
 
 Encoded: TypeAlias = Any
 """Result of ``encode``, input of ``finish``; its length is in tokens."""

@@ -11,13 +11,12 @@ from trio_pool_serve.api.fields.encodings import array_json, nbytes_of, number_i
 from trio_pool_serve.api.fields.ranking import ranked
 from trio_pool_serve.api.http.endpoint import Call
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.prompts import PairPrompt, Prompt, TextPrompt
+from trio_pool_serve.prompts import PairPrompt, Prompt, TextPrompt, text_of
 from trio_pool_serve.tasks.input_params import rendering_params
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.pool import PooledRow, pool
 from trio_pool_serve.tasks.score import ScoreJob, score
-from trio_pool_serve.tasks.score_inputs import text_of
 from trio_pool_serve.tasks.tokenize import detokenize, tokenize
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import PooledValue, SparseVector

@@ -19,8 +19,8 @@ from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
+from trio_pool_serve.prompts import ScoreInput, text_of
 from trio_pool_serve.tasks.score import ScoreJob, score
-from trio_pool_serve.tasks.score_inputs import ScoreInput, text_of
 
 
 @frozen

@@ -14,10 +14,9 @@ from trio_pool_serve.api.http.endpoint import Call, Endpoint, FieldNames
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
-from trio_pool_serve.prompts import TruncationSide
+from trio_pool_serve.prompts import ScoreInput, TruncationSide
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.score import ScoreJob, score
-from trio_pool_serve.tasks.score_inputs import ScoreInput
 
 SIDE_NAMES = (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"), ("queries", "items"))
 """The names of the two sides; vLLM has renamed them more than once."""
