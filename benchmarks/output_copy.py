@@ -30,10 +30,19 @@ from benchmarks.report import RESULTS, console, open_figure, open_progress, prin
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.runner_loading import load_runner
-from trio_pool_serve.runner.output_copy import CopiedBatch, Split
+from trio_pool_serve.runner.output_copy import Split
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Batch, Embed, PooledBatch, PoolingParams, PoolingRequest, RenderedPrompt, TokenEmbed
+from trio_pool_serve.types import (
+    Batch,
+    CopiedBatch,
+    Embed,
+    PooledBatch,
+    PoolingParams,
+    PoolingRequest,
+    RenderedPrompt,
+    TokenEmbed,
+)
 
 ROWS = 64
 

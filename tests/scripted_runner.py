@@ -11,10 +11,10 @@ import numpy as np
 from attrs import define, field
 
 from trio_pool_serve.errors import QueryGoneError
-from trio_pool_serve.runner.output_copy import CopiedBatch
 from trio_pool_serve.types import (
     Batch,
     Classify,
+    CopiedBatch,
     Embed,
     HeldQuery,
     HoldQuery,

@@ -234,6 +234,17 @@ class PooledBatch(Protocol):
         """Wait until the outputs are on the host; return a tuple per row, with a value for each of its ``params``."""
 
 
+@frozen(eq=False)
+class CopiedBatch:
+    """Rows that are on the host when ``launch`` returns: awaiting them does not wait."""
+
+    rows: list[tuple[PooledValue, ...]]
+
+    def __await__(self) -> Generator[Any, Any, list[tuple[PooledValue, ...]]]:
+        return self.rows
+        yield  # makes this a generator, as ``await`` requires
+
+
 class Runner(Protocol):
     """Computes batches. Used from one thread at a time."""
 

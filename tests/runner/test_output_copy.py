@@ -18,10 +18,19 @@ from trio.testing import wait_all_tasks_blocked
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.errors import BatchFailedError, EngineDeadError, RunnerDeadError
-from trio_pool_serve.runner.output_copy import CopiedBatch, OutputCopier
+from trio_pool_serve.runner.output_copy import OutputCopier
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Batch, PooledBatch, PooledValue, PoolingRequest, QueryScope, RenderedPrompt, Vectors
+from trio_pool_serve.types import (
+    Batch,
+    CopiedBatch,
+    PooledBatch,
+    PooledValue,
+    PoolingRequest,
+    QueryScope,
+    RenderedPrompt,
+    Vectors,
+)
 
 pytestmark = pytest.mark.unit
 

@@ -33,8 +33,8 @@ PLACEMENTS: Mapping[str, tuple[str, ...]] = {
 AT_ONCE = 4
 """Requests with extreme values, while plain ones are answered."""
 
-ROUNDS = 2
-"""In each, every field of every endpoint is extreme once at least."""
+ROUNDS, MANY_ROUNDS = 2, 30
+"""In each, every field of every endpoint is extreme once at least; many are for `scripts/test -m slow`."""
 
 
 def write_classifier(folder: Path) -> Path:
@@ -161,11 +161,12 @@ def rounds(draw: st.DrawFn, models: Mapping[str, str]) -> list[tuple[str, bytes]
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_extreme_values_fail_their_own_request_alone(servers: dict[str, Driven], placement: str):
+@pytest.mark.parametrize("rounds_taken", [ROUNDS, pytest.param(MANY_ROUNDS, marks=pytest.mark.slow)])
+def test_extreme_values_fail_their_own_request_alone(servers: dict[str, Driven], placement: str, rounds_taken: int):
     driven = servers[placement]
 
     # A server that has died is not to be asked again for a shorter example.
-    @settings(max_examples=ROUNDS, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @settings(max_examples=rounds_taken, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(rounds(driven.models))
     def check(evil: list[tuple[str, bytes]]) -> None:
         trio.run(driven.take, evil)

@@ -13,12 +13,12 @@ from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.rendering.text.text_renderer import MAX_WINDOWS
-from trio_pool_serve.runner.output_copy import CopiedBatch
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import Pooled, pool
 from trio_pool_serve.telemetry.timings import RequestTimings
+from trio_pool_serve.types import CopiedBatch
 
 pytestmark = pytest.mark.unit
 

@@ -18,12 +18,11 @@ from trio_pool_serve.errors import (
 )
 from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.prompts import RenderingParams
-from trio_pool_serve.runner.output_copy import CopiedBatch
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.late_interaction import Document, encode_queries, score_documents
 from trio_pool_serve.tasks.score import SIMILARITIES, ScoreJob, Scores, score
 from trio_pool_serve.telemetry.timings import RequestTimings
-from trio_pool_serve.types import Classify, HeldQuery
+from trio_pool_serve.types import Classify, CopiedBatch, HeldQuery
 
 pytestmark = pytest.mark.unit
 

@@ -18,23 +18,12 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from attrs import define, field, frozen
+from attrs import define, field
 from torch import Tensor
 
 from trio_pool_serve.errors import RunnerDeadError
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import PooledBatch, PooledValue
-
-
-@frozen(eq=False)
-class CopiedBatch:
-    """Rows that are on the host when ``launch`` returns: awaiting them does not wait."""
-
-    rows: list[tuple[PooledValue, ...]]
-
-    def __await__(self) -> Generator[Any, Any, list[tuple[PooledValue, ...]]]:
-        return self.rows
-        yield  # makes this a generator, as ``await`` requires
 
 
 class Event(Protocol):

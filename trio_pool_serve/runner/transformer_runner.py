@@ -13,11 +13,12 @@ from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.forward_pass import ForwardPass, assemble
 from trio_pool_serve.runner.heads.head import Head, HeadRows
 from trio_pool_serve.runner.heads.maxsim import HeldMemory, QueryVectors
-from trio_pool_serve.runner.output_copy import CopiedBatch, OutputCopier
+from trio_pool_serve.runner.output_copy import OutputCopier
 from trio_pool_serve.runner.probe import Compute
 from trio_pool_serve.types import (
     Batch,
     Classify,
+    CopiedBatch,
     Embed,
     PooledBatch,
     PooledValue,

@@ -9,8 +9,7 @@ from tests.conftest import assert_idle, wait_idle
 from tests.model_folders import VOCABULARY
 from tests.scripted_runner import scripted_vector
 from tests.tables import each
-from trio_pool_serve.runner.output_copy import CopiedBatch
-from trio_pool_serve.types import Classify
+from trio_pool_serve.types import Classify, CopiedBatch
 
 DOCUMENTS = ["w1", "w3", "w2", "w3"]
 """The greater the number, the better it fits."""

@@ -6,8 +6,7 @@ import pytest
 from tests.api.dialects.tei_models import Classifying, Judging, Late, Ranking, Served, ids_of, serving, vector_of
 from tests.model_folders import VOCABULARY
 from tests.tables import each
-from trio_pool_serve.runner.output_copy import CopiedBatch
-from trio_pool_serve.types import Classify
+from trio_pool_serve.types import Classify, CopiedBatch
 
 LONG = " ".join(f"w{n}" for n in range(100))
 

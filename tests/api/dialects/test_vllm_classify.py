@@ -8,8 +8,7 @@ from tests.api.scripted_models import Everything, Labeller, serve_as
 from tests.conftest import assert_idle
 from tests.model_folders import VOCABULARY
 from tests.tables import each
-from trio_pool_serve.runner.output_copy import CopiedBatch
-from trio_pool_serve.types import Classify
+from trio_pool_serve.types import Classify, CopiedBatch
 
 HELLO, WORLD, CLS, SEP = (VOCABULARY[word] for word in ("hello", "world", "[CLS]", "[SEP]"))
 

@@ -27,10 +27,10 @@ from trio_pool_serve.errors import (
     UnsendableError,
 )
 from trio_pool_serve.processes.framed_stream import FramedStream
-from trio_pool_serve.runner.output_copy import CopiedBatch
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import (
+    CopiedBatch,
     Embed,
     HeldQuery,
     HoldQuery,

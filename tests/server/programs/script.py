@@ -13,8 +13,7 @@ import numpy as np
 
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.errors import RunnerDeadError
-from trio_pool_serve.runner.output_copy import CopiedBatch
-from trio_pool_serve.types import Batch, PooledBatch
+from trio_pool_serve.types import Batch, CopiedBatch, PooledBatch
 
 LOSES_THE_DEVICE, EXITS, HANGS, WAITS, RAISES, TELLS_SETTINGS = 13, 14, 15, 16, 17, 18
 
