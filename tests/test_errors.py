@@ -54,3 +54,10 @@ async def test_a_cancellation_goes_on():
             outer.cancel()
             raise InvalidRequestError("too late")
     assert outer.cancelled_caught
+
+
+def test_a_clients_text_in_a_message_is_no_placeholder():
+    error = InvalidRequestError("{dimensions} must be from 1 to 8, not '{queries}'.", field="dimensions")
+    assert str(error) == "dimensions must be from 1 to 8, not '{queries}'."
+    renamed = error.message_with({"dimensions": "size", "queries": "query"}.get)
+    assert renamed == "size must be from 1 to 8, not '{queries}'."

@@ -25,7 +25,7 @@ START_LIMIT_S = 120
 
 
 PORTS = iter(random.SystemRandom().sample(range(10_000, 30_000), 10_000))
-"""Below those that the system gives to connections and to whoever binds to port 0, in another order in each process."""
+"""Below the ephemeral ports, which the kernel gives to connections and to binds to port 0; shuffled per process."""
 
 
 def free_port() -> int:

@@ -165,6 +165,7 @@ UNDER = [
     ("POST", "/api/embed", 401, "error_type"),
     ("POST", "/embed", 401, "error"),
     ("GET", "/health", 401, "error"),
+    ("GET", "/apihealth", 401, "error"),
     ("GET", "/api", 401, "error"),
 ]
 

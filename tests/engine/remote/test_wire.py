@@ -363,3 +363,16 @@ def test_a_frame_is_full_before_it_is_too_large(monkeypatch):
         assert not many.is_full
         add_answer(many, number, ValueError("a" * 2**20))
     assert many.is_full
+
+
+def test_an_error_whose_message_cannot_be_read_fails_its_row_alone():
+    class UnreadableError(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no message")
+
+    frame = Frame()
+    add_answer(frame, 1, UnreadableError())
+    add_answer(frame, 2, output(np.ones(3, dtype=np.float32)))
+    (failed, _), (good, payload) = sent(frame, Answers)
+    assert type(read_answer(failed, _)) is BatchFailedError
+    assert type(read_answer(good, payload)) is PoolingOutput

@@ -68,7 +68,10 @@ class TextRenderer:
             prefix, text = _split_instruction(tokenizer, params.instruction, prompt.text)
             size = self.max_model_len - special - len(prefix)
             if size <= 0:
-                raise InvalidRequestError("The prompt leaves no room for any text.", field="instruction")
+                raise InvalidRequestError(
+                    "The instruction takes up the maximum length: there is no room for the text.",
+                    field="instruction",
+                )
             windows = tokenizer.finish_windows(text, size, prefix=prefix, add_special_tokens=params.add_special_tokens)
             if len(windows) > MAX_WINDOWS:
                 raise ContextLengthError(
