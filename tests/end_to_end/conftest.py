@@ -6,17 +6,20 @@ import os
 os.environ.update(HF_HUB_DISABLE_TELEMETRY="1", HAYSTACK_TELEMETRY_ENABLED="False", LANGSMITH_TRACING="false")
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from anyio.from_thread import start_blocking_portal
 
+from tests.conftest import listening, running
 from tests.end_to_end.texts import A_FEW, API_KEY, QUERY
 from tests.models.classifier_families import cross_encoder, write_classifier
 from tests.models.retrieval_families import pylate_bert, splade_max
-from tests.server.server_process import serving
-from trio_pool_serve.config import ThreadsConfig
+from trio_pool_serve.config import Config, ModelConfig, NetworkConfig, ThreadsConfig
+from trio_pool_serve.service import Service
 
 LABELS = {0: "calm", 1: "glad", 2: "cross"}
 
@@ -43,34 +46,47 @@ def folders(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[s
     }
 
 
+@asynccontextmanager
+async def _served(models: tuple[str, ...]) -> AsyncIterator[str]:
+    config = Config(models=models, loading=ModelConfig(dtype="float32"), network=NetworkConfig(api_key=API_KEY))
+    async with running(Service(config)) as service, listening(service) as url:
+        yield url
+
+
+@contextmanager
+def serving_in_a_thread(*models: str) -> Iterator[str]:
+    """Serve models in float32 from an event loop in a thread of its own; gives the URL.
+
+    To start a process for each would take half a minute, most of it for importing torch.
+    """
+    with start_blocking_portal("trio") as portal, portal.wrap_async_context_manager(_served(models)) as url:
+        yield url
+
+
 @pytest.fixture(scope="package")
-def server_url(folders: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a server of all models; who names none gets MiniLM."""
-    models = [f"{name}={path}" for name, path in folders.items()]
-    with serving(tmp_path_factory.mktemp("server"), *models, "--dtype", "float32", "--api-key", API_KEY) as server:
-        yield server.url
-
-
-def _serving_one(folders: Mapping[str, Path], name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    model = f"{name}={folders[name]}"
-    with serving(tmp_path_factory.mktemp(name), model, "--dtype", "float32", "--api-key", API_KEY) as server:
-        yield server.url
+def server_url(folders: Mapping[str, Path]) -> Iterator[str]:
+    """The URL of a server of all models; MiniLM is the default."""
+    with serving_in_a_thread(*(f"{name}={path}" for name, path in folders.items())) as url:
+        yield url
 
 
 @pytest.fixture(scope="package")
-def reranker_url(folders: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def reranker_url(folders: Mapping[str, Path]) -> Iterator[str]:
     """The URL of a server of a reranker alone, for clients that cannot name a model; and so the next ones."""
-    yield from _serving_one(folders, "reranker", tmp_path_factory)
+    with serving_in_a_thread(f"reranker={folders['reranker']}") as url:
+        yield url
 
 
 @pytest.fixture(scope="package")
-def classifier_url(folders: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    yield from _serving_one(folders, "classifier", tmp_path_factory)
+def classifier_url(folders: Mapping[str, Path]) -> Iterator[str]:
+    with serving_in_a_thread(f"classifier={folders['classifier']}") as url:
+        yield url
 
 
 @pytest.fixture(scope="package")
-def splade_url(folders: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    yield from _serving_one(folders, "splade", tmp_path_factory)
+def splade_url(folders: Mapping[str, Path]) -> Iterator[str]:
+    with serving_in_a_thread(f"splade={folders['splade']}") as url:
+        yield url
 
 
 # -- oracles --------------------------------------------------------------------------------------------

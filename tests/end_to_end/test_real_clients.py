@@ -8,15 +8,25 @@ from pathlib import Path
 import httpx
 import numpy as np
 import openai
+import psutil
 import pytest
 import trio
-from sentence_transformers import SentenceTransformer
 
 from tests.end_to_end.comparison import cosines
-from tests.end_to_end.texts import varied_texts
-from tests.server.server_process import ServerProcess, hypercorned, launched, serving
+from tests.end_to_end.texts import SPECIMENS, varied_texts
+from tests.server.server_process import (
+    API_PROCESS,
+    ENGINE_PROCESS,
+    SCRIPTED,
+    ServerProcess,
+    hypercorned,
+    launched,
+    serving,
+)
 
 TEXTS = varied_texts()
+FEWER = len(SPECIMENS) + 5
+"""The specimens and the texts that are far too long."""
 TRUNCATE = {"truncate_prompt_tokens": -1}
 NAMED = ("--served-model-name", "all-MiniLM-L6-v2")
 WORST = {"float32": 0.999999, "bfloat16": 0.999}
@@ -24,22 +34,24 @@ WORST = {"float32": 0.999999, "bfloat16": 0.999}
 
 @pytest.fixture(scope="session")
 def oracle(minilm: Path) -> np.ndarray:
+    from sentence_transformers import SentenceTransformer
+
     model = SentenceTransformer(str(minilm), device="cpu")
     return model.encode(TEXTS, convert_to_numpy=True)
 
 
-async def ask_openai(server: ServerProcess) -> np.ndarray:
-    """openai-python; it asks for base64 when nobody says otherwise."""
+async def ask_openai(server: ServerProcess, texts: list[str]) -> np.ndarray:
+    """openai-python; it asks for base64 unless a format is given."""
 
     def ask() -> np.ndarray:
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", timeout=120) as client:
-            answer = client.embeddings.create(model="all-MiniLM-L6-v2", input=TEXTS, extra_body=TRUNCATE)
+            answer = client.embeddings.create(model="all-MiniLM-L6-v2", input=texts, extra_body=TRUNCATE)
             return np.array([item.embedding for item in answer.data], dtype=np.float32)
 
     return await trio.to_thread.run_sync(ask)
 
 
-async def ask_httpx(server: ServerProcess) -> np.ndarray:
+async def ask_httpx(server: ServerProcess, texts: list[str]) -> np.ndarray:
     """One request per text, sixteen at a time: every text rides in batches with others."""
     vectors: dict[int, list[float]] = {}
     limiter = trio.CapacityLimiter(16)
@@ -48,17 +60,17 @@ async def ask_httpx(server: ServerProcess) -> np.ndarray:
 
         async def one(index: int) -> None:
             async with limiter:
-                answer = await client.post("/v1/embeddings", json={"input": TEXTS[index], **TRUNCATE})
+                answer = await client.post("/v1/embeddings", json={"input": texts[index], **TRUNCATE})
             vectors[index] = answer.json()["data"][0]["embedding"]
 
-        for index in range(len(TEXTS)):
+        for index in range(len(texts)):
             nursery.start_soon(one, index)
-    return np.array([vectors[index] for index in range(len(TEXTS))], dtype=np.float32)
+    return np.array([vectors[index] for index in range(len(texts))], dtype=np.float32)
 
 
-async def ask_curl(server: ServerProcess) -> np.ndarray:
+async def ask_curl(server: ServerProcess, texts: list[str]) -> np.ndarray:
     command = ["curl", "-sS", "--fail-with-body", f"{server.url}/v1/embeddings", "-H", "Content-Type: application/json"]
-    body = json.dumps({"input": TEXTS, **TRUNCATE}).encode()
+    body = json.dumps({"input": texts, **TRUNCATE}).encode()
     done = await trio.run_process([*command, "--data-binary", "@-"], stdin=body, capture_stdout=True)
     return np.array([item["embedding"] for item in json.loads(done.stdout)["data"]], dtype=np.float32)
 
@@ -68,13 +80,15 @@ CLIENTS = (ask_openai, ask_httpx, ask_curl)
 
 @pytest.fixture(scope="module")
 def server(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with serving(tmp_path_factory.mktemp("server"), str(minilm), "--dtype", "float32", *NAMED) as server:
+    """The real model in an engine process, behind two API processes."""
+    arguments = (*NAMED, "--dtype", "float32", "--engine", "process", "--api-workers", "2")
+    with serving(tmp_path_factory.mktemp("server"), str(minilm), *arguments) as server:
         yield server
 
 
 async def test_the_launcher_gives_every_client_the_vectors_of_sentence_transformers(server, oracle):
-    for ask in CLIENTS:
-        assert cosines(await ask(server), oracle).min() >= WORST["float32"], ask.__name__
+    for ask, count in zip(CLIENTS, (FEWER, len(TEXTS), FEWER), strict=True):
+        assert cosines(await ask(server, TEXTS[:count]), oracle[:count]).min() >= WORST["float32"], ask.__name__
 
 
 async def test_the_curl_line_that_is_printed_works(server):
@@ -84,25 +98,36 @@ async def test_the_curl_line_that_is_printed_works(server):
     assert len(json.loads(done.stdout)["data"][0]["embedding"]) == 384
 
 
+def assert_only_engines_have_torch(server: ServerProcess, api_workers: int) -> None:
+    answering = [psutil.Process(server.process.pid), *server.processes(API_PROCESS)]
+    assert len(answering) == 1 + api_workers
+    for process in answering:
+        assert not [mapped.path for mapped in process.memory_maps() if "libtorch" in mapped.path]
+    (engine,) = server.processes(ENGINE_PROCESS)
+    assert [mapped.path for mapped in engine.memory_maps() if "libtorch" in mapped.path]
+
+
+def test_processes_that_answer_have_no_torch(server):
+    assert_only_engines_have_torch(server, api_workers=2)
+
+
 async def test_in_bfloat16_the_vectors_are_nearly_those(tmp_path, minilm, oracle):
-    async with launched(tmp_path, str(minilm), "--dtype", "bfloat16", *NAMED) as server:
-        assert cosines(await ask_httpx(server), oracle).min() >= WORST["bfloat16"]
+    arguments = ("--dtype", "bfloat16", "--engine", "process", *NAMED)
+    async with launched(tmp_path, str(minilm), *arguments) as server:
+        assert cosines(await ask_httpx(server, TEXTS), oracle).min() >= WORST["bfloat16"]
+        assert_only_engines_have_torch(server, api_workers=0)
 
 
-async def test_plain_hypercorn_gives_every_client_the_vectors_of_sentence_transformers(tmp_path, minilm, oracle):
-    env = {
-        "TRIO_POOL_SERVE_MODEL": str(minilm),
-        "TRIO_POOL_SERVE_DTYPE": "float32",
-        "TRIO_POOL_SERVE_SERVED_MODEL_NAME": "all-MiniLM-L6-v2",
-    }
-    async with hypercorned(tmp_path, "trio_pool_serve.asgi:app", env=env) as server:
+async def test_plain_hypercorn_without_a_model_gives_every_client_the_vectors_of_the_packaged_one(tmp_path, oracle):
+    async with hypercorned(tmp_path, "trio_pool_serve.asgi:app", env={"TRIO_POOL_SERVE_DTYPE": "float32"}) as server:
         for ask in CLIENTS:
-            assert cosines(await ask(server), oracle).min() >= WORST["float32"], ask.__name__
+            assert cosines(await ask(server, TEXTS[:FEWER]), oracle[:FEWER]).min() >= WORST["float32"], ask.__name__
 
 
-async def test_a_unix_socket_serves_too(tmp_path, minilm):
+async def test_a_unix_socket_serves_too(tmp_path, scripted_folder):
     socket = tmp_path / "server.sock"
-    async with launched(tmp_path, str(minilm), "--uds", str(socket), wait_ready=False) as server:
+    arguments = (str(scripted_folder), "--uds", str(socket))
+    async with launched(tmp_path, *arguments, command=SCRIPTED, wait_ready=False) as server:
         await server.wait_logged("curl --unix-socket")
         transport = httpx.AsyncHTTPTransport(uds=str(socket))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:

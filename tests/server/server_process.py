@@ -23,6 +23,8 @@ LAUNCHER = (sys.executable, "-m", "trio_pool_serve", "serve", "--replicas", "1")
 SCRIPTED = (sys.executable, "-m", "tests.server.programs.scripted_server")
 START_LIMIT_S = 120
 
+ENGINE_PROCESS, API_PROCESS = "trio_pool_serve.server.engine_process", "trio_pool_serve.server.api_process"
+
 
 PORTS = iter(random.SystemRandom().sample(range(10_000, 30_000), 10_000))
 """Below the ephemeral ports, which the kernel gives to connections and to binds to port 0; shuffled per process."""
@@ -51,6 +53,17 @@ class ServerProcess:
     @property
     def log(self) -> str:
         return self.log_path.read_text()
+
+    def processes(self, module: str) -> list[psutil.Process]:
+        """Return its processes that are alive and run a module."""
+
+        def runs(process: psutil.Process) -> bool:
+            try:
+                return module in process.cmdline()
+            except psutil.Error:  # it has ended meanwhile
+                return False
+
+        return [*filter(runs, psutil.Process(self.process.pid).children(recursive=True))]
 
     def signal(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)

@@ -372,12 +372,6 @@ async def test_a_model_that_cannot_be_loaded_ends_plain_hypercorn(tmp_path):
     assert "is neither a folder nor" in log
 
 
-async def test_plain_hypercorn_without_a_model_serves_the_packaged_one(tmp_path, minilm):
-    async with hypercorned(tmp_path, "trio_pool_serve.asgi:app", env={}) as server, client_of(server.url) as client:
-        answer = (await client.post("/v1/embeddings", json={"input": "hello"})).json()
-        assert (answer["model"], len(answer["data"][0]["embedding"])) == ("all-MiniLM-L6-v2", 384)
-
-
 @pytest.mark.parametrize(
     ("settings", "line"),
     [

@@ -16,9 +16,7 @@ import trio
 
 from tests.conftest import client_of
 from tests.server.programs import script
-from tests.server.server_process import LAUNCHER, SCRIPTED, ServerProcess, launched
-
-ENGINE, API = "trio_pool_serve.server.engine_process", "trio_pool_serve.server.api_process"
+from tests.server.server_process import API_PROCESS, ENGINE_PROCESS, LAUNCHER, SCRIPTED, ServerProcess, launched
 
 
 @pytest.fixture
@@ -36,19 +34,6 @@ async def scripted(pipes: Path, folder: Path, *arguments: str, **options) -> Asy
         pipes, str(folder), "--engine", "process", *arguments, command=SCRIPTED, env=env, **options
     ) as server:
         yield server
-
-
-def processes(server: ServerProcess, module: str) -> list[psutil.Process]:
-    family = psutil.Process(server.process.pid).children(recursive=True)
-    return [process for process in family if runs(process, module)]
-
-
-def runs(process: psutil.Process, module: str) -> bool:
-    """Whether it is alive, and that is what it runs."""
-    try:
-        return module in process.cmdline()
-    except psutil.Error:  # it has ended meanwhile
-        return False
 
 
 async def ask(server: ServerProcess, *ids: int, path: str = "/v1/embeddings") -> httpx.Response:
@@ -89,7 +74,7 @@ async def test_an_engine_process_that_dies_fails_its_requests_at_once_and_anothe
     pipes, scripted_folder
 ):
     async with scripted(pipes, scripted_folder, "--replicas", "1") as server:
-        (engine,) = processes(server, ENGINE)
+        (engine,) = server.processes(ENGINE_PROCESS)
         answers: list[httpx.Response] = []
 
         async def slow() -> None:
@@ -109,7 +94,7 @@ async def test_an_engine_process_that_dies_fails_its_requests_at_once_and_anothe
         await server.wait_until("/readyz")
         assert (await ask(server, 5)).status_code == 200
         assert "ended by signal 9" in server.log
-        (other,) = processes(server, ENGINE)
+        (other,) = server.processes(ENGINE_PROCESS)
         assert other.pid != engine.pid
         server.signal()
         assert await server.wait_exit() == 0
@@ -118,9 +103,9 @@ async def test_an_engine_process_that_dies_fails_its_requests_at_once_and_anothe
 @pytest.mark.parametrize("how", [script.LOSES_THE_DEVICE, script.EXITS])
 async def test_an_engine_that_gives_up_takes_nobody_along(pipes, scripted_folder, how):
     async with scripted(pipes, scripted_folder, "--replicas", "1") as server:
-        (engine,) = processes(server, ENGINE)
+        (engine,) = server.processes(ENGINE_PROCESS)
         assert (await ask(server, how)).status_code == 503
-        await until(lambda: [process.pid for process in processes(server, ENGINE)] not in ([], [engine.pid]))
+        await until(lambda: [process.pid for process in server.processes(ENGINE_PROCESS)] not in ([], [engine.pid]))
         await server.wait_until("/readyz")
         assert (await ask(server, 5)).status_code == 200
         assert (await ask(server, script.RAISES)).status_code == 500
@@ -129,10 +114,10 @@ async def test_an_engine_that_gives_up_takes_nobody_along(pipes, scripted_folder
 async def test_a_replica_that_dies_leaves_the_others_answering(pipes, scripted_folder):
     async with scripted(pipes, scripted_folder, "--replicas", "2") as server:
         await until(lambda: server.log.count("is ready") == 2)
-        processes(server, ENGINE)[0].kill()
+        server.processes(ENGINE_PROCESS)[0].kill()
         for number in range(20):
             assert (await ask(server, 5)).status_code in ((200,) if number else (200, 503))
-        await until(lambda: len(processes(server, ENGINE)) == 2)
+        await until(lambda: len(server.processes(ENGINE_PROCESS)) == 2)
 
 
 async def test_the_collector_leaves_alone_what_an_engine_process_has_loaded(pipes, scripted_folder):
@@ -143,7 +128,7 @@ async def test_the_collector_leaves_alone_what_an_engine_process_has_loaded(pipe
 
 async def test_no_process_outlives_a_server_that_is_killed(pipes, scripted_folder):
     async with scripted(pipes, scripted_folder, "--api-workers", "2", "--replicas", "2") as server:
-        await until(lambda: len(processes(server, ENGINE)) == len(processes(server, API)) == 2)
+        await until(lambda: len(server.processes(ENGINE_PROCESS)) == len(server.processes(API_PROCESS)) == 2)
         family = psutil.Process(server.process.pid).children(recursive=True)
         server.process.kill()
         await until(lambda: not any(process.is_running() and process.status() != "zombie" for process in family))
@@ -218,12 +203,12 @@ async def test_a_process_that_answers_is_replaced_when_it_dies_and_nobody_meets_
     pipes, scripted_folder
 ):
     async with scripted(pipes, scripted_folder, "--api-workers", "2", "--replicas", "1") as server:
-        await until(lambda: len(processes(server, API)) == 2)
-        one, other = processes(server, API)
+        await until(lambda: len(server.processes(API_PROCESS)) == 2)
+        one, other = server.processes(API_PROCESS)
         one.kill()
-        await until(lambda: processes(server, API) == [other])
+        await until(lambda: server.processes(API_PROCESS) == [other])
         await until_joined(server, 2, meanwhile=partial(ask_well, server))
-        assert len(set(processes(server, API)) - {one, other}) == 1
+        assert len(set(server.processes(API_PROCESS)) - {one, other}) == 1
         for _ in range(100):
             await ask_well(server)
 
@@ -253,18 +238,18 @@ async def test_a_request_that_has_begun_is_answered_before_the_processes_leave(p
 async def test_processes_that_have_not_joined_yet_leave_when_all_are_told_to_drain(pipes, scripted_folder):
     arguments = ("--api-workers", "2", "--replicas", "1", "--drain-timeout-s", "300")
     async with scripted(pipes, scripted_folder, *arguments) as server:
-        (engine,) = processes(server, ENGINE)
+        (engine,) = server.processes(ENGINE_PROCESS)
         engine.suspend()  # who has not met it yet, waits for it
         await until_joined(server, 2)
         server.signal()
-        await until(lambda: processes(server, API) == [])
+        await until(lambda: server.processes(API_PROCESS) == [])
         engine.resume()
         assert await server.wait_exit() == 0
 
 
 async def test_a_process_that_dies_as_the_others_are_told_to_drain_holds_nobody_up(pipes, scripted_folder):
     async with scripted(pipes, scripted_folder, "--api-workers", "2", "--replicas", "1") as server:
-        await until(lambda: len(processes(server, API)) == 2)
+        await until(lambda: len(server.processes(API_PROCESS)) == 2)
         answers: list[httpx.Response] = []
 
         async def slow() -> None:
@@ -273,8 +258,8 @@ async def test_a_process_that_dies_as_the_others_are_told_to_drain_holds_nobody_
         async with trio.open_nursery() as nursery:
             nursery.start_soon(slow)
             await read(pipes / "launched")
-            busy = [process for process in processes(server, API) if process.net_connections("tcp4")[1:]]
-            (idle,) = set(processes(server, API)) - set(busy)
+            busy = [process for process in server.processes(API_PROCESS) if process.net_connections("tcp4")[1:]]
+            (idle,) = set(server.processes(API_PROCESS)) - set(busy)
             idle.kill()
             server.signal()
             await server.wait_logged("draining")
@@ -300,24 +285,3 @@ async def test_a_second_signal_ends_everything(pipes, scripted_folder, workers):
             server.signal(signal.SIGINT)
             assert await server.wait_exit() == 128 + signal.SIGINT
         await until(lambda: not any(process.is_running() and process.status() != "zombie" for process in family))
-
-
-# -- what computes nothing -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("workers", ["1", "2"])
-async def test_processes_that_answer_have_no_torch(tmp_path, minilm, workers):
-    async with launched(tmp_path, str(minilm), "--engine", "process", "--api-workers", workers) as server:
-        answer = await ask_text(server)
-        assert len(answer.json()["data"][0]["embedding"]) == 384
-        answering = [psutil.Process(server.process.pid), *processes(server, API)]
-        assert len(answering) == (1 if workers == "1" else 3)
-        for process in answering:
-            assert not [mapped.path for mapped in process.memory_maps() if "libtorch" in mapped.path]
-        (engine, *_) = processes(server, ENGINE)
-        assert [mapped.path for mapped in engine.memory_maps() if "libtorch" in mapped.path]
-
-
-async def ask_text(server: ServerProcess) -> httpx.Response:
-    async with client_of(server.url) as client:
-        return await client.post("/v1/embeddings", json={"input": "Every task has a parent."})
