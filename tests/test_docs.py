@@ -125,17 +125,6 @@ async def test_a_plugin_that_cannot_be_imported_is_said_in_one_line(tmp_path):
     assert b"Traceback" not in ended.stderr
 
 
-async def test_the_python_example_of_the_readme_runs(tmp_path, minilm, monkeypatch, capsys):
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
-    assert "http://127.0.0.1:8000" in example
-    async with launched(tmp_path, str(minilm), "--served-model-name", "all-MiniLM-L6-v2") as server:
-        here = example.replace("http://127.0.0.1:8000", server.url)
-        names: dict = {}
-        await trio.to_thread.run_sync(lambda: exec(compile(here, "README.md", "exec"), names))
-        names["client"].close()
-    assert capsys.readouterr().out == "2 384\n"
-
-
 QUESTIONS = re.findall(
     r"^\| (Where [^|]*\?) \| `([^`]+)` \| `([^`]+)` \|$", (ROOT / "docs/structure.md").read_text(), re.M
 )

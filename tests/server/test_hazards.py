@@ -134,21 +134,14 @@ async def test_a_crashed_listener_comes_back_and_the_model_stays(tmp_path, scrip
         assert await server.wait_exit() == 0
 
 
-async def test_a_killing_connection_fails_alone_under_plain_hypercorn(tmp_path, scripted_folder):
-    env = {"TRIO_POOL_SERVE_MODEL": str(scripted_folder)}
-    async with hypercorned(tmp_path, ASGI, env=env) as server:
-        for failed, kill in enumerate(KILLERS, start=1):
-            await kill(server)
-            assert (await ask(server)).status_code == 200
-            assert server.log.count("a connection failed") == failed
-
-
 # -- H2, H4: a crash ends the process, and the status says so -----------------------------------------
 
 
 @pytest.mark.parametrize("token", [script.LOSES_THE_DEVICE, script.EXITS])
-async def test_a_crashed_engine_ends_the_server_with_a_status(tmp_path, scripted_folder, token):
+async def test_a_batch_that_raises_ends_nothing_and_an_engine_that_crashes_the_server(tmp_path, scripted_folder, token):
     async with scripted(tmp_path, scripted_folder) as server:
+        assert (await ask(server, script.RAISES)).status_code == 500
+        assert (await ask(server)).status_code == 200
         await crash(server, token)
         status, log = await server.wait_exit_and_log()
         assert status == 1
@@ -156,27 +149,26 @@ async def test_a_crashed_engine_ends_the_server_with_a_status(tmp_path, scripted
 
 
 @pytest.mark.parametrize("token", [script.LOSES_THE_DEVICE, script.EXITS])
-async def test_a_crashed_engine_ends_the_worker_under_plain_hypercorn(tmp_path, scripted_folder, token):
+async def test_under_plain_hypercorn_killing_connections_fail_alone_and_a_crashed_engine_ends_the_worker(
+    tmp_path, scripted_folder, token
+):
     env = {"TRIO_POOL_SERVE_MODEL": str(scripted_folder)}
     async with hypercorned(tmp_path, ASGI, env=env) as server:
-        assert (await ask(server)).status_code == 200
+        for failed, kill in enumerate(KILLERS, start=1):
+            await kill(server)
+            assert (await ask(server)).status_code == 200
+            assert server.log.count("a connection failed") == failed
         await crash(server, token)
         _, log = await server.wait_exit_and_log()  # hypercorn's master says 0 whatever happened
         assert "The engine stopped" in log
 
 
 async def crash(server: ServerProcess, token: int) -> None:
-    """The one who asked hears 503, or that the server is gone, whichever comes first."""
+    """The client receives 503 or finds the server gone, whichever comes first."""
     try:
         assert (await ask(server, token)).status_code == 503
     except httpx.TransportError:
         return
-
-
-async def test_a_batch_that_raises_ends_nothing(tmp_path, scripted_folder):
-    async with scripted(tmp_path, scripted_folder) as server:
-        assert (await ask(server, script.RAISES)).status_code == 500
-        assert (await ask(server)).status_code == 200
 
 
 # -- H3: nurseries and generators ---------------------------------------------------------------------
@@ -207,8 +199,10 @@ async def test_a_crash_under_the_lifespan_comes_out_as_itself(config):
 # -- H5, H7, H8: shutting down -----------------------------------------------------------------------
 
 
-async def test_sigterm_lets_running_requests_finish(pipes, scripted_folder):
-    async with scripted(pipes, scripted_folder) as server:
+async def test_a_drain_finishes_running_requests_refuses_connections_and_waits_for_no_idle_one(pipes, scripted_folder):
+    async with scripted(pipes, scripted_folder) as server, client_of(server.url) as idle:
+        assert (await idle.get("/livez")).status_code == 200
+        assert (await idle.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
         answers: list[httpx.Response] = []
 
         async def slow() -> None:
@@ -218,24 +212,23 @@ async def test_sigterm_lets_running_requests_finish(pipes, scripted_folder):
             nursery.start_soon(slow)
             await read(pipes / "launched")
             server.signal()
+            await server.wait_logged("draining")
+            with trio.fail_after(10):
+                while True:
+                    try:
+                        await (await trio.open_tcp_stream("127.0.0.1", server.port)).aclose()
+                    except OSError:
+                        break
             await write(pipes / "go", "go")
         assert answers[0].status_code == 200
-        status, log = await server.wait_exit_and_log()
-        assert status == 0
-        assert "draining" in log
-
-
-async def test_idle_connections_do_not_hold_up_the_drain(tmp_path, scripted_folder):
-    async with scripted(tmp_path, scripted_folder) as server, client_of(server.url) as client:
-        assert (await client.get("/livez")).status_code == 200
-        assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
-        server.signal()
         status, log = await server.wait_exit_and_log()
         assert status == 0
         assert "took too long" not in log
 
 
-async def test_plain_hypercorn_leaves_on_a_signal_with_idle_connections(tmp_path, scripted_folder):
+async def test_plain_hypercorn_with_the_shipped_toml_leaves_on_a_signal_with_idle_connections(
+    tmp_path, scripted_folder
+):
     env = {"TRIO_POOL_SERVE_MODEL": str(scripted_folder)}
     toml = ROOT / "docs" / "hypercorn.toml"
     async with hypercorned(tmp_path, ASGI, "--config", str(toml), env=env) as server:
@@ -244,21 +237,6 @@ async def test_plain_hypercorn_leaves_on_a_signal_with_idle_connections(tmp_path
             server.signal()
             assert await server.wait_exit(20) == 0
         assert "Traceback" not in server.log
-
-
-async def test_newcomers_are_refused_during_the_drain(pipes, scripted_folder):
-    async with scripted(pipes, scripted_folder) as server, trio.open_nursery() as nursery:
-        nursery.start_soon(ask, server, script.WAITS)
-        await read(pipes / "launched")
-        server.signal()
-        await server.wait_logged("draining")
-        with trio.fail_after(10):
-            while True:
-                try:
-                    await (await trio.open_tcp_stream("127.0.0.1", server.port)).aclose()
-                except OSError:
-                    break
-        await write(pipes / "go", "go")
 
 
 async def test_a_second_signal_ends_the_drain_at_once(pipes, scripted_folder):
@@ -348,13 +326,6 @@ async def test_the_port_answers_while_the_model_loads(tmp_path, scripted_folder)
         await server.wait_until("/readyz", 503)
 
 
-async def test_the_shipped_hypercorn_toml_works(tmp_path, scripted_folder):
-    env = {"TRIO_POOL_SERVE_MODEL": str(scripted_folder)}
-    toml = ROOT / "docs" / "hypercorn.toml"
-    async with hypercorned(tmp_path, ASGI, "--config", str(toml), env=env) as server:
-        assert (await ask(server)).status_code == 200
-
-
 async def test_a_model_that_cannot_be_loaded_ends_the_start_at_once(tmp_path):
     async with launched(tmp_path, str(tmp_path / "nothing"), wait_ready=False) as server:
         status, log = await server.wait_exit_and_log()
@@ -407,18 +378,15 @@ def test_what_is_overridden_of_quart_trio_is_still_there():
     assert app_module.PoolServeApp.asgi_http_class is not TrioASGIHTTPConnection
 
 
-async def test_an_address_that_is_taken_is_said_in_one_line(tmp_path, scripted_folder):
-    async with scripted(tmp_path, scripted_folder) as server:
-        (tmp_path / "second").mkdir()
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            taken.listen()
-            command = [*SCRIPTED, str(scripted_folder), "--port", str(taken.getsockname()[1])]
-            second = await trio.run_process(command, check=False, capture_stderr=True, cwd=ROOT)
-        assert second.returncode == 1
-        assert b"Traceback" not in second.stderr
-        assert b"in use" in second.stderr.splitlines()[-1]
-        assert (await ask(server)).status_code == 200
+async def test_an_address_that_is_taken_is_said_in_one_line(scripted_folder):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        command = [*SCRIPTED, str(scripted_folder), "--port", str(taken.getsockname()[1])]
+        ended = await trio.run_process(command, check=False, capture_stderr=True, cwd=ROOT)
+    assert ended.returncode == 1
+    assert b"Traceback" not in ended.stderr
+    assert b"in use" in ended.stderr.splitlines()[-1]
 
 
 async def test_a_unix_socket_that_is_served_and_a_file_stay_in_the_way(tmp_path, scripted_folder):

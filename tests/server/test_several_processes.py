@@ -100,15 +100,17 @@ async def test_an_engine_process_that_dies_fails_its_requests_at_once_and_anothe
         assert await server.wait_exit() == 0
 
 
-@pytest.mark.parametrize("how", [script.LOSES_THE_DEVICE, script.EXITS])
-async def test_an_engine_that_gives_up_takes_nobody_along(pipes, scripted_folder, how):
+async def test_an_engine_that_gives_up_ends_nothing_else(pipes, scripted_folder):
     async with scripted(pipes, scripted_folder, "--replicas", "1") as server:
-        (engine,) = server.processes(ENGINE_PROCESS)
-        assert (await ask(server, how)).status_code == 503
-        await until(lambda: [process.pid for process in server.processes(ENGINE_PROCESS)] not in ([], [engine.pid]))
-        await server.wait_until("/readyz")
-        assert (await ask(server, 5)).status_code == 200
-        assert (await ask(server, script.RAISES)).status_code == 500
+        for how in (script.LOSES_THE_DEVICE, script.EXITS):
+            (engine,) = server.processes(ENGINE_PROCESS)
+            assert (await ask(server, how)).status_code == 503
+            await until(
+                lambda left=engine.pid: [one.pid for one in server.processes(ENGINE_PROCESS)] not in ([], [left])
+            )
+            await server.wait_until("/readyz")
+            assert (await ask(server, 5)).status_code == 200
+            assert (await ask(server, script.RAISES)).status_code == 500
 
 
 async def test_a_replica_that_dies_leaves_the_others_answering(pipes, scripted_folder):
@@ -118,20 +120,6 @@ async def test_a_replica_that_dies_leaves_the_others_answering(pipes, scripted_f
         for number in range(20):
             assert (await ask(server, 5)).status_code in ((200,) if number else (200, 503))
         await until(lambda: len(server.processes(ENGINE_PROCESS)) == 2)
-
-
-async def test_the_collector_leaves_alone_what_an_engine_process_has_loaded(pipes, scripted_folder):
-    async with scripted(pipes, scripted_folder, "--replicas", "1") as server:
-        (vector,) = (await ask(server, script.TELLS_SETTINGS)).json()["data"]
-        assert vector["embedding"][0] > 10_000, "objects, of the imported modules alone"
-
-
-async def test_no_process_outlives_a_server_that_is_killed(pipes, scripted_folder):
-    async with scripted(pipes, scripted_folder, "--api-workers", "2", "--replicas", "2") as server:
-        await until(lambda: len(server.processes(ENGINE_PROCESS)) == len(server.processes(API_PROCESS)) == 2)
-        family = psutil.Process(server.process.pid).children(recursive=True)
-        server.process.kill()
-        await until(lambda: not any(process.is_running() and process.status() != "zombie" for process in family))
 
 
 @pytest.fixture
@@ -152,16 +140,14 @@ async def test_the_sockets_are_nobody_elses(pipes, scripted_folder, temporary):
         assert not folder.exists()
 
 
-async def test_a_model_that_cannot_be_loaded_is_told_and_ends_the_server(tmp_path, scripted_folder):
-    (tmp_path / "model").mkdir()
-    for file in scripted_folder.iterdir():  # without weights
-        (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
-    for workers in ("1", "2"):
-        arguments = (str(tmp_path / "model"), "--engine", "process", "--api-workers", workers)
-        async with launched(tmp_path, *arguments, command=LAUNCHER, wait_ready=False) as server:
-            status, log = await server.wait_exit_and_log()
-        assert status == 1
-        assert "trio-pool-serve:" in log
+@pytest.mark.parametrize(("command", "workers"), [(SCRIPTED, "1"), (LAUNCHER, "2")])
+async def test_a_model_that_cannot_be_loaded_is_told_and_ends_the_server(tmp_path, scripted_folder, command, workers):
+    arguments = (str(scripted_folder), "--engine", "process", "--api-workers", workers)  # a folder without weights
+    env = {"SCRIPT_LOAD_ERROR": "there are no weights"}
+    async with launched(tmp_path, *arguments, command=command, env=env, wait_ready=False) as server:
+        status, log = await server.wait_exit_and_log()
+    assert status == 1
+    assert "trio-pool-serve:" in log
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -181,7 +167,7 @@ async def test_a_folder_whose_name_is_too_long_for_sockets_is_said_in_one_line(p
 # -- several processes that answer ----------------------------------------------------------------------
 
 
-async def test_requests_are_answered_by_several_processes_and_counted_over_all(pipes, scripted_folder):
+async def test_several_processes_answer_count_over_all_and_end_with_a_server_that_is_killed(pipes, scripted_folder):
     async with scripted(pipes, scripted_folder, "--api-workers", "2", "--replicas", "2") as server:
         await until(lambda: server.log.count("is ready") == 2)
         await until_joined(server, 2)
@@ -197,6 +183,10 @@ async def test_requests_are_answered_by_several_processes_and_counted_over_all(p
             (model,) = load["models"].values()
             assert (model["state"], model["batches"], model["queued_rows"]) == ("ready", 40, 0)
             assert load["limiters"]["render"]["capacity"] == 4, "of two processes that answer"
+        family = psutil.Process(server.process.pid).children(recursive=True)
+        assert len(server.processes(ENGINE_PROCESS)) == len(server.processes(API_PROCESS)) == 2
+        server.process.kill()
+        await until(lambda: not any(process.is_running() and process.status() != "zombie" for process in family))
 
 
 async def test_a_process_that_answers_is_replaced_when_it_dies_and_nobody_meets_one_that_is_loading(

@@ -43,7 +43,7 @@ def config(chat_folder: Path) -> Config:
     return Config(
         models=(str(chat_folder),),
         input=InputConfig(trust_request_chat_template=True),
-        time_limits=TimeLimitsConfig(template_timeout_s=2.0),
+        time_limits=TimeLimitsConfig(template_timeout_s=1.0),
     )
 
 

@@ -216,11 +216,11 @@ async def test_what_one_template_changes_no_other_sees():
 
 
 async def test_an_endless_template_is_killed_and_the_next_is_not_affected():
-    async with templates(timeout_s=1.0) as to:
+    async with templates(timeout_s=0.5) as to:
         await assert_usable(to)
         for killed in (1, 2):
             error = await refusal(to, ENDLESS)
-            assert "longer than the 1 s" in str(error)
+            assert "longer than the 0.5 s" in str(error)
             assert "--template-timeout-s" in str(error)
             assert to.processes.statistics().killed == killed
             await assert_usable(to)
@@ -266,7 +266,7 @@ async def occupied(processes: WorkerProcesses, borrowed: int, waiting: int = 0) 
 
 
 async def test_as_many_are_rendered_at_once_as_there_are_processes():
-    async with templates(workers=2, timeout_s=1.0) as to:
+    async with templates(workers=2, timeout_s=0.5) as to:
         errors: list[InvalidRequestError] = []
 
         async def endless() -> None:
@@ -296,7 +296,7 @@ async def test_ten_conversations_at_once_are_not_mixed_up():
 
 
 async def test_who_stops_waiting_leaves_at_once_and_the_place_is_free_when_the_template_has_ended():
-    async with templates(timeout_s=1.0) as to:
+    async with templates(timeout_s=0.5) as to:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(render, to, ENDLESS)
             await occupied(to.processes, 1)
@@ -307,7 +307,7 @@ async def test_who_stops_waiting_leaves_at_once_and_the_place_is_free_when_the_t
 
 
 async def test_who_stops_waiting_for_a_place_never_had_one():
-    async with templates(timeout_s=1.0) as to, trio.open_nursery() as first:
+    async with templates(timeout_s=0.5) as to, trio.open_nursery() as first:
         first.start_soon(refusal, to, ENDLESS)
         await occupied(to.processes, 1)
         async with trio.open_nursery() as second:

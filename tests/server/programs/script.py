@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.scripted_runner import ScriptedRunner
-from trio_pool_serve.errors import RunnerDeadError
+from trio_pool_serve.errors import ModelLoadError, RunnerDeadError
 from trio_pool_serve.types import Batch, CopiedBatch, PooledBatch
 
 LOSES_THE_DEVICE, EXITS, HANGS, WAITS, RAISES, TELLS_SETTINGS = 13, 14, 15, 16, 17, 18
@@ -45,4 +45,6 @@ def process_settings() -> list[float]:
 
 
 def load_scripted(*_) -> ScriptedRunner:
+    if "SCRIPT_LOAD_ERROR" in os.environ:
+        raise ModelLoadError(os.environ["SCRIPT_LOAD_ERROR"])
     return ScriptedRunner(on_launch=follow_script)
