@@ -1,5 +1,6 @@
 """Fixtures that several test files share."""
 
+import gc
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,6 +30,12 @@ contain_connections()  # as both ways to start a server do
 # The suite asserts no times, and gives the same result each time it runs.
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.load_profile("suite")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the imports made out of later collections, which some tests ask for dozens of times."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
