@@ -369,14 +369,28 @@ async def busy(service: Service, waiting: int = 0) -> None:
             await trio.sleep(0.001)
 
 
-async def test_an_endless_template_is_400_and_the_next_request_is_answered(client, processes, service, theirs):
+async def test_an_endless_template_ends_in_time_and_the_next_request_is_answered(client, processes, service, theirs):
+    expected = vector(theirs.apply_chat_template(HELLO, return_dict=False))
     error = await refusal(client, messages=HELLO, chat_template=ENDLESS)
     assert error["param"] == "chat_template"
     assert "--template-timeout-s" in error["message"]
     assert_idle(service)
-    assert await embedded(client, messages=HELLO) == vector(theirs.apply_chat_template(HELLO, return_dict=False))
+    assert await embedded(client, messages=HELLO) == expected
     assert processes["client_template"].statistics().killed == 1
-    assert_idle(service)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: client.post("/v1/embeddings", json={"messages": HELLO, "chat_template": ENDLESS}))
+        await busy(service)
+        assert await embedded(client, messages=HELLO) == expected, "others are answered meanwhile"
+        nursery.cancel_scope.cancel(reason="the client leaves")
+    await wait_idle(service)
+    assert processes["client_template"].statistics().killed == 2
+
+    body = {"messages": HELLO, "chat_template": ENDLESS}
+    answer = await client.post("/v1/embeddings", json=body, headers={"X-Request-Timeout": "0.2"})
+    assert answer.status_code == 504
+    await wait_idle(service)
+    assert await embedded(client, messages=HELLO) == expected
 
 
 async def test_endless_templates_do_not_hold_up_the_model_s_own(client, processes, service, theirs):
@@ -394,25 +408,6 @@ async def test_endless_templates_do_not_hold_up_the_model_s_own(client, processe
 
 async def refused(client: httpx.AsyncClient) -> None:
     await refusal(client, messages=HELLO, chat_template=ENDLESS)
-
-
-async def test_a_client_that_leaves_while_its_template_loops_leaves_nothing(client, processes, service, theirs):
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: client.post("/v1/embeddings", json={"messages": HELLO, "chat_template": ENDLESS}))
-        await busy(service)
-        # Others are answered meanwhile, in the other process.
-        assert await embedded(client, messages=HELLO) == vector(theirs.apply_chat_template(HELLO, return_dict=False))
-        nursery.cancel_scope.cancel(reason="the client leaves")
-    await wait_idle(service)
-    assert processes["client_template"].statistics().killed == 1
-    assert await embedded(client, messages=HELLO) == vector(theirs.apply_chat_template(HELLO, return_dict=False))
-
-
-async def test_a_deadline_ends_the_waiting_for_a_template(client, processes, service):
-    body = {"messages": HELLO, "chat_template": ENDLESS}
-    answer = await client.post("/v1/embeddings", json=body, headers={"X-Request-Timeout": "0.2"})
-    assert answer.status_code == 504
-    await wait_idle(service)
 
 
 # -- contents that are compared --------------------------------------------------------------------------

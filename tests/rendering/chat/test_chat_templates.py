@@ -1,7 +1,7 @@
 """Chat templates in processes: what a template cannot do to the server, and to the next one."""
 
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -59,16 +59,25 @@ async def assert_usable(to: ChatTemplates) -> None:
     assert to.processes.statistics().borrowed == to.processes.statistics().waiting == 0
 
 
+Check = Callable[[ChatTemplates], Awaitable[None]]
+CHECKS: list[Check] = []
+
+
+def check(function: Check) -> Check:
+    """Have ``test_each_check_passes_and_the_next_is_not_affected`` call it: all of them share a process."""
+    CHECKS.append(function)
+    return function
+
+
 # -- what it makes ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("in_processes", [True, False])
-async def test_a_template_sees_messages_special_tokens_and_the_client_s_variables(in_processes):
+@check
+async def a_template_sees_messages_special_tokens_and_the_client_s_variables(to: ChatTemplates) -> None:
     text = "{{ bos_token }}{{ messages[0].content }}{{ mood }}{{ add_generation_prompt }}{{ tools }}"
     prompt = says("hello", template_kwargs={"mood": ["so", {"so": 1}]}, add_generation_prompt=True)
-    async with templates(in_processes=in_processes) as to:
-        asked = template(text, bos_token="<s>")
-        assert await to.render(asked, prompt, max_characters=100) == "<s>hello['so', {'so': 1}]TrueNone"
+    asked = template(text, bos_token="<s>")
+    assert await to.render(asked, prompt, max_characters=100) == "<s>hello['so', {'so': 1}]TrueNone"
 
 
 async def test_contents_are_texts_or_parts_as_the_template_wants_them_and_images_are_parts():
@@ -93,45 +102,42 @@ async def test_the_last_message_is_left_open():
         assert found.endswith("<|im_start|>assistant\nb")
 
 
-@pytest.mark.parametrize("in_processes", [True, False])
-async def test_a_conversation_of_a_megabyte_is_whole(in_processes):
+@check
+async def a_conversation_of_a_megabyte_is_whole(to: ChatTemplates) -> None:
     text = "ü€ hello " * 120_000
-    async with templates(in_processes=in_processes) as to:
-        assert len(text) > LOOP_CHARACTERS
-        assert await render(to, PLAIN, says(text)) == f"user: {text}\n"
-        await assert_usable(to)
+    assert len(text) > LOOP_CHARACTERS
+    assert await render(to, PLAIN, says(text)) == f"user: {text}\n"
 
 
-async def test_a_conversation_of_the_largest_body_fits_into_the_memory():
+@check
+async def a_conversation_of_the_largest_body_fits_into_the_memory(to: ChatTemplates) -> None:
     text = "\U0001f642" * 4_000_000
-    async with templates() as to:
-        assert await render(to, PLAIN, says(text)) == f"user: {text}\n"
+    assert await render(to, PLAIN, says(text)) == f"user: {text}\n"
 
 
-async def test_no_variable_has_the_name_of_what_renders():
-    async with templates() as to:
-        for name in sorted(RESERVED_VARIABLES):
-            with pytest.raises(InvalidRequestError, match=name) as found:
-                await render(to, PLAIN, says("hello", template_kwargs={name: "mine"}))
-            assert found.value.field == "template_kwargs"
-        for name in ("self", "tools", "documents"):  # which are refused for what they are, in the process
-            with pytest.raises(InvalidRequestError):
-                await render(to, PLAIN, says("hello", template_kwargs={name: "mine"}))
-        await assert_usable(to)
+@check
+async def no_variable_has_the_name_of_what_renders(to: ChatTemplates) -> None:
+    for name in sorted(RESERVED_VARIABLES):
+        with pytest.raises(InvalidRequestError, match=name) as found:
+            await render(to, PLAIN, says("hello", template_kwargs={name: "mine"}))
+        assert found.value.field == "template_kwargs"
+    for name in ("self", "tools", "documents"):  # which are refused for what they are, in the process
+        with pytest.raises(InvalidRequestError):
+            await render(to, PLAIN, says("hello", template_kwargs={name: "mine"}))
 
 
-async def test_what_json_cannot_carry_is_refused():
+@check
+async def what_json_cannot_carry_is_refused(to: ChatTemplates) -> None:
     deep: dict[str, Any] = {}
     for _ in range(5000):
         deep = {"deeper": deep}
-    async with templates() as to:
-        with pytest.raises(InvalidRequestError) as found:
-            await render(to, PLAIN, says("hello", template_kwargs=deep))
-        assert found.value.field == "template_kwargs"
-        with pytest.raises(InvalidRequestError, match="Unicode"):
-            await render(to, PLAIN, says("\ud800"))
-        with pytest.raises(InvalidRequestError, match="surrogates"):
-            await render(to, "{{ '\\ud800' }}")
+    with pytest.raises(InvalidRequestError) as found:
+        await render(to, PLAIN, says("hello", template_kwargs=deep))
+    assert found.value.field == "template_kwargs"
+    with pytest.raises(InvalidRequestError, match="Unicode"):
+        await render(to, PLAIN, says("\ud800"))
+    with pytest.raises(InvalidRequestError, match="surrogates"):
+        await render(to, "{{ '\\ud800' }}")
 
 
 # -- what it cannot do -----------------------------------------------------------------------------------
@@ -181,38 +187,36 @@ async def refusal(to: ChatTemplates, text: str, **given: Any) -> InvalidRequestE
     return found.value
 
 
-async def test_a_template_that_fails_says_why():
-    async with templates() as to:
-        for text, why in REFUSED.items():
-            error = await refusal(to, text)
-            assert why in str(error)
-            assert len(str(error)) < 700
-            assert error.field == "prompts"
-            mine = await refusal(to, text, prompt=says("hello", chat_template=text))
-            assert mine.field == "chat_template"
+@check
+async def a_template_that_fails_says_why(to: ChatTemplates) -> None:
+    for text, why in REFUSED.items():
+        error = await refusal(to, text)
+        assert why in str(error)
+        assert len(str(error)) < 700
+        assert error.field == "prompts"
+        mine = await refusal(to, text, prompt=says("hello", chat_template=text))
+        assert mine.field == "chat_template"
+
+
+@check
+async def no_template_gets_out_of_its_sandbox(to: ChatTemplates) -> None:
+    for text in ESCAPES:
+        try:
+            found = await render(to, text)
+        except InvalidRequestError:
+            found = ""
+        assert found == "", text
+
+
+@check
+async def what_one_template_changes_no_other_sees(to: ChatTemplates) -> None:
+    for text in POISONS:
+        before = await render(to, text)
         await assert_usable(to)
-
-
-async def test_no_template_gets_out_of_its_sandbox():
-    async with templates() as to:
-        for text in ESCAPES:
-            try:
-                found = await render(to, text)
-            except InvalidRequestError:
-                found = ""
-            assert found == "", text
-        await assert_usable(to)
-
-
-async def test_what_one_template_changes_no_other_sees():
-    async with templates() as to:
-        for text in POISONS:
-            before = await render(to, text)
-            await assert_usable(to)
-            assert await render(to, text) == before
-        probe = "{{ range(2) | list }}{{ dict(a=1) }}{{ {} | tojson }}{{ raise_exception('still here') }}"
-        assert "still here" in str(await refusal(to, probe))
-        assert to.processes.statistics().killed == 0
+        assert await render(to, text) == before
+    probe = "{{ range(2) | list }}{{ dict(a=1) }}{{ {} | tojson }}{{ raise_exception('still here') }}"
+    assert "still here" in str(await refusal(to, probe))
+    assert to.processes.statistics().killed == 0
 
 
 async def test_an_endless_template_is_killed_and_the_next_is_not_affected():
@@ -237,15 +241,14 @@ async def test_a_template_that_fills_the_memory_takes_only_its_process_along():
             await assert_usable(to)
 
 
-async def test_an_output_past_its_bound_is_refused_where_it_is_made():
-    async with templates() as to:
-        assert await render(to, "{{ 'x' * 1000 }}", most=1000) == "x" * 1000
-        error = await refusal(to, "{{ 'x' * 1001 }}", most=1000)
-        assert "makes 1001 characters" in str(error)
-        assert "at most 1000" in str(error)
-        error = await refusal(to, "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", most=1000)
-        assert "at most 1000" in str(error)
-        await assert_usable(to)
+@check
+async def an_output_past_its_bound_is_refused_where_it_is_made(to: ChatTemplates) -> None:
+    assert await render(to, "{{ 'x' * 1000 }}", most=1000) == "x" * 1000
+    error = await refusal(to, "{{ 'x' * 1001 }}", most=1000)
+    assert "makes 1001 characters" in str(error)
+    assert "at most 1000" in str(error)
+    error = await refusal(to, "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", most=1000)
+    assert "at most 1000" in str(error)
 
 
 async def test_templates_are_compiled_and_forgotten_without_end():
@@ -254,6 +257,15 @@ async def test_templates_are_compiled_and_forgotten_without_end():
         for number in range(140):
             assert await render(to, f"{'{{ messages[0].content }}' * 40}{number}") == "hello" * 40 + f"{number}"
         await assert_usable(to)
+
+
+@pytest.mark.parametrize("in_processes", [True, False])
+async def test_each_check_passes_and_the_next_is_not_affected(subtests, in_processes):
+    async with templates(in_processes=in_processes) as to:
+        for checked in CHECKS:
+            with subtests.test(checked.__name__):
+                await checked(to)
+                await assert_usable(to)
 
 
 # -- several at once, and none that stays ------------------------------------------------------------------
