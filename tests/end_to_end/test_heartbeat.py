@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -178,9 +179,12 @@ BOMBS: Mapping[str, Callable[[], bytes]] = {
 async def test_what_is_dear_to_parse_is_refused_before_a_parser_holds_the_lock(tmp_path, name):
     """A parser holds it in a thread too: what a thread cannot help against is compared with the parser itself."""
     body, serve = BOMBS[name](), scripted(write_scripted_folder(tmp_path / "model"))
-    gap = min([await gap_while_posting(serve(Offload()), body, WARM, status=b"400") for _ in range(8)])
-    decoding = min(seconds_to_decode(body) for _ in range(3))
-    assert 10 * gap <= decoding, f"{decoding * 1e3:.1f} ms to decode it, {gap * 1e3:.1f} of the loop's to refuse it"
+    decoding, gap = min(seconds_to_decode(body) for _ in range(3)), math.inf
+    for _ in range(MOST_RUNS):
+        gap = min(gap, await gap_while_posting(serve(Offload()), body, WARM, status=b"400"))
+        if 10 * gap <= decoding:
+            return
+    raise AssertionError(f"{decoding * 1e3:.1f} ms to decode it, {gap * 1e3:.1f} of the loop's to refuse it")
 
 
 def seconds_to_decode(body: bytes) -> float:

@@ -14,7 +14,7 @@ from trio_pool_serve.threads.offload import Offload
 
 pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("switch_interval_of_servers")]
 
-TEXTS = {"input": [f"sentence number {n} about nothing in particular " * 12 for n in range(128)]}
+TEXTS = {"input": [f"sentence number {n} about nothing in particular " * 12 for n in range(32)]}
 # One word of two megabytes: of all texts that are truncated, the kind that takes longest to tokenise.
 TWO_MEGABYTES = json.dumps({"input": "ab" * 1_000_000, "truncate_prompt_tokens": -1}).encode()
 

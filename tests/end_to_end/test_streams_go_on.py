@@ -15,7 +15,7 @@ from tests.rendering.chat.chat_folders import CHATML, write_chat_folder
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import Offload
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("switch_interval_of_servers")]
 
 STREAM = json.dumps({"input": ["hello"] * 2048, "stream": True}).encode()
 
@@ -89,7 +89,8 @@ async def assert_goes_on(serve: Callable[[Offload], Service], heavy: bytes, warm
 async def test_a_stream_goes_on_while_prompt_embeds_are_decoded(tmp_path: Path):
     folder = write_wide_folder(tmp_path / "model")
     body = b'{"prompt_embeds": "' + pybase64.b64encode(bfloat16_tensor(MOST_ROWS)) + b'"}'
-    await assert_goes_on(scripted(folder, embeds_width=WIDTH), body, b'{"input": "warm"}', shorter=10)
+    # On the loop, decoding takes 30 ms in memory that is used again: a tenth would be less than other programs take.
+    await assert_goes_on(scripted(folder, embeds_width=WIDTH), body, b'{"input": "warm"}', shorter=4)
 
 
 async def test_a_stream_goes_on_while_a_conversation_is_rendered(tmp_path: Path):
