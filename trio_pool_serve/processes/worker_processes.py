@@ -51,8 +51,8 @@ def _start_fork_server(modules: Sequence[str]) -> None:
     """Start the process that workers are forked from, with ``modules`` imported, unless it runs already.
 
     A worker forked from it was ready in 0.04 s, one that imports transformers itself in 1.0 s, which each template that
-    is killed would cost again. It ends with this process. SIGTERM and SIGINT are blocked in it and in the workers, for the
-    reason that ``_begin`` gives.
+    is killed would cost again. It ends with this process. SIGTERM and SIGINT are blocked in it and in the workers, for
+    the reason that ``_begin`` gives.
     """
     if modules:
         multiprocessing.set_forkserver_preload([*modules])
