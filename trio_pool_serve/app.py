@@ -11,7 +11,7 @@ from werkzeug.exceptions import HTTPException
 
 from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.dialects.openai import OPENAI
-from trio_pool_serve.api.dialects.tei.dialect import TEI
+from trio_pool_serve.api.dialects.tei import TEI
 from trio_pool_serve.api.dialects.tei.info import INFO_PATH, info_routes
 from trio_pool_serve.api.http.connection import PoolServeConnection
 from trio_pool_serve.api.http.dispatch import endpoints_by_path, task_routes

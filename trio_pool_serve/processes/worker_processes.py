@@ -48,11 +48,10 @@ def _begin(niceness: int | None, prepare: Callable[[], object]) -> None:
 
 
 def _start_fork_server(modules: Sequence[str]) -> None:
-    """Start the process that workers are forked from, with ``modules`` imported, unless it runs already.
+    """Start the process that workers are forked from, unless it runs; it imports ``modules``, and ends with this one.
 
-    A worker forked from it was ready in 0.04 s, one that imports transformers itself in 1.0 s, which each template that
-    is killed would cost again. It ends with this process. SIGTERM and SIGINT are blocked in it and in the workers, for
-    the reason that ``_begin`` gives.
+    A forked worker was ready in 0.04 s, one that imports transformers itself in 1.0 s, which each template that is
+    killed would cost again. SIGTERM and SIGINT are blocked in all of them, for the reason that ``_begin`` gives.
     """
     if modules:
         multiprocessing.set_forkserver_preload([*modules])
@@ -94,8 +93,7 @@ class WorkerProcesses:
     """
 
     workers: int
-    prepare: Callable[[], object] = bool
-    """``bool`` does nothing."""
+    prepare: Callable[[], object] = bool  # does nothing
     in_processes: bool = True
     niceness: int | None = None
     preload: tuple[str, ...] = ()

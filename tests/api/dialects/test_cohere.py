@@ -13,7 +13,7 @@ from tests.conftest import assert_idle, client_of, listening, running
 from tests.model_folders import VOCABULARY
 from tests.scripted_runner import scripted_vector
 from tests.tables import each
-from trio_pool_serve.api.dialects.cohere.dialect import COHERE
+from trio_pool_serve.api.dialects.cohere import COHERE
 from trio_pool_serve.api.fields.encodings import as_dtype
 from trio_pool_serve.models.classification.spec import SequenceClassifier
 from trio_pool_serve.service import Service

@@ -6,7 +6,7 @@ import pytest
 from tests.api.dialects.tei_models import Classifying, Late, Served, Sparse, ids_of, serving, vector_of
 from tests.model_folders import VOCABULARY
 from tests.tables import each
-from trio_pool_serve.api.dialects.tei.dialect import TEI
+from trio_pool_serve.api.dialects.tei import TEI
 from trio_pool_serve.types import Embed, TokenEmbed
 
 LONG = " ".join(f"w{n}" for n in range(100))

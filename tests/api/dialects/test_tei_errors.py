@@ -7,7 +7,7 @@ import trio
 from tests.api.dialects.tei_models import Classifying, Late, Served, Sparse, assert_error_body, serving
 from tests.conftest import wait_idle
 from tests.tables import each
-from trio_pool_serve.api.dialects.tei.dialect import TEI
+from trio_pool_serve.api.dialects.tei import TEI
 
 JSON = {"Content-Type": "application/json"}
 

@@ -9,7 +9,7 @@ from tests.api.scripted_models import Everything, serve_as
 from tests.conftest import assert_idle, client_of, listening, running, wait_idle
 from tests.model_folders import VOCABULARY
 from tests.tables import each
-from trio_pool_serve.api.dialects.vllm.dialect import VLLM
+from trio_pool_serve.api.dialects.vllm import VLLM
 from trio_pool_serve.service import Service
 
 LONG = "hello " * 20

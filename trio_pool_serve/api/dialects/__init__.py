@@ -1,10 +1,10 @@
 """The dialects of this server, one line each."""
 
-from trio_pool_serve.api.dialects.cohere.dialect import COHERE
+from trio_pool_serve.api.dialects.cohere import COHERE
 from trio_pool_serve.api.dialects.jina import JINA
 from trio_pool_serve.api.dialects.openai import OPENAI
-from trio_pool_serve.api.dialects.tei.dialect import TEI
-from trio_pool_serve.api.dialects.vllm.dialect import VLLM
+from trio_pool_serve.api.dialects.tei import TEI
+from trio_pool_serve.api.dialects.vllm import VLLM
 from trio_pool_serve.api.dialects.voyage import VOYAGE
 from trio_pool_serve.api.http.endpoint import Dialect
 

@@ -1,11 +1,19 @@
-"""Loading dual encoders: a text tower and an image tower with one vector space."""
+"""Loading and forward pass of dual encoders: a text tower and an image tower with one vector space."""
+
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
 
 from trio_pool_serve.models.dual_encoder.spec import DualEncoder
-from trio_pool_serve.models.dual_encoder.vision_backbone import TwoTowers
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
 from trio_pool_serve.models.loading.sentence_modules import load_output_modules
 from trio_pool_serve.models.model_kind import ModelFolder
+from trio_pool_serve.runner.backbone import Backbone
+from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.heads.embedding import EmbeddingHead
+from trio_pool_serve.runner.image_arrays import image_inputs, images_of
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.types import Embed
 
@@ -18,3 +26,40 @@ def load_dual_encoder(folder: ModelFolder[DualEncoder], params: LoadingParams) -
         heads={Embed: EmbeddingHead(heads)},
         description="texts and images",
     )
+
+
+@frozen(eq=False)
+class TwoTowers(Backbone):
+    """transformers' CLIP and SigLIP models."""
+
+    def __call__(self, forward: ForwardPass) -> Tensor:
+        """Return one vector per row, [rows, d]: of its text, or of its image if it has one."""
+        texts = [row for row, request in enumerate(forward.requests) if request.prompt.images is None]
+        images = [row for row, request in enumerate(forward.requests) if request.prompt.images is not None]
+        parts = []
+        if texts:
+            parts.append(self._of_texts(forward.select(texts)))
+        if images:
+            parts.append(self._of_images(forward))
+        if len(parts) == 1:
+            return parts[0]
+        order = torch.tensor([*texts, *images]).argsort().to(parts[0].device, non_blocking=True)
+        return torch.cat(parts)[order]
+
+    def _of_texts(self, forward: ForwardPass) -> Tensor:
+        # Images may have more positions than the text tower.
+        longest = max(request.tokens for request in forward.requests)
+        return self._vectors(
+            "get_text_features",
+            input_ids=forward.input_ids[:, :longest],
+            attention_mask=forward.attention_mask[:, :longest],
+        )
+
+    def _of_images(self, forward: ForwardPass) -> Tensor:
+        model: Any = self.model
+        inputs = image_inputs(images_of(forward.requests), device=forward.input_ids.device, dtype=model.dtype)
+        return self._vectors("get_image_features", **inputs)
+
+    def _vectors(self, method: str, **inputs: Tensor) -> Tensor:
+        vectors: Tensor = getattr(self.model, method)(**inputs).pooler_output
+        return vectors

@@ -21,8 +21,7 @@ conversation of 16 MB, the largest body by default, takes less than a third of i
 MAX_ERROR_CHARACTERS = 500
 """Maximum length of a template's error message, which the template itself can make arbitrarily long."""
 
-PRELOADED_MODULES = (__name__, "transformers.utils.chat_template_utils")
-"""What every one of these processes imports: once, before they are forked."""
+PRELOADED_MODULES = (__name__, "transformers.utils.chat_template_utils")  # imported once, before they are forked
 
 
 @frozen(kw_only=True)
