@@ -148,7 +148,7 @@ def assert_idle(service: Service) -> None:
 
 
 async def wait_idle(service: Service) -> None:
-    """Wait for threads whose work nobody wants any more, then it must be idle."""
+    """Wait for threads whose requests were cancelled, then it must be idle."""
     with trio.move_on_after(10):
         while not is_idle(service):  # noqa: ASYNC110  (threads that were running finish)
             await trio.sleep(0.001)

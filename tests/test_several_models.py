@@ -141,7 +141,7 @@ async def test_load_and_metrics_tell_them_apart(two):
     assert 'trio_pool_serve_engine{model="b",of="ready"} 1.0' in metrics
 
 
-async def test_nobody_is_answered_before_all_are_loaded(folders):
+async def test_no_request_is_answered_before_all_are_loaded(folders):
     """Loading keeps the thread that computes: a request would wait for minutes."""
     gate = trio.Event()
     token = trio.lowlevel.current_trio_token()

@@ -67,8 +67,14 @@ def test_the_page_has_tables_plots_and_what_is_missing(tmp_path):
     print_table("a title", ["server", "req/s"], [["ours", "1"]])
     write_json(tmp_path, script.name, {"machine": {"cores": 2, "packages": {"trio": "1"}}, "settings": {"rounds": 1}})
     (tmp_path / "throughput.png").touch()
-    written = page(Outcome([script], ["peers: nobody is there"], ["load"]), tmp_path, quick=True)
-    for part in ("mean nothing", "| cores | 2 |", "| ours | 1 |", "![throughput](throughput.png)", "- peers: nobody"):
+    written = page(Outcome([script], ["peers: not found"], ["load"]), tmp_path, quick=True)
+    for part in (
+        "mean nothing",
+        "| cores | 2 |",
+        "| ours | 1 |",
+        "![throughput](throughput.png)",
+        "- peers: not found",
+    ):
         assert part in written
     assert "- load: it failed" in written
     assert "**a title**" not in page(Outcome(), tmp_path, quick=False)
@@ -126,7 +132,7 @@ def test_peers_are_put_through_each_load_once():
     assert len(PeersSettings(every_combination=True).loads) == 4 * 4 * 3
 
 
-def test_servers_with_flags_that_nobody_knows_are_left_out_loudly(capsys):
+def test_servers_with_unknown_flags_are_left_out_loudly(capsys):
     strange = OURS.with_flags("strange", "--no-such-flag", "1")
     assert known([OURS, strange]) == [OURS]
     assert "NOT MEASURED: strange: Unknown option" in capsys.readouterr().out

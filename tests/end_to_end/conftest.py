@@ -2,7 +2,7 @@
 
 import os
 
-# Nobody is told that these tests run; the libraries read these when they are imported.
+# No telemetry; the libraries read these when they are imported.
 os.environ.update(HF_HUB_DISABLE_TELEMETRY="1", HAYSTACK_TELEMETRY_ENABLED="False", LANGSMITH_TRACING="false")
 
 import sys

@@ -52,7 +52,7 @@ RERANKING = {
     "cohere": Way("cohere/reranker", "{server}", "Cohere", "POST /v2/rerank"),
     "cohere v1": Way("cohere/reranker", "{server}/v1/rerank", "Cohere", "POST /v1/rerank"),
     "huggingface": Way("huggingface/reranker", "{reranker}", "TEI", "POST /rerank"),
-    # Infinity's documents are bare strings; everybody else's here are objects.
+    # Infinity's documents are bare strings; those of the others are objects.
     "infinity": Way("infinity/reranker", "{server}", "Jina", "POST /rerank", {"return_documents": False}),
 }
 

@@ -17,7 +17,7 @@ TEXTS = list(A_FEW)
 
 @pytest.fixture(scope="module")
 def base_url(server_url: str) -> Iterator[str]:
-    with requests.Session() as session:  # otherwise one is made that nobody closes
+    with requests.Session() as session:  # otherwise one is made that is never closed
         voyageai.requestssession = session
         yield f"{server_url}/v1"
         voyageai.requestssession = None

@@ -16,7 +16,7 @@ def test_requests_are_admitted_whole_or_refused_whole():
     assert admission.admitted_tokens == 0
 
 
-def test_a_request_larger_than_the_queue_is_admitted_when_nobody_else_is():
+def test_a_request_larger_than_the_queue_is_admitted_when_no_other_is():
     admission = Admission(max_tokens=10, tokens_per_s=lambda: 0.0)
     with admission.admit(1000):
         assert admission.admitted_tokens == 1000

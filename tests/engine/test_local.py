@@ -109,7 +109,7 @@ async def test_a_cancelled_row_that_was_not_launched_never_is(engine, scripted):
     assert [row.prompt.token_ids[0] for batch in scripted.batches for row in batch.requests] == [1, 4]
 
 
-async def test_nobody_is_told_of_rows_that_were_launched_and_then_cancelled(engine, scripted):
+async def test_no_request_is_told_of_rows_that_were_launched_and_then_cancelled(engine, scripted):
     told: list[int] = []
 
     def row_done(index: int, output: PoolingOutput) -> None:

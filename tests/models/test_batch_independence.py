@@ -15,7 +15,7 @@ BOUNDS = {"float32": 1e-5, "bfloat16": 0.03}
 """Of a vector, relative to its length. Stated in docs/operations.md."""
 
 COMPANIES: Sequence[Sequence[str]] = ((), TEXTS, TEXTS[:2] * 8, (TEXTS[3],), ("Yes",) * 31)
-"""Nobody, all lengths, many of a few lengths, one that is longer than anything, many that are shorter."""
+"""None, all lengths, many of a few lengths, one that is longer than anything, many that are shorter."""
 
 
 async def furthest(served: ServedModel) -> float:

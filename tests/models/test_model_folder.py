@@ -204,7 +204,7 @@ def test_the_first_module_must_be_a_transformer(folder: Path, entries: list[tupl
 
 
 @pytest.mark.parametrize("dotted", ["custom_st.Transformer", "Transformer", "sentence_transformers_x.Pooling"])
-def test_a_module_of_somebody_elses_is_an_error(folder: Path, dotted: str):
+def test_a_module_of_another_package_is_an_error(folder: Path, dotted: str):
     write_modules(folder, (TRANSFORMER, ""), (dotted, "1_Custom"))
     with pytest.raises(ModelLoadError, match=f"{dotted} is not one of sentence-transformers' own"):
         read_model_folder(folder)

@@ -64,7 +64,7 @@ def test_a_classifier_with_several_labels_does_not(tmp_path: Path):
     assert sorter.labels == tuple(f"n{index}" for index in range(12))
 
 
-def test_labels_that_nobody_named_have_transformers_names(tmp_path: Path):
+def test_labels_without_names_have_transformers_names(tmp_path: Path):
     assert architecture_of(write_folder(tmp_path, "BertForTokenClassification")).labels == ("LABEL_0", "LABEL_1")
     write_folder(tmp_path, "BertForTokenClassification", num_labels=3)
     assert architecture_of(tmp_path).labels[2] == "LABEL_2"

@@ -116,8 +116,8 @@ async def test_embeddings_in_place_of_ids_agree_alone_and_beside_images(
     record_agreement(pair.family, "embed", "transformers", difference)
 
 
-async def test_the_embedding_of_the_placeholder_fails_nobodys_batch(pair: Pair):
-    """Anybody can send what the model has in the place of an image; the model takes it for one."""
+async def test_the_embedding_of_the_placeholder_fails_no_batch(pair: Pair):
+    """A client can send what the model has in the place of an image; the model takes it for one."""
     backbone, launch = pair.ours.runner.backbone, pair.ours.runner.launch
     placeholder = backbone.embed(torch.tensor([pair.ours.images.token_id] * 3)).detach().numpy()
     hostile = PoolingRequest(RenderedPrompt(np.zeros(3, dtype=np.int32), embeds=placeholder), (Embed(),))

@@ -24,7 +24,7 @@ def dual_encoder_vectors(path: Path, oracle: str) -> Vectors:
 
 
 def chat_template_kwargs(path: Path) -> Mapping[str, Any]:
-    """What the folder has its chat template rendered with, for whoever renders it by transformers."""
+    """What the folder has its chat template rendered with, to compare with transformers' rendering."""
     spec = read_model_folder(path).spec
     assert isinstance(spec, VisionLanguage)
     assert spec.uses_chat_template

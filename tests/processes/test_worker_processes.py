@@ -165,7 +165,7 @@ async def test_a_process_that_dies_fails_its_call_alone(one):
     assert one.statistics() == WorkerStatistics(capacity=1, borrowed=0, waiting=0, killed=0)
 
 
-async def test_a_process_that_died_idle_is_nobodys_trouble(one):
+async def test_a_process_that_died_idle_fails_no_call(one):
     pid = await one.call(os.getpid)
     os.kill(pid, signal.SIGKILL)
     with trio.fail_after(30):
@@ -233,7 +233,7 @@ async def test_whose_work_runs_leaves_at_once_and_it_keeps_its_place_until_it_is
     assert one.statistics() == WorkerStatistics(capacity=1, borrowed=0, waiting=0, killed=0)
 
 
-async def test_work_nobody_waits_for_is_killed_for_its_time_limit_all_the_same(one):
+async def test_work_of_a_cancelled_call_is_killed_for_its_time_limit_all_the_same(one):
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(one.call, for_ever, timeout_s=1.0))
@@ -246,7 +246,7 @@ async def test_work_nobody_waits_for_is_killed_for_its_time_limit_all_the_same(o
 # -- the end ------------------------------------------------------------------------------------------
 
 
-async def test_at_the_end_work_is_killed_and_everybody_told(gate):
+async def test_at_the_end_work_is_killed_and_its_callers_told(gate):
     workers, told = WorkerProcesses(1), []
 
     async def ask() -> None:

@@ -239,7 +239,7 @@ async def test_who_waits_for_a_thread_leaves_at_once_and_holds_nothing(renderer)
                 scope.cancel()
         assert scope.cancelled_caught
         stats = renderer.offload.statistics()["render"]
-        assert (stats.borrowed, stats.waiting) == (1, 0), "the thread is still occupied: nobody waited for it"
+        assert (stats.borrowed, stats.waiting) == (1, 0), "the thread is still occupied: it was not waited for"
         assert repr(renderer.texts.tokenizers) == "<TokenizerPool 1 of 1 free>"
         leave.set()
     assert renderer.offload.statistics()["render"].borrowed == 0

@@ -160,7 +160,7 @@ async def wait_for(handle: PooledBatch) -> None:
 
 
 def started(copier: OutputCopier, shape: tuple[int, int] = (2, 3)) -> tuple[PooledBatch, "weakref.ref[Tensor]"]:
-    """Start a copy of rows that nobody but the copy keeps alive."""
+    """Start a copy of rows that only the copy keeps alive."""
     rows = torch.arange(float(shape[0] * shape[1])).reshape(shape)
     return copier.start([rows], split_rows), weakref.ref(rows)
 
@@ -268,7 +268,7 @@ async def test_device_rows_live_until_the_event_has_fired_and_no_longer(copier: 
     assert not is_alive(rows)
 
 
-async def test_a_handle_nobody_awaits_keeps_the_rows_as_long_as_itself(copier: OutputCopier):
+async def test_a_handle_that_is_never_awaited_keeps_the_rows_as_long_as_itself(copier: OutputCopier):
     handle, rows = started(copier)
     assert is_alive(rows)
     del handle

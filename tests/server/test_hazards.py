@@ -262,7 +262,7 @@ async def test_a_client_that_stops_reading_does_not_keep_the_process(tmp_path, s
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             deaf.connect(("127.0.0.1", server.port))
             request = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
-            deaf.sendall(request * 500)  # answers of 25 KB each, which nobody reads
+            deaf.sendall(request * 500)  # answers of 25 KB each, which are not read
             await server.wait_until("/readyz")
             server.signal()
             status, log = await server.wait_exit_and_log()

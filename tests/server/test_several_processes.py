@@ -130,7 +130,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(name)
 
 
-async def test_the_sockets_are_nobody_elses(pipes, scripted_folder, temporary):
+async def test_the_sockets_are_for_this_user_alone(pipes, scripted_folder, temporary):
     async with scripted(pipes, scripted_folder, "--replicas", "1") as server:
         (folder,) = temporary.glob("trio_pool_serve-*")
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -189,9 +189,7 @@ async def test_several_processes_answer_count_over_all_and_end_with_a_server_tha
         await until(lambda: not any(process.is_running() and process.status() != "zombie" for process in family))
 
 
-async def test_a_process_that_answers_is_replaced_when_it_dies_and_nobody_meets_one_that_is_loading(
-    pipes, scripted_folder
-):
+async def test_an_api_process_that_dies_is_replaced_and_no_client_meets_one_that_is_loading(pipes, scripted_folder):
     async with scripted(pipes, scripted_folder, "--api-workers", "2", "--replicas", "1") as server:
         await until(lambda: len(server.processes(API_PROCESS)) == 2)
         one, other = server.processes(API_PROCESS)
@@ -237,7 +235,7 @@ async def test_processes_that_have_not_joined_yet_leave_when_all_are_told_to_dra
         assert await server.wait_exit() == 0
 
 
-async def test_a_process_that_dies_as_the_others_are_told_to_drain_holds_nobody_up(pipes, scripted_folder):
+async def test_a_process_that_dies_as_the_others_are_told_to_drain_holds_up_nothing(pipes, scripted_folder):
     async with scripted(pipes, scripted_folder, "--api-workers", "2", "--replicas", "1") as server:
         await until(lambda: len(server.processes(API_PROCESS)) == 2)
         answers: list[httpx.Response] = []

@@ -209,7 +209,7 @@ async def test_an_abandoned_callable_keeps_its_token_until_it_ends():
             await in_thread(blocker.entered.wait)
             scope.cancel()
     assert scope.cancelled_caught
-    assert not blocker.let_go.is_set(), "nobody waited for it"
+    assert not blocker.let_go.is_set(), "it was not waited for"
     assert offload.statistics()["launch"].borrowed == 1
     blocker.let_go.set()
     assert await offload.run("launch", lambda: "the next") == "the next"
@@ -241,7 +241,7 @@ def niceness() -> int:
 async def test_threads_yield_to_the_loop_and_what_runs_on_it_does_not():
     own = niceness()
     for kind in get_args(LimiterName):
-        # A thread that served somebody else before may be nicer still.
+        # A thread that did other work before may be nicer still.
         assert await Offload(niceness=own + 3).run(kind, niceness) >= own + 3
         assert await Offload(niceness=own + 3, in_threads=False).run(kind, niceness) == own
     assert niceness() == own

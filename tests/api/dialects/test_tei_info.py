@@ -108,7 +108,7 @@ async def test_a_snapshot_of_the_hub_is_told_by_its_commit(tmp_path: Path):
 
 async def test_a_model_that_is_being_loaded_is_503(config, scripted):
     async with (
-        listening(Service(config, lambda *_: scripted)) as url,  # nobody runs it: it is loading for ever
+        listening(Service(config, lambda *_: scripted)) as url,  # nothing runs it: it is loading for ever
         client_of(url) as client,
     ):
         answer = await client.get("/info")

@@ -341,7 +341,7 @@ async def test_a_model_without_a_template_says_so(words):
     assert "no chat template" in error["message"]
 
 
-async def test_fields_that_nobody_knows_are_refused_if_that_is_asked_for(chat_folder, scripted, theirs):
+async def test_unknown_fields_are_refused_if_that_is_asked_for(chat_folder, scripted, theirs):
     config = Config(models=(str(chat_folder),), network=NetworkConfig(strict_requests=True))
     service = Service(config, lambda *_: scripted)
     async with running(service), listening(service) as url, client_of(url) as client:

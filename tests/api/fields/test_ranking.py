@@ -25,7 +25,7 @@ def test_the_best_few_are_the_head_of_all(scores, top_n):
 
 
 @pytest.mark.parametrize("top", [0, -1])
-def test_nobody_can_want_fewer_than_one(top):
+def test_fewer_than_one_is_refused(top):
     with pytest.raises(InvalidRequestError) as raised:
         require_top(top, param="top_k")
     assert raised.value.param == "top_k"

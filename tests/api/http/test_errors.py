@@ -180,7 +180,7 @@ async def test_a_batch_that_fails_is_500_without_internals(client, service, scri
     await assert_still_serving(client, service)
 
 
-async def test_what_nobody_foresaw_is_500_with_the_request_s_id(client, service, monkeypatch, caplog):
+async def test_an_unforeseen_error_is_500_with_the_request_s_id(client, service, monkeypatch, caplog):
     def broken(tokens):
         raise KeyError("surprise")
 

@@ -190,7 +190,7 @@ async def test_as_many_tokens_of_long_rows_keep_together_as_eight_times_the_shor
         assert await send(600) == [80 + 600, 80 + 1200], "1280 tokens were enough for two"
 
 
-async def test_a_row_that_nobody_waits_for_leaves_the_queue_at_the_other_end(replica):
+async def test_a_row_of_a_cancelled_request_leaves_the_queue_at_the_other_end(replica):
     async with replica.live(), asking(replica) as engine:
         await engine.wait_ready()
         replica.runner.gate.clear()
@@ -314,7 +314,7 @@ async def test_requests_are_admitted_up_to_this_process_s_share(replica):
         assert engine.statistics().admitted_tokens == 0
 
 
-async def test_an_engine_that_stops_fails_whoever_waits(replica):
+async def test_an_engine_that_stops_fails_the_requests_that_wait(replica):
     async with replica.live():
         engine = ProcessEngine([replica.path], 1000, Metrics().of_engine("m"))
         async with trio.open_nursery() as nursery:
@@ -356,7 +356,7 @@ async def test_cancelling_at_any_step_leaves_nothing_behind(replica):
         assert (await engine.submit(request(9))).values[0][2] == 9
 
 
-async def test_whoever_waits_for_a_process_that_dies_before_it_is_ready_gets_the_next_one(replica):
+async def test_a_request_that_waits_for_a_process_that_dies_before_it_is_ready_gets_the_next_one(replica):
     async with asking(replica) as engine, trio.open_nursery() as nursery:
         nursery.start_soon(engine.wait_ready)
         stream, _ = await replica.listening.accept()

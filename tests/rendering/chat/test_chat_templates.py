@@ -318,7 +318,7 @@ async def test_who_stops_waiting_leaves_at_once_and_the_place_is_free_when_the_t
         async with trio.open_nursery() as nursery:
             nursery.start_soon(render, to, ENDLESS)
             await occupied(to.processes, 1)
-            nursery.cancel_scope.cancel(reason="nobody waits any more")
+            nursery.cancel_scope.cancel(reason="the caller leaves")
         assert to.processes.statistics().borrowed == 1
         await occupied(to.processes, 0)
         await assert_usable(to)
@@ -331,7 +331,7 @@ async def test_who_stops_waiting_for_a_place_never_had_one():
         async with trio.open_nursery() as second:
             second.start_soon(render, to, PLAIN)
             await occupied(to.processes, 1, 1)
-            second.cancel_scope.cancel(reason="nobody waits any more")
+            second.cancel_scope.cancel(reason="the caller leaves")
         await occupied(to.processes, 1, 0)
 
 
@@ -342,7 +342,7 @@ async def test_a_server_that_ends_says_so():
         await render(to, PLAIN)
 
 
-async def test_a_process_that_somebody_kills_is_not_the_template_s_fault():
+async def test_a_process_that_is_killed_is_not_the_template_s_fault():
     async with templates() as to:
         await assert_usable(to)
         (process,) = forked_workers(psutil.Process())

@@ -354,7 +354,7 @@ async def test_images_are_loaded_at_once_and_the_first_failure_ends_the_rest(fol
             nursery.start_soon(renderer.render, sees("tokens:1", "tokens:2", "tokens:3"), NO_SPECIAL)
             await trio.testing.wait_all_tasks_blocked()
             assert loader.loading == 3
-            nursery.cancel_scope.cancel(reason="nobody waits any more")
+            nursery.cancel_scope.cancel(reason="the caller leaves")
         assert sorted(loader.cancelled) == ["tokens:1", "tokens:2", "tokens:3"]
         assert loader.loading == 0
         loader.cancelled.clear()

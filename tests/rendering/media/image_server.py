@@ -63,7 +63,7 @@ class ImageServer:
                     head += received
                 self.heads.append(head.decode("latin-1"))
                 await self.answers[head.split(b" ")[1].decode()](stream)
-                # Who is sent more than it wants resets the connection, and whoever is not done reading learns nothing.
+                # A client that is sent more than it wants resets the connection; one that still reads learns nothing.
                 while await stream.receive_some():
                     pass
             except (trio.BrokenResourceError, trio.ClosedResourceError):

@@ -128,7 +128,7 @@ async def test_ten_who_ask_for_one_image_have_it_prepared_once(max_bytes):
         assert (stats.hits, stats.misses, stats.entries) == (9, 1, 1 if max_bytes else 0)
 
 
-async def test_one_who_leaves_takes_nobody_along():
+async def test_a_request_that_is_cancelled_cancels_no_other():
     preparation = Preparation()
     async with keeping() as cache, trio.open_nursery() as staying:
         async with trio.open_nursery() as leaving:

@@ -357,7 +357,7 @@ async def test_a_name_is_asked_for_once_so_its_second_answer_does_not_matter(ser
     assert server.header("host") == f"images.example.org:{server.port}"
 
 
-async def test_the_next_address_is_tried_where_nobody_listens(server: ImageServer):
+async def test_the_next_address_is_tried_where_nothing_listens(server: ImageServer):
     resolver = Resolver(Names(images_example_org=[["127.0.0.9", "127.0.0.1"]]))
     assert b"".join(await fetcher(resolver=resolver).fetch(server.url("/image", "images.example.org"))) == IMAGE
 

@@ -62,7 +62,7 @@ async def leave_look_ups(resolver: Resolver, count: int) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_look_ups_that_nobody_waits_for_take_no_thread_of_anybody_else(slow: Resolver, answered: threading.Event):
+async def test_look_ups_of_cancelled_requests_take_no_thread_of_others(slow: Resolver, answered: threading.Event):
     await leave_look_ups(slow, 3 * MAX_CONCURRENT_LOOK_UPS)
     assert (slow.statistics().borrowed, slow.statistics().waiting) == (MAX_CONCURRENT_LOOK_UPS, 0)
     assert repr(slow) == "<Resolver 16/16+0>"
@@ -75,7 +75,7 @@ async def test_look_ups_that_nobody_waits_for_take_no_thread_of_anybody_else(slo
     assert slow.statistics().borrowed == 0
 
 
-async def test_who_waits_too_long_for_a_look_up_is_told_what_everybody_is_told(slow: Resolver):
+async def test_a_look_up_that_takes_too_long_is_the_same_error_for_all(slow: Resolver):
     await leave_look_ups(slow, MAX_CONCURRENT_LOOK_UPS)
     fetching = ImageFetcher(Offload(), 0.1, 10, is_allowed=is_any_address, resolver=slow)
     with pytest.raises(MediaError, match=r"^An image did not arrive within 0\.1 s\.$"):

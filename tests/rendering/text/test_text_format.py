@@ -80,7 +80,7 @@ async def test_other_texts_are_not_filled_up(colbert: ColBERT, input_type: str |
 
 
 async def test_a_long_query_is_cut_to_the_length_of_queries(colbert: ColBERT):
-    """A side's own length is part of how the model reads it, and needs nobody's leave."""
+    """A side's own length is part of how the model reads it, whatever the other side's is."""
     renderer = colbert(query_expansion=FIXED)
     for asked in (None, 6, MOST):
         prompt = await render(renderer, "w1 w2 w3 w4 w5", "query", truncate_to=asked)

@@ -112,7 +112,7 @@ async def test_a_slow_tokenizer_is_in_one_thread_at_a_time_while_its_copies_work
     rendered = await render_all(renderer, asked)
     assert first.faults == []
     assert rendered == [token_ids_alone(first.inner, *one) for one in asked]
-    assert first.calls == 40, "the barrier lets nobody through before every copy is in use"
+    assert first.calls == 40, "the barrier lets no thread through before every copy is in use"
 
 
 async def test_every_tokenizer_comes_back_after_errors():
@@ -125,7 +125,7 @@ async def test_every_tokenizer_comes_back_after_errors():
     assert renderer.offload.statistics()["render"].borrowed == 0
 
 
-def test_a_lent_tokenizer_is_nobody_elses():
+def test_a_lent_tokenizer_is_lent_once():
     pool = TokenizerPool(fast_tokenizer("word-piece"), 2)
     with pool.lend() as one, pool.lend() as other:
         assert one is not other
