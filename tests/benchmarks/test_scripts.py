@@ -67,13 +67,13 @@ def test_the_page_has_tables_plots_and_what_is_missing(tmp_path):
     print_table("a title", ["server", "req/s"], [["ours", "1"]])
     write_json(tmp_path, script.name, {"machine": {"cores": 2, "packages": {"trio": "1"}}, "settings": {"rounds": 1}})
     (tmp_path / "throughput.png").touch()
-    written = page(Outcome([script], ["peers: not found"], ["load"]), tmp_path, quick=True)
+    written = page(Outcome([script], ["peers: missing"], ["load"]), tmp_path, quick=True)
     for part in (
         "mean nothing",
         "| cores | 2 |",
         "| ours | 1 |",
         "![throughput](throughput.png)",
-        "- peers: not found",
+        "- peers: missing",
     ):
         assert part in written
     assert "- load: it failed" in written
