@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import signal
 import socket
+import sys
 from pathlib import Path
 
 import h2.config
@@ -360,6 +361,14 @@ async def test_plain_hypercorn_with_wrong_settings_exits_with_a_line_and_a_statu
     assert status != 0
     assert line in log
     assert "Traceback" not in log
+
+
+async def test_wrong_settings_end_only_the_process_that_imports_the_app_where_hypercorn_is_not_its_parent():
+    env = {**os.environ, "TRIO_POOL_SERVE_MODEL": "any", "TRIO_POOL_SERVE_PORT": "many"}
+    command = [sys.executable, "-m", "tests.server.programs.asgi_importer"]
+    ended = await trio.run_process(command, capture_stdout=True, capture_stderr=True, cwd=ROOT, env=env)
+    assert ended.stdout == b"1\n"
+    assert b"PORT" in ended.stderr
 
 
 # -- H10: quart-trio stands on quart's internals ------------------------------------------------------

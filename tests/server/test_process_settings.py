@@ -1,5 +1,6 @@
 """What is set process-wide: by the entry points of a server, and not by a service itself."""
 
+import gc
 import json
 import os
 import sys
@@ -9,9 +10,10 @@ import psutil
 import pytest
 import trio
 
-from tests.conftest import client_of
+from tests.conftest import client_of, running
 from tests.server.programs import script
 from tests.server.server_process import ROOT, SCRIPTED, ServerProcess, hypercorned, launched
+from trio_pool_serve.service import Service, configure_process
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness belongs to processes")
 
@@ -43,6 +45,21 @@ async def test_a_service_inside_another_program_sets_nothing(scripted_folder: Pa
     before, after = json.loads(finished.stdout)
     assert before == after
     assert before[0] == [0, DEFAULT_SWITCH_INTERVAL_S, 0, 0]
+
+
+async def test_what_a_program_has_called_when_models_are_loaded_is_still_called(config, scripted, monkeypatch):
+    monkeypatch.setattr("trio_pool_serve.service.limit_openmp_spinning", lambda: None)
+    frozen_when_called: list[int] = []
+    service = Service(config, lambda *_: scripted, on_loaded=lambda: frozen_when_called.append(gc.get_freeze_count()))
+    interval = sys.getswitchinterval()
+    gc.unfreeze()
+    configure_process(service)
+    try:
+        async with running(service):
+            (frozen,) = frozen_when_called
+    finally:
+        sys.setswitchinterval(interval)
+    assert frozen > 10_000, "objects, of the imported modules alone"
 
 
 async def test_a_server_that_computes_itself_sets_all(tmp_path, scripted_folder):
