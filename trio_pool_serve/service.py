@@ -86,8 +86,8 @@ class Service:
 
     config: Config
     load_runner: RunnerLoader = load_transformer
-    folder: Path | None = field(default=None, kw_only=True)
-    """Directory of the sockets of the server's processes, if the caller supervises the engine processes."""
+    socket_folder: Path | None = field(default=None, kw_only=True)
+    """Where the server's processes have their sockets, if the caller supervises the engine processes."""
     offload: Offload = field(kw_only=True)
     on_loaded: Callable[[], object] = field(default=_do_nothing, kw_only=True)
     """Called once, when all models are loaded and before the service is ready."""
@@ -103,7 +103,7 @@ class Service:
     served: dict[str, ServedModel] = field(init=False, factory=dict)
     """By name, in the order of the settings: the first is the default."""
     draining: bool = field(default=False, init=False)
-    _own_folder: TemporaryDirectory[str] | None = field(default=None, init=False)
+    _own_socket_folder: TemporaryDirectory[str] | None = field(default=None, init=False)
 
     @offload.default
     def _make_offload(self) -> Offload:
@@ -135,17 +135,17 @@ class Service:
             self.config.input, self.config.time_limits.media_timeout_s, self.offload, self.input_memory
         )
         self.metrics.add_gauges(self._gauges)
-        if self.config.processes.engine == "process" and self.folder is None:
+        if self.config.processes.engine == "process" and self.socket_folder is None:
             # Only this user can enter it: a process that can connect to an engine can have it compute anything.
-            self._own_folder = TemporaryDirectory(prefix="trio_pool_serve-")
-            self.folder = Path(self._own_folder.name)
+            self._own_socket_folder = TemporaryDirectory(prefix="trio_pool_serve-")
+            self.socket_folder = Path(self._own_socket_folder.name)
         for number, source in enumerate(self.config.sources):
             self.served[source.name] = ServedModel(source, self._make_engine(number, source))
 
     def _make_engine(self, number: int, source: ModelSource) -> Engine:
         scheduling, metrics = self.config.scheduling, self.metrics.of_engine(source.name)
-        if self.folder is not None:
-            sockets = socket_paths(self.config, self.folder, number)
+        if self.socket_folder is not None:
+            sockets = socket_paths(self.config, self.socket_folder, number)
             return ProcessEngine(sockets, scheduling.max_queue_tokens // self.config.processes.api_workers, metrics)
         return LocalEngine(partial(self._load_runner, source), self.offload, metrics, scheduling)
 
@@ -164,20 +164,20 @@ class Service:
                     for processes in self.processes.values():
                         await nursery.start(processes.run)
                     await nursery.start(self.media.run)
-                    if self._own_folder is not None:
+                    if self._own_socket_folder is not None:
                         engines = EngineProcesses(
-                            self.config, loader_name(self.load_runner), Path(self._own_folder.name)
+                            self.config, loader_name(self.load_runner), Path(self._own_socket_folder.name)
                         )
                         await nursery.start(engines.run)
-                    if self.folder is not None:
-                        nursery.start_soon(serve_snapshots, self.folder, self.snapshot)
+                    if self.socket_folder is not None:
+                        nursery.start_soon(serve_snapshots, self.socket_folder, self.snapshot)
                     for served in self.served.values():
                         # In this order local engines queue for the one thread that loads and computes.
                         await nursery.start(served.engine.run)
                     await self._load()
         finally:
-            if self._own_folder is not None:
-                self._own_folder.cleanup()
+            if self._own_socket_folder is not None:
+                self._own_socket_folder.cleanup()
 
     async def _load(self) -> None:
         """Load the renderer of each model while its engine loads. Raises ``ModelLoadError``."""
@@ -291,12 +291,12 @@ class Service:
     def _load_of(self, engine: Engine) -> dict[str, Any]:
         """Return an engine's statistics, but only those that engine processes do not report themselves."""
         statistics = attrs.asdict(engine.statistics())
-        names = statistics if self.folder is None else ("state", "admitted_tokens")
+        names = statistics if self.socket_folder is None else ("state", "admitted_tokens")
         return {name: statistics[name] for name in names}
 
     async def snapshots(self) -> list[Snapshot]:
         """Return the snapshots of all processes of the server, this one first. Cancellation: at once."""
-        others = [] if self.folder is None else await gather_snapshots(self.folder)
+        others = [] if self.socket_folder is None else await gather_snapshots(self.socket_folder)
         return [self.snapshot(), *others]
 
     def _gauges(self) -> Gauges:
@@ -329,7 +329,7 @@ def configure_process(service: Service) -> None:
     """
     threads = service.config.threads
     sys.setswitchinterval(threads.switch_interval_s)
-    if service.folder is None:
+    if service.socket_folder is None:
         limit_openmp_spinning()
     if service.offload.niceness is None:
         service.offload.niceness = relative_niceness(threads.niceness)

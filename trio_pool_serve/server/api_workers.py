@@ -30,10 +30,10 @@ DRAIN_MARGIN_S = 2.0
 
 
 class ApiJob(msgspec.Struct, tag=True, array_like=True):
-    """The job of an API process: serve on the listening socket ``fd``, with the engines' sockets in ``folder``."""
+    """The job of an API process: serve on the socket ``fd``, which listens; the engines' are in ``socket_folder``."""
 
     config: bytes
-    folder: str
+    socket_folder: str
     fd: int
     joins: bool
     """Whether others serve already: accept no connection before the models are ready in this process."""
@@ -62,7 +62,7 @@ class ApiWorkers:
     """The API processes; each is replaced when it dies, until they drain."""
 
     config: Config
-    folder: Path
+    socket_folder: Path
     listening: socket.socket
     ready: trio.Event = field(init=False, factory=trio.Event)
     """Set once one of them is ready."""
@@ -85,7 +85,7 @@ class ApiWorkers:
         if self._draining:
             await trio.sleep_forever()  # the listening socket is closed
         fd = self.listening.fileno()
-        job = ApiJob(encode_config(self.config), str(self.folder), fd, joins=bool(self._children))
+        job = ApiJob(encode_config(self.config), str(self.socket_folder), fd, joins=bool(self._children))
         async with open_child(MODULE, job, ToParent, fds=[fd]) as child:
             self._children.add(child)
             try:
@@ -130,14 +130,14 @@ async def serve_by_workers(config: Config, loader: str, announce: Callable[[str]
     at once. Cancellation: all processes are ended.
     """
     with (
-        TemporaryDirectory(prefix="trio_pool_serve-") as folder,
+        TemporaryDirectory(prefix="trio_pool_serve-") as socket_folder,
         open_listening_socket(config.network) as listening,
         unlinked(config.network),
     ):
-        workers = ApiWorkers(config, Path(folder), listening)
+        workers = ApiWorkers(config, Path(socket_folder), listening)
         async with trio.open_nursery() as nursery:
             await nursery.start(_watch_signals, workers, nursery.cancel_scope)
-            await nursery.start(EngineProcesses(config, loader, Path(folder)).run)
+            await nursery.start(EngineProcesses(config, loader, Path(socket_folder)).run)
             nursery.start_soon(workers.run)
             await workers.ready.wait()
             announce(url_of(listening))

@@ -67,7 +67,7 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
                 gc.freeze()
                 await send_to_parent(channel, Loaded(sendable(engine.runner.describe())))
                 nursery.start_soon(serve_engine, engine, listener)
-                nursery.start_soon(serve_snapshots, Path(job.folder), snapshot)
+                nursery.start_soon(serve_snapshots, Path(job.socket_folder), snapshot)
                 await wait_for_parent(channel)
                 nursery.cancel_scope.cancel(reason="the parent is gone")
     except ModelLoadError as error:

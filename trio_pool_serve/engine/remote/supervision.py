@@ -39,13 +39,13 @@ class EngineJob(msgspec.Struct, tag=True, array_like=True):
     """The job of an engine process: load a model with ``loader`` (``module:function``), and listen on ``fd``.
 
     The model's replicas count small requests in the file ``small_requests``; all engine processes share the machine's
-    cores through the file ``cores``, if it is not empty. ``folder`` has the sockets of the server's processes.
+    cores through the file ``cores``, if it is not empty. ``socket_folder`` has the sockets of the server's processes.
     """
 
     config: bytes
     model: str
     loader: str
-    folder: str
+    socket_folder: str
     fd: int
     place: Place
     small_requests: str
@@ -102,9 +102,9 @@ def replicas_of(config: Config) -> int:
     return 1 if has_gpu(config.loading) else min(MAX_REPLICAS, len(os.sched_getaffinity(0)))
 
 
-def socket_paths(config: Config, folder: Path, model: int) -> list[Path]:
+def socket_paths(config: Config, socket_folder: Path, model: int) -> list[Path]:
     """Return the socket paths of the replicas of the ``model``-th model."""
-    return [folder / f"{model}-{replica}.engine" for replica in range(replicas_of(config))]
+    return [socket_folder / f"{model}-{replica}.engine" for replica in range(replicas_of(config))]
 
 
 @define(eq=False)
@@ -117,7 +117,7 @@ class EngineProcesses:
 
     config: Config
     loader: str
-    folder: Path
+    socket_folder: Path
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Start the processes, and restart those that die, forever; ``started`` once all their sockets listen.
@@ -126,7 +126,7 @@ class EngineProcesses:
         closed, which makes them exit, and they are killed if they do not.
         """
         async with trio.open_nursery() as nursery:
-            paths = [socket_paths(self.config, self.folder, number) for number in range(len(self.config.sources))]
+            paths = [socket_paths(self.config, self.socket_folder, model) for model in range(len(self.config.sources))]
             processes, process = sum(map(len, paths)), itertools.count()
             for source, of_model in zip(self.config.sources, paths, strict=True):
                 for replica, path in enumerate(of_model):
@@ -144,11 +144,11 @@ class EngineProcesses:
                 encode_config(self.config),
                 source.name,
                 self.loader,
-                str(self.folder),
+                str(self.socket_folder),
                 listening.fileno(),
                 place,
                 str(path.with_name(path.stem.rpartition("-")[0] + ".small_requests")),
-                "" if place.processes == 1 or has_gpu(self.config.loading) else str(self.folder / "cores"),
+                "" if place.processes == 1 or has_gpu(self.config.loading) else str(self.socket_folder / "cores"),
             )
             has_loaded = False
 
