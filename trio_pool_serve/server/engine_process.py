@@ -46,7 +46,7 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
         runner: Runner = getattr(import_module(module), function)(folder, config.loading, offload)
         return runner if not job.cores else _share_cores(runner, job)
 
-    small_requests = SmallRequests.open(Path(job.small_requests), job.place.replica, job.place.replicas)
+    small_requests = SmallRequests.open(Path(job.small_requests), job.numbers.replica, job.numbers.replicas)
     engine = LocalEngine(load, offload, metrics.of_engine(job.model), config.scheduling, small_requests)
 
     def snapshot() -> Snapshot:
@@ -82,7 +82,7 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
 def _share_cores(runner: Runner, job: EngineJob) -> Runner:
     from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner  # imported here: it imports torch
 
-    return SharingRunner(runner, SharedCores.open(Path(job.cores), job.place.process, job.place.processes))
+    return SharingRunner(runner, SharedCores.open(Path(job.cores), job.numbers.process, job.numbers.processes))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ MAX_REPLICAS = 4
 """Of the default on CPU: each replica takes the model's memory once more."""
 
 
-class Place(msgspec.Struct, array_like=True):
+class ReplicaNumbers(msgspec.Struct, array_like=True):
     """The number, from 0, of an engine process among its model's ``replicas`` and among all engine ``processes``."""
 
     replica: int
@@ -47,7 +47,7 @@ class EngineJob(msgspec.Struct, tag=True, array_like=True):
     loader: str
     socket_folder: str
     fd: int
-    place: Place
+    numbers: ReplicaNumbers
     small_requests: str
     cores: str
 
@@ -130,14 +130,14 @@ class EngineProcesses:
             processes, process = sum(map(len, paths)), itertools.count()
             for source, of_model in zip(self.config.sources, paths, strict=True):
                 for replica, path in enumerate(of_model):
-                    place = Place(replica, len(of_model), next(process), processes)
-                    await nursery.start(self._keep_alive, source, path, place)
+                    numbers = ReplicaNumbers(replica, len(of_model), next(process), processes)
+                    await nursery.start(self._keep_alive, source, path, numbers)
             task_status.started()
 
     async def _keep_alive(
-        self, source: ModelSource, path: Path, place: Place, *, task_status: trio.TaskStatus[None]
+        self, source: ModelSource, path: Path, numbers: ReplicaNumbers, *, task_status: trio.TaskStatus[None]
     ) -> NoReturn:
-        name = f"{source.name}, replica {place.replica}" if place.replicas > 1 else source.name
+        name = f"{source.name}, replica {numbers.replica}" if numbers.replicas > 1 else source.name
         with listening_at(path) as listening:
             task_status.started()
             job = EngineJob(
@@ -146,9 +146,9 @@ class EngineProcesses:
                 self.loader,
                 str(self.socket_folder),
                 listening.fileno(),
-                place,
+                numbers,
                 str(path.with_name(path.stem.rpartition("-")[0] + ".small_requests")),
-                "" if place.processes == 1 or has_gpu(self.config.loading) else str(self.socket_folder / "cores"),
+                "" if numbers.processes == 1 or has_gpu(self.config.loading) else str(self.socket_folder / "cores"),
             )
             has_loaded = False
 
