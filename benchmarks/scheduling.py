@@ -1,4 +1,4 @@
-"""How long do short queries wait behind long documents and another client's large request? And the padding.
+"""How long do short queries wait behind long documents and another client's large request? Padding, too.
 
 Mixed lengths: requests of one input on a timetable, 95 % of 16 tokens and 5 % of 512, at 70 % of the rate that the
 server was found to keep up with; then the short ones alone, on the same timetable. A noisy neighbour: single queries of

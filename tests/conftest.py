@@ -1,7 +1,6 @@
 """Fixtures that several test files share."""
 
 import gc
-import multiprocessing
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,7 +18,6 @@ from tests.model_folders import write_scripted_folder
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.app import PoolServeApp, create_app
 from trio_pool_serve.config import Config
-from trio_pool_serve.rendering.chat.template_process import PRELOADED_MODULES
 from trio_pool_serve.server.contained_connection import contain_connections
 from trio_pool_serve.service import Service
 
@@ -28,7 +26,6 @@ NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 pytest_plugins = ["tests.agreement_record", "tests.kept_folders", "tests.parallel", "pytester"]
 
 contain_connections()  # as both ways to start a server do
-multiprocessing.set_forkserver_preload([*PRELOADED_MODULES])  # whichever test starts the first worker process
 
 # The suite asserts no times, and gives the same result each time it runs.
 settings.register_profile("suite", deadline=None, derandomize=True)

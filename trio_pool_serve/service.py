@@ -123,7 +123,6 @@ class Service:
                 template_process.prepare,
                 in_processes=self.offload.in_threads,
                 niceness=self.offload.niceness,
-                preload=template_process.PRELOADED_MODULES,
             )
             for name in ("template", "client_template")
             if name == "template" or self.config.input.trust_request_chat_template

@@ -93,7 +93,7 @@ async def test_the_launcher_gives_every_client_the_vectors_of_sentence_transform
         assert cosines(await ask(server, TEXTS[:count]), oracle[:count]).min() >= WORST["float32"], ask.__name__
 
 
-async def test_the_curl_line_that_is_printed_works(server):
+async def run_printed_curl_line(server: ServerProcess) -> None:
     await server.wait_logged("curl http")
     (line,) = (line.strip() for line in server.log.splitlines() if line.strip().startswith("curl "))
     done = await trio.run_process(["bash", "-c", line], capture_stdout=True, stderr=subprocess.DEVNULL)
@@ -119,7 +119,8 @@ def assert_only_engines_have_torch(server: ServerProcess, api_workers: int) -> N
     assert [mapped.path for mapped in engine.memory_maps() if "libtorch" in mapped.path]
 
 
-def test_processes_that_answer_have_no_torch(server):
+async def test_the_curl_line_that_is_printed_works_and_processes_that_answer_have_no_torch(server):
+    await run_printed_curl_line(server)
     assert_only_engines_have_torch(server, api_workers=2)
 
 
@@ -127,6 +128,7 @@ async def test_in_bfloat16_the_vectors_are_nearly_those(tmp_path, minilm, oracle
     arguments = ("--dtype", "bfloat16", "--engine", "process", *NAMED)
     async with launched(tmp_path, str(minilm), *arguments) as server:
         assert cosines(await ask_httpx(server, TEXTS), oracle).min() >= WORST["bfloat16"]
+        await run_printed_curl_line(server)
         assert_only_engines_have_torch(server, api_workers=0)
 
 

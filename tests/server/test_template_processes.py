@@ -11,7 +11,6 @@ import pytest
 import trio
 
 from tests.conftest import client_of
-from tests.processes.forked_workers import forked_workers
 from tests.server.server_process import SCRIPTED, ServerProcess, hypercorned, launched
 
 LEAVE_LIMIT_S = 20
@@ -22,8 +21,14 @@ def family_of(server: ServerProcess) -> list[psutil.Process]:
     return psutil.Process(server.process.pid).children(recursive=True)
 
 
+def workers_of(server: ServerProcess) -> list[psutil.Process]:
+    """The processes that render; neither what multiprocessing cleans up with, nor hypercorn's worker, their parent."""
+    spawned = [process for process in family_of(server) if "spawn_main" in " ".join(process.cmdline())]
+    return [process for process in spawned if not process.children()]
+
+
 async def left(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Who of them is still there after a while."""
+    """Those that are still there after a while."""
     _, alive = await trio.to_thread.run_sync(lambda: psutil.wait_procs(processes, timeout=LEAVE_LIMIT_S))
     return alive
 
@@ -52,14 +57,13 @@ async def test_they_outlive_signals_for_the_whole_group_and_leave_with_the_serve
     """Ctrl-C in a terminal is for all processes of the group, and so is what some service managers send."""
     async with start(tmp_path, scripted_folder) as server:
         assert (await ask(server)).status_code == 200
-        family, workers = family_of(server), forked_workers(psutil.Process(server.process.pid))
+        family, workers = family_of(server), workers_of(server)
         assert len(workers) == 1
         assert not workers[0].net_connections(), "it inherited no listening socket"
         for number in (signal.SIGINT, signal.SIGTERM):
-            for process in (workers[0], workers[0].parent()):
-                process.send_signal(number)
+            workers[0].send_signal(number)
         assert (await ask(server)).status_code == 200
-        assert forked_workers(psutil.Process(server.process.pid)) == workers, "the same process rendered both"
+        assert workers_of(server) == workers, "the same process rendered both"
         server.signal(signal.SIGTERM)
         assert await server.wait_exit() == 0
         assert await left(family) == []
@@ -70,7 +74,7 @@ async def test_they_leave_by_themselves_when_the_server_is_killed(tmp_path: Path
     async with by_launcher(tmp_path, scripted_folder) as server:
         assert (await ask(server)).status_code == 200
         family = family_of(server)
-        assert forked_workers(psutil.Process(server.process.pid))
+        assert workers_of(server)
         server.signal(signal.SIGKILL)
         await server.wait_exit()
         assert await left(family) == []

@@ -265,7 +265,7 @@ async def test_a_failed_batch_fails_the_request_and_its_siblings_are_not_compute
     await floor.assert_idle()
 
 
-async def test_errors_of_no_kind_are_raised_as_they_are(floor):
+async def test_errors_of_the_server_itself_are_raised_as_they_are(floor):
     floor.renderer.texts.vocab_size = None
     with pytest.raises(TypeError):
         await floor.compute(TokensPrompt(np.array([1])))
@@ -319,7 +319,7 @@ async def test_no_more_prompts_of_one_request_wait_for_a_renderer_than_allowed(f
         floor.tokenizer.gate.set()
 
 
-async def test_one_clients_failure_is_no_other_s(floor):
+async def test_a_failure_of_one_request_fails_no_other(floor):
     results: list[str] = []
 
     async def client(*prompts: str) -> None:

@@ -4,9 +4,8 @@ import logging
 import math
 import multiprocessing
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from multiprocessing import forkserver, resource_tracker
 from typing import Any, TypeVar, TypeVarTuple
 
 import outcome
@@ -47,22 +46,6 @@ def _begin(niceness: int | None, prepare: Callable[[], object]) -> None:
     prepare()
 
 
-def _start_fork_server(modules: Sequence[str]) -> None:
-    """Start the process that workers are forked from, unless it runs; it imports ``modules``, and ends with this one.
-
-    A forked worker was ready in 0.04 s, one that imports transformers itself in 1.0 s, which each template that is
-    killed would cost again. SIGTERM and SIGINT are blocked in all of them, for the reason that ``_begin`` gives.
-    """
-    if modules:
-        multiprocessing.set_forkserver_preload([*modules])
-    resource_tracker.ensure_running()  # which unblocks both signals when it starts its process
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
 def _allow_children() -> None:
     """Allow this process to have children even if it is daemonic, as hypercorn's workers are.
 
@@ -86,9 +69,8 @@ class _Work:
 class WorkerProcesses:
     """At most ``workers`` processes, started on demand and kept while ``run`` runs.
 
-    ``prepare()`` is called first in each, at ``niceness``; no call's time limit includes it. What ``preload`` names is
-    imported once for all of them. Callables, arguments, results and exceptions are pickled on the loop: pass bytes and
-    other large flat objects, not large trees.
+    ``prepare()`` is called first in each, at ``niceness``; no call's time limit includes it. Callables, arguments,
+    results and exceptions are pickled on the loop: pass bytes and other large flat objects, not large trees.
     ``in_processes=False`` runs everything on the loop instead, without time limits, for benchmarks.
     """
 
@@ -96,7 +78,6 @@ class WorkerProcesses:
     prepare: Callable[[], object] = bool  # does nothing
     in_processes: bool = True
     niceness: int | None = None
-    preload: tuple[str, ...] = ()
     _limiter: trio.CapacityLimiter = field(init=False)
     _context: trio_parallel.WorkerContext | None = field(init=False, default=None)
     _nursery: trio.Nursery | None = field(init=False, default=None)
@@ -113,13 +94,15 @@ class WorkerProcesses:
         Cancellation: busy processes are killed, and their callers get ``UnavailableError``.
         """
         _allow_children()
+        # Spawned, although multiprocessing's fork server, with transformers preloaded, had a worker ready in 0.04 s
+        # instead of 1.0 s: it imports from the working directory, leaves a directory behind wherever ``os._exit`` ends
+        # the process, and its signal mask and modules would be those of a whole program that embeds the service.
         try:
             async with (
                 trio_parallel.open_worker_context(
                     idle_timeout=math.inf,
                     init=partial(_begin, self.niceness, self.prepare),
                     grace_period=CLOSING_S,
-                    worker_type=trio_parallel.WorkerType("forkserver"),
                 ) as self._context,
                 trio.open_nursery() as self._nursery,
             ):
@@ -164,7 +147,6 @@ class WorkerProcesses:
     async def _work(self, work: _Work, function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> None:
         try:
             while self._idle_processes() <= 0:
-                await trio.to_thread.run_sync(_start_fork_server, self.preload)
                 await self._run(bool)
             with trio.move_on_after(timeout_s) as limit:
                 work.result = outcome.Value(await self._run(function, *args))

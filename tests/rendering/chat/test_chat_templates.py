@@ -9,7 +9,6 @@ import psutil
 import pytest
 import trio
 
-from tests.processes.forked_workers import forked_workers
 from tests.rendering.chat.chat_folders import CHATML
 from trio_pool_serve.errors import InvalidRequestError, UnavailableError
 from trio_pool_serve.processes.worker_processes import WorkerProcesses
@@ -29,12 +28,7 @@ ROOMY = 10**8
 
 @asynccontextmanager
 async def templates(*, workers: int = 1, timeout_s: float = math.inf, in_processes: bool = True) -> AsyncIterator:
-    processes = WorkerProcesses(
-        workers,
-        template_process.prepare,
-        in_processes=in_processes,
-        preload=template_process.PRELOADED_MODULES,
-    )
+    processes = WorkerProcesses(workers, template_process.prepare, in_processes=in_processes)
     async with trio.open_nursery() as nursery:
         await nursery.start(processes.run)
         yield ChatTemplates(processes, processes, Offload(), timeout_s)
@@ -345,7 +339,7 @@ async def test_a_server_that_ends_says_so():
 async def test_a_process_that_is_killed_is_not_the_template_s_fault():
     async with templates() as to:
         await assert_usable(to)
-        (process,) = forked_workers(psutil.Process())
+        (process,) = [child for child in psutil.Process().children() if "spawn_main" in "".join(child.cmdline())]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(killed, to)
             with trio.fail_after(60):

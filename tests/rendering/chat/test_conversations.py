@@ -54,12 +54,7 @@ class Converser(Embedding):
 async def rendering(folder: Path, **given: Any) -> AsyncIterator[Renderer]:
     """A renderer as the service makes it; on the loop, where nothing has to be killed."""
     given = {"in_processes": False, "uses_chat_template": False, "settings": InputConfig()} | given
-    processes = WorkerProcesses(
-        1,
-        template_process.prepare,
-        in_processes=given.pop("in_processes"),
-        preload=template_process.PRELOADED_MODULES,
-    )
+    processes = WorkerProcesses(1, template_process.prepare, in_processes=given.pop("in_processes"))
     offload = Offload()
     read = read_model_folder(folder)
     if given.pop("uses_chat_template"):

@@ -1,7 +1,7 @@
 """Chat template rendering in transformers' sandbox; runs in child processes.
 
-They are forked from a process that has imported this module, so it imports little: no
-torch, no server, and numpy only through transformers.
+Each process imports this module, so it imports little: no torch, no server, and
+numpy only through transformers.
 """
 
 import multiprocessing
@@ -20,8 +20,6 @@ conversation of 16 MB, the largest body by default, takes less than a third of i
 
 MAX_ERROR_CHARACTERS = 500
 """Maximum length of a template's error message, which the template itself can make arbitrarily long."""
-
-PRELOADED_MODULES = (__name__, "transformers.utils.chat_template_utils")  # imported once, before they are forked
 
 
 @frozen(kw_only=True)
