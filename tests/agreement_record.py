@@ -51,6 +51,9 @@ class Record:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-agreement", action="store_true", help="write docs/agreement.json from this run's tests")
+    parser.addoption(
+        "--write-compared", action="store_true", help="write docs/compared-with-*.json from tests/compatibility/"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -3,7 +3,8 @@
 import fcntl
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,20 @@ _root: list[Path] = []
 """Where they are kept, while a session lasts."""
 
 
+@contextmanager
+def keeping_in(root: Path) -> Iterator[None]:
+    """Keep the folders that are built in the block below ``root``."""
+    root.mkdir(exist_ok=True)
+    _root.append(root)
+    yield
+    _root.clear()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _kept_folders(tmp_path_factory: pytest.TempPathFactory, worker_id: str):
     own = tmp_path_factory.getbasetemp()
-    _root.append((own if worker_id == "master" else own.parent) / "kept_folders")
-    _root[0].mkdir(exist_ok=True)
-    yield
-    _root.clear()
+    with keeping_in((own if worker_id == "master" else own.parent) / "kept_folders"):
+        yield
 
 
 def built_once(build: Callable[..., Path]) -> Callable[..., Path]:

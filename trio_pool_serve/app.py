@@ -10,9 +10,12 @@ from quart_trio.asgi import TrioASGILifespan
 from werkzeug.exceptions import HTTPException
 
 from trio_pool_serve.api.dialects import DIALECTS
+from trio_pool_serve.api.dialects.invocations import INVOCATIONS_PATH, path_of_fields
+from trio_pool_serve.api.dialects.invocations import TARGETS as INVOCATION_TARGETS
 from trio_pool_serve.api.dialects.openai import OPENAI
 from trio_pool_serve.api.dialects.tei import TEI
 from trio_pool_serve.api.dialects.tei.info import INFO_PATH, info_routes
+from trio_pool_serve.api.dialects.vllm.tokenizer_info import tokenizer_info_routes
 from trio_pool_serve.api.http.connection import PoolServeConnection
 from trio_pool_serve.api.http.dispatch import endpoints_by_path, task_routes
 from trio_pool_serve.api.http.middleware import Middleware
@@ -20,7 +23,7 @@ from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.route_table import RouteTable
 from trio_pool_serve.api.routes.model_list import model_routes
 from trio_pool_serve.api.routes.openapi import openapi_routes
-from trio_pool_serve.api.routes.operations import PROBE_PATHS, operational_routes
+from trio_pool_serve.api.routes.operations import PROBE_ROUTES, operational_routes
 from trio_pool_serve.config import Config
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.service import Service, configure_process
@@ -100,16 +103,17 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
         app.register_blueprint(blueprint)
     app.routes = RouteTable(
         {
-            **task_routes(app.service, DIALECTS),
+            **task_routes(app.service, DIALECTS, {INVOCATIONS_PATH: path_of_fields}),
             **info_routes(app.service),
+            **tokenizer_info_routes(app.service),
             **model_routes(app.service),
             **operational_routes(app.service),
-            **openapi_routes(tuple(DIALECTS)),
+            **openapi_routes(tuple(DIALECTS), INVOCATIONS_PATH, INVOCATION_TARGETS),
         }
     )
     dialects = {path: [found.dialect for found in shared] for path, shared in endpoints_by_path(DIALECTS).items()}
     app.middleware = Middleware(
-        app.service, default=OPENAI, by_path={**dialects, INFO_PATH: [TEI]}, open_paths=PROBE_PATHS
+        app.service, default=OPENAI, by_path={**dialects, INFO_PATH: [TEI]}, open_routes=PROBE_ROUTES
     )
     return app
 

@@ -103,6 +103,8 @@ class Service:
     served: dict[str, ServedModel] = field(init=False, factory=dict)
     """By name, in the order of the settings: the first is the default."""
     draining: bool = field(default=False, init=False)
+    running_tasks: int = field(default=0, init=False)
+    """Number of requests for tasks that have no response yet."""
     _own_socket_folder: TemporaryDirectory[str] | None = field(default=None, init=False)
 
     @offload.default
@@ -188,6 +190,8 @@ class Service:
 
     async def _load_model(self, served: ServedModel) -> None:
         folder, tokenizer = await self.offload.run("launch", partial(self._load_tokenizer, served.source))
+        if folder.spec.assumption and self._owns_engines:
+            logger.warning("%s: %s", served.source.name, folder.spec.assumption)
         await served.engine.wait_ready()
         served.loaded = await self.offload.run("launch", partial(self._make_model, served, folder, tokenizer))
 
@@ -231,7 +235,13 @@ class Service:
             ),
             served.engine,
             splits_long_texts=config.loading.long_text == "chunk",
+            truncates_by_default=config.network.truncate_by_default,
         )
+
+    @property
+    def _owns_engines(self) -> bool:
+        """Whether no other process of the server loads the same models for the same requests."""
+        return self.socket_folder is None or self._own_socket_folder is not None
 
     @property
     def default(self) -> ServedModel:
@@ -250,16 +260,24 @@ class Service:
     def model(self, name: str | None = None) -> Model:
         """Return the model of that name, by default the first.
 
-        Raises ``NotFoundError``, or ``EngineLoadingError`` until all models are loaded: while one loads, the others
-        cannot compute.
+        An empty name is none. Raises ``NotFoundError``, or ``EngineLoadingError`` until all models are loaded: while
+        one loads, the others cannot compute.
         """
-        served = self.default if name is None else self.served.get(name)
+        served = self.named(name) if name else self.default
+        if served is None and self.config.network.accept_any_model:
+            served = self.default
         if served is None:
-            known = ", ".join(repr(known) for known in self.served)
-            raise NotFoundError(f"The model {name!r} does not exist; this server has {known}.")
+            known = ", ".join(self.served)
+            raise NotFoundError(f"The model `{name}` does not exist. This server has: {known}.")
         if served.loaded is None or self.state == "loading":
             raise EngineLoadingError("The model is being loaded.")
         return served.loaded
+
+    def named(self, name: str) -> ServedModel | None:
+        """Return the model that has a name, its first or another."""
+        return self.served.get(name) or next(
+            (served for served in self.served.values() if name in served.source.aliases), None
+        )
 
     async def wait_ready(self) -> None:
         """Wait until all models are loaded. Raises ``EngineDeadError`` if an engine has stopped.
@@ -279,6 +297,7 @@ class Service:
         """Return the metrics and the load of this process."""
         self.metrics.take_gauges()
         load = {
+            "server_load": self.running_tasks,
             "models": {name: self._load_of(served.engine) for name, served in self.served.items()},
             "limiters": {kind: attrs.asdict(limiter) for kind, limiter in self.offload.statistics().items()},
             "workers": {name: attrs.asdict(processes.statistics()) for name, processes in self.processes.items()},

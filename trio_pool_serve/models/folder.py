@@ -1,11 +1,12 @@
 """Recognising a model's folder: its kind, what its files declare, and its maximum length."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.files.chat_template import read_message_format
+from trio_pool_serve.models.files.chat_template import given_chat_template, read_message_format
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_folder_files
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder, ModelKind
 from trio_pool_serve.models.model_spec import ModelSpec
@@ -36,6 +37,9 @@ def locate_model(model: str, *, revision: str | None = None) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ModelLoadError(f"{model} is not a folder, and cannot be downloaded from the hub: {error}") from error
 
+
+GIVEN_PROMPT = "--default-prompt"
+"""Name of the prompt template that the flag gives."""
 
 DEFAULT_MODEL_CONFIG = ModelConfig()
 
@@ -78,11 +82,14 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
     Raises ``ModelLoadError`` when the folder holds no model, requires something unsupported, or cannot be served
     with ``config``.
     """
-    files = read_folder_files(path)
+    files = read_folder_files(path, given_chat_template(config.chat_template))
     kind, spec = _recognise(files, config)
+    if (config.pooling is not None or config.normalize is not None) and not spec.pools_token_states:
+        raise ModelLoadError("--pooling and --normalize are for embedding models, which this is not.")
     if config.task is not None and config.task not in spec.tasks:
         supported = ", ".join(sorted(spec.tasks))
         raise ModelLoadError(f"--task {config.task}: this model's files support only {supported}.")
+    prompts = _prompts(files, spec, config)
     return ModelFolder(
         path=path,
         transformer_path=files.transformer_path,
@@ -91,10 +98,30 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
         spec=spec,
         max_model_len=_max_model_len(files, config.max_model_len, spec.max_input_tokens),
         lower_case=bool(files.module_config.get("do_lower_case")),
-        prompts={**files.prompts, **spec.extra_prompts},
-        default_prompt_name=files.sentence_transformers_config.get("default_prompt_name"),
+        prompts=prompts,
+        default_prompt_name=_default_prompt_name(files, prompts, config),
         structured_messages=read_message_format(files),
+        task=config.task,
+        tokenizer_config=files.tokenizer_config,
+        chat_template=files.chat_template,
     )
+
+
+def _prompts(files: FolderFiles, spec: ModelSpec, config: ModelConfig) -> Mapping[str, str]:
+    given = {} if config.default_prompt is None else {GIVEN_PROMPT: config.default_prompt}
+    return {**files.prompts, **spec.extra_prompts, **given}
+
+
+def _default_prompt_name(files: FolderFiles, prompts: Mapping[str, str], config: ModelConfig) -> str | None:
+    name = config.default_prompt_name
+    if config.default_prompt is not None:
+        return GIVEN_PROMPT
+    if name is None:
+        return files.sentence_transformers_config.get("default_prompt_name")
+    if name and name not in prompts:
+        known = ", ".join(sorted(prompts)) or "none"
+        raise ModelLoadError(f"--default-prompt-name {name}: this model's prompt templates are: {known}.")
+    return name or None
 
 
 def _recognise(files: FolderFiles, config: ModelConfig) -> tuple[ModelKind[Any], ModelSpec]:

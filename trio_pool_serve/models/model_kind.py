@@ -14,6 +14,7 @@ from trio_pool_serve.rendering.media.image_processor import ImageFormat
 from trio_pool_serve.rendering.text.pairs import JoinedPair, PairFormat
 from trio_pool_serve.rendering.text.plain_text import TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
+from trio_pool_serve.types import PoolingTask
 
 Spec = TypeVar("Spec", bound=ModelSpec)
 
@@ -35,6 +36,12 @@ class ModelFolder(Generic[Spec]):
     default_prompt_name: str | None = None
     structured_messages: bool | None = None
     """Whether message content is a list of parts; ``None``: decided by the chat template's text."""
+    task: PoolingTask | None = None
+    """``--task``: what the model does unless a request says otherwise."""
+    tokenizer_config: Mapping[str, Any] = Factory(dict)
+    """``tokenizer_config.json``."""
+    chat_template: str | None = None
+    """``--chat-template``, in place of the tokenizer's."""
 
     @property
     def model_type(self) -> str:

@@ -20,7 +20,6 @@ Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan"]
 class ModelSpec:
     """What a model can do and how its inputs are prepared; each kind overrides what differs from these defaults."""
 
-    tasks: ClassVar[frozenset[PoolingTask]] = frozenset()
     scoring: ClassVar[Scoring | None] = None
     supports_prompt_embeds: ClassVar[bool] = False
     """Whether ``prompt_embeds`` can replace token ids: the heads use hidden states only, never token ids."""
@@ -28,6 +27,11 @@ class ModelSpec:
     """Whether its chat template is for inference, so that ``messages`` are accepted."""
     keeps_input_type_prompt: ClassVar[bool] = False
     """Whether a client's own instruction follows the prompt of its input type instead of replacing it."""
+
+    @property
+    def tasks(self) -> frozenset[PoolingTask]:
+        """The tasks that the model supports."""
+        return frozenset()
 
     @property
     def similarity(self) -> Similarity:
@@ -58,6 +62,21 @@ class ModelSpec:
     def labels(self) -> tuple[str, ...]:
         """Label names, in the order of the outputs of ``Classify`` and ``TokenClassify``."""
         return ()
+
+    @property
+    def pools_token_states(self) -> bool:
+        """Whether a Pooling module makes its vectors of the states of tokens."""
+        return False
+
+    @property
+    def assumption(self) -> str:
+        """What is assumed of the model because its files do not declare it; empty if nothing is."""
+        return ""
+
+    @property
+    def pads_texts(self) -> bool:
+        """Whether every text is padded to a fixed length, as the model was trained."""
+        return False
 
     @property
     def extra_prompts(self) -> Mapping[str, str]:

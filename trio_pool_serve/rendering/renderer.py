@@ -11,6 +11,7 @@ from attrs import Factory, define
 
 from trio_pool_serve.errors import InvalidRequestError, at_place
 from trio_pool_serve.prompts import (
+    ChatPrompt,
     EmbedsPrompt,
     PairPrompt,
     Prompt,
@@ -142,6 +143,12 @@ class Renderer:
         if rendered.images is None and self.conversations is not None and self.conversations.image_format is not None:
             self.conversations.image_format.expand(rendered.token_ids, ())
         return rendered
+
+    async def conversation_text(self, prompt: ChatPrompt) -> str:
+        """Return the text that a chat template makes of a conversation. Errors and cancellation: as ``render``."""
+        if self.conversations is None:
+            raise InvalidRequestError("This model reads texts only.", field="prompts")
+        return await self.conversations.text_of(prompt)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[Token]:
         """Return all tokens of a text. Errors and cancellation: as ``render``."""

@@ -110,7 +110,11 @@ async def _announce(service: Service, url: str) -> None:
 
 
 def _announce_workers(config: Config, url: str) -> None:
-    _print_ready(config, open_model_folder(config.sources[0].location, config.loading), url)
+    folders = [open_model_folder(source.location, config.loading) for source in config.sources]
+    for source, folder in zip(config.sources, folders, strict=True):
+        if folder.spec.assumption:
+            logger.warning("%s: %s", source.name, folder.spec.assumption)
+    _print_ready(config, folders[0], url)
 
 
 def _print_ready(config: Config, folder: AnyModelFolder, url: str) -> None:

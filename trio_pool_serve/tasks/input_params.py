@@ -17,17 +17,21 @@ INSTRUCTION_CHARACTERS_PER_TOKEN = 8
 class InputParams:
     """What a request may specify about the rendering of its texts.
 
-    ``truncate_to`` is in tokens; −1 stands for the model's maximum, ``None`` refuses longer inputs. ``instruction`` is
-    the client's own text; ``prompt_name`` selects one of the model's prompt templates. Without either, ``input_type``
-    selects the model's template for queries or documents.
+    ``truncate_to`` is in tokens; −1 stands for the model's maximum. ``None`` refuses longer inputs, unless the server
+    truncates by default and the request does not say ``refuses_longer``. ``instruction`` is the client's own text;
+    ``prompt_name`` selects one of the model's prompt templates. Without either, ``input_type`` selects the model's
+    template for queries or documents. ``padded`` asks for padding to the model's maximum, which only models do that
+    were trained so; they do it always.
     """
 
     truncate_to: int | None = None
+    refuses_longer: bool = False
     truncation_side: TruncationSide = "right"
     add_special_tokens: bool = True
     prompt_name: str | None = None
     instruction: str | None = None
     input_type: InputType | None = None
+    padded: bool = False
 
     @property
     def effective_input_type(self) -> InputType | None:
@@ -40,16 +44,37 @@ class InputParams:
         return TextPrompt(self.instruction).estimated_tokens * texts if self.instruction else 0
 
 
+def truncating(truncates: bool) -> InputParams:  # noqa: FBT001  (what a client's field says)
+    """Return input params that truncate to the model's maximum, or that refuse longer inputs."""
+    return InputParams(truncate_to=-1 if truncates else None, refuses_longer=not truncates)
+
+
 def rendering_params(model: Model, input_params: InputParams) -> RenderingParams:
     """Return the renderer's params for a model. Raises ``InvalidRequestError``."""
     limit = model.renderer.max_model_len
-    if input_params.truncate_to not in (None, -1) and not 1 <= input_params.truncate_to <= limit:
+    truncate_to = input_params.truncate_to
+    if truncate_to is None and model.truncates_by_default and not input_params.refuses_longer:
+        truncate_to = -1
+    if truncate_to is not None and truncate_to > limit:
+        # Clients know the error by vLLM's first two sentences.
         raise InvalidRequestError(
-            f"{{truncate_to}} must be -1 or from 1 to {limit}, the model's maximum, not {input_params.truncate_to}.",
+            "{truncate_to} value is greater than max_model_len. Please request a smaller truncation size. "
+            f"It must be -1 or from 1 to {limit}, not {truncate_to}.",
             field="truncate_to",
         )
+    if truncate_to not in (None, -1) and truncate_to < 1:
+        raise InvalidRequestError(
+            f"{{truncate_to}} must be -1 or from 1 to {limit}, the model's maximum, not {truncate_to}.",
+            field="truncate_to",
+        )
+    if input_params.padded and not model.folder.spec.pads_texts:
+        raise InvalidRequestError(
+            'Inputs are not padded to the maximum length ("padding": "max_length"): this model masks padding, so that '
+            "it changes no output. Leave it out.",
+            param="padding",
+        )
     return RenderingParams(
-        truncate_to=limit if input_params.truncate_to == -1 else input_params.truncate_to,
+        truncate_to=limit if truncate_to == -1 else truncate_to,
         truncation_side=input_params.truncation_side,
         add_special_tokens=input_params.add_special_tokens,
         instruction=_instruction(model, input_params),

@@ -14,7 +14,8 @@ from trio_pool_serve.types import PoolingTask
 class Model:
     """One served model: its folder, its renderer and its engine.
 
-    With ``splits_long_texts`` a text longer than the model's maximum is embedded in windows instead of refused.
+    With ``splits_long_texts`` a text longer than the model's maximum is embedded in windows instead of refused; with
+    ``truncates_by_default`` inputs are truncated unless their request refuses longer ones.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Model:
     renderer: Renderer
     engine: Engine
     splits_long_texts: bool = False
+    truncates_by_default: bool = False
 
     def label(self, index: int) -> str:
         """Return the name of a label; ``LABEL_0`` and so on, as in transformers, where the model has none."""
@@ -32,4 +34,7 @@ class Model:
         """Raise ``TaskNotSupportedError`` unless the model supports a task."""
         tasks = self.folder.spec.tasks
         if task not in tasks:
-            raise TaskNotSupportedError(f"The model {self.name!r} cannot {task}; it can: {', '.join(sorted(tasks))}.")
+            # Clients know the error by how vLLM's begins.
+            raise TaskNotSupportedError(
+                f"Unsupported task: {task!r} Supported tasks: {sorted(tasks)} (of the model `{self.name}`)."
+            )

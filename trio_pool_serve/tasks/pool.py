@@ -61,7 +61,9 @@ TASKS: dict[str, Task] = {
 def task_named(name: str) -> Task:
     """Return a task. Raises ``InvalidRequestError`` for an unknown name."""
     if name not in TASKS:
-        raise InvalidRequestError(f"There is no task {name!r}; there are: {', '.join(TASKS)}.", field="tasks")
+        raise InvalidRequestError(
+            f"There is no task {name!r}: it should be {', '.join(map(repr, TASKS))} (literal_error).", field="tasks"
+        )
     return TASKS[name]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trio_pool_serve.errors import InvalidRequestError
-from trio_pool_serve.prompts import TextPrompt
+from trio_pool_serve.prompts import ChatPrompt, TextPrompt
 from trio_pool_serve.rendering.text.tokenizer import Token
 from trio_pool_serve.tasks.model import Model
 
@@ -32,6 +32,14 @@ async def tokenize(
         return [
             await model.renderer.tokenize(instruction + text, add_special_tokens=add_special_tokens) for text in texts
         ]
+
+
+async def tokenize_conversation(model: Model, prompt: ChatPrompt, *, add_special_tokens: bool) -> list[Token]:
+    """Return the tokens of a conversation of texts, not truncated. Raises and cancellation: as ``tokenize``."""
+    with model.engine.admit(prompt.estimated_tokens):
+        text = await model.renderer.conversation_text(prompt)
+    (tokens,) = await tokenize(model, [text], add_special_tokens=add_special_tokens)
+    return tokens
 
 
 async def detokenize(model: Model, ids: Sequence[npt.NDArray[np.int64]], *, skip_special_tokens: bool) -> list[str]:

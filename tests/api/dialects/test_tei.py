@@ -210,7 +210,7 @@ async def test_decode_is_the_way_back(embedding: Served):
         ("/decode", {"ids": [100_000]}),
         ("/decode", {"ids": [-1]}),
         ("/decode", {"ids": [10**30]}),
-        ("/decode", {"ids": [5], "skip_special_tokens": 1}),
+        ("/decode", {"ids": [5], "skip_special_tokens": 2}),
     ],
 )
 async def test_what_cannot_be_taken_apart_or_put_together_is_422(embedding: Served, path, body):

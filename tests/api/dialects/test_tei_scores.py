@@ -198,7 +198,7 @@ async def test_large_rankings_come_back_whole(judging: Served):
         {"query": "hello", "texts": [5]},
         {"query": "hello", "texts": [{"text": "w1"}]},
         {"query": "hello", "texts": ["w1"] * 2049},
-        {"query": "hello", "texts": ["w1"], "raw_scores": 1},
+        {"query": "hello", "texts": ["w1"], "raw_scores": 2},
         {"query": "hello", "texts": ["w1"], "return_text": "no"},
         {"query": "hello", "texts": ["w1"], "truncation_direction": "both"},
     ],

@@ -188,7 +188,7 @@ async def test_what_is_no_number_never_reaches_a_client(client, service, scripte
         ({"text_1": "a", "text_2": ["b"] * 2049}, "text_2"),
         ({"text_1": "a", "text_2": "b", "max_tokens_per_query": 0}, "max_tokens_per_query"),
         ({"text_1": "a", "text_2": "b", "max_tokens_per_doc": -1}, "max_tokens_per_doc"),
-        ({"text_1": "a", "text_2": "b", "max_tokens_per_doc": "5"}, "max_tokens_per_doc"),
+        ({"text_1": "a", "text_2": "b", "max_tokens_per_doc": "five"}, "max_tokens_per_doc"),
         ({"text_1": "a", "text_2": "b", "instruction": 5}, "instruction"),
         ({"text_1": "a", "text_2": "b " * 100}, None),
     ],

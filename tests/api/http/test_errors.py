@@ -34,7 +34,7 @@ BAD_BODIES = {
     "dimensions 0": (b'{"input": "hello", "dimensions": 0}', "dimensions"),
     "dimensions negative": (b'{"input": "hello", "dimensions": -1}', "dimensions"),
     "dimensions too large": (b'{"input": "hello", "dimensions": 9}', "dimensions"),
-    "dimensions a text": (b'{"input": "hello", "dimensions": "3"}', "dimensions"),
+    "dimensions a text": (b'{"input": "hello", "dimensions": "three"}', "dimensions"),
     "an unknown encoding": (b'{"input": "hello", "encoding_format": "hex"}', "encoding_format"),
     "an unknown type": (b'{"input": "hello", "embed_dtype": "int4"}', "embed_dtype"),
     "bits of 3 dimensions": (b'{"input": "hello", "embed_dtype": "binary", "dimensions": 3}', "embed_dtype"),
@@ -80,7 +80,7 @@ async def test_an_over_long_input_is_refused_with_both_lengths(client, service):
         assert answer.status_code == 400
         message = answer.json()["error"]["message"]
         assert length in message
-        assert "at most 64" in message
+        assert "maximum context length is 64 tokens" in message
     assert (await client.post("/v1/embeddings", json={"input": "hello " * 62})).status_code == 200
     await assert_still_serving(client, service)
 

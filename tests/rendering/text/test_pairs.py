@@ -146,7 +146,7 @@ async def test_a_pair_that_is_too_long_is_refused(renderer: Renderer, bert: Any)
     fits = PairPrompt(*["yes " * 12] * 2)
     assert len((await render(renderer, fits)).token_ids) <= MAX_MODEL_LEN
     length = len(bert("yes " * 40, "yes " * 40)["input_ids"])
-    with pytest.raises(ContextLengthError, match=f"has {length} tokens, but this model takes at most 64"):
+    with pytest.raises(ContextLengthError, match=f"context length is 64 tokens. However, an input has {length} tokens"):
         await render(renderer, PairPrompt("yes " * 40, "yes " * 40))
     with pytest.raises(ContextLengthError, match="has more than"):
         await render(renderer, PairPrompt("yes", words(100_000)))

@@ -1,6 +1,6 @@
 """The Jina dialect: ``/v1/embeddings`` with its fields. Its ``/v1/rerank`` is vLLM's."""
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from attrs import evolve, frozen
 
@@ -16,6 +16,8 @@ from trio_pool_serve.tasks.job import PoolJob
 
 EmbeddingType: TypeAlias = Literal["float", "base64", "binary", "ubinary"]
 
+LATE_CHUNKING = ("late_chunking", "late_chunking_params")
+
 FIELD_NAMES: FieldNames = {**openai.EMBEDDINGS_FIELD_NAMES, "truncate_to": ("truncate_prompt_tokens", "truncate")}
 
 
@@ -28,6 +30,7 @@ class JinaEmbeddingsRequest(EmbeddingsRequest):
     normalized: bool | None = None
     truncate: bool | None = None
     late_chunking: bool | None = None
+    late_chunking_params: Any = None
 
     @property
     def given_input_type(self) -> str | None:
@@ -48,13 +51,16 @@ class JinaEmbeddingsRequest(EmbeddingsRequest):
 
     def job(self, network: NetworkConfig) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
-        if self.late_chunking:
-            raise InvalidRequestError("Late chunking is not supported.", param="late_chunking")
+        for name in LATE_CHUNKING:
+            if getattr(self, name):
+                raise InvalidRequestError("Late chunking is not supported.", param=name)
         if isinstance(self.embedding_type, list) and len(self.embedding_type) != 1:
             raise InvalidRequestError("embedding_type must name one type.", param="embedding_type")
         job = super().job(network)
         if self.truncate and self.truncate_prompt_tokens is None:
             job = evolve(job, input_params=evolve(job.input_params, truncate_to=-1))
+        if self.truncate is False:
+            job = evolve(job, input_params=evolve(job.input_params, refuses_longer=True))
         return job if self.normalized is None else evolve(job, normalize=self.normalized)
 
 
@@ -70,7 +76,7 @@ JINA = Dialect(
     endpoints=(
         Endpoint(
             paths=("/v1/embeddings", "/embeddings"),
-            discriminators=frozenset({"task", "embedding_type", "normalized", "truncate", "late_chunking"}),
+            discriminators=frozenset({"task", "embedding_type", "normalized", "truncate", *LATE_CHUNKING}),
             wire=JinaEmbeddingsRequest,
             respond=respond_embeddings,
             field_names=FIELD_NAMES,

@@ -32,7 +32,10 @@ EMBEDDINGS_FIELD_NAMES: FieldNames = {**INPUT_FIELD_NAMES, "instruction": "promp
 
 @frozen(kw_only=True)
 class EmbeddingsRequest(InputFields):
-    """The body of ``/v1/embeddings``: ``input`` or ``messages``. Every optional field may be null."""
+    """The body of ``/v1/embeddings``: ``input`` or ``messages``. Every optional field may be null.
+
+    ``use_activation`` is vLLM's name of ``normalize``.
+    """
 
     model: str | None = None
     encoding_format: EncodingFormat | None = None
@@ -44,6 +47,7 @@ class EmbeddingsRequest(InputFields):
     prompt_name: str | None = None
     prompt: str | None = None
     normalize: bool | None = None
+    use_activation: bool | None = None
     user: str | None = None
     priority: Priority | None = None
     request_id: str | None = None
@@ -74,11 +78,21 @@ class EmbeddingsRequest(InputFields):
                 add_special_tokens=self.adds_special_tokens,
                 prompt_name=self.prompt_name,
                 instruction=self.prompt,
+                padded=self.padding == "max_length",
             ),
             dimensions=self.dimensions,
-            normalize=self.normalize,
+            normalize=self._normalizes(),
             priority=self.priority or 0,
         )
+
+    def _normalizes(self) -> bool | None:
+        if self.normalize is None:
+            return self.use_activation
+        if self.use_activation not in (None, self.normalize):
+            raise InvalidRequestError(
+                "normalize and use_activation are the same for vectors, and differ.", param="use_activation"
+            )
+        return self.normalize
 
 
 async def respond_embeddings(call: Call[Any, PoolJob]) -> HttpResponse:

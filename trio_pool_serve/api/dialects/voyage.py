@@ -11,14 +11,14 @@ from trio_pool_serve.api.dialects.jina import JinaEmbeddingsRequest
 from trio_pool_serve.api.dialects.voyage_multimodal import MULTIMODAL
 from trio_pool_serve.api.fields.embedding_responses import EmbeddingsResponse, VectorEncoding
 from trio_pool_serve.api.fields.encodings import EmbedDtype
-from trio_pool_serve.api.fields.input_fields import require_few
 from trio_pool_serve.api.fields.input_types import with_input_type
-from trio_pool_serve.api.fields.numbers import Dimensions, TopN
+from trio_pool_serve.api.fields.limits import require_few
+from trio_pool_serve.api.fields.numbers import Dimensions, TopK
 from trio_pool_serve.api.fields.ranking import ranked, require_top
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, FieldNames, WireError
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.tasks.input_params import InputParams
+from trio_pool_serve.tasks.input_params import truncating
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import check_dimensions
 from trio_pool_serve.tasks.score import ScoreJob, Scores, score
@@ -68,6 +68,8 @@ class VoyageEmbeddingsRequest(JinaEmbeddingsRequest):
         truncates = any(value is not None for value in values) and False not in (self.truncation, self.truncate)
         if input_params.truncate_to is None and truncates:
             input_params = evolve(input_params, truncate_to=-1)
+        if False in (self.truncation, self.truncate):
+            input_params = evolve(input_params, refuses_longer=True)
         dimensions = self.dimensions if self.output_dimension is None else self.output_dimension
         return evolve(job, input_params=input_params, dimensions=dimensions)
 
@@ -87,18 +89,18 @@ class RerankRequest:
     query: str
     documents: list[str]
     model: str | None = None
-    top_k: TopN | None = None
+    top_k: TopK | None = None
     return_documents: bool | None = None
     truncation: bool | None = None
 
     def job(self, network: NetworkConfig) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         require_few(self.documents, network, param="documents")
-        require_top(self.top_k, param="top_k")
+        require_top(self.top_k, least=1, param="top_k")
         return ScoreJob(
             queries=[self.query],
             documents=self.documents,
-            input_params=InputParams(truncate_to=None if self.truncation is False else -1),
+            input_params=truncating(self.truncation is not False),
         )
 
 

@@ -7,14 +7,14 @@ from attrs import frozen
 
 from trio_pool_serve.api.fields.contents import ContentInput
 from trio_pool_serve.api.fields.embedding_responses import EmbeddingItem, VectorEncoding
-from trio_pool_serve.api.fields.input_fields import require_few
 from trio_pool_serve.api.fields.input_types import with_input_type
+from trio_pool_serve.api.fields.limits import require_few
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError
 from trio_pool_serve.prompts import ContentPrompt
-from trio_pool_serve.tasks.input_params import InputParams
+from trio_pool_serve.tasks.input_params import truncating
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import PooledRow, pool
 from trio_pool_serve.types import Vectors
@@ -43,7 +43,7 @@ class MultimodalRequest:
         require_few(self.inputs, network, param="inputs")
         return PoolJob(
             prompts=[content.plain_prompt(network, f"inputs[{index}]") for index, content in enumerate(self.inputs)],
-            input_params=InputParams(truncate_to=None if self.truncation is False else -1),
+            input_params=truncating(self.truncation is not False),
         )
 
 

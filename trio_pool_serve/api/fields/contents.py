@@ -5,6 +5,7 @@ from typing import TypeAlias
 from attrs import frozen
 
 from trio_pool_serve.api.fields.images import image_part
+from trio_pool_serve.api.fields.limits import require_few_parts
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, field_of
 from trio_pool_serve.prompts import ContentPrompt, Part, TextPart, TextPrompt
@@ -78,12 +79,6 @@ def parts_of(content: WireContent | tuple[()], place: str) -> tuple[Part, ...]:
         TextPart(part) if isinstance(part, str) else part.part(f"{place}[{index}]")
         for index, part in enumerate(content)
     )
-
-
-def require_few_parts(count: int, what: str, network: NetworkConfig, param: str) -> None:
-    """Raise ``InvalidRequestError`` for more than a request may have inputs: each costs as much as one."""
-    if count > network.max_inputs_per_request:
-        raise InvalidRequestError(f"{count} {what} are more than {network.max_inputs_per_request}.", param=param)
 
 
 def _required(value: str | None, kind: str, field: str, param: str) -> str:

@@ -68,10 +68,11 @@ class VectorEncoding:
 
 @frozen(kw_only=True)
 class Usage:
-    """Tokens read; pooling produces none, so both counts are the same."""
+    """Tokens read; pooling completes none, so both counts are the same."""
 
     prompt_tokens: int
     total_tokens: int
+    completion_tokens: int = 0
 
     @classmethod
     def of(cls, tokens: int) -> "Usage":

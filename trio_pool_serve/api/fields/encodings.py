@@ -5,9 +5,10 @@ its buffer. One row at a time, so that the loop runs in between while a thread e
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import orjson
@@ -16,10 +17,19 @@ import pybase64
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.types import PooledValue, SparseVector, Vectors
 
-EmbedDtype: TypeAlias = Literal["float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary"]
+EmbedDtype: TypeAlias = Literal[
+    "float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8", "uint8", "binary", "ubinary"
+]
 Endianness: TypeAlias = Literal["native", "little", "big"]
 
 Row: TypeAlias = npt.NDArray[np.generic]
+
+SMALL_FLOATS: Mapping[str, type[np.generic]] = {
+    "bfloat16": ml_dtypes.bfloat16,
+    "fp8_e4m3": ml_dtypes.float8_e4m3fn,
+    "fp8_e5m2": ml_dtypes.float8_e5m2,
+}
+"""Floats that numpy itself does not have, each rounded to nearest even."""
 
 
 def as_dtype(vector: Vectors, dtype: EmbedDtype) -> Row:
@@ -27,8 +37,8 @@ def as_dtype(vector: Vectors, dtype: EmbedDtype) -> Row:
 
     int8 is ``round(x · 127 / max|x|)``, each vector by its own maximum: cosine similarity does not care
     about the scale, and none of the range is wasted. uint8 is the same plus 128. ubinary packs one bit
-    per dimension, ``x ≥ 0``, most significant bit first; binary is the same less 128, as int8. bfloat16
-    is the upper half of a float32, rounded to nearest even, as uint16.
+    per dimension, ``x ≥ 0``, most significant bit first; binary is the same less 128, as int8. Raises
+    ``InvalidRequestError`` for numbers that a float of 8 bits cannot hold.
     """
     match dtype:
         case "float32":
@@ -36,8 +46,12 @@ def as_dtype(vector: Vectors, dtype: EmbedDtype) -> Row:
         case "float16":
             return vector.astype(np.float16)
         case "bfloat16":
-            bits = vector.view(np.uint32)
-            return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+            return vector.astype(ml_dtypes.bfloat16)
+        case "fp8_e4m3" | "fp8_e5m2":
+            small = vector.astype(SMALL_FLOATS[dtype])
+            if not np.isfinite(small).all():
+                raise InvalidRequestError(f"The vectors have numbers too large for {dtype}.", param="embed_dtype")
+            return small
         case "int8" | "uint8":
             largest = np.abs(vector).max(axis=-1, keepdims=True)
             scaled = np.rint(vector / np.where(largest, largest, 1) * 127).astype(np.int16)
@@ -67,8 +81,8 @@ def row_base64(vector: Vectors, dtype: EmbedDtype, endianness: Endianness) -> by
 def row_json(vector: Vectors, dtype: EmbedDtype) -> bytes:
     """Return a vector as a JSON array of numbers: the shortest that read back as the same float32."""
     row = as_dtype(vector, dtype)
-    if dtype == "bfloat16":
-        row = (row.astype(np.uint32) << 16).view(np.float32)
+    if dtype in SMALL_FLOATS:
+        row = row.astype(np.float32)
     return orjson.dumps(np.ascontiguousarray(row), option=orjson.OPT_SERIALIZE_NUMPY)
 
 

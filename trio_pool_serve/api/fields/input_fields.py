@@ -1,70 +1,52 @@
 """Inputs: the fields of a request that become prompts, and the limits on them."""
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from attrs import frozen
 
-from trio_pool_serve.api.fields.contents import WireContent, parts_of, require_few_parts
-from trio_pool_serve.api.fields.images import InputObject
+from trio_pool_serve.api.fields.contents import WireContent
+from trio_pool_serve.api.fields.conversations import ConversationFields, WireMessage, WireMessages
+from trio_pool_serve.api.fields.images import image_part
+from trio_pool_serve.api.fields.limits import require_few
 from trio_pool_serve.api.fields.numbers import TokenId
 from trio_pool_serve.api.http.endpoint import FieldNames
 from trio_pool_serve.api.http.payloads import PromptEmbeds
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
-from trio_pool_serve.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokensPrompt
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, field_of
+from trio_pool_serve.prompts import ContentPrompt, Prompt, TextPart, TextPrompt, TokensPrompt
 
 
 @frozen(kw_only=True)
-class WireMessage:
-    """One message of a conversation."""
+class InputObject:
+    """An input as an object, as Jina's clients send it; a text and an image make one vector together.
 
-    role: str
+    ``image`` is a URL, or base64. With a ``role`` it is a message of a conversation instead, as vLLM's clients send it.
+    """
+
+    text: str | None = None
+    image: str | None = None
+    role: str | None = None
     content: WireContent | None = None
 
-
-@frozen(kw_only=True)
-class ConversationFields:
-    """The fields of a request that may hold a conversation in place of an input."""
-
-    messages: list[WireMessage] | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-
-    def conversation(self, network: NetworkConfig) -> ChatPrompt:
-        """Return the one prompt that the messages make. Raises ``InvalidRequestError``."""
-        if not self.messages:
-            raise EmptyInputError("messages is empty.", param="messages")
-        messages = tuple(
-            ChatMessage(message.role, parts_of(message.content or (), f"messages[{index}].content"))
-            for index, message in enumerate(self.messages)
-        )
-        require_few_parts(len(messages), "messages", network, "messages")
-        require_few_parts(sum(len(message.parts) for message in messages), "parts", network, "messages")
-        return ChatPrompt(
-            messages=messages,
-            chat_template=self.chat_template,
-            template_kwargs=self.chat_template_kwargs or {},
-            add_generation_prompt=self.add_generation_prompt or False,
-            continue_final_message=self.continue_final_message or False,
-        )
-
-    def refuse_chat_fields(self, param: str) -> None:
-        """Raise ``InvalidRequestError`` for chat fields in a request whose prompts are in ``param``."""
-        for name in ("chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"):
-            if getattr(self, name):
-                raise InvalidRequestError(f"{name} is for messages, not for {param}.", param=name)
+    def prompt(self, *, place: str) -> Prompt:
+        """Return the prompt; ``place`` is where it is in the request. Raises ``InvalidRequestError`` if it is empty."""
+        if self.image is not None:
+            parts = () if self.text is None else (TextPart(self.text),)
+            return ContentPrompt((*parts, image_part(self.image, place=f"{place}.image")))
+        if self.text is None:
+            raise InvalidRequestError("An input has neither a text nor an image.", param=field_of(place))
+        return TextPrompt(self.text)
 
 
 Input = str | list[str | TokenId | list[TokenId]]
 """A text, texts, token ids, lists of token ids."""
 
-AnyInput = str | InputObject | list[str | TokenId | list[TokenId] | InputObject]
-"""Also texts and images as objects, among texts that are strings."""
+AnyInput = str | InputObject | list[str | TokenId | InputObject | list[TokenId | InputObject]]
+"""Also texts and images as objects, among texts that are strings; messages, and lists of messages."""
 
+Padding: TypeAlias = Literal["max_length", "do_not_pad"]
+"""As in transformers' tokenizers."""
 
 INPUT_FIELD_NAMES: FieldNames = {
     "prompts": ("messages", "prompt_embeds", "input"),
@@ -76,27 +58,49 @@ INPUT_FIELD_NAMES: FieldNames = {
 
 @frozen(kw_only=True)
 class InputFields(ConversationFields):
-    """The fields of a request with prompts: exactly one of ``input``, ``messages`` and ``prompt_embeds`` is given."""
+    """The fields of a request with prompts: exactly one of ``input``, ``messages`` and ``prompt_embeds`` is given.
+
+    Messages may be in ``input`` too.
+    """
 
     input: AnyInput | None = None
     prompt_embeds: PromptEmbeds | None = None
     add_special_tokens: bool | None = None
+    padding: Padding | None = None
 
     @property
     def adds_special_tokens(self) -> bool:
         """Whether special tokens are added; a chat template brings its own."""
-        return self.add_special_tokens is not False if self.messages is None else bool(self.add_special_tokens)
+        is_chat = self.messages is not None or self._messages_in_input is not None
+        return bool(self.add_special_tokens) if is_chat else self.add_special_tokens is not False
 
     def prompts(self, network: NetworkConfig) -> list[Prompt]:
         """Return the prompts of the field that is given. Raises ``InvalidRequestError``."""
         given = the_one_given(input=self.input, messages=self.messages, prompt_embeds=self.prompt_embeds)
-        if given == "messages":
-            return [self.conversation(network)]
+        messages = self._messages_in_input if self.messages is None else self.messages
+        if messages is not None:
+            return [*self.conversations(messages, network, param=given)]
         self.refuse_chat_fields(given)
         if self.prompt_embeds is not None:
             require_few(self.prompt_embeds.items, network, param=given)
             return [*self.prompt_embeds.prompts()]
         return prompts_of([] if self.input is None else self.input, network)
+
+    @property
+    def _messages_in_input(self) -> WireMessages | None:
+        """The messages that ``input`` holds, if it does: its first object, or that of its first list, has a role."""
+        given = self.input if isinstance(self.input, list) else []
+        first = given[0] if given else None
+        first = first[0] if isinstance(first, list) and first else first
+        if not isinstance(first, InputObject) or first.role is None:
+            return None
+        return [list(map(_message, item)) if isinstance(item, list) else _message(item) for item in given]
+
+
+def _message(item: object) -> WireMessage:
+    if isinstance(item, InputObject) and item.role is not None:
+        return WireMessage(role=item.role, content=item.content)
+    raise InvalidRequestError("input mixes messages and other inputs.", param="input")
 
 
 def the_one_given(**fields: object) -> str:
@@ -129,20 +133,16 @@ def prompts_of(given: Input | AnyInput, network: NetworkConfig, *, param: str = 
         raise InvalidRequestError(f"{param} mixes token ids and other inputs.", param=param)
     (kind,) = kinds
     if kind is int:
-        return [_tokens_prompt(given, param)]  # type: ignore[arg-type]
+        return [_tokens_prompt(given, param)]
     require_few(given, network, param=param)
     if kind is str:
         return [TextPrompt(text) for text in given]  # type: ignore[arg-type]
-    return [_tokens_prompt(ids, param) for ids in given]  # type: ignore[arg-type]
+    return [_tokens_prompt(ids, param) for ids in given]
 
 
-def require_few(inputs: Sequence[object], network: NetworkConfig, *, param: str) -> None:
-    """Raise ``InvalidRequestError`` for more inputs than ``--max-inputs-per-request``."""
-    if len(inputs) > network.max_inputs_per_request:
-        raise InvalidRequestError(f"{len(inputs)} inputs are more than {network.max_inputs_per_request}.", param=param)
-
-
-def _tokens_prompt(ids: list[int], param: str) -> TokensPrompt:
+def _tokens_prompt(ids: Any, param: str) -> TokensPrompt:
     if not ids:
         raise EmptyInputError("An input has no tokens.", param=param)
+    if not all(isinstance(token_id, int) for token_id in ids):
+        raise InvalidRequestError(f"{param} has a list that is neither of token ids nor of messages.", param=param)
     return TokensPrompt(np.array(ids, dtype=np.int64))

@@ -20,10 +20,16 @@ Dimensions: TypeAlias = Annotated[
 
 TokenCount: TypeAlias = Annotated[int, msgspec.Meta(**INT32, description="At least 1.")]
 
+TokenLimit: TypeAlias = Annotated[int, msgspec.Meta(**INT32, description="At least 1; 0 is no limit.")]
+
 TruncationLength: TypeAlias = Annotated[
     int, msgspec.Meta(**INT32, description="From 1 to the model's maximum, in tokens; -1 is that maximum.")
 ]
 
-TopN: TypeAlias = Annotated[int, msgspec.Meta(**INT32, description="At least 1; more than there are is all of them.")]
+TopK: TypeAlias = Annotated[int, msgspec.Meta(**INT32, description="At least 1; more than there are is all of them.")]
+
+TopN: TypeAlias = Annotated[
+    int, msgspec.Meta(**INT32, description="At least 1; more than there are, and 0, is all of them.")
+]
 
 TokenId: TypeAlias = Annotated[int, msgspec.Meta(**INT32, description="Within the model's vocabulary.")]

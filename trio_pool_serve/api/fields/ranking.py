@@ -10,12 +10,12 @@ Ranking = list[tuple[int, float]]
 
 
 def ranked(scores: npt.NDArray[np.float32], top_n: int | None = None) -> Ranking:
-    """Return the best ``top_n`` of scores, shape (documents,), best first; equal ones keep their order."""
-    best = np.argsort(-scores, kind="stable")[:top_n]
+    """Return the best ``top_n`` of scores, shape (documents,), best first; equal ones keep their order. 0 is all."""
+    best = np.argsort(-scores, kind="stable")[: top_n or None]
     return list(zip(best.tolist(), scores[best].tolist(), strict=True))
 
 
-def require_top(top_n: int | None, *, param: str = "top_n") -> None:
-    """Raise ``InvalidRequestError`` if fewer than one document is wanted; more than there are is fine."""
-    if top_n is not None and top_n < 1:
-        raise InvalidRequestError(f"{param} must be at least 1, not {top_n}.", param=param)
+def require_top(top_n: int | None, *, least: int = 0, param: str = "top_n") -> None:
+    """Raise ``InvalidRequestError`` if fewer than ``least`` documents are wanted; more than there are is fine."""
+    if top_n is not None and top_n < least:
+        raise InvalidRequestError(f"{param} must be at least {least}, not {top_n}.", param=param)

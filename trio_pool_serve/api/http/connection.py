@@ -50,7 +50,7 @@ class PoolServeConnection(TrioASGIHTTPConnection):
 
     async def __call__(self, receive: Any, send: Any) -> None:
         """Handle the request in this task, with a child that receives. Cancellation: at once."""
-        path = _below_root_path(self.scope["path"], self.scope.get("root_path", ""))
+        path = self.app.routes.path_of_route(_below_root_path(self.scope["path"], self.scope.get("root_path", "")))
         request = HttpRequest(self.scope, path, self.app.config["MAX_CONTENT_LENGTH"])
         handler: Handler | None = self.app.routes.find(self.scope["method"], path)
         body: RequestBody | Body = request.body

@@ -1,8 +1,9 @@
 """From a path and the fields of a body to the endpoint that responds."""
 
+import codecs
 import math
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import msgspec
 import trio
@@ -20,8 +21,20 @@ from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import DeadlineExceededError, InvalidRequestError, PoolServeError
 from trio_pool_serve.service import Service
 
+EMBEDDINGS_PATH = "/v1/embeddings"
+"""A body that tells no path is answered as by this one."""
+
 SEARCHED_FROM = 256 * 1024
 """Bytes of a body from which looking for names in it, in pieces, is better than parsing it twice."""
+
+
+EndpointsByPath: TypeAlias = Mapping[str, Sequence[DialectEndpoint]]
+
+PathOfFields: TypeAlias = Callable[[Mapping[str, msgspec.Raw], Service], str]
+"""Returns the path that a body is for by its fields. Raises ``PoolServeError``. Called in a thread for large bodies."""
+
+CandidatesOf: TypeAlias = Callable[[Buffer | bytes], Sequence[DialectEndpoint]]
+"""Returns the endpoints that a body may be for. Raises ``PoolServeError``."""
 
 
 @frozen(eq=False)
@@ -34,7 +47,7 @@ class DecodedBody:
     error: PoolServeError | None = None
 
 
-def endpoints_by_path(dialects: Sequence[Dialect]) -> dict[str, list[DialectEndpoint]]:
+def endpoints_by_path(dialects: Sequence[Dialect]) -> EndpointsByPath:
     """Return for each path the endpoints that share it, those with discriminators first."""
     found: dict[str, list[DialectEndpoint]] = {}
     for dialect in dialects:
@@ -49,15 +62,27 @@ def endpoints_by_path(dialects: Sequence[Dialect]) -> dict[str, list[DialectEndp
     return found
 
 
-def task_routes(service: Service, dialects: Sequence[Dialect]) -> Routes:
-    """Return the routes of all dialects."""
+def task_routes(service: Service, dialects: Sequence[Dialect], by_fields: Mapping[str, PathOfFields]) -> Routes:
+    """Return the routes of all dialects, and those ``by_fields``, whose bodies are for another path that they tell."""
+    by_path = endpoints_by_path(dialects)
+
+    def candidates_by(path_of: PathOfFields) -> CandidatesOf:
+        return lambda body: by_path[path_of(decode_json(body, dict[str, msgspec.Raw]), service)]
+
+    unknown = by_path[EMBEDDINGS_PATH]
     return {
-        ("POST", path): _task_handler(service, candidates) for path, candidates in endpoints_by_path(dialects).items()
+        **{("POST", path): _task_handler(service, candidates) for path, candidates in by_path.items()},
+        **{
+            ("POST", path): _task_handler(service, unknown, candidates_by(path_of))
+            for path, path_of in by_fields.items()
+        },
     }
 
 
-def _task_handler(service: Service, candidates: Sequence[DialectEndpoint]) -> Handler:
-    """Return the handler of a path that those endpoints share.
+def _task_handler(
+    service: Service, candidates: Sequence[DialectEndpoint], candidates_of: CandidatesOf | None = None
+) -> Handler:
+    """Return the handler of a path that those endpoints share, or those that ``candidates_of`` a body returns.
 
     It runs under a deadline, the server's or the client's ``X-Request-Timeout`` (seconds) if that is sooner; past it
     ``DeadlineExceededError`` is raised.
@@ -65,7 +90,8 @@ def _task_handler(service: Service, candidates: Sequence[DialectEndpoint]) -> Ha
     config = service.config
 
     def decode(body: Buffer) -> DecodedBody:
-        return decode_body(body, candidates, config.network, embeds=config.input.enable_prompt_embeds)
+        embeds = config.input.enable_prompt_embeds
+        return decode_body(body, candidates, config.network, candidates_of, embeds=embeds)
 
     async def respond(request: HttpRequest) -> HttpResponse:
         timeout_s = config.time_limits.body_timeout_s
@@ -91,11 +117,14 @@ def _task_handler(service: Service, candidates: Sequence[DialectEndpoint]) -> Ha
         service.require_open()
         timeout_s = min(_client_timeout_s(request), config.time_limits.request_timeout_s)
         request.deadline = trio.current_time() + timeout_s
+        service.running_tasks += 1
         try:
             with trio.fail_at(request.deadline):
                 response = await respond(request)
         except trio.TooSlowError:
             raise DeadlineExceededError(f"The deadline of {timeout_s:g} s has passed.") from None
+        finally:
+            service.running_tasks -= 1
         service.metrics.total.observe(request.timings.total_s)
         return response
 
@@ -116,17 +145,27 @@ def _client_timeout_s(request: HttpRequest) -> float:
 
 
 def decode_body(
-    body: Buffer, candidates: Sequence[DialectEndpoint], network: NetworkConfig, *, embeds: bool = False
+    body: Buffer,
+    candidates: Sequence[DialectEndpoint],
+    network: NetworkConfig,
+    candidates_of: CandidatesOf | None = None,
+    *,
+    embeds: bool = False,
 ) -> DecodedBody:
     """Find the endpoint that a body is for, and make its job; an error is returned, with the endpoint.
 
-    Token embeddings are looked for only if ``embeds``.
+    A byte order mark is skipped. Token embeddings are looked for only if ``embeds``.
     """
     claimed_by = candidates[-1]
     wire = None
     try:
+        if body[: len(codecs.BOM_UTF8)] == codecs.BOM_UTF8:
+            body = bytearray(body[len(codecs.BOM_UTF8) :])
         rest, cuts = cut_payloads(body, network.max_inputs_per_request if embeds else 0)
         json_limits_of(network).refuse(rest)
+        if candidates_of is not None:
+            candidates = candidates_of(rest)
+            claimed_by = candidates[-1]
         if len(candidates) > 1:
             claimed_by = _claimant(_fields(rest, candidates), candidates)
         endpoint = claimed_by.endpoint

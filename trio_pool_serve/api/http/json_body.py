@@ -1,9 +1,9 @@
 """JSON request bodies, decoded into wire types."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -15,6 +15,9 @@ from trio_pool_serve.errors import InvalidRequestError, UnsupportedMediaTypeErro
 from trio_pool_serve.threads.offload import Offload
 
 T = TypeVar("T")
+
+MOST_BLANKS = 64
+"""Bytes; a body that is blank so far is called empty."""
 
 NO_CUTS: Mapping[str, memoryview] = MappingProxyType({})
 
@@ -42,13 +45,15 @@ def decode_json(
     ``cuts`` are the payloads that have been cut out of the body, by the placeholders left there.
     """
     try:
-        decoded = msgspec.json.decode(body, type=wire_type, dec_hook=payload_decoder(cuts))
+        # Not strict about types: clients of other servers send numbers and truth values as strings.
+        decoded = msgspec.json.decode(body, type=wire_type, strict=False, dec_hook=payload_decoder(cuts))
         if strict:
             _refuse_unknown(body, wire_type)
     except msgspec.ValidationError as error:
-        raise InvalidRequestError(f"{error}", param=_param(str(error))) from error
+        param = _param(str(error))
+        raise InvalidRequestError(f"{error}{_choices(str(error), wire_type, param)}", param=param) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"The body is not valid JSON: {error}") from error
+        raise InvalidRequestError(_syntax_error(body, error)) from error
     except RecursionError as error:
         raise InvalidRequestError("The body is nested too deeply.") from error
     return decoded
@@ -59,6 +64,32 @@ def _refuse_unknown(body: Buffer | bytes, wire_type: type) -> None:
     for name in msgspec.json.decode(body, type=dict[str, msgspec.Raw]):
         if name not in known:
             raise InvalidRequestError(f"Unknown field {name!r}.", param=name)
+
+
+def _syntax_error(body: Buffer | bytes, error: Exception) -> str:
+    if not body[:MOST_BLANKS].strip():
+        return "The body is empty; it must be a JSON object."
+    if "truncated" in str(error):  # msgspec's word for a body that is incomplete
+        return "The body is not valid JSON: it ends in the middle of a value."
+    return f"The body is not valid JSON: {error}"
+
+
+def _choices(message: str, wire_type: type, param: str | None) -> str:
+    """Return what a value outside an enumeration should be, with pydantic's name for that error: clients match it."""
+    if not message.startswith("Invalid enum value"):
+        return ""
+    hint = get_type_hints(wire_type).get(param or "")
+    choices = [f"'{choice}'" for choice in _literals(hint)]
+    return f": it should be {' or '.join(filter(None, [', '.join(choices[:-1]), *choices[-1:]]))} (literal_error)"
+
+
+def _literals(hint: Any) -> Iterator[Any]:
+    """Yield the choices of an annotation, wherever they are in it."""
+    if get_origin(hint) is Literal:
+        yield from get_args(hint)
+    else:
+        for part in get_args(hint):
+            yield from _literals(part)
 
 
 def _param(message: str) -> str | None:

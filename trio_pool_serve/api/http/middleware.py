@@ -12,12 +12,22 @@ from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.errors import AuthenticationError, innermost
 from trio_pool_serve.service import Service
 
+VERSIONED_PATHS = ("/v1", "/v2")
+METRICS_PATH = "/metrics"
+
+CORS_HEADERS = {
+    "access-control-allow-methods": "GET, POST, OPTIONS",
+    "access-control-allow-headers": "authorization, content-type, x-request-id, x-request-timeout",
+    "access-control-expose-headers": "retry-after, retry-after-ms, server-timing, x-request-id",
+}
+
 
 class Middleware:
     """API-key authentication, error responses, request ids, timing headers and counters.
 
     An error is written in the dialect of the endpoint that the request was decoded for. Before that is known, it is
-    written in all the dialects that ``by_path`` has for the path, or in ``default``. ``open_paths`` need no API key.
+    written in all the dialects that ``by_path`` has for the path, or in ``default``. ``open_routes``, methods with
+    paths, need no API key, whatever ``--api-key-scope`` is.
     """
 
     def __init__(
@@ -26,10 +36,12 @@ class Middleware:
         *,
         default: Dialect,
         by_path: Mapping[str, Sequence[Dialect]],
-        open_paths: Collection[str],
+        open_routes: Collection[tuple[str, str]],
     ) -> None:
         self._service = service
-        self._open_paths = open_paths
+        self._open_routes = open_routes
+        self._key_scope = service.config.network.api_key_scope
+        self._origins = frozenset(filter(None, map(str.strip, service.config.network.cors_allow_origins.split(","))))
         self._default = default
         self._by_path = by_path
 
@@ -55,7 +67,7 @@ class Middleware:
     def authenticate(self, request: HttpRequest) -> None:
         """Raise ``AuthenticationError`` unless the request has the API key, where one is needed."""
         api_key = self._service.config.network.api_key
-        if api_key is None or request.path in self._open_paths:
+        if api_key is None or not self._needs_key(request):
             return
         given = request.header(b"authorization") or ""
         scheme, _, key = given.partition(" ")
@@ -63,6 +75,14 @@ class Middleware:
         given = key.strip() if scheme.lower() == "bearer" else given
         if not hmac.compare_digest(given.encode(), api_key.encode()):
             raise AuthenticationError("The API key is missing or wrong.")
+
+    def _needs_key(self, request: HttpRequest) -> bool:
+        method, path = request.scope.get("method", "WEBSOCKET"), request.path
+        if (method, path) in self._open_routes or (self._origins and method == "OPTIONS"):
+            return False  # browsers ask for a page's permission without its key
+        if self._key_scope == "vllm":
+            return path.startswith(VERSIONED_PATHS)
+        return self._key_scope == "all" or path != METRICS_PATH
 
     def error_response(self, request: HttpRequest, error: Exception) -> HttpResponse:
         """Count a request that failed, and return its response."""
@@ -74,7 +94,18 @@ class Middleware:
     def _final_headers(self, request: HttpRequest) -> dict[str, str]:
         """Count a response, and return the headers that all responses have: the request's id; for tasks, timings."""
         headers = {"x-request-id": request.request_id}
+        if self._origins:
+            headers |= self._cors_headers(request)
         if request.is_task:
             headers["server-timing"] = request.timings.server_timing()
             self._service.metrics.requests.inc()
         return headers
+
+    def _cors_headers(self, request: HttpRequest) -> dict[str, str]:
+        """Return the headers that let a web page of an allowed origin read the response."""
+        origin = request.header(b"origin")
+        if "*" in self._origins:
+            return {**CORS_HEADERS, "access-control-allow-origin": "*"}
+        if origin in self._origins:
+            return {**CORS_HEADERS, "access-control-allow-origin": origin, "vary": "origin"}
+        return {"vary": "origin"}

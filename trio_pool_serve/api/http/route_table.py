@@ -21,7 +21,7 @@ class RouteTable:
     """Finds the handler of a request by its method and path.
 
     GET routes answer HEAD as well; the server leaves out the body. Every path answers OPTIONS with its methods, and
-    methods it does not have with 405. Where a path is in no route, several slashes in a row count as one.
+    methods it does not have with 405.
     """
 
     def __init__(self, routes: Routes) -> None:
@@ -44,12 +44,18 @@ class RouteTable:
         handlers = self._by_path.get(path) or self._by_longer_path(path)
         return None if handlers is None else handlers.get(method, handlers[OTHER_METHODS])
 
+    def path_of_route(self, path: str) -> str:
+        """Return a path as the routes have it: with single slashes, and none at its end; as it is if none has it."""
+        if not path or path in self._by_path or self._by_longer_path(path):
+            return path
+        plain = SLASHES.sub("/", path).rstrip("/") or "/"
+        return plain if plain in self._by_path or self._by_longer_path(plain) else path
+
     def _by_longer_path(self, path: str) -> dict[str, Handler] | None:
         for prefix, handlers in self._by_prefix.items():
             if path.startswith(prefix) and path != prefix:
                 return handlers
-        single = SLASHES.sub("/", path)
-        return None if single == path else self._by_path.get(single) or self._by_longer_path(single)
+        return None
 
 
 async def _list_methods(methods: str, _: HttpRequest) -> HttpResponse:

@@ -41,30 +41,34 @@ TASK_PREFERENCE = ("embed", "score", "classify", "token_embed", "sparse_embed", 
 def model_routes(service: Service) -> Routes:
     """Return the routes over a service."""
 
-    def card(served: ServedModel) -> ModelCard:
+    def card(served: ServedModel, name: str) -> ModelCard:
         model = service.model(served.source.name)
         tasks = [task for task in TASK_PREFERENCE if task in model.folder.spec.tasks]
         return ModelCard(
-            id=model.name,
-            name=model.name,
+            id=name,
+            name=name,
             created=int(service.started),
             root=served.source.location,
             max_model_len=model.renderer.max_model_len,
-            task=tasks[0],
+            task=model.folder.task or tasks[0],
             tasks=tasks,
         )
 
     async def models(_: HttpRequest) -> HttpResponse:
         """List the models. Raises ``EngineLoadingError``. Cancellation: has no checkpoint."""
-        cards = [card(served) for served in service.served.values()]
+        cards = [
+            card(served, name)
+            for served in service.served.values()
+            for name in (served.source.name, *served.source.aliases)
+        ]
         return HttpResponse.json(ModelList(data=cards, models=cards))
 
     async def model(request: HttpRequest) -> HttpResponse:
         """Describe one model. Raises ``NotFoundError``, ``EngineLoadingError``. Cancellation: has no checkpoint."""
         name = request.path.partition("/models/")[2]
-        served = service.served.get(name)
+        served = service.named(name) or service.named(name := name.rstrip("/"))
         if served is None:
-            raise NotFoundError(f"The model {name!r} does not exist.")
-        return HttpResponse.json(card(served))
+            raise NotFoundError(f"The model `{name}` does not exist.")
+        return HttpResponse.json(card(served, name))
 
     return {("GET", "/v1/models"): models, ("GET", "/v1/models/{name}"): model}

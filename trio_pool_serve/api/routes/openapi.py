@@ -46,14 +46,20 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/info"): Operation(
         "The default model, as text-embeddings-inference describes its own.", {"model_id": "org/model"}
     ),
+    ("GET", "/tokenizer_info"): Operation(
+        "The tokenizer's settings and the chat template, with --enable-tokenizer-info-endpoint.",
+        {"tokenizer_class": "BertTokenizer"},
+    ),
     ("GET", "/livez"): Operation("Whether the process should be kept.", {"status": "alive"}),
-    ("GET", "/health"): Operation("As /livez.", {"status": "alive"}),
-    ("GET", "/ping"): Operation("As /livez.", {"status": "alive"}),
-    ("GET", "/readyz"): Operation("Whether the server is ready for tasks.", {"status": "ready"}),
+    ("GET", "/health"): Operation("Whether the models are loaded and their engines alive.", {"status": "ready"}),
+    ("GET", "/ping"): Operation("As /health.", {"status": "ready"}),
+    ("GET", "/"): Operation("As /health.", {"status": "ready"}),
+    ("POST", "/ping"): Operation("As /health.", {"status": "ready"}),
+    ("GET", "/readyz"): Operation("Whether the server accepts tasks now.", {"status": "ready"}),
     ("GET", "/metrics"): Operation("Metrics in the Prometheus text format.", "trio_pool_serve_requests_total 3.0"),
     ("GET", "/load"): Operation(
         "The current load of engines, threads, processes and the cache of images.",
-        {"models": {}, "limiters": {}, "workers": {}, "media_cache": {}, "media_fetches": {}},
+        {"server_load": 0, "models": {}, "limiters": {}, "workers": {}, "media_cache": {}, "media_fetches": {}},
     ),
     ("GET", "/version"): Operation("The server's version.", {"version": trio_pool_serve.__version__}),
     ("GET", "/openapi.json"): Operation("This document.", {"openapi": "3.1.0"}),
@@ -63,9 +69,13 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
 
 
 @cache
-def openapi_document(dialects: tuple[Dialect, ...]) -> bytes:
-    """Return the OpenAPI 3.1 document of all routes, as JSON; cached for listeners that are restarted."""
-    by_path = endpoints_by_path(dialects)
+def openapi_document(dialects: tuple[Dialect, ...], path_by_fields: str, targets: tuple[str, ...]) -> bytes:
+    """Return the OpenAPI 3.1 document of all routes, as JSON; cached for listeners that are restarted.
+
+    ``path_by_fields`` takes the bodies of all ``targets``.
+    """
+    by_path = dict(endpoints_by_path(dialects))
+    by_path[path_by_fields] = [endpoint for target in targets for endpoint in by_path[target]]
     endpoints = [candidate.endpoint for candidates in by_path.values() for candidate in candidates]
     types = list(
         dict.fromkeys(
@@ -94,8 +104,12 @@ def openapi_document(dialects: tuple[Dialect, ...]) -> bytes:
 def _task_route(candidates: Sequence[DialectEndpoint], schema_of: Mapping[type, Any]) -> dict[str, Any]:
     endpoints = [candidate.endpoint for candidate in candidates]
     bodies = [schema_of[endpoint.wire] for endpoint in endpoints]
+    repeated = len({candidate.dialect.name for candidate in candidates}) < len(candidates)
     examples = {
-        candidate.dialect.name: {"summary": candidate.endpoint.summary, "value": candidate.endpoint.example}
+        f"{candidate.dialect.name} {candidate.endpoint.paths[0]}" if repeated else candidate.dialect.name: {
+            "summary": candidate.endpoint.summary,
+            "value": candidate.endpoint.example,
+        }
         for candidate in candidates
     }
     responses = [schema_of[endpoint.response] for endpoint in endpoints if endpoint.response is not None]
@@ -120,10 +134,11 @@ def _operational_route(operation: Operation) -> dict[str, Any]:
     return {"tags": ["operations"], "summary": operation.summary, "responses": {"200": described}}
 
 
-def openapi_routes(dialects: tuple[Dialect, ...]) -> Routes:
+def openapi_routes(dialects: tuple[Dialect, ...], path_by_fields: str, targets: tuple[str, ...]) -> Routes:
     """Return the routes of the document and of the page that shows it, which loads nothing from outside."""
+    document = openapi_document(dialects, path_by_fields, targets)
     return {
-        ("GET", "/openapi.json"): _fixed(openapi_document(dialects), "application/json"),
+        ("GET", "/openapi.json"): _fixed(document, "application/json"),
         ("GET", "/docs"): _fixed(PAGE, "text/html; charset=utf-8"),
         **{("GET", f"/docs/{name}"): _fixed((SWAGGER_UI / name).read_bytes(), kind) for name, kind in ASSETS.items()},
     }

@@ -11,10 +11,16 @@ from trio_pool_serve.api.http.route_table import Routes
 from trio_pool_serve.service import Service
 from trio_pool_serve.telemetry.snapshots import exposition_of, merged_load
 
-LIVENESS_PATHS = ("/livez", "/health", "/ping")
-READINESS_PATH = "/readyz"
+LIVENESS_PATH, READINESS_PATH = "/livez", "/readyz"
+HEALTH_PATHS = ("/health", "/ping", "/")
+"""The last is where load balancers look if they are told nothing else, and a probe of text-embeddings-inference."""
 
-PROBE_PATHS = frozenset({*LIVENESS_PATHS, READINESS_PATH})
+PROBE_ROUTES = frozenset(
+    {
+        *((method, path) for method in ("GET", "HEAD") for path in (LIVENESS_PATH, READINESS_PATH, *HEALTH_PATHS)),
+        ("POST", "/ping"),
+    }
+)
 """Probes carry no API key, and their responses hold nothing but a state."""
 
 
@@ -30,6 +36,14 @@ def operational_routes(service: Service) -> Routes:
         """Respond whether a task would be done now. Cancellation: has no checkpoint."""
         state = service.state
         return _status(state, ok=state == "ready")
+
+    async def health(_: HttpRequest) -> HttpResponse:
+        """Respond whether the models are loaded, as other servers do by being up. Cancellation: has no checkpoint.
+
+        A server that drains is still healthy: what it has accepted, it will answer.
+        """
+        state = service.state
+        return _status(state, ok=state in ("ready", "draining"))
 
     async def metrics(_: HttpRequest) -> HttpResponse:
         """Respond with the metrics of all processes of the server, added up. Cancellation: at once."""
@@ -51,8 +65,10 @@ def operational_routes(service: Service) -> Routes:
         return HttpResponse.json({"version": trio_pool_serve.__version__})
 
     return {
-        **{("GET", path): liveness for path in LIVENESS_PATHS},
+        ("GET", LIVENESS_PATH): liveness,
         ("GET", READINESS_PATH): readiness,
+        **{("GET", path): health for path in HEALTH_PATHS},
+        ("POST", "/ping"): health,
         ("GET", "/metrics"): metrics,
         ("GET", "/load"): load,
         ("GET", "/version"): version,

@@ -5,6 +5,7 @@ from typing import Any
 from torch import nn
 
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.classification.encoder_logits import Logits, encoder_logits
 from trio_pool_serve.models.classification.spec import Classifier, TokenClassifier
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
 from trio_pool_serve.models.model_kind import ModelFolder
@@ -14,11 +15,13 @@ from trio_pool_serve.runner.heads.classification import (
     ClassificationHead,
     LastTokenLogits,
     TokenClassificationHead,
+    TokenLogits,
     activation_functions,
     model_logits,
 )
+from trio_pool_serve.runner.heads.head import Head
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
-from trio_pool_serve.types import Classify, TokenClassify
+from trio_pool_serve.types import Classify, PoolingParams, TokenClassify
 
 NEEDS_LEFT_PADDING = frozenset({"xlnet", "ctrl"})
 """Model types whose classifiers use the last position of a row, even if it is padding."""
@@ -42,16 +45,33 @@ def _load_sequence_classifier(folder: ModelFolder[Classifier], params: LoadingPa
     model, functions = _load(folder, params, "AutoModelForSequenceClassification")
     score = getattr(model, "score", None)
     if isinstance(score, nn.Linear):
+        linear = score.float()
         return LoadedModel(
             backbone=Backbone(model.base_model),
-            heads={Classify: ClassificationHead(LastTokenLogits(score.float()), functions)},
+            heads=_heads(folder, LastTokenLogits(linear), TokenLogits(linear), functions),
             description=_description(folder, "by the last token"),
+        )
+    if "token_classify" in folder.spec.tasks:
+        of_row, of_tokens = encoder_logits(model)
+        return LoadedModel(
+            backbone=Backbone(model.base_model),
+            heads=_heads(folder, of_row, of_tokens, functions),
+            description=_description(folder, "for each input or token"),
         )
     return LoadedModel(
         backbone=Backbone(model, "logits"),
         heads={Classify: ClassificationHead(model_logits, functions)},
         description=_description(folder, "for each input"),
     )
+
+
+def _heads(
+    folder: ModelFolder[Classifier], of_row: Logits, of_tokens: Logits, functions: ActivationFunctions
+) -> dict[type[PoolingParams], Head]:
+    heads: dict[type[PoolingParams], Head] = {Classify: ClassificationHead(of_row, functions)}
+    if "token_classify" in folder.spec.tasks:
+        heads[TokenClassify] = TokenClassificationHead(of_tokens, functions)
+    return heads
 
 
 def _load_token_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> LoadedModel:

@@ -15,6 +15,13 @@ from trio_pool_serve.models.files.chat_template import read_chat_format
 from trio_pool_serve.models.files.folder_files import FolderFiles
 from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.rendering.chat.chat_format import ChatFormat
+from trio_pool_serve.types import PoolingTask
+
+TOKENWISE_CLASSIFIERS = frozenset({"bert", "roberta", "xlm-roberta", "camembert", "modernbert"})
+"""Model types of encoders whose sequence classifier is known to be applicable to each token's state."""
+
+DECODERS = frozenset({"qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2", "gemma3_text", "gpt2"})
+"""Model types of decoders whose classifier is a linear layer on the last token's state."""
 
 PROBLEM_TYPES = frozenset({None, "regression", "single_label_classification", "multi_label_classification"})
 
@@ -41,17 +48,27 @@ class SequenceClassifier(Classifier):
 
     chat: ChatFormat | None = None
     """How pairs are put into the chat template; ``None``: the tokenizer joins them."""
+    classifies_tokens: bool = False
+    """Whether its classifier can be applied to each token, as in vLLM."""
 
-    tasks = frozenset({"classify"})
     supports_prompt_embeds = True
+
+    @property
+    def tasks(self) -> frozenset[PoolingTask]:
+        """For the text and, with the same classifier, for each of its tokens."""
+        return frozenset({"classify", "token_classify"} if self.classifies_tokens else {"classify"})
 
 
 @frozen(kw_only=True)
 class CrossEncoder(SequenceClassifier):
     """A sequence classifier with one label: the score of a pair of texts."""
 
-    tasks = frozenset({"classify", "score"})
     scoring = "pairs"
+
+    @property
+    def tasks(self) -> frozenset[PoolingTask]:
+        """Also the score of a pair."""
+        return super().tasks | {"score"}
 
 
 @frozen(kw_only=True)
@@ -137,6 +154,7 @@ def _sequence_classifier(files: FolderFiles) -> SequenceClassifier:
         problem_type=_problem_type(files.config),
         score_activation=score_activation(files, len(labels)),
         chat=read_chat_format(files),
+        classifies_tokens=files.config.get("model_type") in TOKENWISE_CLASSIFIERS | DECODERS,
     )
 
 

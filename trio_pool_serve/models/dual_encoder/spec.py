@@ -69,6 +69,11 @@ class DualEncoder(ModelSpec):
     images: ImageTower
     padding: TextPadding | None = None
 
+    @property
+    def pads_texts(self) -> bool:
+        """Whether the text tower was trained with padding."""
+        return self.padding is not None
+
     tasks = frozenset({"embed", "score"})
     scoring = "vectors"
 

@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.config import ModelConfig, Pooling
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.chat_template import read_chat_format
 from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles
@@ -34,10 +34,17 @@ class Embedding(ModelSpec):
     """``similarity_fn_name`` of config_sentence_transformers.json."""
     conversation: ChatFormat | None = None
     """How inputs are put into the chat template, if they are."""
+    assumption: str = ""
+    """What the files do not declare and no setting says; see ``ModelSpec``."""
 
     tasks = frozenset({"embed", "token_embed", "score"})
     scoring = "vectors"
     supports_prompt_embeds = True
+
+    @property
+    def pools_token_states(self) -> bool:
+        """Always, by the first of its modules."""
+        return True
 
     @property
     def uses_chat_template(self) -> bool:
@@ -73,7 +80,6 @@ class Embedding(ModelSpec):
 
 def read_embedding(files: FolderFiles, config: ModelConfig) -> Embedding:
     """Read any folder as an embedding model's. Raises ``ModelLoadError``."""
-    del config
     _refuse_unsupported(files)
     found = modality_config(files)
     require_methods(found, dict.fromkeys(("text", "message") & found.keys(), STATES))
@@ -81,7 +87,10 @@ def read_embedding(files: FolderFiles, config: ModelConfig) -> Embedding:
         reject_processing_kwargs(files, {})
     conversation = read_chat_format(files) if "message" in found else None
     return Embedding(
-        modules=modules_after_transformer(files), similarity=similarity_of(files), conversation=conversation
+        modules=modules_after_transformer(files, config),
+        similarity=similarity_of(files),
+        conversation=conversation,
+        assumption=assumption_of(files, config),
     )
 
 
@@ -89,10 +98,51 @@ STATES = ("forward", "last_hidden_state")
 """The method that computes a transformer's states, and its output that holds them."""
 
 
-def modules_after_transformer(files: FolderFiles) -> tuple[ModuleFiles, ...]:
-    """Return the modules after the transformer; a bare transformer gets mean pooling."""
-    mean_pooling = (ModuleFiles(name="Pooling", path=files.path, config={"pooling_mode": "mean"}),)
-    return files.modules[1:] if files.modules else mean_pooling
+MODULE_POOLING: Mapping[Pooling, str] = {"last": "lasttoken", "mean_sqrt_len": "mean_sqrt_len_tokens"}
+"""Names of pooling types in a Pooling module's config, where they are others than the setting's."""
+
+
+def modules_after_transformer(files: FolderFiles, config: ModelConfig) -> tuple[ModuleFiles, ...]:
+    """Return the modules after the transformer, as the settings change them; a bare transformer gets mean pooling.
+
+    Raises ``ModelLoadError`` for ``--pooling`` where no Pooling module comes first.
+    """
+    mean_pooling = ModuleFiles(name="Pooling", path=files.path, config={"pooling_mode": "mean"})
+    modules = list(files.modules[1:]) if files.modules else [mean_pooling]
+    if config.pooling is not None:
+        if not modules or modules[0].name != "Pooling":
+            raise ModelLoadError("--pooling: modules.json has no Pooling module after the transformer.")
+        kept = {name: value for name, value in modules[0].config.items() if not name.startswith("pooling_mode")}
+        mode = MODULE_POOLING.get(config.pooling, config.pooling)
+        modules[0] = evolve(modules[0], config={**kept, "pooling_mode": mode})
+    if config.normalize is not None:
+        modules = [module for module in modules if module.name != "Normalize"]
+    if config.normalize:
+        modules.append(ModuleFiles(name="Normalize", path=files.path, config={}))
+    return tuple(modules)
+
+
+CLS_IN_VLLM = ("Bert", "Roberta", "XLMRoberta", "ModernBert", "Nomic")
+"""Beginnings of the class names that vLLM pools by CLS; other encoders and all decoders it pools by LAST."""
+
+BERT_VARIANTS = ("bert", "camembert", "roberta", "xlm-roberta", "distilbert", "modernbert")
+"""Model types that text-embeddings-inference pools by CLS if nothing is declared; others it refuses."""
+
+
+def assumption_of(files: FolderFiles, config: ModelConfig) -> str:
+    """Return what is assumed of a folder without modules.json, and what other servers would assume."""
+    if files.modules or (config.pooling is not None and config.normalize is not None):
+        return ""
+    name = next(iter(files.architectures), "")
+    vllm = "CLS" if name.startswith(CLS_IN_VLLM) else "LAST"
+    is_bert = files.config.get("model_type") in BERT_VARIANTS
+    return (
+        f"The files declare no pooling (there is no modules.json). Assumed are {config.pooling or 'mean'} pooling and "
+        f"{'' if config.normalize else 'no '}normalisation. sentence-transformers assumes mean pooling and no "
+        f"normalisation, vLLM {vllm} pooling and normalisation, text-embeddings-inference "
+        f"{'CLS pooling and normalisation' if is_bert else 'refuses the model'}. "
+        "Choose with --pooling and --normalize or --no-normalize."
+    )
 
 
 def similarity_of(files: FolderFiles) -> Similarity:

@@ -1,6 +1,8 @@
 """Chat template settings in the files of a model's folder."""
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from attrs import evolve
@@ -9,11 +11,23 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_json
 from trio_pool_serve.rendering.chat.chat_format import ChatFormat, expects_content_parts
 
+JINJA = re.compile(r"\{[{%#]")
+
 FLAT_MODEL_TYPES = frozenset({"apertus", "deepseek_v3", "gpt_oss", "seed_oss"})
 """Model types whose chat templates take a message's content as one string."""
 
 TOKENIZER_KWARGS = frozenset({"padding", "truncation", "max_length", "return_tensors", "restore_suffix"})
 """``chat_template`` options that go to the tokenizer or to sentence-transformers, not to the template."""
+
+
+def given_chat_template(given: str | None) -> str | None:
+    """Return the chat template that ``--chat-template`` names or is. Raises ``ModelLoadError``."""
+    if given is None or JINJA.search(given):
+        return given
+    try:
+        return Path(given).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"--chat-template {given} is neither a template nor a file: {error}") from error
 
 
 def read_chat_format(files: FolderFiles) -> ChatFormat | None:
@@ -25,6 +39,8 @@ def read_chat_format(files: FolderFiles) -> ChatFormat | None:
         and expects_content_parts(template or ".type"),
         options=options,
     )
+    if files.chat_template is not None:
+        return inferred
     if not files.modules:
         return evolve(inferred, required=False) if template is not None else None
     message = (files.module_config.get("modality_config") or {}).get("message")
@@ -36,6 +52,8 @@ def read_chat_format(files: FolderFiles) -> ChatFormat | None:
 
 def read_message_format(files: FolderFiles) -> bool | None:
     """Return whether message content is a list of parts; ``None``: decided by the chat template's text."""
+    if files.chat_template is not None:
+        return None
     message = (files.module_config.get("modality_config") or {}).get("message") or {}
     form = message.get("format", "auto")
     if form == "auto":
@@ -48,6 +66,8 @@ def read_chat_template(files: FolderFiles) -> str | None:
 
     Processors used to be saved with a chat template separate from the tokenizer's, in chat_template.json.
     """
+    if files.chat_template is not None:
+        return files.chat_template
     try:
         return (files.transformer_path / "chat_template.jinja").read_text(encoding="utf-8")
     except FileNotFoundError:

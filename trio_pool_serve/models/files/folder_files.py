@@ -42,6 +42,8 @@ class FolderFiles:
     sentence_transformers_config: Mapping[str, Any]
     """``config_sentence_transformers.json``."""
     tokenizer_config: Mapping[str, Any]
+    chat_template: str | None = None
+    """``--chat-template``, in place of the folder's own."""
     router: RouterFiles | None = None
     """Set if the first module is a Router; the transformer is then in one of its routes."""
 
@@ -94,7 +96,7 @@ PACKAGES = ("sentence_transformers", "pylate")
 """Packages whose modules are known. PyLate's are sentence-transformers' under another name."""
 
 
-def read_folder_files(path: Path) -> FolderFiles:
+def read_folder_files(path: Path, chat_template: str | None = None) -> FolderFiles:
     """Read a folder's files. Raises ``ModelLoadError`` if it holds no model or a file is not JSON."""
     if not path.is_dir():
         raise ModelLoadError(f"{path} is not a folder.")
@@ -112,6 +114,7 @@ def read_folder_files(path: Path) -> FolderFiles:
         module_config=next(filter(None, (read_json(transformer_path / name) for name in TRANSFORMER_CONFIGS)), {}),
         sentence_transformers_config=read_json(path / "config_sentence_transformers.json"),
         tokenizer_config=read_json(transformer_path / "tokenizer_config.json"),
+        chat_template=chat_template,
         router=router,
     )
 

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -28,13 +27,15 @@ def load_tokenizer(folder: AnyModelFolder, *, trust_remote_code: bool = False) -
         )
     except Exception as error:
         raise ModelLoadError(f"The tokenizer of {folder.transformer_path} cannot be loaded: {error}") from error
+    if folder.chat_template is not None:
+        loaded.chat_template = folder.chat_template
     if loaded.is_fast and folder.lower_case:
         normalizer = loaded.backend_tokenizer.normalizer
         loaded.backend_tokenizer.normalizer = NormalizerSequence([Lowercase(), *([normalizer] if normalizer else [])])
     _add_marker_tokens(loaded, folder.spec.marker_tokens)
     has_segments, chat = "token_type_ids" in loaded.model_input_names, _chat_renderer(loaded)
     texts = ModelChatTemplates(
-        templates=_templates(loaded, folder.transformer_path),
+        templates=_templates(loaded, folder),
         special_tokens={name: str(token) for name, token in loaded.special_tokens_map.items()},
     )
     if not loaded.is_fast:
@@ -43,10 +44,12 @@ def load_tokenizer(folder: AnyModelFolder, *, trust_remote_code: bool = False) -
     return FastTokenizer(backend, frozenset(loaded.all_special_ids), named_ids(loaded), has_segments, chat, texts)
 
 
-def _templates(loaded: Any, path: Path) -> Mapping[str, str]:
+def _templates(loaded: Any, folder: AnyModelFolder) -> Mapping[str, str]:
     """Return the chat templates by name. A processor's own files take precedence over the tokenizer's."""
+    if folder.chat_template is not None:
+        return {"default": folder.chat_template}
     for name in ("processor_config.json", "chat_template.json"):
-        template = read_json(path / name).get("chat_template")
+        template = read_json(folder.transformer_path / name).get("chat_template")
         if template:
             break
     else:

@@ -12,7 +12,13 @@ from attrs import frozen
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.embedding.spec import STATES, Embedding, modules_after_transformer, similarity_of
+from trio_pool_serve.models.embedding.spec import (
+    STATES,
+    Embedding,
+    assumption_of,
+    modules_after_transformer,
+    similarity_of,
+)
 from trio_pool_serve.models.files.chat_template import read_chat_format
 from trio_pool_serve.models.files.folder_files import FolderFiles
 from trio_pool_serve.models.files.modalities import (
@@ -60,7 +66,6 @@ class VisionLanguage(Embedding):
 
 def read_vision_language(files: FolderFiles, config: ModelConfig) -> VisionLanguage | None:
     """Read folders of the known model types."""
-    del config
     model_type = files.config.get("model_type")
     if model_type not in DEFAULT_PATCH_SIZE:
         return None
@@ -72,7 +77,8 @@ def read_vision_language(files: FolderFiles, config: ModelConfig) -> VisionLangu
         raise ModelLoadError(f"The transformer's task is {task!r}, which is not supported for an embedding model.")
     reject_input_type_lengths(files)
     return VisionLanguage(
-        modules=modules_after_transformer(files),
+        modules=modules_after_transformer(files, config),
+        assumption=assumption_of(files, config),
         similarity=similarity_of(files),
         conversation=_conversation(files),
         patches=read_patches(files.config, model_type),

@@ -35,6 +35,8 @@ from trio_pool_serve.types import ImageFeatures, RenderedPrompt
 MAX_TEMPLATE_CHARACTERS = 64 * 1024
 """Of a client's template; the longest of published models have a third of it."""
 
+DEVELOPER = "developer"
+
 MAX_CHARACTERS_PER_TOKEN = 1024
 MIN_TEXT_CHARACTERS = 2**17
 """Bounds of a rendered text: far more than is kept, for long conversations that are truncated."""
@@ -131,14 +133,7 @@ class Conversations:
             raise EmptyInputError("messages is empty.", field="prompts")
         if self._takes_single_messages and prompt.chat_template is None:
             return await self._render_parts(_only_message(prompt), evolve(params, add_special_tokens=True))
-        if prompt.add_generation_prompt and prompt.continue_final_message:
-            raise InvalidRequestError(
-                "add_generation_prompt and continue_final_message exclude each other.", field="continue_final_message"
-            )
-        template = self._template(prompt)
-        if params.instruction:
-            system = ChatMessage("system", (TextPart(params.instruction),))
-            prompt = evolve(prompt, messages=(system, *prompt.messages))
+        template, prompt = self._template_and_messages(prompt, params.instruction)
         images = _images([part for message in prompt.messages for part in message.parts])
         text_params = evolve(params, instruction="", max_text_tokens=None)
         if not images:
@@ -154,6 +149,27 @@ class Conversations:
         )
         self._check_length(rendered, params)
         return rendered
+
+    async def text_of(self, prompt: ChatPrompt) -> str:
+        """Return the text of a conversation of texts. Raises ``InvalidRequestError``. Cancellation: as ``render``."""
+        if _images([part for message in prompt.messages for part in message.parts]):
+            raise InvalidRequestError("The tokens of images are not known before they are computed.", field="prompts")
+        template, prompt = self._template_and_messages(prompt, "")
+        return await self.templates.render(template, prompt, max_characters=self.max_characters)
+
+    def _template_and_messages(self, prompt: ChatPrompt, instruction: str) -> tuple[ChatTemplate, ChatPrompt]:
+        """Return the template of a conversation, and the conversation with the roles that it has."""
+        if prompt.add_generation_prompt and prompt.continue_final_message:
+            raise InvalidRequestError(
+                "add_generation_prompt and continue_final_message exclude each other.", field="continue_final_message"
+            )
+        template = self._template(prompt)
+        messages = prompt.messages
+        if DEVELOPER not in template.text:
+            messages = _with_system_for_developer(messages)
+        if instruction:
+            messages = (ChatMessage("system", (TextPart(instruction),)), *messages)
+        return template, evolve(prompt, messages=messages)
 
     async def _render_with_images(
         self, template: ChatTemplate, prompt: ChatPrompt, images: Sequence[ImagePart], image_format: ImageFormat
@@ -259,6 +275,20 @@ async def _run_together(*functions: Callable[[], Awaitable[None]]) -> None:
         async with trio.open_nursery() as nursery:
             for function in functions:
                 nursery.start_soon(function)
+
+
+def _with_system_for_developer(messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
+    """Return messages in which ``developer``, OpenAI's newer name of the role, is ``system``.
+
+    Then all of that role are one at the beginning, where templates expect it, a blank line between them, as in vLLM.
+    """
+    if all(message.role != DEVELOPER for message in messages):
+        return messages
+    instructing = [message for message in messages if message.role in ("system", DEVELOPER)]
+    blank = TextPart("")
+    parts = [part for message in instructing for part in (blank, *message.parts)][1:]
+    others = (message for message in messages if message not in instructing)
+    return (ChatMessage("system", tuple(parts)), *others)
 
 
 def _only_message(prompt: ChatPrompt) -> Sequence[Part]:

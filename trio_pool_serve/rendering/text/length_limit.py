@@ -17,8 +17,9 @@ def available_tokens(params: RenderingParams, max_model_len: int, taken: int, ki
 
 def too_long(length: str, limit: int) -> ContextLengthError:
     """Return the error for an input of ``length`` tokens."""
+    # Clients know the error by OpenAI's wording of the first sentence, and vLLM's of the last.
     return ContextLengthError(
-        f"An input has {length} tokens, but this model takes at most {limit}. "
-        "Shorten it, or have it truncated ({truncate_to}).",
+        f"This model's maximum context length is {limit} tokens. However, an input has {length} tokens. "
+        "Please reduce the length of the input, or have it truncated ({truncate_to}).",
         field="prompts",
     )

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from trio_pool_serve.api.dialects import openai
 from trio_pool_serve.api.dialects.cohere.classify import CLASSIFY_ENDPOINT
 from trio_pool_serve.api.dialects.cohere.embed import EMBED_ENDPOINTS
 from trio_pool_serve.api.dialects.cohere.rerank import RERANK_ENDPOINT
@@ -10,8 +11,9 @@ from trio_pool_serve.api.http.endpoint import Dialect, WireError
 
 
 def error_body(error: WireError) -> tuple[int, Any]:
-    """Return the body of an error; its only field for details is the message."""
-    return error.status, {"id": error.request_id, "message": error.message}
+    """Return the body of an error: Cohere's own has only the message, ``error`` is for clients that come from vLLM."""
+    status, body = openai.error_body(error)
+    return status, {"id": error.request_id, "message": error.message, **body}
 
 
 COHERE = Dialect(

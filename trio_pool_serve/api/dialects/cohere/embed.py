@@ -10,8 +10,8 @@ from trio_pool_serve.api.dialects.cohere.meta import Meta, Truncate, input_param
 from trio_pool_serve.api.fields.contents import ContentInput
 from trio_pool_serve.api.fields.embedding_responses import VectorEncoding
 from trio_pool_serve.api.fields.images import image_prompts
-from trio_pool_serve.api.fields.input_fields import require_few
 from trio_pool_serve.api.fields.input_types import with_input_type
+from trio_pool_serve.api.fields.limits import require_few
 from trio_pool_serve.api.fields.numbers import Dimensions, Priority, TokenCount
 from trio_pool_serve.api.http.endpoint import Call, Endpoint, FieldNames
 from trio_pool_serve.api.http.response import HttpResponse
@@ -132,10 +132,15 @@ async def _respond(
     types = _types(call)
     for name in types:
         ENCODINGS[name].refuse_unencodable(rows=len(call.job.prompts), dimensions=dimensions)
-    pooled = await _pool(call)
+    pooled, image_tokens = await _pool(call)
     vectors: list[Vectors] = [vector for (vector,) in pooled.rows]  # type: ignore[misc]
-    images = sum(isinstance(part, ImagePart) for prompt in call.job.prompts for part in getattr(prompt, "parts", ()))
-    meta = meta_of(version, input_tokens=pooled.prompt_tokens, **({"images": images} if images else {}))
+    images = sum(map(_images, call.job.prompts))
+    meta = meta_of(
+        version,
+        input_tokens=pooled.prompt_tokens - image_tokens,
+        image_tokens=image_tokens,
+        **({"images": images} if images else {}),
+    )
     return await call.encode(
         lambda: HttpResponse(write(call, vectors, meta)),
         rows=len(vectors) * len(types),
@@ -143,23 +148,31 @@ async def _respond(
     )
 
 
-async def _pool(call: Call[EmbedRequest, PoolJob]) -> Pooled:
-    """Embed at most ``max_tokens`` of each text; where texts must not be truncated, refuse longer ones."""
+async def _pool(call: Call[EmbedRequest, PoolJob]) -> tuple[Pooled, int]:
+    """Embed, and return how many of the tokens belong to inputs with images.
+
+    At most ``max_tokens`` of each text are embedded; where texts must not be truncated, longer ones are refused.
+    """
     job = with_input_type(call.job, call.wire.input_type, call.model)
     limit = call.wire.max_tokens
-    if limit is None:
-        return await pool(call.model, job, call.timings)
-    if job.input_params.truncate_to is not None:
+    if limit is not None and job.input_params.truncate_to is not None:
         keep = min(limit, call.model.renderer.max_model_len)
-        cut = evolve(job, input_params=evolve(job.input_params, truncate_to=keep))
-        return await pool(call.model, cut, call.timings)
+        job = evolve(job, input_params=evolve(job.input_params, truncate_to=keep))
+        limit = None
+    image_tokens = 0
 
-    def refuse_longer(index: int, row: PooledRow, tokens: int) -> None:
+    def count(index: int, row: PooledRow, tokens: int) -> None:
+        nonlocal image_tokens
         del row
-        if tokens > limit:
+        if limit is not None and tokens > limit:
             raise ContextLengthError(f"Text {index} has {tokens} tokens, more than max_tokens, {limit}.")
+        image_tokens += tokens if _images(job.prompts[index]) else 0
 
-    return await pool(call.model, job, call.timings, refuse_longer)
+    return await pool(call.model, job, call.timings, count), image_tokens
+
+
+def _images(prompt: Prompt) -> int:
+    return sum(isinstance(part, ImagePart) for part in getattr(prompt, "parts", ()))
 
 
 def _types(call: Call[EmbedRequest, PoolJob]) -> Sequence[EmbeddingType]:

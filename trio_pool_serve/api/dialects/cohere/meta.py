@@ -33,5 +33,7 @@ def meta_of(version: str, **billed_units: int) -> Meta:
 def input_params_of(truncate: Truncate | None) -> InputParams:
     """Return how texts are truncated: by default at their ends, as Cohere does it."""
     return InputParams(
-        truncate_to=None if truncate == "NONE" else -1, truncation_side="left" if truncate == "START" else "right"
+        truncate_to=None if truncate == "NONE" else -1,
+        refuses_longer=truncate == "NONE",
+        truncation_side="left" if truncate == "START" else "right",
     )

@@ -2,15 +2,18 @@
 
 from functools import partial
 
+import msgspec
 from attrs import frozen
 
 from trio_pool_serve.api.dialects.cohere.meta import Meta, meta_of
-from trio_pool_serve.api.fields.input_fields import require_few
-from trio_pool_serve.api.fields.numbers import Priority, TokenCount, TopN
+from trio_pool_serve.api.fields.embedding_responses import Usage
+from trio_pool_serve.api.fields.limits import require_few
+from trio_pool_serve.api.fields.numbers import Priority, TokenLimit, TopN
 from trio_pool_serve.api.fields.ranking import ranked, require_top
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.prompts import text_of
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.score import ScoreJob, Scores, score
 
@@ -24,57 +27,77 @@ class RerankDocument:
 
 @frozen(kw_only=True)
 class RerankRequest:
-    """The body of ``/v2/rerank``. Documents that are too long are truncated, as Cohere does it."""
+    """The body of ``/v2/rerank``. Documents that are too long are truncated, as Cohere does it.
+
+    ``return_documents`` is a field of version 1.
+    """
 
     query: str
-    documents: list[str | RerankDocument]
+    documents: str | RerankDocument | list[str | RerankDocument]
     model: str | None = None
     top_n: TopN | None = None
-    max_tokens_per_doc: TokenCount | None = None
+    max_tokens_per_doc: TokenLimit | None = None
     priority: Priority | None = None
     return_documents: bool | None = None
-    """A field of version 1; responses of version 2 have no documents."""
 
     def job(self, network: NetworkConfig) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
-        require_few(self.documents, network, param="documents")
+        given = self.documents if isinstance(self.documents, list) else [self.documents]
+        require_few(given, network, param="documents")
         require_top(self.top_n)
         return ScoreJob(
             queries=[self.query],
-            documents=[document if isinstance(document, str) else document.text for document in self.documents],
+            documents=[document if isinstance(document, str) else document.text for document in given],
             input_params=InputParams(truncate_to=-1),
-            max_document_tokens=self.max_tokens_per_doc,
+            max_document_tokens=self.max_tokens_per_doc or None,
             priority=self.priority or 0,
         )
 
 
 @frozen(kw_only=True)
 class RerankResult:
-    """One document's index in the request, and its score."""
+    """One document's index in the request, and its score; with ``return_documents``, the document itself."""
 
     index: int
     relevance_score: float
+    document: RerankDocument | msgspec.UnsetType = msgspec.UNSET
 
 
 @frozen(kw_only=True)
 class RerankResponse:
-    """The documents, best first."""
+    """The documents, best first; ``model`` and ``usage`` are for clients that come from vLLM."""
 
     id: str
     results: list[RerankResult]
     meta: Meta
+    model: str
+    usage: Usage
 
 
 async def respond_rerank(call: Call[RerankRequest, ScoreJob]) -> HttpResponse:
     """Rerank. Raises what ``score`` raises. Cancellation: at once."""
     scores = await score(call.model, call.job, call.timings)
-    return await call.encode(partial(_encode, call, scores), rows=len(scores.values), nbytes=scores.values.nbytes)
+    texts = list(map(text_of, call.job.documents)) if call.wire.return_documents else None
+    nbytes = scores.values.nbytes + sum(map(len, texts or ()))
+    return await call.encode(partial(_encode, call, scores, texts), rows=len(scores.values), nbytes=nbytes)
 
 
-def _encode(call: Call[RerankRequest, ScoreJob], scores: Scores) -> HttpResponse:
-    ranking = ranked(scores.values, call.wire.top_n)
-    results = [RerankResult(index=index, relevance_score=value) for index, value in ranking]
-    response = RerankResponse(id=call.request_id, results=results, meta=meta_of("2", search_units=1))
+def _encode(call: Call[RerankRequest, ScoreJob], scores: Scores, texts: list[str] | None) -> HttpResponse:
+    results = [
+        RerankResult(
+            index=index,
+            relevance_score=value,
+            document=msgspec.UNSET if texts is None else RerankDocument(text=texts[index]),
+        )
+        for index, value in ranked(scores.values, call.wire.top_n)
+    ]
+    response = RerankResponse(
+        id=call.request_id,
+        results=results,
+        meta=meta_of("2", search_units=1),
+        model=call.model.name,
+        usage=Usage.of(scores.prompt_tokens),
+    )
     return HttpResponse.json(response)
 
 

@@ -45,7 +45,9 @@ def error_body(error: WireError) -> tuple[int, Any]:
     """Return the status and the body of an error."""
     if error.is_empty_input:
         return 400, {"error": error.message, "error_type": "Empty"}
-    status = error.status if error.is_unsupported_task else STATUSES.get(error.status, error.status)
+    if error.is_unsupported_task:  # what such a model's backend cannot do
+        return 424, {"error": error.message, "error_type": "Backend"}
+    status = STATUSES.get(error.status, error.status)
     return status, {"error": error.message, "error_type": ERROR_TYPES.get(error.status, "Backend")}
 
 
@@ -127,7 +129,7 @@ TEI = Dialect(
             example={"ids": [[5, 6], [7]]},
         ),
         Endpoint(
-            paths=("/", "/invocations"),
+            paths=("/",),
             wire=RootRequest,
             respond=respond_root,
             field_names={"prompts": ("texts", "inputs"), "truncate_to": "truncate"},

@@ -38,7 +38,10 @@ ModelType: TypeAlias = dict[str, EmbeddingType | LabelsType]
 
 @frozen(kw_only=True)
 class Info:
-    """The response. ``model_dtype`` is the setting; ``max_batch_tokens`` is null where the device decides."""
+    """The response. ``model_dtype`` is the setting; ``max_batch_tokens`` is null where the device decides.
+
+    The last three are about builds and limits of text-embeddings-inference that this server does not have.
+    """
 
     model_id: str
     model_sha: str | None
@@ -52,6 +55,9 @@ class Info:
     auto_truncate: bool
     tokenization_workers: int
     version: str
+    max_batch_requests: int | None = None
+    sha: str | None = None
+    docker_label: str | None = None
 
 
 def info_routes(service: Service) -> Routes:
@@ -89,7 +95,7 @@ def describe_model(service: Service) -> Info:
 def _model_type(model: Model) -> ModelType:
     spec = model.folder.spec
     if spec.tasks & {"embed", "token_embed", "sparse_embed"}:
-        return {"embedding": EmbeddingType(pooling=spec.pooling)}
+        return {"embedding": EmbeddingType(pooling=spec.pooling.replace("lasttoken", "last_token"))}
     names = [model.label(index) for index in range(len(spec.labels) or 1)]
     labels = LabelsType(
         id2label={str(index): name for index, name in enumerate(names)},

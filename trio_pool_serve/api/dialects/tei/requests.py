@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
-from trio_pool_serve.api.fields.input_fields import Input, prompts_of, require_few
+from trio_pool_serve.api.fields.input_fields import Input, prompts_of
+from trio_pool_serve.api.fields.limits import require_few
 from trio_pool_serve.api.fields.numbers import Dimensions, TokenId
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
@@ -33,6 +34,7 @@ class TextOptions:
         truncate = network.auto_truncate if self.truncate is None else self.truncate
         return InputParams(
             truncate_to=-1 if truncate else None,
+            refuses_longer=not truncate,
             truncation_side=_side(self.truncation_direction),
             prompt_name=self.prompt_name,
         )
@@ -73,7 +75,7 @@ class EmbedRequest(TextOptions):
 
     def _job(self, network: NetworkConfig, task: PoolingTask, *, normalize: bool | None) -> PoolJob:
         return PoolJob(
-            prompts=prompts_of(self.inputs, network, param="inputs"),
+            prompts=list(map(_not_empty, prompts_of(self.inputs, network, param="inputs"))),
             tasks=(task,),
             input_params=self.input_params(network),
             dimensions=self.dimensions,
@@ -106,12 +108,19 @@ class PredictRequest(TextOptions):
         sequences: Sequence[object] = self.inputs if is_batch else [self.inputs]
         require_few(sequences, network, param="inputs")
         pooling = PoolJob(
-            prompts=[_sequence(sequence) for sequence in sequences],
+            prompts=[_not_empty(_sequence(sequence)) for sequence in sequences],
             tasks=("classify",),
             input_params=self.input_params(network),
             activation="raw" if self.raw_scores else "probabilities",
         )
         return PredictJob(pooling, is_batch)
+
+
+def _not_empty(prompt: Prompt) -> Prompt:
+    """Return a prompt that has text or tokens. Raises ``EmptyInputError``: these clients find empty documents by it."""
+    if prompt == TextPrompt("") or prompt == PairPrompt("", ""):
+        raise EmptyInputError("`inputs` cannot be empty", param="inputs")
+    return prompt
 
 
 def _sequence(sequence: object) -> Prompt:
@@ -197,8 +206,8 @@ class TokenizeRequest:
     def job(self, network: NetworkConfig) -> TokenizeJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         texts = [self.inputs] if isinstance(self.inputs, str) else self.inputs
-        if not texts:
-            raise EmptyInputError("inputs is empty.", param="inputs")
+        if not all(texts) or not texts:
+            raise EmptyInputError("`inputs` cannot be empty", param="inputs")
         require_few(texts, network, param="inputs")
         input_params = InputParams(
             add_special_tokens=self.add_special_tokens is not False, prompt_name=self.prompt_name

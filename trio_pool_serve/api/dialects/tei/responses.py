@@ -1,6 +1,7 @@
 """Responses of text-embeddings-inference: bare lists, with token counts and timings in headers."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from trio_pool_serve.api.fields.ranking import ranked
 from trio_pool_serve.api.http.endpoint import Call
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.prompts import PairPrompt, Prompt, TextPrompt, text_of
+from trio_pool_serve.rendering.text.tokenizer import Token
 from trio_pool_serve.tasks.input_params import rendering_params
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.model import Model
@@ -41,7 +43,7 @@ class Rank:
 
 @frozen
 class SimpleToken:
-    """One token of a response of ``/tokenize``; ``start`` and ``stop`` count characters."""
+    """One token of a response of ``/tokenize``; ``start`` and ``stop`` count bytes of UTF-8."""
 
     id: int
     text: str
@@ -154,28 +156,37 @@ async def respond_tokenize(call: Call[Any, TokenizeJob]) -> HttpResponse:
     Raises what ``tokenize`` raises. Cancellation: as ``tokenize``.
     """
     input_params = call.job.input_params
-    texts = await tokenize(
+    instruction = rendering_params(call.model, input_params).instruction
+    tokens = await tokenize(
         call.model,
         call.job.texts,
         add_special_tokens=input_params.add_special_tokens,
-        instruction=rendering_params(call.model, input_params).instruction,
+        instruction=instruction,
     )
 
     def encode() -> HttpResponse:
+        each = zip(call.job.texts, tokens, strict=True)
         return HttpResponse(
-            array_json(
-                [
-                    msgspec.json.encode(
-                        [SimpleToken(token.id, token.text, token.special, token.start, token.stop) for token in text]
-                    )
-                    for text in texts
-                ]
-            )
+            array_json([msgspec.json.encode(_simple_tokens(instruction + text, of)) for text, of in each])
         )
 
-    tokens = sum(map(len, texts))
-    response = await call.encode(encode, rows=tokens, nbytes=0)
-    return _timed(response, call.timings, tokens, sum(map(len, call.job.texts)))
+    count = sum(map(len, tokens))
+    response = await call.encode(encode, rows=count, nbytes=0)
+    return _timed(response, call.timings, count, sum(map(len, call.job.texts)))
+
+
+def _simple_tokens(text: str, tokens: Sequence[Token]) -> list[SimpleToken]:
+    at = [0, *accumulate(len(character.encode()) for character in text)]
+    return [
+        SimpleToken(
+            token.id,
+            token.text,
+            token.special,
+            None if token.start is None else at[token.start],
+            None if token.stop is None else at[token.stop],
+        )
+        for token in tokens
+    ]
 
 
 async def respond_decode(call: Call[Any, DecodeJob]) -> HttpResponse:
@@ -217,6 +228,7 @@ def _job_characters(job: ScoreJob) -> int:
 def _timed(response: HttpResponse, timings: RequestTimings, tokens: int, characters: int | None) -> HttpResponse:
     """Add TEI's headers: what the model read, and timings in whole milliseconds."""
     milliseconds = {
+        "x-compute-time": timings.total_s,
         "x-total-time": timings.total_s,
         "x-tokenization-time": timings.render_s,
         "x-queue-time": timings.queue_s,

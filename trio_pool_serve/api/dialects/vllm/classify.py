@@ -49,6 +49,7 @@ class ClassifyRequest(InputFields):
                 truncation_side=self.truncation_side or "right",
                 add_special_tokens=self.adds_special_tokens,
                 prompt_name=self.prompt_name,
+                padded=self.padding == "max_length",
             ),
             activation="raw" if raw else "probabilities",
             priority=self.priority or 0,

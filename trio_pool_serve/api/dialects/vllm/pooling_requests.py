@@ -19,19 +19,22 @@ from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.pool import pool, task_named
 from trio_pool_serve.types import PoolingTask
 
+VECTOR_TASKS = frozenset({"embed", "token_embed"})
+LABEL_TASKS = frozenset({"classify", "token_classify"})
+
 
 @frozen(kw_only=True)
 class PoolingRequest(EmbeddingsRequest):
     """The body of ``/pooling``. Every optional field may be null.
 
     ``tasks`` instead of ``task`` asks for several at once. ``input_type`` says what the texts are embedded for:
-    ``query``, ``document``. ``activation`` is an old name of ``use_activation``.
+    ``query``, ``document``. ``use_activation`` is for labels, and without any for vectors; ``activation`` is an old
+    name of it.
     """
 
     task: str | None = None
     tasks: list[str] | None = None
     input_type: str | None = None
-    use_activation: bool | None = None
     activation: bool | None = None
 
     def job(self, network: NetworkConfig) -> PoolJob:
@@ -40,6 +43,10 @@ class PoolingRequest(EmbeddingsRequest):
             raise InvalidRequestError("/pooling has no stream; /v1/embeddings has.", param="stream")
         raw = False in (self.use_activation, self.activation)
         return evolve(super().job(network), tasks=self._tasks(), activation="raw" if raw else "probabilities")
+
+    def _normalizes(self) -> bool | None:
+        has_labels = not LABEL_TASKS.isdisjoint((self.task, *(self.tasks or ())))
+        return self.normalize if has_labels else super()._normalizes()
 
     def _tasks(self) -> tuple[str, ...]:
         if self.tasks is None:
@@ -63,6 +70,8 @@ async def respond_pooling(call: Call[PoolingRequest, PoolJob]) -> HttpResponse:
         task = task_named(name)
         model.require(task.needs)
         _refuse_unencodable(call, job, task.needs)
+    if job.dimensions is not None and VECTOR_TASKS.isdisjoint(job.tasks):
+        raise InvalidRequestError("dimensions is for vectors, which these tasks do not make.", param="dimensions")
     pooled = await pool(model, job, call.timings)
     encode = partial(
         encode_pooled,
@@ -79,9 +88,9 @@ async def respond_pooling(call: Call[PoolingRequest, PoolJob]) -> HttpResponse:
 
 
 def main_task(model: Model) -> PoolingTask:
-    """Return the task that a model does by default. Raises ``TaskNotSupportedError``."""
-    able = model.folder.spec.tasks
-    for task in TASK_PREFERENCE:
+    """Return the task that a model does by default, that of ``--task`` first. Raises ``TaskNotSupportedError``."""
+    able, chosen = model.folder.spec.tasks, model.folder.task
+    for task in (*([chosen] if chosen else []), *TASK_PREFERENCE):
         if task in able and task != "score":
             return task
     raise TaskNotSupportedError(f"The model {model.name!r} has nothing to pool; it can: {', '.join(sorted(able))}.")

@@ -12,7 +12,7 @@ from trio_pool_serve.api.dialects.cohere.meta import Meta, meta_of
 from trio_pool_serve.api.dialects.vllm.scoring import SCORE_FIELD_NAMES, ScoreOptions
 from trio_pool_serve.api.fields.contents import ContentInput, WireContent
 from trio_pool_serve.api.fields.embedding_responses import Usage
-from trio_pool_serve.api.fields.input_fields import require_few
+from trio_pool_serve.api.fields.limits import require_few
 from trio_pool_serve.api.fields.numbers import TopN
 from trio_pool_serve.api.fields.ranking import ranked, require_top
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
@@ -55,7 +55,7 @@ class RerankRequest(ScoreOptions):
     """
 
     query: str | ContentInput
-    documents: list[str | DocumentObject]
+    documents: str | DocumentObject | list[str | DocumentObject]
     top_n: TopN | None = None
     return_documents: bool | None = None
     raw_scores: bool | None = None
@@ -64,14 +64,15 @@ class RerankRequest(ScoreOptions):
 
     def job(self, network: NetworkConfig) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
-        if not self.documents:
+        given = self.documents if isinstance(self.documents, list) else [self.documents]
+        if not given:
             raise EmptyInputError("documents is empty.", param="documents")
-        require_few(self.documents, network, param="documents")
+        require_few(given, network, param="documents")
         require_top(self.top_n)
         queries = [self.query if isinstance(self.query, str) else self.query.prompt(network, "query")]
         documents = [
             document if isinstance(document, str) else document.side(network, f"documents[{index}]")
-            for index, document in enumerate(self.documents)
+            for index, document in enumerate(given)
         ]
         return self.score_job(queries, documents, raw=bool(self.raw_scores))
 

@@ -2,14 +2,15 @@
 
 import time
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from attrs import frozen
 
 from trio_pool_serve.api.fields.contents import ContentInput
 from trio_pool_serve.api.fields.embedding_responses import Usage
-from trio_pool_serve.api.fields.input_fields import require_few
-from trio_pool_serve.api.fields.numbers import Priority, TokenCount, TruncationLength
+from trio_pool_serve.api.fields.input_fields import Padding
+from trio_pool_serve.api.fields.limits import require_few
+from trio_pool_serve.api.fields.numbers import Priority, TokenLimit, TruncationLength
 from trio_pool_serve.api.http.endpoint import Call, Endpoint, FieldNames
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
@@ -20,6 +21,8 @@ from trio_pool_serve.tasks.score import ScoreJob, score
 
 SIDE_NAMES = (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"), ("queries", "items"))
 """The names of the two sides; vLLM has renamed them more than once."""
+
+FIRST_NAMES = frozenset(first for first, _ in SIDE_NAMES)
 
 WireSide: TypeAlias = str | ContentInput | list[str | ContentInput]
 """A text, a content in parts, or several."""
@@ -34,12 +37,17 @@ SCORE_FIELD_NAMES: FieldNames = {
 
 @frozen(kw_only=True)
 class ScoreOptions:
-    """The options of ``/score`` and ``/rerank``; ``activation`` is an old name of ``use_activation``."""
+    """The options of ``/score`` and ``/rerank``; ``activation`` is an old name of ``use_activation``.
+
+    An ``instruction`` may be among ``chat_template_kwargs`` too, where it counts for more.
+    """
 
     model: str | None = None
-    max_tokens_per_query: TokenCount | None = None
-    max_tokens_per_doc: TokenCount | None = None
+    max_tokens_per_query: TokenLimit | None = None
+    max_tokens_per_doc: TokenLimit | None = None
     instruction: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    padding: Padding | None = None
     truncate_prompt_tokens: TruncationLength | None = None
     truncation_side: TruncationSide | None = None
     use_activation: bool | None = None
@@ -49,20 +57,35 @@ class ScoreOptions:
     request_id: str | None = None
 
     def score_job(self, queries: Sequence[ScoreInput], documents: Sequence[ScoreInput], *, raw: bool) -> ScoreJob:
-        """Return the job for these inputs; ``raw`` scores are logits."""
+        """Return the job for these inputs; ``raw`` scores are logits. Raises ``InvalidRequestError``."""
         return ScoreJob(
             queries=queries,
             documents=documents,
             input_params=InputParams(
                 truncate_to=self.truncate_prompt_tokens,
                 truncation_side=self.truncation_side or "right",
-                instruction=self.instruction,
+                instruction=self._instruction(),
+                padded=self.padding == "max_length",
             ),
-            max_query_tokens=self.max_tokens_per_query,
-            max_document_tokens=self.max_tokens_per_doc,
+            max_query_tokens=self.max_tokens_per_query or None,
+            max_document_tokens=self.max_tokens_per_doc or None,
             activation="raw" if raw or False in (self.use_activation, self.activation) else "score",
             priority=self.priority or 0,
         )
+
+    def _instruction(self) -> str | None:
+        """Return the instruction of either field. Other variables of the template are its own."""
+        kwargs = self.chat_template_kwargs or {}
+        others = sorted(kwargs.keys() - {"instruction", "add_generation_prompt"})
+        if others:
+            raise InvalidRequestError(
+                f"Of chat_template_kwargs only instruction can be set here, not {', '.join(others)}.",
+                param="chat_template_kwargs",
+            )
+        instruction = kwargs.get("instruction", self.instruction)
+        if not isinstance(instruction, str | None):
+            raise InvalidRequestError("instruction must be a text.", param="chat_template_kwargs")
+        return instruction
 
 
 @frozen(kw_only=True)
@@ -83,7 +106,7 @@ class ScoreRequest(ScoreOptions):
         ones, others = self._side(first, network), self._side(second, network)
         if len(ones) not in (1, len(others)):
             raise InvalidRequestError(
-                f"{len(ones)} {first} and {len(others)} {second}: {first} must be one text, or as many as {second}.",
+                f"Input lengths must be either 1:1, 1:N or N:N, not {len(ones)} {first} and {len(others)} {second}.",
                 param=first,
             )
         return self.score_job(ones, others, raw=False)
@@ -99,7 +122,8 @@ class ScoreRequest(ScoreOptions):
         given: WireSide = getattr(self, name)
         sides = given if isinstance(given, list) else [given]
         if not sides:
-            raise EmptyInputError(f"{name} is empty.", param=name)
+            element = "text" if name in FIRST_NAMES else "text_pair"
+            raise EmptyInputError(f"At least one {element} element must be given: {name} is empty.", param=name)
         require_few(sides, network, param=name)
         return [
             side if isinstance(side, str) else side.prompt(network, name if sides is not given else f"{name}[{index}]")

@@ -4,34 +4,54 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from attrs import frozen
+from attrs import evolve, frozen
 
+from trio_pool_serve.api.fields.conversations import ConversationFields
+from trio_pool_serve.api.fields.input_fields import the_one_given
 from trio_pool_serve.api.fields.numbers import TokenId
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError
-from trio_pool_serve.tasks.tokenize import detokenize, tokenize
+from trio_pool_serve.prompts import ChatPrompt
+from trio_pool_serve.tasks.tokenize import detokenize, tokenize, tokenize_conversation
 
 
 @frozen(kw_only=True)
-class TokenizeRequest:
-    """The body of ``/tokenize``. Every optional field may be null."""
+class TokenizeRequest(ConversationFields):
+    """The body of ``/tokenize``: a ``prompt``, or the ``messages`` of one conversation. Optional fields may be null.
+
+    ``tools`` are functions that the chat template describes. A conversation ends with the start of an answer, unless
+    ``add_generation_prompt`` is false or it is left open, and gets no special tokens but the template's.
+    """
 
     prompt: str | None = None
-    messages: Any = None
+    tools: list[dict[str, Any]] | None = None
     model: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
-    def job(self, network: NetworkConfig) -> str:
-        """Return the text to be tokenized. Raises ``InvalidRequestError``."""
-        del network  # bounds numbers of inputs; this is one
-        if self.prompt is not None:
-            return self.prompt
-        if self.messages is not None:
-            raise InvalidRequestError("messages cannot be tokenized here; send a prompt.", param="messages")
-        raise InvalidRequestError("prompt is missing.", param="prompt")
+    def job(self, network: NetworkConfig) -> str | ChatPrompt:
+        """Return the text or the conversation to be tokenized. Raises ``InvalidRequestError``."""
+        given = the_one_given(prompt=self.prompt, messages=self.messages)
+        if self.messages is None:
+            self.refuse_chat_fields(given)
+            return self.prompt or ""
+        conversations = self.conversations(self.messages, network, param=given)
+        if len(conversations) > 1:
+            raise InvalidRequestError("One conversation is tokenized at a time.", param="messages")
+        (conversation,) = conversations
+        variables = {**conversation.template_kwargs, **({"tools": self.tools} if self.tools else {})}
+        ends_open = conversation.continue_final_message
+        return evolve(
+            conversation,
+            template_kwargs=variables,
+            add_generation_prompt=conversation.add_generation_prompt or self._by_default(ends_open=ends_open),
+        )
+
+    def _by_default(self, *, ends_open: bool) -> bool:
+        chosen = (self.chat_template_kwargs or {}).get("add_generation_prompt")
+        return self.add_generation_prompt is None and chosen is None and not ends_open
 
 
 @frozen(kw_only=True)
@@ -44,10 +64,13 @@ class TokenizeResponse:
     token_strs: list[str] | None
 
 
-async def respond_tokenize(call: Call[TokenizeRequest, str]) -> HttpResponse:
+async def respond_tokenize(call: Call[TokenizeRequest, str | ChatPrompt]) -> HttpResponse:
     """Tokenize. Raises what ``tokenize`` raises. Cancellation: at once."""
-    special = call.wire.add_special_tokens is not False
-    (tokens,) = await tokenize(call.model, [call.job], add_special_tokens=special)
+    special = call.wire.add_special_tokens
+    if isinstance(call.job, ChatPrompt):
+        tokens = await tokenize_conversation(call.model, call.job, add_special_tokens=bool(special))
+    else:
+        (tokens,) = await tokenize(call.model, [call.job], add_special_tokens=special is not False)
 
     def encode() -> HttpResponse:
         response = TokenizeResponse(
@@ -58,7 +81,7 @@ async def respond_tokenize(call: Call[TokenizeRequest, str]) -> HttpResponse:
         )
         return HttpResponse.json(response)
 
-    return await call.encode(encode, rows=len(tokens), nbytes=len(call.job))
+    return await call.encode(encode, rows=len(tokens), nbytes=sum(len(token.piece) for token in tokens))
 
 
 @frozen(kw_only=True)
@@ -87,11 +110,11 @@ async def respond_detokenize(call: Call[DetokenizeRequest, npt.NDArray[np.int64]
     return await call.encode(lambda: HttpResponse.json(DetokenizeResponse(prompt=text)), rows=1, nbytes=len(text))
 
 
-TOKENIZE: Endpoint[TokenizeRequest, str] = Endpoint(
+TOKENIZE: Endpoint[TokenizeRequest, str | ChatPrompt] = Endpoint(
     paths=("/tokenize",),
     wire=TokenizeRequest,
     respond=respond_tokenize,
-    field_names={"prompts": "prompt"},
+    field_names={"prompts": ("messages", "prompt"), "template_kwargs": "chat_template_kwargs"},
     response=TokenizeResponse,
     summary="Show the tokens that the model would read.",
     example={"prompt": "A nursery owns its tasks.", "return_token_strs": True},

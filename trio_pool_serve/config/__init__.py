@@ -13,99 +13,15 @@ from attrs import Factory, field, frozen
 from attrs.validators import and_, deep_iterable, ge, gt, in_, le, matches_re, min_len, optional
 from cyclopts import Group, Parameter
 
-from trio_pool_serve.types import PoolingTask
+from trio_pool_serve.config.help import help_, switch
+from trio_pool_serve.config.model_config import Dtype as Dtype
+from trio_pool_serve.config.model_config import ModelConfig as ModelConfig
+from trio_pool_serve.config.model_config import Pooling as Pooling
+from trio_pool_serve.config.pooler_config import with_pooler_config
 
-Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 Placement: TypeAlias = Literal["local", "process"]
-Attention: TypeAlias = Literal["auto", "padded"]
-LongText: TypeAlias = Literal["refuse", "chunk"]
+KeyScope: TypeAlias = Literal["all", "all-but-metrics", "vllm"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
-
-
-def _help(text: str, *, default: str | None = None, negative: tuple[()] | None = None) -> Parameter:
-    """Return the parameter of a setting; ``default`` describes a default that its value does not show."""
-    return Parameter(help=text, negative=negative, show_default=default and (lambda _: default))
-
-
-def _switch(text: str) -> Parameter:
-    """Return the parameter of a flag that has no ``--no-`` form."""
-    return _help(text, negative=())
-
-
-@Parameter(name="*", group=Group("Model", sort_key=1))
-@frozen(kw_only=True)
-class ModelConfig:
-    """The model, and how it is loaded and computed."""
-
-    served_model_name: Annotated[
-        str | None,
-        _help("Model name in the API. Requests select the model by it, and responses contain it.", default="MODEL"),
-    ] = field(default=None, validator=optional(min_len(1)))
-    revision: Annotated[
-        str | None, _help("Version of a model on the hub: a branch name, a tag name or a commit id.", default="main")
-    ] = None
-    trust_remote_code: Annotated[bool, _switch("Run Python code from the model's repository.")] = False
-    dtype: Annotated[
-        Dtype,
-        _help(
-            "Data type of weights and activations. auto: bfloat16 where the CPU or GPU computes it natively, else "
-            "float32."
-        ),
-    ] = field(default="auto", validator=in_(("auto", "float32", "bfloat16", "float16")))
-    device: Annotated[
-        str, _help("Device to compute on: auto, cpu, cuda or cuda:N. auto: the first GPU, or the CPU if there is none.")
-    ] = "auto"
-    attention: Annotated[
-        Attention,
-        _help(
-            "How to compute inputs of different lengths in one batch. auto: without padding on a GPU in half precision "
-            "if a check at load time finds the same outputs, else padded. padded: pad every input to the longest one."
-        ),
-    ] = field(default="auto", validator=in_(("auto", "padded")))
-    cuda_graphs: Annotated[
-        bool, _help("Capture CUDA graphs of small batches when the model is loaded, and replay them.")
-    ] = True
-    compile: Annotated[
-        bool,
-        _switch(
-            "Compile the model with torch.compile when it is loaded. Takes a minute or more and needs a C++ compiler. "
-            "Disables attention without padding and CUDA graphs."
-        ),
-    ] = False
-    max_model_len: Annotated[
-        int | None,
-        _help("Maximum length of an input in tokens, special tokens included.", default="from the model's files"),
-    ] = field(default=None, validator=optional(gt(0)))
-    long_text: Annotated[
-        LongText,
-        _help(
-            "How to handle a text to embed that is longer than the maximum and that the request does not truncate. "
-            "refuse: respond with 400. chunk: embed it in windows and return the mean of their vectors, weighted by "
-            "their numbers of tokens."
-        ),
-    ] = field(default="refuse", validator=in_(("refuse", "chunk")))
-    task: Annotated[
-        PoolingTask | None,
-        _help(
-            "Task to serve the model for. The server refuses to start if the model's files do not support it. score "
-            "also selects the yes/no scoring of Qwen3-Reranker for a causal language model whose files declare no "
-            "task.",
-            default="from the model's files",
-        ),
-    ] = field(default=None, validator=optional(in_(get_args(PoolingTask))))
-    step_tag_id: Annotated[
-        int | None,
-        _help("Id of the token that ends a step, for process reward models.", default="from the model's files"),
-    ] = field(default=None, validator=optional(ge(0)))
-    returned_token_ids: Annotated[
-        tuple[int, ...],
-        _help(
-            "Ids of the tokens whose probabilities are the scores of a step, for causal language models that judge "
-            "steps, as a JSON list: `[648,387]`. Requires `--step-tag-id`.",
-            default="none",
-            negative=(),
-        ),
-    ] = field(default=(), validator=deep_iterable(ge(0)))
 
 
 @Parameter(name="*", group=Group("Network", sort_key=2))
@@ -113,31 +29,54 @@ class ModelConfig:
 class NetworkConfig:
     """Where the server listens, and which requests it accepts."""
 
-    host: Annotated[str, _help("Host name or IP address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, _help("TCP port to listen on. 0 selects a free port.")] = field(
+    host: Annotated[str, help_("Host name or IP address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, help_("TCP port to listen on. 0 selects a free port.")] = field(
         default=8000, validator=[ge(0), le(65535)]
     )
     uds: Annotated[
         Path | None,
-        _help("Path of a Unix domain socket to listen on. If set, host and port are ignored.", default="none"),
+        help_("Path of a Unix domain socket to listen on. If set, host and port are ignored.", default="none"),
     ] = None
     api_key: Annotated[
         str | None,
-        _help("Key that requests must present in the header `Authorization: Bearer KEY`.", default="none"),
+        help_("Key that requests must present in the header `Authorization: Bearer KEY`.", default="none"),
     ] = field(default=None, repr=False, validator=optional(min_len(1)))
-    max_body_bytes: Annotated[int, _help("Maximum size of a request body in bytes.")] = field(
+    api_key_scope: Annotated[
+        KeyScope,
+        help_(
+            "Which routes require the key. all: every one but probes. all-but-metrics: `/metrics` is open too. vllm: "
+            "only paths that begin with `/v1` or `/v2`, as in vLLM."
+        ),
+    ] = field(default="all", validator=in_(get_args(KeyScope)))
+    accept_any_model: Annotated[
+        bool, switch("Serve requests that name an unknown model by the first model instead of refusing them.")
+    ] = False
+    cors_allow_origins: Annotated[
+        str,
+        help_(
+            "Comma-separated origins whose web pages may send requests, such as `https://example.org`; `*` allows all.",
+            default="none",
+        ),
+    ] = ""
+    max_body_bytes: Annotated[int, help_("Maximum size of a request body in bytes.")] = field(
         default=16 * 2**20, validator=gt(0)
     )
     write_timeout_s: Annotated[
-        float, _help("Seconds after which a TCP client that does not read its response is disconnected.")
+        float, help_("Seconds after which a TCP client that does not read its response is disconnected.")
     ] = field(default=60.0, validator=gt(0))
-    strict_requests: Annotated[bool, _switch("Refuse requests with unknown fields instead of ignoring the fields.")] = (
+    strict_requests: Annotated[bool, switch("Refuse requests with unknown fields instead of ignoring the fields.")] = (
         False
     )
     auto_truncate: Annotated[
-        bool, _help("Truncate inputs that are too long in TEI requests that do not set `truncate`.")
+        bool, help_("Truncate inputs that are too long in TEI requests that do not set `truncate`.")
     ] = True
-    max_inputs_per_request: Annotated[int, _help("Maximum number of inputs in one request.")] = field(
+    truncate_by_default: Annotated[
+        bool,
+        switch(
+            "Truncate inputs that are too long in all requests that do not say otherwise, instead of refusing them."
+        ),
+    ] = False
+    max_inputs_per_request: Annotated[int, help_("Maximum number of inputs in one request.")] = field(
         default=2048, validator=gt(0)
     )
 
@@ -149,30 +88,30 @@ class SchedulingConfig:
 
     max_batch_tokens: Annotated[
         int | None,
-        _help(
+        help_(
             "Maximum number of tokens in a batch, padding included. A longer single input is a batch by itself.",
             default="16384 on a GPU, 2048 on CPU",
         ),
     ] = field(default=None, validator=optional(gt(0)))
     bulk_batch_s: Annotated[
         float,
-        _help(
+        help_(
             "Target duration in seconds of a batch of long inputs, or of the later inputs of a large request, while "
             "small requests arrive. A single input may take longer."
         ),
     ] = field(default=0.02, validator=gt(0))
     max_in_flight: Annotated[
         int,
-        _help(
+        help_(
             "Maximum number of batches that are launched and not yet copied to the host. 1: one batch after the other."
         ),
     ] = field(default=2, validator=gt(0))
     max_queue_tokens: Annotated[
-        int, _help("Maximum number of tokens in admitted requests; further requests get a 429 response.")
+        int, help_("Maximum number of tokens in admitted requests; further requests get a 429 response.")
     ] = field(default=1_000_000, validator=gt(0))
     batch_timeout_s: Annotated[
         float,
-        _help("Maximum duration of a batch in seconds. After it, the device is assumed to hang, and the engine ends."),
+        help_("Maximum duration of a batch in seconds. After it, the device is assumed to hang, and the engine ends."),
     ] = field(default=300.0, validator=gt(0))
 
 
@@ -183,25 +122,25 @@ class ProcessesConfig:
 
     engine: Annotated[
         Placement | None,
-        _help(
+        help_(
             "Where models compute. local: in the API process. process: in engine processes, behind Unix sockets.",
             default="process, but local on a single core and under plain hypercorn",
         ),
     ] = field(default=None, validator=optional(in_(("local", "process"))))
     replicas: Annotated[
         int | None,
-        _help(
+        help_(
             "Number of engine processes per model, with `--engine process`.",
             default="1 on a GPU; on CPU one per core, at most 4",
         ),
     ] = field(default=None, validator=optional(gt(0)))
     api_workers: Annotated[
         int,
-        _help("Number of API processes, which share the listening socket. More than 1 requires `--engine process`."),
+        help_("Number of API processes, which share the listening socket. More than 1 requires `--engine process`."),
     ] = field(default=1, validator=gt(0))
     plugins: Annotated[
         str,
-        _help(
+        help_(
             "Comma-separated Python modules that API and engine processes import first. They register kinds of "
             "model, tasks, dialects and routes.",
             default="none",
@@ -219,20 +158,20 @@ class ThreadsConfig:
     """How much blocking work runs concurrently."""
 
     renderer_num_workers: Annotated[
-        int, _help("Number of threads that render prompts; each has its own tokenizer.")
+        int, help_("Number of threads that render prompts; each has its own tokenizer.")
     ] = field(default=2, validator=gt(0))
-    media_num_workers: Annotated[int, _help("Number of threads that decode and preprocess images.")] = field(
+    media_num_workers: Annotated[int, help_("Number of threads that decode and preprocess images.")] = field(
         default=2, validator=gt(0)
     )
-    postprocess_num_workers: Annotated[int, _help("Number of threads that encode responses.")] = field(
+    postprocess_num_workers: Annotated[int, help_("Number of threads that encode responses.")] = field(
         default=1, validator=gt(0)
     )
     switch_interval_s: Annotated[
-        float, _help("Seconds for which a thread may hold the GIL while the event loop waits for it.")
+        float, help_("Seconds for which a thread may hold the GIL while the event loop waits for it.")
     ] = field(default=0.0005, validator=gt(0))
     niceness: Annotated[
         int,
-        _help(
+        help_(
             "Niceness of threads and processes that compute, relative to the event loop (Linux). 0: equal priority, "
             "for machines whose cores are kept busy by other programs."
         ),
@@ -246,21 +185,21 @@ class TimeLimitsConfig:
 
     request_timeout_s: Annotated[
         float,
-        _help("Maximum duration of a request in seconds. The request header `X-Request-Timeout` can only shorten it."),
+        help_("Maximum duration of a request in seconds. The request header `X-Request-Timeout` can only shorten it."),
     ] = field(default=600.0, validator=gt(0))
-    body_timeout_s: Annotated[float, _help("Maximum time in seconds to receive a request body.")] = field(
+    body_timeout_s: Annotated[float, help_("Maximum time in seconds to receive a request body.")] = field(
         default=60.0, validator=gt(0)
     )
     template_timeout_s: Annotated[
         float,
-        _help("Maximum time in seconds to render a chat template. After it, the process that renders it is killed."),
+        help_("Maximum time in seconds to render a chat template. After it, the process that renders it is killed."),
     ] = field(default=5.0, validator=gt(0))
-    media_timeout_s: Annotated[float, _help("Maximum time in seconds to fetch one image, redirects included.")] = field(
+    media_timeout_s: Annotated[float, help_("Maximum time in seconds to fetch one image, redirects included.")] = field(
         default=10.0, validator=gt(0)
     )
     drain_timeout_s: Annotated[
         float,
-        _help("Maximum time in seconds for running requests to finish after SIGTERM. After it, they are aborted."),
+        help_("Maximum time in seconds for running requests to finish after SIGTERM. After it, they are aborted."),
     ] = field(default=30.0, validator=gt(0))
 
 
@@ -269,18 +208,21 @@ class TimeLimitsConfig:
 class InputConfig:
     """Inputs other than text, and where they may come from."""
 
+    enable_tokenizer_info_endpoint: Annotated[
+        bool, switch("Serve `/tokenizer_info`: the tokenizer's settings and the chat template.")
+    ] = False
     trust_request_chat_template: Annotated[
         bool,
-        _switch(
+        switch(
             "Accept chat templates in requests. They are rendered in a separate process with limits on time and memory."
         ),
     ] = False
     enable_prompt_embeds: Annotated[
-        bool, _switch("Accept token embeddings in place of texts, in the field `prompt_embeds`.")
+        bool, switch("Accept token embeddings in place of texts, in the field `prompt_embeds`.")
     ] = False
     allowed_media_path: Annotated[
         Path | None,
-        _help(
+        help_(
             "Directory from which requests may load images by `file:` URLs. Symbolic links that lead out of it are not "
             "followed.",
             default="none",
@@ -288,25 +230,25 @@ class InputConfig:
     ] = None
     allowed_media_domains: Annotated[
         str,
-        _help(
+        help_(
             "Comma-separated hosts from which images may be fetched, redirects included. A host does not include its "
             "subdomains: `*.example.org` allows those of `example.org`, but not `example.org` itself.",
             default="any",
         ),
     ] = field(default="", validator=matches_re(r"[\w.*, -]*", re.ASCII))
     allow_private_media: Annotated[
-        bool, _switch("Also fetch images from addresses that are not on the public internet.")
+        bool, switch("Also fetch images from addresses that are not on the public internet.")
     ] = False
-    max_media_bytes: Annotated[int, _help("Maximum size of an image file in bytes, before base64 encoding.")] = field(
+    max_media_bytes: Annotated[int, help_("Maximum size of an image file in bytes, before base64 encoding.")] = field(
         default=20 * 2**20, validator=gt(0)
     )
     max_image_pixels: Annotated[
-        int, _help("Maximum number of pixels of an image; larger ones are refused before they are decoded.")
+        int, help_("Maximum number of pixels of an image; larger ones are refused before they are decoded.")
     ] = field(default=50_000_000, validator=gt(0))
-    max_images_per_input: Annotated[int, _help("Maximum number of images in one input.")] = field(
+    max_images_per_input: Annotated[int, help_("Maximum number of images in one input.")] = field(
         default=16, validator=gt(0)
     )
-    media_cache_bytes: Annotated[int, _help("Size of the cache of preprocessed images in bytes; 0 disables it.")] = (
+    media_cache_bytes: Annotated[int, help_("Size of the cache of preprocessed images in bytes; 0 disables it.")] = (
         field(default=256 * 2**20, validator=ge(0))
     )
 
@@ -322,18 +264,19 @@ class InputConfig:
 class LoggingConfig:
     """What is logged to standard error."""
 
-    log_level: Annotated[LogLevel, _help("Minimum severity of logged messages.")] = field(
+    log_level: Annotated[LogLevel, help_("Minimum severity of logged messages.")] = field(
         default="info", validator=in_(("debug", "info", "warning", "error"))
     )
-    access_log: Annotated[bool, _switch("Log every request; reduces throughput.")] = False
+    access_log: Annotated[bool, switch("Log every request; reduces throughput.")] = False
 
 
 @frozen
 class ModelSource:
-    """One model to serve: its name in the API, and a local folder or a hub id."""
+    """One model to serve: its name in the API, a local folder or a hub id, and further names."""
 
     name: str
     location: str
+    aliases: tuple[str, ...] = ()
 
 
 @frozen(kw_only=True)
@@ -345,7 +288,7 @@ class Config:
     """
 
     models: tuple[str, ...] = field(validator=[min_len(1), deep_iterable(min_len(1))])
-    loading: ModelConfig = Factory(ModelConfig)
+    loading: ModelConfig = field(factory=ModelConfig, converter=with_pooler_config)
     network: NetworkConfig = Factory(NetworkConfig)
     scheduling: SchedulingConfig = Factory(SchedulingConfig)
     processes: ProcessesConfig = Factory(ProcessesConfig)
@@ -371,7 +314,8 @@ def _source(model: str, served_model_name: str | None) -> ModelSource:
     name, equals, location = model.partition("=")
     if not equals or Path(model).is_dir():
         name, location = model, model
-    return ModelSource(served_model_name or name, location)
+    first, *aliases = (served_model_name or name).split(",") if served_model_name else [name]
+    return ModelSource(first, location, tuple(aliases))
 
 
 def encode_config(config: Config) -> bytes:

@@ -1,0 +1,13 @@
+"""How a setting is shown by ``--help`` and in ``docs/settings.md``."""
+
+from cyclopts import Parameter
+
+
+def help_(text: str, *, default: str | None = None, negative: tuple[()] | None = None) -> Parameter:
+    """Return the parameter of a setting; ``default`` describes a default that its value does not show."""
+    return Parameter(help=text, negative=negative, show_default=default and (lambda _: default))
+
+
+def switch(text: str) -> Parameter:
+    """Return the parameter of a flag that has no ``--no-`` form."""
+    return help_(text, negative=())
