@@ -143,6 +143,11 @@ class Engine(ABC):
     def embeds_width(self) -> int:
         """Width of token embeddings accepted in place of ids; 0 if none are. Raises as ``submit`` when not ready."""
 
+    @property
+    @abstractmethod
+    def max_batch_tokens(self) -> int:
+        """Token budget of a batch. Raises as ``submit`` when not ready."""
+
     @abstractmethod
     async def wait_ready(self) -> None:
         """Wait until the model is loaded. Raises ``EngineDeadError`` if the engine has stopped.

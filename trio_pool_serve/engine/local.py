@@ -93,6 +93,10 @@ class LocalEngine(Engine):
         return self._loaded.embeds_width
 
     @property
+    def max_batch_tokens(self) -> int:  # noqa: D102
+        return self.config.max_batch_tokens or self._loaded.default_batch_tokens
+
+    @property
     def _loaded(self) -> Runner:
         self._require_ready()
         assert self.runner is not None  # noqa: S101  (ready means loaded)
@@ -146,7 +150,7 @@ class LocalEngine(Engine):
             self.offload.close()
 
     async def _compute(self, runner: Runner, nursery: trio.Nursery) -> None:
-        max_tokens = self.config.max_batch_tokens or runner.default_batch_tokens
+        max_tokens = self.max_batch_tokens
         self._queue.pads = runner.pads
         slots = trio.Semaphore(self.config.max_in_flight)
         while True:

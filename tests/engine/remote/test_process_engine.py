@@ -506,7 +506,7 @@ async def test_an_engine_that_sends_garbage_loses_its_own_connection_alone(tmp_p
             peer, _ = await bad.listening.accept()
             connections += 1
             async with trio.SocketStream(peer) as stream:
-                await stream.send_all(frame_of(Hello(8, 0)) + garbage)
+                await stream.send_all(frame_of(Hello(8, 0, 2048)) + garbage)
 
     async with good.listen(), bad.listen(), good.live(), asking(good, bad) as engine, trio.open_nursery() as nursery:
         nursery.start_soon(break_connections)

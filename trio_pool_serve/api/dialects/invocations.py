@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from trio_pool_serve.api.dialects.tei.root import MAIN_TASKS
 from trio_pool_serve.api.dialects.vllm.pooling_requests import main_task
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.service import Service
@@ -27,7 +28,7 @@ PATHS: tuple[tuple[frozenset[str], str], ...] = (
 )
 """Paths by the fields that other bodies have; the first whose fields are all there."""
 
-TARGETS = (*dict.fromkeys(path for _, path in PATHS), "/v1/embeddings", "/classify", "/pooling")
+TARGETS = (*dict.fromkeys(path for _, path in PATHS), "/predict", "/v1/embeddings", "/classify", "/pooling")
 """All paths that a body can be for."""
 
 
@@ -40,11 +41,18 @@ def path_of_fields(fields: Mapping[str, msgspec.Raw], service: Service) -> str:
         return _path_of_task(fields, service)
     for needed, path in PATHS:
         if needed <= fields.keys():
-            return path
+            return _path_of_inputs(fields, service) if path == "/" else path
     needed_fields = ", or ".join(" and ".join(sorted(needed)) for needed, _ in PATHS)
     raise InvalidRequestError(
         f"Cannot find a suitable handler for the request: it needs {', or '.join(INPUT_FIELDS)}, or {needed_fields}."
     )
+
+
+def _path_of_inputs(fields: Mapping[str, msgspec.Raw], service: Service) -> str:
+    """Return the path for ``inputs``: ``/``, whose answer for one text to classify is made for the hub's own client."""
+    able = service.model(_string(fields, "model")).folder.spec.tasks
+    main = next((task for task in MAIN_TASKS if task in able), None)
+    return "/predict" if main == "classify" and "parameters" not in fields else "/"
 
 
 def _path_of_task(fields: Mapping[str, msgspec.Raw], service: Service) -> str:

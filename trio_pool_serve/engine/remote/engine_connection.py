@@ -50,7 +50,8 @@ class EngineConnection:
     async def serve(self) -> None:
         """Serve until the API process closes the connection. Cancellation: at once; its rows leave the queue."""
         try:
-            await self.stream.send(Hello(self.engine.dimensions, self.engine.embeds_width))
+            engine = self.engine
+            await self.stream.send(Hello(engine.dimensions, engine.embeds_width, engine.max_batch_tokens))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._answer)
                 await self._receive()

@@ -109,6 +109,10 @@ class ProcessEngine(Engine):
         return self._hello.embeds_width
 
     @property
+    def max_batch_tokens(self) -> int:  # noqa: D102
+        return self._hello.max_batch_tokens
+
+    @property
     def _hello(self) -> Hello:
         self._require_ready()
         hello = self._least_busy().hello

@@ -107,10 +107,11 @@ class CloseScope(msgspec.Struct, tag=True, array_like=True):
 
 
 class Hello(msgspec.Struct, tag=True, array_like=True):
-    """The first message of an engine process: the sizes of the model that it has loaded."""
+    """The first message of an engine process: the sizes of the model that it has loaded, and of its batches."""
 
     dimensions: int
     embeds_width: int
+    max_batch_tokens: int
 
 
 class Answer(msgspec.Struct, tag=True, array_like=True):

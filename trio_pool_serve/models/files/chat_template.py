@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from attrs import evolve
+from jinja2 import Environment, TemplateSyntaxError
+from jinja2.meta import find_undeclared_variables
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_json
@@ -30,6 +32,14 @@ def given_chat_template(given: str | None) -> str | None:
         raise ModelLoadError(f"--chat-template {given} is neither a template nor a file: {error}") from error
 
 
+def variables_of(template: str) -> set[str]:
+    """Return the variables that a template reads; none of one that plain Jinja cannot parse."""
+    try:
+        return find_undeclared_variables(Environment().parse(template))  # noqa: S701  (nothing is rendered)
+    except TemplateSyntaxError:
+        return set()
+
+
 def read_chat_format(files: FolderFiles) -> ChatFormat | None:
     """Return how texts are put into the chat template, ``None`` if they are not. Raises ``ModelLoadError``."""
     options = _template_options(files)
@@ -40,7 +50,7 @@ def read_chat_format(files: FolderFiles) -> ChatFormat | None:
         options=options,
     )
     if files.chat_template is not None:
-        return inferred
+        return evolve(inferred, instruction_is_variable="instruction" in variables_of(files.chat_template))
     if not files.modules:
         return evolve(inferred, required=False) if template is not None else None
     message = (files.module_config.get("modality_config") or {}).get("message")

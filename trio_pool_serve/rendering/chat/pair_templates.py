@@ -44,7 +44,8 @@ class ChatPair:
 
     def _text(self, first: str, second: str, instruction: str) -> str:
         try:
-            return self._render_chat(self._format.messages(first, second, instruction), self._format.options)
+            messages = self._format.messages(first, second, instruction)
+            return self._render_chat(messages, self._format.variables(instruction))
         except UnicodeError:
             raise
         except Exception as error:

@@ -38,7 +38,7 @@ ModelType: TypeAlias = dict[str, EmbeddingType | LabelsType]
 
 @frozen(kw_only=True)
 class Info:
-    """The response. ``model_dtype`` is the setting; ``max_batch_tokens`` is null where the device decides.
+    """The response. ``model_dtype`` is the setting.
 
     The last three are about builds and limits of text-embeddings-inference that this server does not have.
     """
@@ -50,7 +50,7 @@ class Info:
     model_type: ModelType
     max_concurrent_requests: int
     max_input_length: int
-    max_batch_tokens: int | None
+    max_batch_tokens: int
     max_client_batch_size: int
     auto_truncate: bool
     tokenization_workers: int
@@ -84,7 +84,7 @@ def describe_model(service: Service) -> Info:
         # Each admitted request has at least one token: no more than these can be admitted at once.
         max_concurrent_requests=config.scheduling.max_queue_tokens,
         max_input_length=model.renderer.max_model_len,
-        max_batch_tokens=config.scheduling.max_batch_tokens,
+        max_batch_tokens=model.engine.max_batch_tokens,
         max_client_batch_size=config.network.max_inputs_per_request,
         auto_truncate=config.network.auto_truncate,
         tokenization_workers=config.threads.renderer_num_workers,

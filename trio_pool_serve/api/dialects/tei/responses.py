@@ -135,7 +135,7 @@ async def respond_rerank(call: Call[Any, ScoreJob]) -> HttpResponse:
 
     nbytes = sum(map(len, texts)) if texts is not None else scores.values.nbytes
     response = await call.encode(encode, rows=len(scores.values), nbytes=nbytes)
-    return _timed(response, call.timings, scores.prompt_tokens, _job_characters(call.job))
+    return _timed(response, call.timings, scores.prompt_tokens, _job_characters(call.job, in_pairs=True))
 
 
 async def respond_similarity(call: Call[Any, ScoreJob]) -> HttpResponse:
@@ -147,7 +147,7 @@ async def respond_similarity(call: Call[Any, ScoreJob]) -> HttpResponse:
     response = await call.encode(
         lambda: HttpResponse(row_json(scores.values, "float32")), rows=1, nbytes=scores.values.nbytes
     )
-    return _timed(response, call.timings, scores.prompt_tokens, _job_characters(call.job))
+    return _timed(response, call.timings, scores.prompt_tokens, _job_characters(call.job, in_pairs=False))
 
 
 async def respond_tokenize(call: Call[Any, TokenizeJob]) -> HttpResponse:
@@ -221,8 +221,10 @@ def _characters(prompts: Sequence[Prompt]) -> int | None:
     return characters
 
 
-def _job_characters(job: ScoreJob) -> int:
-    return sum(len(text_of(side)) for side in (*job.queries, *job.documents))
+def _job_characters(job: ScoreJob, *, in_pairs: bool) -> int:
+    """Count the characters of all texts; of the one query once for each document if they are ``in_pairs``."""
+    queries = sum(len(text_of(side)) for side in job.queries) * (len(job.documents) if in_pairs else 1)
+    return queries + sum(len(text_of(side)) for side in job.documents)
 
 
 def _timed(response: HttpResponse, timings: RequestTimings, tokens: int, characters: int | None) -> HttpResponse:

@@ -1,0 +1,101 @@
+"""``/invocations``: each body is answered as by the route that its fields tell."""
+
+import pytest
+
+from tests.api.scripted_models import Everything, Labeller, serve_as
+from tests.tables import each
+
+
+@pytest.fixture
+async def service(service):
+    serve_as(service, Everything())
+    return service
+
+SAME = [
+    ("/v1/embeddings", {"input": ["hello", "w1"]}),
+    ("/v1/embeddings", {"input": [[5, 6]], "encoding_format": "base64"}),
+    ("/v1/embeddings", {"input": "hello", "task": "retrieval.query"}),
+    ("/v1/embeddings", {"input": "hello", "task": "embed"}),
+    ("/v1/embeddings", {"input": "hello", "input_type": "query", "output_dtype": "int8"}),
+    ("/classify", {"input": "hello", "task": "classify"}),
+    ("/pooling", {"input": "hello", "task": "token_embed"}),
+    ("/pooling", {"input": "hello", "tasks": ["embed", "classify"]}),
+    ("/rerank", {"query": "hello", "documents": ["w1", "w2"], "top_n": 1}),
+    ("/rerank", {"query": "hello", "documents": ["w1", "w2"], "top_k": 1}),
+    ("/rerank", {"query": "hello", "texts": ["w1", "w2"], "raw_scores": True}),
+    ("/score", {"text_1": "hello", "text_2": ["w1", "w2"]}),
+    ("/score", {"data_1": "hello", "data_2": "w1"}),
+    ("/score", {"queries": ["hello"], "documents": ["w1"]}),
+    ("/score", {"queries": ["hello"], "items": ["w1"]}),
+    ("/v2/embed", {"texts": ["hello"], "input_type": "search_query"}),
+    ("/v2/embed", {"inputs": [{"content": "hello"}], "embedding_types": ["int8"]}),
+    ("/", {"inputs": ["hello", "w1"]}),
+    ("/", {"inputs": "hello", "parameters": {"normalize": False}}),
+    ("/", {"inputs": {"source_sentence": "hello", "sentences": ["w1"]}}),
+]
+
+
+def without_names(answer):
+    """What an answer says of the request, without what is new in each."""
+    document = answer.json()
+    if isinstance(document, dict):
+        document = {name: value for name, value in document.items() if name not in ("id", "created")}
+    return document
+
+
+@each(("path", "body"), SAME)
+async def test_a_body_is_answered_as_by_its_own_route(client, path, body):
+    answer = await client.post("/invocations", json=body)
+    assert answer.status_code == 200, answer.text
+    assert without_names(answer) == without_names(await client.post(path, json=body))
+
+
+@each(
+    ("path", "body", "status"),
+    [
+        ("/v1/embeddings", {"input": []}, 400),
+        ("/v1/embeddings", {"input": "hello", "encoding_format": "hex"}, 400),
+        ("/v1/embeddings", {"input": "hello", "model": "another"}, 404),
+        ("/rerank", {"query": "hello", "documents": []}, 400),
+        ("/rerank", {"query": "hello", "texts": []}, 400),
+        ("/score", {"text_1": "hello"}, 400),
+        ("/v2/embed", {"texts": []}, 400),
+        ("/", {"inputs": []}, 400),
+        ("/", {"inputs": 5}, 422),
+    ],
+)
+async def test_errors_are_those_of_the_route(client, path, body, status):
+    answer = await client.post("/invocations", json=body)
+    assert answer.status_code == status, answer.text
+    own = await client.post(path, json=body)
+    assert own.status_code == status
+    assert {name: value for name, value in answer.json().items() if name != "id"} == {
+        name: value for name, value in own.json().items() if name != "id"
+    }
+
+
+@each("body", [{}, {"text_2": "w1"}, {"query": "hello"}, {"documents": ["w1"]}, {"prompt": "hello"}])
+async def test_a_body_for_no_route_is_told_what_there_is(client, body):
+    answer = await client.post("/invocations", json=body)
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert message.startswith("Cannot find a suitable handler")
+    for names in ("input", "documents and query", "queries", "inputs"):
+        assert names in message
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"input"', b'{"input": "a"'])
+async def test_what_is_no_object_is_refused_in_openai_s_shape(client, content):
+    answer = await client.post("/invocations", content=content)
+    assert answer.status_code == 400
+    assert set(answer.json()) == {"error"}
+
+
+async def test_a_text_to_classify_is_answered_as_by_predict_unless_it_comes_from_the_hub_s_client(client, service):
+    serve_as(service, Labeller())
+    for body, path in [({"inputs": "hello"}, "/predict"), ({"inputs": "hello", "parameters": {}}, "/")]:
+        answer = await client.post("/invocations", json=body)
+        assert answer.status_code == 200
+        assert answer.json() == (await client.post(path, json=body)).json()
+    assert isinstance((await client.post("/invocations", json={"inputs": "hello"})).json()[0], dict)
+    assert "probs" in (await client.post("/invocations", json={"input": "hello"})).json()["data"][0]
