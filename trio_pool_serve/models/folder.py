@@ -85,7 +85,9 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
     files = read_folder_files(path, given_chat_template(config.chat_template))
     kind, spec = _recognise(files, config)
     if (config.pooling is not None or config.normalize is not None) and not spec.pools_token_states:
-        raise ModelLoadError("--pooling and --normalize are for embedding models, which this is not.")
+        raise ModelLoadError(
+            "--pooling and --normalize (use_activation in --pooler-config) are for embedding models, which this is not."
+        )
     if config.task is not None and config.task not in spec.tasks:
         supported = ", ".join(sorted(spec.tasks))
         raise ModelLoadError(f"--task {config.task}: this model's files support only {supported}.")

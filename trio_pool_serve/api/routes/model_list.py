@@ -71,4 +71,4 @@ def model_routes(service: Service) -> Routes:
             raise NotFoundError(f"The model `{name}` does not exist.")
         return HttpResponse.json(card(served, name))
 
-    return {("GET", "/v1/models"): models, ("GET", "/v1/models/{name}"): model}
+    return {("GET", "/v1/models"): models, ("GET", "/models"): models, ("GET", "/v1/models/{name}"): model}

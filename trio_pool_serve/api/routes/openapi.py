@@ -42,6 +42,7 @@ class Operation:
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v1/models"): Operation("The models of the server.", {"object": "list", "data": [{"id": "org/model"}]}),
+    ("GET", "/models"): Operation("As /v1/models, for infinity's clients.", {"object": "list", "data": []}),
     ("GET", "/v1/models/{name}"): Operation("One model.", {"id": "org/model", "object": "model", "task": "embed"}),
     ("GET", "/info"): Operation(
         "The default model, as text-embeddings-inference describes its own.", {"model_id": "org/model"}

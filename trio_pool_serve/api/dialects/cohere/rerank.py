@@ -3,18 +3,18 @@
 from functools import partial
 
 import msgspec
-from attrs import frozen
+from attrs import evolve, frozen
 
 from trio_pool_serve.api.dialects.cohere.meta import Meta, meta_of
+from trio_pool_serve.api.dialects.vllm.scoring import SCORE_FIELD_NAMES, ScoreOptions
 from trio_pool_serve.api.fields.embedding_responses import Usage
 from trio_pool_serve.api.fields.limits import require_few
-from trio_pool_serve.api.fields.numbers import Priority, TokenLimit, TopN
+from trio_pool_serve.api.fields.numbers import TopN
 from trio_pool_serve.api.fields.ranking import ranked, require_top
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.prompts import text_of
-from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.score import ScoreJob, Scores, score
 
 
@@ -26,18 +26,15 @@ class RerankDocument:
 
 
 @frozen(kw_only=True)
-class RerankRequest:
-    """The body of ``/v2/rerank``. Documents that are too long are truncated, as Cohere does it.
+class RerankRequest(ScoreOptions):
+    """The body of ``/v2/rerank``, which clients of vLLM send its options too.
 
-    ``return_documents`` is a field of version 1.
+    Documents that are too long are truncated, as Cohere does it. ``return_documents`` is a field of version 1.
     """
 
     query: str
     documents: str | RerankDocument | list[str | RerankDocument]
-    model: str | None = None
     top_n: TopN | None = None
-    max_tokens_per_doc: TokenLimit | None = None
-    priority: Priority | None = None
     return_documents: bool | None = None
 
     def job(self, network: NetworkConfig) -> ScoreJob:
@@ -45,13 +42,11 @@ class RerankRequest:
         given = self.documents if isinstance(self.documents, list) else [self.documents]
         require_few(given, network, param="documents")
         require_top(self.top_n)
-        return ScoreJob(
-            queries=[self.query],
-            documents=[document if isinstance(document, str) else document.text for document in given],
-            input_params=InputParams(truncate_to=-1),
-            max_document_tokens=self.max_tokens_per_doc or None,
-            priority=self.priority or 0,
-        )
+        documents = [document if isinstance(document, str) else document.text for document in given]
+        job = self.score_job([self.query], documents, raw=False)
+        if self.truncate_prompt_tokens is not None:
+            return job
+        return evolve(job, input_params=evolve(job.input_params, truncate_to=-1))
 
 
 @frozen(kw_only=True)
@@ -105,7 +100,7 @@ RERANK_ENDPOINT = Endpoint(
     paths=("/v2/rerank",),
     wire=RerankRequest,
     respond=respond_rerank,
-    field_names={"max_document_tokens": "max_tokens_per_doc"},
+    field_names=SCORE_FIELD_NAMES,
     response=RerankResponse,
     summary="Sort documents by how well they fit a query.",
     example={
