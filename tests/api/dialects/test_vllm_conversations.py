@@ -1,0 +1,248 @@
+"""Conversations as vLLM's clients send them: several at once, in ``input``, to ``/tokenize``, by another template."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import httpx
+import pytest
+import transformers
+
+from tests.api.scripted_models import Everything, serve_as
+from tests.conftest import client_of, listening, render_templates_on_the_loop, running
+from tests.rendering.chat.chat_folders import CHATML, write_chat_folder
+from tests.rendering.media.images import data_url
+from tests.scripted_runner import ScriptedRunner
+from tests.tables import each
+from trio_pool_serve.config import Config, InputConfig, ModelConfig
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.service import Service
+
+HELLO = [{"role": "user", "content": "hello"}]
+TURNS = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "A nursery"}]
+QUIET = {"enable_thinking": False}
+TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {}}}]
+TOOL_NAMES = "{% for tool in tools or [] %}<{{ tool.function.name }}>{% endfor %}" + CHATML
+KNOWS_DEVELOPER = "{% for message in messages %}{{ 'D:' if message.role == 'developer' else 'X:' }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_folder(tmp_path_factory.mktemp("chat") / "model", CHATML)
+
+
+@pytest.fixture(scope="module")
+def theirs(chat_folder: Path) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(chat_folder)
+
+
+@pytest.fixture
+def config(chat_folder: Path) -> Config:
+    return Config(models=(str(chat_folder),))
+
+
+@pytest.fixture
+async def service(service: Service) -> Service:
+    serve_as(service, Everything())
+    render_templates_on_the_loop(service)
+    return service
+
+
+@asynccontextmanager
+async def serving(folder: Path, scripted: ScriptedRunner, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    config = attrs.evolve(Config(models=(str(folder),)), **settings)
+    service = Service(config, lambda *_: scripted)
+    async with running(service), listening(service) as url, client_of(url) as client:
+        render_templates_on_the_loop(service)
+        yield client
+
+
+async def post(client: httpx.AsyncClient, path: str, **body: Any) -> Any:
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def refusal(client: httpx.AsyncClient, path: str, **body: Any) -> dict[str, Any]:
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 400, answer.text
+    return answer.json()["error"]
+
+
+def rows(answer: dict[str, Any]) -> list[Any]:
+    return [item.get("embedding", item.get("data", item.get("probs"))) for item in answer["data"]]
+
+
+# -- several conversations, and conversations in ``input`` ------------------------------------------------
+
+
+@each("path", ["/v1/embeddings", "/pooling", "/classify"])
+async def test_a_list_of_conversations_is_an_input_for_each(client, path):
+    alone = [await post(client, path, messages=messages) for messages in (HELLO, TURNS)]
+    expected = [row for answer in alone for row in rows(answer)]
+    for name in ("messages", "input"):
+        together = await post(client, path, **{name: [HELLO, TURNS]})
+        assert rows(together) == expected
+        assert together["usage"]["total_tokens"] == sum(answer["usage"]["total_tokens"] for answer in alone)
+    assert rows(await post(client, path, input=TURNS)) == rows(alone[1])
+
+
+async def test_messages_in_input_take_the_fields_of_conversations(client):
+    fields = {"add_generation_prompt": True, "chat_template_kwargs": {"enable_thinking": False}}
+    assert rows(await post(client, "/v1/embeddings", input=HELLO, **fields)) == rows(
+        await post(client, "/v1/embeddings", messages=HELLO, **fields)
+    )
+
+
+@each(
+    ("body", "param", "message"),
+    [
+        ({"messages": []}, "messages", "is empty"),
+        ({"messages": [HELLO, []]}, "messages", "A conversation in messages is empty"),
+        ({"messages": [HELLO, HELLO[0]]}, "messages", "mixes messages and lists"),
+        ({"input": [HELLO[0], "hello"]}, "input", "mixes messages and other inputs"),
+        ({"input": [HELLO[0], {"text": "hello"}]}, "input", "mixes messages and other inputs"),
+        ({"input": [HELLO, [5]]}, "input", "mixes messages and other inputs"),
+        ({"input": [[{"text": "hello"}]]}, "input", "neither of token ids nor of messages"),
+        ({"input": HELLO, "messages": HELLO}, "input", "Give one of"),
+        ({"messages": [HELLO] * 2049}, "messages", "--max-inputs-per-request"),
+        ({"input": [[*HELLO] * 1025] * 2}, "input", "--max-inputs-per-request"),
+    ],
+)
+async def test_what_is_no_conversation_is_refused(client, body, param, message):
+    error = await refusal(client, "/v1/embeddings", **body)
+    assert error["param"] == param
+    assert message in error["message"]
+
+
+async def test_the_two_flags_may_be_among_the_template_s_variables_and_the_fields_count_for_more(client):
+    plain = rows(await post(client, "/v1/embeddings", messages=TURNS))
+    for name in ("add_generation_prompt", "continue_final_message"):
+        chosen = rows(await post(client, "/v1/embeddings", messages=TURNS, **{name: True}))
+        assert chosen != plain
+        kwargs = {"chat_template_kwargs": {name: True}}
+        assert rows(await post(client, "/v1/embeddings", messages=TURNS, **kwargs)) == chosen
+        assert rows(await post(client, "/v1/embeddings", messages=TURNS, **kwargs, **{name: False})) == plain
+
+
+# -- /tokenize ---------------------------------------------------------------------------------------------
+
+
+@each(
+    ("fields", "options"),
+    [
+        ({}, {"add_generation_prompt": True}),
+        ({"add_generation_prompt": False}, {}),
+        ({"chat_template_kwargs": {"add_generation_prompt": False}}, {}),
+        ({"continue_final_message": True}, {"continue_final_message": True}),
+        (
+            {"chat_template_kwargs": {"enable_thinking": False}},
+            {"add_generation_prompt": True, "enable_thinking": False},
+        ),
+    ],
+)
+async def test_a_conversation_has_the_tokens_of_transformers(client, theirs, fields, options):
+    answer = await post(client, "/tokenize", messages=TURNS, return_token_strs=True, **fields)
+    expected = theirs.apply_chat_template(TURNS, tokenize=True, return_dict=False, **options)
+    assert answer["tokens"] == expected
+    assert answer["token_strs"] == theirs.convert_ids_to_tokens(expected)
+    assert answer["count"] == len(expected)
+
+
+async def test_tools_reach_the_template(tmp_path, scripted):
+    folder = write_chat_folder(tmp_path / "tools", TOOL_NAMES)
+    async with serving(folder, scripted) as client:
+        without = await post(client, "/tokenize", messages=HELLO)
+        given = await post(client, "/tokenize", messages=HELLO, tools=TOOLS)
+        text = (await post(client, "/detokenize", tokens=given["tokens"]))["prompt"]
+    assert text.startswith("<look_up>")
+    assert given["tokens"][len("<look_up>") :] == without["tokens"]
+
+
+@each(
+    ("body", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [HELLO, HELLO]}, "messages"),
+        ({"messages": HELLO, "prompt": "hello"}, "prompt"),
+        ({}, "prompt"),
+        ({"prompt": "hello", "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"messages": HELLO, "add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": data_url(b"image")}]}]},
+            "messages",
+        ),
+    ],
+)
+async def test_what_cannot_be_tokenized_is_refused(client, body, param):
+    assert (await refusal(client, "/tokenize", **body))["param"] == param
+
+
+# -- roles and templates -----------------------------------------------------------------------------------
+
+
+@each(
+    ("messages", "meant"),
+    [
+        ([("developer", "Be brief."), ("user", "hello")], [("system", "Be brief."), ("user", "hello")]),
+        (
+            [("system", "Be kind."), ("developer", "Be brief."), ("user", "hello")],
+            [("system", "Be kind.\n\nBe brief."), ("user", "hello")],
+        ),
+        (
+            [("user", "hello"), ("developer", "Be brief."), ("system", "Be kind.")],
+            [("system", "Be brief.\n\nBe kind."), ("user", "hello")],
+        ),
+    ],
+)
+async def test_a_template_that_knows_no_developer_gets_one_system_message(client, messages, meant):
+    sent, same = ([{"role": role, "content": text} for role, text in said] for said in (messages, meant))
+    assert rows(await post(client, "/v1/embeddings", messages=sent)) == rows(
+        await post(client, "/v1/embeddings", messages=same)
+    )
+
+
+async def test_a_template_that_knows_the_role_gets_it(tmp_path, scripted):
+    folder = write_chat_folder(tmp_path / "knows", KNOWS_DEVELOPER)
+    messages = [{"role": "developer", "content": "Be brief."}, *HELLO]
+    async with serving(folder, scripted) as client:
+        tokens = (await post(client, "/tokenize", messages=messages))["tokens"]
+        assert (await post(client, "/detokenize", tokens=tokens))["prompt"] == "D:X:"
+
+
+@pytest.fixture(params=["text", "file"])
+def given_template(request, tmp_path: Path) -> str:
+    if request.param == "text":
+        return KNOWS_DEVELOPER
+    path = tmp_path / "template.jinja"
+    path.write_text(KNOWS_DEVELOPER)
+    return str(path)
+
+
+async def test_the_flag_replaces_the_model_s_template(chat_folder, scripted, given_template):
+    settings = {
+        "loading": ModelConfig(chat_template=given_template),
+        "input": InputConfig(enable_tokenizer_info_endpoint=True),
+    }
+    async with serving(chat_folder, scripted, **settings) as client:
+        tokens = (await post(client, "/tokenize", messages=TURNS))["tokens"]
+        assert (await post(client, "/detokenize", tokens=tokens))["prompt"] == "X:X:"
+        assert (await client.get("/tokenizer_info")).json()["chat_template"] == KNOWS_DEVELOPER
+
+
+def test_a_template_that_is_no_file_is_refused_at_the_start(chat_folder):
+    with pytest.raises(ModelLoadError, match="neither a template nor a file"):
+        read_model_folder(chat_folder, ModelConfig(chat_template="/no/such/file.jinja"))
+
+
+async def test_the_tokenizer_s_settings_are_told_with_the_flag_only(client, chat_folder, scripted):
+    assert (await client.get("/tokenizer_info")).status_code == 404
+    settings = {"input": InputConfig(enable_tokenizer_info_endpoint=True)}
+    async with serving(chat_folder, scripted, **settings) as told:
+        info = (await told.get("/tokenizer_info")).json()
+    assert info["chat_template"] == CHATML
+    assert info["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert (info["model_max_length"], info["eos_token"]) == (512, "</s>")
