@@ -1,0 +1,132 @@
+"""Settings that decide what a request means that does not say it: names of models, truncation, prompts."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.scripted_models import Everything, serve_as
+from tests.conftest import client_of, listening, running
+from tests.model_folders import write_json, write_scripted_folder
+from tests.scripted_runner import ScriptedRunner
+from tests.tables import each
+from trio_pool_serve.config import Config, ModelConfig, NetworkConfig
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.service import Service
+
+LONG = "hello " * 100
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, *, loading: ModelConfig | None = None, **network: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    config = Config(models=(str(folder),), loading=loading or ModelConfig(), network=NetworkConfig(**network))
+    service = Service(config, lambda *_: ScriptedRunner())
+    async with running(service), listening(service) as url, client_of(url) as client:
+        serve_as(service, Everything())
+        yield client
+
+
+@pytest.fixture(scope="module")
+def prompted_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with two prompt templates, the first of which is its default."""
+    folder = write_scripted_folder(tmp_path_factory.mktemp("prompted") / "model")
+    declared = {"prompts": {"one": "w1 ", "two": "w2 "}, "default_prompt_name": "one"}
+    write_json(folder / "config_sentence_transformers.json", declared)
+    return folder
+
+
+# -- names of models ---------------------------------------------------------------------------------------
+
+
+async def test_a_model_has_all_of_its_names(scripted_folder):
+    loading = ModelConfig(served_model_name="first,second,org/third")
+    async with serving(scripted_folder, loading=loading) as client:
+        for name in ("first", "second", "org/third", "", None):
+            answer = await client.post("/v1/embeddings", json={"input": "hello", "model": name})
+            assert answer.status_code == 200
+            assert answer.json()["model"] == "first"
+        listed = (await client.get("/v1/models")).json()
+        assert [card["id"] for card in listed["data"]] == ["first", "second", "org/third"]
+        assert (await client.get("/models")).json() == listed
+        assert (await client.get("/v1/models/org/third/")).json()["id"] == "org/third"
+        refused = await client.post("/v1/embeddings", json={"input": "hello", "model": "fourth"})
+        assert refused.status_code == 404
+        assert refused.json()["error"]["message"].startswith("The model `fourth` does not exist.")
+
+
+async def test_any_name_is_the_first_model_s_with_the_flag(scripted_folder):
+    async with serving(scripted_folder, accept_any_model=True) as client:
+        for path, body in [("/v1/embeddings", {"input": "hello"}), ("/invocations", {"input": "hello"})]:
+            answer = await client.post(path, json={**body, "model": "text-embedding-3-small"})
+            assert answer.status_code == 200
+            assert answer.json()["model"] == str(scripted_folder)
+
+
+# -- truncation --------------------------------------------------------------------------------------------
+
+SILENT: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"input": LONG},
+    "/pooling": {"input": LONG, "task": "token_embed"},
+    "/classify": {"input": LONG},
+    "/score": {"text_1": LONG, "text_2": "hello"},
+    "/rerank": {"query": "hello", "documents": [LONG]},
+    "/v1/rerank": {"query": "hello", "documents": ["hello", LONG]},
+}
+"""Requests that say nothing about truncation, on routes that refuse long inputs."""
+
+REFUSING: dict[str, dict[str, Any]] = {
+    "/embed": {"inputs": LONG, "truncate": False},
+    "/v2/embed": {"texts": [LONG], "truncate": "NONE"},
+    "/v1/embeddings": {"input": LONG, "truncation": False},
+    "/v1/rerank": {"query": "hello", "documents": [LONG], "top_k": 1, "truncation": False},
+    "/v1/multimodalembeddings": {"inputs": [{"content": LONG}], "truncation": False},
+}
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+async def test_long_inputs_are_truncated_by_default_only_with_the_flag(scripted_folder, *, truncates):
+    async with serving(scripted_folder, truncate_by_default=truncates) as client:
+        for path, body in SILENT.items():
+            answer = await client.post(path, json=body)
+            assert answer.status_code == (200 if truncates else 400), (path, answer.text)
+        for path, body in REFUSING.items():
+            assert (await client.post(path, json=body)).status_code in (400, 422), path
+        jina = await client.post("/v1/embeddings", json={"input": LONG, "truncate": False})
+        assert jina.status_code == 400
+
+
+# -- prompts -----------------------------------------------------------------------------------------------
+
+
+@each(
+    ("settings", "request_fields", "words"),
+    [
+        ({}, {}, "w1 hello"),
+        ({"default_prompt_name": "two"}, {}, "w2 hello"),
+        ({"default_prompt_name": ""}, {}, "hello"),
+        ({"default_prompt": "w3 w4 "}, {}, "w3 w4 hello"),
+        ({"default_prompt": "w3 w4 "}, {"prompt_name": "two"}, "w2 hello"),
+        ({"default_prompt_name": "two"}, {"prompt": ""}, "hello"),
+    ],
+)
+async def test_texts_get_the_prompt_that_the_server_or_the_request_chooses(
+    prompted_folder, scripted_folder, settings, request_fields, words
+):
+    async with serving(scripted_folder) as client:
+        expected = (await client.post("/v1/embeddings", json={"input": words})).json()["data"]
+    async with serving(prompted_folder, loading=ModelConfig(**settings)) as client:
+        found = (await client.post("/v1/embeddings", json={"input": "hello", **request_fields})).json()["data"]
+    assert found == expected
+
+
+def test_a_default_prompt_that_the_model_does_not_have_is_refused_at_the_start(prompted_folder):
+    with pytest.raises(ModelLoadError, match="this model's prompt templates are: one, two"):
+        read_model_folder(prompted_folder, ModelConfig(default_prompt_name="three"))
+    with pytest.raises(ValueError, match="exclude each other"):
+        ModelConfig(default_prompt_name="one", default_prompt="w1 ")
