@@ -69,6 +69,11 @@ class ModelSpec:
         return False
 
     @property
+    def normalizes(self) -> bool:
+        """Whether its vectors have unit length by default."""
+        return False
+
+    @property
     def assumption(self) -> str:
         """What is assumed of the model because its files do not declare it; empty if nothing is."""
         return ""

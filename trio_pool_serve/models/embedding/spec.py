@@ -47,6 +47,11 @@ class Embedding(ModelSpec):
         return True
 
     @property
+    def normalizes(self) -> bool:
+        """Whether a Normalize module is among its modules."""
+        return any(module.name == "Normalize" for module in self.modules)
+
+    @property
     def uses_chat_template(self) -> bool:
         """Whether the files have a chat template and declare its use."""
         return self.conversation is not None

@@ -48,9 +48,10 @@ def read_chat_format(files: FolderFiles) -> ChatFormat | None:
         structured=files.text_config.get("model_type") not in FLAT_MODEL_TYPES
         and expects_content_parts(template or ".type"),
         options=options,
+        instruction_is_variable="instruction" in variables_of(template or ""),
     )
     if files.chat_template is not None:
-        return evolve(inferred, instruction_is_variable="instruction" in variables_of(files.chat_template))
+        return inferred
     if not files.modules:
         return evolve(inferred, required=False) if template is not None else None
     message = (files.module_config.get("modality_config") or {}).get("message")

@@ -65,7 +65,9 @@ async def respond_pooling(call: Call[PoolingRequest, PoolJob]) -> HttpResponse:
     """Pool. Raises what ``pool`` raises. Cancellation: at once."""
     model, encoding = call.model, call.wire.encoding
     job = with_input_type(call.job, call.wire.input_type, model)
-    job = evolve(job, tasks=job.tasks or (main_task(model),))
+    # vLLM normalises the vectors of tokens too where the model normalises those of texts.
+    normalize = model.folder.spec.normalizes or None if job.normalize is None else job.normalize
+    job = evolve(job, tasks=job.tasks or (main_task(model),), normalize=normalize)
     for name in job.tasks:
         task = task_named(name)
         model.require(task.needs)
