@@ -8,7 +8,7 @@ from cyclopts import CycloptsError
 from rich.console import Console
 
 from trio_pool_serve.cli import ENVIRONMENT_PREFIX, app, main, read_config
-from trio_pool_serve.config import Config, ModelSource, decode_config, encode_config
+from trio_pool_serve.config import Config, ModelConfig, ModelSource, decode_config, encode_config
 
 pytestmark = pytest.mark.unit
 
@@ -31,6 +31,11 @@ WRITTEN = {
     "api_workers": ("2", 2),
     "plugins": ("one.module,another", "one.module,another"),
     "long_text": ("chunk", "chunk"),
+    "pooling": ("cls", "cls"),
+    "normalize": ("false", False),
+    "chat_template": ("/srv/chat.jinja", "/srv/chat.jinja"),
+    "default_prompt_name": ("query", "query"),
+    "default_prompt": ("query: ", "query: "),
     "task": ("score", "score"),
     "step_tag_id": ("12902", 12902),
     "returned_token_ids": ("[648, 387]", (648, 387)),
@@ -38,10 +43,14 @@ WRITTEN = {
     "port": ("8123", 8123),
     "uds": ("/run/x.sock", Path("/run/x.sock")),
     "api_key": ("k", "k"),
+    "api_key_scope": ("vllm", "vllm"),
+    "accept_any_model": ("true", True),
+    "cors_allow_origins": ("https://a.org,https://b.org", "https://a.org,https://b.org"),
     "max_body_bytes": ("1024", 1024),
     "write_timeout_s": ("6.5", 6.5),
     "strict_requests": ("true", True),
     "auto_truncate": ("false", False),
+    "truncate_by_default": ("true", True),
     "max_inputs_per_request": ("7", 7),
     "max_batch_tokens": ("512", 512),
     "bulk_batch_s": ("0.5", 0.5),
@@ -58,6 +67,7 @@ WRITTEN = {
     "template_timeout_s": ("4.5", 4.5),
     "media_timeout_s": ("3.5", 3.5),
     "drain_timeout_s": ("7", 7.0),
+    "enable_tokenizer_info_endpoint": ("true", True),
     "trust_request_chat_template": ("true", True),
     "enable_prompt_embeds": ("true", True),
     "allowed_media_path": ("/srv/images", Path("/srv/images")),
@@ -70,6 +80,10 @@ WRITTEN = {
     "log_level": ("debug", "debug"),
     "access_log": ("true", True),
 }
+
+
+REPLACED = "pooler_config"
+"""Other settings take the place of this one, which no config keeps."""
 
 
 @pytest.fixture(autouse=True)
@@ -86,10 +100,12 @@ def value_of(config: Config, group: str, name: str) -> object:
 
 
 def test_every_setting_is_tried_here():
-    assert {setting.name for _, setting in SETTINGS} == set(WRITTEN)
+    assert {setting.name for _, setting in SETTINGS} - {REPLACED} == set(WRITTEN)
 
 
-@pytest.mark.parametrize(("group", "setting"), SETTINGS, ids=lambda x: getattr(x, "name", x))
+@pytest.mark.parametrize(
+    ("group", "setting"), [s for s in SETTINGS if s[1].name != REPLACED], ids=lambda x: getattr(x, "name", x)
+)
 def test_a_setting_reaches_the_config_from_a_flag_the_environment_and_a_file(group, setting, monkeypatch, tmp_path):
     text, meant = WRITTEN[setting.name]
     assert value_of(Config(models=("m",)), group, setting.name) == setting.default != meant
@@ -104,6 +120,28 @@ def test_a_setting_reaches_the_config_from_a_flag_the_environment_and_a_file(gro
 
     monkeypatch.setenv(ENVIRONMENT_PREFIX + setting.name.upper(), text)
     assert value_of(read_config(["m"]), group, setting.name) == meant
+
+
+def test_both_answers_to_a_question_without_a_default_can_be_given():
+    for flag, meant in (("--normalize", True), ("--no-normalize", False)):
+        assert read_config(["m", flag]).loading.normalize is meant
+
+
+def test_vllm_s_settings_for_pooling_are_read_from_a_flag_the_environment_and_a_file(monkeypatch, tmp_path):
+    written = '{"pooling_type": "CLS", "use_activation": false}'
+    meant = ModelConfig(pooling="cls", normalize=False)
+    assert read_config(["m", "--pooler-config", written]).loading == meant
+    toml = tmp_path / "settings.toml"
+    toml.write_text(f"pooler-config = '{written}'\n")
+    assert read_config(["m", "--config", str(toml)]).loading == meant
+    monkeypatch.setenv(ENVIRONMENT_PREFIX + "POOLER_CONFIG", written)
+    assert read_config(["m"]).loading == meant
+    assert decode_config(encode_config(read_config(["m"]))).loading == meant
+
+
+def test_one_model_may_have_several_names():
+    (source,) = read_config(["org/a", "--served-model-name", "one,two,three"]).sources
+    assert source == ModelSource("one", "org/a", ("two", "three"))
 
 
 def test_flags_win_over_the_environment_and_that_over_the_file(monkeypatch, tmp_path):
@@ -157,6 +195,13 @@ WRONG = {
     "an unknown type": (["m", "--dtype", "int3"], "--dtype"),
     "no time at all": (["m", "--request-timeout-s", "0"], "request_timeout_s"),
     "an empty name": (["m", "--served-model-name", ""], "served_model_name"),
+    "a name that is empty": (["m", "--served-model-name", "a,"], "served_model_name"),
+    "an unknown pooling": (["m", "--pooling", "median"], "--pooling"),
+    "an unknown scope": (["m", "--api-key-scope", "some"], "--api-key-scope"),
+    "two default prompts": (["m", "--default-prompt", "a", "--default-prompt-name", "b"], "exclude each other"),
+    "no template": (["m", "--chat-template", ""], "chat_template"),
+    "settings for pooling that are no JSON": (["m", "--pooler-config", "CLS"], "--pooler-config is not JSON"),
+    "settings for pooling that differ": (["m", "--pooler-config", '{"task": "embed"}', "--task", "score"], "--task"),
     "two models of one name": (["a=x", "a=y"], "same name"),
     "one name for two models": (["a", "b", "--served-model-name", "n"], "NAME=PATH"),
     "a file that is not there": (["m", "--config", "/nowhere.toml"], "nowhere.toml"),

@@ -81,7 +81,7 @@ async def test_requests_choose_by_name_and_the_first_is_the_default(two):
 async def test_an_unknown_name_is_404_and_names_those_there_are(two):
     answer = await two.embed("c")
     assert answer.status_code == 404
-    assert "'a', 'b'" in answer.json()["error"]["message"]
+    assert "The model `c` does not exist. This server has: a, b." in answer.json()["error"]["message"]
 
 
 async def test_all_models_are_listed_with_their_own_limits(two):

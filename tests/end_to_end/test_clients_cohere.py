@@ -65,11 +65,11 @@ async def test_version_2_s_asynchronous_client_runs_on_trio(server_url, vectors,
 
 
 def test_version_2_raises_its_own_errors(v2, server_url):
-    with pytest.raises(cohere.NotFoundError, match="'another' does not exist"):
+    with pytest.raises(cohere.NotFoundError, match="`another` does not exist"):
         v2.embed(model="another", texts=TEXTS, input_type="search_document")
-    with pytest.raises(cohere.NotFoundError, match="'another' does not exist"):
+    with pytest.raises(cohere.NotFoundError, match="`another` does not exist"):
         v2.rerank(model="another", query=QUERY, documents=TEXTS)
-    with pytest.raises(cohere.BadRequestError, match="at most 256"):
+    with pytest.raises(cohere.BadRequestError, match="maximum context length is 256 tokens"):
         v2.embed(model="minilm", texts=[TOO_LONG], input_type="search_document", truncate="NONE")
     with pytest.raises(cohere.BadRequestError, match="reranker"):
         v2.embed(model="reranker", texts=TEXTS, input_type="search_document")
@@ -121,11 +121,11 @@ def test_version_1_sees_the_models(v1, record_client):
 
 
 def test_version_1_raises_its_own_errors(v1, server_url):
-    with pytest.raises(cohere.NotFoundError, match="'another' does not exist"):
+    with pytest.raises(cohere.NotFoundError, match="`another` does not exist"):
         v1.classify(model="another", inputs=TEXTS)
-    with pytest.raises(cohere.NotFoundError, match="'another' does not exist"):
+    with pytest.raises(cohere.NotFoundError, match="`another` does not exist"):
         v1.rerank(model="another", query=QUERY, documents=TEXTS)
-    with pytest.raises(cohere.BadRequestError, match="at most 256"):
+    with pytest.raises(cohere.BadRequestError, match="maximum context length is 256 tokens"):
         v1.embed(model="minilm", texts=[TOO_LONG], input_type="search_query", truncate="NONE")
     stranger = cohere.Client(api_key="wrong", base_url=server_url)
     with stranger, pytest.raises(cohere.UnauthorizedError):

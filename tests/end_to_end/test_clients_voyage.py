@@ -71,11 +71,11 @@ def test_the_asynchronous_client_embeds_and_reranks(base_url, vectors, scores, r
 
 
 def test_what_is_wrong_is_raised_as_its_own_errors(client, base_url):
-    with pytest.raises(voyageai.error.APIError, match="'another' does not exist"):
+    with pytest.raises(voyageai.error.APIError, match="`another` does not exist"):
         client.embed(TEXTS, model="another")
-    with pytest.raises(voyageai.error.APIError, match="'another' does not exist"):
+    with pytest.raises(voyageai.error.APIError, match="`another` does not exist"):
         client.rerank(QUERY, TEXTS, model="another")
-    with pytest.raises(voyageai.error.InvalidRequestError, match="at most 256"):
+    with pytest.raises(voyageai.error.InvalidRequestError, match="maximum context length is 256 tokens"):
         client.embed([TOO_LONG], model="minilm", truncation=False)
     stranger = voyageai.Client(api_key="wrong", base_url=base_url, max_retries=1)
     for ask in (

@@ -167,7 +167,7 @@ def test_images_that_make_an_input_too_long_are_refused(tmp_path: Path):
     path = qwen2_vl(tmp_path / "qwen")
     edit_json(path / "sentence_bert_config.json", lambda config: config.update(max_seq_length=20))
     images = format_of(path)
-    with pytest.raises(ContextLengthError, match="at most 20"):
+    with pytest.raises(ContextLengthError, match="maximum context length is 20 tokens"):
         images.expand(np.array([placeholder_of(path)], dtype=np.int32), [images.processor(picture(*SIZES[0]))])
 
 

@@ -53,15 +53,37 @@ def architecture_of(path: Path, **settings: Any) -> Any:
 def test_a_classifier_with_one_label_scores_pairs(tmp_path: Path):
     judge = architecture_of(write_folder(tmp_path, "BertForSequenceClassification", id2label={"0": "LABEL_0"}))
     assert isinstance(judge, CrossEncoder)
-    assert (judge.tasks, judge.scoring, judge.labels) == ({"classify", "score"}, "pairs", ("LABEL_0",))
+    assert (judge.tasks, judge.scoring, judge.labels) == (
+        {"classify", "token_classify", "score"},
+        "pairs",
+        ("LABEL_0",),
+    )
 
 
 def test_a_classifier_with_several_labels_does_not(tmp_path: Path):
     names = {str(index): f"n{index}" for index in reversed(range(12))}
     sorter = architecture_of(write_folder(tmp_path, "BertForSequenceClassification", id2label=names))
     assert type(sorter) is SequenceClassifier
-    assert (sorter.tasks, sorter.scoring) == ({"classify"}, None)
+    assert (sorter.tasks, sorter.scoring) == ({"classify", "token_classify"}, None)
     assert sorter.labels == tuple(f"n{index}" for index in range(12))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "able"),
+    [
+        ("bert", "BertForSequenceClassification", True),
+        ("roberta", "RobertaForSequenceClassification", True),
+        ("xlm-roberta", "XLMRobertaForSequenceClassification", True),
+        ("camembert", "CamembertForSequenceClassification", True),
+        ("modernbert", "ModernBertForSequenceClassification", True),
+        ("qwen3", "Qwen3ForSequenceClassification", True),
+        ("distilbert", "DistilBertForSequenceClassification", False),
+        ("deberta-v2", "DebertaV2ForSequenceClassification", False),
+    ],
+)
+def test_some_families_classify_tokens_too(tmp_path: Path, model_type: str, architecture: str, able: bool):
+    folder = write_folder(tmp_path, architecture, model_type=model_type, num_labels=3)
+    assert architecture_of(folder).tasks == {"classify", *(["token_classify"] if able else [])}
 
 
 def test_labels_without_names_have_transformers_names(tmp_path: Path):

@@ -80,14 +80,18 @@ async def test_truncation_counts_the_special_tokens(renderer):
 
 async def test_a_text_as_long_as_the_model_takes_is_taken_and_one_token_more_is_not(renderer):
     assert len(await token_ids(renderer, words(62))) == MAX_MODEL_LEN
-    with pytest.raises(ContextLengthError, match="context length is 64 tokens. However, an input has 65 tokens") as caught:
+    with pytest.raises(
+        ContextLengthError, match=r"context length is 64 tokens\. However, an input has 65 tokens"
+    ) as caught:
         await token_ids(renderer, words(63))
     assert caught.value.field == "prompts"
     assert len(await token_ids(renderer, words(64), add_special_tokens=False)) == MAX_MODEL_LEN
 
 
 async def test_of_a_huge_text_only_a_lower_bound_is_told(renderer):
-    with pytest.raises(ContextLengthError, match=r"context length is 64 tokens. However, an input has more than \d{3,4} tokens"):
+    with pytest.raises(
+        ContextLengthError, match=r"context length is 64 tokens\. However, an input has more than \d{3,4} tokens"
+    ):
         await token_ids(renderer, words(100_000))
 
 
@@ -191,7 +195,7 @@ async def test_the_last_token_id_of_the_vocabulary_is_inside(renderer):
 
 async def test_too_many_token_ids_are_refused_with_both_lengths(renderer):
     assert len(await ids_kept(renderer, [1] * 64)) == 64
-    with pytest.raises(ContextLengthError, match="context length is 64 tokens. However, an input has 65 tokens"):
+    with pytest.raises(ContextLengthError, match=r"context length is 64 tokens\. However, an input has 65 tokens"):
         await ids_kept(renderer, [1] * 65)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import trio
 
+from tests.api.scripted_models import Everything, serve_as
 from tests.conftest import assert_idle, running
 from tests.model_folders import VOCABULARY, write_json, write_scripted_folder
 from tests.scripted_runner import ScriptedRunner
@@ -138,16 +139,40 @@ async def test_minus_one_truncates_to_the_models_maximum(service, scripted):
     assert last_row(scripted) == [CLS, *ids_of(*(f"w{n}" for n in range(62))), SEP]
 
 
+async def test_long_inputs_are_truncated_by_default_if_the_server_is_set_so(service, scripted):
+    service.default.loaded = attrs.evolve(service.default.loaded, truncates_by_default=True)
+    assert (await embed(service, words(150))).prompt_tokens == 64
+    assert (await embed(service, words(150), truncate_to=4)).prompt_tokens == 4
+    with pytest.raises(ContextLengthError):
+        await embed(service, words(150), refuses_longer=True)
+
+
+@pytest.mark.parametrize("able", [True, False])
+async def test_padding_is_for_models_that_pad_every_text(service, scripted, able):
+    class Padding(Everything):
+        pads_texts = able
+
+    serve_as(service, Padding())
+    if able:
+        assert (await embed(service, "hello", padded=True)).prompt_tokens == 3
+        return
+    with pytest.raises(InvalidRequestError, match="not padded to the maximum length"):
+        await embed(service, "hello", padded=True)
+    assert scripted.batches == []
+
+
 async def test_truncation_side_says_which_end_is_cut_off(service, scripted):
     await embed(service, words(150), truncate_to=4, truncation_side="left")
     assert last_row(scripted) == [CLS, *ids_of("w148", "w149"), SEP]
 
 
-@pytest.mark.parametrize("limit", [0, -2, 65, 10**9])
-async def test_truncation_to_what_the_model_cannot_take_is_refused(service, scripted, limit):
-    with pytest.raises(
-        InvalidRequestError, match=f"must be -1 or from 1 to 64, the model's maximum, not {limit}"
-    ) as caught:
+TOO_FEW = "truncate_to must be -1 or from 1 to 64, the model's maximum, not {}"
+TOO_MANY = "truncate_to value is greater than max_model_len.* must be -1 or from 1 to 64, not {}"
+
+
+@pytest.mark.parametrize(("limit", "told"), [(0, TOO_FEW), (-2, TOO_FEW), (65, TOO_MANY), (10**9, TOO_MANY)])
+async def test_truncation_to_what_the_model_cannot_take_is_refused(service, scripted, limit, told):
+    with pytest.raises(InvalidRequestError, match=told.format(limit)) as caught:
         await embed(service, "hello", truncate_to=limit)
     assert caught.value.field == "truncate_to"
     assert scripted.batches == []

@@ -72,7 +72,9 @@ async def test_a_model_that_cannot_score_says_what_it_can(service, scripted):
         tasks = frozenset({"classify", "token_classify"})
 
     serve_as(service, Labeller())
-    with pytest.raises(TaskNotSupportedError, match="Unsupported task: 'score' Supported tasks: .'classify', 'token_classify'."):
+    with pytest.raises(
+        TaskNotSupportedError, match=r"Unsupported task: 'score' Supported tasks: \['classify', 'token_classify'\]"
+    ):
         await scores(service, ["hello"], ["world"])
     assert scripted.batches == []
     assert_idle(service)

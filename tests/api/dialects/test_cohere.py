@@ -49,9 +49,18 @@ async def floats(client: httpx.AsyncClient, **body) -> list[list[float]]:
 async def refused(client: httpx.AsyncClient, path: str, status: int = 400, **body) -> str:
     answer = await client.post(path, json=body)
     assert answer.status_code == status, answer.text
-    assert set(answer.json()) == {"id", "message"}
-    assert answer.json()["id"] == answer.headers["x-request-id"]
+    assert_cohere_s(answer)
     return answer.json()["message"]
+
+
+def assert_cohere_s(answer: httpx.Response) -> None:
+    """An error is Cohere's, with OpenAI's beside it, which says the same."""
+    body = answer.json()
+    assert set(body) == {"id", "message", "error"}
+    assert body["id"] == answer.headers["x-request-id"]
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"] == body["message"]
+    assert body["error"]["code"] == answer.status_code
 
 
 @pytest.mark.parametrize("endpoint", COHERE.endpoints, ids=lambda endpoint: endpoint.paths[0])
@@ -69,7 +78,7 @@ async def test_embeddings_come_by_type(client):
         "id": "mine",
         "embeddings": {"float": [vector_of("hello").tolist(), vector_of("w1 w2").tolist()]},
         "texts": ["hello", "w1 w2"],
-        "meta": {"api_version": VERSION_2, "billed_units": {"input_tokens": 7}},
+        "meta": {"api_version": VERSION_2, "billed_units": {"input_tokens": 7, "image_tokens": 0}},
         "response_type": "embeddings_by_type",
     }
 
@@ -80,7 +89,8 @@ async def test_version_1_has_plain_vectors_unless_types_are_asked_for(client):
     assert plain["embeddings"] == [vector_of("hello").tolist()]
     assert plain["texts"] == ["hello"]
     assert isinstance(plain["id"], str)
-    assert plain["meta"] == {"api_version": VERSION_1, "billed_units": {"input_tokens": 3}}
+    billed = {"input_tokens": 3, "image_tokens": 0}
+    assert plain["meta"] == {"api_version": VERSION_1, "billed_units": billed}
     typed = await post(client, "/v1/embed", texts=["hello"], embedding_types=["float"])
     assert typed["response_type"] == "embeddings_by_type"
     assert typed["embeddings"] == {"float": [vector_of("hello").tolist()]}
@@ -164,6 +174,7 @@ async def test_a_request_of_many_texts_keeps_their_order(client):
 
 async def test_documents_come_best_first(client, service):
     body = {"query": "hello world", "documents": DOCUMENTS}
+    (model,) = service.served
     answer = await client.post("/v2/rerank", json=body, headers={"X-Request-Id": "mine"})
     assert answer.json() == {
         "id": "mine",
@@ -173,12 +184,14 @@ async def test_documents_come_best_first(client, service):
             {"index": 0, "relevance_score": 3.0},
         ],
         "meta": {"api_version": VERSION_2, "billed_units": {"search_units": 1}},
+        "model": model,
+        "usage": {"prompt_tokens": 22, "total_tokens": 22, "completion_tokens": 0},
     }
     assert_idle(service)
 
 
 async def test_only_the_best_are_told(client):
-    for top_n, expected in ((1, [1]), (2, [1, 2]), (3, [1, 2, 0]), (100, [1, 2, 0]), (None, [1, 2, 0])):
+    for top_n, expected in ((1, [1]), (2, [1, 2]), (3, [1, 2, 0]), (100, [1, 2, 0]), (None, [1, 2, 0]), (0, [1, 2, 0])):
         answer = await post(client, "/v2/rerank", query="hello world", documents=DOCUMENTS, top_n=top_n)
         assert [result["index"] for result in answer["results"]] == expected
 
@@ -188,13 +201,37 @@ async def test_documents_may_have_fields_and_all_else_may_be_null(client):
     plain = await post(client, "/v2/rerank", query="hello", documents=DOCUMENTS)
     objects = [{"text": text, "title": "ignored"} for text in DOCUMENTS]
     fielded = await post(client, "/v2/rerank", query="hello", documents=objects, **nulls)
-    asked_back = await post(client, "/v2/rerank", query="hello", documents=DOCUMENTS, return_documents=True)
-    assert plain["results"] == fielded["results"] == asked_back["results"]
+    not_asked_back = await post(client, "/v2/rerank", query="hello", documents=DOCUMENTS, return_documents=False)
+    assert plain["results"] == fielded["results"] == not_asked_back["results"]
+
+
+async def test_documents_are_returned_if_they_are_asked_for(client):
+    plain = await post(client, "/v2/rerank", query="hello", documents=DOCUMENTS)
+    for documents in (DOCUMENTS, [{"text": text} for text in DOCUMENTS]):
+        asked_back = await post(client, "/v2/rerank", query="hello", documents=documents, return_documents=True)
+        assert asked_back["results"] == [
+            {**result, "document": {"text": DOCUMENTS[result["index"]]}} for result in plain["results"]
+        ]
+
+
+async def test_a_document_may_come_alone(client):
+    (expected,) = (await post(client, "/v2/rerank", query="hello", documents=["hello"]))["results"]
+    for document in ("hello", {"text": "hello"}):
+        assert (await post(client, "/v2/rerank", query="hello", documents=document))["results"] == [expected]
+
+
+async def test_numbers_and_truth_values_may_be_strings(client):
+    assert await floats(client, texts=["hello"], output_dimension="3") == [vector_of("hello", 3).tolist()]
+    assert await floats(client, texts=[LONG], max_tokens="4", priority="1") == [vector_of("w0 w1").tolist()]
+    best = await post(
+        client, "/v2/rerank", query="hello world", documents=DOCUMENTS, top_n="1", return_documents="true"
+    )
+    assert best["results"] == [{"index": 1, "relevance_score": 5.0, "document": {"text": "hello world"}}]
 
 
 async def test_long_documents_lose_their_ends(client):
     document = f"{LONG} hello"
-    for limit in (None, 5, 100_000):
+    for limit in (None, 0, 5, 100_000):
         answer = await post(client, "/v2/rerank", query="hello", documents=[document], max_tokens_per_doc=limit)
         assert answer["results"] == [{"index": 0, "relevance_score": 3.0}]
     whole = await post(client, "/v2/rerank", query="hello", documents=["w1 hello"], max_tokens_per_doc=2)
@@ -243,7 +280,9 @@ async def test_classify_cuts_long_texts_unless_told_not_to(client):
     for truncate in (None, "START", "END"):
         answer = await post(client, "/v1/classify", inputs=[LONG], truncate=truncate)
         assert answer["classifications"][0]["labels"]["short"] == {"confidence": 64.0}
-    assert "maximum context length is 64 tokens" in await refused(client, "/v1/classify", inputs=[LONG], truncate="NONE")
+    assert "maximum context length is 64 tokens" in await refused(
+        client, "/v1/classify", inputs=[LONG], truncate="NONE"
+    )
 
 
 async def test_examples_and_presets_are_refused_rather_than_ignored(client):
@@ -316,11 +355,11 @@ WRONG = {
     "documents numbers": ("/v2/rerank", {"query": "a", "documents": [5]}, "documents"),
     "a document without text": ("/v2/rerank", {"query": "a", "documents": [{"title": "b"}]}, "text"),
     "query a list": ("/v2/rerank", {"query": ["a"], "documents": ["a"]}, "query"),
-    "top_n 0": ("/v2/rerank", {"query": "a", "documents": ["a"], "top_n": 0}, "top_n"),
+    "top_n below 0": ("/v2/rerank", {"query": "a", "documents": ["a"], "top_n": -1}, "top_n"),
     "top_n a text": ("/v2/rerank", {"query": "a", "documents": ["a"], "top_n": "one"}, "top_n"),
-    "no token of a document": (
+    "fewer tokens of a document than none": (
         "/v2/rerank",
-        {"query": "a", "documents": ["a"], "max_tokens_per_doc": 0},
+        {"query": "a", "documents": ["a"], "max_tokens_per_doc": -1},
         "max_tokens_per_doc",
     ),
     "too many documents": ("/v2/rerank", {"query": "a", "documents": ["a"] * 2049}, "2048"),
@@ -349,7 +388,7 @@ async def test_what_cannot_be_read_is_refused_in_cohere_s_shape(client, service,
     ):
         answer = await client.post(path, content=content, headers={"Content-Type": kind})
         assert answer.status_code == status
-        assert set(answer.json()) == {"id", "message"}
+        assert_cohere_s(answer)
     assert_idle(service)
 
 
@@ -375,7 +414,7 @@ async def test_a_deadline_that_passes_is_504_and_leaves_nothing_behind(client, s
     for path, body in (("/v2/embed", {"texts": ["hello"] * 50}), ("/v2/rerank", {"query": "a", "documents": ["b"]})):
         answer = await client.post(path, json=body, headers={"X-Request-Timeout": "0.05"})
         assert answer.status_code == 504
-        assert set(answer.json()) == {"id", "message"}
+        assert_cohere_s(answer)
     assert service.default.engine.statistics().queued_rows == 0
     assert service.default.engine.statistics().admitted_tokens == 0
     scripted.gate.set()
@@ -397,7 +436,7 @@ async def test_a_full_queue_is_429_with_the_time_to_come_back(config, scripted):
             await trio.to_thread.run_sync(scripted.launching.wait, limiter=trio.CapacityLimiter(1))
             answer = await client.post("/v2/embed", json={"texts": ["hello " * 16]})
             assert answer.status_code == 429
-            assert set(answer.json()) == {"id", "message"}
+            assert_cohere_s(answer)
             assert 1 <= int(answer.headers["retry-after"]) <= 30
             assert int(answer.headers["retry-after-ms"]) >= 1000
             scripted.gate.set()

@@ -11,6 +11,7 @@ async def service(service):
     serve_as(service, Everything())
     return service
 
+
 SAME = [
     ("/v1/embeddings", {"input": ["hello", "w1"]}),
     ("/v1/embeddings", {"input": [[5, 6]], "encoding_format": "base64"}),

@@ -59,7 +59,7 @@ async def test_an_answer_is_openai_s(client, config):
     assert answer["object"] == "list"
     assert answer["model"] == config.models[0]
     assert answer["data"] == [{"index": 0, "object": "embedding", "embedding": vector_of("hello").tolist()}]
-    assert answer["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
+    assert answer["usage"] == {"prompt_tokens": 3, "total_tokens": 3, "completion_tokens": 0}
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,10 @@ async def test_long_texts_are_refused_unless_they_may_be_cut(client, service):
     assert await vectors(client, input=LONG, task=None, truncate=True) == cut
     assert await vectors(client, input=LONG, truncate=True) == cut
     for truncate in (False, None):
-        assert "maximum context length is 64 tokens" in (await refused(client, input=LONG, task=None, truncate=truncate))["message"]
+        assert (
+            "maximum context length is 64 tokens"
+            in (await refused(client, input=LONG, task=None, truncate=truncate))["message"]
+        )
     assert_idle(service)
 
 

@@ -42,7 +42,7 @@ async def test_one_answer_has_what_every_client_reads(client, config):
         "id": "rerank-mine",
         "object": "rerank",
         "model": config.models[0],
-        "usage": {"prompt_tokens": 17, "total_tokens": 17},
+        "usage": {"prompt_tokens": 17, "total_tokens": 17, "completion_tokens": 0},
         "results": [result(1), result(3), result(2), result(0)],
         "meta": {"api_version": {"version": "1"}, "billed_units": {"search_units": 1}},
     }
@@ -53,7 +53,12 @@ async def test_documents_may_be_objects(client):
     assert answer["results"] == [result(1, ["w1", "w2"]), result(0, ["w1", "w2"])]
 
 
-@pytest.mark.parametrize(("top_n", "kept"), [(None, 4), (1, 1), (3, 3), (4, 4), (100, 4)])
+async def test_a_document_may_come_alone(client):
+    for alone in ("w1", {"text": "w1"}):
+        assert (await rerank(client, documents=alone))["results"] == [result(0)]
+
+
+@pytest.mark.parametrize(("top_n", "kept"), [(None, 4), (0, 4), (1, 1), ("1", 1), (3, 3), (4, 4), (100, 4)])
 async def test_the_best_few_are_kept(client, top_n, kept):
     answer = await rerank(client, top_n=top_n)
     assert answer["results"] == [result(1), result(3), result(2), result(0)][:kept]
@@ -61,10 +66,11 @@ async def test_the_best_few_are_kept(client, top_n, kept):
 
 
 async def test_documents_come_back_unless_unwanted(client):
-    for wanted in (None, True):
+    for wanted in (None, True, "true", 1):
         assert (await rerank(client, return_documents=wanted))["results"][0] == result(1)
-    answer = await rerank(client, return_documents=False)
-    assert [set(found) for found in answer["results"]] == [{"index", "relevance_score"}] * 4
+    for unwanted in (False, "false", 0):
+        answer = await rerank(client, return_documents=unwanted)
+        assert [set(found) for found in answer["results"]] == [{"index", "relevance_score"}] * 4
 
 
 async def test_null_stands_for_not_given(client):
@@ -83,6 +89,8 @@ async def test_null_stands_for_not_given(client):
         ({"use_activation": False}, "raw"),
         ({"activation": False}, "raw"),
         ({"raw_scores": True}, "raw"),
+        ({"raw_scores": 1}, "raw"),
+        ({"use_activation": "false"}, "raw"),
     ],
     ids=str,
 )
@@ -105,6 +113,15 @@ async def test_each_side_can_be_cut(client, scripted):
     assert answer["results"][0]["document"] == {"text": "w2 " * 200}
 
 
+async def test_no_limit_on_a_side_is_none(client, scripted):
+    body = {"query": "w1 " * 50, "documents": ["w2 " * 50], "max_tokens_per_query": 0, "max_tokens_per_doc": "0"}
+    await rerank(client, **body)
+    assert sorted(request.tokens for batch in scripted.batches for request in batch.requests) == [
+        50 + 2,
+        len(["query", ":"]) + 50 + 2,
+    ]
+
+
 async def test_truncation_is_of_what_is_read_at_once(client, scripted):
     await rerank(client, documents=["w2 " * 200], truncate_prompt_tokens=30)
     assert max(request.tokens for batch in scripted.batches for request in batch.requests) == 30
@@ -113,6 +130,8 @@ async def test_truncation_is_of_what_is_read_at_once(client, scripted):
 async def test_an_instruction_is_about_the_query(client):
     answer = await rerank(client, documents=["w1"], instruction="passage : ")
     assert answer["results"][0]["relevance_score"] == float(vector("passage", ":", "hello") @ vector("w1"))
+    also = await rerank(client, documents=["w1"], instruction="w3 ", chat_template_kwargs={"instruction": "passage : "})
+    assert also["results"] == answer["results"]
 
 
 async def test_an_empty_query_or_document_is_one(client):
@@ -146,20 +165,22 @@ async def test_what_is_no_number_never_reaches_a_client(client, service, scripte
         ({"query": ["hello"]}, "query"),
         ({"documents": None}, "documents"),
         ({"documents": []}, "documents"),
-        ({"documents": "w1"}, "documents"),
+        ({"documents": 5}, "documents"),
+        ({"documents": {"title": "one"}}, "documents"),
         ({"documents": ["w1", 5]}, "documents"),
         ({"documents": [{"title": "one"}]}, "documents"),
         ({"documents": [{"text": None}]}, "documents"),
         ({"documents": ["w1"] * 2049}, "documents"),
-        ({"top_n": 0}, "top_n"),
         ({"top_n": -1}, "top_n"),
         ({"top_n": 1.5}, "top_n"),
         ({"top_n": "three"}, "top_n"),
         ({"return_documents": "yes"}, "return_documents"),
         ({"raw_scores": 2}, "raw_scores"),
-        ({"max_tokens_per_query": 0}, "max_tokens_per_query"),
-        ({"max_tokens_per_doc": 0}, "max_tokens_per_doc"),
+        ({"max_tokens_per_query": -1}, "max_tokens_per_query"),
+        ({"max_tokens_per_doc": -1}, "max_tokens_per_doc"),
         ({"instruction": 5}, "instruction"),
+        ({"chat_template_kwargs": {"instruction": 5}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"poem": "x"}}, "chat_template_kwargs"),
         ({"instruction": "x" * 10_000}, "instruction"),
         ({"documents": ["w1", "w2 " * 100]}, None),
     ],

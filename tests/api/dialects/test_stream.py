@@ -31,7 +31,7 @@ async def test_each_vector_is_an_event_and_the_usage_comes_last(client, service)
     *items, usage = await stream(client, input=["hello", "hello world", ""])
     plain = (await client.post("/v1/embeddings", json={"input": ["hello", "hello world", ""]})).json()
     assert sorted(items, key=lambda item: item["index"]) == plain["data"]
-    assert usage["usage"] == plain["usage"] == {"prompt_tokens": 9, "total_tokens": 9}
+    assert usage["usage"] == plain["usage"] == {"prompt_tokens": 9, "total_tokens": 9, "completion_tokens": 0}
     assert usage["model"] == plain["model"]
     assert_idle(service)
 

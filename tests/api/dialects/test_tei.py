@@ -171,6 +171,14 @@ async def test_tokenize_says_where_each_token_comes_from(embedding: Served):
     ]
 
 
+async def test_tokenize_counts_bytes(embedding: Served):
+    (tokens,) = await embedding.ask("/tokenize", inputs="é hello 日本 world")
+    known = [token for token in tokens if token["text"] in ("hello", "world")]
+    assert known == [word("hello", 3), word("world", 16)]
+    (tokens,) = await embedding.ask("/tokenize", inputs="é hello", prompt_name="query")
+    assert tokens[-2] == word("hello", len("query : é ".encode()))
+
+
 async def test_tokenize_reads_null_as_not_given(embedding: Served):
     given = dict.fromkeys(["model", "add_special_tokens", "prompt_name"])
     (tokens,) = await embedding.ask("/tokenize", inputs="hello", **given)
@@ -218,7 +226,14 @@ async def test_what_cannot_be_taken_apart_or_put_together_is_422(embedding: Serv
 
 
 @pytest.mark.parametrize(
-    ("path", "body"), [("/tokenize", {"inputs": []}), ("/decode", {"ids": []}), ("/decode", {"ids": [[]]})]
+    ("path", "body"),
+    [
+        ("/tokenize", {"inputs": []}),
+        ("/tokenize", {"inputs": ""}),
+        ("/tokenize", {"inputs": ["a", ""]}),
+        ("/decode", {"ids": []}),
+        ("/decode", {"ids": [[]]}),
+    ],
 )
 async def test_nothing_to_take_apart_or_put_together_is_empty(embedding: Served, path, body):
     assert await embedding.refused(path, **body) == (400, "Empty")
@@ -232,7 +247,7 @@ async def test_every_route_says_what_was_read_and_where_the_time_went(embedding:
         (await embedding.ok("/embed", inputs=["hello", "world world"]), "7", "16"),
         (await embedding.ok("/embed", inputs=[[7, 8]]), "2", None),
         (await embedding.ok("/embed_all", inputs="hello"), "3", "5"),
-        (await embedding.ok("/rerank", query="w1", texts=["w2", "w3"]), "11", "6"),
+        (await embedding.ok("/rerank", query="w1", texts=["w2", "w3"]), "11", "8"),  # the query in each pair
         (await embedding.ok("/similarity", inputs={"source_sentence": "w1", "sentences": ["w2"]}), "6", "4"),
         (await embedding.ok("/tokenize", inputs="hello"), "3", "5"),
         (await embedding.ok("/decode", ids=[5, 6]), "2", None),
@@ -242,10 +257,11 @@ async def test_every_route_says_what_was_read_and_where_the_time_went(embedding:
         assert answer.headers["x-compute-tokens"] == tokens
         assert answer.headers.get("x-compute-characters") == characters
         times = {
-            name: int(answer.headers[f"x-{name}-time"]) for name in ("total", "tokenization", "queue", "inference")
+            name: int(answer.headers[f"x-{name}-time"])
+            for name in ("compute", "total", "tokenization", "queue", "inference")
         }
         assert min(times.values()) >= 0
-        assert times["total"] >= times["tokenization"]
+        assert times["compute"] == times["total"] >= times["tokenization"]
         assert answer.headers["server-timing"]
 
 

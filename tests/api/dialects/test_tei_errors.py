@@ -79,7 +79,7 @@ async def test_wrong_input_is_422(embedding: Served, path, body):
     assert answer.headers["x-request-id"]
 
 
-@each("inputs", [[], [[]], [[5], []]])
+@each("inputs", [[], [[]], [[5], []], "", [""], ["hello", ""]])
 @each("path", ["/embed", "/embed_all", "/"])
 async def test_nothing_to_embed_is_empty(embedding: Served, path, inputs):
     assert await embedding.refused(path, inputs=inputs) == (400, "Empty")
@@ -114,8 +114,8 @@ async def test_an_unknown_model_is_404(embedding: Served, endpoint):
 
 
 async def test_another_method_is_405(embedding: Served):
-    for path in ("/embed", "/"):
-        answer = await embedding.http.get(path)
+    for method, path in (("GET", "/embed"), ("PUT", "/")):  # GET / is a probe
+        answer = await embedding.http.request(method, path)
         assert answer.status_code == 405
         assert_error_body(answer)
         assert "POST" in answer.headers["allow"]
@@ -131,12 +131,12 @@ async def test_another_method_is_405(embedding: Served):
     ],
     ids=["embedding", "sparse", "late interaction", "classifier"],
 )
-async def test_what_the_model_cannot_do_is_400_and_names_what_it_can(config, spec, paths):
+async def test_what_the_model_cannot_do_is_424_and_names_what_it_can(config, spec, paths):
     examples = {path: endpoint.example for endpoint in TEI.endpoints for path in endpoint.paths}
     async with serving(config, spec) as served:
         (able, *_) = served.service.model().folder.spec.tasks
         for path in paths:
-            assert await served.refused(path, **examples[path]) == (400, "Validation"), path
+            assert await served.refused(path, **examples[path]) == (424, "Backend"), path
             assert able in (await served.http.post(path, json=examples[path])).json()["error"]
         assert served.runner.batches == []
 

@@ -9,6 +9,7 @@ import trio_pool_serve
 from tests.api.dialects.tei_models import Classifying, Judging, Late, Ranking, Sparse, assert_error_body, serving
 from tests.conftest import client_of, listening
 from tests.model_folders import write_json, write_scripted_folder
+from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import Config
 from trio_pool_serve.service import Service
 
@@ -29,11 +30,14 @@ async def test_every_field_is_told(config):
         "model_type": {"embedding": {"pooling": "mean"}},
         "max_concurrent_requests": 1_000_000,
         "max_input_length": 64,
-        "max_batch_tokens": None,
+        "max_batch_tokens": ScriptedRunner().default_batch_tokens,
         "max_client_batch_size": 2048,
         "auto_truncate": True,
         "tokenization_workers": 2,
         "version": trio_pool_serve.__version__,
+        "max_batch_requests": None,
+        "sha": None,
+        "docker_label": None,
     }
 
 
@@ -77,10 +81,10 @@ async def test_each_kind_of_model_is_told_by_its_type(config, spec, expected):
 @pytest.mark.parametrize(
     ("pooling", "name"),
     [
-        ({"pooling_mode": "lasttoken"}, "lasttoken"),
+        ({"pooling_mode": "lasttoken"}, "last_token"),
         ({"pooling_mode": ["cls", "mean"]}, "cls+mean"),
         ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
-        ({"pooling_mode_lasttoken": True}, "lasttoken"),
+        ({"pooling_mode_lasttoken": True}, "last_token"),
         ({}, "mean"),
     ],
 )

@@ -118,7 +118,7 @@ async def test_a_model_that_only_ranks_says_what_it_needs(config):
 
 async def test_a_model_with_no_route_here_says_what_it_can(config):
     async with serving(config, LabellingTokens()) as served:
-        assert await served.refused("/", inputs="hello") == (400, "Validation")
+        assert await served.refused("/", inputs="hello") == (424, "Backend")
         assert "token_classify" in (await served.http.post("/", json={"inputs": "hello"})).json()["error"]
 
 

@@ -112,7 +112,7 @@ async def test_what_cannot_be_classified_is_422(classifying: Served, body):
     assert await classifying.refused("/predict", **body) == (422, "Validation")
 
 
-@pytest.mark.parametrize("inputs", [[], [[]], [["a"], []]])
+@pytest.mark.parametrize("inputs", [[], [[]], [["a"], []], "", [[""]], [["a"], [""]], ["", ""], [["", ""]]])
 async def test_nothing_to_classify_is_empty(classifying: Served, inputs):
     assert await classifying.refused("/predict", inputs=inputs) == (400, "Empty")
 

@@ -39,7 +39,7 @@ async def test_an_answer_has_the_shape_vllm_s_clients_read(client, config):
         "object": "list",
         "model": config.models[0],
         "data": [item(0, [CLS, HELLO, WORLD, SEP])],
-        "usage": {"prompt_tokens": 4, "total_tokens": 4},
+        "usage": {"prompt_tokens": 4, "total_tokens": 4, "completion_tokens": 0},
     }
 
 

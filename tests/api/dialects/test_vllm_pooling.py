@@ -62,7 +62,7 @@ async def test_an_answer_has_the_shape_vllm_s_clients_read(client, config):
         "object": "list",
         "model": config.models[0],
         "data": [{"index": 0, "object": "pooling", "data": vector([CLS, HELLO, WORLD, SEP])}],
-        "usage": {"prompt_tokens": 4, "total_tokens": 4},
+        "usage": {"prompt_tokens": 4, "total_tokens": 4, "completion_tokens": 0},
     }
 
 
@@ -183,7 +183,7 @@ async def test_bytes_come_with_the_place_and_shape_of_each_row(client, task, sha
     assert answer.headers["content-type"] == "application/octet-stream"
     metadata = json.loads(answer.headers["metadata"])
     assert metadata["id"].startswith("pooling-")
-    assert metadata["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
+    assert metadata["usage"] == {"prompt_tokens": 4, "total_tokens": 4, "completion_tokens": 0}
     assert [item["shape"] for item in metadata["data"]] == [shape, shape]
     found = [
         np.frombuffer(answer.content[item["start"] : item["end"]], "<f4").reshape(item["shape"]).tolist()

@@ -49,7 +49,7 @@ async def test_an_answer_has_the_shape_vllm_s_clients_read(client, config):
             {"index": 0, "object": "score", "score": product("hello", "world")},
             {"index": 1, "object": "score", "score": product("hello", "hello hello")},
         ],
-        "usage": {"prompt_tokens": 12, "total_tokens": 12},
+        "usage": {"prompt_tokens": 12, "total_tokens": 12, "completion_tokens": 0},
     }
 
 
@@ -82,7 +82,7 @@ async def test_many_with_one_are_refused_with_what_is_allowed(client, service, o
     answer = await client.post("/score", json={"text_1": ones, "text_2": others})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "text_1"
-    assert "text_1 must be one text, or as many as text_2" in answer.json()["error"]["message"]
+    assert "Input lengths must be either 1:1, 1:N or N:N" in answer.json()["error"]["message"]
     assert_idle(service)
 
 
@@ -101,14 +101,27 @@ async def test_each_side_can_be_cut(client, scripted):
     ]  # the limits are of the texts alone
 
 
+async def test_no_limit_on_a_side_is_none(client, scripted):
+    await score(client, text_1="w1 " * 50, text_2="w2 " * 50, max_tokens_per_query=0, max_tokens_per_doc="0")
+    assert sorted(request.tokens for batch in scripted.batches for request in batch.requests) == [
+        50 + 2,
+        len(["query", ":"]) + 50 + 2,
+    ]
+
+
 async def test_truncation_is_of_what_is_read_at_once(client, scripted):
     await score(client, text_1="w1", text_2="w2 " * 200, truncate_prompt_tokens=30)
     assert max(request.tokens for batch in scripted.batches for request in batch.requests) == 30
 
 
 async def test_an_instruction_is_about_the_query(client):
-    (found,) = await scores(client, text_1="hello", text_2="world", instruction="passage : ")
-    assert found == float(vector("passage", ":", "hello") @ vector("world"))
+    for given in (
+        {"instruction": "passage : "},
+        {"chat_template_kwargs": {"instruction": "passage : "}},
+        {"chat_template_kwargs": {"instruction": "passage : "}, "instruction": "w1 "},
+    ):
+        (found,) = await scores(client, text_1="hello", text_2="world", **given)
+        assert found == float(vector("passage", ":", "hello") @ vector("world"))
 
 
 async def test_an_instruction_past_reason_is_400_and_named(client):
@@ -186,7 +199,7 @@ async def test_what_is_no_number_never_reaches_a_client(client, service, scripte
         ({"text_1": "a", "text_2": [["b"]]}, "text_2"),
         ({"data_1": "a", "data_2": {}}, "data_2"),
         ({"text_1": "a", "text_2": ["b"] * 2049}, "text_2"),
-        ({"text_1": "a", "text_2": "b", "max_tokens_per_query": 0}, "max_tokens_per_query"),
+        ({"text_1": "a", "text_2": "b", "max_tokens_per_query": -1}, "max_tokens_per_query"),
         ({"text_1": "a", "text_2": "b", "max_tokens_per_doc": -1}, "max_tokens_per_doc"),
         ({"text_1": "a", "text_2": "b", "max_tokens_per_doc": "five"}, "max_tokens_per_doc"),
         ({"text_1": "a", "text_2": "b", "instruction": 5}, "instruction"),

@@ -71,7 +71,7 @@ async def test_the_client_s_request_has_the_answer_it_reads(client, config):
     answer = await post(client, input=["hello", "w1"], **AS_THE_CLIENT_SENDS)
     assert answer["object"] == "list"
     assert answer["model"] == config.models[0]
-    assert answer["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
+    assert answer["usage"] == {"prompt_tokens": 6, "total_tokens": 6, "completion_tokens": 0}
     found = [np.frombuffer(base64.b64decode(item["embedding"]), np.float32).tolist() for item in answer["data"]]
     assert found == [vector_of("hello").tolist(), vector_of("w1").tolist()]
     assert [(item["index"], item["object"]) for item in answer["data"]] == [(0, "embedding"), (1, "embedding")]

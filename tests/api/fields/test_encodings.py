@@ -2,6 +2,7 @@ import base64
 import json
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -26,9 +27,32 @@ def test_json_numbers_read_back_as_the_same_float32(vector):
 @given(vectors)
 def test_bfloat16_rounds_as_torch_does(vector):
     expected = torch.from_numpy(vector).to(torch.bfloat16).view(torch.uint16).numpy()
-    assert np.array_equal(as_dtype(vector, "bfloat16"), expected)
+    assert as_dtype(vector, "bfloat16").dtype == ml_dtypes.bfloat16
+    assert np.array_equal(as_dtype(vector, "bfloat16").view(np.uint16), expected)
     as_text = np.array(json.loads(row_json(vector, "bfloat16")), dtype=np.float32)
     assert np.array_equal(as_text, torch.from_numpy(vector).to(torch.bfloat16).float().numpy())
+
+
+FLOATS_OF_8_BITS = {"fp8_e4m3": (torch.float8_e4m3fn, 448), "fp8_e5m2": (torch.float8_e5m2, 57344)}
+
+
+@pytest.mark.parametrize("dtype", FLOATS_OF_8_BITS)
+@given(vector=hnp.arrays(np.float32, 8, elements=st.floats(-448, 448, width=32)))
+def test_floats_of_8_bits_round_as_torch_does(dtype, vector):
+    expected = torch.from_numpy(vector).to(FLOATS_OF_8_BITS[dtype][0])
+    assert np.array_equal(as_dtype(vector, dtype).view(np.uint8), expected.view(torch.uint8).numpy())
+    assert row_bytes(vector, dtype, "big") == row_bytes(vector, dtype, "little") == as_dtype(vector, dtype).tobytes()
+    as_text = np.array(json.loads(row_json(vector, dtype)), dtype=np.float32)
+    assert np.array_equal(as_text, expected.float().numpy())
+
+
+@pytest.mark.parametrize("dtype", FLOATS_OF_8_BITS)
+def test_numbers_too_large_for_8_bits_are_refused(dtype):
+    largest = FLOATS_OF_8_BITS[dtype][1]
+    assert as_dtype(np.float32([largest, -largest]), dtype).astype(np.float32).tolist() == [largest, -largest]
+    for number in (largest * 1.25, -largest * 1.25):
+        with pytest.raises(InvalidRequestError, match=f"too large for {dtype}"):
+            as_dtype(np.float32([1, number]), dtype)
 
 
 @given(vectors)
@@ -86,7 +110,9 @@ def test_a_row_that_is_part_of_a_matrix_is_encoded_like_any_other():
     assert row_bytes(matrix[1][:2], "float32", "little") == np.array([4, 5], "<f4").tobytes()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8", "uint8", "binary", "ubinary"]
+)
 def test_rows_of_a_matrix_are_encoded_each_by_itself(dtype):
     matrix = np.random.default_rng(0).normal(size=(3, 16), scale=[[1], [100], [0]]).astype(np.float32)
     assert json.loads(row_json(matrix, dtype)) == [json.loads(row_json(row, dtype)) for row in matrix]

@@ -106,7 +106,7 @@ async def test_cohere_s_images_are_counted_and_have_no_texts(client, images):
         assert answer["embeddings"]["float"] == [vector_of(RED)] * 2
         assert len(answer["embeddings"]["int8"]) == 2
         assert answer["texts"] == []
-        units = {"input_tokens": 6, "images": 2}
+        units = {"input_tokens": 0, "image_tokens": 6, "images": 2}
         assert answer["meta"] == {"api_version": {"version": version}, "billed_units": units}
     assert (await post(client, "/v1/embed", images=[IMAGE]))["embeddings"] == [vector_of(RED)]
 
@@ -117,6 +117,7 @@ async def test_cohere_s_inputs_have_parts(client, images):
     answer = await post(client, "/v2/embed", inputs=asked, input_type="search_document")
     assert answer["embeddings"]["float"][0] == vector_of(RED)
     assert answer["texts"] == ["hello"]
+    assert answer["meta"]["billed_units"] == {"input_tokens": 3, "image_tokens": 3, "images": 1}
 
 
 async def test_voyage_s_inputs_have_parts(client, images, config):

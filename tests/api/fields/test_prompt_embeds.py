@@ -47,7 +47,7 @@ def sent(scripted: ScriptedRunner) -> list[np.ndarray]:
 async def test_embeddings_reach_the_model_and_their_rows_are_counted(client, scripted, route):
     answer = await client.post(route, json={"prompt_embeds": GOOD})
     assert answer.status_code == 200, answer.text
-    assert answer.json()["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
+    assert answer.json()["usage"] == {"prompt_tokens": 5, "total_tokens": 5, "completion_tokens": 0}
     (embeds,) = sent(scripted)
     assert np.array_equal(embeds, ROWS.numpy())
 
@@ -352,7 +352,10 @@ def test_strings_past_the_most_are_not_looked_at():
 async def test_more_empty_strings_than_inputs_are_counted_exactly(client):
     answer = await client.post("/v1/embeddings", json={"prompt_embeds": [""] * 50_000})
     assert answer.status_code == 400
-    assert "50000 inputs are more than 2048" in answer.json()["error"]["message"]
+    assert (
+        "50000 inputs are more than the 2048 that a request may have (--max-inputs-per-request)"
+        in answer.json()["error"]["message"]
+    )
 
 
 def test_nothing_is_cut_where_no_embeds_are_taken():

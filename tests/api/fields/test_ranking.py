@@ -24,10 +24,19 @@ def test_the_best_few_are_the_head_of_all(scores, top_n):
     assert ranked(scores, top_n) == ranked(scores)[:top_n]
 
 
-@pytest.mark.parametrize("top", [0, -1])
-def test_fewer_than_one_is_refused(top):
+@given(some_scores)
+def test_no_number_of_the_best_is_all(scores):
+    assert ranked(scores, 0) == ranked(scores)
+
+
+@pytest.mark.parametrize(("top", "least"), [(0, 1), (-1, 1), (-1, 0)])
+def test_fewer_than_the_least_are_refused(top, least):
     with pytest.raises(InvalidRequestError) as raised:
-        require_top(top, param="top_k")
+        require_top(top, least=least, param="top_k")
     assert raised.value.param == "top_k"
-    require_top(1)
-    require_top(None)
+    require_top(least, least=least)
+    require_top(None, least=least)
+
+
+def test_none_at_all_is_no_number_unless_one_is_the_least():
+    require_top(0)

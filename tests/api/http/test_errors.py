@@ -219,8 +219,9 @@ async def test_without_the_key_only_probes_are_answered(config, scripted):
         listening(service) as url,
         client_of(url) as client,
     ):
-        for path in ("/livez", "/health", "/ping", "/readyz"):
+        for path in ("/livez", "/health", "/ping", "/readyz", "/"):
             assert (await client.get(path)).status_code == 200, path
+        assert (await client.post("/ping")).status_code == 200
         for path in ("/v1/models", "/metrics", "/load", "/version", "/nothing"):
             answer = await client.get(path)
             assert answer.status_code == 401, path
@@ -233,7 +234,7 @@ async def test_without_the_key_only_probes_are_answered(config, scripted):
         for path, fields in {
             "/v1/embeddings": {"error", "detail"},
             "/rerank": {"error", "detail", "error_type"},
-            "/v2/rerank": {"id", "message"},
+            "/v2/rerank": {"id", "message", "error"},
             "/predict": {"error", "error_type"},
         }.items():  # whose client it is, only the body would tell where several share a path
             assert (await client.post(path, json={})).json().keys() == fields, path

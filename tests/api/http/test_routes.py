@@ -19,6 +19,8 @@ from trio_pool_serve.service import Service
 VECTOR = {"input": [[7]]}
 OPENAI, TEI = {"error"}, {"error", "error_type"}
 ALL_EMBEDDINGS = {"error", "detail"}
+BOM = b"\xef\xbb\xbf"
+JSON = {"headers": {"content-type": "application/json"}}
 
 
 @pytest.fixture
@@ -80,13 +82,21 @@ RESPONSES: Mapping[str, tuple[str, str, Mapping[str, object], int, set[str]]] = 
     "two slashes within a path": ("POST", "/v1//embeddings", {"json": VECTOR}, 200, {"data", "usage"}),
     "percent-encoding": ("GET", "/%68ealth", {}, 200, {"status"}),
     "a query": ("GET", "/health?verbose=1", {}, 200, {"status"}),
-    "a slash at the end": ("POST", "/v1/embeddings/", {"json": VECTOR}, 404, OPENAI),
+    "a slash at the end": ("POST", "/v1/embeddings/", {"json": VECTOR}, 200, {"data", "usage"}),
+    "slashes at the end": ("POST", "/embed//", {"json": {"inputs": 5.5}}, 422, TEI),
+    "a probe with a slash at the end": ("GET", "/health/", {"headers": {"authorization": ""}}, 200, {"status"}),
+    "a slash after nothing": ("GET", "/nothing/", {}, 404, OPENAI),
+    "the root": ("GET", "/", {"headers": {"authorization": ""}}, 200, {"status"}),
+    "the root without a key": ("POST", "/", {"json": {"inputs": "a"}, "headers": {"authorization": ""}}, 401, TEI),
+    "a byte order mark": ("POST", "/v1/embeddings", {"content": BOM + b'{"input": [[7]]}', **JSON}, 200, {"data"}),
+    "an empty model": ("POST", "/v1/embeddings", {"json": {**VECTOR, "model": ""}}, 200, {"data", "usage"}),
     "an encoded slash": ("POST", "/v1%2Fembeddings", {"json": VECTOR}, 200, {"data", "usage"}),
     "nothing": ("GET", "/nothing", {}, 404, OPENAI),
     "nothing without a key": ("GET", "/nothing", {"headers": {"authorization": ""}}, 401, OPENAI),
     "no asset": ("GET", "/docs/oauth2-redirect.html", {}, 404, OPENAI),
     "TEI's info": ("GET", "/info", {}, 200, {"model_id", "version"}),
     "TEI's info without a key": ("GET", "/info", {"headers": {"authorization": ""}}, 401, TEI),
+    "infinity's list of models": ("GET", "/models", {}, 200, {"data", "object"}),
     "models without a key": ("GET", "/v1/models", {"headers": {"authorization": ""}}, 401, OPENAI),
     "clearing a cache": ("POST", "/reset_mm_cache", {}, 200, {"status"}),
 }
@@ -101,7 +111,7 @@ async def test_each_route_has_its_status_and_its_dialect(guarded):
             assert answer.headers["content-type"] == "application/json", name
             assert fields <= answer.json().keys(), name
             assert answer.headers["x-request-id"] == "mine", name
-            is_task = method == "POST" and path not in ("/reset_mm_cache", "/v1/embeddings/") and status != 401
+            is_task = method == "POST" and path != "/reset_mm_cache" and status != 401
             assert ("server-timing" in answer.headers) == is_task, name
 
 
@@ -116,11 +126,21 @@ async def test_bytes_and_events_have_their_own_headers(client):
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "BREW"])
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/embed", "/reset_mm_cache", "/", "/v1//embeddings"])
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embed", "/reset_mm_cache", "/v1//embeddings", "/embed/"])
 async def test_other_methods_of_a_post_route_are_405(client, method, path):
     answer = await client.request(method, path)
     assert (answer.status_code, answer.headers["allow"]) == (405, "OPTIONS, POST")
     assert not answer.content or "error" in answer.json()
+
+
+@pytest.mark.parametrize("path", ["/", "/ping"])
+async def test_methods_that_neither_a_probe_nor_a_task_has_are_405(client, path):
+    for method in ("PUT", "DELETE", "BREW"):
+        answer = await client.request(method, path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, OPTIONS, POST")
+        assert "error" in answer.json()
+    options = await client.options(path)
+    assert (options.status_code, options.headers["allow"], options.content) == (200, "GET, HEAD, OPTIONS, POST", b"")
 
 
 @pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models", "/v1/models/org/name", "/docs", "/info"])
@@ -151,7 +171,9 @@ async def test_ids_of_models_may_have_slashes(config, scripted, slash):
         answer = await client.get(f"/v1/models/org{slash}name")
         assert answer.status_code == 200
         assert answer.json()["id"] == "org/name"
-        assert (await client.get("/v1/models/")).status_code == 404
+        assert (await client.get(f"/v1/models/org{slash}name/")).json() == answer.json()
+        listed = await client.get("/v1/models/")
+        assert [card["id"] for card in listed.json()["data"]] == ["org/name"]
 
 
 async def test_ids_of_models_may_begin_with_a_slash(client, config):
@@ -184,7 +206,8 @@ async def test_targets_in_absolute_form_and_older_versions_are_understood(guarde
     async with listening(guarded) as url:
         for head, status in {
             "GET http://x/health HTTP/1.1": 200,
-            "GET http://x HTTP/1.1": 405,
+            "GET http://x HTTP/1.1": 200,
+            "PUT http://x HTTP/1.1": 405,
             "GET http://x/nothing HTTP/1.1": 404,
             "GET /health HTTP/1.0": 200,
             "GET /version HTTP/1.0": 200,

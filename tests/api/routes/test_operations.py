@@ -1,6 +1,8 @@
 import threading
+from typing import get_args
 
 import attrs
+import httpx
 import pytest
 import trio
 
@@ -8,14 +10,40 @@ import trio_pool_serve
 from tests.conftest import client_of, listening, running
 from trio_pool_serve.config import ThreadsConfig
 from trio_pool_serve.errors import EngineDeadError, RunnerDeadError
-from trio_pool_serve.service import Service
+from trio_pool_serve.service import Service, ServiceState
 
 
-@pytest.mark.parametrize("path", ["/livez", "/health", "/ping", "/readyz"])
-async def test_probes_answer_a_ready_server(client, path):
-    answer = await client.get(path)
-    assert answer.status_code == 200
-    assert answer.json()["status"] in {"alive", "ready"}
+LIVENESS = [("GET", "/livez")]
+READINESS = [("GET", "/readyz")]
+HEALTH = [("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/"), ("GET", "/health/")]
+
+PROBES = {
+    "loading": (200, 503, 503),
+    "ready": (200, 200, 200),
+    "draining": (200, 503, 200),
+    "dead": (503, 503, 503),
+}
+"""Statuses of liveness, readiness and health by the state of the service: the table of docs/operations.md."""
+
+
+async def assert_probes(client: httpx.AsyncClient, state: ServiceState) -> None:
+    for probes, status in zip((LIVENESS, READINESS, HEALTH), PROBES[state], strict=True):
+        for method, path in probes:
+            answer = await client.request(method, path)
+            assert answer.status_code == status, (state, method, path)
+            told = "alive" if probes is LIVENESS and state != "dead" else state
+            assert answer.json() == {"status": told}, (state, method, path)
+            if method == "GET":
+                head = await client.head(path)
+                assert (head.status_code, head.content) == (status, b""), (state, path)
+
+
+def test_probes_are_told_for_every_state():
+    assert set(PROBES) == set(get_args(ServiceState))
+
+
+async def test_probes_answer_a_ready_server(client):
+    await assert_probes(client, "ready")
 
 
 async def test_while_the_model_loads_the_server_lives_and_is_not_ready(config, scripted):
@@ -29,8 +57,7 @@ async def test_while_the_model_loads_the_server_lives_and_is_not_ready(config, s
     async with trio.open_nursery() as nursery:
         await nursery.start(service.run)
         async with listening(service) as url, client_of(url) as client:
-            assert (await client.get("/livez")).status_code == 200
-            assert (await client.get("/readyz")).status_code == 503
+            await assert_probes(client, "loading")
             answer = await client.post("/v1/embeddings", json={"input": "hello"})
             assert answer.status_code == 503
             assert answer.json()["error"]["type"] == "ServiceUnavailableError"
@@ -38,7 +65,7 @@ async def test_while_the_model_loads_the_server_lives_and_is_not_ready(config, s
             assert (await client.get("/v1/models")).status_code == 503
             loaded.set()
             await service.wait_ready()
-            assert (await client.get("/readyz")).json() == {"status": "ready"}
+            await assert_probes(client, "ready")
         nursery.cancel_scope.cancel()
 
 
@@ -47,7 +74,7 @@ async def test_liveness_does_not_wait_behind_compute(client, scripted, service):
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: client.post("/v1/embeddings", json={"input": ["hello"] * 100}))
         await trio.to_thread.run_sync(scripted.launching.wait, limiter=trio.CapacityLimiter(1))
-        for path in ("/livez", "/readyz", "/load", "/metrics"):
+        for path in ("/livez", "/readyz", "/health", "/ping", "/", "/load", "/metrics"):
             assert (await client.get(path)).status_code == 200
         assert service.default.engine.statistics().in_flight_batches == 1
         scripted.gate.set()
@@ -68,14 +95,12 @@ async def test_a_dead_engine_shows_in_every_probe(config, scripted):
                     answer = await client.post("/v1/embeddings", json={"input": "hello"})
                     assert answer.status_code == 503
                     assert "retry-after" in answer.headers
-                    for path in ("/livez", "/health", "/readyz"):
-                        assert (await client.get(path)).status_code == 503
+                    await assert_probes(client, "dead")
 
 
 async def test_a_draining_server_takes_no_new_work(client, service):
     service.draining = True
-    assert (await client.get("/readyz")).json() == {"status": "draining"}
-    assert (await client.get("/livez")).status_code == 200
+    await assert_probes(client, "draining")
     answer = await client.post("/v1/embeddings", json={"input": "hello"})
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "5"
@@ -125,6 +150,22 @@ async def test_load_tells_engines_and_limiters(client, config):
     load = (await client.get("/load")).json()
     assert load["models"][config.models[0]]["state"] == "ready"
     assert load["limiters"]["render"] == {"capacity": 2, "borrowed": 0, "waiting": 0}
+    assert load["server_load"] == 0
+
+
+async def test_load_counts_the_requests_for_tasks_that_are_running(client, scripted, service):
+    scripted.gate.clear()
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(lambda: client.post("/v1/embeddings", json={"input": "hello"}))
+        with trio.fail_after(10):
+            while service.running_tasks < 3:  # noqa: ASYNC110  (they arrive by sockets)
+                await trio.sleep(0.001)
+        assert (await client.get("/load")).json()["server_load"] == 3
+        scripted.gate.set()
+    assert (await client.post("/v1/embeddings", json={"input": 5.5})).status_code == 400
+    assert (await client.post("/v1/embeddings", json={"input": "a"}, headers={"x-request-timeout": "0"})).is_error
+    assert (await client.get("/load")).json()["server_load"] == 0
 
 
 async def test_processes_that_render_templates_are_told_of_with_the_limiters(config, scripted):

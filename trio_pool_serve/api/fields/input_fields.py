@@ -6,9 +6,9 @@ import numpy as np
 from attrs import frozen
 
 from trio_pool_serve.api.fields.contents import WireContent
-from trio_pool_serve.api.fields.conversations import ConversationFields, WireMessage, WireMessages
 from trio_pool_serve.api.fields.images import image_part
 from trio_pool_serve.api.fields.limits import require_few
+from trio_pool_serve.api.fields.messages import ConversationFields, WireMessage, WireMessages
 from trio_pool_serve.api.fields.numbers import TokenId
 from trio_pool_serve.api.http.endpoint import FieldNames
 from trio_pool_serve.api.http.payloads import PromptEmbeds

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 from attrs import evolve, frozen
 
-from trio_pool_serve.api.fields.conversations import ConversationFields
 from trio_pool_serve.api.fields.input_fields import the_one_given
+from trio_pool_serve.api.fields.messages import ConversationFields
 from trio_pool_serve.api.fields.numbers import TokenId
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse

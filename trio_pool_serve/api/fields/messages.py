@@ -1,4 +1,4 @@
-"""Conversations: messages that a chat template renders to one input, and the fields that go with them."""
+"""Messages: conversations that a chat template renders to one input each, and the fields that go with them."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
