@@ -1,0 +1,203 @@
+"""Clients of text-embeddings-inference, with the options that tests/end_to_end/ leaves out."""
+
+import asyncio
+from collections.abc import Iterator
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import scipy.special
+from haystack import Document
+from haystack.utils import Secret
+from haystack_integrations.components.embedders.huggingface_api import (
+    HuggingFaceAPIDocumentEmbedder,
+    HuggingFaceAPITextEmbedder,
+    HuggingFaceTEISparseTextEmbedder,
+)
+from haystack_integrations.components.rankers.huggingface_api import HuggingFaceTEIRanker
+from haystack_integrations.components.rankers.huggingface_api.ranker import TruncationDirection
+from huggingface_hub import AsyncInferenceClient, InferenceClient, close_session
+from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
+from llama_index.postprocessor.tei_rerank import TextEmbeddingInference
+
+from tests.compatibility.tei_servers import LONG, PROMPT, Servers, near
+from tests.end_to_end.conftest import LABELS
+from tests.end_to_end.texts import API_KEY
+
+TEXTS = ["a nursery owns its tasks", "bread needs flour", "hello"]
+QUERY = "who owns a task"
+TOKEN = Secret.from_token(API_KEY)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed_session() -> Iterator[None]:
+    yield
+    close_session()
+
+
+def hub(servers: Servers, kind: str) -> InferenceClient:
+    return InferenceClient(model=servers.urls[kind], token=API_KEY)
+
+
+@pytest.mark.parametrize("path", ["", "/embed"])
+def test_feature_extraction_has_all_its_options(servers, record_client, path):
+    record_client("TEI", f"POST {path or '/'}", "huggingface_hub feature_extraction")
+    client = InferenceClient(model=servers.urls["embedding"] + path, token=API_KEY)
+    oracle = servers.oracle("embedding")
+    near(client.feature_extraction("bread"), [oracle.vector("bread")])
+    near(client.feature_extraction(TEXTS), [oracle.vector(text) for text in TEXTS])
+    near(client.feature_extraction("bread", normalize=False), [oracle.vector("bread", normalize=False)])
+    near(client.feature_extraction("bread", prompt_name="query"), [oracle.vector(f"{PROMPT}bread")])
+    near(client.feature_extraction("bread", dimensions=8), [oracle.vector("bread", dimensions=8)])
+    for side in ("left", "right"):
+        found = client.feature_extraction(LONG, truncate=True, truncation_direction=side)
+        near(found, [oracle.vector(LONG, side=side.capitalize())])
+
+
+def test_feature_extraction_is_that_of_the_model(servers, record_client):
+    record_client("TEI", "POST /", "huggingface_hub feature_extraction")
+    (tokens,) = hub(servers, "colbert").feature_extraction("bread")
+    near(np.linalg.norm(tokens, axis=1), np.ones(len(tokens)))
+    every = InferenceClient(model=servers.urls["embedding"] + "/embed_all", token=API_KEY)
+    near(every.feature_extraction("bread"), [servers.oracle("embedding").tokens("bread")])
+
+
+@pytest.mark.parametrize("path", ["", "/similarity"])
+def test_sentence_similarity_is_the_cosine(servers, record_client, path):
+    record_client("TEI", f"POST {path or '/'}", "huggingface_hub sentence_similarity")
+    client = InferenceClient(model=servers.urls["embedding"] + path, token=API_KEY)
+    source, *others = map(servers.oracle("embedding").vector, TEXTS)
+    near(client.sentence_similarity(TEXTS[0], TEXTS[1:]), [source @ other for other in others])
+
+
+def test_text_classification_gives_the_labels(servers, record_client):
+    record_client("TEI", "POST /", "huggingface_hub text_classification")
+    found = hub(servers, "classifier").text_classification(TEXTS[0])
+    scores = {row.label: row.score for row in found}
+    expected = scipy.special.softmax(servers.oracle("classifier").tokens(TEXTS[0]))
+    near([scores[label] for label in LABELS.values()], expected)
+
+
+def test_the_hub_s_client_reads_health_and_info(servers, record_client):
+    record_client("TEI", "GET /info", "huggingface_hub get_endpoint_info")
+    record_client("TEI", "GET /health", "huggingface_hub health_check")
+    client = InferenceClient(model=servers.urls["embedding"], token=API_KEY, provider="hf-inference")
+    assert client.health_check()
+    assert client.get_endpoint_info()["model_type"] == {"embedding": {"pooling": "mean"}}
+
+
+def test_the_hub_s_asynchronous_client_does_all_tasks(servers, record_client):
+    record_client("TEI", "POST /", "huggingface_hub (async)")
+
+    async def ask() -> tuple[np.ndarray, list[float], str]:
+        async with AsyncInferenceClient(token=API_KEY) as client:
+            vectors = await client.feature_extraction(TEXTS, model=servers.urls["embedding"])
+            cosines = await client.sentence_similarity(TEXTS[0], TEXTS[1:], model=servers.urls["embedding"])
+            labels = await client.text_classification(TEXTS[0], model=servers.urls["classifier"])
+            return vectors, cosines, labels[0].label
+
+    vectors, cosines, label = asyncio.run(ask())
+    near(vectors, [*map(servers.oracle("embedding").vector, TEXTS)])
+    near(cosines, vectors[1:] @ vectors[0])
+    assert label == LABELS[int(servers.oracle("classifier").tokens(TEXTS[0]).argmax())]
+
+
+# -- Haystack --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_haystack_scales_and_decorates_texts(servers, record_client, normalize):
+    record_client("TEI", "POST /", "huggingface-api-haystack HuggingFaceAPITextEmbedder")
+    options = {"prefix": "a ", "suffix": " b", "normalize": normalize, "truncate": True}
+    embedder = HuggingFaceAPITextEmbedder(
+        "text_embeddings_inference", {"url": servers.urls["embedding"]}, TOKEN, **options
+    )
+    expected = servers.oracle("embedding").vector("a bread b", normalize=normalize)
+    near(embedder.run("bread")["embedding"], expected)
+    embedder.close()
+
+
+def test_haystack_embeds_documents_in_batches(servers, record_client):
+    record_client("TEI", "POST /", "huggingface-api-haystack HuggingFaceAPIDocumentEmbedder")
+    embedder = HuggingFaceAPIDocumentEmbedder(
+        "text_embeddings_inference",
+        {"url": servers.urls["embedding"]},
+        TOKEN,
+        batch_size=2,
+        normalize=True,
+        progress_bar=False,
+    )
+    documents = embedder.run([Document(content=text) for text in TEXTS])["documents"]
+    near([document.embedding for document in documents], [*map(servers.oracle("embedding").vector, TEXTS)])
+    embedder.close()
+
+
+def test_haystack_embeds_sparsely_what_is_too_long(servers, record_client):
+    record_client("TEI", "POST /embed_sparse", "huggingface-api-haystack HuggingFaceTEISparseTextEmbedder")
+    embedder = HuggingFaceTEISparseTextEmbedder(api_base_url=servers.urls["splade"], token=TOKEN)
+    sparse = embedder.run(LONG)["sparse_embedding"]
+    near(sparse.values, servers.oracle("splade").weights(LONG)[sparse.indices])
+    embedder.close()
+
+
+@pytest.mark.parametrize("side", ["Left", "Right"])
+def test_haystack_says_where_documents_are_truncated(servers, record_client, side):
+    record_client("TEI", "POST /rerank", "huggingface-api-haystack HuggingFaceTEIRanker")
+    ranker = HuggingFaceTEIRanker(url=servers.urls["reranker"], token=TOKEN, raw_scores=True)
+    documents = [Document(content=text) for text in (LONG, *TEXTS)]
+    ranked = ranker.run(QUERY, documents, truncation_direction=TruncationDirection[side.upper()])["documents"]
+    oracle = servers.oracle("reranker")
+    near([row.score for row in ranked], [oracle.tokens(QUERY, row.content, side=side)[0] for row in ranked])
+    assert len(ranked) == len(documents)
+
+
+# -- LlamaIndex ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("endpoint", ["/embed", "/"])
+def test_llama_index_embeds_with_its_options(servers, record_client, endpoint):
+    record_client("TEI", f"POST {endpoint}", "llama-index TextEmbeddingsInference")
+    embedder = TextEmbeddingsInference(
+        model_name="embedding",
+        base_url=servers.urls["embedding"],
+        endpoint=endpoint,
+        text_instruction="text:",
+        query_instruction="query:",
+        embed_batch_size=2,
+        auth_token=API_KEY,
+    )
+    vector = servers.oracle("embedding").vector
+    near(embedder.get_text_embedding_batch([*TEXTS, LONG]), [vector(f"text: {text}") for text in (*TEXTS, LONG)])
+    near(embedder.get_query_embedding("bread"), vector(f"{PROMPT}bread"))
+
+
+def test_llama_index_reranks_and_keeps_what_it_had(servers, record_client):
+    record_client("TEI", "POST /rerank", "llama-index TextEmbeddingInference (reranker)")
+    reranker = TextEmbeddingInference(base_url=servers.urls["reranker"], top_n=2, auth_token=f"Bearer {API_KEY}")
+    reranker.keep_retrieval_score = True
+    nodes = [NodeWithScore(node=TextNode(text=text), score=0.5) for text in TEXTS]
+    ranked = reranker.postprocess_nodes(nodes, query_str=QUERY)
+    oracle = servers.oracle("reranker")
+    expected = {text: scipy.special.expit(oracle.tokens(QUERY, text)[0]) for text in TEXTS}
+    assert [row.text for row in ranked] == sorted(TEXTS, key=expected.__getitem__, reverse=True)[:2]
+    near([row.score for row in ranked], [expected[row.text] for row in ranked])
+    assert {row.node.metadata["retrieval_score"] for row in ranked} == {0.5}
+
+
+# -- OpenAI's --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64", openai.omit])
+def test_openai_s_client_embeds(servers, record_client, encoding):
+    record_client("OpenAI", "POST /v1/embeddings", "openai-python embeddings.create")
+    with (
+        httpx.Client() as http,
+        openai.OpenAI(base_url=f"{servers.urls['embedding']}/v1", api_key=API_KEY, http_client=http) as client,
+    ):
+        answer = client.embeddings.create(model="embedding", input=TEXTS, encoding_format=encoding, dimensions=8)
+    found = [np.array(row.embedding) for row in answer.data if not isinstance(row.embedding, str)]
+    expected = [servers.oracle("embedding").vector(text, dimensions=8) for text in TEXTS]
+    if encoding != "base64":
+        near([row / np.linalg.norm(row) for row in found], expected)

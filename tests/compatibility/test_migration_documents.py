@@ -1,0 +1,79 @@
+"""The pages about moving from vLLM and infinity say what becomes of each of their flags and request fields.
+
+The lists were made from the packages of vLLM 0.32.0 (``vllm serve --help=all``, and its request classes) and infinity
+0.0.77 (``infinity_emb v1 --help`` and ``v2 --help``, and its request classes).
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.compatibility.worked_example import sections
+from tests.server.server_process import ROOT
+
+LISTS = Path(__file__).parent
+NAMES = ("vllm", "infinity")
+NUMBERS_OF_FLAGS = {"vllm": 406, "infinity": 35}
+LONGEST_LINE = 140
+
+
+def page_path(name: str) -> Path:
+    return ROOT / "docs" / f"migrate-from-{name}.md"
+
+
+def in_backticks(text: str) -> set[str]:
+    """Return what a text has in backticks, outside of fenced blocks."""
+    return set(re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)))
+
+
+def flags_of(name: str) -> list[str]:
+    return (LISTS / f"{name}_flags.txt").read_text().split()
+
+
+def fields_of(name: str) -> dict[str, set[str]]:
+    """Return the fields of each route's request; a route may have several lines."""
+    fields: dict[str, set[str]] = {}
+    for line in (LISTS / f"{name}_fields.txt").read_text().splitlines():
+        route, _, names = line.partition(":")
+        fields.setdefault(route, set()).update(names.split())
+    return fields
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_flag_is_in_the_section_of_flags(name: str):
+    flags = flags_of(name)
+    assert len(flags) == len(set(flags)) == NUMBERS_OF_FLAGS[name]
+    assert sorted(set(flags) - in_backticks(sections(page_path(name))["Flags"])) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_flag_is_listed_twice(name: str):
+    section = sections(page_path(name))["Flags"]
+    rows = re.findall(r"^\| (`-.*?`) \|", section, flags=re.M)
+    groups = re.findall(r"^- \*\*.*?\.\s+((?:`--[\w-]+`,?\s*)+)$", section, flags=re.M | re.S)
+    listed = re.findall(r"`(--[\w-]+)`", " ".join([*rows, *groups]))
+    assert sorted(listed) == sorted(flags_of(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_flag_of_a_page_is_this_server_s_or_the_other_s(name: str):
+    settings = (ROOT / "docs" / "settings.md").read_text()
+    ours = set(re.findall(r"^\| `(--[\w-]+)` \|", settings, flags=re.M)) | {"--config"}
+    negations = {f"--no-{flag[2:]}" for flag in ours}
+    named = {flag.split()[0] for flag in in_backticks(page_path(name).read_text()) if flag.startswith("--")}
+    assert sorted(named - ours - negations - set(flags_of(name))) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_route_and_every_field_has_a_row(name: str):
+    fields = fields_of(name)
+    page = page_path(name).read_text()
+    assert sorted(set(fields) - in_backticks(page)) == []
+    rows = re.findall(r"^\| (`.*?`) \|", sections(page_path(name))["Request fields"], flags=re.M)
+    assert sorted(set().union(*fields.values()) - in_backticks("\n".join(rows))) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lines_are_of_a_readable_length(name: str):
+    assert [line for line in page_path(name).read_text().splitlines() if len(line) > LONGEST_LINE] == []

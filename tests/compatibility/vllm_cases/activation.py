@@ -1,0 +1,42 @@
+"""Line 4: ``use_activation`` says whether vectors are normalised, and whether logits become probabilities."""
+
+from tests.compatibility.vllm_cases.case import DOCUMENTS, SENTENCE, Case, post
+
+EMBEDDERS = ("embedding", "bare BERT", "bare BERT with mean", "bare decoder", "chat")
+CLASSIFIERS = ("cross-encoder", "classifier", "decoder classifier")
+TOKENS = ("late interaction", "token embeddings", "token classifier")
+RERANKERS = ("embedding", "cross-encoder", "late interaction", "generative reranker")
+REMOVED = ("Parameter `normalize` was removed",)
+OWN = "`normalize` is a field of this server"
+
+
+def each_value() -> list[Case]:
+    """Return the cases of true, false and null."""
+    cases = []
+    for spelt, value in (("true", True), ("false", False), ("null", None)):
+        name, field = f"`use_activation: {spelt}`", {"use_activation": value}
+        cases += [
+            post(name, "/v1/embeddings", EMBEDDERS, {"input": SENTENCE, **field}),
+            post(name, "/pooling", (*EMBEDDERS, *CLASSIFIERS, *TOKENS), {"input": SENTENCE, **field}),
+            post(name, "/classify", CLASSIFIERS, {"input": SENTENCE, **field}),
+            post(name, "/score", RERANKERS, {"text_1": SENTENCE, "text_2": DOCUMENTS, **field}),
+            post(name, "/rerank", RERANKERS, {"query": SENTENCE, "documents": DOCUMENTS, **field}),
+        ]
+    return cases
+
+
+CASES: tuple[Case, ...] = (
+    *each_value(),
+    post('`use_activation: "no"`', "/v1/embeddings", "embedding", {"input": SENTENCE, "use_activation": "no"}),
+    post(
+        "`normalize: false`",
+        "/v1/embeddings",
+        "embedding",
+        {"input": SENTENCE, "normalize": False},
+        reason=OWN,
+        status=200,
+    ),
+    post(
+        "`normalize: false`", "/pooling", "embedding", {"input": SENTENCE, "normalize": False}, reason=OWN, status=200
+    ),
+)

@@ -1,0 +1,237 @@
+"""Line 7: requests that are refused."""
+
+from typing import Any
+
+from tests.compatibility.vllm_cases.case import DOCUMENTS, LONG_TEXT, SENTENCE, Case, post, post_fields
+
+EMBEDDERS = ("embedding", "bare decoder")
+CLASSIFIERS = ("classifier", "cross-encoder")
+TOO_LONG = ("maximum context length", "Please reduce the length of the input")
+ANY_LENGTH = "any model's vectors can be cut; few folders say which lengths were trained"
+SHARED = "the route exists, because another model may have the task"
+
+
+def embed(name: str, *says: str, kinds: str | tuple[str, ...] = "embedding", **body: Any) -> Case:
+    return post_fields(name, "/v1/embeddings", kinds, says=says, **body)
+
+
+def pool(name: str, kinds: str | tuple[str, ...], *says: str, **body: Any) -> Case:
+    return post_fields(name, "/pooling", kinds, says=says, input=SENTENCE, **body)
+
+
+LENGTHS = (
+    embed("a text that is too long", *TOO_LONG, kinds=EMBEDDERS, input=LONG_TEXT),
+    embed(
+        "20 000 letters that are one unknown word",
+        input="a" * 20_000,
+        reason="it has three tokens; vLLM counts letters first",
+        status=200,
+    ),
+    embed("55 token ids", *TOO_LONG, kinds=EMBEDDERS, input=[7] * 55),
+    post("a text that is too long", "/classify", CLASSIFIERS, {"input": LONG_TEXT}, says=TOO_LONG),
+    post(
+        "a text that is too long",
+        "/pooling",
+        ("token classifier", "late interaction"),
+        {"input": LONG_TEXT},
+        says=TOO_LONG,
+    ),
+    post(
+        "a document that is too long",
+        "/score",
+        ("embedding", "cross-encoder"),
+        {"text_1": SENTENCE, "text_2": LONG_TEXT},
+        says=TOO_LONG,
+    ),
+    post(
+        "a document that is too long",
+        "/rerank",
+        ("embedding", "cross-encoder"),
+        {"query": SENTENCE, "documents": [LONG_TEXT]},
+        says=TOO_LONG,
+    ),
+    embed("`truncate_prompt_tokens: 5`", kinds=EMBEDDERS, input=LONG_TEXT, truncate_prompt_tokens=5),
+    embed("`truncate_prompt_tokens: -1`", kinds=EMBEDDERS, input=LONG_TEXT, truncate_prompt_tokens=-1),
+    embed(
+        "`truncate_prompt_tokens: 500`",
+        "truncate_prompt_tokens",
+        "Please request a smaller truncation size",
+        input=LONG_TEXT,
+        truncate_prompt_tokens=500,
+    ),
+    embed("`truncate_prompt_tokens: -2`", "truncate_prompt_tokens", input=SENTENCE, truncate_prompt_tokens=-2),
+    embed("`truncate_prompt_tokens: 0`", input=SENTENCE, truncate_prompt_tokens=0),
+    embed(
+        '`truncation_side: "left"`',
+        input=LONG_TEXT,
+        truncate_prompt_tokens=5,
+        truncation_side="left",
+        reason="keeps the special tokens, as transformers does; vLLM cuts them off",
+        differs=("data",),
+    ),
+    post(
+        "`truncate_prompt_tokens: 8`",
+        "/rerank",
+        "cross-encoder",
+        {"query": SENTENCE, "documents": DOCUMENTS, "truncate_prompt_tokens": 8},
+    ),
+)
+
+VALUES = (
+    embed('`encoding_format: "hex"`', "literal_error", input=SENTENCE, encoding_format="hex"),
+    embed('`embed_dtype: "int4"`', "literal_error", input=SENTENCE, embed_dtype="int4"),
+    embed('`endianness: "middle"`', "literal_error", input=SENTENCE, endianness="middle"),
+    embed('`truncation_side: "middle"`', "literal_error", input=SENTENCE, truncation_side="middle"),
+    embed('`padding: "longest"`', "literal_error", input=SENTENCE, padding="longest"),
+    pool('`task: "foo"`', "embedding", "literal_error", task="foo"),
+    pool('`encoding_format: "hex"`', "token classifier", "literal_error", encoding_format="hex"),
+    embed("`encoding_format: null`", input=SENTENCE, encoding_format=None, reason="null is the default", status=200),
+    embed("`request_id: null`", input=SENTENCE, request_id=None, reason="null is the default", status=200),
+    embed("`priority: 1.5`", input=SENTENCE, priority=1.5),
+    embed("`user: 5`", "user", input=SENTENCE, user=5),
+    embed(
+        "`dimensions: 16`",
+        kinds=("embedding", "bare decoder"),
+        input=SENTENCE,
+        dimensions=16,
+        reason=ANY_LENGTH,
+        status=200,
+    ),
+    embed("`dimensions: 16`", kinds="matryoshka", input=SENTENCE, dimensions=16),
+    embed("`dimensions: 17`", "dimensions", kinds="matryoshka", input=SENTENCE, dimensions=17),
+    embed("`dimensions: 0`", "dimensions", kinds="matryoshka", input=SENTENCE, dimensions=0),
+    embed("`dimensions: 65`", "dimensions", kinds="matryoshka", input=SENTENCE, dimensions=65),
+    pool("`dimensions: 16`", ("embedding", "matryoshka"), dimensions=16, reason="as on `/v1/embeddings`", status=200),
+    pool("`dimensions: 2`", "classifier", "dimensions", dimensions=2),
+)
+
+TASK_ERRORS = (
+    pool(
+        '`task: "classify"`',
+        ("embedding", "late interaction", "token classifier"),
+        "Unsupported task: 'classify'",
+        "Supported tasks",
+        task="classify",
+    ),
+    pool(
+        '`task: "embed"`',
+        ("classifier", "cross-encoder", "token classifier"),
+        "Unsupported task: 'embed'",
+        "Supported tasks",
+        task="embed",
+    ),
+    pool(
+        '`task: "token_embed"`',
+        "embedding",
+        task="token_embed",
+        reason="all tasks of a model are served at once",
+        status=200,
+    ),
+    pool(
+        '`task: "token_classify"`',
+        "classifier",
+        task="token_classify",
+        reason="all tasks of a model are served at once",
+        status=200,
+    ),
+    pool('`task: "score"`', ("embedding", "cross-encoder"), "score", task="score"),
+    pool('`task: "encode"`', "embedding", "encode", task="encode"),
+    pool('`task: "plugin"`', "embedding", task="plugin"),
+    post("a model without the task", "/classify", "embedding", {"input": SENTENCE}, reason=SHARED, status=400),
+    post("a model without the task", "/v1/embeddings", CLASSIFIERS, {"input": SENTENCE}, reason=SHARED, status=400),
+    post("a model without the task", "/v2/embed", "classifier", {"texts": [SENTENCE]}, reason=SHARED, status=400),
+    post(
+        "a model without the task",
+        "/score",
+        ("classifier", "token classifier"),
+        {"text_1": SENTENCE, "text_2": "Yes"},
+        reason=SHARED,
+        status=400,
+    ),
+    post(
+        "a model without the task",
+        "/rerank",
+        ("classifier", "token classifier"),
+        {"query": SENTENCE, "documents": ["Yes"]},
+        reason=SHARED,
+        status=400,
+    ),
+)
+
+EMPTY = (
+    embed("no inputs", input=[]),
+    embed("an empty text", kinds=("embedding", "bare ModernBERT"), input=""),
+    embed("an empty text in a list", input=[""]),
+    embed("a list of no token ids", input=[[]]),
+    post("no inputs", "/classify", "classifier", {"input": []}),
+    post("no documents", "/rerank", ("embedding", "cross-encoder"), {"query": SENTENCE, "documents": []}),
+    post(
+        "no queries",
+        "/score",
+        "cross-encoder",
+        {"text_1": [], "text_2": ["Yes"]},
+        says=("At least one text element must be given",),
+    ),
+    post(
+        "2 and 3 texts",
+        "/score",
+        ("embedding", "cross-encoder"),
+        {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]},
+        says=("Input lengths must be either 1:1, 1:N or N:N",),
+    ),
+    post("an empty query", "/rerank", ("embedding", "cross-encoder"), {"query": "", "documents": ["Yes"]}),
+)
+
+JSON = (
+    embed("no fields", "input"),
+    post("no `documents`", "/rerank", "embedding", {"query": SENTENCE}, says=("documents",)),
+    post("no `query`", "/rerank", "embedding", {"documents": ["Yes"]}, says=("query",)),
+    post("no `text_2`", "/score", "embedding", {"text_1": SENTENCE}, says=("text_2",)),
+    embed("`input: 5`", "input", input=5),
+    embed("`input: null`", input=None),
+    embed("`input` of a text and a number", input=["a", 5]),
+    embed("`input`, an object", input={"a": 1}),
+    embed("an id that the model does not have", "99999", "vocabulary", input=[99999]),
+    embed("a negative id", input=[-1]),
+    post("`query`, a list", "/rerank", "embedding", {"query": ["a"], "documents": ["b"]}),
+    post("`documents`, numbers", "/rerank", "embedding", {"query": "a", "documents": [1]}),
+    post("not JSON", "/v1/embeddings", "embedding", b"nope", says=("JSON",)),
+    post("no body", "/v1/embeddings", "embedding", b""),
+    post("`null`", "/v1/embeddings", "embedding", b"null"),
+    post("a list", "/v1/embeddings", "embedding", b"[]"),
+    post("bytes that are not UTF-8", "/v1/embeddings", "embedding", b'{"input": "\xff"}'),
+    post(
+        "`content-type: text/plain`",
+        "/v1/embeddings",
+        "embedding",
+        b'{"input": "a"}',
+        headers={"content-type": "text/plain"},
+        says=("application/json",),
+        reason="the status that HTTP has for it",
+        status=415,
+    ),
+    embed("an unknown model", "The model `nope` does not exist.", input=SENTENCE, model="nope"),
+    post(
+        "an unknown model",
+        "/score",
+        "embedding",
+        {"text_1": "a", "text_2": "b", "model": "nope"},
+        says=("The model `nope` does not exist.",),
+    ),
+    post(
+        "an unknown model",
+        "/pooling",
+        "embedding",
+        {"input": "a", "model": "nope"},
+        says=("The model `nope` does not exist.",),
+    ),
+    post(
+        "an unknown model",
+        "/tokenize",
+        "embedding",
+        {"prompt": "a", "model": "nope"},
+        says=("The model `nope` does not exist.",),
+    ),
+)
+
+CASES: tuple[Case, ...] = (*LENGTHS, *VALUES, *TASK_ERRORS, *EMPTY, *JSON)
