@@ -26,7 +26,7 @@ status, and those parts of the message that clients look for. Of {count} answers
 for the reason in the last column.
 
 Flags that were set: `--pooling cls --normalize` for encoders without modules.json, and `--pooling last --normalize`
-for decoders without it, which vLLM assumes; `--api-key-scope v1` with a key; otherwise those that vLLM had too.
+for decoders without it, which vLLM assumes; `--api-key-scope vllm` with a key; otherwise those that vLLM had too.
 """
 
 TABLE = """

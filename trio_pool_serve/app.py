@@ -15,7 +15,7 @@ from trio_pool_serve.api.dialects.invocations import TARGETS as INVOCATION_TARGE
 from trio_pool_serve.api.dialects.openai import OPENAI
 from trio_pool_serve.api.dialects.tei import TEI
 from trio_pool_serve.api.dialects.tei.info import INFO_PATH, info_routes
-from trio_pool_serve.api.dialects.vllm.tokenizer_info import tokenizer_info_routes
+from trio_pool_serve.api.dialects.vllm.tokenizer_info import TOKENIZER_INFO_PATH, tokenizer_info_routes
 from trio_pool_serve.api.http.connection import PoolServeConnection
 from trio_pool_serve.api.http.dispatch import endpoints_by_path, task_routes
 from trio_pool_serve.api.http.middleware import Middleware
@@ -101,14 +101,20 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
     app.register_error_handler(HTTPException, _raise)
     for blueprint in BLUEPRINTS:
         app.register_blueprint(blueprint)
+    has_tokenizer_info = config.input.enable_tokenizer_info_endpoint
     app.routes = RouteTable(
         {
             **task_routes(app.service, DIALECTS, {INVOCATIONS_PATH: path_of_fields}),
             **info_routes(app.service),
-            **tokenizer_info_routes(app.service),
+            **(tokenizer_info_routes(app.service) if has_tokenizer_info else {}),
             **model_routes(app.service),
             **operational_routes(app.service),
-            **openapi_routes(tuple(DIALECTS), INVOCATIONS_PATH, INVOCATION_TARGETS),
+            **openapi_routes(
+                tuple(DIALECTS),
+                INVOCATIONS_PATH,
+                INVOCATION_TARGETS,
+                without=() if has_tokenizer_info else (TOKENIZER_INFO_PATH,),
+            ),
         }
     )
     dialects = {path: [found.dialect for found in shared] for path, shared in endpoints_by_path(DIALECTS).items()}

@@ -18,6 +18,7 @@ JobField: TypeAlias = Literal[
     "tasks",
     "dimensions",
     "truncate_to",
+    "padded",
     "prompt_name",
     "instruction",
     "queries",

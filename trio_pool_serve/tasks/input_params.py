@@ -71,7 +71,7 @@ def rendering_params(model: Model, input_params: InputParams) -> RenderingParams
         raise InvalidRequestError(
             'Inputs are not padded to the maximum length ("padding": "max_length"): this model masks padding, so that '
             "it changes no output. Leave it out.",
-            param="padding",
+            field="padded",
         )
     return RenderingParams(
         truncate_to=limit if truncate_to == -1 else truncate_to,

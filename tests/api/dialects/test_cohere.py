@@ -240,6 +240,16 @@ async def test_long_documents_lose_their_ends(client):
     assert cut["results"] == [{"index": 0, "relevance_score": 3.0}]
 
 
+async def test_options_of_vllm_hold_on_rerank_too(client, scripted):
+    await post(client, "/v2/rerank", query="hello", documents=[LONG], truncate_prompt_tokens=30)
+    assert max(request.tokens for batch in scripted.batches for request in batch.requests) == 30
+    scripted.batches.clear()
+    await post(client, "/v2/rerank", query=LONG, documents=["hello"], max_tokens_per_query=5)
+    assert max(request.tokens for batch in scripted.batches for request in batch.requests) == 5 + 4
+    instructed = await post(client, "/v2/rerank", query="hello", documents=["world"], instruction="world world ")
+    assert instructed["results"] == [{"index": 0, "relevance_score": 4.0}]
+
+
 # -- classify ---------------------------------------------------------------------------------------------
 
 

@@ -98,7 +98,9 @@ async def test_embedding_type_chooses_the_encoding(client, listed):
 
 
 async def test_null_stands_for_not_given(client):
-    nulls = dict.fromkeys(["task", "embedding_type", "normalized", "truncate", "late_chunking", "dimensions"])
+    nulls = dict.fromkeys(
+        ["task", "embedding_type", "normalized", "truncate", "late_chunking", "late_chunking_params", "dimensions"]
+    )
     assert await vectors(client, input="hello", **nulls) == [vector_of("hello").tolist()]
 
 
@@ -119,6 +121,8 @@ async def test_normalized_is_what_the_model_is_asked_for(client, scripted):
     for asked, expected in (
         ({"normalized": True}, True),
         ({"normalized": False}, False),
+        ({"normalized": "true"}, True),
+        ({"normalized": 0}, False),
         ({"normalized": None, "normalize": True}, True),
         ({"normalized": None}, None),
     ):
@@ -170,6 +174,8 @@ WRONG = {
     "texts and ids": ({"input": [{"text": "a"}, 5]}, "input"),
     "late chunking": ({"input": "a", "late_chunking": True}, "late_chunking"),
     "late chunking a text": ({"input": "a", "late_chunking": "yes"}, "late_chunking"),
+    "late chunking in a string": ({"input": "a", "late_chunking": "true"}, "late_chunking"),
+    "settings for late chunking": ({"input": "a", "late_chunking_params": {"size": 5}}, "late_chunking_params"),
     "an unknown type": ({"input": "a", "embedding_type": "int4"}, "embedding_type"),
     "several types": ({"input": "a", "embedding_type": ["float", "binary"]}, "embedding_type"),
     "no type": ({"input": "a", "embedding_type": []}, "embedding_type"),

@@ -11,7 +11,9 @@ import pytest
 from tests.conftest import assert_idle, client_of, listening, running
 from tests.model_folders import VOCABULARY
 from tests.scripted_runner import scripted_vector
+from trio_pool_serve.api.fields.encodings import as_dtype
 from trio_pool_serve.service import Service
+from trio_pool_serve.types import CopiedBatch, Embed
 
 
 def ids_of(text: str) -> list[int]:
@@ -125,6 +127,57 @@ async def test_integer_types_reach_json_as_integers(client):
     assert bits == [0b1111_1111]
     (small,) = await vectors(client, input=[7, 8], embed_dtype="int8")
     assert max(small) == 127
+
+
+@pytest.mark.parametrize("dtype", ["fp8_e4m3", "fp8_e5m2"])
+async def test_floats_of_8_bits_have_a_byte_for_each_dimension(client, scripted, dtype):
+    expected = as_dtype(np.array(vector_of([7, 8]), dtype=np.float32), dtype)
+    assert await vectors(client, input=[7, 8], embed_dtype=dtype) == [expected.astype(np.float32).tolist()]
+    (encoded,) = await vectors(client, input=[7, 8], embed_dtype=dtype, encoding_format="base64")
+    assert base64.b64decode(encoded) == expected.tobytes()
+    scripted.on_launch = lambda batch: CopiedBatch([(np.full(8, 1e5, dtype=np.float32),)] * len(batch.requests))
+    answer = await client.post("/v1/embeddings", json={"input": [7, 8], "embed_dtype": dtype})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "embed_dtype")
+    assert f"too large for {dtype}" in answer.json()["error"]["message"]
+
+
+async def test_numbers_and_truth_values_may_be_strings(client, scripted):
+    assert await vectors(client, input="hello", dimensions="3") == [vector_of(ids_of("hello"), 3)]
+    assert await vectors(client, input=[7, 8, 9], truncate_prompt_tokens="2", priority="-1") == [vector_of([7, 8])]
+    for false in ("false", "False", "0", 0):
+        assert await vectors(client, input="hello", add_special_tokens=false) == [vector_of(ids_of("hello")[1:-1])]
+        await vectors(client, input="hello", normalize=false)
+        assert scripted.batches[-1].requests[0].params == (Embed(normalize=False),)
+
+
+async def test_texts_that_look_like_something_else_are_texts(client):
+    unknown = vector_of(ids_of("[UNK]"))
+    for text in ("7", "true", "null"):
+        assert await vectors(client, input=text) == [unknown]
+        assert await vectors(client, input=[text, text]) == [unknown] * 2
+    assert await vectors(client, input="hello", prompt="7 ") == [vector_of(ids_of("[UNK] hello"))]
+
+
+async def test_use_activation_is_another_name_of_normalize(client, scripted):
+    for given, normalize in (
+        ({}, None),
+        ({"use_activation": True}, True),
+        ({"use_activation": False}, False),
+        ({"use_activation": None, "normalize": False}, False),
+        ({"use_activation": True, "normalize": True}, True),
+    ):
+        await vectors(client, input="hello", **given)
+        assert scripted.batches[-1].requests[0].params == (Embed(normalize=normalize),), given
+    answer = await client.post("/v1/embeddings", json={"input": "a", "use_activation": False, "normalize": True})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "use_activation")
+
+
+async def test_padding_that_would_change_nothing_is_refused(client):
+    for padding in (None, "do_not_pad"):
+        assert await vectors(client, input="hello", padding=padding) == [vector_of(ids_of("hello"))]
+    for padding in ("max_length", "longest"):
+        answer = await client.post("/v1/embeddings", json={"input": "hello", "padding": padding})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "padding")
 
 
 async def test_dimensions_cut_the_vector(client):

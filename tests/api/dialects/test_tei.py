@@ -261,7 +261,7 @@ async def test_every_route_says_what_was_read_and_where_the_time_went(embedding:
             for name in ("compute", "total", "tokenization", "queue", "inference")
         }
         assert min(times.values()) >= 0
-        assert times["compute"] == times["total"] >= times["tokenization"]
+        assert times["total"] >= times["compute"] >= times["tokenization"]
         assert answer.headers["server-timing"]
 
 

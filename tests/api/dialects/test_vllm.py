@@ -113,6 +113,7 @@ async def test_an_over_long_input_is_refused_unless_it_may_be_cut(client, servic
         {"truncate_prompt_tokens": "five"},
         {"truncation_side": "top"},
         {"use_activation": "yes"},
+        {"padding": "max_length"},
         {"priority": 1.5},
     ],
 )

@@ -142,6 +142,23 @@ async def test_vectors_are_made_as_asked(client, scripted):
     assert await pooled(client, input=[7, 8], task="token_embed", dimensions=2) == [matrix([7, 8], 2)]
 
 
+@pytest.mark.parametrize("task", ["embed", "token_embed"])
+async def test_use_activation_of_vectors_is_normalize(client, scripted, task):
+    for given, normalize in (({}, None), ({"use_activation": True}, True), ({"use_activation": "false"}, False)):
+        await pool(client, input="hello", task=task, **given)
+        (params,) = scripted.batches[-1].requests[0].params
+        assert params.normalize is normalize, given
+    answer = await client.post(
+        "/pooling", json={"input": "hello", "task": task, "use_activation": True, "normalize": False}
+    )
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "use_activation")
+
+
+async def test_use_activation_of_labels_leaves_vectors_as_they_are(client, scripted):
+    await pool(client, input="hello", tasks=["embed", "classify"], use_activation=False, normalize=True)
+    assert scripted.batches[0].requests[0].params == (Embed(normalize=True), Classify("raw"))
+
+
 async def test_texts_are_read_as_asked(client):
     assert await pooled(client, input="hello", add_special_tokens=False) == [vector([HELLO])]
     assert await pooled(client, input=[7, 8, 9], truncate_prompt_tokens=2) == [vector([7, 8])]
@@ -234,6 +251,8 @@ async def test_a_large_answer_is_whole_and_in_order(client, service):
         ({"embed_dtype": "binary", "task": "classify"}, "embed_dtype"),
         ({"dimensions": 9}, "dimensions"),
         ({"dimensions": 0, "task": "token_embed"}, "dimensions"),
+        ({"dimensions": 3, "task": "classify"}, "dimensions"),
+        ({"padding": "max_length"}, "padding"),
         ({"activation": "sigmoid"}, "activation"),
         ({"prompt_name": "poem"}, "prompt_name"),
         ({"input": []}, "input"),

@@ -138,7 +138,8 @@ async def test_fields_of_others_hold_beside_them(client):
 
 
 async def test_output_dimension_cuts_the_vector(client):
-    assert await vectors(client, input="hello", output_dimension=3) == [vector_of("hello", 3).tolist()]
+    for three in (3, "3"):
+        assert await vectors(client, input="hello", output_dimension=three) == [vector_of("hello", 3).tolist()]
 
 
 async def test_without_voyage_s_fields_a_request_is_openai_s(client):
@@ -171,6 +172,9 @@ async def test_the_best_are_told_with_their_texts_if_asked_for(client):
         {"index": 1, "relevance_score": 5.0, "document": "hello world"},
         {"index": 2, "relevance_score": 4.0, "document": "hello"},
     ]
+    assert await post(client, "/v1/rerank", **{**body, "top_k": "2", "return_documents": "true"}) == await post(
+        client, "/v1/rerank", **body
+    )
     silent = await post(client, "/v1/rerank", **{**body, "top_k": 100, "return_documents": None})
     assert [set(item) for item in silent["data"]] == [{"index", "relevance_score"}] * 3
 

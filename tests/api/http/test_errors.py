@@ -68,6 +68,39 @@ async def test_bad_input_is_400_in_the_dialect_s_shape(client, service, body, pa
     await assert_still_serving(client, service)
 
 
+MESSAGES = {
+    "an unknown encoding": (
+        b'{"input": "a", "encoding_format": "hex"}',
+        ": it should be 'float', 'base64', 'bytes' or 'bytes_only' (literal_error)",
+    ),
+    "neither side": (
+        b'{"input": "a", "truncation_side": "top"}',
+        ": it should be 'left' or 'right' (literal_error)",
+    ),
+    "no body": (b"", "The body is empty; it must be a JSON object."),
+    "blanks": (b" \n\t ", "The body is empty; it must be a JSON object."),
+    "half a body": (b'{"input": "hello', "The body is not valid JSON: it ends in the middle of a value."),
+    "something else": (b"input=hello", "The body is not valid JSON: "),
+    "a byte order mark and no more": (b"\xef\xbb\xbf", "The body is empty; it must be a JSON object."),
+    "too many inputs": (
+        b'{"input": [' + b'"a",' * 2048 + b'"a"]}',
+        "2049 inputs are more than the 2048 that a request may have (--max-inputs-per-request).",
+    ),
+    "a wide truncation": (
+        b'{"input": "a", "truncate_prompt_tokens": 65}',
+        "truncate_prompt_tokens value is greater than max_model_len. Please request a smaller truncation size.",
+    ),
+    "another model": (b'{"input": "a", "model": "b"}', "The model `b` does not exist. This server has: "),
+}
+
+
+@each(("body", "message"), MESSAGES.values(), ids=MESSAGES)
+async def test_messages_are_those_that_clients_know(client, body, message):
+    answer = await client.post("/v1/embeddings", content=body, headers=JSON)
+    assert answer.status_code in (400, 404)
+    assert message in answer.json()["error"]["message"]
+
+
 async def test_one_bad_input_among_good_ones_fails_the_request_whole(client, service):
     answer = await client.post("/v1/embeddings", json={"input": [[5]] * 300 + [[100_000]] + [[5]] * 300})
     assert answer.status_code == 400
@@ -79,8 +112,8 @@ async def test_an_over_long_input_is_refused_with_both_lengths(client, service):
         answer = await client.post("/v1/embeddings", json={"input": given})
         assert answer.status_code == 400
         message = answer.json()["error"]["message"]
-        assert length in message
-        assert "maximum context length is 64 tokens" in message
+        assert message.startswith(f"This model's maximum context length is 64 tokens. However, an input has {length}")
+        assert "Please reduce the length of the input" in message
     assert (await client.post("/v1/embeddings", json={"input": "hello " * 62})).status_code == 200
     await assert_still_serving(client, service)
 

@@ -12,7 +12,6 @@ from trio_pool_serve.config import ThreadsConfig
 from trio_pool_serve.errors import EngineDeadError, RunnerDeadError
 from trio_pool_serve.service import Service, ServiceState
 
-
 LIVENESS = [("GET", "/livez")]
 READINESS = [("GET", "/readyz")]
 HEALTH = [("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/"), ("GET", "/health/")]

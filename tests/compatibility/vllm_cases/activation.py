@@ -5,7 +5,12 @@ from tests.compatibility.vllm_cases.case import DOCUMENTS, SENTENCE, Case, post
 EMBEDDERS = ("embedding", "bare BERT", "bare BERT with mean", "bare decoder", "chat")
 CLASSIFIERS = ("cross-encoder", "classifier", "decoder classifier")
 TOKENS = ("late interaction", "token embeddings", "token classifier")
-RERANKERS = ("embedding", "cross-encoder", "late interaction", "generative reranker")
+RERANKERS = ("embedding", "cross-encoder", "generative reranker")
+LATE_INTERACTION = "late interaction"
+PAIRS = {
+    "/score": {"text_1": SENTENCE, "text_2": DOCUMENTS},
+    "/rerank": {"query": SENTENCE, "documents": DOCUMENTS},
+}
 REMOVED = ("Parameter `normalize` was removed",)
 OWN = "`normalize` is a field of this server"
 
@@ -19,15 +24,35 @@ def each_value() -> list[Case]:
             post(name, "/v1/embeddings", EMBEDDERS, {"input": SENTENCE, **field}),
             post(name, "/pooling", (*EMBEDDERS, *CLASSIFIERS, *TOKENS), {"input": SENTENCE, **field}),
             post(name, "/classify", CLASSIFIERS, {"input": SENTENCE, **field}),
-            post(name, "/score", RERANKERS, {"text_1": SENTENCE, "text_2": DOCUMENTS, **field}),
-            post(name, "/rerank", RERANKERS, {"query": SENTENCE, "documents": DOCUMENTS, **field}),
         ]
+        for path, body in PAIRS.items():
+            kinds = RERANKERS if value is False else (*RERANKERS, LATE_INTERACTION)
+            cases.append(post(name, path, kinds, {**body, **field}))
     return cases
 
 
 CASES: tuple[Case, ...] = (
     *each_value(),
-    post('`use_activation: "no"`', "/v1/embeddings", "embedding", {"input": SENTENCE, "use_activation": "no"}),
+    *(
+        post(
+            "`use_activation: false`",
+            path,
+            LATE_INTERACTION,
+            {**body, "use_activation": False},
+            reason="token vectors are compared as the model's files say, whose scores have no activation",
+            differs=("data", "results"),
+        )
+        for path, body in PAIRS.items()
+    ),
+    post(
+        '`use_activation: "no"`',
+        "/v1/embeddings",
+        "embedding",
+        {"input": SENTENCE, "use_activation": "no"},
+        reason="of truth values in strings, `true`, `false`, `1` and `0` are read",
+        status=400,
+    ),
+    post('`use_activation: "False"`', "/v1/embeddings", "embedding", {"input": SENTENCE, "use_activation": "False"}),
     post(
         "`normalize: false`",
         "/v1/embeddings",

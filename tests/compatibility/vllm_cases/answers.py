@@ -2,7 +2,18 @@
 
 from typing import Any
 
-from tests.compatibility.vllm_cases.case import DOCUMENTS, LONG_TEXT, OTHER, SENTENCE, Case, get, post, post_fields
+from tests.compatibility.vllm_cases.case import (
+    DOCUMENTS,
+    DOCUMENTS_OF_RESULTS,
+    LONG_TEXT,
+    NO_DOCUMENTS,
+    OTHER,
+    SENTENCE,
+    Case,
+    get,
+    post,
+    post_fields,
+)
 
 RERANKERS = ("embedding", "cross-encoder", "late interaction", "generative reranker")
 DTYPES = ("float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2")
@@ -98,7 +109,20 @@ COHERE = (
 )
 
 CASES: tuple[Case, ...] = (
-    post("", "/v2/rerank", RERANKERS, {"query": SENTENCE, "documents": DOCUMENTS}),
+    post(
+        "",
+        "/v2/rerank",
+        RERANKERS,
+        {"query": SENTENCE, "documents": DOCUMENTS},
+        reason=NO_DOCUMENTS,
+        differs=DOCUMENTS_OF_RESULTS,
+    ),
+    post(
+        "`return_documents: true`",
+        "/v2/rerank",
+        RERANKERS,
+        {"query": SENTENCE, "documents": DOCUMENTS, "return_documents": True},
+    ),
     post(
         "`max_tokens_per_doc`, `priority`",
         "/v2/rerank",

@@ -14,6 +14,10 @@ ASSISTANT = {"role": "assistant", "content": "Yes"}
 DOCUMENTS = [SENTENCE, OTHER, "Yes"]
 
 
+NO_DOCUMENTS = "Cohere's results have no documents; with `return_documents: true` they are here"
+DOCUMENTS_OF_RESULTS = tuple(f"results.{index}.document" for index in range(len(DOCUMENTS)))
+
+
 @frozen(kw_only=True)
 class Case:
     """A request, and how this server's answer may differ from vLLM's."""

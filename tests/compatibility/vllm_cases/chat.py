@@ -166,8 +166,15 @@ CASES: tuple[Case, ...] = (
     get(
         "/tokenizer_info",
         "chat",
-        reason="names of files and of vLLM's own class; only what the tokenizer's files have",
-        differs=("tokenizer_class", "name_or_path", "is_local", "local_files_only"),
+        reason="names of files and of vLLM's own class; only what tokenizer_config.json has",
+        differs=(
+            "tokenizer_class",
+            "name_or_path",
+            "is_local",
+            "local_files_only",
+            "truncation_side",
+            "added_tokens_decoder",
+        ),
     ),
     get("/tokenizer_info", "embedding", name="without the flag"),
     post("token ids", "/detokenize", ("chat", "embedding"), {"tokens": [5, 6, 7]}),

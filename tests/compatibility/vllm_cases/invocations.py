@@ -20,7 +20,15 @@ CASES: tuple[Case, ...] = (
     post(
         "`input` beside `query`, `documents`", PATH, "embedding", {"input": SENTENCE, "query": "a", "documents": ["b"]}
     ),
-    post("`input` with `task`", PATH, "embedding", {"input": SENTENCE, "task": "token_embed"}),
+    post(
+        "`input` with another `task`",
+        PATH,
+        "embedding",
+        {"input": SENTENCE, "task": "token_embed"},
+        reason="a task that is asked for is done: as `/pooling`",
+        differs=("data", "usage"),
+    ),
+    post("`input` with its main `task`", PATH, "embedding", {"input": SENTENCE, "task": "embed"}),
     post("`query`, `documents`", PATH, "classifier", {"query": SENTENCE, "documents": DOCUMENTS}),
     post("no known field", PATH, ALL, {"foo": 1}, says=NO_HANDLER),
     post("an empty object", PATH, "embedding", {}, says=NO_HANDLER),

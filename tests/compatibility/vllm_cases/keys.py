@@ -1,6 +1,6 @@
 """Line 10: the routes that a key guards, with ``--api-key-scope vllm``, which is what vLLM does."""
 
-from tests.compatibility.vllm_cases.case import SENTENCE, Case, get, post
+from tests.compatibility.vllm_cases.case import NO_DOCUMENTS, SENTENCE, Case, get, post
 
 KIND = "embedding with a key"
 KEY = {"Authorization": "Bearer sesame"}
@@ -23,7 +23,16 @@ OPEN = (
 
 CASES: tuple[Case, ...] = (
     *(post("no key", path, KIND, body) for path, body in (*GUARDED, *OPEN)),
-    *(post("the key", path, KIND, body, headers=KEY) for path, body in (*GUARDED, *OPEN)),
+    *(post("the key", path, KIND, body, headers=KEY) for path, body in (*GUARDED, *OPEN) if path != "/v2/rerank"),
+    post(
+        "the key",
+        "/v2/rerank",
+        KIND,
+        {"query": "a", "documents": ["b"]},
+        headers=KEY,
+        reason=NO_DOCUMENTS,
+        differs=("results.0.document",),
+    ),
     *(
         get(path, KIND, name="no key")
         for path in ("/health", "/ping", "/load", "/metrics", "/v1/models", "/v1/nothing")

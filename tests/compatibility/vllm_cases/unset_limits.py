@@ -1,6 +1,13 @@
 """Line 3: 0 means that a limit is not set."""
 
-from tests.compatibility.vllm_cases.case import DOCUMENTS, SENTENCE, Case, post
+from tests.compatibility.vllm_cases.case import (
+    DOCUMENTS,
+    DOCUMENTS_OF_RESULTS,
+    NO_DOCUMENTS,
+    SENTENCE,
+    Case,
+    post,
+)
 
 KINDS = ("embedding", "cross-encoder", "late interaction")
 RERANK = {"query": SENTENCE, "documents": DOCUMENTS}
@@ -29,7 +36,14 @@ CASES: tuple[Case, ...] = (
     post("no `top_n`", "/rerank", KINDS, RERANK),
     post("`top_n: 0`", "/rerank", KINDS, {**RERANK, "top_n": 0}),
     post("`top_n: 0`", "/v1/rerank", "cross-encoder", {**RERANK, "top_n": 0}),
-    post("`top_n: 0`", "/v2/rerank", "cross-encoder", {**RERANK, "top_n": 0}),
+    post(
+        "`top_n: 0`",
+        "/v2/rerank",
+        "cross-encoder",
+        {**RERANK, "top_n": 0},
+        reason=NO_DOCUMENTS,
+        differs=DOCUMENTS_OF_RESULTS,
+    ),
     post("`top_n: 1`", "/rerank", KINDS, {**RERANK, "top_n": 1}),
     post("`top_n: 9`", "/rerank", KINDS, {**RERANK, "top_n": 9}),
     post("`top_n: -1`", "/rerank", KINDS, {**RERANK, "top_n": -1}, says=("top_n",)),

@@ -52,6 +52,7 @@ INPUT_FIELD_NAMES: FieldNames = {
     "prompts": ("messages", "prompt_embeds", "input"),
     "template_kwargs": "chat_template_kwargs",
     "truncate_to": "truncate_prompt_tokens",
+    "padded": "padding",
 }
 """What requests with ``InputFields`` call a job's fields."""
 

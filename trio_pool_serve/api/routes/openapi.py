@@ -70,10 +70,12 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
 
 
 @cache
-def openapi_document(dialects: tuple[Dialect, ...], path_by_fields: str, targets: tuple[str, ...]) -> bytes:
+def openapi_document(
+    dialects: tuple[Dialect, ...], path_by_fields: str, targets: tuple[str, ...], without: tuple[str, ...]
+) -> bytes:
     """Return the OpenAPI 3.1 document of all routes, as JSON; cached for listeners that are restarted.
 
-    ``path_by_fields`` takes the bodies of all ``targets``.
+    ``path_by_fields`` takes the bodies of all ``targets``. The operations at the paths ``without`` are not served.
     """
     by_path = dict(endpoints_by_path(dialects))
     by_path[path_by_fields] = [endpoint for target in targets for endpoint in by_path[target]]
@@ -88,7 +90,8 @@ def openapi_document(dialects: tuple[Dialect, ...], path_by_fields: str, targets
     schema_of = dict(zip(types, schemas, strict=True))
     paths = {path: {"post": _task_route(candidates, schema_of)} for path, candidates in by_path.items()}
     for (method, path), operation in OPERATIONS.items():
-        paths.setdefault(path, {})[method.lower()] = _operational_route(operation)
+        if path not in without:
+            paths.setdefault(path, {})[method.lower()] = _operational_route(operation)
     document = {
         "openapi": "3.1.0",
         "info": {"title": "trio_pool_serve", "version": trio_pool_serve.__version__},
@@ -135,9 +138,14 @@ def _operational_route(operation: Operation) -> dict[str, Any]:
     return {"tags": ["operations"], "summary": operation.summary, "responses": {"200": described}}
 
 
-def openapi_routes(dialects: tuple[Dialect, ...], path_by_fields: str, targets: tuple[str, ...]) -> Routes:
-    """Return the routes of the document and of the page that shows it, which loads nothing from outside."""
-    document = openapi_document(dialects, path_by_fields, targets)
+def openapi_routes(
+    dialects: tuple[Dialect, ...], path_by_fields: str, targets: tuple[str, ...], without: tuple[str, ...]
+) -> Routes:
+    """Return the routes of the document and of the page that shows it, which loads nothing from outside.
+
+    The arguments are those of ``openapi_document``.
+    """
+    document = openapi_document(dialects, path_by_fields, targets, without)
     return {
         ("GET", "/openapi.json"): _fixed(document, "application/json"),
         ("GET", "/docs"): _fixed(PAGE, "text/html; charset=utf-8"),

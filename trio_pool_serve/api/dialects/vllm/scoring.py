@@ -30,6 +30,7 @@ WireSide: TypeAlias = str | ContentInput | list[str | ContentInput]
 SCORE_FIELD_NAMES: FieldNames = {
     "prompts": None,  # of either side, or both together
     "truncate_to": "truncate_prompt_tokens",
+    "padded": "padding",
     "max_query_tokens": "max_tokens_per_query",
     "max_document_tokens": "max_tokens_per_doc",
 }

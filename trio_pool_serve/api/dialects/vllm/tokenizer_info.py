@@ -7,11 +7,11 @@ from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
 from trio_pool_serve.service import Service
 
+TOKENIZER_INFO_PATH = "/tokenizer_info"
+
 
 def tokenizer_info_routes(service: Service) -> Routes:
-    """Return the route over a service; none unless the server was started for it: a chat template may be private."""
-    if not service.config.input.enable_tokenizer_info_endpoint:
-        return {}
+    """Return the route over a service, which is served only if asked for: a chat template may be private."""
 
     async def tokenizer_info(_: HttpRequest) -> HttpResponse:
         """Describe the default model's tokenizer. Raises ``EngineLoadingError``. Cancellation: has no checkpoint."""
@@ -21,4 +21,4 @@ def tokenizer_info_routes(service: Service) -> Routes:
         template = None if conversations is None else conversations.chat.templates.get("default")
         return HttpResponse.json(info if template is None else {**info, "chat_template": template})
 
-    return {("GET", "/tokenizer_info"): tokenizer_info}
+    return {("GET", TOKENIZER_INFO_PATH): tokenizer_info}

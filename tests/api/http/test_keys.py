@@ -1,0 +1,155 @@
+"""Which routes need the API key, by ``--api-key-scope``, and which pages of other origins may send requests."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import get_args
+
+import attrs
+import httpx
+import pytest
+
+from tests.conftest import client_of, listening, running
+from tests.tables import each
+from trio_pool_serve.config import Config, KeyScope
+from trio_pool_serve.service import Service
+
+KEY = "s3cret"
+PROBES = [("GET", path) for path in ("/livez", "/readyz", "/health", "/ping", "/", "//health", "/health/")]
+PROBES += [("HEAD", "/health"), ("POST", "/ping")]
+
+VERSIONED = [("POST", path) for path in ("/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/classify")]
+VERSIONED += [("POST", path) for path in ("/v1/tokenize", "/v2/embed", "/v2/rerank", "/v1//embeddings")]
+VERSIONED += [("GET", path) for path in ("/v1/models", "/v1/models/", "/v1/nothing", "/v2")]
+
+OTHERS = [("POST", path) for path in ("/pooling", "/classify", "/score", "/rerank", "/embeddings")]
+OTHERS += [("POST", path) for path in ("/tokenize", "/detokenize", "/invocations", "/reset_mm_cache", "/livez")]
+OTHERS += [("POST", path) for path in ("/", "/embed", "/embed_all", "/embed_sparse", "/predict", "/similarity")]
+OTHERS += [("GET", path) for path in ("/load", "/version", "/info", "/tokenizer_info", "/openapi.json", "/docs")]
+OTHERS += [("GET", path) for path in ("/models", "/nothing", "/health/nothing", "/metrics2")]
+
+NEEDED = {
+    "probes": (PROBES, set()),
+    "metrics": ([("GET", "/metrics"), ("GET", "/metrics/")], {"all"}),
+    "paths with a version": (VERSIONED, {"all", "all-but-metrics", "vllm"}),
+    "every other path": (OTHERS, {"all", "all-but-metrics"}),
+}
+"""Routes, and the scopes of the key in which they need it: the table of docs/operations.md."""
+
+
+@asynccontextmanager
+async def serving(config: Config, scripted, **network) -> AsyncIterator[httpx.AsyncClient]:
+    config = attrs.evolve(
+        config,
+        network=attrs.evolve(config.network, api_key=KEY, **network),
+        input=attrs.evolve(config.input, enable_tokenizer_info_endpoint=True),
+    )
+    async with (
+        running(Service(config, lambda *_: scripted)) as service,
+        listening(service) as url,
+        client_of(url) as client,
+    ):
+        yield client
+
+
+async def ask(client: httpx.AsyncClient, method: str, path: str, key: str | None = None, **headers) -> httpx.Response:
+    """Ask with an empty body, which is no valid task: what is told apart is a 401 and whatever else comes of it."""
+    given = headers if key is None else {**headers, "authorization": f"Bearer {key}"}
+    # The whole URL: of a path that begins with two slashes, httpx takes the beginning for a host.
+    return await client.request(method, str(client.base_url).removesuffix("/") + path, headers=given)
+
+
+@pytest.mark.parametrize("scope", get_args(KeyScope))
+async def test_the_scope_says_which_routes_need_the_key(config, scripted, scope):
+    async with serving(config, scripted, api_key_scope=scope) as client:
+        for name, (routes, scopes) in NEEDED.items():
+            for method, path in routes:
+                without, wrong, right = [await ask(client, method, path, key) for key in (None, "wrong", KEY)]
+                needed = scope in scopes
+                assert (without.status_code == 401) == needed, (name, method, path)
+                assert (wrong.status_code == 401) == needed, (name, method, path)
+                assert right.status_code != 401, (name, method, path)
+
+
+async def test_the_default_is_all_but_probes(config, scripted):
+    assert config.network.api_key_scope == "all"
+    async with serving(config, scripted) as client:
+        assert (await ask(client, "GET", "/metrics")).status_code == 401
+        assert (await ask(client, "GET", "/health")).status_code == 200
+
+
+async def test_what_is_open_is_answered_whole(config, scripted):
+    async with serving(config, scripted, api_key_scope="vllm") as client:
+        answer = await client.post("/pooling", json={"input": "hello", "task": "embed"})
+        assert answer.status_code == 200
+        assert (await client.get("/metrics")).text.startswith("#")
+
+
+# -- pages of other origins ------------------------------------------------------------------------------
+
+MINE, THEIRS = "https://mine.example", "https://theirs.example"
+ALLOWED = "access-control-allow-origin"
+
+
+def cors_headers(answer: httpx.Response) -> dict[str, str]:
+    return {name: value for name, value in answer.headers.items() if name.startswith("access-control-")}
+
+
+@each(
+    ("allowed", "origin", "told"),
+    [
+        ("", MINE, None),
+        ("*", MINE, "*"),
+        ("*", None, "*"),
+        (MINE, MINE, MINE),
+        (MINE, THEIRS, None),
+        (MINE, None, None),
+        (MINE, MINE.upper(), None),
+        (f"{THEIRS}, {MINE}", MINE, MINE),
+        (f"{MINE},*", THEIRS, "*"),
+    ],
+)
+async def test_pages_of_allowed_origins_may_read_responses(config, scripted, allowed, origin, told):
+    given = {} if origin is None else {"origin": origin}
+    async with serving(config, scripted, cors_allow_origins=allowed) as client:
+        for method, path, key, status in (
+            ("GET", "/v1/models", KEY, 200),
+            ("GET", "/v1/models", None, 401),
+            ("GET", "/nothing", KEY, 404),
+            ("GET", "/health", None, 200),
+            ("POST", "/v1/embeddings", KEY, 400),
+        ):
+            answer = await ask(client, method, path, key, **given)
+            assert answer.status_code == status, path
+            assert answer.headers.get(ALLOWED) == told, path
+            assert bool(cors_headers(answer)) == (told is not None), path
+            # Caches must not give one origin's answer to another.
+            assert (answer.headers.get("vary") == "origin") == bool(allowed and told != "*"), path
+            if told is not None:
+                exposed = cors_headers(answer)["access-control-expose-headers"].split(", ")
+                assert {"retry-after", "server-timing", "x-request-id"} <= set(exposed), path
+
+
+@each("path", ["/v1/embeddings", "/embed", "/v1/models", "/metrics", "/"])
+async def test_a_browser_asks_for_permission_without_the_key(config, scripted, path):
+    asking = {
+        "origin": MINE,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,content-type",
+    }
+    async with serving(config, scripted, cors_allow_origins=MINE) as client:
+        answer = await ask(client, "OPTIONS", path, **asking)
+        assert answer.status_code == 200
+        assert answer.headers[ALLOWED] == MINE
+        assert "POST" in answer.headers["access-control-allow-methods"].split(", ")
+        allowed = answer.headers["access-control-allow-headers"].split(", ")
+        assert {"authorization", "content-type"} <= set(allowed)
+        refused = await ask(client, "OPTIONS", path, **{**asking, "origin": THEIRS})
+        assert not cors_headers(refused)
+
+
+async def test_without_origins_a_browser_is_told_nothing(config, scripted):
+    async with serving(config, scripted) as client:
+        answer = await ask(client, "OPTIONS", "/v1/embeddings", origin=MINE)
+        assert (answer.status_code, cors_headers(answer)) == (401, {})
+        answer = await ask(client, "OPTIONS", "/v1/embeddings", KEY, origin=MINE)
+        assert (answer.status_code, cors_headers(answer)) == (200, {})
