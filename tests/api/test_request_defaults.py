@@ -45,7 +45,7 @@ def prompted_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def test_a_model_has_all_of_its_names(scripted_folder):
-    loading = ModelConfig(served_model_name="first,second,org/third")
+    loading = ModelConfig(served_model_name="first, second,org/third")
     async with serving(scripted_folder, loading=loading) as client:
         for name in ("first", "second", "org/third", "", None):
             answer = await client.post("/v1/embeddings", json={"input": "hello", "model": name})
@@ -113,6 +113,7 @@ async def test_long_inputs_are_truncated_by_default_only_with_the_flag(scripted_
         ({"default_prompt": "w3 w4 "}, {}, "w3 w4 hello"),
         ({"default_prompt": "w3 w4 "}, {"prompt_name": "two"}, "w2 hello"),
         ({"default_prompt_name": "two"}, {"prompt": ""}, "hello"),
+        ({"default_prompt": ""}, {}, "hello"),
     ],
 )
 async def test_texts_get_the_prompt_that_the_server_or_the_request_chooses(
@@ -130,3 +131,14 @@ def test_a_default_prompt_that_the_model_does_not_have_is_refused_at_the_start(p
         read_model_folder(prompted_folder, ModelConfig(default_prompt_name="three"))
     with pytest.raises(ValueError, match="exclude each other"):
         ModelConfig(default_prompt_name="one", default_prompt="w1 ")
+
+
+def test_settings_that_contradict_each_other_are_refused():
+    with pytest.raises(ValueError, match="leaves no long text"):
+        Config(
+            models=("m",),
+            loading=ModelConfig(long_text="chunk"),
+            network=NetworkConfig(truncate_by_default=True),
+        )
+    with pytest.raises(ValueError, match="the same name"):
+        Config(models=("m",), loading=ModelConfig(served_model_name="a,a"))

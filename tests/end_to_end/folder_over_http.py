@@ -68,6 +68,11 @@ def one_of(families: Iterable[Any], *chosen: Any) -> list[Any]:
     return [pytest.param(*family, marks=() if family in chosen else pytest.mark.slow) for family in families]
 
 
+def of_words(texts: Sequence[str], rows: Sequence[Any] | None = None) -> list[Any]:
+    """Return the rows of the texts that are not empty, by default these texts: TEI's routes refuse empty ones."""
+    return [row for text, row in zip(texts, texts if rows is None else rows, strict=True) if text]
+
+
 def in_order(items: Sequence[Any]) -> Sequence[Any]:
     """Return the items, which must be in the order of the inputs."""
     assert [item["index"] for item in items] == list(range(len(items)))

@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import nn
 
-from tests.end_to_end.folder_over_http import WHOLE, AskedFolder, farthest, in_order, one_of, serving_folder
+from tests.end_to_end.folder_over_http import WHOLE, AskedFolder, farthest, in_order, of_words, one_of, serving_folder
 from tests.models.classifier_families import ENCODERS, FAMILIES, PAIRS, write_classifier
 from tests.models.model_families import TEXTS
 from tests.models.test_classification_agreement import LABELS, NAMES, pipeline
@@ -52,6 +52,7 @@ async def predicted(ours: AskedFolder, inputs: Any, **fields: Any) -> Vectors:
 async def test_labels_agree(name: str, tmp_path: Path, record_agreement: Record):
     path = write_classifier(tmp_path / name, name, **LABELS)
     pairs = [pair for pair in PAIRS if pair[1]]  # the pipeline takes an empty second text for none
+    words = [[text] for text in of_words(TEXTS)]
     texts = by_pipeline(path, TEXTS)
     raw = by_pipeline(path, TEXTS, function_to_apply="none")
     of_pairs = by_pipeline(path, [{"text": first, "text_pair": second} for first, second in pairs])
@@ -64,9 +65,9 @@ async def test_labels_agree(name: str, tmp_path: Path, record_agreement: Record)
             farthest(await predicted(ours, [TEXTS[3]]), texts[3:4]),
             farthest(await predicted(ours, list(pairs[0])), of_pairs[:1]),
             farthest(
-                await predicted(ours, [[text] for text in TEXTS] + [list(pair) for pair in pairs]), [*texts, *of_pairs]
+                await predicted(ours, [*words, *(list(pair) for pair in pairs)]), [*of_words(TEXTS, texts), *of_pairs]
             ),
-            farthest(await predicted(ours, [[text] for text in TEXTS], raw_scores=True), raw),
+            farthest(await predicted(ours, words, raw_scores=True), of_words(TEXTS, raw)),
         ]
     assert np.ptp(texts, axis=0).max() > 100 * TOLERANCE, "agreement would prove nothing"
     assert max(differences) < TOLERANCE

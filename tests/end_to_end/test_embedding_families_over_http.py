@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.end_to_end.folder_over_http import WHOLE, AskedFolder, farthest, one_of, serving_folder
+from tests.end_to_end.folder_over_http import WHOLE, AskedFolder, farthest, of_words, one_of, serving_folder
 from tests.models.model_families import FAMILIES, TEXTS, edit_json, reference, write_family
 from tests.models.retrieval_families import DOCUMENTS, QUERIES, assert_same_ranking
 from trio_pool_serve.types import Vectors
@@ -33,7 +33,9 @@ async def test_vectors_agree(name: str, tmp_path: Path, record_agreement: Record
     path = write(tmp_path, name)
     theirs = reference(path)
     expected = theirs.encode(list(TEXTS))
+    words = of_words(TEXTS)
     one_by_one = [theirs.encode(text, output_value="token_embeddings").numpy() for text in TEXTS]
+    of_unit_length = [tokens / np.linalg.norm(tokens, axis=-1, keepdims=True) for tokens in one_by_one]
     async with serving_folder(path) as ours:
         differences = [
             farthest(await ours.embeddings(TEXTS, **WHOLE), expected),
@@ -42,12 +44,16 @@ async def test_vectors_agree(name: str, tmp_path: Path, record_agreement: Record
             farthest(await ours.embeddings(TEXTS, input_type="query"), theirs.encode_query(list(TEXTS))),
             farthest(await ours.embeddings(TEXTS, input_type="document"), theirs.encode_document(list(TEXTS))),
             farthest(await ours.pooled(TEXTS, task="embed"), expected),
-            farthest(await ours.post("/embed", inputs=TEXTS, normalize=False), _without_unit_length(theirs)),
-            farthest(await ours.post("/embed", inputs=TEXTS), theirs.encode(list(TEXTS), normalize_embeddings=True)),
+            farthest(await ours.post("/embed", inputs=words, normalize=False), _without_unit_length(theirs, words)),
+            farthest(await ours.post("/embed", inputs=words), theirs.encode(words, normalize_embeddings=True)),
         ]
         of_tokens = [
-            farthest(await ours.pooled(TEXTS, task="token_embed"), one_by_one),
-            farthest(await ours.post("/embed_all", inputs=TEXTS), one_by_one),
+            farthest(await ours.pooled(TEXTS, task="token_embed", use_activation=False), one_by_one),
+            farthest(await ours.pooled(TEXTS, task="token_embed", use_activation=True), of_unit_length),
+            farthest(
+                await ours.pooled(TEXTS, task="token_embed"), of_unit_length if _normalizes(theirs) else one_by_one
+            ),
+            farthest(await ours.post("/embed_all", inputs=words), of_words(TEXTS, one_by_one)),
         ]
     assert max(differences) < TOLERANCE
     assert max(of_tokens) < TOLERANCE
@@ -55,9 +61,13 @@ async def test_vectors_agree(name: str, tmp_path: Path, record_agreement: Record
     record_agreement(name, "token_embed", ORACLE, max(of_tokens))
 
 
-def _without_unit_length(theirs: Any) -> Vectors:
+def _normalizes(theirs: Any) -> bool:
+    return any(type(module).__name__ == "Normalize" for module in theirs)
+
+
+def _without_unit_length(theirs: Any, texts: list[str]) -> Vectors:
     """What the modules in front of Normalize make of the texts."""
-    features = theirs.preprocess(list(TEXTS))
+    features = theirs.preprocess(texts)
     for module in theirs:
         if type(module).__name__ != "Normalize":
             features = module(features)

@@ -112,4 +112,4 @@ async def test_a_long_text_is_refused_otherwise(tmp_path: Path):
     async with serving_folder(path) as ours:
         answer = await ours.client.post("/v1/embeddings", json={"input": text})
     assert answer.status_code == 400
-    assert f"at most {MAX_LENGTH}" in answer.text
+    assert f"maximum context length is {MAX_LENGTH} tokens" in answer.text

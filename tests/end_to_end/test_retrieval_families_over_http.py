@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.end_to_end.folder_over_http import WHOLE, farthest, one_of, serving_folder
+from tests.end_to_end.folder_over_http import WHOLE, farthest, of_words, one_of, serving_folder
 from tests.models.model_families import reference
 from tests.models.retrieval_families import (
     DOCUMENTS,
@@ -49,10 +49,13 @@ async def test_late_interaction_agrees(name: str, tmp_path: Path, record_agreeme
         vectors = [
             farthest(await ours.pooled(DOCUMENTS, task="token_embed"), expected),
             farthest(await ours.pooled(DOCUMENTS[1:2]), expected[1:2]),
-            farthest(await ours.post("/embed_all", inputs=DOCUMENTS), expected),
+            farthest(await ours.post("/embed_all", inputs=of_words(DOCUMENTS)), of_words(DOCUMENTS, expected)),
             farthest(await ours.pooled(DOCUMENTS, input_type="document"), as_arrays(documents)),
             farthest(await ours.pooled(QUERIES, input_type="query"), as_arrays(queries)),
-            farthest(await ours.post("/embed_all", inputs=QUERIES, prompt_name="query"), as_arrays(queries)),
+            farthest(
+                await ours.post("/embed_all", inputs=of_words(QUERIES), prompt_name="query"),
+                of_words(QUERIES, as_arrays(queries)),
+            ),
         ]
         found = {
             "/score": [await ours.scores(query, DOCUMENTS) for query in QUERIES],
@@ -106,7 +109,8 @@ async def sparse_difference(path: Path, **loading: Any) -> float:
     expected = theirs.encode(list(DOCUMENTS), **dense).numpy()
     asked: dict[str, tuple[Any, Vectors]] = {}
     async with serving_folder(path, **loading) as ours:
-        asked["/embed_sparse"] = await ours.post("/embed_sparse", inputs=DOCUMENTS), expected
+        found = await ours.post("/embed_sparse", inputs=of_words(DOCUMENTS))
+        asked["/embed_sparse"] = found, np.stack(of_words(DOCUMENTS, expected))
         asked["/pooling"] = await ours.pooled(DOCUMENTS, task="sparse_embed"), expected
         asked["/pooling of one"] = await ours.pooled(DOCUMENTS[1:2]), expected[1:2]
         for side, texts, encode in (
@@ -114,8 +118,8 @@ async def sparse_difference(path: Path, **loading: Any) -> float:
             ("document", DOCUMENTS, theirs.encode_document),
         ):
             wanted = encode(list(texts), **dense).numpy()
-            by_name = await ours.post("/embed_sparse", inputs=texts, prompt_name=side)
-            asked[f"/embed_sparse {side}"] = by_name, wanted
+            by_name = await ours.post("/embed_sparse", inputs=of_words(texts), prompt_name=side)
+            asked[f"/embed_sparse {side}"] = by_name, np.stack(of_words(texts, wanted))
             asked[f"/pooling {side}"] = await ours.pooled(texts, input_type=side), wanted
     assert expected.any()
     return max(relative_difference(spread(rows, wanted.shape[1]), wanted) for rows, wanted in asked.values())
@@ -148,18 +152,21 @@ async def test_bge_m3_agrees(tmp_path: Path, record_agreement: Record, *, with_m
         together = await ours.pooled(DOCUMENTS, tasks=["embed", "sparse_embed", "token_embed"])
         reordered = await ours.pooled(DOCUMENTS[1:2], tasks=["token_embed", "embed", "sparse_embed"])
         dense = await ours.embeddings(DOCUMENTS, **WHOLE)
-        weights = await ours.post("/embed_sparse", inputs=DOCUMENTS)
-        tokens = await ours.post("/embed_all", inputs=DOCUMENTS)
+        weights = await ours.post("/embed_sparse", inputs=of_words(DOCUMENTS))
+        tokens = await ours.post("/embed_all", inputs=of_words(DOCUMENTS))
         scores = [await ours.reranked(query, DOCUMENTS) for query in QUERIES]
     assert all(list(row) == ["embed", "sparse_embed", "token_embed"] for row in together)
     alone = [
         {"embed": vector, "sparse_embed": row, "token_embed": array}
-        for vector, row, array in zip(dense, weights, tokens, strict=True)
+        for vector, row, array in zip(of_words(DOCUMENTS, dense), weights, tokens, strict=True)
     ]
-    for rows, wanted in ((together, expected), (alone, expected), (reordered, expected[1:2])):
+    wanted_alone = of_words(DOCUMENTS, expected)
+    for rows, wanted in ((together, expected), (alone, wanted_alone), (reordered, expected[1:2])):
         for task, difference in differences_of_bge_m3(rows, wanted).items():
             assert difference < TOLERANCE
             record_agreement("bge-m3", task, "formulas of the paper", difference)
+    empty = DOCUMENTS.index("")
+    assert farthest([dense[empty]], [expected[empty].dense]) < TOLERANCE
     if with_modules:
         theirs = reference(path)
         similar = theirs.similarity(theirs.encode_query(list(QUERIES)), theirs.encode_document(list(DOCUMENTS))).numpy()

@@ -69,7 +69,7 @@ async def test_settings_count_for_more_than_the_files(settings: dict, modules: l
     [
         ("bert", "vLLM CLS pooling and normalisation", "CLS pooling and normalisation"),
         ("modernbert", "vLLM CLS pooling and normalisation", "CLS pooling and normalisation"),
-        ("mpnet", "vLLM LAST pooling and normalisation", "refuses the model"),
+        ("mpnet", "vLLM CLS pooling and normalisation", "refuses the model"),
         ("qwen3", "vLLM LAST pooling and normalisation", "refuses the model"),
     ],
 )
@@ -111,6 +111,8 @@ def test_models_that_pool_nothing_are_refused(settings: dict, tmp_path: Path):
         ),
         ('{"enable_chunked_processing": true, "max_embed_len": 3072000}', {"long_text": "chunk"}),
         ('{"enable_chunked_processing": false, "use_activation": null}', {}),
+        ('{"use_activation": "false", "step_tag_id": "5"}', {"normalize": False, "step_tag_id": 5}),
+        ('{"enable_chunked_processing": "false"}', {}),
         ("{}", {}),
     ],
 )
@@ -121,13 +123,18 @@ def test_vllm_s_pooler_config_is_understood(given: str, meant: dict):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"pooler_config": "CLS"}, "is not JSON"),
-        ({"pooler_config": "[]"}, "is not a JSON object"),
-        ({"pooler_config": '{"pooling_type": "cls"}'}, "known are CLS, MEAN, LAST"),
-        ({"pooler_config": '{"pooling": "CLS"}'}, "has a field 'pooling', which is not known"),
-        ({"pooler_config": '{"logit_mean": 0.5}'}, "logit_mean is not offered"),
-        ({"pooler_config": '{"dimensions": 64}'}, "dimensions is not offered"),
-        ({"pooler_config": '{"task": "plugin"}'}, "'task' must be in"),
+        ({"pooler_config": "CLS"}, "is not understood"),
+        ({"pooler_config": "[]"}, "Expected `object`"),
+        ({"pooler_config": '{"pooling_type": "cls"}'}, "Invalid enum value 'cls'"),
+        ({"pooler_config": '{"pooling_type": ["CLS"]}'}, "pooling_type"),
+        ({"pooler_config": '{"seq_pooling_type": "ALL"}'}, "Invalid enum value 'ALL'"),
+        ({"pooler_config": '{"pooling_type": "CLS", "seq_pooling_type": "MEAN"}'}, "pooling_type excludes"),
+        ({"pooler_config": '{"use_activation": true, "normalize": false}'}, "are the same, and differ"),
+        ({"pooler_config": '{"pooling": "CLS"}'}, "unknown field `pooling`"),
+        ({"pooler_config": '{"logit_mean": 0.5}'}, "unknown field `logit_mean`"),
+        ({"pooler_config": '{"dimensions": 64}'}, "unknown field `dimensions`"),
+        ({"pooler_config": '{"task": "plugin"}'}, "Invalid enum value 'plugin'"),
+        ({"pooler_config": '{"returned_token_ids": 5}'}, "returned_token_ids"),
         ({"pooler_config": '{"pooling_type": "CLS"}', "pooling": "mean"}, "says 'cls' where --pooling is 'mean'"),
         ({"pooler_config": '{"use_activation": true}', "normalize": False}, "where --normalize is False"),
     ],

@@ -64,9 +64,9 @@ class NetworkConfig:
     write_timeout_s: Annotated[
         float, help_("Seconds after which a TCP client that does not read its response is disconnected.")
     ] = field(default=60.0, validator=gt(0))
-    strict_requests: Annotated[bool, switch("Refuse requests with unknown fields instead of ignoring the fields.")] = (
-        False
-    )
+    strict_requests: Annotated[
+        bool, switch("Refuse requests with unknown fields, at the top level, instead of ignoring those.")
+    ] = False
     auto_truncate: Annotated[
         bool, help_("Truncate inputs that are too long in TEI requests that do not set `truncate`.")
     ] = True
@@ -298,11 +298,13 @@ class Config:
     logging: LoggingConfig = Factory(LoggingConfig)
 
     def __attrs_post_init__(self) -> None:
-        names = [source.name for source in self.sources]
-        if self.loading.served_model_name is not None and len(names) > 1:
+        names = [name for source in self.sources for name in (source.name, *source.aliases)]
+        if self.loading.served_model_name is not None and len(self.models) > 1:
             raise ValueError("--served-model-name is for one model; of several, each is named by NAME=PATH.")
         if len(set(names)) < len(names):
             raise ValueError(f"Two models have the same name: {', '.join(names)}.")
+        if self.network.truncate_by_default and self.loading.long_text == "chunk":
+            raise ValueError("--truncate-by-default leaves no long text that --long-text chunk could embed in windows.")
 
     @property
     def sources(self) -> tuple[ModelSource, ...]:
@@ -314,7 +316,7 @@ def _source(model: str, served_model_name: str | None) -> ModelSource:
     name, equals, location = model.partition("=")
     if not equals or Path(model).is_dir():
         name, location = model, model
-    first, *aliases = (served_model_name or name).split(",") if served_model_name else [name]
+    first, *aliases = map(str.strip, served_model_name.split(",")) if served_model_name else [name]
     return ModelSource(first, location, tuple(aliases))
 
 

@@ -1,35 +1,57 @@
 """vLLM's ``--pooler-config``, in terms of this server's own settings."""
 
-import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
+import msgspec
 from attrs import evolve
 
-from trio_pool_serve.config.model_config import ModelConfig
+from trio_pool_serve.config.model_config import ModelConfig, Pooling
+from trio_pool_serve.types import PoolingTask
 
-POOLING_TYPES: Mapping[str, str | None] = {"CLS": "cls", "MEAN": "mean", "LAST": "last", "ALL": None, "STEP": None}
-"""This server's names of vLLM's pooling types; those for tokens select nothing: every token's vector is there."""
+RowPooling: TypeAlias = Literal["CLS", "LAST", "MEAN"]
+TokenPooling: TypeAlias = Literal["ALL", "STEP"]
 
-TYPE_FIELDS = ("pooling_type", "seq_pooling_type", "tok_pooling_type")
+POOLING: Mapping[str, Pooling] = {"CLS": "cls", "LAST": "last", "MEAN": "mean"}
+"""Pooling types of rows; those of tokens select nothing, because every token's vector is there."""
 
-SETTINGS: Mapping[str, str] = {
-    "task": "task",
-    "use_activation": "normalize",
-    "normalize": "normalize",
-    "step_tag_id": "step_tag_id",
-    "returned_token_ids": "returned_token_ids",
-}
-"""Fields that are settings of this server under another name, or the same."""
 
-WITHOUT_EFFECT = frozenset({"enable_flash_late_interaction", "max_embed_len"})
-"""The first chooses a GPU kernel; the second bounds texts that are embedded in windows, which are counted here."""
+class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields that are understood. ``max_embed_len`` and ``enable_flash_late_interaction`` have no effect here.
 
-NOT_OFFERED: Mapping[str, str] = {
-    "dimensions": "requests have a field dimensions",
-    "logit_mean": "scores are not calibrated here",
-    "logit_sigma": "scores are not calibrated here",
-}
+    The former bounds texts that are embedded in windows, whose number is bounded here; the latter selects a GPU kernel.
+    """
+
+    task: PoolingTask | None = None
+    pooling_type: RowPooling | TokenPooling | None = None
+    seq_pooling_type: RowPooling | None = None
+    tok_pooling_type: TokenPooling | None = None
+    use_activation: bool | None = None
+    normalize: bool | None = None
+    enable_chunked_processing: bool = False
+    max_embed_len: int | None = None
+    enable_flash_late_interaction: bool = True
+    step_tag_id: int | None = None
+    returned_token_ids: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.pooling_type is not None and (self.seq_pooling_type or self.tok_pooling_type):
+            raise ValueError("pooling_type excludes seq_pooling_type and tok_pooling_type")
+        if None not in (self.normalize, self.use_activation) and self.normalize != self.use_activation:
+            raise ValueError("normalize and use_activation are the same, and differ")
+
+    def settings(self) -> dict[str, Any]:
+        """Return this server's settings that are meant, by name."""
+        of_rows = self.pooling_type or self.seq_pooling_type or ""
+        meant = {
+            "task": self.task,
+            "pooling": POOLING.get(of_rows),
+            "normalize": self.use_activation if self.normalize is None else self.normalize,
+            "long_text": "chunk" if self.enable_chunked_processing else None,
+            "step_tag_id": self.step_tag_id,
+            "returned_token_ids": self.returned_token_ids,
+        }
+        return {name: value for name, value in meant.items() if value is not None}
 
 
 def with_pooler_config(loading: ModelConfig) -> ModelConfig:
@@ -39,35 +61,12 @@ def with_pooler_config(loading: ModelConfig) -> ModelConfig:
     """
     if loading.pooler_config is None:
         return loading
-    chosen: dict[str, Any] = {}
-    for name, value in _parse(loading.pooler_config).items():
-        if value is None or name in WITHOUT_EFFECT:
-            continue
-        if name in NOT_OFFERED:
-            raise ValueError(f"--pooler-config: {name} is not offered: {NOT_OFFERED[name]}.")
-        if name in TYPE_FIELDS:
-            if value not in POOLING_TYPES:
-                raise ValueError(f"--pooler-config: {name} is {value!r}; known are {', '.join(POOLING_TYPES)}.")
-            chosen |= {"pooling": POOLING_TYPES[value]} if POOLING_TYPES[value] else {}
-        elif name == "enable_chunked_processing":
-            chosen |= {"long_text": "chunk"} if value else {}
-        elif name in SETTINGS:
-            chosen[SETTINGS[name]] = tuple(value) if isinstance(value, list) else value
-        else:
-            raise ValueError(f"--pooler-config has a field {name!r}, which is not known.")
-    unset = evolve(loading, pooler_config=None)
-    for name, value in chosen.items():
+    try:
+        meant = msgspec.json.decode(loading.pooler_config, type=PoolerConfig, strict=False).settings()
+    except msgspec.DecodeError as error:
+        raise ValueError(f"--pooler-config is not understood: {error}.") from error
+    for name, value in meant.items():
         given = getattr(loading, name)
         if given not in (None, (), "refuse", value):
             raise ValueError(f"--pooler-config says {value!r} where --{name.replace('_', '-')} is {given!r}.")
-    return evolve(unset, **chosen)
-
-
-def _parse(text: str) -> dict[str, Any]:
-    try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"--pooler-config is not JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise ValueError("--pooler-config is not a JSON object.")  # noqa: TRY004  (of a setting)
-    return document
+    return evolve(loading, pooler_config=None, **meant)

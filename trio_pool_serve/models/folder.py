@@ -38,9 +38,6 @@ def locate_model(model: str, *, revision: str | None = None) -> Path:
         raise ModelLoadError(f"{model} is not a folder, and cannot be downloaded from the hub: {error}") from error
 
 
-GIVEN_PROMPT = "--default-prompt"
-"""Name of the prompt template that the flag gives."""
-
 DEFAULT_MODEL_CONFIG = ModelConfig()
 
 UNLIMITED = 10**6
@@ -91,7 +88,7 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
     if config.task is not None and config.task not in spec.tasks:
         supported = ", ".join(sorted(spec.tasks))
         raise ModelLoadError(f"--task {config.task}: this model's files support only {supported}.")
-    prompts = _prompts(files, spec, config)
+    prompts = {**files.prompts, **spec.extra_prompts}
     return ModelFolder(
         path=path,
         transformer_path=files.transformer_path,
@@ -102,6 +99,7 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
         lower_case=bool(files.module_config.get("do_lower_case")),
         prompts=prompts,
         default_prompt_name=_default_prompt_name(files, prompts, config),
+        default_prompt=config.default_prompt,
         structured_messages=read_message_format(files),
         task=config.task,
         tokenizer_config=files.tokenizer_config,
@@ -109,15 +107,8 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
     )
 
 
-def _prompts(files: FolderFiles, spec: ModelSpec, config: ModelConfig) -> Mapping[str, str]:
-    given = {} if config.default_prompt is None else {GIVEN_PROMPT: config.default_prompt}
-    return {**files.prompts, **spec.extra_prompts, **given}
-
-
 def _default_prompt_name(files: FolderFiles, prompts: Mapping[str, str], config: ModelConfig) -> str | None:
     name = config.default_prompt_name
-    if config.default_prompt is not None:
-        return GIVEN_PROMPT
     if name is None:
         return files.sentence_transformers_config.get("default_prompt_name")
     if name and name not in prompts:

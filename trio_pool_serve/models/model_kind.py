@@ -34,6 +34,8 @@ class ModelFolder(Generic[Spec]):
     lower_case: bool = False
     prompts: Mapping[str, str] = Factory(dict)
     default_prompt_name: str | None = None
+    default_prompt: str | None = None
+    """``--default-prompt``, in place of the one of that name."""
     structured_messages: bool | None = None
     """Whether message content is a list of parts; ``None``: decided by the chat template's text."""
     task: PoolingTask | None = None

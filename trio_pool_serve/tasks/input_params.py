@@ -105,4 +105,5 @@ def _instruction(model: Model, input_params: InputParams) -> str:
     if input_params.input_type is not None:
         # As in sentence-transformers' encode_query and encode_document: the default prompt is not for them.
         return prompts.get(input_params.input_type, "")
-    return prompts.get(model.folder.default_prompt_name or "", "")
+    default = model.folder.default_prompt
+    return prompts.get(model.folder.default_prompt_name or "", "") if default is None else default

@@ -3,7 +3,7 @@
 from attrs import frozen
 
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.errors import TaskNotSupportedError
+from trio_pool_serve.errors import JobField, TaskNotSupportedError
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.rendering.renderer import Renderer
@@ -30,11 +30,12 @@ class Model:
         labels = self.folder.spec.labels
         return labels[index] if index < len(labels) else f"LABEL_{index}"
 
-    def require(self, task: PoolingTask) -> None:
-        """Raise ``TaskNotSupportedError`` unless the model supports a task."""
+    def require(self, task: PoolingTask, field: JobField | None = None) -> None:
+        """Raise ``TaskNotSupportedError`` unless the model supports a task, which the job's ``field`` may name."""
         tasks = self.folder.spec.tasks
         if task not in tasks:
             # Clients know the error by how vLLM's begins.
             raise TaskNotSupportedError(
-                f"Unsupported task: {task!r} Supported tasks: {sorted(tasks)} (of the model `{self.name}`)."
+                f"Unsupported task: {task!r} Supported tasks: {sorted(tasks)} (of the model `{self.name}`).",
+                field=field,
             )

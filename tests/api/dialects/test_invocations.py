@@ -30,6 +30,7 @@ SAME = [
     ("/score", {"queries": ["hello"], "items": ["w1"]}),
     ("/v2/embed", {"texts": ["hello"], "input_type": "search_query"}),
     ("/v2/embed", {"inputs": [{"content": "hello"}], "embedding_types": ["int8"]}),
+    ("/rerank", {"input": None, "query": "hello", "documents": ["w1"], "top_n": 0}),
     ("/", {"inputs": ["hello", "w1"]}),
     ("/", {"inputs": "hello", "parameters": {"normalize": False}}),
     ("/", {"inputs": {"source_sentence": "hello", "sentences": ["w1"]}}),
@@ -85,16 +86,34 @@ async def test_a_body_for_no_route_is_told_what_there_is(client, body):
         assert names in message
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"input"', b'{"input": "a"'])
+BAD_BODIES = [
+    b"",
+    b"{",
+    b"[]",
+    b'"input"',
+    b'{"input": "a"',
+    b'{"input": "a", "task": "\xff"}',
+    b'{"inputs": "a", "model": "\xff\xfe"}',
+    b'{"input": "a", "task": 1e99999}',
+]
+
+
+@pytest.mark.parametrize("content", BAD_BODIES)
 async def test_what_is_no_object_is_refused_in_openai_s_shape(client, content):
     answer = await client.post("/invocations", content=content)
     assert answer.status_code == 400
     assert set(answer.json()) == {"error"}
+    assert (await client.post("/invocations", json={"input": "hello"})).status_code == 200
 
 
 async def test_a_text_to_classify_is_answered_as_by_predict_unless_it_comes_from_the_hub_s_client(client, service):
     serve_as(service, Labeller())
-    for body, path in [({"inputs": "hello"}, "/predict"), ({"inputs": "hello", "parameters": {}}, "/")]:
+    bodies = [
+        ({"inputs": "hello"}, "/predict"),
+        ({"inputs": "hello", "parameters": None}, "/predict"),
+        ({"inputs": "hello", "parameters": {}}, "/"),
+    ]
+    for body, path in bodies:
         answer = await client.post("/invocations", json=body)
         assert answer.status_code == 200
         assert answer.json() == (await client.post(path, json=body)).json()

@@ -108,6 +108,20 @@ async def test_messages_in_input_take_the_fields_of_conversations(client):
         ({"input": [HELLO, [5]]}, "input", "mixes messages and other inputs"),
         ({"input": [[{"text": "hello"}]]}, "input", "neither of token ids nor of messages"),
         ({"input": HELLO, "messages": HELLO}, "input", "Give one of"),
+        ({"input": [{**HELLO[0], "text": "lost"}]}, "input", "in its content"),
+        ({"input": [{"role": "user", "image": "lost"}]}, "input", "in its content"),
+        ({"input": [{"text": "hello", "content": "lost"}]}, "input", "others are not"),
+        ({"input": [{"text": "hello"}, {**HELLO[0], "text": "lost"}]}, "input", "others are not"),
+        (
+            {"messages": HELLO, "chat_template_kwargs": {"add_generation_prompt": "maybe"}},
+            "chat_template_kwargs",
+            "maybe",
+        ),
+        (
+            {"messages": [HELLO] * 100, "chat_template_kwargs": {"long": "x" * 11_000}},
+            "chat_template_kwargs",
+            "fewer conversations",
+        ),
         ({"messages": [HELLO] * 2049}, "messages", "--max-inputs-per-request"),
         ({"input": [[*HELLO] * 1025] * 2}, "input", "--max-inputs-per-request"),
     ],
@@ -123,6 +137,12 @@ async def test_the_two_flags_may_be_among_the_template_s_variables_and_the_field
     for name in ("add_generation_prompt", "continue_final_message"):
         chosen = rows(await post(client, "/v1/embeddings", messages=TURNS, **{name: True}))
         assert chosen != plain
+        for spelt in ("true", "True", 1):
+            assert (
+                rows(await post(client, "/v1/embeddings", messages=TURNS, chat_template_kwargs={name: spelt})) == chosen
+            )
+        kwargs = {"chat_template_kwargs": {name: "false"}}
+        assert rows(await post(client, "/v1/embeddings", messages=TURNS, **kwargs)) == plain
         kwargs = {"chat_template_kwargs": {name: True}}
         assert rows(await post(client, "/v1/embeddings", messages=TURNS, **kwargs)) == chosen
         assert rows(await post(client, "/v1/embeddings", messages=TURNS, **kwargs, **{name: False})) == plain
@@ -168,6 +188,7 @@ async def test_tools_reach_the_template(tmp_path, scripted):
         ({"messages": []}, "messages"),
         ({"messages": [HELLO, HELLO]}, "messages"),
         ({"messages": HELLO, "prompt": "hello"}, "prompt"),
+        ({"prompt": "hello", "tools": TOOLS}, "tools"),
         ({}, "prompt"),
         ({"prompt": "hello", "add_generation_prompt": True}, "add_generation_prompt"),
         ({"messages": HELLO, "add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
@@ -233,9 +254,15 @@ async def test_the_flag_replaces_the_model_s_template(chat_folder, scripted, giv
         assert (await client.get("/tokenizer_info")).json()["chat_template"] == KNOWS_DEVELOPER
 
 
-def test_a_template_that_is_no_file_is_refused_at_the_start(chat_folder):
+def test_a_template_that_is_no_file_or_cannot_be_parsed_is_refused_at_the_start(chat_folder):
     with pytest.raises(ModelLoadError, match="neither a template nor a file"):
         read_model_folder(chat_folder, ModelConfig(chat_template="/no/such/file.jinja"))
+    with pytest.raises(ModelLoadError, match="cannot be parsed"):
+        read_model_folder(chat_folder, ModelConfig(chat_template="{% for message in messages"))
+    spoken = (
+        "{% for message in messages %}{% generation %}{{ message.content }}{% endgeneration %}{% break %}{% endfor %}"
+    )
+    assert read_model_folder(chat_folder, ModelConfig(chat_template=spoken)).chat_template == spoken
 
 
 async def test_the_tokenizer_s_settings_are_told_with_the_flag_only(client, chat_folder, scripted):

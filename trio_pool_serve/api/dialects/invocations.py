@@ -1,11 +1,13 @@
 """``/invocations``: SageMaker's one route for every task. A body is answered as by the route that its fields tell."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from trio_pool_serve.api.dialects.tei.root import MAIN_TASKS
 from trio_pool_serve.api.dialects.vllm.pooling_requests import main_task
+from trio_pool_serve.api.http.json_body import decode_json
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.pool import TASKS
@@ -37,6 +39,7 @@ def path_of_fields(fields: Mapping[str, msgspec.Raw], service: Service) -> str:
 
     Raises ``InvalidRequestError`` for a body that is for none, ``NotFoundError`` and ``EngineLoadingError``.
     """
+    fields = {name: value for name, value in fields.items() if bytes(value) != b"null"}
     if any(name in fields for name in INPUT_FIELDS):
         return _path_of_task(fields, service)
     for needed, path in PATHS:
@@ -65,5 +68,5 @@ def _path_of_task(fields: Mapping[str, msgspec.Raw], service: Service) -> str:
 
 
 def _string(fields: Mapping[str, msgspec.Raw], name: str) -> str | None:
-    value = msgspec.json.decode(fields[name]) if name in fields else None
+    value = decode_json(bytes(fields[name]), Any) if name in fields else None
     return value if isinstance(value, str) else None

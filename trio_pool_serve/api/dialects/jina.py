@@ -1,6 +1,6 @@
 """The Jina dialect: ``/v1/embeddings`` with its fields. Its ``/v1/rerank`` is vLLM's."""
 
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from attrs import evolve, frozen
 
@@ -16,8 +16,6 @@ from trio_pool_serve.tasks.job import PoolJob
 
 EmbeddingType: TypeAlias = Literal["float", "base64", "binary", "ubinary"]
 
-LATE_CHUNKING = ("late_chunking", "late_chunking_params")
-
 FIELD_NAMES: FieldNames = {**openai.EMBEDDINGS_FIELD_NAMES, "truncate_to": ("truncate_prompt_tokens", "truncate")}
 
 
@@ -29,8 +27,6 @@ class JinaEmbeddingsRequest(EmbeddingsRequest):
     embedding_type: EmbeddingType | list[EmbeddingType] | None = None
     normalized: bool | None = None
     truncate: bool | None = None
-    late_chunking: bool | None = None
-    late_chunking_params: Any = None
 
     @property
     def given_input_type(self) -> str | None:
@@ -51,9 +47,6 @@ class JinaEmbeddingsRequest(EmbeddingsRequest):
 
     def job(self, network: NetworkConfig) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
-        for name in LATE_CHUNKING:
-            if getattr(self, name):
-                raise InvalidRequestError("Late chunking is not supported.", param=name)
         if isinstance(self.embedding_type, list) and len(self.embedding_type) != 1:
             raise InvalidRequestError("embedding_type must name one type.", param="embedding_type")
         job = super().job(network)
@@ -76,7 +69,9 @@ JINA = Dialect(
     endpoints=(
         Endpoint(
             paths=("/v1/embeddings", "/embeddings"),
-            discriminators=frozenset({"task", "embedding_type", "normalized", "truncate", *LATE_CHUNKING}),
+            discriminators=frozenset(
+                {"task", "embedding_type", "normalized", "truncate", "late_chunking", "late_chunking_params"}
+            ),
             wire=JinaEmbeddingsRequest,
             respond=respond_embeddings,
             field_names=FIELD_NAMES,

@@ -52,6 +52,8 @@ class EmbeddingsRequest(InputFields):
     priority: Priority | None = None
     request_id: str | None = None
     stream: bool | None = None
+    late_chunking: bool | None = None
+    late_chunking_params: Any = None
     modality: Literal["text", "image", "audio"] | None = None
     """Sent by infinity's clients: with ``image`` the inputs are URLs of images."""
 
@@ -70,6 +72,9 @@ class EmbeddingsRequest(InputFields):
 
     def job(self, network: NetworkConfig) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
+        if self.late_chunking or self.late_chunking_params is not None:
+            param = "late_chunking" if self.late_chunking else "late_chunking_params"
+            raise InvalidRequestError("Late chunking is not supported.", param=param)
         return PoolJob(
             prompts=self.prompts(network),
             input_params=InputParams(

@@ -30,7 +30,12 @@ class InputObject:
     content: WireContent | None = None
 
     def prompt(self, *, place: str) -> Prompt:
-        """Return the prompt; ``place`` is where it is in the request. Raises ``InvalidRequestError`` if it is empty."""
+        """Return the prompt; ``place`` is where it is in the request.
+
+        Raises ``InvalidRequestError`` if it is empty, or part of it a message.
+        """
+        if self.role is not None or self.content is not None:
+            raise InvalidRequestError(f"An input is a message, others are not - at `$.{place}`", param=field_of(place))
         if self.image is not None:
             parts = () if self.text is None else (TextPart(self.text),)
             return ContentPrompt((*parts, image_part(self.image, place=f"{place}.image")))
@@ -100,6 +105,8 @@ class InputFields(ConversationFields):
 
 def _message(item: object) -> WireMessage:
     if isinstance(item, InputObject) and item.role is not None:
+        if item.text is not None or item.image is not None:
+            raise InvalidRequestError("A message has its texts and images in its content.", param="input")
         return WireMessage(role=item.role, content=item.content)
     raise InvalidRequestError("input mixes messages and other inputs.", param="input")
 

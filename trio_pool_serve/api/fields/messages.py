@@ -1,8 +1,9 @@
 """Messages: conversations that a chat template renders to one input each, and the fields that go with them."""
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
+import msgspec
 from attrs import frozen
 
 from trio_pool_serve.api.fields.contents import WireContent, parts_of
@@ -10,6 +11,12 @@ from trio_pool_serve.api.fields.limits import require_few_parts
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.prompts import ChatMessage, ChatPrompt
+
+ConversationFlag: TypeAlias = Literal["add_generation_prompt", "continue_final_message"]
+FLAGS = get_args(ConversationFlag)
+
+MAX_REPEATED_BYTES = 2**20
+"""Of template kwargs, which are encoded and sent to a process for each conversation of a request."""
 
 
 @frozen(kw_only=True)
@@ -48,20 +55,37 @@ class ConversationFields:
         else:
             raise EmptyInputError(f"A conversation in {param} is empty.", param=param)
         require_few_parts(sum(map(len, conversations.values())), "messages", network, param)
+        self._refuse_repeated(len(conversations))
         prompts = [self._prompt(messages, place) for place, messages in conversations.items()]
         parts = sum(len(message.parts) for prompt in prompts for message in prompt.messages)
         require_few_parts(parts, "parts", network, param)
         return prompts
 
+    def _refuse_repeated(self, conversations: int) -> None:
+        """Raise ``InvalidRequestError`` if variables that go to the template with each conversation are many bytes."""
+        if conversations == 1 or not self.chat_template_kwargs:
+            return
+        nbytes = len(msgspec.json.encode(self.chat_template_kwargs)) * conversations
+        if nbytes > MAX_REPEATED_BYTES:
+            raise InvalidRequestError(
+                f"chat_template_kwargs for {conversations} conversations are {nbytes} bytes; at most "
+                f"{MAX_REPEATED_BYTES} are accepted. Send fewer conversations at a time.",
+                param="chat_template_kwargs",
+            )
+
+    def flag(self, name: ConversationFlag) -> bool | None:
+        """Return a flag: the field, or what clients send among the template's variables, which counts for less."""
+        field: bool | None = getattr(self, name)
+        among = (self.chat_template_kwargs or {}).get(name)
+        try:
+            return msgspec.convert(among, bool | None, strict=False) if field is None else field
+        except msgspec.ValidationError as error:
+            raise InvalidRequestError(
+                f"{name} is true or false, not {among!r}.", param="chat_template_kwargs"
+            ) from error
+
     def _prompt(self, messages: Sequence[WireMessage], place: str) -> ChatPrompt:
-        kwargs = dict(self.chat_template_kwargs or {})
-        # Clients also send these two among the template's variables; the fields count for more.
-        generation = kwargs.pop("add_generation_prompt", None)
-        open_ended = kwargs.pop("continue_final_message", None)
-        if self.add_generation_prompt is not None:
-            generation = self.add_generation_prompt
-        if self.continue_final_message is not None:
-            open_ended = self.continue_final_message
+        kwargs = {name: value for name, value in (self.chat_template_kwargs or {}).items() if name not in FLAGS}
         return ChatPrompt(
             messages=tuple(
                 ChatMessage(message.role, parts_of(message.content or (), f"{place}[{index}].content"))
@@ -69,8 +93,8 @@ class ConversationFields:
             ),
             chat_template=self.chat_template,
             template_kwargs=kwargs,
-            add_generation_prompt=bool(generation),
-            continue_final_message=bool(open_ended),
+            add_generation_prompt=bool(self.flag("add_generation_prompt")),
+            continue_final_message=bool(self.flag("continue_final_message")),
         )
 
     def refuse_chat_fields(self, param: str) -> None:

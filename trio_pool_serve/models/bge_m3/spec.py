@@ -7,7 +7,7 @@ from attrs import frozen
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.embedding.spec import Embedding, read_embedding
+from trio_pool_serve.models.embedding.spec import Embedding, modules_after_transformer, read_embedding
 from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles, read_json
 
 SPARSE_LAYER = "sparse_linear.pt"
@@ -31,12 +31,12 @@ def read_bge_m3(files: FolderFiles, config: ModelConfig) -> BgeM3 | None:
     if not all((files.path / name).is_file() for name in (SPARSE_LAYER, MULTI_VECTOR_LAYER)):
         return None
     dense = read_embedding(files, config)
-    cls_pooling = (
+    of_paper = (
         ModuleFiles(name="Pooling", path=files.path, config={"pooling_mode": "cls"}),
         ModuleFiles(name="Normalize", path=files.path, config={}),
     )
     return BgeM3(
-        modules=dense.modules if files.modules else cls_pooling,
+        modules=modules_after_transformer(files, config, undeclared=of_paper),
         similarity=dense.similarity,
         unweighted_token_ids=_token_ids_without_weight(files),
     )

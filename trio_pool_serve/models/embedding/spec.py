@@ -107,13 +107,16 @@ MODULE_POOLING: Mapping[Pooling, str] = {"last": "lasttoken", "mean_sqrt_len": "
 """Names of pooling types in a Pooling module's config, where they are others than the setting's."""
 
 
-def modules_after_transformer(files: FolderFiles, config: ModelConfig) -> tuple[ModuleFiles, ...]:
-    """Return the modules after the transformer, as the settings change them; a bare transformer gets mean pooling.
+def modules_after_transformer(
+    files: FolderFiles, config: ModelConfig, *, undeclared: tuple[ModuleFiles, ...] = ()
+) -> tuple[ModuleFiles, ...]:
+    """Return the modules after the transformer, as the settings change them.
 
-    Raises ``ModelLoadError`` for ``--pooling`` where no Pooling module comes first.
+    A bare transformer gets those ``undeclared``, by default mean pooling. Raises ``ModelLoadError`` for ``--pooling``
+    where no Pooling module comes first.
     """
     mean_pooling = ModuleFiles(name="Pooling", path=files.path, config={"pooling_mode": "mean"})
-    modules = list(files.modules[1:]) if files.modules else [mean_pooling]
+    modules = list(files.modules[1:] if files.modules else undeclared or (mean_pooling,))
     if config.pooling is not None:
         if not modules or modules[0].name != "Pooling":
             raise ModelLoadError("--pooling: modules.json has no Pooling module after the transformer.")
@@ -127,11 +130,8 @@ def modules_after_transformer(files: FolderFiles, config: ModelConfig) -> tuple[
     return tuple(modules)
 
 
-CLS_IN_VLLM = ("Bert", "Roberta", "XLMRoberta", "ModernBert", "Nomic")
-"""Beginnings of the class names that vLLM pools by CLS; other encoders and all decoders it pools by LAST."""
-
-BERT_VARIANTS = ("bert", "camembert", "roberta", "xlm-roberta", "distilbert", "modernbert")
-"""Model types that text-embeddings-inference pools by CLS if nothing is declared; others it refuses."""
+ENCODERS = re.compile("bert|mpnet|nomic|gte|siglip|electra", re.IGNORECASE)
+"""In the names of classes that vLLM pools by CLS; decoders it pools by LAST."""
 
 
 def assumption_of(files: FolderFiles, config: ModelConfig) -> str:
@@ -139,8 +139,9 @@ def assumption_of(files: FolderFiles, config: ModelConfig) -> str:
     if files.modules or (config.pooling is not None and config.normalize is not None):
         return ""
     name = next(iter(files.architectures), "")
-    vllm = "CLS" if name.startswith(CLS_IN_VLLM) else "LAST"
-    is_bert = files.config.get("model_type") in BERT_VARIANTS
+    vllm = "CLS" if ENCODERS.search(name) else "LAST"
+    # It takes any model type with these four letters for a variant of BERT.
+    is_bert = "bert" in str(files.config.get("model_type")).lower()
     return (
         f"The files declare no pooling (there is no modules.json). Assumed are {config.pooling or 'mean'} pooling and "
         f"{'' if config.normalize else 'no '}normalisation. sentence-transformers assumes mean pooling and no "

@@ -287,7 +287,7 @@ def _with_system_for_developer(messages: tuple[ChatMessage, ...]) -> tuple[ChatM
     instructing = [message for message in messages if message.role in ("system", DEVELOPER)]
     blank = TextPart("")
     parts = [part for message in instructing for part in (blank, *message.parts)][1:]
-    others = (message for message in messages if message not in instructing)
+    others = (message for message in messages if message.role not in ("system", DEVELOPER))
     return (ChatMessage("system", tuple(parts)), *others)
 
 

@@ -87,7 +87,7 @@ def _encode(call: Call[RerankRequest, ScoreJob], scores: Scores, texts: list[str
         for index, value in ranked(scores.values, call.wire.top_n)
     ]
     response = RerankResponse(
-        id=call.request_id,
+        id=call.wire.request_id or call.request_id,
         results=results,
         meta=meta_of("2", search_units=1),
         model=call.model.name,

@@ -171,7 +171,7 @@ async def respond_tokenize(call: Call[Any, TokenizeJob]) -> HttpResponse:
         )
 
     count = sum(map(len, tokens))
-    response = await call.encode(encode, rows=count, nbytes=0)
+    response = await call.encode(encode, rows=count, nbytes=sum(map(len, call.job.texts)))
     return _timed(response, call.timings, count, sum(map(len, call.job.texts)))
 
 

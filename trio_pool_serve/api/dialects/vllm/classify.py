@@ -25,9 +25,10 @@ from trio_pool_serve.types import Vectors
 class ClassifyRequest(InputFields):
     """The body of ``/classify``: ``input`` or ``messages``. Every optional field may be null.
 
-    ``activation`` is an old name of ``use_activation``.
+    ``activation`` is an old name of ``use_activation``; ``task`` may be there, as on ``/pooling``.
     """
 
+    task: Literal["classify"] | None = None
     model: str | None = None
     use_activation: bool | None = None
     activation: bool | None = None

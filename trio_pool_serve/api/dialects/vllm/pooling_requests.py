@@ -13,7 +13,7 @@ from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.routes.model_list import TASK_PREFERENCE
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, TaskNotSupportedError
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, JobField, TaskNotSupportedError
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.pool import pool, task_named
@@ -41,12 +41,25 @@ class PoolingRequest(EmbeddingsRequest):
         """Return the job of the request; no tasks stand for the model's main task. Raises as the base class."""
         if self.stream:
             raise InvalidRequestError("/pooling has no stream; /v1/embeddings has.", param="stream")
-        raw = False in (self.use_activation, self.activation)
-        return evolve(super().job(network), tasks=self._tasks(), activation="raw" if raw else "probabilities")
+        return evolve(super().job(network), tasks=self._tasks())
 
     def _normalizes(self) -> bool | None:
-        has_labels = not LABEL_TASKS.isdisjoint((self.task, *(self.tasks or ())))
-        return self.normalize if has_labels else super()._normalizes()
+        return self.normalize  # what use_activation is about depends on the tasks
+
+    def with_activation(self, job: PoolJob) -> PoolJob:
+        """Return the job with what ``use_activation`` says of its tasks. Raises ``InvalidRequestError``."""
+        activation = self.activation if self.use_activation is None else self.use_activation
+        if VECTOR_TASKS.isdisjoint(job.tasks):
+            for name in ("normalize", "dimensions"):
+                if getattr(self, name) is not None:
+                    raise InvalidRequestError(f"{name} is for vectors, which these tasks do not make.", param=name)
+        if not LABEL_TASKS.isdisjoint(job.tasks):
+            return evolve(job, activation="raw" if activation is False else "probabilities")
+        if None not in (activation, self.normalize) and activation != self.normalize:
+            raise InvalidRequestError(
+                "normalize and use_activation are the same for vectors, and differ.", param="use_activation"
+            )
+        return job if activation is None else evolve(job, normalize=activation)
 
     def _tasks(self) -> tuple[str, ...]:
         if self.tasks is None:
@@ -65,15 +78,15 @@ async def respond_pooling(call: Call[PoolingRequest, PoolJob]) -> HttpResponse:
     """Pool. Raises what ``pool`` raises. Cancellation: at once."""
     model, encoding = call.model, call.wire.encoding
     job = with_input_type(call.job, call.wire.input_type, model)
-    # vLLM normalises the vectors of tokens too where the model normalises those of texts.
-    normalize = model.folder.spec.normalizes or None if job.normalize is None else job.normalize
-    job = evolve(job, tasks=job.tasks or (main_task(model),), normalize=normalize)
+    named: JobField | None = "tasks" if job.tasks else None
+    job = evolve(job, tasks=job.tasks or (main_task(model),))
     for name in job.tasks:
-        task = task_named(name)
-        model.require(task.needs)
-        _refuse_unencodable(call, job, task.needs)
-    if job.dimensions is not None and VECTOR_TASKS.isdisjoint(job.tasks):
-        raise InvalidRequestError("dimensions is for vectors, which these tasks do not make.", param="dimensions")
+        model.require(task_named(name).needs, field=named)
+    job = call.wire.with_activation(job)
+    if job.normalize is None and model.folder.spec.normalizes:
+        job = evolve(job, normalize=True)  # vLLM normalises the vectors of tokens too
+    for name in job.tasks:
+        _refuse_unencodable(call, job, task_named(name).needs)
     pooled = await pool(model, job, call.timings)
     encode = partial(
         encode_pooled,

@@ -83,7 +83,9 @@ class ScoreOptions:
                 f"Of chat_template_kwargs only instruction can be set here, not {', '.join(others)}.",
                 param="chat_template_kwargs",
             )
-        instruction = kwargs.get("instruction", self.instruction)
+        instruction = kwargs.get("instruction")
+        if instruction is None:
+            instruction = self.instruction
         if not isinstance(instruction, str | None):
             raise InvalidRequestError("instruction must be a text.", param="chat_template_kwargs")
         return instruction

@@ -36,22 +36,18 @@ class TokenizeRequest(ConversationFields):
         given = the_one_given(prompt=self.prompt, messages=self.messages)
         if self.messages is None:
             self.refuse_chat_fields(given)
+            if self.tools:
+                raise InvalidRequestError("tools is for messages, not for prompt.", param="tools")
             return self.prompt or ""
         conversations = self.conversations(self.messages, network, param=given)
         if len(conversations) > 1:
             raise InvalidRequestError("One conversation is tokenized at a time.", param="messages")
         (conversation,) = conversations
         variables = {**conversation.template_kwargs, **({"tools": self.tools} if self.tools else {})}
-        ends_open = conversation.continue_final_message
-        return evolve(
-            conversation,
-            template_kwargs=variables,
-            add_generation_prompt=conversation.add_generation_prompt or self._by_default(ends_open=ends_open),
-        )
-
-    def _by_default(self, *, ends_open: bool) -> bool:
-        chosen = (self.chat_template_kwargs or {}).get("add_generation_prompt")
-        return self.add_generation_prompt is None and chosen is None and not ends_open
+        generates = self.flag("add_generation_prompt")
+        if generates is None:
+            generates = not conversation.continue_final_message
+        return evolve(conversation, template_kwargs=variables, add_generation_prompt=generates)
 
 
 @frozen(kw_only=True)
