@@ -21,9 +21,9 @@ tiny model of random weights, and is sent to this server with the same model by
 `tests/compatibility/vllm_answers.json`, which `tests/compatibility/record_vllm.py` writes.
 
 *the same*: the same status, and every field of vLLM's answer that is not null, with the same text, or with numbers
-that differ by less than 10⁻⁴, of long lists the first four; there may be more fields, and random parts of an `id` differ. An error has the same
-status, and those parts of the message that clients look for. Of {count} answers {same} are the same, {differ} differ
-for the reason in the last column.
+that differ by less than 10⁻⁴, of long lists the first four; there may be more fields, and random parts of an `id`
+differ. An error has the same status, and those parts of the message that clients look for. Of {count} answers {same}
+are the same, {differ} differ for the reason in the last column.
 
 Flags that were set: `--pooling cls --normalize` for encoders without modules.json, and `--pooling last --normalize`
 for decoders without it, which vLLM assumes; `--api-key-scope vllm` with a key; otherwise those that vLLM had too.
