@@ -200,7 +200,7 @@ WRONG = {
     "an unknown scope": (["m", "--api-key-scope", "some"], "--api-key-scope"),
     "two default prompts": (["m", "--default-prompt", "a", "--default-prompt-name", "b"], "exclude each other"),
     "no template": (["m", "--chat-template", ""], "chat_template"),
-    "settings for pooling that are no JSON": (["m", "--pooler-config", "CLS"], "--pooler-config is not JSON"),
+    "settings for pooling that are no JSON": (["m", "--pooler-config", "CLS"], "--pooler-config is not understood"),
     "settings for pooling that differ": (["m", "--pooler-config", '{"task": "embed"}', "--task", "score"], "--task"),
     "two models of one name": (["a=x", "a=y"], "same name"),
     "one name for two models": (["a", "b", "--served-model-name", "n"], "NAME=PATH"),

@@ -94,9 +94,10 @@ class Driven:
                 path, body = waiting.pop()
                 answer = await client.post(path, content=body, headers={"content-type": "application/json"})
                 self.statuses[answer.status_code] += 1
-                # 424 is how TEI says 500.
+                # 424 is how TEI says 500, but for what a model cannot do.
                 assert answer.status_code < 500, (path, body[:500], answer.text)
-                assert answer.status_code != 424, (path, body[:500], answer.text)
+                failed = answer.status_code == 424 and "Unsupported task" not in answer.text
+                assert not failed, (path, body[:500], answer.text)
 
         async def go_on(client: httpx.AsyncClient) -> None:
             while not done.is_set():

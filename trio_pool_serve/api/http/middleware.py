@@ -15,11 +15,11 @@ from trio_pool_serve.service import Service
 VERSIONED_PATHS = ("/v1", "/v2")
 METRICS_PATH = "/metrics"
 
-CORS_HEADERS = {
-    "access-control-allow-methods": "GET, POST, OPTIONS",
-    "access-control-expose-headers": "metadata, retry-after, retry-after-ms, server-timing, x-request-id, "
-    "x-compute-characters, x-compute-time, x-compute-tokens",
-}
+EXPOSED_HEADERS = (
+    "metadata, retry-after, retry-after-ms, server-timing, x-request-id, "
+    "x-compute-characters, x-compute-time, x-compute-tokens"
+)
+"""Response headers that scripts in web pages of allowed origins may read."""
 
 
 class Middleware:
@@ -106,11 +106,12 @@ class Middleware:
         origin = "*" if "*" in self._origins else request.header(b"origin")
         if origin not in self._origins:
             return {"vary": "origin"}
-        # Clients in browsers send headers of their own, none of which means anything here.
-        asked = request.header(b"access-control-request-headers") or "authorization, content-type"
-        return {
-            **CORS_HEADERS,
-            "access-control-allow-origin": origin,
-            "access-control-allow-headers": asked,
-            "vary": "origin, access-control-request-headers",
-        }
+        headers = {"access-control-allow-origin": origin, "access-control-expose-headers": EXPOSED_HEADERS}
+        if origin != "*":
+            headers["vary"] = "origin"
+        if request.scope["method"] == "OPTIONS":
+            headers["access-control-allow-methods"] = "GET, POST, OPTIONS"
+            # Clients in browsers send headers of their own, none of which means anything here.
+            asked = request.header(b"access-control-request-headers")
+            headers["access-control-allow-headers"] = asked or "authorization, content-type"
+        return headers
