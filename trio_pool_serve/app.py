@@ -10,8 +10,7 @@ from quart_trio.asgi import TrioASGILifespan
 from werkzeug.exceptions import HTTPException
 
 from trio_pool_serve.api.dialects import DIALECTS
-from trio_pool_serve.api.dialects.invocations import INVOCATIONS_PATH, path_of_fields
-from trio_pool_serve.api.dialects.invocations import TARGETS as INVOCATION_TARGETS
+from trio_pool_serve.api.dialects.invocations import INVOCATIONS
 from trio_pool_serve.api.dialects.openai import OPENAI
 from trio_pool_serve.api.dialects.tei import TEI
 from trio_pool_serve.api.dialects.tei.info import INFO_PATH, info_routes
@@ -104,16 +103,13 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
     has_tokenizer_info = config.input.enable_tokenizer_info_endpoint
     app.routes = RouteTable(
         {
-            **task_routes(app.service, DIALECTS, {INVOCATIONS_PATH: path_of_fields}),
+            **task_routes(app.service, DIALECTS, INVOCATIONS),
             **info_routes(app.service),
             **(tokenizer_info_routes(app.service) if has_tokenizer_info else {}),
             **model_routes(app.service),
             **operational_routes(app.service),
             **openapi_routes(
-                tuple(DIALECTS),
-                INVOCATIONS_PATH,
-                INVOCATION_TARGETS,
-                without=() if has_tokenizer_info else (TOKENIZER_INFO_PATH,),
+                tuple(DIALECTS), INVOCATIONS, without=() if has_tokenizer_info else (TOKENIZER_INFO_PATH,)
             ),
         }
     )

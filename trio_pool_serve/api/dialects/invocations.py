@@ -7,12 +7,11 @@ import msgspec
 
 from trio_pool_serve.api.dialects.tei.root import MAIN_TASKS
 from trio_pool_serve.api.dialects.vllm.pooling_requests import main_task
+from trio_pool_serve.api.http.dispatch import PathByFields
 from trio_pool_serve.api.http.json_body import decode_json
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.pool import TASKS
-
-INVOCATIONS_PATH = "/invocations"
 
 INPUT_FIELDS = ("input", "messages", "prompt_embeds")
 """A body with one of these is for the main task of its model, or the one that it names."""
@@ -29,9 +28,6 @@ PATHS: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset({"inputs"}), "/"),
 )
 """Paths by the fields that other bodies have; the first whose fields are all there."""
-
-TARGETS = (*dict.fromkeys(path for _, path in PATHS), "/predict", "/v1/embeddings", "/classify", "/pooling")
-"""All paths that a body can be for."""
 
 
 def path_of_fields(fields: Mapping[str, msgspec.Raw], service: Service) -> str:
@@ -70,3 +66,10 @@ def _path_of_task(fields: Mapping[str, msgspec.Raw], service: Service) -> str:
 def _string(fields: Mapping[str, msgspec.Raw], name: str) -> str | None:
     value = decode_json(bytes(fields[name]), Any) if name in fields else None
     return value if isinstance(value, str) else None
+
+
+INVOCATIONS = PathByFields(
+    path="/invocations",
+    targets=("/v1/embeddings", "/classify", "/pooling", *dict.fromkeys(path for _, path in PATHS), "/predict"),
+    path_of=path_of_fields,
+)

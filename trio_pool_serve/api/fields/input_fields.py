@@ -151,6 +151,8 @@ def prompts_of(given: Input | AnyInput, network: NetworkConfig, *, param: str = 
 def _tokens_prompt(ids: Any, param: str) -> TokensPrompt:
     if not ids:
         raise EmptyInputError("An input has no tokens.", param=param)
-    if not all(isinstance(token_id, int) for token_id in ids):
-        raise InvalidRequestError(f"{param} has a list that is neither of token ids nor of messages.", param=param)
-    return TokensPrompt(np.array(ids, dtype=np.int64))
+    try:
+        return TokensPrompt(np.array(ids, dtype=np.int64))
+    except TypeError:
+        message = f"{param} has a list that is neither of token ids nor of messages."
+        raise InvalidRequestError(message, param=param) from None

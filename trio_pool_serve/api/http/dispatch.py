@@ -21,20 +21,27 @@ from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import DeadlineExceededError, InvalidRequestError, PoolServeError
 from trio_pool_serve.service import Service
 
-EMBEDDINGS_PATH = "/v1/embeddings"
-"""A body that tells no path is answered as by this one."""
-
 SEARCHED_FROM = 256 * 1024
 """Bytes of a body from which looking for names in it, in pieces, is better than parsing it twice."""
 
 
 EndpointsByPath: TypeAlias = Mapping[str, Sequence[DialectEndpoint]]
 
-PathOfFields: TypeAlias = Callable[[Mapping[str, msgspec.Raw], Service], str]
-"""Returns the path that a body is for by its fields. Raises ``PoolServeError``. Called in a thread for large bodies."""
-
 CandidatesOf: TypeAlias = Callable[[Buffer | bytes], Sequence[DialectEndpoint]]
 """Returns the endpoints that a body may be for. Raises ``PoolServeError``."""
+
+
+@frozen(eq=False, kw_only=True)
+class PathByFields:
+    """A path whose bodies are for other paths, which their fields tell.
+
+    ``path_of`` returns one of ``targets``, and raises ``PoolServeError`` for a body that is for none: such an error is
+    written as at the first of them. It is called in a thread for large bodies.
+    """
+
+    path: str
+    targets: tuple[str, ...]
+    path_of: Callable[[Mapping[str, msgspec.Raw], Service], str]
 
 
 @frozen(eq=False)
@@ -62,21 +69,16 @@ def endpoints_by_path(dialects: Sequence[Dialect]) -> EndpointsByPath:
     return found
 
 
-def task_routes(service: Service, dialects: Sequence[Dialect], by_fields: Mapping[str, PathOfFields]) -> Routes:
-    """Return the routes of all dialects, and those ``by_fields``, whose bodies are for another path that they tell."""
+def task_routes(service: Service, dialects: Sequence[Dialect], by_fields: PathByFields) -> Routes:
+    """Return the routes of all dialects, and the one ``by_fields``."""
     by_path = endpoints_by_path(dialects)
 
-    def candidates_by(path_of: PathOfFields) -> CandidatesOf:
-        return lambda body: by_path[path_of(decode_json(body, dict[str, msgspec.Raw]), service)]
+    def candidates_of(body: Buffer | bytes) -> Sequence[DialectEndpoint]:
+        return by_path[by_fields.path_of(decode_json(body, dict[str, msgspec.Raw]), service)]
 
-    unknown = by_path[EMBEDDINGS_PATH]
-    return {
-        **{("POST", path): _task_handler(service, candidates) for path, candidates in by_path.items()},
-        **{
-            ("POST", path): _task_handler(service, unknown, candidates_by(path_of))
-            for path, path_of in by_fields.items()
-        },
-    }
+    routes = {("POST", path): _task_handler(service, candidates) for path, candidates in by_path.items()}
+    by_default = by_path[by_fields.targets[0]]
+    return {**routes, ("POST", by_fields.path): _task_handler(service, by_default, candidates_of)}
 
 
 def _task_handler(

@@ -80,6 +80,8 @@ def _choices(message: str, wire_type: type, param: str | None) -> str:
         return ""
     hint = get_type_hints(wire_type).get(param or "")
     choices = [f"'{choice}'" for choice in _literals(hint)]
+    if not choices:  # of a field within a field
+        return " (literal_error)"
     return f": it should be {' or '.join(filter(None, [', '.join(choices[:-1]), *choices[-1:]]))} (literal_error)"
 
 

@@ -9,7 +9,7 @@ import msgspec
 from attrs import frozen
 
 import trio_pool_serve
-from trio_pool_serve.api.http.dispatch import endpoints_by_path
+from trio_pool_serve.api.http.dispatch import PathByFields, endpoints_by_path
 from trio_pool_serve.api.http.endpoint import Dialect, DialectEndpoint
 from trio_pool_serve.api.http.request import Handler, HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
@@ -70,15 +70,13 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
 
 
 @cache
-def openapi_document(
-    dialects: tuple[Dialect, ...], path_by_fields: str, targets: tuple[str, ...], without: tuple[str, ...]
-) -> bytes:
+def openapi_document(dialects: tuple[Dialect, ...], by_fields: PathByFields, without: tuple[str, ...]) -> bytes:
     """Return the OpenAPI 3.1 document of all routes, as JSON; cached for listeners that are restarted.
 
-    ``path_by_fields`` takes the bodies of all ``targets``. The operations at the paths ``without`` are not served.
+    The operations at the paths ``without`` are not served.
     """
     by_path = dict(endpoints_by_path(dialects))
-    by_path[path_by_fields] = [endpoint for target in targets for endpoint in by_path[target]]
+    by_path[by_fields.path] = [endpoint for target in by_fields.targets for endpoint in by_path[target]]
     endpoints = [candidate.endpoint for candidates in by_path.values() for candidate in candidates]
     types = list(
         dict.fromkeys(
@@ -138,14 +136,12 @@ def _operational_route(operation: Operation) -> dict[str, Any]:
     return {"tags": ["operations"], "summary": operation.summary, "responses": {"200": described}}
 
 
-def openapi_routes(
-    dialects: tuple[Dialect, ...], path_by_fields: str, targets: tuple[str, ...], without: tuple[str, ...]
-) -> Routes:
+def openapi_routes(dialects: tuple[Dialect, ...], by_fields: PathByFields, without: tuple[str, ...]) -> Routes:
     """Return the routes of the document and of the page that shows it, which loads nothing from outside.
 
     The arguments are those of ``openapi_document``.
     """
-    document = openapi_document(dialects, path_by_fields, targets, without)
+    document = openapi_document(dialects, by_fields, without)
     return {
         ("GET", "/openapi.json"): _fixed(document, "application/json"),
         ("GET", "/docs"): _fixed(PAGE, "text/html; charset=utf-8"),
