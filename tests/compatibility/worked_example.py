@@ -102,7 +102,7 @@ class WorkedExample:
         known = {**folders, own: port, "0.0.0.0": "127.0.0.1"}
         arguments = [f"{word}={folders[word]}" if word in folders else str(known.get(word, word)) for word in words]
         env = {name: str(value) for name, value in self.service.get("environment", {}).items()}
-        env.setdefault("TRIO_POOL_SERVE_REPLICAS", "1")  # each loads torch and the model
+        env.setdefault("TRIO_POOL_SERVE_ENGINE", "local")  # each engine process imports torch and loads the model
         with started([*COMMANDS[program], *arguments], port, log_path, env) as server:
             yield server
 
