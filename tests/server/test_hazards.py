@@ -227,6 +227,27 @@ async def test_a_drain_finishes_running_requests_refuses_connections_and_waits_f
         assert "took too long" not in log
 
 
+async def test_a_drain_closes_connections_on_which_one_more_request_has_arrived(pipes, scripted_folder):
+    """hypercorn would wait for that request's turn, which never comes, until the drain takes too long."""
+    body = b'{"input": [%d]}' % script.WAITS
+    request = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    async with scripted(pipes, scripted_folder) as server:
+        async with await trio.open_tcp_stream("127.0.0.1", server.port) as stream:
+            await stream.send_all(request)
+            await read(pipes / "launched")
+            await stream.send_all(request)
+            server.signal()
+            await server.wait_logged("draining")
+            await write(pipes / "go", "go")
+            with trio.fail_after(60):
+                received = b"".join([part async for part in stream])
+            assert received.startswith(b"HTTP/1.1 200")
+            assert received.count(b"HTTP/1.1") == 1
+            status, log = await server.wait_exit_and_log()
+        assert status == 0
+        assert "took too long" not in log
+
+
 async def test_plain_hypercorn_with_the_shipped_toml_leaves_on_a_signal_with_idle_connections(
     tmp_path, scripted_folder
 ):

@@ -1,9 +1,10 @@
-"""Connections of hypercorn's whose exceptions are contained, and which end when their client disconnects.
+"""Connections of hypercorn's whose exceptions are contained, and which end when either side closes them.
 
 hypercorn serves all connections of a worker in one nursery, and some clients can make its protocol code raise: HTTP/2
 frames after the end of a response, bytes after a websocket handshake. The exception would cancel all other connections.
 And a client that disconnects just as its response is finished can leave a connection open that is not read any more,
-for the whole keep-alive time.
+for the whole keep-alive time. A connection that is closed behind the last response of a server that shuts down waits
+for another request, until the server stops waiting for it.
 """
 
 import logging
@@ -14,7 +15,7 @@ from typing import Any
 import hypercorn.trio.run
 import trio
 from attrs import define, field
-from hypercorn.events import Event, RawData, Updated
+from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.trio.tcp_server import TCPServer
 
 CLOSE_TIMEOUT_S = 5.0
@@ -86,9 +87,11 @@ class ContainedConnection(TCPServer):
 
     _client_is_gone = False
     _head = b""
+    _reading: trio.CancelScope
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        self._reading = trio.CancelScope()
         self.idle_timer = IdleTimer(
             self.config.keep_alive_timeout, self.context.terminated.wait, self._initiate_server_close
         )
@@ -109,6 +112,8 @@ class ContainedConnection(TCPServer):
             await self._send(event.data)
             return
         await super().protocol_send(event)
+        if isinstance(event, Closed):
+            self._reading.cancel(reason="the server has closed the connection")
         if isinstance(event, Updated) and self._client_is_gone:
             self.idle_timer.end()
 
@@ -126,7 +131,8 @@ class ContainedConnection(TCPServer):
             await super().protocol_send(RawData(data))
 
     async def _read_data(self) -> None:
-        await super()._read_data()
+        with self._reading:
+            await super()._read_data()
         self._client_is_gone = True
         self.idle_timer.end()
 
