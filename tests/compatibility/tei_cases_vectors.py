@@ -199,7 +199,7 @@ def openai_model(servers: Servers, route: str) -> Seen:
 
 @case("user", OPENAI)
 def openai_user(servers: Servers, route: str) -> Seen:
-    near(openai_vectors(servers, input="bread", user="nobody"), openai_vectors(servers, input="bread", user=None))
+    near(openai_vectors(servers, input="bread", user="a user"), openai_vectors(servers, input="bread", user=None))
     return SAME
 
 

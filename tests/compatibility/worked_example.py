@@ -113,7 +113,7 @@ class WorkedExample:
         while subprocess.run(command, capture_output=True, timeout=60).returncode:
             assert server.process.poll() is None, server.log
             assert time.monotonic() < deadline, server.log
-            time.sleep(0.2)
+            time.sleep(0.2)  # the interval of the health check, which nothing announces
 
     def probe(self, server: ServerProcess) -> None:
         """Run each probe once; it must pass."""

@@ -8,7 +8,6 @@ from typing import Any
 import attrs
 import httpx
 import pytest
-import transformers
 
 from tests.api.scripted_models import Everything, serve_as
 from tests.conftest import client_of, listening, render_templates_on_the_loop, running
@@ -27,16 +26,6 @@ QUIET = {"enable_thinking": False}
 TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {}}}]
 TOOL_NAMES = "{% for tool in tools or [] %}<{{ tool.function.name }}>{% endfor %}" + CHATML
 KNOWS_DEVELOPER = "{% for message in messages %}{{ 'D:' if message.role == 'developer' else 'X:' }}{% endfor %}"
-
-
-@pytest.fixture(scope="module")
-def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_folder(tmp_path_factory.mktemp("chat") / "model", CHATML)
-
-
-@pytest.fixture(scope="module")
-def theirs(chat_folder: Path) -> Any:
-    return transformers.AutoTokenizer.from_pretrained(chat_folder)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx
 import pytest
-import transformers
 import trio
 
 from tests.api.able_service import PROMPTS, become
@@ -15,7 +14,6 @@ from tests.api.able_service import Everything as Able
 from tests.api.scripted_models import Dots, Everything, Judge, LateInteraction, serve_as
 from tests.conftest import assert_idle, client_of, listening, render_templates_on_the_loop, running, wait_idle
 from tests.model_folders import VOCABULARY
-from tests.rendering.chat.chat_folders import CHATML, write_chat_folder
 from tests.rendering.media.images import ColourFormat, data_url
 from tests.scripted_runner import ScriptedRunner, scripted_vector
 from tests.tables import each
@@ -26,16 +24,6 @@ from trio_pool_serve.threads.offload import Offload
 HELLO = [{"role": "user", "content": "hello"}]
 ENDLESS = "{% for i in range(99999) %}" * 4 + "{% endfor %}" * 4
 CONTENT = "{{ messages[0].content }}"
-
-
-@pytest.fixture(scope="module")
-def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_folder(tmp_path_factory.mktemp("chat") / "model", CHATML)
-
-
-@pytest.fixture(scope="module")
-def theirs(chat_folder: Path) -> Any:
-    return transformers.AutoTokenizer.from_pretrained(chat_folder)
 
 
 @pytest.fixture

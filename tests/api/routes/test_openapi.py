@@ -2,16 +2,19 @@
 
 import re
 
+import attrs
 import msgspec
 import pytest
 from attrs import evolve
 
 from tests.conftest import assert_idle, client_of, listening, running
 from trio_pool_serve.api.dialects import DIALECTS
+from trio_pool_serve.api.dialects.invocations import INVOCATIONS
 from trio_pool_serve.api.http.dispatch import decode_body, endpoints_by_path
 from trio_pool_serve.api.routes.openapi import ASSETS
 from trio_pool_serve.app import create_app
 from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.service import Service
 
 
@@ -46,9 +49,51 @@ async def test_every_reference_leads_somewhere(client):
         assert name in found["components"]["schemas"]
 
 
+def names_of(schemas, references):
+    """The fields of the objects that references lead to."""
+    found = (schemas[reference["$ref"].rpartition("/")[2]] for reference in references)
+    return [frozenset(schema["properties"]) for schema in found]
+
+
+def bodies(found, path):
+    return found["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["anyOf"]
+
+
 async def test_every_field_of_a_request_is_in_its_schema(client):
-    schemas = (await document(client))["components"]["schemas"]
-    assert {"input", "encoding_format", "stream"} <= set(schemas["EmbeddingsRequest"]["properties"])
+    found = await document(client)
+    for path, candidates in endpoints_by_path(DIALECTS).items():
+        described = names_of(found["components"]["schemas"], bodies(found, path))
+        wires = [frozenset(field.name for field in attrs.fields(each.endpoint.wire)) for each in candidates]
+        assert described == wires, path
+
+
+async def test_a_path_told_by_fields_takes_the_bodies_of_all_its_targets(client):
+    found = await document(client)
+    expected = [body for target in INVOCATIONS.targets for body in bodies(found, target)]
+    assert bodies(found, INVOCATIONS.path) == expected
+
+
+VLLM_FIELDS = {
+    "/v1/embeddings": {"use_activation", "padding", "chat_template_kwargs", "late_chunking", "late_chunking_params"},
+    "/pooling": {"use_activation", "activation", "padding", "messages", "tasks"},
+    "/classify": {"use_activation", "padding", "task"},
+    "/score": {"use_activation", "padding", "chat_template_kwargs", "max_tokens_per_query", "max_tokens_per_doc"},
+    "/v2/rerank": {"use_activation", "instruction", "truncate_prompt_tokens", "request_id", "return_documents"},
+    "/tokenize": {"messages", "tools", "add_generation_prompt", "continue_final_message", "return_token_strs"},
+}
+
+
+@pytest.mark.parametrize("path", VLLM_FIELDS)
+def test_strict_requests_take_vllm_s_fields_and_nothing_unknown(path):
+    candidates = endpoints_by_path(DIALECTS)[path]
+    strict = NetworkConfig(strict_requests=True)
+    example = candidates[-1].endpoint.example
+    known = msgspec.json.encode({**example, **dict.fromkeys(VLLM_FIELDS[path])})
+    assert decode_body(known, candidates, strict).error is None
+    unknown = msgspec.json.encode({**example, "no_such_field": None})
+    refused = decode_body(unknown, candidates, strict).error
+    assert isinstance(refused, InvalidRequestError)
+    assert refused.param == "no_such_field"
 
 
 ENDPOINTS = [(path, candidate) for path, candidates in endpoints_by_path(DIALECTS).items() for candidate in candidates]
