@@ -65,6 +65,7 @@ class ScriptedRunner:
     default_batch_tokens: int = 64
     embeds_width: int = 0
     pads: bool = True
+    concurrent_launches: int = 1
     on_launch: Callable[[Batch], PooledBatch | None] | None = None
     batches: list[Batch] = field(factory=list, init=False)
     scopes: list[ScriptedScope] = field(factory=list, init=False)

@@ -17,6 +17,7 @@ from attrs import define, field
 from trio_pool_serve.config import Config, ModelConfig, ModelSource
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.engine.placement import has_gpu, replicas_of
 from trio_pool_serve.engine.remote.process_engine import ProcessEngine
 from trio_pool_serve.engine.remote.supervision import EngineProcesses, socket_paths
 from trio_pool_serve.errors import (
@@ -106,6 +107,8 @@ class Service:
     running_tasks: int = field(default=0, init=False)
     """Number of requests for tasks that have no response yet."""
     _own_socket_folder: TemporaryDirectory[str] | None = field(default=None, init=False)
+    _unused_cores: list[Any] = field(init=False, factory=list)
+    """``SharedCores`` of the launch threads that compute nothing."""
 
     @offload.default
     def _make_offload(self) -> Offload:
@@ -114,6 +117,7 @@ class Service:
             render=threads.renderer_num_workers,
             media=threads.media_num_workers,
             postprocess=threads.postprocess_num_workers,
+            launch=1 if self.config.processes.engine == "process" else replicas_of(self.config),
             copy=self.config.scheduling.max_in_flight * len(self.config.models),
         )
 
@@ -173,7 +177,7 @@ class Service:
                     if self.socket_folder is not None:
                         nursery.start_soon(serve_snapshots, self.socket_folder, self.snapshot)
                     for served in self.served.values():
-                        # In this order local engines queue for the one thread that loads and computes.
+                        # In this order local engines queue for the one thread that loads.
                         await nursery.start(served.engine.run)
                     await self._load()
         finally:
@@ -189,11 +193,11 @@ class Service:
         self._is_loaded.set()
 
     async def _load_model(self, served: ServedModel) -> None:
-        folder, tokenizer = await self.offload.run("launch", partial(self._load_tokenizer, served.source))
+        folder, tokenizer = await self.offload.run("load", partial(self._load_tokenizer, served.source))
         if folder.spec.assumption and self._owns_engines:
             logger.warning("%s: %s", served.source.name, folder.spec.assumption)
         await served.engine.wait_ready()
-        served.loaded = await self.offload.run("launch", partial(self._make_model, served, folder, tokenizer))
+        served.loaded = await self.offload.run("load", partial(self._make_model, served, folder, tokenizer))
 
     def _load_tokenizer(self, source: ModelSource) -> tuple[AnyModelFolder, Tokenizer]:
         """Open the model's folder and load its tokenizer. Runs in a thread."""
@@ -206,8 +210,18 @@ class Service:
         logger.info("loading %s", source.location)
         folder = open_model_folder(source.location, self.config.loading)
         runner = self.load_runner(folder, self.config.loading, self.offload)
+        if (len(self.config.models) > 1 or runner.concurrent_launches > 1) and not has_gpu(self.config.loading):
+            runner = self._share_cores(runner)
         logger.info("loaded in %.1f s: %s: %s", time.perf_counter() - began, source.name, runner.describe())
         return runner
+
+    def _share_cores(self, runner: Runner) -> Runner:
+        """Return the runner, computing with the cores that the other launch threads do not use."""
+        from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner  # imported here: it imports torch
+
+        if not self._unused_cores:
+            self._unused_cores += SharedCores.private(self.offload.launch)
+        return SharingRunner(runner, self._unused_cores)
 
     def _make_model(self, served: ServedModel, folder: AnyModelFolder, tokenizer: Tokenizer) -> Model:
         config = self.config

@@ -246,7 +246,7 @@ class CopiedBatch:
 
 
 class Runner(Protocol):
-    """Computes batches. Used from one thread at a time."""
+    """Computes batches. Used from ``concurrent_launches`` threads at a time."""
 
     def launch(self, batch: Batch) -> PooledBatch:
         """Start the forward pass and return at once where the device is asynchronous.
@@ -275,6 +275,10 @@ class Runner(Protocol):
     @property
     def default_batch_tokens(self) -> int:
         """Token budget of a batch on this device if none is configured."""
+
+    @property
+    def concurrent_launches(self) -> int:
+        """Number of threads that may call ``launch`` at a time."""
 
     @property
     def pads(self) -> bool:

@@ -201,6 +201,51 @@ async def test_overlapping_launches_the_next_batch_before_the_last_one_is_copied
             copied.set()
 
 
+async def test_a_runner_with_two_launch_threads_computes_two_batches_at_a_time():
+    together = threading.Barrier(2)
+    runner = ScriptedRunner(concurrent_launches=2, on_launch=lambda batch: together.wait(60) and None)
+    engine = LocalEngine(lambda: runner, Offload(launch=2), Metrics().of_engine("m"))
+    outputs: dict[int, PoolingOutput] = {}
+
+    async def one(token: int) -> None:
+        outputs[token] = await engine.submit(request(token))
+
+    async with running(engine):
+        for first in range(1, 21, 2):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(one, first)
+                await in_thread(runner.launching.wait)
+                nursery.start_soon(one, first + 1)
+            runner.launching.clear()
+    assert runner.rows == [1] * 20
+    assert {token: output.values[0][3] for token, output in outputs.items()} == {token: token for token in range(1, 21)}
+    assert engine.offload.statistics()["launch"].borrowed == 0
+
+
+async def test_a_batch_that_fails_in_one_launch_thread_leaves_that_of_the_other_whole(caplog):
+    together = threading.Barrier(2)
+
+    def fail_one(batch: Batch) -> None:
+        together.wait(60)
+        if batch.requests[0].prompt.token_ids[0] == 1:
+            raise ValueError("boom")
+
+    runner = ScriptedRunner(concurrent_launches=2, on_launch=fail_one)
+    engine = LocalEngine(lambda: runner, Offload(launch=2), Metrics().of_engine("m"))
+    async with running(engine), trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def one() -> None:
+            with pytest.raises(BatchFailedError):
+                await engine.submit(request(1))
+
+        await in_thread(runner.launching.wait)
+        output = await engine.submit(request(2))
+        assert output.values[0][3] == 2
+    assert engine.statistics().failed_batches == 1
+    assert engine.statistics().in_flight_batches == 0
+
+
 async def test_priority_decides_who_rides_next(engine, scripted):
     scripted.default_batch_tokens = 1
     scripted.gate.clear()

@@ -2,6 +2,7 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ def test_the_runner_computes_with_its_share(tmp_path, clock):
     seen = []
     runner = ScriptedRunner(on_launch=lambda _: seen.append(torch.get_num_threads()))
     first, second = (SharedCores.open(tmp_path / "cores", index, 2) for index in range(2))
-    sharing = SharingRunner(runner, first)
+    sharing = SharingRunner(runner, [first])
     batch = Batch((PoolingRequest(RenderedPrompt(np.ones(3, dtype=np.int32))),))
     try:
         later(clock)
@@ -74,7 +75,7 @@ def test_the_runner_computes_with_its_share(tmp_path, clock):
     finally:
         torch.set_num_threads(threads)
     assert seen == [8, 4]
-    for name in ("dimensions", "embeds_width", "default_batch_tokens", "held_bytes", "pads"):
+    for name in ("dimensions", "embeds_width", "default_batch_tokens", "held_bytes", "pads", "concurrent_launches"):
         assert getattr(sharing, name) == getattr(runner, name)
     assert sharing.describe() == runner.describe()
 
@@ -92,7 +93,7 @@ def test_crowded_cores_are_left_alone_for_longer_each_time_and_tried_again(tmp_p
             tried.append(clock[0])
 
     threads = torch.get_num_threads()
-    sharing = SharingRunner(ScriptedRunner(on_launch=compute), SharedCores.open(tmp_path / "cores", 0, 1))
+    sharing = SharingRunner(ScriptedRunner(on_launch=compute), [SharedCores.open(tmp_path / "cores", 0, 1)])
     batch = Batch((PoolingRequest(RenderedPrompt(np.ones(3, dtype=np.int32))),))
 
     def compute_for(seconds: float) -> int:
@@ -128,7 +129,7 @@ from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner
 from trio_pool_serve.types import Batch, PoolingRequest, RenderedPrompt
 
 runner = load_runner(read_model_folder(Path(sys.argv[1])), ModelConfig(device="cpu"), Offload())
-sharing = SharingRunner(runner, SharedCores.open(Path(sys.argv[2]), 0, 1))
+sharing = SharingRunner(runner, [SharedCores.open(Path(sys.argv[2]), 0, 1)])
 batch = Batch(tuple(PoolingRequest(RenderedPrompt(np.full(64, 7, np.int32))) for _ in range(8)))
 busy = [sys.executable, "-c", "print('busy', flush=True)\\nwhile True: pass"]
 others = [subprocess.Popen(busy, stdout=subprocess.PIPE) for _ in range(4)]
@@ -151,6 +152,25 @@ def test_threads_beside_other_programs_become_fewer(tmp_path, minilm):
     assert done.stdout.split() == ["2", "1"]
 
 
+def test_threads_of_one_process_share_the_cores_while_several_compute(clock):
+    together, seen = threading.Barrier(2), []
+
+    def compute(_):
+        together.wait(60)
+        seen.append(torch.get_num_threads())
+        together.wait(60)
+
+    sharing = SharingRunner(ScriptedRunner(concurrent_launches=2, on_launch=compute), SharedCores.private(2))
+    batch = Batch((PoolingRequest(RenderedPrompt(np.ones(3, dtype=np.int32))),))
+    threads = [threading.Thread(target=sharing.launch, args=(batch,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(seen) == [4, 8], "the first had not seen the second"
+    assert len(sharing.unused) == 2
+
+
 def test_a_batch_that_fails_leaves_its_share(tmp_path, clock):
     def fail(_):
         raise ValueError("boom")
@@ -159,7 +179,7 @@ def test_a_batch_that_fails_leaves_its_share(tmp_path, clock):
     threads = torch.get_num_threads()
     try:
         with pytest.raises(ValueError, match="boom"):
-            SharingRunner(ScriptedRunner(on_launch=fail), first).launch(
+            SharingRunner(ScriptedRunner(on_launch=fail), [first]).launch(
                 Batch((PoolingRequest(RenderedPrompt(np.ones(3, dtype=np.int32))),))
             )
     finally:

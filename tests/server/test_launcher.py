@@ -2,7 +2,7 @@
 
 import pytest
 
-from trio_pool_serve.config import Config, ProcessesConfig
+from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
 from trio_pool_serve.server.launcher import with_engine_placement
 
 
@@ -10,13 +10,14 @@ from trio_pool_serve.server.launcher import with_engine_placement
     ("processes", "cores", "expected"),
     [
         (ProcessesConfig(), 1, "local"),
-        (ProcessesConfig(), 2, "process"),
+        (ProcessesConfig(), 2, "local"),
         (ProcessesConfig(api_workers=2), 1, "process"),
         (ProcessesConfig(engine="local"), 8, "local"),
         (ProcessesConfig(engine="process"), 1, "process"),
     ],
 )
-def test_the_default_engine_depends_on_the_cores_and_the_api_workers(processes, cores, expected):
-    placed = with_engine_placement(Config(models=("m",), processes=processes), cores)
+def test_the_default_engine_depends_on_the_cores_and_the_api_workers(scripted_folder, processes, cores, expected):
+    loading = ModelConfig(device="cpu")
+    placed = with_engine_placement(Config(models=(str(scripted_folder),), loading=loading, processes=processes), cores)
     assert placed.processes.engine == expected
     assert placed.processes.api_workers == processes.api_workers

@@ -52,7 +52,9 @@ async def test_kinds_do_not_wait_for_each_other():
     async with trio.open_nursery() as nursery:
         nursery.start_soon(offload.run, "render", blocker)
         await in_thread(blocker.entered.wait)
-        assert [await offload.run(kind, lambda: "free") for kind in ("postprocess", "launch", "copy")] == ["free"] * 3
+        assert [await offload.run(kind, lambda: "free") for kind in ("postprocess", "load", "launch", "copy")] == [
+            "free"
+        ] * 4
         assert offload.statistics()["render"] == LimiterStatistics(capacity=1, borrowed=1, waiting=0)
         blocker.let_go.set()
 
@@ -75,6 +77,7 @@ def test_each_kind_has_the_capacity_it_was_given():
         "render": 2,
         "media": 6,
         "postprocess": 3,
+        "load": 1,
         "launch": 4,
         "copy": 5,
     }
@@ -82,12 +85,13 @@ def test_each_kind_has_the_capacity_it_was_given():
 
 async def test_the_repr_tells_who_is_busy_and_who_waits():
     offload, blocker = Offload(), Blocker()
-    assert repr(offload) == "<Offload render 0/1+0, media 0/1+0, postprocess 0/1+0, launch 0/1+0, copy 0/2+0>"
+    kinds = "media 0/1+0, postprocess 0/1+0, load 0/1+0, launch 0/1+0, copy 0/2+0"
+    assert repr(offload) == f"<Offload render 0/1+0, {kinds}>"
     async with trio.open_nursery() as nursery:
         for _ in range(2):
             nursery.start_soon(offload.run, "render", blocker)
         await wait_all_tasks_blocked()
-        assert repr(offload) == "<Offload render 1/1+1, media 0/1+0, postprocess 0/1+0, launch 0/1+0, copy 0/2+0>"
+        assert repr(offload) == f"<Offload render 1/1+1, {kinds}>"
         blocker.let_go.set()
 
 
@@ -214,6 +218,52 @@ async def test_an_abandoned_callable_keeps_its_token_until_it_ends():
     blocker.let_go.set()
     assert await offload.run("launch", lambda: "the next") == "the next"
     assert offload.statistics()["launch"].borrowed == 0
+
+
+async def launch_at_once(offload: Offload, count: int) -> set[int]:
+    """Return the threads of ``count`` callables that run at the same time."""
+    together = threading.Barrier(count)
+    threads: set[int] = set()
+
+    def meet() -> None:
+        together.wait(60)
+        threads.add(threading.get_ident())
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(count):
+            nursery.start_soon(offload.run, "launch", meet)
+    return threads
+
+
+async def test_launches_keep_their_threads_and_a_lone_one_has_always_the_same():
+    offload = Offload(launch=2)
+    pair = await launch_at_once(offload, 2)
+    assert len(pair) == 2
+    assert await launch_at_once(offload, 2) == pair
+    lone = {await offload.run("launch", threading.get_ident) for _ in range(5)}
+    assert len(lone) == 1
+    assert lone < pair
+
+
+async def test_closing_ends_idle_launch_threads_at_once_and_busy_ones_after_their_callable():
+    offload, blocker = Offload(launch=2), Blocker()
+    before = await launch_at_once(offload, 2)
+    threads = [thread for thread in threading.enumerate() if thread.ident in before]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(offload.run, "launch", blocker)
+        await in_thread(blocker.entered.wait)
+        offload.close()
+        assert await offload.run("launch", threading.get_ident) not in before
+        assert sum(thread.is_alive() for thread in threads) >= 1, "one is busy"
+        blocker.let_go.set()
+    for thread in threads:
+        await in_thread(thread.join)
+
+
+async def test_a_model_is_loaded_in_a_thread_that_ends_with_the_loading():
+    thread = await Offload().run("load", threading.current_thread)
+    await in_thread(thread.join)
+    assert thread.daemon, "a process that is to exit does not wait for it"
 
 
 # -- without threads ----------------------------------------------------------------------------------

@@ -37,11 +37,20 @@ DELIVERY_SLICE = 64
 
 
 @define(eq=False)
+class Lane:
+    """One of the threads that launch: a slot for each of its batches in flight, and when it last had one done."""
+
+    slots: trio.Semaphore
+    last_done: float = 0.0
+
+
+@define(eq=False)
 class LocalEngine(Engine):
     """Queues rows and launches them in batches on one runner.
 
     ``load()`` returns the runner; it is called in a thread. A batch is formed when it can be launched, so batches grow
-    with the load and there is no timeout to wait for more rows. At most ``max_in_flight`` batches are in flight.
+    with the load and there is no timeout to wait for more rows. At most ``max_in_flight`` batches are in flight for
+    each of the threads in which the runner can launch.
     """
 
     load: Callable[[], Runner]
@@ -135,11 +144,13 @@ class LocalEngine(Engine):
         task_status.started()
         try:
             # Loading cannot be interrupted: a process that is to exit meanwhile does not wait for it.
-            self.runner = await self.offload.run("launch", _contain_exits(self.load))
+            self.runner = await self.offload.run("load", _contain_exits(self.load))
             self._state = "ready"
             self._settled.set()
             async with trio.open_nursery() as nursery:
-                await self._compute(self.runner, nursery)
+                self._queue.pads = self.runner.pads
+                for _ in range(self.runner.concurrent_launches):
+                    nursery.start_soon(self._compute, self.runner, nursery)
         except ModelLoadError:
             raise
         except Exception as error:
@@ -151,10 +162,9 @@ class LocalEngine(Engine):
 
     async def _compute(self, runner: Runner, nursery: trio.Nursery) -> None:
         max_tokens = self.max_batch_tokens
-        self._queue.pads = runner.pads
-        slots = trio.Semaphore(self.config.max_in_flight)
+        lane = Lane(trio.Semaphore(self.config.max_in_flight))
         while True:
-            await slots.acquire()
+            await lane.slots.acquire()
             await self._queue.wait_not_empty()
             entries = self._queue.take_batch(max_tokens, self._bulk.tokens)
             batch = batch_of(entries)
@@ -163,9 +173,9 @@ class LocalEngine(Engine):
             self._observe_batch(batch, entries, launched)
             handle = await self._launch(runner, batch)
             if handle is None:
-                slots.release()
+                lane.slots.release()
             else:
-                nursery.start_soon(self._deliver, batch, handle, slots)
+                nursery.start_soon(self._deliver, batch, handle, lane)
 
     async def _launch(self, runner: Runner, batch: Batch) -> PooledBatch | None:
         try:
@@ -176,7 +186,7 @@ class LocalEngine(Engine):
             self._fail_batch(batch, error)
             return None
 
-    async def _deliver(self, batch: Batch, handle: PooledBatch, slots: trio.Semaphore) -> None:
+    async def _deliver(self, batch: Batch, handle: PooledBatch, lane: Lane) -> None:
         launched, entries = self._in_flight[batch]
         forward_s = time.perf_counter() - launched
         try:
@@ -188,14 +198,14 @@ class LocalEngine(Engine):
             self._fail_batch(batch, error)
             return
         finally:
-            slots.release()
+            lane.slots.release()
         now = time.perf_counter()
         took = now - launched
         self._batches += 1
-        self._rate.observe(batch.tokens, took)
-        # Without the time in which the device was busy with the batch before.
-        self._bulk.observe(batch.tokens, now - max(launched, self._last_done))
-        self._last_done = now
+        # Without the time in which the batch before was computed: by any thread, and by the same one.
+        self._rate.observe(batch.tokens, now - max(launched, self._last_done))
+        self._bulk.observe(batch.tokens, now - max(launched, lane.last_done))
+        self._last_done = lane.last_done = now
         self.metrics.forward.observe(forward_s)
         self.metrics.copy_wait.observe(took - forward_s)
         for row, (entry, values) in enumerate(zip(entries, rows, strict=True), start=1):

@@ -213,7 +213,8 @@ class RequestQueue:
     async def wait_not_empty(self) -> None:
         """Wait until an entry waits. Cancellation: at once; nothing is taken."""
         while not self._classes:
-            self._not_empty = trio.Event()
+            if self._not_empty.is_set():  # else others wait for it already
+                self._not_empty = trio.Event()
             await self._not_empty.wait()
 
     def __repr__(self) -> str:

@@ -107,6 +107,24 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
     )
 
 
+def reads_images_by_its_files(location: str, config: ModelConfig) -> bool:
+    """Return whether the model at ``location`` accepts images; false while its files are not on this machine.
+
+    Blocks for milliseconds; fetches nothing.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    path = Path(location).expanduser()
+    try:
+        if not path.is_dir():
+            path = Path(snapshot_download(location, revision=config.revision, local_files_only=True))
+        folder = read_model_folder(path, config)
+    except (ModelLoadError, HFValidationError, LocalEntryNotFoundError, OSError):
+        return False  # loading the model says what is wrong
+    return folder.kind.image_format(folder) is not None
+
+
 def _default_prompt_name(files: FolderFiles, prompts: Mapping[str, str], config: ModelConfig) -> str | None:
     name = config.default_prompt_name
     if name is None:

@@ -32,7 +32,7 @@ class Computation:
 class ComputeParams:
     """Device, dtype, and the rows: at most ``max_tokens`` tokens each, padded with ``pad_token_id``.
 
-    At most ``concurrent_launches`` batches are to be computed at a time, if that is any faster.
+    At most ``concurrent_launches`` batches are computed at a time here, and ``cores_shared_by`` on these cores.
     """
 
     device: torch.device
@@ -40,6 +40,7 @@ class ComputeParams:
     pad_token_id: int
     max_tokens: int
     concurrent_launches: int = 1
+    cores_shared_by: int = 1
 
 
 def choose_computation(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> Computation:
@@ -83,6 +84,7 @@ def _on_cpu(backbone: Backbone, config: ModelConfig, params: ComputeParams) -> C
             max_tokens=params.max_tokens,
             cores=torch.get_num_threads(),
             streams=params.concurrent_launches,
+            sharers=params.cores_shared_by,
         )
     except CannotUseOpenVinoError as reason:
         if config.cpu_backend == "openvino":

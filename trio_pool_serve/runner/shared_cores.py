@@ -77,6 +77,12 @@ class SharedCores:
         cores.release()
         return cores
 
+    @classmethod
+    def private(cls, threads: int) -> list["SharedCores"]:
+        """Return those of the threads of this process, if no other process computes."""
+        computed_at = np.full(threads, -math.inf)
+        return [cls(computed_at, thread, len(os.sched_getaffinity(0))) for thread in range(threads)]
+
     def take(self) -> int:
         """Record that this replica computes; return its share of the cores, in threads."""
         self.computed_at[self.replica] = math.inf
@@ -90,26 +96,30 @@ class SharedCores:
 
 @define(eq=False)
 class SharingRunner:
-    """A runner on CPU that computes each batch with its share of the cores."""
+    """A runner on CPU that computes each batch with its share of the cores.
+
+    ``unused`` has a ``SharedCores`` for each thread that may call ``launch`` at a time; other runners may share the
+    list.
+    """
 
     runner: Runner
-    shared: SharedCores
+    unused: list[SharedCores]
     contention: CoreContention = field(init=False, factory=CoreContention)
-    _threads: int = field(default=0, init=False)
 
     def launch(self, batch: Batch) -> PooledBatch:
         """Compute a batch. Raises what the runner raises."""
-        share = threads = self.shared.take()
+        shared = self.unused.pop()
+        share = threads = shared.take()
         began, spent = time.monotonic(), time.process_time()
         if self.contention.is_contended(began):
             threads = max(1, share // 2)
-        if threads != self._threads:
+        if threads != torch.get_num_threads():
             torch.set_num_threads(threads)
-            self._threads = threads
         try:
             return self.runner.launch(batch)
         finally:
-            self.shared.release()
+            shared.release()
+            self.unused.append(shared)
             if 1 < threads == share <= MAX_OBSERVED_THREADS:
                 now = time.monotonic()
                 self.contention.observe(took_s=now - began, cpu_s=time.process_time() - spent, threads=threads, now=now)
@@ -141,6 +151,11 @@ class SharingRunner:
     def default_batch_tokens(self) -> int:
         """Padded tokens per batch that suit this device."""
         return self.runner.default_batch_tokens
+
+    @property
+    def concurrent_launches(self) -> int:
+        """Number of threads that may call ``launch`` at a time."""
+        return self.runner.concurrent_launches
 
     @property
     def pads(self) -> bool:

@@ -35,7 +35,10 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
     configure_logging(config.logging.log_level)
     import_plugins(config)
     offload = Offload(
-        launch=1, copy=config.scheduling.max_in_flight, niceness=relative_niceness(config.threads.niceness)
+        launch=1,
+        copy=config.scheduling.max_in_flight,
+        niceness=relative_niceness(config.threads.niceness),
+        cores_shared_by=job.numbers.processes if job.cores else 1,
     )
     metrics = Metrics()
     source = next(source for source in config.sources if source.name == job.model)
@@ -82,7 +85,7 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
 def _share_cores(runner: Runner, job: EngineJob) -> Runner:
     from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner  # imported here: it imports torch
 
-    return SharingRunner(runner, SharedCores.open(Path(job.cores), job.numbers.process, job.numbers.processes))
+    return SharingRunner(runner, [SharedCores.open(Path(job.cores), job.numbers.process, job.numbers.processes)])
 
 
 if __name__ == "__main__":

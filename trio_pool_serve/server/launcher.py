@@ -1,7 +1,6 @@
 """The launcher, the process behind ``trio-pool-serve serve``: signals, the listening socket, child processes."""
 
 import logging
-import os
 import signal
 import socket
 from collections.abc import Mapping
@@ -11,9 +10,10 @@ import trio
 from attrs import evolve
 from rich.console import Console
 
-from trio_pool_serve.config import Config, Placement
+from trio_pool_serve.config import Config
+from trio_pool_serve.engine.placement import default_placement
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
-from trio_pool_serve.models.folder import open_model_folder
+from trio_pool_serve.models.folder import open_model_folder, reads_images_by_its_files
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.without_torch import do_without_torch
 from trio_pool_serve.server.api_workers import serve_by_workers
@@ -46,11 +46,11 @@ async def serve(config: Config, service: Service | None = None, load_runner: Run
 
 
 def with_engine_placement(config: Config, cores: int | None = None) -> Config:
-    """Return the settings with ``--engine`` set; its default depends on the number of ``cores`` of this process."""
+    """Return the settings with ``--engine`` set; its default depends on the models, and on the ``cores``."""
     if config.processes.engine is not None:
         return config
-    cores = len(os.sched_getaffinity(0)) if cores is None else cores
-    engine: Placement = "process" if cores > 1 or config.processes.api_workers > 1 else "local"
+    reads_images = any(reads_images_by_its_files(source.location, config.loading) for source in config.sources)
+    engine = default_placement(config, reads_images=reads_images, cores=cores)
     return evolve(config, processes=evolve(config.processes, engine=engine))
 
 

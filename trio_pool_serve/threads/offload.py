@@ -10,16 +10,17 @@ from collections.abc import Callable
 from typing import Literal, TypeAlias, TypeVar, get_args
 
 import trio
-from attrs import define, field, frozen
+from attrs import Factory, define, field, frozen
 
-from trio_pool_serve.threads.dedicated_thread import DedicatedThread
+from trio_pool_serve.threads.dedicated_threads import DedicatedThreads
 from trio_pool_serve.threads.scheduling import lower_priority
 
 T = TypeVar("T")
 
-LimiterName: TypeAlias = Literal["render", "media", "postprocess", "launch", "copy"]
+LimiterName: TypeAlias = Literal["render", "media", "postprocess", "load", "launch", "copy"]
 """render: prompts to token ids, and decoding large bodies. media: image bytes to the image processor's arrays.
-postprocess: outputs to bytes. launch: model loading and forward passes. copy: waiting for copies from the device."""
+postprocess: outputs to bytes. load: loading models, one at a time. launch: forward passes. copy: waiting for copies
+from the device."""
 
 
 @frozen
@@ -50,11 +51,15 @@ class Offload:
     postprocess: int = 1
     launch: int = 1
     copy: int = 2
+    load: int = field(default=1, init=False)
+    """Imports and conversions are no faster two at a time, and take the memory of both."""
+    cores_shared_by: int = field(default=Factory(lambda self: self.launch, takes_self=True), kw_only=True)
+    """Launch threads on these cores, those of the server's other processes included."""
     niceness: int | None = None
     observe: Callable[[LimiterName, float, float], None] = _ignore
     in_threads: bool = True
     _limiters: dict[LimiterName, trio.CapacityLimiter] = field(init=False)
-    _launch_thread: DedicatedThread = field(init=False, factory=lambda: DedicatedThread("launch"))
+    _launch_threads: DedicatedThreads = field(init=False, factory=lambda: DedicatedThreads("launch"))
 
     def __attrs_post_init__(self) -> None:
         self._limiters = {kind: trio.CapacityLimiter(getattr(self, kind)) for kind in get_args(LimiterName)}
@@ -62,10 +67,11 @@ class Offload:
     async def run(self, kind: LimiterName, blocking: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
         """Return what ``blocking()`` returns, run in a thread once the limiter ``kind`` has a token.
 
-        ``launch`` always uses the same thread, until ``close``.
+        ``launch`` always uses the same threads, until ``close``.
 
         Cancellation: at once while waiting for the token. While the thread runs, only after it has finished; with
-        ``abandon_on_cancel``, and always for ``launch``, at once, and the thread holds its token until it has ended.
+        ``abandon_on_cancel``, and always for ``load`` and ``launch``, at once, and the thread holds its token until it
+        has ended.
         """
         called = time.perf_counter()
         started = finished = called
@@ -82,7 +88,14 @@ class Offload:
 
         try:
             if self.in_threads and kind == "launch":
-                return await self._launch_thread.run(timed, limiter=self._limiters[kind])
+                return await self._launch_threads.run(timed, limiter=self._limiters[kind])
+            if self.in_threads and kind == "load":
+                # Its own, so that the threads which torch starts for it end with it.
+                loading = DedicatedThreads("load")
+                try:
+                    return await loading.run(timed, limiter=self._limiters[kind])
+                finally:
+                    loading.close()
             if self.in_threads:
                 return await trio.to_thread.run_sync(
                     timed, limiter=self._limiters[kind], abandon_on_cancel=abandon_on_cancel
@@ -94,8 +107,8 @@ class Offload:
                 self.observe(kind, started - called, finished - started)
 
     def close(self) -> None:
-        """Let the ``launch`` thread end; the next launch starts another."""
-        self._launch_thread.close()
+        """Let the ``launch`` threads end; the next launch starts another."""
+        self._launch_threads.close()
 
     def statistics(self) -> dict[LimiterName, LimiterStatistics]:
         """Return the use of each limiter."""

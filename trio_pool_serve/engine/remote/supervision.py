@@ -2,11 +2,6 @@
 
 import itertools
 import logging
-import os
-import re
-import sys
-from collections.abc import Mapping, Sequence
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
@@ -14,16 +9,14 @@ import msgspec
 import trio
 from attrs import define
 
-from trio_pool_serve.config import Config, ModelConfig, ModelSource, encode_config
+from trio_pool_serve.config import Config, ModelSource, encode_config
+from trio_pool_serve.engine.placement import has_gpu, replicas_of
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.processes.child_process import keep_alive, listening_at, open_child
 
 logger = logging.getLogger(__name__)
 
 MODULE = "trio_pool_serve.server.engine_process"
-
-MAX_REPLICAS = 4
-"""Of the default on CPU: each replica takes the model's memory once more."""
 
 
 class ReplicaNumbers(msgspec.Struct, array_like=True):
@@ -65,41 +58,6 @@ class LoadFailed(msgspec.Struct, tag=True, array_like=True):
 
 
 EngineStatus: TypeAlias = Loaded | LoadFailed
-
-
-def has_gpu(
-    loading: ModelConfig,
-    *,
-    driver: Path = Path("/dev/nvidiactl"),
-    environment: Mapping[str, str] = os.environ,
-    import_path: Sequence[str] = sys.path,
-) -> bool:
-    """Return whether the model will be on a GPU, decided without importing torch.
-
-    With ``--device auto`` that needs NVIDIA's driver, a GPU that ``CUDA_VISIBLE_DEVICES`` leaves visible, and a torch
-    that was built for CUDA.
-    """
-    if loading.device != "auto":
-        return loading.device.startswith("cuda")
-    # CUDA reads the list up to the first entry that is no device: "" and "-1" hide all GPUs.
-    visible = re.match(r"\s*(\d|GPU-|MIG-)", environment.get("CUDA_VISIBLE_DEVICES", "0"))
-    return visible is not None and driver.exists() and _is_torch_built_for_cuda(import_path)
-
-
-def _is_torch_built_for_cuda(import_path: Sequence[str]) -> bool:
-    spec = PathFinder.find_spec("torch", import_path)
-    if spec is None or spec.origin is None:
-        return False
-    version = Path(spec.origin).with_name("version.py")
-    # CPU builds have the line "cuda: Optional[str] = None".
-    return not (version.is_file() and re.search(r"^cuda\b.*=\s*None\b", version.read_text(), re.MULTILINE))
-
-
-def replicas_of(config: Config) -> int:
-    """Return the number of replicas of each model."""
-    if config.processes.replicas is not None:
-        return config.processes.replicas
-    return 1 if has_gpu(config.loading) else min(MAX_REPLICAS, len(os.sched_getaffinity(0)))
 
 
 def socket_paths(config: Config, socket_folder: Path, model: int) -> list[Path]:

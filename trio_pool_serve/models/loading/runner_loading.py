@@ -45,6 +45,7 @@ def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -
         pad_token_id=runner.pad_token_id,
         max_tokens=folder.max_model_len,
         concurrent_launches=offload.launch,
+        cores_shared_by=offload.cores_shared_by,
     )
     computation = choose_computation(loaded, config, compute_params)
     runner.compute, runner.pads = computation.compute, computation.pads

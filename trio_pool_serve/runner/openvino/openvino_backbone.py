@@ -7,7 +7,6 @@ each is computed by its share of the cores, which the threads of one pass then d
 import threading
 from typing import Any
 
-import numpy as np
 import openvino as ov
 import torch
 from attrs import define, field
@@ -24,8 +23,9 @@ PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 class OpenVinoBackbone:
     """``backbone``, computed from ``model``; rows of token embeddings are computed by ``backbone`` itself.
 
-    ``streams`` passes may be computed at a time, each called from a thread of its own. A pass uses as many threads as
-    ``torch.get_num_threads()`` allows the calling thread: all of ``cores``, or its share of them.
+    ``streams`` passes may be computed at a time, each called from a thread of its own; ``sharers`` is how many share
+    the cores, those of other processes included. A pass uses as many threads as ``torch.get_num_threads()`` allows the
+    calling thread: all of ``cores``, or its share of them.
     """
 
     backbone: Backbone
@@ -33,6 +33,7 @@ class OpenVinoBackbone:
     precision: str
     cores: int
     streams: int = 1
+    sharers: int = 1
     _for_all_cores: ov.CompiledModel = field(init=False)
     _for_shares: ov.CompiledModel = field(init=False)
     _requests: threading.local = field(init=False, factory=threading.local)
@@ -40,7 +41,7 @@ class OpenVinoBackbone:
 
     def __attrs_post_init__(self) -> None:
         self._for_all_cores = self._compile(threads=self.cores, streams=1)
-        share = max(1, self.cores // self.streams)
+        share = max(1, self.cores // self.sharers)
         self._for_shares = (
             self._compile(threads=share * self.streams, streams=self.streams)
             if share < self.cores

@@ -23,7 +23,14 @@ class CannotUseOpenVinoError(Exception):
 
 
 def compile_backbone(
-    backbone: Backbone, *, dtype: torch.dtype, pad_token_id: int, max_tokens: int, cores: int, streams: int
+    backbone: Backbone,
+    *,
+    dtype: torch.dtype,
+    pad_token_id: int,
+    max_tokens: int,
+    cores: int,
+    streams: int,
+    sharers: int,
 ) -> Compute:
     """Return the backbone, converted and compiled.
 
@@ -40,7 +47,7 @@ def compile_backbone(
     if dtype not in PRECISIONS:
         raise CannotUseOpenVinoError(f"it is not used for {str(dtype).removeprefix('torch.')}")
     try:
-        compiled = OpenVinoBackbone(backbone, convert(backbone), PRECISIONS[dtype], cores, streams)
+        compiled = OpenVinoBackbone(backbone, convert(backbone), PRECISIONS[dtype], cores, streams, sharers)
         rows = probe_rows(backbone.vocab_size, [min(length, max_tokens) for length in PROBE_LENGTHS])
         ours, expected = (
             compute_rows(compute, rows, pad_token_id=pad_token_id, device=torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Whether models will be on a GPU, decided from files and the environment."""
+"""Where models will compute, decided from settings, files and the environment."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 from attrs import frozen
 
 from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
-from trio_pool_serve.engine.remote.supervision import has_gpu, replicas_of
+from trio_pool_serve.engine.placement import default_placement, has_gpu, replicas_of
 
 CUDA_BUILD = "__version__ = '2.8.0+cu128'\ncuda: Optional[str] = '12.8'\nhip: Optional[str] = None\n"
 CPU_BUILD = "__version__ = '2.8.0+cpu'\ndebug = False\ncuda: Optional[str] = None\nhip: Optional[str] = None\n"
@@ -76,6 +76,34 @@ def test_some_gpus_are_visible(machine, visible):
 def test_a_device_that_is_named_is_taken_at_its_word(machine):
     """The engine process says what is wrong with it."""
     assert machine(driver=False, version=CPU_BUILD).has_gpu("cuda:1", CUDA_VISIBLE_DEVICES="")
+
+
+@pytest.mark.parametrize(
+    ("settings", "placement"),
+    [
+        ({}, "local"),
+        ({"api_workers": 2}, "process"),
+        ({"cores": 1, "reads_images": True}, "local"),
+        ({"reads_images": True}, "process"),
+        ({"cpu_backend": "torch"}, "process"),
+        ({"cpu_backend": "torch", "cores": 1}, "local"),
+        ({"dtype": "float16"}, "process"),
+        ({"compile": True}, "process"),
+        ({"device": "cuda"}, "process"),
+    ],
+    ids=str,
+)
+def test_models_compute_in_the_process_that_answers_where_openvino_computes_them(settings, placement):
+    settings = {"cores": 2, "reads_images": False, "api_workers": 1, "device": "cpu"} | settings
+    cores, reads_images, workers = (settings.pop(name) for name in ("cores", "reads_images", "api_workers"))
+    config = Config(models=("m",), loading=ModelConfig(**settings), processes=ProcessesConfig(api_workers=workers))
+    assert default_placement(config, reads_images=reads_images, cores=cores) == placement
+
+
+def test_without_openvino_models_compute_in_processes_of_their_own(monkeypatch):
+    monkeypatch.setattr("trio_pool_serve.engine.placement.find_spec", lambda name: None)
+    config = Config(models=("m",), loading=ModelConfig(device="cpu"))
+    assert default_placement(config, reads_images=False, cores=2) == "process"
 
 
 def test_a_cpu_build_gets_several_replicas_and_a_given_number_wins():

@@ -1,0 +1,85 @@
+"""OS threads for work that must not move between threads.
+
+Every OS thread that computes gets a team of worker threads and buffers of its own. trio's threads come and go and are
+shared with other work: forward passes that move between them leave a team behind in each, and the teams compete for
+the cores.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import TypeAlias, TypeVar
+
+import outcome
+import trio
+from attrs import define, field
+
+T = TypeVar("T")
+
+Jobs: TypeAlias = queue.SimpleQueue[Callable[[], None] | None]
+"""The callables that one thread has yet to run; ``None`` ends it."""
+
+
+@define(eq=False)
+class DedicatedThreads:
+    """Runs callables in daemon threads: the one that became idle last, or a new one if all are busy.
+
+    Daemon threads, because a device call that never returns must not keep the process from exiting.
+    """
+
+    name: str
+    _idle: list[Jobs] = field(init=False, factory=list)
+
+    async def run(self, blocking: Callable[[], T], *, limiter: trio.CapacityLimiter) -> T:
+        """Return what ``blocking()`` returns, run in a thread once ``limiter`` has a token.
+
+        Cancellation: at once. A callable that has been handed to a thread still runs, and holds its token until it has
+        ended.
+        """
+        job = object()  # the borrower; not this task, which may end before the callable
+        await limiter.acquire_on_behalf_of(job)
+        finished = trio.Event()
+        result: outcome.Outcome[T] | None = None
+        loop = trio.lowlevel.current_trio_token()
+        idle = self._idle
+        jobs = idle.pop() if idle else self._start()
+
+        def finish() -> None:
+            limiter.release_on_behalf_of(job)
+            if idle is self._idle:
+                idle.append(jobs)
+            else:
+                jobs.put(None)  # closed meanwhile
+            finished.set()
+
+        def work() -> None:
+            nonlocal result
+            result = outcome.capture(blocking)
+            try:
+                loop.run_sync_soon(finish)
+            except trio.RunFinishedError:
+                return  # the loop has ended: no task waits
+
+        jobs.put(work)
+        await finished.wait()
+        assert result is not None  # noqa: S101  (finish runs after work)
+        return result.unwrap()
+
+    def close(self) -> None:
+        """Let all threads end, busy ones after their callable; the next ``run`` starts another thread."""
+        idle, self._idle = self._idle, []
+        for jobs in idle:
+            jobs.put(None)
+
+    def _start(self) -> Jobs:
+        jobs: Jobs = queue.SimpleQueue()
+        threading.Thread(target=_run_jobs, args=(jobs,), name=self.name, daemon=True).start()
+        return jobs
+
+    def __repr__(self) -> str:
+        return f"<DedicatedThreads {self.name} {len(self._idle)} idle>"
+
+
+def _run_jobs(jobs: Jobs) -> None:
+    while (work := jobs.get()) is not None:
+        work()
