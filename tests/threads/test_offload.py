@@ -253,7 +253,7 @@ async def test_closing_ends_idle_launch_threads_at_once_and_busy_ones_after_thei
         nursery.start_soon(offload.run, "launch", blocker)
         await in_thread(blocker.entered.wait)
         offload.close()
-        assert await offload.run("launch", threading.get_ident) not in before
+        assert await offload.run("launch", threading.current_thread) not in threads
         assert sum(thread.is_alive() for thread in threads) >= 1, "one is busy"
         blocker.let_go.set()
     for thread in threads:
