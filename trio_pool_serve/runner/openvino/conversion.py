@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trio_pool_serve.runner.backbone import Backbone
-from trio_pool_serve.runner.transformer_masks import with_masks_always
+from trio_pool_serve.runner.transformer_masks import traceable_masks
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """Names of the converted model's inputs, int64 [rows, tokens]; the last one only if the model has segments."""
@@ -55,7 +55,7 @@ def convert(backbone: Backbone) -> ov.Model:
     mask = torch.ones_like(ids)
     mask[-1, TRACED_TOKENS // 2 :] = 0
     example = dict(zip(INPUTS, (ids, mask, torch.zeros_like(ids)), strict=True))
-    with _in_float32(backbone) as in_float32, with_masks_always(in_float32.model), _quiet():
+    with _in_float32(backbone) as in_float32, traceable_masks(in_float32.model), _quiet():
         module = (_BackboneWithSegments if backbone.takes_type_ids else _BackboneWithoutSegments)(in_float32)
         model: ov.Model = ov.convert_model(
             module.eval(),
