@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -36,11 +37,18 @@ def without_mask_skips(make_mask: Callable[..., Tensor | None]) -> Callable[...,
     return mask
 
 
-def without_vmap(make_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
-    """Return ``make_mask`` without mask skips and without ``torch.vmap``."""
+def traceable(make_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+    """Return ``make_mask`` without mask skips and ``torch.vmap``, and with something to attend to for every token.
+
+    Padding that is farther from all tokens than a sliding window reaches attends to nothing. torch makes zeros of that,
+    OpenVINO makes NaNs, which reach the tokens in the next layer.
+    """
 
     def mask(**options: Any) -> Tensor | None:
-        return without_mask_skips(make_mask)(**options | {"use_vmap": False})
+        made = without_mask_skips(make_mask)(**options | {"use_vmap": False})
+        if made is None or made.dtype != torch.bool:
+            return made
+        return made | ~made.any(dim=-1, keepdim=True)
 
     return mask
 
@@ -49,8 +57,8 @@ AttentionInterface.register(SDPA, sdpa_attention_forward)
 AttentionInterface.register(TRACED_SDPA, sdpa_attention_forward)
 AttentionMaskInterface.register(SDPA, without_mask_skips(sdpa_mask))
 AttentionMaskInterface.register(EAGER, without_mask_skips(eager_mask))
-AttentionMaskInterface.register(TRACED_SDPA, without_vmap(sdpa_mask))
-AttentionMaskInterface.register(TRACED_EAGER, without_vmap(eager_mask))
+AttentionMaskInterface.register(TRACED_SDPA, traceable(sdpa_mask))
+AttentionMaskInterface.register(TRACED_EAGER, traceable(eager_mask))
 
 
 def skip_mask_checks(model: nn.Module, *, sdpa: str = SDPA, eager: str = EAGER) -> None:

@@ -14,8 +14,8 @@ from trio_pool_serve.runner.heads.head import Head
 from trio_pool_serve.runner.probe import Compute
 from trio_pool_serve.types import Embed, PoolingRequest, RenderedPrompt, SparseEmbed
 
-SHORT = ((12, 5, 1), (33,))
-"""Lengths of the rows of two batches: padded ones, and one that is longer than the converter's example."""
+SHORT = ((33, 12, 5, 1),)
+"""Lengths of the rows of a batch; none is that of the converter's example."""
 
 LONG_COST = 1e11
 """Tokens times parameters of the longest row to compare on: about two seconds of torch on two cores."""
@@ -33,16 +33,18 @@ class Agreement:
 
 
 def short_batches(backbone: Backbone, max_tokens: int) -> list[list[RenderedPrompt]]:
-    """Return two batches of short rows of random tokens, the same on each call."""
+    """Return a batch of short rows of random tokens, the same on each call."""
     return _random_batches(backbone, [[min(length, max_tokens) for length in lengths] for lengths in SHORT])
 
 
 def all_batches(backbone: Backbone, max_tokens: int) -> list[list[RenderedPrompt]]:
-    """Return ``short_batches`` and two with a row that is as long as the model allows, or as time allows."""
+    """Return ``short_batches`` and one with a row that is as long as the model allows, or as time allows.
+
+    Beside it is a short row, whose padding lies beyond the window of sliding attention.
+    """
     affordable = max(64, int(LONG_COST / backbone.parameters), _window(backbone) + BEYOND_WINDOW)
     long = min(max_tokens, 1024, affordable)
-    batches = _random_batches(backbone, [[long], [min(3, max_tokens), long // 2 + 1]])
-    return short_batches(backbone, max_tokens) + batches
+    return [*short_batches(backbone, max_tokens), *_random_batches(backbone, [[long, min(3, max_tokens)]])]
 
 
 def _window(backbone: Backbone) -> int:
