@@ -11,6 +11,7 @@ import pytest
 from attrs import define
 
 from tests.conftest import client_of, listening, running
+from tests.cpu_backend import BY_TORCH
 from trio_pool_serve.config import Config, InputConfig, ModelConfig
 from trio_pool_serve.service import Service
 from trio_pool_serve.types import Vectors
@@ -94,7 +95,7 @@ async def serving_folder(
     """Serve a folder in float32 on a real socket until the block is left."""
     config = Config(
         models=(str(path),),
-        loading=ModelConfig(dtype="float32", device="cpu", **loading),
+        loading=ModelConfig(dtype="float32", device="cpu", **BY_TORCH | loading),
         input=inputs or InputConfig(),
     )
     async with (

@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from tests.conftest import listening, running
+from tests.cpu_backend import BY_TORCH
 from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import Offload
@@ -50,7 +51,7 @@ async def longest_pause(config: Config, *, in_threads: bool) -> float:
 
 
 async def test_offloading_keeps_the_loop_free(minilm: Path):
-    config = Config(models=(str(minilm),), loading=ModelConfig(max_model_len=512))
+    config = Config(models=(str(minilm),), loading=ModelConfig(max_model_len=512, **BY_TORCH))
     # Whatever else the machine does can only lengthen a pause: the better of two runs is nearer to the truth.
     with_threads = min([await longest_pause(config, in_threads=True) for _ in range(2)])
     without = min([await longest_pause(config, in_threads=False) for _ in range(2)])

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
 
+from tests.cpu_backend import BY_TORCH
 from tests.kept_folders import built_once
 from tests.model_folders import write_json
 from trio_pool_serve.config import Dtype, ModelConfig
@@ -410,7 +411,7 @@ def write_family(
 
 def load(path: Path, **options: Any) -> TransformerRunner:
     """Load a folder's runner as the service does."""
-    return load_runner(read_model_folder(path), ModelConfig(device="cpu", **options), Offload())
+    return load_runner(read_model_folder(path), ModelConfig(device="cpu", **BY_TORCH | options), Offload())
 
 
 @define(eq=False)
@@ -427,7 +428,7 @@ class ServedModel:
     runner: TransformerRunner = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        config = ModelConfig(dtype=self.dtype, device=self.device, **self.settings)
+        config = ModelConfig(dtype=self.dtype, device=self.device, **BY_TORCH | dict(self.settings))
         self.folder = read_model_folder(self.path, config)
         self.runner = load_runner(self.folder, config, self.offload)
         self.renderer = renderer_of(self.folder, load_tokenizer(self.folder), self.offload, workers=1)

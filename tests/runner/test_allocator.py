@@ -36,7 +36,7 @@ def kept_after_freeing():
     return libc.mallinfo2().fordblks
 
 before = kept_after_freeing()
-load_runner(read_model_folder(Path(sys.argv[1])), ModelConfig(device="cpu"), Offload())
+load_runner(read_model_folder(Path(sys.argv[1])), ModelConfig(device="cpu", cpu_backend="torch"), Offload())
 print(json.dumps([before, kept_after_freeing()]))
 """
 

@@ -17,9 +17,10 @@ import trio
 from attrs import define
 
 from tests.conftest import client_of
+from tests.cpu_backend import BY_TORCH_FLAGS
 
 ROOT = Path(__file__).parents[2]
-LAUNCHER = (sys.executable, "-m", "trio_pool_serve", "serve", "--replicas", "1")  # each loads torch and the model
+LAUNCHER = (sys.executable, "-m", "trio_pool_serve", "serve", *BY_TORCH_FLAGS, "--replicas", "1")  # each loads a model
 SCRIPTED = (sys.executable, "-m", "tests.server.programs.scripted_server")
 START_LIMIT_S = 120
 

@@ -9,7 +9,7 @@ from cyclopts import Group, Parameter
 from trio_pool_serve.config.help import help_, switch
 from trio_pool_serve.types import PoolingTask
 
-Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
+Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 CpuBackend: TypeAlias = Literal["auto", "openvino", "torch"]
 Attention: TypeAlias = Literal["auto", "padded"]
 LongText: TypeAlias = Literal["refuse", "chunk"]
@@ -38,9 +38,10 @@ class ModelConfig:
         Dtype,
         help_(
             "Data type of weights and activations. auto: bfloat16 where the CPU or GPU computes it natively, else "
-            "float32."
+            "float32. int8: on CPU, by OpenVINO; weights and activations are quantised at the first start, which takes "
+            "longer, and outputs differ a little from float32. Refused if they differ much."
         ),
-    ] = field(default="auto", validator=in_(("auto", "float32", "bfloat16", "float16")))
+    ] = field(default="auto", validator=in_(get_args(Dtype)))
     device: Annotated[
         str,
         help_("Device to compute on: auto, cpu, cuda or cuda:N. auto: the first GPU, or the CPU if there is none."),
@@ -52,6 +53,14 @@ class ModelConfig:
             "faster, which is checked when the model is loaded; else torch."
         ),
     ] = field(default="auto", validator=in_(get_args(CpuBackend)))
+    cache_dir: Annotated[
+        str | None,
+        help_(
+            "Directory for models converted to OpenVINO's format, which later starts read. An empty value: they are "
+            "not kept.",
+            default="`$XDG_CACHE_HOME/trio_pool_serve`, or `~/.cache/trio_pool_serve`",
+        ),
+    ] = None
     attention: Annotated[
         Attention,
         help_(

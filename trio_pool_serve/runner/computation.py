@@ -7,11 +7,12 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.compiled import CompiledBackbone
+from trio_pool_serve.runner.compute_params import ComputeParams
 from trio_pool_serve.runner.cuda.graphs import CudaGraphBackend, GraphedBackbone, shapes_to_capture
 from trio_pool_serve.runner.cuda.packed_backbone import pack_backbone
 from trio_pool_serve.runner.cuda.varlen import FLASH, CannotPackError, has_flash
 from trio_pool_serve.runner.loaded_model import LoadedModel
-from trio_pool_serve.runner.openvino.selection import CannotUseOpenVinoError, compile_backbone
+from trio_pool_serve.runner.openvino.selection import CannotUseOpenVinoError, choose_openvino
 from trio_pool_serve.runner.probe import TOLERANCES, Compute, compute_rows, difference, probe_rows
 from trio_pool_serve.runner.progress import with_progress_bar
 from trio_pool_serve.runner.transformer_masks import skip_mask_checks
@@ -26,21 +27,8 @@ class Computation:
     about: tuple[str, ...] = ()
     concurrent_launches: int = 1
     """Number of batches that may be computed at a time, each in a thread of its own."""
-
-
-@frozen(kw_only=True, eq=False)
-class ComputeParams:
-    """Device, dtype, and the rows: at most ``max_tokens`` tokens each, padded with ``pad_token_id``.
-
-    At most ``concurrent_launches`` batches are computed at a time here, and ``cores_shared_by`` on these cores.
-    """
-
-    device: torch.device
-    dtype: torch.dtype
-    pad_token_id: int
-    max_tokens: int
-    concurrent_launches: int = 1
-    cores_shared_by: int = 1
+    mean_cosine: float | None = None
+    """Agreement of a quantised model with float32, on texts."""
 
 
 def choose_computation(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> Computation:
@@ -48,10 +36,12 @@ def choose_computation(loaded: LoadedModel, config: ModelConfig, params: Compute
 
     Raises ``ModelLoadError`` if the settings demand compilation and it fails.
     """
+    if config.dtype == "int8" and (config.compile or params.device.type != "cpu"):
+        raise ModelLoadError("--dtype int8: models are quantised for OpenVINO, on CPU only and without --compile.")
     if config.compile:
         return _compiled(loaded.backbone, params)
     if params.device.type == "cpu":
-        return _on_cpu(loaded.backbone, config, params)
+        return _on_cpu(loaded, config, params)
     if type(loaded.backbone) is not Backbone:
         return Computation(loaded.backbone)
     skip_mask_checks(loaded.backbone.model)
@@ -72,25 +62,22 @@ def _compiled(backbone: Backbone, params: ComputeParams) -> Computation:
     return Computation(compiled, about=("compiled",))
 
 
-def _on_cpu(backbone: Backbone, config: ModelConfig, params: ComputeParams) -> Computation:
+def _on_cpu(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> Computation:
     """Choose OpenVINO where it can be used; torch holds the interpreter lock between its kernels."""
     try:
-        if config.cpu_backend == "torch":
-            raise CannotUseOpenVinoError("as configured")  # noqa: TRY301  (all reasons are logged in the same way)
-        compiled = compile_backbone(
-            backbone,
-            dtype=params.dtype,
-            pad_token_id=params.pad_token_id,
-            max_tokens=params.max_tokens,
-            cores=torch.get_num_threads(),
-            streams=params.concurrent_launches,
-            sharers=params.cores_shared_by,
-        )
+        chosen = choose_openvino(loaded, config, params)
     except CannotUseOpenVinoError as reason:
+        if config.dtype == "int8":
+            raise ModelLoadError(f"--dtype int8: {reason}.") from reason
         if config.cpu_backend == "openvino":
             raise ModelLoadError(f"--cpu-backend openvino: {reason}.") from reason
-        return Computation(backbone, about=(f"by torch ({reason})",))
-    return Computation(compiled, about=("by OpenVINO",), concurrent_launches=params.concurrent_launches)
+        return Computation(loaded.backbone, about=(f"by torch ({reason})",))
+    return Computation(
+        chosen.compute,
+        about=(chosen.about,),
+        concurrent_launches=params.concurrent_launches,
+        mean_cosine=chosen.mean_cosine,
+    )
 
 
 def _packed(backbone: Backbone, config: ModelConfig, params: ComputeParams) -> Computation:

@@ -26,7 +26,12 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: Dtype, device: torch.device) -> torch.dtype:
-    """Return the dtype for ``--dtype``; ``auto`` is bfloat16 where the hardware computes it natively, else float32."""
+    """Return the dtype to load weights in for ``--dtype``; those of int8 are quantised after loading.
+
+    ``auto`` is bfloat16 where the hardware computes it natively, else float32.
+    """
+    if name == "int8":
+        return torch.float32
     if name != "auto":
         dtype = getattr(torch, name)
         assert isinstance(dtype, torch.dtype)  # noqa: S101  (the setting's validator knows the names)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -17,6 +18,13 @@ SDPA = "trio_pool_serve_sdpa"
 
 EAGER = "trio_pool_serve_eager"
 """For models that take masks from transformers, but no attention function."""
+
+
+TRACED_SDPA = "trio_pool_serve_traced_sdpa"
+
+TRACED_EAGER = "trio_pool_serve_traced_eager"
+"""For a tracer, which cannot follow ``torch.vmap``. transformers uses it for masks that a model adds to its own
+(Gemma 3's); whether a mask is the same without is for the caller to check."""
 
 
 def without_mask_skips(make_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
@@ -29,27 +37,46 @@ def without_mask_skips(make_mask: Callable[..., Tensor | None]) -> Callable[...,
     return mask
 
 
+def traceable(make_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+    """Return ``make_mask`` without mask skips and ``torch.vmap``, and with something to attend to for every token.
+
+    Padding that is farther from all tokens than a sliding window reaches attends to nothing. torch makes zeros of that,
+    OpenVINO makes NaNs, which reach the tokens in the next layer.
+    """
+
+    def mask(**options: Any) -> Tensor | None:
+        made = without_mask_skips(make_mask)(**options | {"use_vmap": False})
+        if made is None or made.dtype != torch.bool:
+            return made
+        return made | ~made.any(dim=-1, keepdim=True)
+
+    return mask
+
+
 AttentionInterface.register(SDPA, sdpa_attention_forward)
+AttentionInterface.register(TRACED_SDPA, sdpa_attention_forward)
 AttentionMaskInterface.register(SDPA, without_mask_skips(sdpa_mask))
 AttentionMaskInterface.register(EAGER, without_mask_skips(eager_mask))
+AttentionMaskInterface.register(TRACED_SDPA, traceable(sdpa_mask))
+AttentionMaskInterface.register(TRACED_EAGER, traceable(eager_mask))
 
 
-def skip_mask_checks(model: nn.Module) -> None:
+def skip_mask_checks(model: nn.Module, *, sdpa: str = SDPA, eager: str = EAGER) -> None:
     """Make a model skip the checks if its masks are transformers' and its attention is ``sdpa`` or its own code."""
     config: Any = model.config
     name = config._attn_implementation  # noqa: SLF001  (transformers' setter downloads kernels for some names)
     if name == "sdpa":
-        config._attn_implementation = SDPA  # noqa: SLF001
+        config._attn_implementation = sdpa  # noqa: SLF001
     elif name == "eager" and not model._can_set_attn_implementation():  # type: ignore[operator]  # noqa: SLF001
-        config._attn_implementation = EAGER  # noqa: SLF001
+        config._attn_implementation = eager  # noqa: SLF001
 
 
 @contextmanager
-def with_masks_always(model: nn.Module) -> Iterator[None]:
-    """Make a model skip the checks within the block."""
+def traceable_masks(model: nn.Module) -> Iterator[None]:
+    """Make a model skip the checks, and use no ``torch.vmap``, within the block."""
     config: Any = model.config
     name = config._attn_implementation  # noqa: SLF001
-    skip_mask_checks(model)
+    skip_mask_checks(model, sdpa=TRACED_SDPA, eager=TRACED_EAGER)
     try:
         yield
     finally:

@@ -1,9 +1,13 @@
 """Loading a model's folder into a runner."""
 
+from functools import partial
+
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.loading.sample_prompts import sample_prompts
 from trio_pool_serve.models.model_kind import AnyModelFolder
-from trio_pool_serve.runner.computation import ComputeParams, choose_computation
+from trio_pool_serve.runner.computation import choose_computation
+from trio_pool_serve.runner.compute_params import ComputeParams
 from trio_pool_serve.runner.device import resolve_device, resolve_dtype, retain_freed_memory
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.runner.output_copy import CudaCopyBackend, OutputCopier
@@ -46,18 +50,25 @@ def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -
         max_tokens=folder.max_model_len,
         concurrent_launches=offload.launch,
         cores_shared_by=offload.cores_shared_by,
+        folder=folder.path,
+        sample_prompts=partial(sample_prompts, folder, trust_remote_code=config.trust_remote_code),
     )
     computation = choose_computation(loaded, config, compute_params)
     runner.compute, runner.pads = computation.compute, computation.pads
     runner.concurrent_launches = computation.concurrent_launches
+    runner.cosine_with_float32 = computation.mean_cosine
     dimensions = f", {runner.dimensions} dimensions" if runner.dimensions else ""
     runner.description = (
         f"{folder.model_type}, {loaded.backbone.parameters / 1e6:.1f} M parameters, "
-        f"{str(params.dtype).removeprefix('torch.')} on {device}, "
+        f"{_dtype_name(config, params)} on {device}, "
         f"{loaded.description}{dimensions}, {folder.max_model_len} tokens"
         f"{''.join(f', {what}' for what in computation.about)}"
     )
     return runner
+
+
+def _dtype_name(config: ModelConfig, params: LoadingParams) -> str:
+    return "int8" if config.dtype == "int8" else str(params.dtype).removeprefix("torch.")
 
 
 def _default_batch_tokens(loaded: LoadedModel, params: LoadingParams) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trio_pool_serve.runner.backbone import Backbone
-from trio_pool_serve.runner.transformer_masks import with_masks_always
+from trio_pool_serve.runner.transformer_masks import traceable_masks
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """Names of the converted model's inputs, int64 [rows, tokens]; the last one only if the model has segments."""
@@ -46,17 +46,18 @@ class _BackboneWithoutSegments(_BackboneOfIds):
 
 
 def convert(backbone: Backbone) -> ov.Model:
-    """Return the backbone as an OpenVINO model in float32, whose output is the backbone's.
+    """Return a backbone in float32 as an OpenVINO model whose output is the backbone's.
 
-    Blocks for seconds. Raises what the converter raises: any ``Exception``.
+    The model may use the memory of the backbone's weights. Blocks for seconds. Raises what the converter raises: any
+    ``Exception``.
     """
     names = INPUTS if backbone.takes_type_ids else INPUTS[:2]
     ids = torch.arange(3, 3 + TRACED_ROWS * TRACED_TOKENS).view(TRACED_ROWS, TRACED_TOKENS)
     mask = torch.ones_like(ids)
     mask[-1, TRACED_TOKENS // 2 :] = 0
     example = dict(zip(INPUTS, (ids, mask, torch.zeros_like(ids)), strict=True))
-    with _in_float32(backbone) as in_float32, with_masks_always(in_float32.model), _quiet():
-        module = (_BackboneWithSegments if backbone.takes_type_ids else _BackboneWithoutSegments)(in_float32)
+    module = (_BackboneWithSegments if backbone.takes_type_ids else _BackboneWithoutSegments)(backbone)
+    with traceable_masks(backbone.model), quiet(), torch.no_grad():
         model: ov.Model = ov.convert_model(
             module.eval(),
             example_input={name: example[name] for name in names},
@@ -66,7 +67,7 @@ def convert(backbone: Backbone) -> ov.Model:
 
 
 @contextmanager
-def _in_float32(backbone: Backbone) -> Iterator[Backbone]:
+def in_float32(backbone: Backbone) -> Iterator[Backbone]:
     """Yield the backbone in float32: itself, or a copy."""
     if next(backbone.model.parameters()).dtype == torch.float32:
         yield backbone
@@ -75,14 +76,18 @@ def _in_float32(backbone: Backbone) -> Iterator[Backbone]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress what the tracer says about sizes that it takes for constants: the probe shows whether they matter."""
-    loggers: list[Any] = [logging.getLogger(name) for name in ("nncf", "openvino")]
+def quiet() -> Iterator[None]:
+    """Suppress warnings and messages of the libraries that convert.
+
+    The tracer warns about sizes that it takes for constants: the comparison of outputs shows whether they matter. It
+    also reads every property of the model, of which ``loss_function`` warns.
+    """
+    loggers: list[Any] = [logging.getLogger(name) for name in ("nncf", "openvino", "transformers")]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:
             logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings(), torch.no_grad():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -4,12 +4,11 @@ It is compiled twice. A pass that has all cores for itself uses them all; while 
 each is computed by its share of the cores, which the threads of one pass then do not fight for.
 """
 
-import threading
 from typing import Any
 
 import openvino as ov
 import torch
-from attrs import define, field
+from attrs import define, field, frozen
 from torch import Tensor
 
 from trio_pool_serve.runner.backbone import Backbone
@@ -19,43 +18,67 @@ PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 """OpenVINO's names of the precisions in which it computes what torch computes in a dtype."""
 
 
-@define(eq=False)
-class OpenVinoBackbone:
-    """``backbone``, computed from ``model``; rows of token embeddings are computed by ``backbone`` itself.
+@frozen
+class CompileParams:
+    """Precision, the cores to use, and how many passes are computed at a time.
 
-    ``streams`` passes may be computed at a time, each called from a thread of its own; ``sharers`` is how many share
-    the cores, those of other processes included. A pass uses as many threads as ``torch.get_num_threads()`` allows the
-    calling thread: all of ``cores``, or its share of them.
+    ``streams`` of them in this process, and ``sharers`` on these cores, those of other processes included.
     """
 
-    backbone: Backbone
-    model: ov.Model
     precision: str
     cores: int
     streams: int = 1
     sharers: int = 1
-    _for_all_cores: ov.CompiledModel = field(init=False)
-    _for_shares: ov.CompiledModel = field(init=False)
-    _requests: threading.local = field(init=False, factory=threading.local)
-    """A request per calling thread: its buffers are used by one pass at a time."""
 
-    def __attrs_post_init__(self) -> None:
-        self._for_all_cores = self._compile(threads=self.cores, streams=1)
-        share = max(1, self.cores // self.sharers)
-        self._for_shares = (
-            self._compile(threads=share * self.streams, streams=self.streams)
-            if share < self.cores
-            else self._for_all_cores
-        )
+    @property
+    def share(self) -> int:
+        """Threads of a pass while all ``sharers`` compute."""
+        return max(1, self.cores // self.sharers)
 
-    def _compile(self, *, threads: int, streams: int) -> ov.CompiledModel:
-        settings: dict[str, Any] = {
-            "INFERENCE_PRECISION_HINT": self.precision,
-            "INFERENCE_NUM_THREADS": threads,
-            "NUM_STREAMS": streams,
-            "ENABLE_CPU_PINNING": False,  # the event loop has to run somewhere
-        }
-        return ov.Core().compile_model(self.model, "CPU", settings)
+
+@define(eq=False)
+class Program:
+    """A compiled model; any number of threads may compute with it at a time."""
+
+    compiled: ov.CompiledModel
+    _idle: list[ov.InferRequest] = field(init=False, factory=list)
+    """Requests whose buffers no pass uses."""
+
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor, type_ids: Tensor) -> Tensor:
+        """Return the output for ids [rows, tokens]; all three are int64. Releases the interpreter lock."""
+        inputs = [tensor.numpy() for tensor in (input_ids, attention_mask, type_ids)]
+        # Into memory of its own: the request's is overwritten by its next pass.
+        output = torch.empty(self._output_shape(input_ids))
+        request = self._take_request()
+        request.set_output_tensor(0, ov.Tensor(output.numpy(), shared_memory=True))
+        request.infer(dict(enumerate(inputs[: len(self.compiled.inputs)])), share_inputs=True)
+        self._idle.append(request)
+        return output
+
+    def _take_request(self) -> ov.InferRequest:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self.compiled.create_infer_request()
+
+    def _output_shape(self, input_ids: Tensor) -> tuple[int, ...]:
+        """Return [rows, tokens, width], or [rows, labels] for logits of whole rows."""
+        declared = self.compiled.output(0).get_partial_shape()
+        return (*input_ids.shape[: len(declared) - 1], declared[len(declared) - 1].get_length())
+
+
+@define(eq=False)
+class OpenVinoBackbone:
+    """``backbone``, computed by OpenVINO; rows of token embeddings are computed by ``backbone`` itself.
+
+    As many passes as ``CompileParams`` say may be computed at a time, each called from a thread of its own. A pass uses
+    as many threads as ``torch.get_num_threads()`` allows the calling thread: all cores, or its share of them.
+    """
+
+    backbone: Backbone
+    params: CompileParams
+    for_all_cores: Program
+    for_shares: Program
 
     def __call__(self, forward: ForwardPass) -> Tensor:
         """Return what ``backbone`` returns, in float32."""
@@ -65,22 +88,25 @@ class OpenVinoBackbone:
 
     def forward_ids(self, input_ids: Tensor, attention_mask: Tensor, type_ids: Tensor) -> Tensor:
         """Return the output for ids [rows, tokens]; the mask and the segments are int64, too."""
-        compiled = self._for_all_cores if torch.get_num_threads() >= self.cores else self._for_shares
-        request = self._request_of(compiled)
-        inputs = dict(enumerate(tensor.numpy() for tensor in (input_ids, attention_mask, type_ids)))
-        # Into memory of its own: the request's is overwritten by its next pass.
-        output = torch.empty(self._output_shape(input_ids))
-        request.set_output_tensor(0, ov.Tensor(output.numpy(), shared_memory=True))
-        request.infer({index: inputs[index] for index in range(len(compiled.inputs))}, share_inputs=True)
-        return output
+        has_all_cores = torch.get_num_threads() >= self.params.cores > self.params.share
+        program = self.for_all_cores if has_all_cores else self.for_shares
+        return program(input_ids, attention_mask, type_ids)
 
-    def _request_of(self, compiled: ov.CompiledModel) -> ov.InferRequest:
-        requests: dict[ov.CompiledModel, ov.InferRequest] = self._requests.__dict__
-        if compiled not in requests:
-            requests[compiled] = compiled.create_infer_request()
-        return requests[compiled]
 
-    def _output_shape(self, input_ids: Tensor) -> tuple[int, ...]:
-        """Return [rows, tokens, width], or [rows, labels] for logits of whole rows."""
-        declared = self._for_all_cores.output(0).get_partial_shape()
-        return (*input_ids.shape[: len(declared) - 1], declared[len(declared) - 1].get_length())
+def compile_model(backbone: Backbone, model: ov.Model, params: CompileParams) -> OpenVinoBackbone:
+    """Return the backbone, computed as its converted ``model`` says. Blocks for up to a second."""
+    for_shares = _compile(model, params.precision, threads=params.share * params.streams, streams=params.streams)
+    for_all_cores = for_shares
+    if params.share < params.cores:
+        for_all_cores = _compile(model, params.precision, threads=params.cores, streams=1)
+    return OpenVinoBackbone(backbone, params, for_all_cores, for_shares)
+
+
+def _compile(model: ov.Model, precision: str, *, threads: int, streams: int) -> Program:
+    settings: dict[str, Any] = {
+        "INFERENCE_PRECISION_HINT": precision,
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": streams,
+        "ENABLE_CPU_PINNING": False,  # the event loop has to run somewhere
+    }
+    return Program(ov.Core().compile_model(model, "CPU", settings))

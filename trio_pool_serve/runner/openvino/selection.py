@@ -1,66 +1,259 @@
 """Whether a model is computed by OpenVINO, and its preparation."""
 
 import logging
+from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from torch import Tensor
+from attrs import define, field, frozen
 
+from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.runner.backbone import Backbone
-from trio_pool_serve.runner.probe import Compute, compute_rows, probe_rows
+from trio_pool_serve.runner.compute_params import ComputeParams
+from trio_pool_serve.runner.device import has_native_bfloat16
+from trio_pool_serve.runner.loaded_model import LoadedModel
+from trio_pool_serve.runner.openvino.agreement import Agreement, agreement, all_batches, short_batches
+from trio_pool_serve.runner.openvino.model_cache import (
+    CacheEntry,
+    Record,
+    cache_entry,
+    default_cache_dir,
+    with_time_ratio,
+)
+from trio_pool_serve.runner.openvino.trial import MAX_RATIO, machine_name, time_ratio
+from trio_pool_serve.runner.probe import Compute
+from trio_pool_serve.types import RenderedPrompt
+
+if TYPE_CHECKING:  # optional dependencies, which are imported once they are known to be installed
+    import openvino as ov
+
+    from trio_pool_serve.runner.openvino.openvino_backbone import OpenVinoBackbone
 
 logger = logging.getLogger(__name__)
 
 MIN_COSINE = {torch.float32: 0.99999, torch.bfloat16: 0.999}
-"""Smallest cosine of a row's output with that of the backbone."""
+"""Smallest cosine of a row's output with that of the backbone in float32."""
 
-PROBE_LENGTHS = (12, 5, 1)
+MIN_INT8_COSINE = 0.98
+"""Smallest mean cosine of the rows' outputs of a quantised model with those in float32."""
+
+CACHED_SLACK = {torch.float32: 1e-5, torch.bfloat16: 0.005}
+"""By how much a cached model's lowest cosine may be below that of its first start."""
+
+INT8_CACHED_SLACK = 0.02
+
+HELD_OUT_ROWS = 8
+"""Rows of a batch on which a quantised model is compared."""
 
 
 class CannotUseOpenVinoError(Exception):
     """The model is not computed by OpenVINO; the message says why."""
 
 
-def compile_backbone(
-    backbone: Backbone,
-    *,
-    dtype: torch.dtype,
-    pad_token_id: int,
-    max_tokens: int,
-    cores: int,
-    streams: int,
-    sharers: int,
-) -> Compute:
-    """Return the backbone, converted and compiled.
+@frozen(eq=False)
+class OpenVinoComputation:
+    """The function that computes batches, words for the log, and the mean cosine with float32 of a quantised model."""
 
-    Blocks for seconds. Raises ``CannotUseOpenVinoError``.
-    """
+    compute: Compute
+    about: str
+    mean_cosine: float | None = None
+
+
+def require_openvino(backbone: Backbone, config: ModelConfig, dtype: torch.dtype) -> None:
+    """Raise ``CannotUseOpenVinoError`` if the model cannot be computed by OpenVINO in any case."""
+    if config.cpu_backend == "torch":
+        raise CannotUseOpenVinoError("as configured")
     if find_spec("openvino") is None:
-        raise CannotUseOpenVinoError("it is not installed")
+        raise CannotUseOpenVinoError("OpenVINO is not installed")
+    if config.dtype == "int8" and find_spec("nncf") is None:
+        raise CannotUseOpenVinoError("NNCF, which quantises models, is not installed")
     if type(backbone) is not Backbone:
-        raise CannotUseOpenVinoError("the model reads images")
-    # Imported here: an optional dependency.
-    from trio_pool_serve.runner.openvino.conversion import convert
-    from trio_pool_serve.runner.openvino.openvino_backbone import PRECISIONS, OpenVinoBackbone
+        raise CannotUseOpenVinoError("OpenVINO is not used for models that read images")
+    if dtype not in MIN_COSINE:
+        raise CannotUseOpenVinoError(f"OpenVINO is not used for {str(dtype).removeprefix('torch.')}")
+    if dtype == torch.bfloat16 and not has_native_bfloat16(torch.device("cpu")):
+        # It computes it all the same, 14 times slower than torch (MiniLM, AVX512 without BF16).
+        raise CannotUseOpenVinoError("OpenVINO is used for bfloat16 only where the CPU computes it natively")
 
-    if dtype not in PRECISIONS:
-        raise CannotUseOpenVinoError(f"it is not used for {str(dtype).removeprefix('torch.')}")
-    try:
-        compiled = OpenVinoBackbone(backbone, convert(backbone), PRECISIONS[dtype], cores, streams, sharers)
-        rows = probe_rows(backbone.vocab_size, [min(length, max_tokens) for length in PROBE_LENGTHS])
-        ours, expected = (
-            compute_rows(compute, rows, pad_token_id=pad_token_id, device=torch.device("cpu"))
-            for compute in (compiled, backbone)
+
+def choose_openvino(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> OpenVinoComputation:
+    """Return the computation by OpenVINO, converted now or at an earlier start.
+
+    With ``--cpu-backend auto`` it must be faster than torch, but not in int8, which is chosen by the user. Blocks for
+    seconds; for up to minutes if a model is quantised. Raises ``CannotUseOpenVinoError``.
+    """
+    require_openvino(loaded.backbone, config, params.dtype)
+    return Preparation(loaded, config, params).prepare()
+
+
+@define(eq=False)
+class Preparation:
+    """The conversion of one model, its comparison with torch, and both from the cache."""
+
+    loaded: LoadedModel
+    config: ModelConfig
+    params: ComputeParams
+    _entry: CacheEntry | None = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._entry = self._find_entry()
+
+    def _find_entry(self) -> CacheEntry | None:
+        chosen = self.config.cache_dir
+        cache_dir = default_cache_dir() if chosen is None else Path(chosen).expanduser() if chosen else None
+        if cache_dir is None or self.params.folder is None:
+            return None
+        backbone = self.loaded.backbone
+        kind = (type(backbone.model).__qualname__, backbone.output, "int8" if self._is_int8 else str(self.params.dtype))
+        return cache_entry(cache_dir, self.params.folder, *kind)
+
+    @property
+    def _is_int8(self) -> bool:
+        return self.config.dtype == "int8"
+
+    def prepare(self) -> OpenVinoComputation:
+        """Do what ``choose_openvino`` says."""
+        if self._entry is None:
+            return self._prepare()
+        with self._entry.locked():
+            return self._prepare()
+
+    def _prepare(self) -> OpenVinoComputation:
+        record = None if self._entry is None else self._entry.read()
+        ratio = None if record is None else record.time_ratios.get(self._machine)
+        if ratio is not None:
+            self._require_faster(ratio)
+        compute = None if record is None else self._read_cached(record)
+        if record is None or compute is None:
+            compute, record = self._convert()
+        if ratio is None and self._is_tried:
+            ratio = self._try_speed(compute)
+            if self._entry is not None:
+                self._entry.update(with_time_ratio(record, self._machine, ratio))
+            self._require_faster(ratio)
+        return OpenVinoComputation(compute, self._describe(record, ratio), record.mean_cosine)
+
+    # -- speed ------------------------------------------------------------------------------------------
+
+    @property
+    def _is_tried(self) -> bool:
+        return self.config.cpu_backend == "auto" and not self._is_int8
+
+    @property
+    def _machine(self) -> str:
+        return machine_name(torch.get_num_threads())
+
+    def _try_speed(self, compute: Compute) -> float:
+        backbone = self.loaded.backbone
+        return time_ratio(
+            compute,
+            backbone,
+            vocab_size=backbone.vocab_size,
+            max_tokens=self.params.max_tokens,
+            pad_token_id=self.params.pad_token_id,
         )
-    except Exception as error:
-        raise CannotUseOpenVinoError(f"it fails: {repr(error).splitlines()[0][:200]}") from error
-    cosine = min(_cosine(a, b) for a, b in zip(ours, expected, strict=True))
-    if not cosine >= MIN_COSINE[dtype]:
-        raise CannotUseOpenVinoError(f"its output differs: cosine {cosine:.5f}")
-    return compiled
+
+    def _require_faster(self, ratio: float) -> None:
+        if self._is_tried and not ratio <= MAX_RATIO:
+            raise CannotUseOpenVinoError(f"OpenVINO takes {ratio:.2f} times as long")
+
+    def _describe(self, record: Record, ratio: float | None) -> str:
+        if self._is_int8:
+            return (
+                f"by OpenVINO in int8 (cosine with float32: mean {record.mean_cosine:.4f}, "
+                f"lowest {record.lowest_cosine:.4f})"
+            )
+        return "by OpenVINO" if ratio is None else f"by OpenVINO (in {ratio:.2f} times torch's time)"
+
+    # -- conversion -------------------------------------------------------------------------------------
+
+    def _read_cached(self, record: Record) -> "OpenVinoBackbone | None":
+        """Return the cached model, compiled; ``None`` if it cannot be read or gives another output than it did."""
+        assert self._entry is not None  # noqa: S101
+        import openvino as ov
+
+        try:
+            compute = self._compile(ov.Core().read_model(self._entry.model_path))
+            cosine = self._short_cosine(compute)
+        except Exception as error:
+            problem = _first_line(error)
+        else:
+            slack = INT8_CACHED_SLACK if self._is_int8 else CACHED_SLACK[self.params.dtype]
+            if cosine >= record.short_cosine - slack:
+                return compute
+            problem = f"its output differs: cosine {cosine:.5f}"
+        logger.warning("the model in %s is converted anew: %s", self._entry.path, problem)
+        return None
+
+    def _convert(self) -> "tuple[OpenVinoBackbone, Record]":
+        """Convert, compile, compare and cache the model. Raises ``CannotUseOpenVinoError``."""
+        # Imported here: an optional dependency.
+        from trio_pool_serve.runner.openvino.conversion import convert, in_float32
+
+        logger.info("converting the model for OpenVINO%s", ", in int8: this takes a while" if self._is_int8 else "")
+        try:
+            with in_float32(self.loaded.backbone) as exact:
+                model = convert(exact)
+                compute, record = (self._quantize if self._is_int8 else self._compare)(model, exact)
+        except CannotUseOpenVinoError:
+            raise
+        except Exception as error:
+            raise CannotUseOpenVinoError(f"OpenVINO fails: {_first_line(error)}") from error
+        return compute, record
+
+    def _compare(self, model: "ov.Model", exact: Backbone) -> "tuple[OpenVinoBackbone, Record]":
+        compute = self._compile(model)
+        cosine = self._agreement(compute, exact, all_batches(exact, self.params.max_tokens)).lowest
+        if not cosine >= MIN_COSINE[self.params.dtype]:
+            raise CannotUseOpenVinoError(f"OpenVINO's output differs: cosine {cosine:.5f}")
+        record = Record(self._short_cosine(compute))
+        self._cache(model, record)
+        return compute, record
+
+    def _quantize(self, model: "ov.Model", exact: Backbone) -> "tuple[OpenVinoBackbone, Record]":
+        from trio_pool_serve.runner.openvino.quantization import quantize
+
+        samples = self.params.sample_prompts()
+        quantized = quantize(model, samples.calibration)
+        compute = self._compile(quantized)
+        held_out = [samples.held_out[at : at + HELD_OUT_ROWS] for at in range(0, len(samples.held_out), HELD_OUT_ROWS)]
+        found = agreement(compute, exact, held_out, pad_token_id=self.params.pad_token_id, heads=self.loaded.heads)
+        if not found.mean >= MIN_INT8_COSINE:
+            raise CannotUseOpenVinoError(
+                f"in int8 the model's output differs too much from float32: cosine {found.mean:.4f} on average, "
+                f"where {MIN_INT8_COSINE} is the least"
+            )
+        record = Record(self._short_cosine(compute), found.mean, found.lowest)
+        self._cache(quantized, record)
+        return compute, record
+
+    def _compile(self, model: "ov.Model") -> "OpenVinoBackbone":
+        from trio_pool_serve.runner.openvino.openvino_backbone import PRECISIONS, CompileParams, compile_model
+
+        compile_params = CompileParams(
+            PRECISIONS[self.params.dtype],
+            cores=torch.get_num_threads(),
+            streams=self.params.concurrent_launches,
+            sharers=self.params.cores_shared_by,
+        )
+        return compile_model(self.loaded.backbone, model, compile_params)
+
+    def _short_cosine(self, compute: Compute) -> float:
+        """Return the lowest cosine with the backbone as it was loaded."""
+        backbone = self.loaded.backbone
+        return self._agreement(compute, backbone, short_batches(backbone, self.params.max_tokens)).lowest
+
+    def _agreement(self, compute: Compute, expected: Compute, batches: Sequence[Sequence[RenderedPrompt]]) -> Agreement:
+        return agreement(compute, expected, batches, pad_token_id=self.params.pad_token_id)
+
+    def _cache(self, model: "ov.Model", record: Record) -> None:
+        if self._entry is not None:
+            import openvino as ov
+
+            self._entry.write(lambda path: ov.save_model(model, path, compress_to_fp16=False), record)
 
 
-def _cosine(ours: Tensor, expected: Tensor) -> float:
-    a, b = ours.double().flatten(), expected.double().flatten()
-    return float(a @ b / np.sqrt(float(a @ a) * float(b @ b)))
+def _first_line(error: Exception) -> str:
+    return repr(error).splitlines()[0][:200]

@@ -1,0 +1,82 @@
+"""By OpenVINO every family gives what it gives by torch, through its own heads; few families in the normal run."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.models import classifier_families, model_families, retrieval_families
+from tests.models.model_families import TEXTS, ServedModel
+from trio_pool_serve.prompts import PairPrompt, Prompt, TextPrompt
+from trio_pool_serve.types import (
+    Classify,
+    Embed,
+    PoolingParams,
+    SparseEmbed,
+    SparseVector,
+    TokenClassify,
+    TokenEmbed,
+)
+
+pytest.importorskip("openvino")
+
+TOLERANCE = 3e-5
+"""Of any number; random weights give some of a hundred. Mistral's and Llama's differ most, by 2.5e-5."""
+
+FOLDERS: Mapping[str, Callable[[Path], Path]] = {
+    **{f"embedder-{name}": partial(model_families.write_family, name=name) for name in model_families.FAMILIES},
+    **{f"classifier-{n}": partial(classifier_families.write_classifier, name=n) for n in classifier_families.FAMILIES},
+    **{
+        f"token-classifier-{name}": partial(classifier_families.write_classifier, name=name, head="TokenClassification")
+        for name in ("bert", "deberta-v2", "modernbert", "qwen2")
+    },
+    **{f"late-interaction-{name}": make for name, make in retrieval_families.LATE_INTERACTION.items()},
+    **{f"sparse-{name}": make for name, make in retrieval_families.SPARSE.items()},
+    "bge-m3": retrieval_families.write_bge_m3,
+}
+
+IN_THE_NORMAL_RUN = frozenset(
+    {
+        "embedder-bert", "embedder-modernbert", "embedder-qwen3", "embedder-gemma3", "classifier-deberta-v2",
+        "token-classifier-bert", "late-interaction-colbert_v2", "sparse-splade_max", "bge-m3",
+    }
+)  # fmt: skip
+
+PAIRS = [PairPrompt(first, second) for first, second in zip(TEXTS[:3], TEXTS[2:5], strict=True)]
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in IN_THE_NORMAL_RUN else pytest.param(name, marks=pytest.mark.slow) for name in FOLDERS]
+)
+async def test_openvino_gives_what_torch_gives(name: str, tmp_path: Path):
+    path = FOLDERS[name](tmp_path / name)
+    by_torch = ServedModel(path)
+    by_openvino = ServedModel(path, settings={"cpu_backend": "openvino", "cache_dir": ""})
+    assert by_openvino.runner.describe().endswith("by OpenVINO")
+    outputs = 0
+    for params in (Embed(), TokenEmbed(), SparseEmbed(), Classify(), TokenClassify()):
+        if type(params) in by_torch.runner.heads:
+            outputs += 1
+            for together in (True, False):
+                for prompts in prompts_of(by_torch, params):
+                    expected = await by_torch.compute(prompts, params, together=together)
+                    ours = await by_openvino.compute(prompts, params, together=together)
+                    assert max(map(difference, ours, expected)) < TOLERANCE
+    assert outputs
+
+
+def prompts_of(served: ServedModel, params: PoolingParams) -> list[list[Prompt]]:
+    """Texts of mixed lengths, and pairs for models with segments."""
+    texts: list[Prompt] = [TextPrompt(text) for text in TEXTS]
+    return [texts, PAIRS] if isinstance(params, Classify) and "score" in served.folder.spec.tasks else [texts]
+
+
+def difference(ours: Any, expected: Any) -> float:
+    """The largest difference; of sparse vectors, whose weights near zero may be missing, that of all weights."""
+    if isinstance(expected, SparseVector):
+        weights = [dict(zip(v.indices.tolist(), v.values.tolist(), strict=True)) for v in (ours, expected)]
+        return max((abs(weights[0].get(i, 0) - weights[1].get(i, 0)) for i in {*weights[0], *weights[1]}), default=0)
+    return float(np.abs(np.asarray(ours) - np.asarray(expected)).max(initial=0))

@@ -1,0 +1,98 @@
+"""A backbone computed by OpenVINO: what it returns is its caller's own, in any number of threads."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.models.model_families import ServedModel, write_family
+from trio_pool_serve.runner.forward_pass import ForwardPass, assemble
+from trio_pool_serve.runner.openvino.agreement import all_batches
+from trio_pool_serve.runner.probe import compute_rows, probe_rows
+from trio_pool_serve.types import PoolingRequest, RenderedPrompt
+
+pytest.importorskip("openvino")
+
+CPU = torch.device("cpu")
+BY_OPENVINO = {"cpu_backend": "openvino", "cache_dir": ""}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    return ServedModel(write_family(tmp_path_factory.mktemp("model") / "bert", "bert"), settings=BY_OPENVINO)
+
+
+def forward_of(*lengths: int, embeds: bool = False) -> ForwardPass:
+    random = np.random.default_rng(1)
+    prompts = [
+        RenderedPrompt(
+            random.integers(5, 60, size=length).astype(np.int32),
+            embeds=random.standard_normal((length, 32)).astype(np.float32) if embeds else None,
+        )
+        for length in lengths
+    ]
+    return assemble([PoolingRequest(prompt) for prompt in prompts], pad_token_id=0, device=CPU)
+
+
+def test_outputs_of_successive_passes_share_no_memory(served: ServedModel):
+    first = served.runner.compute(forward_of(9, 4))
+    kept = first.clone()
+    served.runner.compute(forward_of(9, 9))
+    assert torch.equal(first, kept)
+
+
+def test_two_threads_at_once_get_what_one_gets_after_the_other(served: ServedModel):
+    passes = [forward_of(*range(1, 2 + n % 7), 3 + n) for n in range(40)]
+    expected = [served.runner.compute(forward) for forward in passes]
+    with ThreadPoolExecutor(4) as threads:
+        ours = list(threads.map(served.runner.compute, passes))
+    assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
+
+
+def test_shares_of_the_cores_give_what_all_cores_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Two batches at once are computed by another program than one alone."""
+    from trio_pool_serve.runner.openvino.conversion import convert
+    from trio_pool_serve.runner.openvino.openvino_backbone import CompileParams, compile_model
+
+    backbone = ServedModel(write_family(tmp_path / "bert", "bert")).runner.backbone
+    compiled = compile_model(backbone, convert(backbone), CompileParams("f32", cores=2, streams=2, sharers=2))
+    assert compiled.for_shares is not compiled.for_all_cores
+    forward = forward_of(20, 3)
+    outputs = []
+    for threads in (1, 2):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        outputs.append(compiled(forward))
+    assert torch.allclose(*outputs, atol=1e-5)
+
+
+def test_rows_of_token_embeddings_are_computed_by_torch(served: ServedModel):
+    forward = forward_of(6, 2, embeds=True)
+    with torch.inference_mode():
+        assert torch.equal(served.runner.compute(forward), served.runner.backbone(forward))
+
+
+def test_any_number_of_rows_and_tokens_is_computed(served: ServedModel):
+    for lengths in ((1,), (48,), (1, 1, 1), (48, 2), tuple(range(1, 33))):
+        rows = probe_rows(served.runner.backbone.vocab_size, lengths)
+        ours, expected = (
+            compute_rows(compute, rows, pad_token_id=0, device=CPU)
+            for compute in (served.runner.compute, served.runner.backbone)
+        )
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, expected, strict=True))
+
+
+def test_the_rows_to_compare_have_padding_segments_and_the_longest_length(served: ServedModel):
+    backbone = served.runner.backbone
+    batches = all_batches(backbone, 48)
+    lengths = [[len(prompt.token_ids) for prompt in batch] for batch in batches]
+    assert max(max(batch) for batch in lengths) == 48
+    assert any(len(set(batch)) > 1 for batch in lengths)
+    assert any(prompt.type_ids is not None and prompt.type_ids.any() for batch in batches for prompt in batch)
+
+
+def test_one_row_to_compare_is_beyond_the_window_of_sliding_attention(tmp_path: Path):
+    backbone = ServedModel(write_family(tmp_path / "gemma3", "gemma3")).runner.backbone
+    longest = max(len(prompt.token_ids) for batch in all_batches(backbone, 10_000) for prompt in batch)
+    assert longest > 8 + 32

@@ -1,0 +1,278 @@
+"""Which models OpenVINO computes, why not the others, and what is kept on disk."""
+
+import json
+import logging
+import multiprocessing
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.models.model_families import load, write_family
+from tests.models.vision_families import clip
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.runner.openvino import model_cache, selection, trial
+from trio_pool_serve.runner.openvino.model_cache import CacheEntry, Record, cache_entry, model_digest
+
+pytest.importorskip("openvino")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_family(tmp_path / "bert", "bert")
+
+
+@pytest.fixture
+def conversions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One item for each conversion."""
+    from trio_pool_serve.runner.openvino import conversion
+
+    done: list[int] = []
+    convert = conversion.convert
+    monkeypatch.setattr(conversion, "convert", lambda backbone: done.append(1) or convert(backbone))
+    return done
+
+
+@pytest.fixture
+def ratios(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The results of the trials of speed, in place of real ones; those that are left were not tried."""
+    given: list[float] = []
+    monkeypatch.setattr(selection, "time_ratio", lambda *_, **__: given.pop(0))
+    return given
+
+
+def described(model: Path, cache: Path | str, **options: Any) -> str:
+    settings = {"cpu_backend": "openvino", "cache_dir": str(cache), "dtype": "float32"} | options
+    return load(model, **settings).describe().rpartition("tokens, ")[2]
+
+
+# -- the choice -----------------------------------------------------------------------------------------
+
+
+def test_auto_takes_openvino_only_if_it_is_clearly_faster(model: Path, tmp_path: Path, ratios: list[float]):
+    ratios += [0.5, 0.9, 0.91, 1.3]
+    assert [described(model, "", cpu_backend="auto") for _ in range(4)] == [
+        "by OpenVINO (in 0.50 times torch's time)",
+        "by OpenVINO (in 0.90 times torch's time)",
+        "by torch (OpenVINO takes 0.91 times as long)",
+        "by torch (OpenVINO takes 1.30 times as long)",
+    ]
+
+
+def test_the_trial_is_fair(monkeypatch: pytest.MonkeyPatch):
+    """A computation takes as long as itself, and half as long as one that does the same twice."""
+    seconds = iter(range(10**6))
+    monkeypatch.setattr(trial.time, "perf_counter", lambda: next(seconds) * 1e-6)
+
+    def once(_: object) -> torch.Tensor:
+        for _ in range(1000):
+            next(seconds)
+        return torch.zeros(1)
+
+    def twice(forward: object) -> torch.Tensor:
+        once(forward)
+        return once(forward)
+
+    rows = {"vocab_size": 50, "max_tokens": 48, "pad_token_id": 0}
+    assert trial.time_ratio(once, once, **rows) == pytest.approx(1)
+    assert trial.time_ratio(once, twice, **rows) == pytest.approx(0.5, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"cpu_backend": "torch"}, "as configured"),
+        ({"dtype": "float16"}, "OpenVINO is not used for float16"),
+    ],
+)
+def test_the_description_says_why_torch_computes(options: dict[str, Any], reason: str, model: Path):
+    assert described(model, "", **{"cpu_backend": "auto"} | options) == f"by torch ({reason})"
+
+
+def test_a_model_that_reads_images_is_computed_by_torch(tmp_path: Path):
+    assert described(clip(tmp_path / "clip"), "", cpu_backend="auto").endswith(
+        "by torch (OpenVINO is not used for models that read images)"
+    )
+
+
+def test_without_openvino_torch_computes(model: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(selection, "find_spec", lambda name: None)
+    assert described(model, "", cpu_backend="auto") == "by torch (OpenVINO is not installed)"
+    with pytest.raises(ModelLoadError, match="--cpu-backend openvino: OpenVINO is not installed."):
+        described(model, "")
+    with pytest.raises(ModelLoadError, match="--dtype int8: OpenVINO is not installed."):
+        described(model, "", dtype="int8")
+
+
+def test_bfloat16_is_for_cpus_that_compute_it(model: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(selection, "has_native_bfloat16", lambda device: False)
+    said = described(model, "", cpu_backend="auto", dtype="bfloat16")
+    assert said == "by torch (OpenVINO is used for bfloat16 only where the CPU computes it natively)"
+    monkeypatch.setattr(selection, "has_native_bfloat16", lambda device: True)
+    assert described(model, "", dtype="bfloat16") == "by OpenVINO"
+
+
+def test_a_model_that_cannot_be_converted_is_computed_by_torch(model: Path, monkeypatch: pytest.MonkeyPatch):
+    from trio_pool_serve.runner.openvino import conversion
+
+    def fail(_: object) -> None:
+        raise RuntimeError("no such operation\nand much more")
+
+    monkeypatch.setattr(conversion, "convert", fail)
+    assert (
+        described(model, "", cpu_backend="auto")
+        == "by torch (OpenVINO fails: RuntimeError('no such operation\\nand much more'))"
+    )
+    with pytest.raises(ModelLoadError, match="--cpu-backend openvino: OpenVINO fails: RuntimeError"):
+        described(model, "")
+
+
+def test_a_model_whose_output_differs_is_computed_by_torch(model: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(selection, "MIN_COSINE", {torch.float32: 1.1})
+    assert described(model, "", cpu_backend="auto") == "by torch (OpenVINO's output differs: cosine 1.00000)"
+
+
+# -- the cache ------------------------------------------------------------------------------------------
+
+
+def the_entry(cache: Path) -> Path:
+    (entry,) = [path for path in cache.iterdir() if path.is_dir()]
+    return entry
+
+
+def test_the_second_start_neither_converts_nor_tries(
+    model: Path, tmp_path: Path, conversions: list[int], ratios: list[float]
+):
+    cache = tmp_path / "a" / "cache"
+    ratios += [0.5, 0.7]
+    first, second = (described(model, cache, cpu_backend="auto") for _ in range(2))
+    assert (first, len(conversions), ratios) == (second, 1, [0.7])
+    entry = the_entry(cache)
+    assert {path.name for path in entry.iterdir()} == {"model.xml", "model.bin", "record.json"}
+    assert stat.S_IMODE(cache.stat().st_mode) == stat.S_IMODE(entry.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in entry.iterdir()} == {0o600}
+
+
+def test_that_openvino_was_slower_is_remembered(
+    model: Path, tmp_path: Path, conversions: list[int], ratios: list[float]
+):
+    ratios.append(1.5)
+    said = {described(model, tmp_path / "cache", cpu_backend="auto") for _ in range(2)}
+    assert said == {"by torch (OpenVINO takes 1.50 times as long)"}
+    assert len(conversions) == 1
+    assert described(model, tmp_path / "cache") == "by OpenVINO (in 1.50 times torch's time)"  # as the user demands
+    assert len(conversions) == 1
+
+
+@pytest.mark.parametrize("cache_dir", ["", None])
+def test_the_cache_can_be_switched_off_and_is_in_the_user_s_by_default(
+    cache_dir: str | None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    described(model, "", cache_dir=cache_dir)
+    assert (tmp_path / "xdg" / "trio_pool_serve").is_dir() == (cache_dir is None)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def garble(path: Path) -> None:
+    path.write_bytes(os.urandom(path.stat().st_size))
+
+
+@pytest.mark.parametrize("damage", [truncate, garble, Path.unlink])
+@pytest.mark.parametrize("name", ["model.xml", "model.bin", "record.json"])
+def test_a_damaged_entry_is_replaced(name: str, damage: Any, model: Path, tmp_path: Path, conversions: list[int]):
+    cache = tmp_path / "cache"
+    described(model, cache)
+    damage(the_entry(cache) / name)
+    assert described(model, cache) == "by OpenVINO"
+    assert len(conversions) == 2
+    assert described(model, cache) == "by OpenVINO"
+    assert len(conversions) == 2
+
+
+def test_an_entry_of_other_weights_is_replaced(model: Path, tmp_path: Path, conversions: list[int]):
+    cache = tmp_path / "cache"
+    described(model, cache)
+    weights = model / "model.safetensors"
+    os.utime(weights, ns=(0, weights.stat().st_mtime_ns + 1))
+    described(model, cache)
+    assert len(conversions) == 2
+    the_entry(cache)  # there is one
+
+
+def test_an_entry_that_gives_other_output_is_replaced(
+    model: Path, tmp_path: Path, conversions: list[int], caplog: pytest.LogCaptureFixture
+):
+    """Its digest is the current one, but the weights are another model's."""
+    cache = tmp_path / "cache"
+    described(model, cache)
+    other = write_family(tmp_path / "other", "bert")
+    (record := the_entry(cache) / "record.json").write_text(
+        json.dumps({"digest": model_digest(other), "record": {"short_cosine": 1.0}})
+    )
+    renamed = cache_entry(cache, other, "BertModel", "last_hidden_state", "torch.float32").path
+    record.parent.rename(renamed)
+    for weight in [renamed / "model.bin"]:
+        stored = bytearray(weight.read_bytes())
+        stored[: len(stored) // 2] = stored[len(stored) // 2 :][: len(stored) // 2]
+        weight.write_bytes(stored)
+    with caplog.at_level(logging.WARNING):
+        assert described(other, cache) == "by OpenVINO"
+    assert "is converted anew" in caplog.text
+    assert len(conversions) == 2
+
+
+def test_what_the_digest_depends_on(model: Path, monkeypatch: pytest.MonkeyPatch):
+    seen = {model_digest(model)}
+    (model / "config.json").write_text((model / "config.json").read_text() + " ")
+    seen.add(model_digest(model))
+    (model / "more.txt").touch()
+    seen.add(model_digest(model))
+    monkeypatch.setattr(model_cache, "FORMAT", 0)
+    seen.add(model_digest(model))
+    monkeypatch.setattr(model_cache, "version", lambda library: "0")
+    seen.add(model_digest(model))
+    (model / ".git").mkdir()
+    (model / ".git" / "index").touch()
+    seen.add(model_digest(model))
+    assert len(seen) == 5
+
+
+def test_a_folder_that_cannot_be_written_is_done_without(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "file").touch()
+    with caplog.at_level(logging.WARNING, logger="trio_pool_serve"):
+        assert described(model, tmp_path / "file" / "cache") == "by OpenVINO"
+    (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("trio_pool_serve")]
+    assert line.startswith(f"the converted model is not cached in {tmp_path / 'file' / 'cache'}: ")
+
+
+def test_unfinished_entries_are_removed_after_a_day(tmp_path: Path):
+    old, new = tmp_path / ".model-1.abc", tmp_path / ".model-2.abc"
+    for folder in (old, new):
+        folder.mkdir()
+    os.utime(old, (0, 0))
+    CacheEntry(tmp_path / "model", "digest").write(lambda path: path.touch(), Record(1.0))
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def describe_in_a_process(model: Path, cache: Path, said: Any) -> None:
+    said.put(described(model, cache))
+
+
+def test_two_processes_at_once_convert_once(model: Path, tmp_path: Path):
+    spawn = multiprocessing.get_context("spawn")
+    said = spawn.Queue()
+    processes = [spawn.Process(target=describe_in_a_process, args=(model, tmp_path / "c", said)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    assert [said.get(timeout=60) for _ in processes] == ["by OpenVINO"] * 2
+    for process in processes:
+        process.join()
+    the_entry(tmp_path / "c")
+    assert [path.name for path in (tmp_path / "c").iterdir() if path.name.startswith(".")] == []

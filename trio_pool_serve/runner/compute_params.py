@@ -1,0 +1,40 @@
+"""What a computation is chosen for."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from attrs import field, frozen
+
+from trio_pool_serve.types import RenderedPrompt
+
+
+@frozen(eq=False)
+class SamplePrompts:
+    """Prompts to quantise a model with, and others to compare its output on."""
+
+    calibration: Sequence[RenderedPrompt]
+    held_out: Sequence[RenderedPrompt]
+
+
+def _no_samples() -> SamplePrompts:
+    """Default: there are none."""
+    return SamplePrompts((), ())
+
+
+@frozen(kw_only=True, eq=False)
+class ComputeParams:
+    """Device, dtype, and the rows: at most ``max_tokens`` tokens each, padded with ``pad_token_id``.
+
+    At most ``concurrent_launches`` batches are computed at a time here, and ``cores_shared_by`` on these cores, other
+    processes included. ``folder`` is where the model was loaded from; without it nothing is cached. ``sample_prompts`` blocks, as it loads the tokenizer.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    pad_token_id: int
+    max_tokens: int
+    concurrent_launches: int = 1
+    cores_shared_by: int = 1
+    folder: Path | None = None
+    sample_prompts: Callable[[], SamplePrompts] = field(default=_no_samples)
