@@ -10,6 +10,7 @@ from trio_pool_serve.config.help import help_, switch
 from trio_pool_serve.types import PoolingTask
 
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
+CpuBackend: TypeAlias = Literal["auto", "openvino", "torch"]
 Attention: TypeAlias = Literal["auto", "padded"]
 LongText: TypeAlias = Literal["refuse", "chunk"]
 Pooling: TypeAlias = Literal["cls", "mean", "last", "max", "weightedmean", "mean_sqrt_len"]
@@ -44,6 +45,13 @@ class ModelConfig:
         str,
         help_("Device to compute on: auto, cpu, cuda or cuda:N. auto: the first GPU, or the CPU if there is none."),
     ] = "auto"
+    cpu_backend: Annotated[
+        CpuBackend,
+        help_(
+            "What computes a model on CPU. auto: OpenVINO where it is installed, gives the same output as torch and is "
+            "faster, which is checked when the model is loaded; else torch."
+        ),
+    ] = field(default="auto", validator=in_(get_args(CpuBackend)))
     attention: Annotated[
         Attention,
         help_(

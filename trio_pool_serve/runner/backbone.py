@@ -27,7 +27,7 @@ class Backbone:
             inputs["inputs_embeds"] = overwrite_embeds(self.embed(forward.input_ids), forward.requests)
         else:
             inputs["input_ids"] = forward.input_ids
-        if self._takes_type_ids and any(request.prompt.type_ids is not None for request in forward.requests):
+        if self.takes_type_ids and any(request.prompt.type_ids is not None for request in forward.requests):
             inputs["token_type_ids"] = forward.type_ids
         computed = getattr(self.model(**inputs), self.output)
         assert isinstance(computed, torch.Tensor)  # noqa: S101
@@ -39,7 +39,7 @@ class Backbone:
         The control flow does not depend on the tensors' values, so that this can be compiled and captured.
         """
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-        if self._takes_type_ids:
+        if self.takes_type_ids:
             inputs["token_type_ids"] = type_ids
         computed = getattr(self.model(**inputs), self.output)
         assert isinstance(computed, torch.Tensor)  # noqa: S101
@@ -75,7 +75,7 @@ class Backbone:
         return embedding if isinstance(embedding, nn.Embedding) else None
 
     @cached_property
-    def _takes_type_ids(self) -> bool:
+    def takes_type_ids(self) -> bool:
         """Whether the model has segments; many have none though their tokenizers return type ids."""
         return "token_type_ids" in self._arguments
 

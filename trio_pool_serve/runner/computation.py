@@ -1,14 +1,7 @@
 """The choice of how a backbone is computed: directly, compiled, packed, or from CUDA graphs."""
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from attrs import frozen
-from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import eager_mask, sdpa_mask
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
@@ -18,38 +11,10 @@ from trio_pool_serve.runner.cuda.graphs import CudaGraphBackend, GraphedBackbone
 from trio_pool_serve.runner.cuda.packed_backbone import pack_backbone
 from trio_pool_serve.runner.cuda.varlen import FLASH, CannotPackError, has_flash
 from trio_pool_serve.runner.loaded_model import LoadedModel
+from trio_pool_serve.runner.openvino.selection import CannotUseOpenVinoError, compile_backbone
 from trio_pool_serve.runner.probe import TOLERANCES, Compute, compute_rows, difference, probe_rows
 from trio_pool_serve.runner.progress import with_progress_bar
-
-SDPA = "trio_pool_serve_sdpa"
-
-EAGER = "trio_pool_serve_eager"
-"""For models that take masks from transformers, but no attention function."""
-
-
-def without_mask_skips(make_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
-    """Return ``make_mask`` with the options switched off that let it make no mask."""
-
-    def mask(**options: Any) -> Tensor | None:
-        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        return make_mask(**options)
-
-    return mask
-
-
-AttentionInterface.register(SDPA, sdpa_attention_forward)
-AttentionMaskInterface.register(SDPA, without_mask_skips(sdpa_mask))
-AttentionMaskInterface.register(EAGER, without_mask_skips(eager_mask))
-
-
-def skip_mask_checks(model: nn.Module) -> None:
-    """Make a model skip the checks if its masks are transformers' and its attention is ``sdpa`` or its own code."""
-    config: Any = model.config
-    name = config._attn_implementation  # noqa: SLF001  (transformers' setter downloads kernels for some names)
-    if name == "sdpa":
-        config._attn_implementation = SDPA  # noqa: SLF001
-    elif name == "eager" and not model._can_set_attn_implementation():  # type: ignore[operator]  # noqa: SLF001
-        config._attn_implementation = EAGER  # noqa: SLF001
+from trio_pool_serve.runner.transformer_masks import skip_mask_checks
 
 
 @frozen(eq=False)
@@ -59,16 +24,22 @@ class Computation:
     compute: Compute
     pads: bool = True
     about: tuple[str, ...] = ()
+    concurrent_launches: int = 1
+    """Number of batches that may be computed at a time, each in a thread of its own."""
 
 
 @frozen(kw_only=True, eq=False)
 class ComputeParams:
-    """Device, dtype, and the rows: at most ``max_tokens`` tokens each, padded with ``pad_token_id``."""
+    """Device, dtype, and the rows: at most ``max_tokens`` tokens each, padded with ``pad_token_id``.
+
+    At most ``concurrent_launches`` batches are to be computed at a time, if that is any faster.
+    """
 
     device: torch.device
     dtype: torch.dtype
     pad_token_id: int
     max_tokens: int
+    concurrent_launches: int = 1
 
 
 def choose_computation(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> Computation:
@@ -78,7 +49,9 @@ def choose_computation(loaded: LoadedModel, config: ModelConfig, params: Compute
     """
     if config.compile:
         return _compiled(loaded.backbone, params)
-    if params.device.type != "cuda" or type(loaded.backbone) is not Backbone:
+    if params.device.type == "cpu":
+        return _on_cpu(loaded.backbone, config, params)
+    if type(loaded.backbone) is not Backbone:
         return Computation(loaded.backbone)
     skip_mask_checks(loaded.backbone.model)
     computation = _packed(loaded.backbone, config, params)
@@ -96,6 +69,26 @@ def _compiled(backbone: Backbone, params: ComputeParams) -> Computation:
     except Exception as error:
         raise ModelLoadError(f"--compile: the model cannot be compiled: {error}") from error
     return Computation(compiled, about=("compiled",))
+
+
+def _on_cpu(backbone: Backbone, config: ModelConfig, params: ComputeParams) -> Computation:
+    """Choose OpenVINO where it can be used; torch holds the interpreter lock between its kernels."""
+    try:
+        if config.cpu_backend == "torch":
+            raise CannotUseOpenVinoError("as configured")  # noqa: TRY301  (all reasons are logged in the same way)
+        compiled = compile_backbone(
+            backbone,
+            dtype=params.dtype,
+            pad_token_id=params.pad_token_id,
+            max_tokens=params.max_tokens,
+            cores=torch.get_num_threads(),
+            streams=params.concurrent_launches,
+        )
+    except CannotUseOpenVinoError as reason:
+        if config.cpu_backend == "openvino":
+            raise ModelLoadError(f"--cpu-backend openvino: {reason}.") from reason
+        return Computation(backbone, about=(f"by torch ({reason})",))
+    return Computation(compiled, about=("by OpenVINO",), concurrent_launches=params.concurrent_launches)
 
 
 def _packed(backbone: Backbone, config: ModelConfig, params: ComputeParams) -> Computation:

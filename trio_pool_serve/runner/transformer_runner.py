@@ -66,6 +66,8 @@ class TransformerRunner:
     """Computes the backbone's output: the backbone itself, or something faster whose output agrees."""
     pads: bool = True
     """Whether padding is computed."""
+    concurrent_launches: int = 1
+    """Number of threads that may call ``launch`` at a time."""
     dimensions: int = field(default=0, init=False)
     """Length of the vectors, known after ``warm_up``; 0 for a model without any."""
     embeds_width: int = field(default=0, init=False)

@@ -40,10 +40,15 @@ def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -
     except Exception as error:
         raise ModelLoadError(f"The model was loaded, but cannot compute its first batch: {error}") from error
     compute_params = ComputeParams(
-        device=device, dtype=params.dtype, pad_token_id=runner.pad_token_id, max_tokens=folder.max_model_len
+        device=device,
+        dtype=params.dtype,
+        pad_token_id=runner.pad_token_id,
+        max_tokens=folder.max_model_len,
+        concurrent_launches=offload.launch,
     )
     computation = choose_computation(loaded, config, compute_params)
     runner.compute, runner.pads = computation.compute, computation.pads
+    runner.concurrent_launches = computation.concurrent_launches
     dimensions = f", {runner.dimensions} dimensions" if runner.dimensions else ""
     runner.description = (
         f"{folder.model_type}, {loaded.backbone.parameters / 1e6:.1f} M parameters, "

@@ -1,0 +1,1 @@
+"""Forward passes by OpenVINO, on CPU."""

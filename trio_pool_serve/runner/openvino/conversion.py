@@ -1,0 +1,90 @@
+"""The conversion of a backbone from torch to OpenVINO, with any number of rows and tokens."""
+
+import copy
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import openvino as ov
+import torch
+from torch import Tensor, nn
+
+from trio_pool_serve.runner.backbone import Backbone
+from trio_pool_serve.runner.transformer_masks import with_masks_always
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+"""Names of the converted model's inputs, int64 [rows, tokens]; the last one only if the model has segments."""
+
+TRACED_ROWS, TRACED_TOKENS = 2, 7
+"""Shape of the example. Not 1, which is broadcast, and numbers that no configuration has."""
+
+
+class _BackboneOfIds(nn.Module):
+    """A backbone as a module of its inputs alone, for the converter."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.model = backbone.model
+        self.output = backbone.output
+
+    def forward(self, **inputs: Tensor) -> Tensor:
+        output = getattr(self.model(**inputs), self.output)
+        assert isinstance(output, Tensor)  # noqa: S101
+        return output
+
+
+class _BackboneWithSegments(_BackboneOfIds):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
+
+
+class _BackboneWithoutSegments(_BackboneOfIds):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(input_ids=input_ids, attention_mask=attention_mask)
+
+
+def convert(backbone: Backbone) -> ov.Model:
+    """Return the backbone as an OpenVINO model in float32, whose output is the backbone's.
+
+    Blocks for seconds. Raises what the converter raises: any ``Exception``.
+    """
+    names = INPUTS if backbone.takes_type_ids else INPUTS[:2]
+    ids = torch.arange(3, 3 + TRACED_ROWS * TRACED_TOKENS).view(TRACED_ROWS, TRACED_TOKENS)
+    mask = torch.ones_like(ids)
+    mask[-1, TRACED_TOKENS // 2 :] = 0
+    example = dict(zip(INPUTS, (ids, mask, torch.zeros_like(ids)), strict=True))
+    with _in_float32(backbone) as in_float32, with_masks_always(in_float32.model), _quiet():
+        module = (_BackboneWithSegments if backbone.takes_type_ids else _BackboneWithoutSegments)(in_float32)
+        model: ov.Model = ov.convert_model(
+            module.eval(),
+            example_input={name: example[name] for name in names},
+            input=[(name, ov.PartialShape([-1, -1]), ov.Type.i64) for name in names],
+        )
+    return model
+
+
+@contextmanager
+def _in_float32(backbone: Backbone) -> Iterator[Backbone]:
+    """Yield the backbone in float32: itself, or a copy."""
+    if next(backbone.model.parameters()).dtype == torch.float32:
+        yield backbone
+    else:
+        yield Backbone(copy.deepcopy(backbone.model).float(), backbone.output)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress what the tracer says about sizes that it takes for constants: the probe shows whether they matter."""
+    loggers: list[Any] = [logging.getLogger(name) for name in ("nncf", "openvino")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
