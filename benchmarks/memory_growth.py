@@ -57,12 +57,15 @@ ASSIGNMENT = re.compile(r"[A-Z][A-Z0-9_]*=")
 class Settings:
     """What is run: ``requests`` of closed-loop ``clients``, with memory read after every ``every``.
 
-    Each string in ``compare`` is another server to be put through the same: environment variables, then flags.
+    A request of several texts has at most about ``max_request_tokens``. Each string in ``compare`` is another server to
+    be put through the same: environment variables, then flags. In each round every server is started once.
     """
 
+    rounds: int = 1
     requests: int = 4500
     every: int = 500
     clients: int = 8
+    max_request_tokens: int = 2048
     idle_s: float = 30.0
     model: Literal["minilm"] | Shape = "minilm"
     compare: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=(), allow_leading_hyphen=True)] = ()
@@ -71,10 +74,14 @@ class Settings:
 
 @frozen
 class Sample:
-    """The memory of all processes of a server once it has answered ``requests``."""
+    """The memory of all processes of a server once it has answered ``requests``.
+
+    ``anonymous_mib`` is without files, of which other programs that map them take a share.
+    """
 
     requests: int
     pss_mib: float
+    anonymous_mib: float
     largest_process_mib: float
 
 
@@ -95,22 +102,27 @@ class Growth:
     processor_ms: float = 0.0
     minor_faults: float = 0.0
 
-    def mib_after(self, requests: int) -> float:
-        """Return the memory after the first sample with at least so many requests."""
-        return next(
-            (sample.pss_mib for sample in self.samples if sample.requests >= requests), self.samples[-1].pss_mib
-        )
+    @property
+    def warm(self) -> Sample:
+        """The memory after ``WARM`` requests."""
+        return next((sample for sample in self.samples if sample.requests >= WARM), self.samples[-1])
 
     @property
     def ratio(self) -> float:
         """Memory at the end over that of the warm server."""
-        return self.samples[-1].pss_mib / self.mib_after(WARM)
+        return self.samples[-1].pss_mib / self.warm.pss_mib
+
+    @property
+    def anonymous_ratio(self) -> float:
+        """The same without files."""
+        return self.samples[-1].anonymous_mib / self.warm.anonymous_mib
 
 
 def sample_memory(server: Server, requests: int) -> Sample:
     """Return the server's memory now."""
-    sizes = [process.pss_mib for process in memory_of(server.pid)]
-    return Sample(requests, sum(sizes), max(sizes))
+    processes = memory_of(server.pid)
+    sizes = [process.pss_mib for process in processes]
+    return Sample(requests, sum(sizes), sum(process.anonymous_mib for process in processes), max(sizes))
 
 
 def spent_by(server: Server) -> Spent:
@@ -133,7 +145,7 @@ async def measure(server: Server, settings: Settings, words: list[str]) -> Growt
         for first in range(0, settings.requests, settings.every):
             last = min(first + settings.every, settings.requests)
             step(f"{growth.samples[-1].pss_mib:.0f} MiB")
-            await send_all(server, settings.clients, iter(range(first, last)), words)
+            await send_all(server, settings, iter(range(first, last)), words)
             growth.samples.append(sample_memory(server, last))
     after = spent_by(server)
     growth.processor_ms = 1e3 * (after.processor_s - before.processor_s) / settings.requests
@@ -143,16 +155,16 @@ async def measure(server: Server, settings: Settings, words: list[str]) -> Growt
     return growth
 
 
-async def send_all(server: Server, clients: int, numbers: Iterator[int], words: list[str]) -> None:
+async def send_all(server: Server, settings: Settings, numbers: Iterator[int], words: list[str]) -> None:
     """Send the requests of these numbers, each client its next when it has its answer. Cancellation: at once."""
 
     async def send() -> None:
         async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=300) as client:
             for number in numbers:
-                await mixed_request(words, number).send(client)
+                await mixed_request(words, number, settings.max_request_tokens).send(client)
 
     async with trio.open_nursery() as nursery:
-        for _ in range(clients):
+        for _ in range(settings.clients):
             nursery.start_soon(send)
 
 
@@ -174,16 +186,17 @@ async def measure_variant(variant: str, model: Path, settings: Settings, words: 
 def show(measured: dict[str, Growth], settings: Settings) -> None:
     """Print the table."""
     columns = [
-        *("server", "MiB before", f"after {WARM}", f"after {settings.requests}", "ratio"),
+        *("server", "MiB before", f"after {WARM}", f"after {settings.requests}", "ratio", "without files"),
         *(f"after {settings.idle_s:g} s idle", "processor ms/request", "minor faults/request"),
     ]
     rows = [
         [
             name,
             f"{growth.samples[0].pss_mib:.0f}",
-            f"{growth.mib_after(WARM):.0f}",
+            f"{growth.warm.pss_mib:.0f}",
             f"{growth.samples[-1].pss_mib:.0f}",
             f"{growth.ratio:.3f}",
+            f"{growth.anonymous_ratio:.3f}",
             f"{growth.idle.pss_mib:.0f}" if growth.idle else "",
             f"{growth.processor_ms:.1f}",
             f"{growth.minor_faults:.0f}",
@@ -211,8 +224,9 @@ async def run(settings: Settings) -> None:
     measured: dict[str, Growth] = {}
     with tempfile.TemporaryDirectory() as folder:
         model = Path(MODEL_PATH) if settings.model == "minilm" else write_bert(Path(folder), settings.model)
-        for variant in ("", *settings.compare):
-            measured[variant or AS_IT_COMES] = await measure_variant(variant, model, settings, words)
+        for number, variant in itertools.product(range(settings.rounds), ("", *settings.compare)):
+            name = (variant or AS_IT_COMES) + (f", round {number + 1}" if number else "")
+            measured[name] = await measure_variant(variant, model, settings, words)
     show(measured, settings)
     servers: list[dict[str, Any]] = [
         {"server": name, "ratio": growth.ratio, **attrs.asdict(growth)} for name, growth in measured.items()

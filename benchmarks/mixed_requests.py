@@ -18,9 +18,6 @@ from attrs import frozen
 from benchmarks.connection import UnexpectedAnswerError
 from benchmarks.model import MODEL_NAME
 
-MAX_TOKENS = 2048
-"""Of one request: batches of long texts are smaller than those of short ones."""
-
 ENCODINGS = ("float", "base64")
 
 SINGLE_SHARE, TOKENIZE_SHARE, LARGE_SHARE, INVALID_SHARE, LEFT_SHARE = 0.65, 0.1, 0.01, 0.05, 0.05
@@ -56,8 +53,11 @@ class MixedRequest:
                 raise UnexpectedAnswerError(f"{answer.status_code}, not {self.status}: {answer.text[:200]}")
 
 
-def mixed_request(words: Sequence[str], number: int) -> MixedRequest:
-    """Return the request of that number, with texts of ``words`` that are a token each."""
+def mixed_request(words: Sequence[str], number: int, max_tokens: int) -> MixedRequest:
+    """Return the request of that number, with texts of ``words`` that are a token each.
+
+    A batch has at most about ``max_tokens``, so batches of long texts are smaller than those of short ones.
+    """
     choose = random.Random(number)
     kind = choose.random()
     if kind < INVALID_SHARE:
@@ -73,15 +73,15 @@ def mixed_request(words: Sequence[str], number: int) -> MixedRequest:
     kind -= LARGE_SHARE
     return MixedRequest(
         "/v1/embeddings",
-        _json(input=_texts(choose, words), encoding_format=choose.choice(ENCODINGS)),
+        _json(input=_texts(choose, words, max_tokens), encoding_format=choose.choice(ENCODINGS)),
         leaves_after_s=choose.uniform(0, 0.05) if kind < LEFT_SHARE else math.inf,
     )
 
 
-def _texts(choose: random.Random, words: Sequence[str]) -> list[str]:
+def _texts(choose: random.Random, words: Sequence[str], max_tokens: int) -> list[str]:
     tokens = _log_uniform(choose, 3, 500)
     rows = 1 if choose.random() < SINGLE_SHARE else _log_uniform(choose, 2, 64)
-    rows = min(rows, max(1, MAX_TOKENS // tokens))
+    rows = min(rows, max(1, max_tokens // tokens))
     # Of about one length, as chunks of a document are, or of any.
     shortest = choose.choice((tokens, max(3, tokens // 2), 3))
     return [_text(choose, words, choose.randint(shortest, tokens) - 2) for _ in range(rows)]
