@@ -11,12 +11,16 @@ PROC = Path("/proc")
 
 @frozen
 class ProcessMemory:
-    """One process. Of what several share, ``pss_mib`` has its share and ``rss_mib`` all."""
+    """One process. Of what several share, ``pss_mib`` has its share and ``rss_mib`` all.
+
+    ``anonymous_mib`` is the share without files.
+    """
 
     pid: int
     command: str
     rss_mib: float
     pss_mib: float
+    anonymous_mib: float
 
 
 def memory_of(pid: int) -> list[ProcessMemory]:
@@ -45,4 +49,4 @@ def _read(pid: int) -> ProcessMemory | None:
     kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
     # What it runs, not where that lies.
     command = " ".join([Path(words[0]).name, *words[1:3]])
-    return ProcessMemory(pid, command, kib["Rss"] / 1024, kib["Pss"] / 1024)
+    return ProcessMemory(pid, command, kib["Rss"] / 1024, kib["Pss"] / 1024, kib["Pss_Anon"] / 1024)

@@ -30,13 +30,13 @@ class Texts:
         self._random = random.Random(0)
 
     @cached_property
-    def _words(self) -> list[str]:
+    def words(self) -> list[str]:
         """Whole words of the vocabulary, one token each."""
         return sorted(word for word in self._tokenizer.get_vocab() if word.isascii() and word.isalpha())
 
     def make(self, count: int, tokens: int) -> list[str]:
         """Return ``count`` different texts."""
-        texts = [" ".join(self._random.choices(self._words, k=tokens - 2)) for _ in range(count)]
+        texts = [" ".join(self._random.choices(self.words, k=tokens - 2)) for _ in range(count)]
         lengths = {len(ids) for ids in self._tokenizer(texts)["input_ids"]}
         if lengths != {tokens}:
             raise ValueError(f"texts of {tokens} tokens have {lengths}")

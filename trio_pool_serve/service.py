@@ -32,6 +32,7 @@ from trio_pool_serve.models.folder import open_model_folder
 from trio_pool_serve.models.loading.renderer_loading import embeds_format_of, renderer_of
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.models.model_kind import AnyModelFolder
+from trio_pool_serve.processes.allocator import limit_caches
 from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.rendering.chat import template_process
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
@@ -356,13 +357,15 @@ def configure_process(service: Service) -> None:
     """Configure a process that exists to run ``service``; call it before ``service.run`` and before torch is imported.
 
     Sets the interpreter's thread switch interval and, where models compute in this process, how OpenMP's threads wait.
-    Lowers the scheduling priority of the service's threads and worker processes, unless it was given an ``Offload``
-    with a niceness. Once the models are loaded, exempts all objects that exist from garbage collection.
+    Limits the memory that malloc and oneDNN keep. Lowers the scheduling priority of the service's threads and worker
+    processes, unless it was given an ``Offload`` with a niceness. Once the models are loaded, exempts all objects that
+    exist from garbage collection.
     """
     threads = service.config.threads
     sys.setswitchinterval(threads.switch_interval_s)
     if service.socket_folder is None:
         limit_openmp_spinning()
+    limit_caches()
     if service.offload.niceness is None:
         service.offload.niceness = relative_niceness(threads.niceness)
     for processes in service.processes.values():

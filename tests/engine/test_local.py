@@ -20,6 +20,7 @@ from trio_pool_serve.errors import (
     OverloadedError,
     RunnerDeadError,
 )
+from trio_pool_serve.processes.allocator import RETURN_EVERY_S
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, Embed, PoolingOutput, PoolingRequest, RenderedPrompt
@@ -52,6 +53,30 @@ async def engine(request, scripted: ScriptedRunner) -> AsyncIterator[LocalEngine
 
 async def in_thread(wait: Callable[[], object]) -> None:
     await trio.to_thread.run_sync(wait, limiter=trio.CapacityLimiter(1))
+
+
+async def test_freed_memory_is_returned_after_a_while_in_which_there_were_batches(scripted, mock_clock):
+    returned, loop = trio.Semaphore(0), trio.lowlevel.current_trio_token()
+    threads: set[threading.Thread] = set()
+
+    def return_memory() -> None:
+        threads.add(threading.current_thread())
+        loop.run_sync_soon(returned.release)
+
+    engine = LocalEngine(lambda: scripted, Offload(), Metrics().of_engine("m"), return_freed_memory=return_memory)
+    async with running(engine):
+        await wait_all_tasks_blocked()
+        mock_clock.jump(RETURN_EVERY_S)
+        await returned.acquire()  # what loading has freed
+        await wait_all_tasks_blocked()
+        mock_clock.jump(RETURN_EVERY_S)
+        await wait_all_tasks_blocked()
+        await engine.submit(request(5))
+        await wait_all_tasks_blocked()
+        assert returned.value == 0
+        mock_clock.jump(RETURN_EVERY_S)
+        await returned.acquire()
+    assert {thread.name for thread in threads} == {"launch"}
 
 
 async def test_a_row_is_answered_with_its_own_vector_and_times(engine):

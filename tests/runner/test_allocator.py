@@ -1,4 +1,4 @@
-"""Memory that a layer has freed serves the next one."""
+"""Memory that a layer has freed serves the next one; more than a batch needs is not kept."""
 
 import json
 import os
@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from trio_pool_serve.runner.device import MALLOC_VARIABLES, retain_freed_memory
+from trio_pool_serve.processes.allocator import (
+    MALLOC_VARIABLES,
+    limit_caches,
+    retain_freed_memory,
+    return_freed_memory,
+)
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 
@@ -29,23 +34,26 @@ libc = ctypes.CDLL(None)
 libc.mallinfo2.restype = MallInfo2
 libc.malloc.restype = ctypes.c_void_p
 
-def kept_after_freeing():
+def kept_after_freeing(state_mib):
     for _ in range(4):
-        for state in [libc.malloc(20 * 2**20) for _ in range(10)]:  # ten layers' at once
+        for state in [libc.malloc(state_mib * 2**20) for _ in range(10)]:  # ten layers' at once
             libc.free(ctypes.c_void_p(state))
     return libc.mallinfo2().fordblks
 
-before = kept_after_freeing()
+before = kept_after_freeing(1)
 load_runner(read_model_folder(Path(sys.argv[1])), ModelConfig(device="cpu", cpu_backend="torch"), Offload())
-print(json.dumps([before, kept_after_freeing()]))
+print(json.dumps([before, kept_after_freeing(1), kept_after_freeing(20)]))
 """
 
-FREED = 200 * 2**20
+SMALL_BATCH, TOO_LARGE_BATCH = 10 * 2**20, 200 * 2**20
 """Bytes of the states that `KEPT_AFTER_FREEING` frees at once."""
 
 
-def kept_before_and_after_loading(path: Path) -> tuple[int, int]:
-    """Bytes that malloc keeps after 200 MiB were freed in a new process, before and after it loads a runner."""
+def kept_before_and_after_loading(path: Path) -> tuple[int, int, int]:
+    """Bytes that malloc keeps in a new process once states were freed.
+
+    After a small batch before it loads a runner, after the same one since, and after one larger than it computes.
+    """
     done = subprocess.run(
         [sys.executable, "-c", KEPT_AFTER_FREEING, str(path)],
         env={name: value for name, value in os.environ.items() if name not in MALLOC_VARIABLES},
@@ -53,19 +61,48 @@ def kept_before_and_after_loading(path: Path) -> tuple[int, int]:
         check=True,
         timeout=300,
     )
-    before, after = json.loads(done.stdout.splitlines()[-1])
-    return before, after
+    before, after_small, after_large = json.loads(done.stdout.splitlines()[-1])
+    return before, after_small, after_large
 
 
-def test_freed_memory_is_kept_once_a_runner_is_loaded(minilm: Path):
-    before, after = kept_before_and_after_loading(minilm)
-    assert before < FREED / 2
-    assert after >= FREED
+def test_as_much_as_a_batch_frees_is_kept_once_a_runner_is_loaded(minilm: Path):
+    before, after_small, after_large = kept_before_and_after_loading(minilm)
+    assert before < SMALL_BATCH / 2
+    assert after_small >= SMALL_BATCH
+    assert after_large < TOO_LARGE_BATCH / 2
+
+
+def test_memory_in_the_middle_of_the_heap_is_returned():
+    program = """
+import ctypes
+from pathlib import Path
+from trio_pool_serve.processes.allocator import limit_caches, retain_freed_memory, return_freed_memory
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+resident = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+limit_caches()
+assert retain_freed_memory(2**27)
+states = [libc.malloc(2**20) for _ in range(100)]
+for state in states:
+    ctypes.memset(state, 1, 2**20)
+for state in states[:-1]:
+    libc.free(ctypes.c_void_p(state))
+before = resident()
+return_freed_memory()
+print(before - resident())
+"""
+    environment = {name: value for name, value in os.environ.items() if name not in MALLOC_VARIABLES}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, check=True)
+    assert int(done.stdout) > 90 * 2**20
 
 
 def test_what_the_environment_settled_stays(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("ctypes.CDLL", lambda _: pytest.fail("malloc was changed"))
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7")
     for name in MALLOC_VARIABLES:
         with monkeypatch.context() as environment:
             environment.setenv(name, "131072")
-            assert not retain_freed_memory()
+            assert not retain_freed_memory(2**20)
+            limit_caches()
+            return_freed_memory()
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "7"

@@ -101,9 +101,9 @@ def test_a_model_that_reads_images_is_computed_by_torch(tmp_path: Path):
 def test_without_openvino_torch_computes(model: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(selection, "find_spec", lambda name: None)
     assert described(model, "", cpu_backend="auto") == "by torch (OpenVINO is not installed)"
-    with pytest.raises(ModelLoadError, match="--cpu-backend openvino: OpenVINO is not installed."):
+    with pytest.raises(ModelLoadError, match=r"--cpu-backend openvino: OpenVINO is not installed\."):
         described(model, "")
-    with pytest.raises(ModelLoadError, match="--dtype int8: OpenVINO is not installed."):
+    with pytest.raises(ModelLoadError, match=r"--dtype int8: OpenVINO is not installed\."):
         described(model, "", dtype="int8")
 
 

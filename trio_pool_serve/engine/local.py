@@ -24,6 +24,7 @@ from trio_pool_serve.errors import (
     RunnerDeadError,
     innermost,
 )
+from trio_pool_serve.processes.allocator import RETURN_EVERY_S, return_freed_memory
 from trio_pool_serve.telemetry.metrics import EngineMetrics, Gauges
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, PooledBatch, PoolingOutput, QueryScope, Runner
@@ -59,6 +60,8 @@ class LocalEngine(Engine):
     config: SchedulingConfig = field(factory=SchedulingConfig)
     small_requests: SmallRequests = field(factory=SmallRequests)
     """Shared with the model's other replicas, if any."""
+    return_freed_memory: Callable[[], None] = return_freed_memory
+    """Called in the thread that launches, every ``RETURN_EVERY_S`` seconds in which there were batches."""
     runner: Runner | None = field(default=None, init=False)
     _state: EngineState = field(default="loading", init=False)
     _settled: trio.Event = field(init=False, factory=trio.Event)
@@ -68,6 +71,7 @@ class LocalEngine(Engine):
     _bulk: BulkBudget = field(init=False)
     _in_flight: dict[Batch, tuple[float, list[QueueEntry]]] = field(init=False, factory=dict)
     _last_done: float = field(default=0.0, init=False)
+    _launched: int = field(default=0, init=False)
     _batches: int = field(default=0, init=False)
     _failed_batches: int = field(default=0, init=False)
 
@@ -148,6 +152,7 @@ class LocalEngine(Engine):
             self._state = "ready"
             self._settled.set()
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._return_freed_memory)
                 self._queue.pads = self.runner.pads
                 for _ in range(self.runner.concurrent_launches):
                     nursery.start_soon(self._compute, self.runner, nursery)
@@ -160,6 +165,15 @@ class LocalEngine(Engine):
             self._fail_all()
             self.offload.close()
 
+    async def _return_freed_memory(self) -> None:
+        """Return what loading, and later batches, have freed: between two batches, so that none waits for the heap."""
+        returned = -1
+        while True:
+            await trio.sleep(RETURN_EVERY_S)
+            if (launched := self._launched) != returned:
+                returned = launched
+                await self.offload.run("launch", self.return_freed_memory)
+
     async def _compute(self, runner: Runner, nursery: trio.Nursery) -> None:
         max_tokens = self.max_batch_tokens
         lane = Lane(trio.Semaphore(self.config.max_in_flight))
@@ -169,6 +183,7 @@ class LocalEngine(Engine):
             entries = self._queue.take_batch(max_tokens, self._bulk.tokens)
             batch = batch_of(entries)
             launched = time.perf_counter()
+            self._launched += 1
             self._in_flight[batch] = (launched, entries)
             self._observe_batch(batch, entries, launched)
             handle = await self._launch(runner, batch)

@@ -1,9 +1,5 @@
 """The device and the dtype that a model is computed on and in."""
 
-import ctypes
-import os
-import platform
-
 import torch
 
 from trio_pool_serve.config import Dtype
@@ -44,28 +40,3 @@ def has_native_bfloat16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())  # noqa: SLF001
-
-
-M_TRIM_THRESHOLD = -1
-M_MMAP_THRESHOLD = -3
-"""Parameter numbers of ``mallopt``, from glibc's malloc.h."""
-
-TRIM_THRESHOLD_BYTES = 2**30
-"""Free memory at the end of the heap that is not returned to the kernel."""
-
-MMAP_THRESHOLD_BYTES = 2**25
-"""Allocations of this size and more are mapped, and unmapped when freed: the most that glibc allows."""
-
-MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
-"""Environment variables by which a user configures malloc."""
-
-
-def retain_freed_memory() -> bool:
-    """Make glibc's malloc keep freed memory, for the whole process; return whether it does.
-
-    Does nothing with another C library, or if one of ``MALLOC_VARIABLES`` is set.
-    """
-    if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in MALLOC_VARIABLES):
-        return False
-    mallopt = ctypes.CDLL(None).mallopt
-    return bool(mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES) and mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES))

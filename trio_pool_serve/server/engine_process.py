@@ -17,6 +17,7 @@ from trio_pool_serve.engine.remote.supervision import EngineJob, Loaded, LoadFai
 from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.models.folder import open_model_folder
+from trio_pool_serve.processes.allocator import limit_caches
 from trio_pool_serve.processes.child_process import run_as_child, send_to_parent, wait_for_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.telemetry.metrics import Metrics
@@ -30,7 +31,8 @@ logger = logging.getLogger(__name__)
 
 async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
     """Load the model, then compute until the parent is gone; return the exit status. Cancellation: at once."""
-    limit_openmp_spinning()  # before torch is imported
+    limit_openmp_spinning()  # before torch is imported, as the next
+    limit_caches()
     config = decode_config(job.config)
     configure_logging(config.logging.log_level)
     import_plugins(config)

@@ -2,13 +2,16 @@
 
 from functools import partial
 
+from torch import nn
+
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.loading.sample_prompts import sample_prompts
 from trio_pool_serve.models.model_kind import AnyModelFolder
+from trio_pool_serve.processes.allocator import MMAP_THRESHOLD_BYTES, retain_freed_memory
 from trio_pool_serve.runner.computation import choose_computation
 from trio_pool_serve.runner.compute_params import ComputeParams
-from trio_pool_serve.runner.device import resolve_device, resolve_dtype, retain_freed_memory
+from trio_pool_serve.runner.device import resolve_device, resolve_dtype
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.runner.output_copy import CudaCopyBackend, OutputCopier
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
@@ -18,18 +21,23 @@ OUTPUT_BYTES = 2**30
 """Maximum memory of the backbone's output for one batch of the default size."""
 
 
+STATES_AT_ONCE = 8
+"""Widest states' worth of memory in use in a forward pass at most. MiniLM: 96 MiB for the largest batch, 2,048 tokens,
+which leaves 52 MiB at the end of the heap."""
+
+
 def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> TransformerRunner:
     """Load a model and compute a warm-up batch.
 
     Blocks for seconds. Raises ``ModelLoadError``.
     """
     device = resolve_device(config.device)
-    if device.type == "cpu":
-        retain_freed_memory()
     params = LoadingParams(
         device=device, dtype=resolve_dtype(config.dtype, device), trust_remote_code=config.trust_remote_code
     )
     loaded = folder.kind.loader()(folder, params)
+    if device.type == "cpu":
+        retain_freed_memory(_freed_by_batch(loaded, params))
     runner = TransformerRunner(
         loaded.backbone,
         loaded.heads,
@@ -69,6 +77,13 @@ def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -
 
 def _dtype_name(config: ModelConfig, params: LoadingParams) -> str:
     return "int8" if config.dtype == "int8" else str(params.dtype).removeprefix("torch.")
+
+
+def _freed_by_batch(loaded: LoadedModel, params: LoadingParams) -> int:
+    """Return how much memory the largest batch frees to the heap: its widest states, several times."""
+    widths = (module.out_features for module in loaded.backbone.model.modules() if isinstance(module, nn.Linear))
+    states = _default_batch_tokens(loaded, params) * max(widths, default=0) * params.dtype.itemsize
+    return STATES_AT_ONCE * min(states, MMAP_THRESHOLD_BYTES)  # larger ones are not in the heap
 
 
 def _default_batch_tokens(loaded: LoadedModel, params: LoadingParams) -> int:

@@ -17,6 +17,11 @@ from trio_pool_serve.runner.forward_pass import ForwardPass
 PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 """OpenVINO's names of the precisions in which it computes what torch computes in a dtype."""
 
+CACHED_KERNELS = 256
+"""Kernels that OpenVINO keeps for the shapes of batches, one or two for each shape. Its default is 5,000: MiniLM grows
+by 0.14 MB with each new shape, for more than 400 shapes. With 128 it stops growing, for 5 % more CPU time where every
+batch has another shape. With 0 layers share no kernel: twice the memory, and a quarter more time."""
+
 
 @frozen
 class CompileParams:
@@ -107,6 +112,7 @@ def _compile(model: ov.Model, precision: str, *, threads: int, streams: int) -> 
         "INFERENCE_PRECISION_HINT": precision,
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": streams,
+        "CPU_RUNTIME_CACHE_CAPACITY": CACHED_KERNELS,
         "ENABLE_CPU_PINNING": False,  # the event loop has to run somewhere
     }
     return Program(ov.Core().compile_model(model, "CPU", settings))
