@@ -84,6 +84,8 @@ class Exchange:
             body = self.response.body(bytes(message.get("body", b"")), is_last=is_last)
             if self._head or body:
                 await self._write(self._take_head(), body)
+            if is_last:
+                self.response.check_end()
             self.is_answered = is_last
             self._note_change()
             if not is_last:

@@ -15,7 +15,7 @@ from hypercorn.utils import parse_socket_addr
 from trio_pool_serve.api.http.connection import DELIVER_TO
 from trio_pool_serve.server.exchange import Exchange
 from trio_pool_serve.server.incoming_request import BadRequestError, IncomingRequest, LeftToHypercornError
-from trio_pool_serve.server.outgoing_response import REFUSAL, ServerHeaders, head_bytes
+from trio_pool_serve.server.outgoing_response import REFUSAL, OutgoingResponse, ServerHeaders, head_bytes
 from trio_pool_serve.server.request_buffer import RequestBuffer
 
 MAX_RECEIVED = 2**16
@@ -76,7 +76,8 @@ class HttpConnection:
                 self._buffer.append(data)
                 await self._distribute()
         except BadRequestError as error:
-            self._refused_with = error.status
+            if self._exchange is None or self._exchange.response is None:
+                self._refused_with = error.status
         except LeftToHypercornError:
             self._is_left_to_hypercorn = True
         self._has_ended = True
@@ -120,7 +121,7 @@ class HttpConnection:
 
     async def _begin(self, request: IncomingRequest) -> Exchange:
         """Return the exchange that ``request`` opens, and wake the task that runs the app."""
-        exchange = Exchange(request, self._server_headers, self._is_last, self._write)
+        exchange = Exchange(request, self._server_headers, self._is_last, self._write_response)
         if request.is_complete:
             exchange.take(b"", is_last=True)
         self._requests += 1
@@ -141,7 +142,7 @@ class HttpConnection:
                 break
             self._arrived = trio.Event()
             await self._respond(exchange)
-            if self._refused_with is not None and exchange.response is None:
+            if self._refused_with is not None:
                 break
             if not self._goes_on_behind(exchange):
                 return
@@ -203,7 +204,16 @@ class HttpConnection:
         }
 
     async def _refuse(self, status: int) -> None:
-        await self._write(head_bytes(status, [*REFUSAL, *self._server_headers.now()]))
+        headers = self._server_headers.now()
+        if self._exchange is None:
+            head = head_bytes(status, [*REFUSAL, *headers])
+        else:
+            head = OutgoingResponse(self._exchange.request, status, REFUSAL).head(headers, is_last=False)
+        await self._write(head)
+
+    async def _write_response(self, *parts: bytes) -> None:
+        if self._refused_with is None:
+            await self._write(*parts)
 
     async def _write(self, *parts: bytes) -> None:
         """Write to the client, by one system call if there is room; after a failure nothing more is written.

@@ -47,12 +47,13 @@ class OutgoingResponse:
         self.closes = request.closes
         self._has_body = not suppress_body(request.method, status)
         self._is_chunked = False
+        self._framing: Headers = []  # what we add
         self._missing: float = math.inf
         lengthless = status in {204, 304}
         if b"transfer-encoding" in names or (b"content-length" not in names and not lengthless):
             checked = _without(_without(checked, b"content-length"), b"transfer-encoding")
             if request.http_version == "1.1":
-                checked.append((b"Transfer-Encoding", b"chunked"))
+                self._framing.append((b"Transfer-Encoding", b"chunked"))
                 self._is_chunked = self._has_body
             elif request.method != "HEAD":
                 self.closes = True
@@ -68,9 +69,8 @@ class OutgoingResponse:
 
     def head(self, server_headers: Headers, *, is_last: bool) -> bytes:
         """Return the head; with ``is_last`` it says that the server closes the connection, where nothing else does."""
-        headers = [*self._headers, *server_headers]
-        if is_last:
-            headers.append((b"connection", b"close"))
+        last = [(b"connection", b"close")] if is_last else []
+        headers = [*self._headers, *server_headers, *last, *self._framing]
         if self.closes:
             tokens = {token.strip() for token in self._names.get(b"connection", b"").lower().split(b",")}
             headers = _without(headers, b"connection")
@@ -87,9 +87,14 @@ class OutgoingResponse:
             chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
             return chunk + b"0\r\n\r\n" if is_last else chunk
         self._missing -= len(data)
-        if self._missing < 0 or (is_last and 0 < self._missing < math.inf):
-            raise ValueError("The body does not have the length that its head has announced.")
+        if self._missing < 0:
+            raise ValueError("The body is longer than its head has announced.")
         return data
+
+    def check_end(self) -> None:
+        """Check that the body, all of which has been written, was not too short."""
+        if 0 < self._missing < math.inf:
+            raise ValueError("The body is shorter than its head has announced.")
 
 
 def head_bytes(status: int, headers: Headers) -> bytes:
