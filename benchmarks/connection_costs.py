@@ -1,8 +1,8 @@
-"""What our changes to hypercorn's connection save: processor time of the server per request, with and without each.
+"""What reading HTTP/1.1 ourselves saves: processor time of the server per request, by kind of connection.
 
-The same bare ASGI app behind hypercorn's own connection, behind ours, and behind ours without one of its two changes:
-the head of an answer that is sent together with its body, and the one timer of idle time per connection. All four
-servers stay alive and are loaded in turns; processor time moves little with what else the machine does.
+The same bare ASGI app behind hypercorn's own connection, behind the one of hypercorn's that we contain and use for all
+but plain HTTP/1.1, and behind ours, which llhttp parses for. All servers stay alive and are loaded in turns; processor
+time moves little with what else the machine does.
 
     python -m benchmarks.connection_costs
 """

@@ -1,46 +1,28 @@
-"""A bare ASGI app behind one of several kinds of hypercorn connection, for `benchmarks.connection_costs`.
+"""A bare ASGI app behind one of several kinds of connection, for `benchmarks.connection_costs`.
 
 python -m benchmarks.connection_kinds --connection ours --port 8001
 """
 
 from argparse import ArgumentParser
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import hypercorn.trio.run
 import trio
 from hypercorn.config import Config
-from hypercorn.events import RawData
 from hypercorn.trio import serve
 from hypercorn.trio.tcp_server import TCPServer
-from hypercorn.trio.worker_context import TrioSingleTask
 
-from trio_pool_serve.server.contained_connection import ContainedConnection
+from trio_pool_serve.server.contained_connection import ContainedConnection, serve_connection
 
 BODY = b'{"embedding":"' + b"A" * 2048 + b'"}'
 """About as long as an answer with one vector of 384 numbers in base64."""
 
 
-class SeparateHead(ContainedConnection):
-    """Ours, but the head of an answer is sent by itself."""
-
-    async def _send(self, data: bytes) -> None:
-        await TCPServer.protocol_send(self, RawData(data))
-
-
-class TimerPerRequest(ContainedConnection):
-    """Ours, but hypercorn starts a task per request that measures idle time."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.idle_task = TrioSingleTask()
-
-
-CONNECTIONS: Mapping[str, type[TCPServer]] = {
+CONNECTIONS: Mapping[str, Callable[..., Awaitable[None]]] = {
     "hypercorn": TCPServer,
-    "ours": ContainedConnection,
-    "ours, separate head": SeparateHead,
-    "ours, timer per request": TimerPerRequest,
+    "hypercorn, contained": ContainedConnection,
+    "ours": serve_connection,
 }
 
 

@@ -1,4 +1,4 @@
-"""Connections of hypercorn's whose exceptions are contained, and which end when either side closes them.
+"""Connections whose exceptions are contained: plain HTTP/1.x is read here, all else by hypercorn.
 
 hypercorn serves all connections of a worker in one nursery, and some clients can make its protocol code raise: HTTP/2
 frames after the end of a response, bytes after a websocket handshake. The exception would cancel all other connections.
@@ -7,6 +7,7 @@ for the whole keep-alive time. A connection that is closed behind the last respo
 for another request, until the server stops waiting for it.
 """
 
+import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable
@@ -15,8 +16,13 @@ from typing import Any
 import hypercorn.trio.run
 import trio
 from attrs import define, field
+from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import AppWrapper
+
+from trio_pool_serve.server.http_connection import HttpConnection
 
 CLOSE_TIMEOUT_S = 5.0
 """Seconds that closing may take; no request is running on the connection."""
@@ -72,85 +78,78 @@ class IdleTimer:
 
 logger = logging.getLogger(__name__)
 
-JOINED_BELOW = 64 * 1024
-"""Bytes: smaller bodies are copied behind their response's head, to send both by one system call."""
-
 
 class ContainedConnection(TCPServer):
-    """hypercorn's connection; an exception ends only this connection, and the client's disconnect ends it, too.
+    """hypercorn's connection, for all that is not plain HTTP/1.x; it also ends when the client disconnects.
 
-    Per request it makes one system call and no new task, where hypercorn makes three and one: the head of a response
-    of known length waits for its body, and one timer per connection measures how long it is idle. Requests to a bare
-    app take 1.30 times the CPU time without the first, 1.36 without the second
-    (``benchmarks/results/connection_costs.md``).
+    ``received`` are bytes that have been read from the stream.
     """
 
     _client_is_gone = False
-    _head = b""
     _reading: trio.CancelScope
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: Any, received: bytes = b"") -> None:
         super().__init__(*args)
+        self._received = received
         self._reading = trio.CancelScope()
         self.idle_timer = IdleTimer(
             self.config.keep_alive_timeout, self.context.terminated.wait, self._initiate_server_close
         )
         self.idle_task = self.idle_timer  # type: ignore[assignment]  # has the same methods
 
-    async def run(self) -> None:
-        """Serve the connection until it is closed. Cancellation: as in hypercorn."""
-        try:
-            await super().run()
-        except Exception as error:
-            # Not a cancellation: a group with ``trio.Cancelled`` is a ``BaseExceptionGroup``, not an ``Exception``.
-            logger.warning("a connection failed: %r", error)
-            logger.debug("traceback of the failed connection", exc_info=error)
-
     async def protocol_send(self, event: Event) -> None:
         """Handle an event of the protocol. Cancellation: as in hypercorn."""
-        if isinstance(event, RawData):
-            await self._send(event.data)
-            return
         await super().protocol_send(event)
         if isinstance(event, Closed):
             self._reading.cancel(reason="the server has closed the connection")
         if isinstance(event, Updated) and self._client_is_gone:
             self.idle_timer.end()
 
-    async def _send(self, data: bytes) -> None:
-        if not self._head and _is_head_of_known_length(data):
-            self._head = data  # another event always follows, at least the end of the body
-            return
-        if self._head:
-            head, self._head = self._head, b""
-            if len(data) < JOINED_BELOW:
-                data = head + data
-            else:
-                await super().protocol_send(RawData(head))
-        if data:
-            await super().protocol_send(RawData(data))
-
     async def _read_data(self) -> None:
         with self._reading:
+            if self._received:
+                await self.protocol.handle(RawData(self._received))
             await super()._read_data()
         self._client_is_gone = True
         self.idle_timer.end()
 
 
-def _is_head_of_known_length(data: bytes) -> bool:
-    """Return whether ``data`` is the head of a final response with a ``Content-Length``: its body follows at once.
+async def serve_connection(app: AppWrapper, config: Config, context: WorkerContext, state: Any, stream: Any) -> None:
+    """Serve a connection until it is closed; what it raises is logged, and ends nothing else.
 
-    False for a response that closes the connection: hypercorn writes some of those without a body.
+    Cancellation: at once, but for what hypercorn is writing.
     """
-    if not data.startswith(b"HTTP/1.1 ") or data[9:10] == b"1":
-        return False
-    head = data[:4096].lower()
-    return b"\r\ncontent-length:" in head and b"\r\nconnection: close" not in head
+    received: bytes | None = b""
+    try:
+        async with stream:
+            if _is_plain(config, stream):
+                received = await HttpConnection(app, config, context, state, stream).run()
+            if received is None:
+                await _end_sending(stream)
+                return
+            await ContainedConnection(app, config, context, state, stream, received=received).run()
+    except OSError:
+        return  # the client has left before it was asked who it is
+    except Exception as error:
+        # Not a cancellation: a group with ``trio.Cancelled`` is a ``BaseExceptionGroup``, not an ``Exception``.
+        logger.warning("a connection failed: %r", error)
+        logger.debug("traceback of the failed connection", exc_info=error)
+
+
+def _is_plain(config: Config, stream: Any) -> bool:
+    """Return whether ``HttpConnection`` can read it: no TLS, and none of the settings that only hypercorn knows."""
+    only_hypercorn_s = config.read_timeout or config.server_names or config.h11_pass_raw_headers
+    return isinstance(stream, trio.SocketStream) and not only_hypercorn_s
+
+
+async def _end_sending(stream: trio.SocketStream) -> None:
+    with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+        await stream.send_eof()
 
 
 def contain_connections() -> None:
-    """Make hypercorn's trio workers of this process use ``ContainedConnection``.
+    """Make hypercorn's trio workers of this process serve each connection by ``serve_connection``.
 
     Replaces a name in hypercorn's module, which has no other extension point; the version is pinned.
     """
-    setattr(hypercorn.trio.run, TCPServer.__name__, ContainedConnection)
+    setattr(hypercorn.trio.run, TCPServer.__name__, serve_connection)

@@ -1,5 +1,6 @@
 """Renders and computes the rows of one request: in chunks, concurrently."""
 
+import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,10 @@ CHUNKS_AHEAD = 2
 The limiter's queue is first come, first served: if all prompts of a large request entered it at once, the single prompt
 of the next client would wait behind every one of them.
 """
+
+
+_groups = itertools.count(1 + secrets.randbits(62))
+"""Numbers of requests, which are unlikely to be another API process's."""
 
 
 @frozen(eq=False)
@@ -84,7 +89,7 @@ async def compute_rows(
     in a group. Cancellation: rows that have not been launched leave the queue.
     """
     computed: dict[int, ComputedRow] = {}
-    group = 1 + secrets.randbits(62)
+    group = next(_groups)
     ahead = trio.CapacityLimiter(model.renderer.offload.render + CHUNKS_AHEAD)
     began = time.perf_counter()
 

@@ -1,7 +1,7 @@
 """One HTTP request on its connection: the seam between quart-trio and hypercorn."""
 
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlparse
 
 import trio
@@ -15,6 +15,20 @@ from trio_pool_serve.api.http.response import HttpResponse
 
 SILENCE_S = 1.0
 """A client that has sent nothing for this long is waiting for the response, not sending a body."""
+
+
+DELIVER_TO = "trio_pool_serve.deliver_to"
+"""The ASGI extension of a server that can deliver a request to a ``RequestListener``: the function that makes it so."""
+
+
+class RequestListener(Protocol):
+    """What is told of a request at once, where ASGI's ``receive`` needs a task that waits."""
+
+    def take(self, data: bytes, *, is_last: bool) -> None:
+        """Take a piece of the body; never waits."""
+
+    def leave(self) -> None:
+        """Note that the client has disconnected."""
 
 
 class PoolServeConnection(TrioASGIHTTPConnection):
@@ -44,56 +58,81 @@ class PoolServeConnection(TrioASGIHTTPConnection):
     def __init__(self, app: Any, scope: Any) -> None:
         scope["path"] = _path_of_target(scope["path"])
         super().__init__(app, scope)
+        self._body: RequestBody | Body | None = None
         self._body_ended = False
         self._is_finishing = False
-        self._arrived = trio.Event()
+        self._arrived: trio.Event | None = None
+        self._request_scope = trio.CancelScope()
 
     async def __call__(self, receive: Any, send: Any) -> None:
-        """Handle the request in this task, with a child that receives. Cancellation: at once."""
+        """Handle the request in this task; a child receives, unless the server delivers. Cancellation: at once."""
         path = self.app.routes.path_of_route(_below_root_path(self.scope["path"], self.scope.get("root_path", "")))
         request = HttpRequest(self.scope, path, self.app.config["MAX_CONTENT_LENGTH"])
         handler: Handler | None = self.app.routes.find(self.scope["method"], path)
-        body: RequestBody | Body = request.body
+        self._body = request.body
         if handler is None:
             quart_request = self._create_request_from_scope(send)
-            body, handler = quart_request.body, partial(_respond_by_quart, self.app, quart_request)
+            self._body, handler = quart_request.body, partial(_respond_by_quart, self.app, quart_request)
         elif request.is_bodiless_get:
             response = await self.app.middleware.respond(request, handler)
             await response.send(send)
             return
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._receive, nursery, receive, body)
-            response = await self.app.middleware.respond(request, handler)
+        with self._request_scope:
+            deliver_to: Any = self.scope.get("extensions", {}).get(DELIVER_TO)
+            if deliver_to is not None:
+                deliver_to(self)
+                await self._respond(request, handler, send)
+                return
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._receive, receive)
+                await self._respond(request, handler, send)
+                nursery.cancel_scope.cancel(reason="the request has been answered")
+
+    async def _respond(self, request: HttpRequest, handler: Handler, send: Any) -> None:
+        response = await self.app.middleware.respond(request, handler)
+        if not self._body_ended:
             await self._wait_for_body_end()
-            await response.send(self._noting_the_end(send, response))
-            nursery.cancel_scope.cancel(reason="the request has been answered")
+        if isinstance(response.body, bytes):
+            self._is_finishing = True
+            await response.send(send)
+        else:
+            await response.send(self._noting_the_end(send))
 
-    async def _receive(self, nursery: trio.Nursery, receive: Any, body: RequestBody | Body) -> None:
-        """Receive until the client disconnects, and cancel the request then."""
+    async def _receive(self, receive: Any) -> None:
         while (message := await receive())["type"] != "http.disconnect":
-            body.append(message.get("body", b""))
-            if not message.get("more_body", False):
-                body.set_complete()
-                self._body_ended = True
-            self._arrived.set()
-        self._body_ended = True
-        self._arrived.set()
-        if not self._is_finishing:
-            nursery.cancel_scope.cancel(reason="the client has disconnected")
+            self.take(message.get("body", b""), is_last=not message.get("more_body", False))
+        self.leave()
 
-    def _noting_the_end(self, send: Any, response: HttpResponse) -> Any:
-        """Return an ASGI ``send`` that notes from when on nothing of the response is being computed any more."""
-        is_stream = not isinstance(response.body, bytes)
+    def take(self, data: bytes, *, is_last: bool) -> None:
+        """Take a piece of the body."""
+        assert self._body is not None  # noqa: S101  (there is one before anything is delivered)
+        self._body.append(data)
+        if is_last:
+            self._body.set_complete()
+            self._body_ended = True
+        self._note_arrival()
+
+    def leave(self) -> None:
+        """Cancel the request: the client has disconnected."""
+        self._body_ended = True
+        self._note_arrival()
+        if not self._is_finishing:
+            self._request_scope.cancel(reason="the client has disconnected")
+
+    def _note_arrival(self) -> None:
+        if self._arrived is not None:
+            self._arrived.set()
+
+    def _noting_the_end(self, send: Any) -> Any:
+        """Return an ASGI ``send`` that notes from when on nothing of a stream is being computed any more."""
 
         async def noting(message: Any) -> None:
-            self._is_finishing = not is_stream or message.get("more_body", True) is False
+            self._is_finishing = message.get("more_body", True) is False
             await send(message)
 
         return noting
 
     async def _wait_for_body_end(self) -> None:
-        if self._body_ended:
-            return
         with trio.move_on_after(self.app.service.config.time_limits.body_timeout_s):
             while not self._body_ended:
                 self._arrived = trio.Event()

@@ -1,7 +1,7 @@
 """One HTTP request, as middleware and handlers see it."""
 
 import math
-import uuid
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -52,7 +52,7 @@ class HttpRequest:
     def _chosen_id(self) -> str:
         given = self.header(b"x-request-id") or ""
         printable = given.isascii() and given.isprintable()
-        return given[:MAX_REQUEST_ID] if given and printable else uuid.uuid4().hex
+        return given[:MAX_REQUEST_ID] if given and printable else secrets.token_hex(16)
 
     def header(self, name: bytes) -> str | None:
         """Return a header by its name in lower case; the first, if there are several."""

@@ -1,0 +1,134 @@
+"""One request and its response, as an ASGI app sees them."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+from trio_pool_serve.api.http.connection import RequestListener
+from trio_pool_serve.server.incoming_request import IncomingRequest
+from trio_pool_serve.server.outgoing_response import OutgoingResponse, ServerHeaders
+
+MAX_UNRECEIVED = 64 * 1024
+"""Bytes of a body that an app has not received, from which on no more are read from the client."""
+
+
+class Exchange:
+    """ASGI's ``receive`` and ``send`` for one request.
+
+    The connection gives it the body with ``take`` and ``leave``, which never wait; ``write`` sends bytes to the client,
+    and ``is_last`` tells whether the server wants to close the connection. An app may register a listener, to which
+    body and disconnect are delivered at once, instead of receiving messages: it needs no task for that.
+    """
+
+    def __init__(
+        self,
+        request: IncomingRequest,
+        server_headers: ServerHeaders,
+        is_last: Callable[[], bool],
+        write: Callable[..., Awaitable[None]],
+    ) -> None:
+        self.request = request
+        self.response: OutgoingResponse | None = None
+        self.is_answered = False
+        self._server_headers = server_headers
+        self._is_last = is_last
+        self._write = write
+        self._head = b""
+        self._listener: RequestListener | None = None
+        self._unreceived: list[bytes] = []
+        self._body_has_ended = False
+        self._end_is_received = False
+        self._has_left = False
+        self._change: trio.Event | None = None
+
+    # -- for the app ------------------------------------------------------------------------------------------------
+
+    def deliver_to(self, listener: RequestListener) -> None:
+        """Deliver what has arrived, and all that will, to ``listener``; ``receive`` is not used any more."""
+        self._listener = listener
+        if self._unreceived or self._body_has_ended:
+            listener.take(b"".join(self._unreceived), is_last=self._body_has_ended)
+            self._unreceived.clear()
+        if self._has_left:
+            listener.leave()
+        self._note_change()
+
+    async def receive(self) -> Any:
+        """Return the next message: pieces of the body, then the disconnect. Cancellation: at once."""
+        while True:
+            if self._unreceived or (self._body_has_ended and not self._end_is_received):
+                body = b"".join(self._unreceived)
+                self._unreceived.clear()
+                self._end_is_received = self._body_has_ended
+                self._note_change()
+                return {"type": "http.request", "body": body, "more_body": not self._body_has_ended}
+            if self._has_left or self.is_answered:
+                return {"type": "http.disconnect"}
+            await self._wait_for_change()
+
+    async def send(self, message: Any) -> None:
+        """Send a message of the response; the head waits for the body if that follows at once.
+
+        Cancellation: at once; a response that is cut off by it ends the connection.
+        """
+        kind = message["type"]
+        if kind == "http.response.start" and self.response is None:
+            response = OutgoingResponse(self.request, int(message["status"]), message.get("headers", ()))
+            self._head = response.head(self._server_headers.now(), is_last=self._is_last())
+            self.response = response
+            if not response.has_known_length:
+                await self._write(self._take_head())
+        elif kind == "http.response.body" and self.response is not None and not self.is_answered:
+            is_last = not message.get("more_body", False)
+            body = self.response.body(bytes(message.get("body", b"")), is_last=is_last)
+            if self._head or body:
+                await self._write(self._take_head(), body)
+            if is_last:
+                self.response.check_end()
+            self.is_answered = is_last
+            self._note_change()
+            if not is_last:
+                await trio.lowlevel.checkpoint()  # a write that finds room does not wait
+        else:
+            raise RuntimeError(f"{kind} is no message of an HTTP/1.1 response, or comes out of turn.")
+
+    def _take_head(self) -> bytes:
+        head, self._head = self._head, b""
+        return head
+
+    # -- for the connection -----------------------------------------------------------------------------------------
+
+    def take(self, data: bytes, *, is_last: bool) -> None:
+        """Take a piece of the body."""
+        self._body_has_ended = is_last
+        if self._listener is not None:
+            self._listener.take(data, is_last=is_last)
+            return
+        if data:
+            self._unreceived.append(data)
+        self._note_change()
+
+    def leave(self) -> None:
+        """Tell the app that the client has disconnected."""
+        if self._has_left:
+            return
+        self._has_left = True
+        if self._listener is not None:
+            self._listener.leave()
+        self._note_change()
+
+    async def wait_for_room(self) -> None:
+        """Wait while too much of the body has not been received by the app. Cancellation: at once."""
+        while sum(map(len, self._unreceived)) > MAX_UNRECEIVED and not self.is_answered:
+            await self._wait_for_change()
+
+    async def _wait_for_change(self) -> None:
+        if self._change is None:
+            self._change = trio.Event()
+        await self._change.wait()
+
+    def _note_change(self) -> None:
+        if self._change is not None:
+            self._change.set()
+            self._change = None

@@ -1,0 +1,164 @@
+"""One HTTP/1.x request, as llhttp reads it."""
+
+from collections.abc import Iterable
+
+from httptools import (
+    HttpParserError,
+    HttpParserInvalidMethodError,
+    HttpParserInvalidURLError,
+    HttpParserUpgrade,
+    HttpRequestParser,
+)
+
+END_OF_HEAD = b"\r\n\r\n"
+
+MAX_LENGTH_DIGITS = 20
+"""As in h11: enough for any number of 64 bits."""
+
+CHUNK_OVERHEAD = 32
+"""Bytes of framing that every chunk may have: a size, a short extension, two line ends."""
+
+
+class BadRequestError(Exception):
+    """The bytes are no request that the server accepts; it responds with ``status``, and closes the connection."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class LeftToHypercornError(Exception):
+    """The request is not one that is read here: hypercorn must be given the connection, and all bytes of it."""
+
+
+class IncomingRequest:
+    """The head of a request, and the framing of its body.
+
+    llhttp is strict: no leniency is switched on. It cannot say where in its input a request has ended, so it is given
+    exactly one head, and of a chunked body never more than up to the next CR LF CR LF, with which such a body ends.
+    A request has a parser of its own: nothing of one request can get into the next.
+
+    Raises ``BadRequestError`` and ``LeftToHypercornError``, which see.
+    """
+
+    def __init__(self, head: bytes, max_framing_bytes: int) -> None:
+        self.target = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.is_complete = False
+        self._has_head = False
+        self._pieces: list[bytes] = []
+        self._framing_left = max_framing_bytes
+        self._parser = HttpRequestParser(self)
+        try:
+            self._parser.feed_data(head)
+        except (HttpParserUpgrade, HttpParserInvalidMethodError, HttpParserInvalidURLError) as error:
+            # CONNECT and upgrades; methods that llhttp does not know, and targets without a path: h11 reads those.
+            raise LeftToHypercornError from error
+        except HttpParserError as error:
+            raise BadRequestError(400) from error
+        self.method = self._parser.get_method().decode()
+        self.http_version = self._parser.get_http_version()
+        if not self._has_head or self.http_version not in {"1.1", "1.0"}:
+            raise BadRequestError(400)
+        fields = dict(self.headers)
+        self._check(fields)
+        self.expects_continue = (
+            b"expect" in fields and self.http_version == "1.1" and b"100-continue" in self._tokens(b"expect")
+        )
+        self.closes = self.http_version == "1.0" or (
+            b"connection" in fields and b"close" in self._tokens(b"connection")
+        )
+        self.is_chunked = b"transfer-encoding" in fields
+        self._missing = int(fields.get(b"content-length", b"0"))
+        self.is_complete = not self.is_chunked and not self._missing
+
+    def _check(self, fields: dict[bytes, bytes]) -> None:
+        """Check what llhttp does not."""
+        if b"upgrade" in fields:
+            raise LeftToHypercornError
+        if len(fields) < len(self.headers):
+            names = [name for name, _ in self.headers]
+            if any(names.count(name) > 1 for name in (b"host", b"content-length", b"transfer-encoding")):
+                raise BadRequestError(400)
+        if b"host" not in fields and self.http_version == "1.1":
+            raise BadRequestError(400)
+        length = fields.get(b"content-length", b"0")
+        if not length.isdigit() or len(length) > MAX_LENGTH_DIGITS:
+            raise BadRequestError(400)
+        if fields.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
+            raise BadRequestError(501)
+
+    def take_body(self, data: bytes) -> tuple[bytes, int]:
+        """Return what ``data`` has of the body, and how many bytes of ``data`` that took; sets ``is_complete``.
+
+        Raises ``BadRequestError`` for wrong chunks, and for chunks with more framing than the head may have bytes.
+        """
+        if not self.is_chunked:
+            taken = min(len(data), self._missing)
+            self._missing -= taken
+            self.is_complete = not self._missing
+            return data if taken == len(data) else data[:taken], taken
+        begin = 0
+        while begin < len(data) and not self.is_complete:
+            end = _end_of_piece(data, begin)
+            if end == begin:
+                break
+            self._feed(data[begin:end])
+            begin = end
+        body = b"".join(self._pieces)
+        self._pieces.clear()
+        self._framing_left -= begin - len(body)
+        if self._framing_left < 0:
+            raise BadRequestError(400)
+        return body, begin
+
+    def _feed(self, piece: bytes) -> None:
+        try:
+            self._parser.feed_data(piece)
+        except HttpParserError as error:
+            raise BadRequestError(400) from error
+
+    def _tokens(self, name: bytes) -> Iterable[bytes]:
+        """Return the members of all headers of that name, in lower case."""
+        values = b",".join(value for found, value in self.headers if found == name)
+        return [token.strip() for token in values.lower().split(b",")]
+
+    # -- called by llhttp -------------------------------------------------------------------------------------------
+
+    def on_url(self, target: bytes) -> None:
+        """Take the request target."""
+        if self._has_head:
+            raise BadRequestError(400)  # of another request, behind the end of a body where no end was seen
+        self.target += target
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; trailers are thrown away, as by hypercorn."""
+        if not self._has_head:
+            self.headers.append((name.lower(), value.rstrip(b" \t")))
+
+    def on_headers_complete(self) -> None:
+        """Note that the head has ended."""
+        self._has_head = True
+
+    def on_chunk_header(self) -> None:
+        """Allow for the framing of one more chunk."""
+        self._framing_left += CHUNK_OVERHEAD
+
+    def on_body(self, data: bytes) -> None:
+        """Take a piece of a chunked body."""
+        self._pieces.append(data)
+
+    def on_message_complete(self) -> None:
+        """Note the end: of a chunked body, or of the head of a request that has none."""
+        self.is_complete = True
+
+
+def _end_of_piece(data: bytes, begin: int) -> int:
+    """Return where the next CR LF CR LF ends; without one, where it may begin, or the end of ``data``."""
+    found = data.find(END_OF_HEAD, begin)
+    if found >= 0:
+        return found + len(END_OF_HEAD)
+    for length in (3, 2, 1):
+        if data.endswith(END_OF_HEAD[:length], begin):
+            return len(data) - length
+    return len(data)

@@ -1,0 +1,110 @@
+"""The bytes of one HTTP/1.1 response: those that h11 would write."""
+
+import math
+import time
+from collections.abc import Iterable
+
+from hypercorn.config import Config
+from hypercorn.typing import ResponseSummary
+from hypercorn.utils import build_and_validate_headers, suppress_body
+
+from trio_pool_serve.server.incoming_request import IncomingRequest
+
+Headers = list[tuple[bytes, bytes]]
+
+REFUSAL: Headers = [(b"content-length", b"0"), (b"connection", b"close")]
+
+
+class ServerHeaders:
+    """The headers that the server adds to all responses; the date in them is written once a second."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._second = 0
+        self._headers: Headers = []
+
+    def now(self) -> Headers:
+        """Return the headers for a response that begins now."""
+        second = int(time.time())
+        if second != self._second:
+            self._second, self._headers = second, self._config.response_headers("h11")
+        return self._headers
+
+
+class OutgoingResponse:
+    """The framing of one response, by the rules of h11.
+
+    Raises ``ValueError`` for headers that would not be one line each, and for a body that does not have the length
+    that its head has announced.
+    """
+
+    def __init__(self, request: IncomingRequest, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        if status < 200:
+            raise ValueError(f"{status} is no status of a final response.")
+        checked = build_and_validate_headers(headers)
+        names = {name.lower(): value for name, value in checked}
+        self.summary: ResponseSummary = {"status": status, "headers": checked}
+        self.closes = request.closes
+        self._has_body = not suppress_body(request.method, status)
+        self._is_chunked = False
+        self._framing: Headers = []  # what we add
+        self._missing: float = math.inf
+        lengthless = status in {204, 304}
+        if b"transfer-encoding" in names or (b"content-length" not in names and not lengthless):
+            checked = _without(_without(checked, b"content-length"), b"transfer-encoding")
+            if request.http_version == "1.1":
+                self._framing.append((b"Transfer-Encoding", b"chunked"))
+                self._is_chunked = self._has_body
+            elif request.method != "HEAD":
+                self.closes = True
+        elif self._has_body:
+            self._missing = int(names[b"content-length"])
+        self._names = names
+        self._headers = checked
+
+    @property
+    def has_known_length(self) -> bool:
+        """Whether the body's length is in the head: at least the end of the body follows at once."""
+        return not self._has_body or self._missing < math.inf
+
+    def head(self, server_headers: Headers, *, is_last: bool) -> bytes:
+        """Return the head; with ``is_last`` it says that the server closes the connection, where nothing else does."""
+        last = [(b"connection", b"close")] if is_last else []
+        headers = [*self._headers, *server_headers, *last, *self._framing]
+        if self.closes:
+            tokens = {token.strip() for token in self._names.get(b"connection", b"").lower().split(b",")}
+            headers = _without(headers, b"connection")
+            headers += [(b"Connection", token) for token in sorted((tokens | {b"close"}) - {b"keep-alive", b""})]
+        elif is_last or b"close" in self._names.get(b"connection", b"").lower():
+            self.closes = True
+        return head_bytes(self.summary["status"], headers)
+
+    def body(self, data: bytes, *, is_last: bool) -> bytes:
+        """Return the bytes of a piece of the body, and of its end if it is the last."""
+        if not self._has_body:
+            return b""
+        if self._is_chunked:
+            chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+            return chunk + b"0\r\n\r\n" if is_last else chunk
+        self._missing -= len(data)
+        if self._missing < 0:
+            raise ValueError("The body is longer than its head has announced.")
+        return data
+
+    def check_end(self) -> None:
+        """Check that the body, all of which has been written, was not too short."""
+        if 0 < self._missing < math.inf:
+            raise ValueError("The body is shorter than its head has announced.")
+
+
+def head_bytes(status: int, headers: Headers) -> bytes:
+    """Return the head of a response. Raises ``ValueError`` for headers that would not be one line each."""
+    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+    count = len(headers)
+    if lines.count(b"\n") != count or lines.count(b"\r") != count or b"\0" in lines:
+        raise ValueError("A header of the response has a line end in it.")
+    return b"HTTP/1.1 %d \r\n%b\r\n" % (status, lines)
+
+
+def _without(headers: Headers, name: bytes) -> Headers:
+    return [header for header in headers if header[0].lower() != name]
