@@ -64,6 +64,7 @@ class ScriptedRunner:
     labels: int = 2
     default_batch_tokens: int = 64
     embeds_width: int = 0
+    cosine_with_float32: float | None = None
     pads: bool = True
     concurrent_launches: int = 1
     on_launch: Callable[[Batch], PooledBatch | None] | None = None

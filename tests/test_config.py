@@ -22,6 +22,8 @@ WRITTEN = {
     "trust_remote_code": ("true", True),
     "dtype": ("float16", "float16"),
     "device": ("cpu", "cpu"),
+    "cpu_backend": ("torch", "torch"),
+    "cache_dir": ("/var/cache/models", "/var/cache/models"),
     "attention": ("padded", "padded"),
     "cuda_graphs": ("false", False),
     "compile": ("true", True),

@@ -281,6 +281,10 @@ class Runner(Protocol):
         """Number of threads that may call ``launch`` at a time."""
 
     @property
+    def cosine_with_float32(self) -> float | None:
+        """Agreement of a quantised model with float32, the mean over some texts; ``None`` for other models."""
+
+    @property
     def pads(self) -> bool:
         """Whether padding is computed like tokens. If not, a batch's duration depends on its own tokens only.
 

@@ -265,6 +265,7 @@ def describe_in_a_process(model: Path, cache: Path, said: Any) -> None:
     said.put(described(model, cache))
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_convert_once(model: Path, tmp_path: Path):
     spawn = multiprocessing.get_context("spawn")
     said = spawn.Queue()

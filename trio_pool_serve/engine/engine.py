@@ -148,6 +148,11 @@ class Engine(ABC):
     def max_batch_tokens(self) -> int:
         """Token budget of a batch. Raises as ``submit`` when not ready."""
 
+    @property
+    @abstractmethod
+    def cosine_with_float32(self) -> float | None:
+        """Agreement of a quantised model with float32, else ``None``. Raises as ``submit`` when not ready."""
+
     @abstractmethod
     async def wait_ready(self) -> None:
         """Wait until the model is loaded. Raises ``EngineDeadError`` if the engine has stopped.

@@ -110,6 +110,10 @@ class LocalEngine(Engine):
         return self.config.max_batch_tokens or self._loaded.default_batch_tokens
 
     @property
+    def cosine_with_float32(self) -> float | None:  # noqa: D102
+        return self._loaded.cosine_with_float32
+
+    @property
     def _loaded(self) -> Runner:
         self._require_ready()
         assert self.runner is not None  # noqa: S101  (ready means loaded)

@@ -158,6 +158,11 @@ class SharingRunner:
         return self.runner.concurrent_launches
 
     @property
+    def cosine_with_float32(self) -> float | None:
+        """Agreement of a quantised model with float32."""
+        return self.runner.cosine_with_float32
+
+    @property
     def pads(self) -> bool:
         """Whether padding is computed."""
         return self.runner.pads

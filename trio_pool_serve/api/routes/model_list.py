@@ -1,5 +1,6 @@
 """``/v1/models``: the models of the server, for OpenAI's and Cohere's clients."""
 
+import msgspec
 from attrs import frozen
 
 from trio_pool_serve.api.http.request import HttpRequest
@@ -12,7 +13,10 @@ from trio_pool_serve.types import PoolingTask
 
 @frozen(kw_only=True)
 class ModelCard:
-    """One entry of ``/v1/models``; ``tasks`` are those of this server, ``name`` is Cohere's name for the id."""
+    """One entry of ``/v1/models``; ``tasks`` are those of this server, ``name`` is Cohere's name for the id.
+
+    ``cosine_with_float32`` is only there for a quantised model: the mean over some texts.
+    """
 
     id: str
     created: int
@@ -23,6 +27,7 @@ class ModelCard:
     name: str
     owned_by: str = "trio_pool_serve"
     object: str = "model"
+    cosine_with_float32: float | msgspec.UnsetType = msgspec.UNSET
 
 
 @frozen(kw_only=True)
@@ -43,6 +48,7 @@ def model_routes(service: Service) -> Routes:
 
     def card(served: ServedModel, name: str) -> ModelCard:
         model = service.model(served.source.name)
+        cosine = model.engine.cosine_with_float32
         tasks = [task for task in TASK_PREFERENCE if task in model.folder.spec.tasks]
         return ModelCard(
             id=name,
@@ -52,6 +58,7 @@ def model_routes(service: Service) -> Routes:
             max_model_len=model.renderer.max_model_len,
             task=model.folder.task or tasks[0],
             tasks=tasks,
+            cosine_with_float32=msgspec.UNSET if cosine is None else round(cosine, 4),
         )
 
     async def models(_: HttpRequest) -> HttpResponse:

@@ -51,7 +51,8 @@ class EngineConnection:
         """Serve until the API process closes the connection. Cancellation: at once; its rows leave the queue."""
         try:
             engine = self.engine
-            await self.stream.send(Hello(engine.dimensions, engine.embeds_width, engine.max_batch_tokens))
+            sizes = engine.dimensions, engine.embeds_width, engine.max_batch_tokens
+            await self.stream.send(Hello(*sizes, engine.cosine_with_float32))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._answer)
                 await self._receive()

@@ -113,6 +113,10 @@ class ProcessEngine(Engine):
         return self._hello.max_batch_tokens
 
     @property
+    def cosine_with_float32(self) -> float | None:  # noqa: D102
+        return self._hello.cosine_with_float32
+
+    @property
     def _hello(self) -> Hello:
         self._require_ready()
         hello = self._least_busy().hello

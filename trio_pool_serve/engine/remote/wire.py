@@ -107,11 +107,15 @@ class CloseScope(msgspec.Struct, tag=True, array_like=True):
 
 
 class Hello(msgspec.Struct, tag=True, array_like=True):
-    """The first message of an engine process: the sizes of the model that it has loaded, and of its batches."""
+    """The first message of an engine process: the sizes of the model that it has loaded, and of its batches.
+
+    With the agreement of a quantised model with float32.
+    """
 
     dimensions: int
     embeds_width: int
     max_batch_tokens: int
+    cosine_with_float32: float | None = None
 
 
 class Answer(msgspec.Struct, tag=True, array_like=True):

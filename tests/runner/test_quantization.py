@@ -1,0 +1,105 @@
+"""Models in int8: near float32, refused if not, cached, and their agreement told."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import client_of, listening, running
+from tests.models.model_families import TEXTS, ServedModel, load, write_family
+from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.loading.sample_prompts import MAX_TOKENS, sample_prompts
+from trio_pool_serve.models.loading.sample_texts import CALIBRATION, HELD_OUT, calibration_texts, held_out_texts
+from trio_pool_serve.runner.openvino import selection
+from trio_pool_serve.service import Service
+
+pytest.importorskip("nncf")
+
+INT8: dict[str, Any] = {"dtype": "int8", "cpu_backend": "auto"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_family(tmp_path_factory.mktemp("model") / "bert", "bert")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+async def test_vectors_in_int8_are_near_those_in_float32(model: Path, cache: str):
+    exact = await ServedModel(model).embed(TEXTS)
+    served = ServedModel(model, dtype="int8", settings={"cpu_backend": "auto", "cache_dir": cache})
+    ours = await served.embed(TEXTS)
+    cosines = [float(a @ b) for a, b in zip(ours, exact, strict=True)]  # of unit length
+    assert 0.98 < sum(cosines) / len(cosines) < 1 - 1e-6
+    assert "int8 on cpu" in served.runner.describe()
+    assert f"cosine with float32: mean {served.runner.cosine_with_float32:.4f}, lowest 0.9" in served.runner.describe()
+
+
+async def test_the_second_start_does_not_quantise_and_the_agreement_is_in_the_list_of_models(
+    model: Path, cache: str, monkeypatch: pytest.MonkeyPatch
+):
+    first = load(model, cache_dir=cache, **INT8)
+    monkeypatch.setattr(selection.Preparation, "_quantize", None)
+    config = Config(
+        models=(str(model),),
+        loading=ModelConfig(device="cpu", cache_dir=cache, **INT8),
+        processes=ProcessesConfig(engine="local"),
+    )
+    async with running(Service(config)) as service, listening(service) as url, client_of(url) as client:
+        (card,) = (await client.get("/v1/models")).json()["data"]
+    assert card["cosine_with_float32"] == round(first.cosine_with_float32 or 0, 4) > 0.98
+
+
+async def test_other_models_have_no_agreement_in_the_list(client):
+    (card,) = (await client.get("/v1/models")).json()["data"]
+    assert "cosine_with_float32" not in card
+
+
+def test_a_model_whose_output_differs_too_much_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(selection, "MIN_INT8_COSINE", 0.99999)
+    refusal = r"--dtype int8: in int8 the model's output differs too much from float32: cosine 0\.99\d\d on average, "
+    with pytest.raises(ModelLoadError, match=refusal):
+        load(model, cache_dir="", **INT8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"cpu_backend": "torch"}, "--dtype int8: as configured"),
+        ({"compile": True}, "--dtype int8: models are quantised for OpenVINO, on CPU only and without --compile"),
+    ],
+)
+def test_int8_is_by_openvino_alone(settings: dict[str, Any], reason: str, model: Path):
+    with pytest.raises(ModelLoadError, match=reason):
+        load(model, cache_dir="", **INT8 | settings)
+
+
+def test_int8_is_not_for_a_gpu(model: Path):
+    from trio_pool_serve.runner.computation import choose_computation
+    from trio_pool_serve.runner.compute_params import ComputeParams
+
+    loaded: Any = None
+    params = ComputeParams(device=torch.device("cuda"), dtype=torch.float32, pad_token_id=0, max_tokens=8)
+    with pytest.raises(ModelLoadError, match="on CPU only"):
+        choose_computation(loaded, ModelConfig(dtype="int8"), params)
+
+
+def test_sample_texts_are_the_same_each_time_and_none_serves_for_both():
+    assert calibration_texts() == calibration_texts()
+    assert len(set(calibration_texts())) == 48
+    assert len(set(held_out_texts())) == 24
+    assert not {*CALIBRATION} & {*HELD_OUT}
+
+
+def test_sample_prompts_are_a_model_s_own_inputs(model: Path):
+    folder = read_model_folder(model)
+    prompts = sample_prompts(folder)
+    lengths = [len(prompt.token_ids) for prompt in (*prompts.calibration, *prompts.held_out)]
+    assert min(lengths) < 10
+    assert max(lengths) == min(MAX_TOKENS, folder.max_model_len)
