@@ -66,6 +66,7 @@ class ScriptedRunner:
     embeds_width: int = 0
     cosine_with_float32: float | None = None
     pads: bool = True
+    on_cpu: bool = False
     concurrent_launches: int = 1
     on_launch: Callable[[Batch], PooledBatch | None] | None = None
     batches: list[Batch] = field(factory=list, init=False)

@@ -17,7 +17,7 @@ from attrs import define, field
 from trio_pool_serve.config import Config, ModelConfig, ModelSource
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.local import LocalEngine
-from trio_pool_serve.engine.placement import has_gpu, replicas_of
+from trio_pool_serve.engine.placement import replicas_of
 from trio_pool_serve.engine.remote.process_engine import ProcessEngine
 from trio_pool_serve.engine.remote.supervision import EngineProcesses, socket_paths
 from trio_pool_serve.errors import (
@@ -211,7 +211,7 @@ class Service:
         logger.info("loading %s", source.location)
         folder = open_model_folder(source.location, self.config.loading)
         runner = self.load_runner(folder, self.config.loading, self.offload)
-        if (len(self.config.models) > 1 or runner.concurrent_launches > 1) and not has_gpu(self.config.loading):
+        if runner.on_cpu and self.offload.launch > 1:
             runner = self._share_cores(runner)
         logger.info("loaded in %.1f s: %s: %s", time.perf_counter() - began, source.name, runner.describe())
         return runner

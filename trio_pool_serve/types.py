@@ -277,6 +277,10 @@ class Runner(Protocol):
         """Token budget of a batch on this device if none is configured."""
 
     @property
+    def on_cpu(self) -> bool:
+        """Whether it computes on this machine's cores, with as many threads as ``torch.get_num_threads()`` allows."""
+
+    @property
     def concurrent_launches(self) -> int:
         """Number of threads that may call ``launch`` at a time."""
 

@@ -1,5 +1,7 @@
 """Where models compute if the settings leave it open."""
 
+import os
+
 import pytest
 
 from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
@@ -16,8 +18,16 @@ from trio_pool_serve.server.launcher import with_engine_placement
         (ProcessesConfig(engine="process"), 1, "process"),
     ],
 )
-def test_the_default_engine_depends_on_the_cores_and_the_api_workers(scripted_folder, processes, cores, expected):
+async def test_the_default_engine_depends_on_the_cores_and_the_api_workers(scripted_folder, processes, cores, expected):
     loading = ModelConfig(device="cpu")
-    placed = with_engine_placement(Config(models=(str(scripted_folder),), loading=loading, processes=processes), cores)
+    placed = await with_engine_placement(
+        Config(models=(str(scripted_folder),), loading=loading, processes=processes), cores
+    )
     assert placed.processes.engine == expected
     assert placed.processes.api_workers == processes.api_workers
+
+
+async def test_a_model_whose_files_cannot_be_read_in_time_counts_as_one_of_texts(tmp_path, autojump_clock):
+    os.mkfifo(tmp_path / "config.json")  # reading it waits for ever
+    placed = await with_engine_placement(Config(models=(str(tmp_path),), loading=ModelConfig(device="cpu")), cores=2)
+    assert placed.processes.engine == "local"

@@ -153,6 +153,11 @@ class SharingRunner:
         return self.runner.default_batch_tokens
 
     @property
+    def on_cpu(self) -> bool:
+        """Whether it computes on this machine's cores."""
+        return True
+
+    @property
     def concurrent_launches(self) -> int:
         """Number of threads that may call ``launch`` at a time."""
         return self.runner.concurrent_launches

@@ -132,6 +132,11 @@ class TransformerRunner:
         output = self.backbone(forward).float()
         return output[forward.kept] if output.dim() == 3 else output
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether it computes on this machine's cores."""
+        return self.device.type == "cpu"
+
     def describe(self) -> str:
         """Return one line for the log."""
         return self.description

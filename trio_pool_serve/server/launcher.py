@@ -20,9 +20,14 @@ from trio_pool_serve.server.api_workers import serve_by_workers
 from trio_pool_serve.server.contained_connection import contain_connections
 from trio_pool_serve.server.listener import drain, leave, open_listening_socket, serve_listeners, unlinked, url_of
 from trio_pool_serve.service import RunnerLoader, Service, configure_process, load_transformer, loader_name
+from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import PoolingTask
 
 logger = logging.getLogger(__name__)
+
+
+PEEK_S = 1.0
+"""Seconds before the server listens, for a look at the models' small files; a disk may be slow."""
 
 
 async def serve(config: Config, service: Service | None = None, load_runner: RunnerLoader = load_transformer) -> None:
@@ -36,7 +41,7 @@ async def serve(config: Config, service: Service | None = None, load_runner: Run
         if service is not None:
             await _serve_alone(config, service)
             return
-        config = with_engine_placement(config)
+        config = await with_engine_placement(config)
         if config.processes.engine == "process":
             do_without_torch()
         if config.processes.api_workers > 1:
@@ -45,11 +50,20 @@ async def serve(config: Config, service: Service | None = None, load_runner: Run
             await _serve_alone(config, Service(config, load_runner))
 
 
-def with_engine_placement(config: Config, cores: int | None = None) -> Config:
-    """Return the settings with ``--engine`` set; its default depends on the models, and on the ``cores``."""
+async def with_engine_placement(config: Config, cores: int | None = None) -> Config:
+    """Return the settings with ``--engine`` set; its default depends on the models, and on the ``cores``.
+
+    Models whose files take longer than ``PEEK_S`` to read count as models of texts. Cancellation: at once.
+    """
     if config.processes.engine is not None:
         return config
-    reads_images = any(reads_images_by_its_files(source.location, config.loading) for source in config.sources)
+
+    def peek() -> bool:
+        return any(reads_images_by_its_files(source.location, config.loading) for source in config.sources)
+
+    reads_images = False
+    with trio.move_on_after(PEEK_S):
+        reads_images = await Offload().run("load", peek)
     engine = default_placement(config, reads_images=reads_images, cores=cores)
     return evolve(config, processes=evolve(config.processes, engine=engine))
 
