@@ -65,7 +65,9 @@ DEBERTA = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position
 ARCHITECTURES: Mapping[tuple[str, str], Callable[[], Backbone]] = {
     ("BERT", "embedder, ColBERT"): _encoder(transformers.BertConfig()),
     ("RoBERTa", "embedder"): _encoder(transformers.RobertaConfig(max_position_embeddings=514)),
-    ("XLM-RoBERTa", "embedder, BGE-M3"): _encoder(transformers.XLMRobertaConfig(vocab_size=50_000, max_position_embeddings=514)),
+    ("XLM-RoBERTa", "embedder, BGE-M3"): _encoder(
+        transformers.XLMRobertaConfig(vocab_size=50_000, max_position_embeddings=514)
+    ),
     ("MPNet", "embedder"): _encoder(transformers.MPNetConfig(max_position_embeddings=514)),
     ("DistilBERT", "embedder"): _encoder(transformers.DistilBertConfig()),
     ("ModernBERT", "embedder, late interaction"): _encoder(transformers.ModernBertConfig()),

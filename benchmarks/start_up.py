@@ -46,19 +46,19 @@ async def run(settings: Settings) -> None:
     machine = describe_machine()
     warn_if_busy(machine)
     starts: dict[str, list[Start]] = {TORCH: [], FIRST: [], SECOND: []}
-    for number in range(-1, settings.rounds):  # one more is made than counts: it warms the file cache
+    with commands() as of_round:  # not counted: this warms the file cache
+        await time_start(of_round[TORCH])
+    for number in range(settings.rounds):
         with commands() as of_round:
             for name, command in of_round.items():
-                start = await time_start(command)
-                console.print(f"round {number + 1}: {name}: ready in {start.readyz_s:.2f} s")
-                if number >= 0:
-                    starts[name].append(start)
+                starts[name].append(await time_start(command))
+                console.print(f"round {number + 1}: {name}: ready in {starts[name][-1].readyz_s:.2f} s")
+        write_json(settings.output_dir, "start_up", _document(machine, starts))
     rows = [
         [name, *(f"{s:.2f}" for s in attrs.astuple(median_start(of))), f"{ratio_to_torch(starts, name):.2f}"]
         for name, of in starts.items()
     ]
     print_table("seconds from the command", ["", "/livez", "/readyz", "first answer", "/readyz ÷ torch's"], rows)
-    write_json(settings.output_dir, "start_up", _document(machine, starts))
 
 
 def ratio_to_torch(starts: dict[str, list[Start]], name: str) -> float:
