@@ -22,6 +22,7 @@ from benchmarks.load import LoadJob, LoadResult, run_load
 from benchmarks.machine import describe_machine
 from benchmarks.model import MODEL_NAME, Texts, oracle_vectors
 from benchmarks.offline import open_offline
+from benchmarks.peers import Peer
 from benchmarks.report import (
     RESULTS,
     open_figure,
@@ -62,13 +63,17 @@ Measured: TypeAlias = Rounds[tuple[str, int]]
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run: ``seconds`` for each server, number of clients and round."""
+    """What is run: ``seconds`` for each server, number of clients and round.
+
+    ``peer`` are running servers of OpenAI's dialect to compare with, as ``NAME=URL``; they serve all-MiniLM-L6-v2.
+    """
 
     rounds: int = 5
     seconds: float = 4.0
     clients: Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative=())] = (1, 2, 4, 8, 16, 32, 64, 128)
     tokens: int = 34
     api_processes: Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative=())] = (1, 4)
+    peer: tuple[str, ...] = ()
     output_dir: Path = RESULTS
 
 
@@ -104,7 +109,9 @@ async def measure(
     measured = Measured()
 
     async def load(server: Server, clients: int, seconds: float) -> LoadResult:
-        return await run_load(LoadJob(port=server.port, bodies=bodies, clients=clients, seconds=seconds))
+        return await run_load(
+            LoadJob(port=server.port, bodies=bodies, clients=clients, seconds=seconds, server_pid=server.pid)
+        )
 
     with open_steps("warming up", len(servers)) as step:
         for variant, server in servers.items():
@@ -189,15 +196,18 @@ async def run(settings: Settings) -> None:
     warn_if_busy(machine)
     texts = Texts().make(TEXTS, settings.tokens)
     checked = texts[:CHECKED_TEXTS]
+    peers = {Variant(name=peer.name): peer for peer in map(Peer.parse, settings.peer)}
     variants_by_processes = {processes: known(variants) for processes, variants in compared(settings).items()}
     all_variants = [variant for variants in variants_by_processes.values() for variant in variants]
     async with open_offline() as offline, open_variants(all_variants) as opened:
-        servers, cosines = await check(opened, checked, oracle_vectors(checked))
+        running = {variant: Server(peer.name, peer.port, peer.pid) for variant, peer in peers.items()}
+        servers, cosines = await check(opened | running, checked, oracle_vectors(checked))
         alone = ForwardAlone(offline, (FORWARD_BATCH,), settings.seconds / 2, settings.tokens)
         measured = await measure(servers, bodies_of(texts), alone, settings)
     groups = [
         [variant.name for variant in variants if variant in servers] for variants in variants_by_processes.values()
     ]
+    groups[0] += [variant.name for variant in peers if variant in servers]
     groups = [group for group in groups if group]
     show(measured, alone, groups, settings)
     document = {

@@ -16,6 +16,7 @@ import trio
 from attrs import Factory, define, field, frozen
 
 from benchmarks.connection import Connection, request_bytes
+from benchmarks.thread_clocks import clocks_since, read_clocks
 
 ROOT = Path(__file__).parent.parent
 
@@ -37,6 +38,8 @@ class LoadJob:
     seconds: float = 8.0
     ramp_s: float = 0.5
     every_s: float | None = None
+    server_pid: int = 0
+    """The server's first process, if it runs on this machine and its CPU time is to be measured."""
 
 
 def health_probe(port: int, seconds: float) -> LoadJob:
@@ -50,7 +53,7 @@ def health_probe(port: int, seconds: float) -> LoadJob:
 
 @frozen(kw_only=True)
 class LoadResult:
-    """What the clients saw. ``client_cpu_ms`` is what the generator itself spent per request."""
+    """What the clients saw, and the CPU time per request that the generator itself and the server's processes spent."""
 
     requests: int
     requests_per_s: float
@@ -60,6 +63,7 @@ class LoadResult:
     p99_ms: float
     max_ms: float
     client_cpu_ms: float
+    server_cpu_ms: float | None = None
 
 
 @define
@@ -77,6 +81,7 @@ class Load:
     latencies: list[float] = field(init=False, factory=list)
     finished: float = field(init=False, default=0.0)
     cpu_s: float = field(init=False, default=0.0)
+    server_cpu_s: float | None = field(init=False, default=None)
 
     async def run(self) -> LoadResult:
         """Run the job. Raises ``UnexpectedAnswerError`` with the first failure: there must be none."""
@@ -94,7 +99,11 @@ class Load:
     async def _watch_cpu(self) -> None:
         await trio.sleep_until(self.begin)
         spent = time.process_time()
+        server = read_clocks(self.job.server_pid) if self.job.server_pid else {}
         await trio.sleep_until(self.end)
+        if server:
+            spent_by_server = clocks_since(server, self.job.server_pid).values()
+            self.server_cpu_s = sum(clock.cpu_s for clock in spent_by_server)
         self.cpu_s = time.process_time() - spent
 
     async def _client(self, turns: Iterator[bytes], shift_s: float) -> None:
@@ -129,6 +138,7 @@ class Load:
             p99_ms=self._latency_ms(0.99),
             max_ms=self._latency_ms(1.0),
             client_cpu_ms=1e3 * self.cpu_s / max(1, self.finished),
+            server_cpu_ms=None if self.server_cpu_s is None else 1e3 * self.server_cpu_s / max(1, self.finished),
         )
 
     def _latency_ms(self, share: float) -> float:

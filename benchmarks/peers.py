@@ -11,6 +11,7 @@ import itertools
 import shlex
 from contextlib import AsyncExitStack
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -36,6 +37,7 @@ from benchmarks.report import (
     write_json,
 )
 from benchmarks.rounds import Rounds
+from benchmarks.thread_clocks import listening_process
 from benchmarks.variants import LONG_TEXTS, NAIVE, OURS, open_variants, say_not_measured
 
 TEXTS = 256
@@ -66,13 +68,25 @@ class Peer:
             raise NotAPeerError(f"{text!r} is not NAME=URL[,MODEL] with a URL of http")
         return cls(name, url.rstrip("/"), model or MODEL_NAME)
 
+    @property
+    def pid(self) -> int:
+        """Its process that listens, whose descendants compute; 0 on another machine."""
+        is_here = urlsplit(self.url).hostname in ("127.0.0.1", "localhost")
+        return listening_process(self.port) if is_here else 0
+
+    @property
+    def port(self) -> int:
+        """The TCP port of its URL."""
+        return urlsplit(self.url).port or 80
+
     def job(self, bodies: list[str], load: "Load", seconds: float) -> LoadJob:
         """Return the load of some clients."""
         parts = urlsplit(self.url)
         return LoadJob(
             host=parts.hostname or "",
-            port=parts.port or 80,
+            port=self.port,
             path=f"{parts.path}/v1/embeddings",
+            server_pid=self.pid,
             bodies=bodies,
             clients=load.clients,
             seconds=seconds,
@@ -175,7 +189,8 @@ def show(peers: list[Peer], measured: Rounds[tuple[str, Load]], settings: Settin
         if (name, load) not in measured.results:
             return "refused"
         rate, p50, p99 = (measured.median((name, load), q) for q in ("requests_per_s", "p50_ms", "p99_ms"))
-        return f"{rate:.1f}, {rate * load.batch * load.tokens:.0f}, {p50:.1f} / {p99:.1f}"
+        cpu = median(result.server_cpu_ms or 0.0 for result in measured.results[name, load])
+        return f"{rate:.1f}, {rate * load.batch * load.tokens:.0f}, {p50:.1f} / {p99:.1f}, {cpu:.2f}"
 
     def ratio(ours: str, name: str, load: Load) -> str:
         if (name, load) not in measured.results or (ours, load) not in measured.results:
@@ -186,7 +201,7 @@ def show(peers: list[Peer], measured: Rounds[tuple[str, Load]], settings: Settin
     ours, *others = (peer.name for peer in peers)
     loads = [(load, [f"{load.clients}", f"{load.tokens}", f"{load.batch}"]) for load in settings.loads]
     rows = [[*words, *(cell(peer.name, load) for peer in peers)] for load, words in loads]
-    names = [f"{peer.name}: requests/s, tokens/s, p50 / p99 ms" for peer in peers]
+    names = [f"{peer.name}: requests/s, tokens/s, p50 / p99 ms, CPU ms per request" for peer in peers]
     print_table("ours and its peers", [*columns, *names], rows)
     rows = [[*words, *(ratio(ours, name, load) for name in others)] for load, words in loads]
     print_table("requests/s of ours ÷ a peer's: median of each round's ratio", [*columns, *others], rows)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import trio
 from attrs import define, field, frozen
 
@@ -60,6 +61,14 @@ def server_process(port: int) -> int:
             if f"\0--port\0{port}\0" in (PROC / str(pid) / "cmdline").read_text():
                 return pid
     raise ProcessLookupError(f"no server with --port {port}")
+
+
+def listening_process(port: int) -> int:
+    """Return the process of this machine that listens on a TCP port; 0 if none does that this user can see."""
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+            return connection.pid
+    return 0
 
 
 def read_clocks(pid: int) -> dict[Thread, Clock]:

@@ -135,4 +135,4 @@ def test_nothing_runs_outside_a_nursery_of_our_own():
         nodes = list(ast.walk(ast.parse(path.read_text())))
         used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
         assert not used & forbidden, path
-        assert ("Thread" in used) == (path.name == "dedicated_thread.py"), path
+        assert ("Thread" in used) == (path.name == "dedicated_threads.py"), path

@@ -12,9 +12,9 @@ import torch
 
 from tests.models.model_families import FAMILIES, HIDDEN, ServedModel, write_family
 from tests.runner.test_varlen import PACKED, packed_backbone
-from trio_pool_serve.runner.computation import skip_mask_checks
 from trio_pool_serve.runner.cuda.varlen import FLASH, has_flash
 from trio_pool_serve.runner.forward_pass import ForwardPass, assemble
+from trio_pool_serve.runner.transformer_masks import skip_mask_checks
 from trio_pool_serve.types import PoolingRequest, RenderedPrompt
 
 META = torch.device("meta")

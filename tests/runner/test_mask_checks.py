@@ -7,7 +7,7 @@ import torch
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
 from tests.models.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
-from trio_pool_serve.runner.computation import skip_mask_checks, without_mask_skips
+from trio_pool_serve.runner.transformer_masks import skip_mask_checks, without_mask_skips
 
 BIDIRECTIONAL = {
     "batch_size": 2,
