@@ -45,6 +45,12 @@ async def test_without_padding_the_bound_is_the_same(tmp_path: Path, name: str, 
     assert await furthest(served) <= BOUNDS[dtype]
 
 
+async def test_by_openvino_the_bound_is_the_same(minilm: Path):
+    pytest.importorskip("openvino")
+    served = ServedModel(minilm, settings={"cpu_backend": "openvino", "cache_dir": ""})
+    assert await furthest(served) <= BOUNDS["float32"]
+
+
 @pytest.mark.parametrize("dtype", BOUNDS)
 async def test_a_real_model_keeps_the_bound(minilm: Path, dtype: Any):
     assert await furthest(ServedModel(minilm, dtype=dtype)) <= BOUNDS[dtype]

@@ -64,6 +64,10 @@ def test_a_named_type_is_taken_at_its_word(name: Dtype):
     assert resolve_dtype(name, CPU) == getattr(torch, name)
 
 
+def test_weights_that_are_quantised_are_loaded_in_float32():
+    assert resolve_dtype("int8", torch.device("cpu")) is torch.float32
+
+
 def test_a_device_can_be_named():
     assert resolve_device("cpu") == CPU
 

@@ -253,12 +253,13 @@ def test_a_folder_that_cannot_be_written_is_done_without(model: Path, tmp_path: 
 
 
 def test_unfinished_entries_are_removed_after_a_day(tmp_path: Path):
-    old, new = tmp_path / ".model-1.abc", tmp_path / ".model-2.abc"
-    for folder in (old, new):
+    old, new, of_others = tmp_path / ".model-1.abc", tmp_path / ".model-1.abd", tmp_path / ".ssh"
+    for folder in (old, new, of_others):
         folder.mkdir()
-    os.utime(old, (0, 0))
-    CacheEntry(tmp_path / "model", "digest").write(lambda path: path.touch(), Record(1.0))
-    assert (old.exists(), new.exists()) == (False, True)
+    for folder in (old, of_others):
+        os.utime(folder, (0, 0))
+    CacheEntry(tmp_path / "model-1", "digest").write(lambda path: path.touch(), Record(1.0))
+    assert [folder.exists() for folder in (old, new, of_others)] == [False, True, True]
 
 
 def describe_in_a_process(model: Path, cache: Path, said: Any) -> None:

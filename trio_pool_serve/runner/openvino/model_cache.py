@@ -119,10 +119,10 @@ class CacheEntry:
         return json.dumps({"digest": self.digest, "record": asdict(record)}, indent=2)
 
     def _remove_abandoned(self) -> None:
-        for path in self.path.parent.glob(".*"):
-            with suppress(OSError):
-                if path.stat().st_mtime < time.time() - ABANDONED_S:
-                    shutil.rmtree(path, ignore_errors=True)
+        """Remove what processes that died while they wrote or removed this entry have left behind."""
+        for path in self.path.parent.iterdir():
+            if path.name.startswith(f".{self.path.name}.") and path.stat().st_mtime < time.time() - ABANDONED_S:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def with_time_ratio(record: Record, machine: str, ratio: float) -> Record:

@@ -107,7 +107,11 @@ class Preparation:
             return None
         backbone = self.loaded.backbone
         kind = (type(backbone.model).__qualname__, backbone.output, "int8" if self._is_int8 else str(self.params.dtype))
-        return cache_entry(cache_dir, self.params.folder, *kind)
+        try:
+            return cache_entry(cache_dir, self.params.folder, *kind)
+        except OSError as error:
+            logger.warning("the converted model is not cached: %s", error)
+            return None
 
     @property
     def _is_int8(self) -> bool:
