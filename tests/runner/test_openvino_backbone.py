@@ -1,11 +1,14 @@
 """A backbone computed by OpenVINO: what it returns is its caller's own, in any number of threads."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from attrs import frozen
+from torch import Tensor
 
 from tests.models.model_families import ServedModel, write_family
 from trio_pool_serve.runner.forward_pass import ForwardPass, assemble
@@ -36,6 +39,19 @@ def forward_of(*lengths: int, embeds: bool = False) -> ForwardPass:
     return assemble([PoolingRequest(prompt) for prompt in prompts], pad_token_id=0, device=CPU)
 
 
+@frozen
+class Noting:
+    """A program that notes its name when it computes."""
+
+    program: Callable[..., Tensor]
+    name: str
+    used: list[str]
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        self.used.append(self.name)
+        return self.program(*inputs)
+
+
 def test_outputs_of_successive_passes_share_no_memory(served: ServedModel):
     first = served.runner.compute(forward_of(9, 4))
     kept = first.clone()
@@ -52,19 +68,25 @@ def test_two_threads_at_once_get_what_one_gets_after_the_other(served: ServedMod
 
 
 def test_shares_of_the_cores_give_what_all_cores_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Two batches at once are computed by another program than one alone."""
+    """Two batches at once are computed by another program than a large one alone."""
+    from trio_pool_serve.runner.openvino import openvino_backbone
     from trio_pool_serve.runner.openvino.conversion import convert
     from trio_pool_serve.runner.openvino.openvino_backbone import CompileParams, compile_model
 
     backbone = ServedModel(write_family(tmp_path / "bert", "bert")).runner.backbone
     compiled = compile_model(backbone, convert(backbone), CompileParams("f32", cores=2, streams=2, sharers=2))
-    assert compiled.for_shares is not compiled.for_all_cores
-    forward = forward_of(20, 3)
+    programs: list[str] = []
+    for name in ("for_shares", "for_all_cores"):
+        monkeypatch.setattr(compiled, name, Noting(getattr(compiled, name), name, programs))
+    short, long = forward_of(20, 3), forward_of(*[60] * 64)
+    multiplications = long.input_ids.numel() * (backbone.parameters - backbone.embedding_parameters)
+    monkeypatch.setattr(openvino_backbone, "MIN_MULTIPLICATIONS", multiplications)
     outputs = []
-    for threads in (1, 2):
+    for threads, forward in ((1, short), (2, short), (1, long), (2, long)):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         outputs.append(compiled(forward))
-    assert torch.allclose(*outputs, atol=1e-5)
+    assert programs == ["for_shares"] * 3 + ["for_all_cores"], "a second thread for little work waits for the first"
+    assert torch.allclose(outputs[2], outputs[3], atol=1e-5)
 
 
 def test_rows_of_token_embeddings_are_computed_by_torch(served: ServedModel):

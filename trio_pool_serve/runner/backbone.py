@@ -87,3 +87,9 @@ class Backbone:
     def parameters(self) -> int:
         """Number of parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Number of the parameters that are looked up, not multiplied with."""
+        tables = [module.weight for module in self.model.modules() if isinstance(module, nn.Embedding)]
+        return sum(table.numel() for table in tables)
