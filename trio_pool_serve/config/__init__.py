@@ -124,13 +124,14 @@ class ProcessesConfig:
         Placement | None,
         help_(
             "Where models compute. local: in the API process. process: in engine processes, behind Unix sockets.",
-            default="process, but local on a single core and under plain hypercorn",
+            default="local for text models by OpenVINO on CPU, on a single core and under plain hypercorn; else process",
         ),
     ] = field(default=None, validator=optional(in_(("local", "process"))))
     replicas: Annotated[
         int | None,
         help_(
-            "Number of engine processes per model, with `--engine process`.",
+            "Number of batches of each model that are computed at a time: in as many engine processes, or threads with "
+            "`--engine local`.",
             default="1 on a GPU; on CPU one per core, at most 4",
         ),
     ] = field(default=None, validator=optional(gt(0)))

@@ -38,7 +38,7 @@ DELIVERY_SLICE = 64
 
 
 @define(eq=False)
-class Lane:
+class LaunchThread:
     """One of the threads that launch: a slot for each of its batches in flight, and when it last had one done."""
 
     slots: trio.Semaphore
@@ -180,9 +180,9 @@ class LocalEngine(Engine):
 
     async def _compute(self, runner: Runner, nursery: trio.Nursery) -> None:
         max_tokens = self.max_batch_tokens
-        lane = Lane(trio.Semaphore(self.config.max_in_flight))
+        thread = LaunchThread(trio.Semaphore(self.config.max_in_flight))
         while True:
-            await lane.slots.acquire()
+            await thread.slots.acquire()
             await self._queue.wait_not_empty()
             entries = self._queue.take_batch(max_tokens, self._bulk.tokens)
             batch = batch_of(entries)
@@ -192,9 +192,9 @@ class LocalEngine(Engine):
             self._observe_batch(batch, entries, launched)
             handle = await self._launch(runner, batch)
             if handle is None:
-                lane.slots.release()
+                thread.slots.release()
             else:
-                nursery.start_soon(self._deliver, batch, handle, lane)
+                nursery.start_soon(self._deliver, batch, handle, thread)
 
     async def _launch(self, runner: Runner, batch: Batch) -> PooledBatch | None:
         try:
@@ -205,7 +205,7 @@ class LocalEngine(Engine):
             self._fail_batch(batch, error)
             return None
 
-    async def _deliver(self, batch: Batch, handle: PooledBatch, lane: Lane) -> None:
+    async def _deliver(self, batch: Batch, handle: PooledBatch, thread: LaunchThread) -> None:
         launched, entries = self._in_flight[batch]
         forward_s = time.perf_counter() - launched
         try:
@@ -217,14 +217,14 @@ class LocalEngine(Engine):
             self._fail_batch(batch, error)
             return
         finally:
-            lane.slots.release()
+            thread.slots.release()
         now = time.perf_counter()
         took = now - launched
         self._batches += 1
         # Without the time in which the batch before was computed: by any thread, and by the same one.
         self._rate.observe(batch.tokens, now - max(launched, self._last_done))
-        self._bulk.observe(batch.tokens, now - max(launched, lane.last_done))
-        self._last_done = lane.last_done = now
+        self._bulk.observe(batch.tokens, now - max(launched, thread.last_done))
+        self._last_done = thread.last_done = now
         self.metrics.forward.observe(forward_s)
         self.metrics.copy_wait.observe(took - forward_s)
         for row, (entry, values) in enumerate(zip(entries, rows, strict=True), start=1):
