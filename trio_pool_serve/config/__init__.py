@@ -124,7 +124,7 @@ class ProcessesConfig:
         Placement | None,
         help_(
             "Where models compute. local: in the API process. process: in engine processes, behind Unix sockets.",
-            default="local for text models by OpenVINO on CPU, on a single core and under plain hypercorn; else process",
+            default="local for texts on CPU by OpenVINO, on a single core and under plain hypercorn; else process",
         ),
     ] = field(default=None, validator=optional(in_(("local", "process"))))
     replicas: Annotated[
