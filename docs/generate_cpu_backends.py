@@ -18,7 +18,8 @@ to 512 tokens with padding; in int8 it is the mean over texts that the model was
 time of torch in float32 divided by that of the backend, for batches of rows × tokens. *Conversion* is in seconds, at
 the first start; for the real model it is all that the runner does to load.
 
-{processor}, {threads} threads; torch {torch}, {measured}.
+{processor}, {threads} threads; torch {torch}, {measured}. The load average was {load:.1f} before; with other programs
+on the same cores torch slows down more than OpenVINO, and the ratios are larger than on an idle machine.
 
 | architecture | kind | M parameters | backend | cosine | {shapes} | conversion (s) |
 | --- | --- | ---: | --- | ---: | {alignment} | ---: |
@@ -40,6 +41,7 @@ def cpu_backends_page() -> str:
         threads=record["threads"],
         torch=machine["packages"]["torch"],
         measured=machine["measured"][:10],
+        load=machine["load_average_before"],
         shapes=" | ".join(f"faster, {rows} × {tokens}" for rows, tokens in shapes),
         alignment=" | ".join("---:" for _ in shapes),
     )
