@@ -52,6 +52,8 @@ def _ratio(computations: Sequence[Compute], forward: ForwardPass) -> float:
 
 
 def _seconds(compute: Compute, forward: ForwardPass) -> float:
+    """Return the time of the second of two passes: during the first, the other computation's threads still spin."""
+    compute(forward)
     began = time.perf_counter()
     compute(forward)
     return time.perf_counter() - began
