@@ -82,6 +82,7 @@ SCRIPTS = (
     Script("output_copy"),
     Script("accelerator"),
     Script("first_answer", {"rounds": 1}),
+    Script("start_up", {"rounds": 1}),
     Script("memory_growth", {"rounds": 1, "requests": 60, "every": 30, "idle_s": 0.5}),
     Script("aims"),
 )

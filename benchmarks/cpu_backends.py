@@ -178,7 +178,7 @@ def measure_minilm() -> list[Row]:
     return rows
 
 
-def main(*, output: Path = TARGET, anew: bool = False) -> None:
+def write_record(*, output: Path = TARGET, anew: bool = False) -> None:
     """Measure every architecture that the record lacks, all of them with ``--anew``, and write the record."""
     transformers_logging.set_verbosity_error()
     machine = describe_machine()
@@ -195,4 +195,4 @@ def main(*, output: Path = TARGET, anew: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    cyclopts.run(main)
+    cyclopts.run(write_record)
