@@ -105,7 +105,7 @@ def show(passes: Passes, settings: Settings) -> None:
         for way, name in WAYS.items()
         for threads in thread_counts()
     ]
-    print_table(f"the forward pass alone, bfloat16, texts of {settings.tokens} tokens", columns, rows)
+    print_table(f"the forward pass alone, texts of {settings.tokens} tokens", columns, rows)
 
 
 def draw(passes: Passes, settings: Settings) -> None:

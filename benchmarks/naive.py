@@ -17,6 +17,8 @@ from quart import request
 from quart_trio import QuartTrio
 from transformers import AutoModel, AutoTokenizer
 
+from trio_pool_serve.runner.device import resolve_dtype
+
 COMPUTE_THREADS = 2
 
 
@@ -33,7 +35,9 @@ def create_app(path: str) -> QuartTrio:
     """Return the app; the model is loaded here and now."""
     torch.set_num_threads(COMPUTE_THREADS)
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    model = AutoModel.from_pretrained(path, dtype=torch.bfloat16, local_files_only=True).eval()
+    model = AutoModel.from_pretrained(
+        path, dtype=resolve_dtype("auto", torch.device("cpu")), local_files_only=True
+    ).eval()
     app = QuartTrio(__name__)
     pending: list[Row] = []
     arrived = trio.Event()

@@ -26,7 +26,8 @@ from benchmarks.model import MODEL_PATH, Texts, check_vectors, oracle_vectors
 ROOT = Path(__file__).parent.parent
 
 Way: TypeAlias = Literal["transformers", "runner", "text"]
-"""transformers: AutoModel in bfloat16, mean of the tokens, length 1; from ids that are tensors already.
+"""transformers: AutoModel in the dtype that a server chooses here, mean of the tokens, length 1; from ids that are
+tensors already.
 runner: our own runner's ``launch``, which makes tensors of ids first.
 text: the same from the text, tokenised by our own renderer: all that a server does but HTTP and waiting."""
 
@@ -148,9 +149,12 @@ def _load_transformers() -> tuple[Callable[[list[str]], Any], Compute]:
     import torch
     from transformers import AutoModel, AutoTokenizer
 
+    from trio_pool_serve.runner.device import resolve_dtype
+
     device = _device()
     tokenizer = AutoTokenizer.from_pretrained(MODEL_PATH, local_files_only=True)
-    model = AutoModel.from_pretrained(MODEL_PATH, dtype=torch.bfloat16, local_files_only=True).eval().to(device)
+    model = AutoModel.from_pretrained(MODEL_PATH, dtype=resolve_dtype("auto", device), local_files_only=True)
+    model = model.eval().to(device)
 
     def tokenise(texts: list[str]) -> Any:
         return tokenizer(texts, padding=True, return_tensors="pt").to(device)
@@ -169,7 +173,8 @@ def _load_transformers() -> tuple[Callable[[list[str]], Any], Compute]:
 
 
 def _load_runner() -> tuple[Callable[[str], Any], Compute]:
-    from trio_pool_serve.config import ModelConfig
+    from trio_pool_serve.config import Config, ModelConfig
+    from trio_pool_serve.engine.placement import replicas_of
     from trio_pool_serve.models.folder import read_model_folder
     from trio_pool_serve.models.loading.renderer_loading import text_renderer_of
     from trio_pool_serve.models.loading.runner_loading import load_runner
@@ -178,10 +183,11 @@ def _load_runner() -> tuple[Callable[[str], Any], Compute]:
     from trio_pool_serve.threads.offload import Offload
     from trio_pool_serve.types import Batch, PoolingRequest
 
-    loading = ModelConfig(dtype="bfloat16", max_model_len=512)
+    loading = ModelConfig(max_model_len=512)
+    threads = replicas_of(Config(models=(MODEL_PATH,), loading=loading))
     folder = read_model_folder(Path(MODEL_PATH), loading)
     renderer = text_renderer_of(folder, load_tokenizer(folder, trust_remote_code=False), workers=1)
-    runner = load_runner(folder, loading, Offload())
+    runner = load_runner(folder, loading, Offload(launch=threads))  # as in a server
     params = RenderingParams()
 
     def render(text: str) -> PoolingRequest:
@@ -194,10 +200,10 @@ def _load_runner() -> tuple[Callable[[str], Any], Compute]:
     return render, compute
 
 
-def _device() -> str:
+def _device() -> Any:
     from trio_pool_serve.runner.device import resolve_device
 
-    return str(resolve_device("auto"))
+    return resolve_device("auto")
 
 
 async def do_job(model: Model, job: OfflineJob) -> OfflineResult:
