@@ -271,6 +271,45 @@ async def test_a_batch_that_fails_in_one_launch_thread_leaves_that_of_the_other_
     assert engine.statistics().in_flight_batches == 0
 
 
+async def test_one_of_two_threads_is_left_free_of_long_rows_while_short_ones_arrive():
+    gates = {length: threading.Event() for length in (300, 301, 3)}
+    launched = {length: threading.Event() for length in gates}
+
+    def compute(batch: Batch) -> None:
+        length = len(batch.requests[0].prompt.token_ids)
+        launched[length].set()
+        assert gates[length].wait(60)
+
+    runner = ScriptedRunner(concurrent_launches=2, on_launch=compute, default_batch_tokens=300)
+    engine = LocalEngine(lambda: runner, Offload(launch=2), Metrics().of_engine("m"))
+    async with running(engine), trio.open_nursery() as nursery:
+        gates[3].set()
+        for _ in range(100):  # what makes short rows more than an eighth of all tokens
+            await engine.submit(request(1, 2, 3))
+        nursery.start_soon(engine.submit, request(*range(300)))
+        await in_thread(launched[300].wait)
+        nursery.start_soon(engine.submit, request(*range(301)))
+        launched[3].clear()
+        await engine.submit(request(1, 2, 3))
+        assert launched[3].is_set()
+        assert not launched[301].is_set(), "it waits for the thread that computes the other long row"
+        gates[300].set()
+        await in_thread(launched[301].wait)
+        gates[301].set()
+
+
+async def test_long_rows_use_both_threads_where_no_short_ones_arrive():
+    together = threading.Barrier(2)
+    runner = ScriptedRunner(
+        concurrent_launches=2, on_launch=lambda batch: together.wait(60) and None, default_batch_tokens=300
+    )
+    engine = LocalEngine(lambda: runner, Offload(launch=2), Metrics().of_engine("m"))
+    async with running(engine), trio.open_nursery() as nursery:
+        for length in (300, 301):
+            nursery.start_soon(engine.submit, request(*range(length)))
+    assert len(runner.batches) == 2
+
+
 async def test_priority_decides_who_rides_next(engine, scripted):
     scripted.default_batch_tokens = 1
     scripted.gate.clear()

@@ -14,7 +14,7 @@ from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import Admission, DrainRate
 from trio_pool_serve.engine.batching import BulkBudget
 from trio_pool_serve.engine.engine import Engine, EngineState, EngineStatistics
-from trio_pool_serve.engine.queue import QueueEntry, RequestQueue, batch_of
+from trio_pool_serve.engine.queue import QueueEntry, RequestQueue, batch_of, is_long
 from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.errors import (
     BatchFailedError,
@@ -184,7 +184,8 @@ class LocalEngine(Engine):
         while True:
             await thread.slots.acquire()
             await self._queue.wait_not_empty()
-            entries = self._queue.take_batch(max_tokens, self._bulk.tokens)
+            while not (entries := self._take_batch(runner, max_tokens)):
+                await self._queue.wait_change()
             batch = batch_of(entries)
             launched = time.perf_counter()
             self._launched += 1
@@ -195,6 +196,12 @@ class LocalEngine(Engine):
                 thread.slots.release()
             else:
                 nursery.start_soon(self._deliver, batch, handle, thread)
+
+    def _take_batch(self, runner: Runner, max_tokens: int) -> list[QueueEntry]:
+        """Take a batch; of long rows only if another thread stays free for short ones, or is not to be kept free."""
+        computing_long = sum(is_long(batch.requests[0]) for batch in self._in_flight)
+        leaves_long = 0 < runner.concurrent_launches - 1 <= computing_long
+        return self._queue.take_batch(max_tokens, self._bulk.tokens, leaves_long=leaves_long)
 
     async def _launch(self, runner: Runner, batch: Batch) -> PooledBatch | None:
         try:
@@ -240,6 +247,7 @@ class LocalEngine(Engine):
                 await trio.lowlevel.checkpoint()
         # Not earlier: on cancellation between two slices ``_fail_all`` fails the rest.
         del self._in_flight[batch]
+        self._queue.note_change()  # long rows that were left to its thread may be taken
 
     def _fail_batch(self, batch: Batch, error: Exception) -> None:
         """Fail the rows of one batch; raise ``RunnerDeadError`` if no later batch can succeed."""
@@ -249,6 +257,7 @@ class LocalEngine(Engine):
         if isinstance(error, RunnerDeadError):
             raise error
         _, entries = self._in_flight.pop(batch)
+        self._queue.note_change()
         self._failed_batches += 1
         logger.error("a batch of %d rows failed; its requests get an error", len(entries), exc_info=error)
         for entry in entries:

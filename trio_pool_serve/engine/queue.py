@@ -34,6 +34,12 @@ FAIRNESS = 8
 BULK_TOKENS = 256
 """A row is bulk if more than this many tokens of its group wait up to and including it."""
 
+MAX_TOKENS_BEFORE_LONG = 2048
+"""Most tokens of long rows that wait while a thread, or a replica, is kept free for short ones."""
+
+MAX_KEPT_TOGETHER = 8192
+"""Most tokens of long rows that are kept together on account of earlier short rows."""
+
 MAX_BATCHES_SINCE_SMALL = 4
 """Bulk gets full batches again once this many full batches of tokens were taken since the last small request."""
 
@@ -119,7 +125,11 @@ class RequestQueue:
     _groups: dict[int, RequestGroup] = field(init=False, factory=dict)
     _small_requests_seen: int = field(init=False)
     _small_request_at: int | None = field(default=None, init=False)
-    _not_empty: trio.Event = field(init=False, factory=trio.Event)
+    _long_tokens: int = field(default=0, init=False)
+    """Tokens of the long rows that wait."""
+    _kept_together: int = field(default=0, init=False)
+    """Tokens of long rows that are still to be kept together."""
+    _change: trio.Event = field(init=False, factory=trio.Event)
 
     def __attrs_post_init__(self) -> None:
         self._small_requests_seen = self.small_requests.total
@@ -147,7 +157,11 @@ class RequestQueue:
         entry.queue_class.entries[entry] = None
         self._rows += 1
         self.tokens += request.tokens
-        self._not_empty.set()
+        if is_long(request):
+            self._long_tokens += request.tokens
+        else:
+            self._kept_together = min(MAX_KEPT_TOGETHER, self._kept_together + FAIRNESS * request.tokens)
+        self.note_change()
 
     def withdraw(self, entry: QueueEntry) -> None:
         """Take an entry out of the queue; does nothing if it is not waiting."""
@@ -163,17 +177,25 @@ class RequestQueue:
                 del self._groups[entry.request.group]
         self._rows -= 1
         self.tokens -= entry.request.tokens
+        if is_long(entry.request):
+            self._long_tokens -= entry.request.tokens
 
-    def take_batch(self, max_tokens: int, bulk_tokens: int | None = None) -> list[QueueEntry]:
+    def take_batch(
+        self, max_tokens: int, bulk_tokens: int | None = None, *, leaves_long: bool = False
+    ) -> list[QueueEntry]:
         """Take the entries of one batch, with at most ``max_tokens`` padded tokens; at least one entry if any waits.
 
-        While small requests arrive, a batch of bulk has at most ``bulk_tokens``.
+        While small requests arrive, a batch of bulk has at most ``bulk_tokens``. With ``leaves_long``, long rows are
+        left to the threads that compute such already, and maybe nothing is taken: as long as short rows are at least an
+        eighth of all tokens, and not too many long ones wait.
         """
-        if not self._classes:
-            return []
-        opening = min(self._classes.values(), key=lambda waiting: (waiting.priority, waiting.first.virtual_deadline))
-        budget = BatchBudget(max_tokens, free_padding=max_tokens // FREE_PADDING_DIVISOR, pads=self.pads)
         classes = list(self._classes.values())
+        if leaves_long and self._long_tokens <= min(self._kept_together, MAX_TOKENS_BEFORE_LONG):
+            classes = [waiting for waiting in classes if not is_long(waiting.first.request)]
+        if not classes:
+            return []
+        opening = min(classes, key=lambda waiting: (waiting.priority, waiting.first.virtual_deadline))
+        budget = BatchBudget(max_tokens, free_padding=max_tokens // FREE_PADDING_DIVISOR, pads=self.pads)
         if bulk_tokens is not None and self._has_recent_small_requests(max_tokens):
             classes = [waiting for waiting in classes if waiting.is_bulk == opening.is_bulk]
             budget.max_tokens = min(max_tokens, bulk_tokens) if opening.is_bulk else max_tokens
@@ -201,6 +223,8 @@ class RequestQueue:
     def _take(self, entry: QueueEntry, *, is_bulk: bool) -> None:
         self.withdraw(entry)
         self.clock += entry.request.tokens
+        if is_long(entry.request):
+            self._kept_together = max(0, self._kept_together - entry.request.tokens)
         if not is_bulk and entry.request.group not in self._groups:
             self.small_requests.increment()
 
@@ -213,12 +237,25 @@ class RequestQueue:
     async def wait_not_empty(self) -> None:
         """Wait until an entry waits. Cancellation: at once; nothing is taken."""
         while not self._classes:
-            if self._not_empty.is_set():  # else others wait for it already
-                self._not_empty = trio.Event()
-            await self._not_empty.wait()
+            await self.wait_change()
+
+    async def wait_change(self) -> None:
+        """Wait until an entry is added, or ``note_change`` is called. Cancellation: at once; nothing is taken."""
+        if self._change.is_set():  # else others wait for it already
+            self._change = trio.Event()
+        await self._change.wait()
+
+    def note_change(self) -> None:
+        """Wake those that wait for a batch: there may be another one to take."""
+        self._change.set()
 
     def __repr__(self) -> str:
         return f"<RequestQueue {len(self)} rows, {self.tokens} tokens>"
+
+
+def is_long(request: PoolingRequest) -> bool:
+    """Return whether a row takes so long that short ones should not wait behind it."""
+    return request.tokens > BULK_TOKENS
 
 
 def batch_of(entries: list[QueueEntry]) -> Batch:

@@ -9,18 +9,18 @@ from attrs import define, field
 
 from trio_pool_serve.engine.admission import Admission
 from trio_pool_serve.engine.engine import Engine, EngineState, EngineStatistics
-from trio_pool_serve.engine.queue import BULK_TOKENS, FAIRNESS, QueueEntry
+from trio_pool_serve.engine.queue import (
+    FAIRNESS,
+    MAX_KEPT_TOGETHER,
+    MAX_TOKENS_BEFORE_LONG,
+    QueueEntry,
+    is_long,
+)
 from trio_pool_serve.engine.remote.link import Link
 from trio_pool_serve.engine.remote.wire import Hello
 from trio_pool_serve.errors import EngineDeadError, EngineLoadingError
 from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.types import PoolingRequest, QueryParams, QueryScope
-
-MAX_TOKENS_BEFORE_LONG = 2048
-"""Most tokens that may wait at a replica where long rows are kept together; with more, a long row goes to the next."""
-
-MAX_KEPT_TOGETHER = 8192
-"""Most tokens of long rows that are kept together on account of earlier short rows."""
 
 
 @define(eq=False)
@@ -63,7 +63,7 @@ class ProcessEngine(Engine):
         for param in request.params:
             if isinstance(param, QueryParams):
                 return self._link_holding(param.query.scope)
-        if request.tokens > BULK_TOKENS:
+        if is_long(request):
             return self._link_for_long(request.tokens)
         self._kept_together = min(MAX_KEPT_TOGETHER, self._kept_together + FAIRNESS * request.tokens)
         return self._least_busy()
