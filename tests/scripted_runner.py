@@ -68,6 +68,7 @@ class ScriptedRunner:
     pads: bool = True
     on_cpu: bool = False
     concurrent_launches: int = 1
+    has_own_threads: bool = False
     on_launch: Callable[[Batch], PooledBatch | None] | None = None
     batches: list[Batch] = field(factory=list, init=False)
     scopes: list[ScriptedScope] = field(factory=list, init=False)

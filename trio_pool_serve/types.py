@@ -281,6 +281,10 @@ class Runner(Protocol):
         """Whether it computes on this machine's cores, with as many threads as ``torch.get_num_threads()`` allows."""
 
     @property
+    def has_own_threads(self) -> bool:
+        """Whether forward passes are computed in other threads than those that launch, without the interpreter lock."""
+
+    @property
     def concurrent_launches(self) -> int:
         """Number of threads that may call ``launch`` at a time."""
 

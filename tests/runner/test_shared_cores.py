@@ -75,7 +75,15 @@ def test_the_runner_computes_with_its_share(tmp_path, clock):
     finally:
         torch.set_num_threads(threads)
     assert seen == [8, 4]
-    for name in ("dimensions", "embeds_width", "default_batch_tokens", "held_bytes", "pads", "concurrent_launches"):
+    for name in (
+        "dimensions",
+        "embeds_width",
+        "default_batch_tokens",
+        "held_bytes",
+        "pads",
+        "concurrent_launches",
+        "has_own_threads",
+    ):
         assert getattr(sharing, name) == getattr(runner, name)
     assert sharing.describe() == runner.describe()
 

@@ -288,6 +288,13 @@ def niceness() -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness belongs to processes")
+async def test_a_launch_that_computes_in_threads_of_its_own_keeps_its_priority():
+    offload = Offload(niceness=niceness() + 3)
+    assert await offload.run("launch", niceness, lowers_priority=False) == niceness()
+    assert await offload.run("launch", niceness) == niceness() + 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness belongs to processes")
 async def test_threads_yield_to_the_loop_and_what_runs_on_it_does_not():
     own = niceness()
     for kind in get_args(LimiterName):

@@ -33,8 +33,9 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-DELIVERY_SLICE = 64
-"""Rows delivered between two checkpoints: this many keep the loop busy for less than a millisecond."""
+DELIVERY_SLICE = 4
+"""Rows delivered between two checkpoints. Each may wake a request, which is answered in half a millisecond or more: so
+other requests, such as ``/health``, do not wait for all of a batch."""
 
 
 @define(eq=False)
@@ -176,7 +177,8 @@ class LocalEngine(Engine):
             await trio.sleep(RETURN_EVERY_S)
             if (launched := self._launched) != returned:
                 returned = launched
-                await self.offload.run("launch", self.return_freed_memory)
+                own_threads = self.runner is not None and self.runner.has_own_threads
+                await self.offload.run("launch", self.return_freed_memory, lowers_priority=not own_threads)
 
     async def _compute(self, runner: Runner, nursery: trio.Nursery) -> None:
         max_tokens = self.max_batch_tokens
@@ -207,7 +209,7 @@ class LocalEngine(Engine):
         try:
             with trio.fail_after(self.config.batch_timeout_s):
                 launch = _contain_exits(partial(runner.launch, batch))
-                return await self.offload.run("launch", launch)
+                return await self.offload.run("launch", launch, lowers_priority=not runner.has_own_threads)
         except Exception as error:
             self._fail_batch(batch, error)
             return None

@@ -27,6 +27,8 @@ class Computation:
     about: tuple[str, ...] = ()
     concurrent_launches: int = 1
     """Number of batches that may be computed at a time, each in a thread of its own."""
+    has_own_threads: bool = False
+    """Whether ``compute`` computes in threads of its own, without the interpreter lock."""
     mean_cosine: float | None = None
     """Agreement of a quantised model with float32, on texts."""
 
@@ -76,6 +78,7 @@ def _on_cpu(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> 
         chosen.compute,
         about=(chosen.about,),
         concurrent_launches=params.concurrent_launches,
+        has_own_threads=True,
         mean_cosine=chosen.mean_cosine,
     )
 

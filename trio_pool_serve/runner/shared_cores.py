@@ -158,6 +158,11 @@ class SharingRunner:
         return True
 
     @property
+    def has_own_threads(self) -> bool:
+        """Whether forward passes are computed in other threads than those that launch."""
+        return self.runner.has_own_threads
+
+    @property
     def concurrent_launches(self) -> int:
         """Number of threads that may call ``launch`` at a time."""
         return self.runner.concurrent_launches

@@ -68,6 +68,8 @@ class TransformerRunner:
     """Whether padding is computed."""
     concurrent_launches: int = 1
     """Number of threads that may call ``launch`` at a time."""
+    has_own_threads: bool = False
+    """Whether ``compute`` computes in threads of its own, without the interpreter lock."""
     cosine_with_float32: float | None = None
     """Agreement of a quantised model with float32: the mean over some texts."""
     dimensions: int = field(default=0, init=False)

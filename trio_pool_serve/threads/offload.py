@@ -64,10 +64,18 @@ class Offload:
     def __attrs_post_init__(self) -> None:
         self._limiters = {kind: trio.CapacityLimiter(getattr(self, kind)) for kind in get_args(LimiterName)}
 
-    async def run(self, kind: LimiterName, blocking: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
+    async def run(
+        self,
+        kind: LimiterName,
+        blocking: Callable[[], T],
+        *,
+        abandon_on_cancel: bool = False,
+        lowers_priority: bool = True,
+    ) -> T:
         """Return what ``blocking()`` returns, run in a thread once the limiter ``kind`` has a token.
 
-        ``launch`` always uses the same threads, until ``close``.
+        ``launch`` always uses the same threads, until ``close``. Without ``lowers_priority`` the thread keeps the
+        priority that it has: for what computes in threads of its own, and itself holds the interpreter lock for a while.
 
         Cancellation: at once while waiting for the token. While the thread runs, only after it has finished; with
         ``abandon_on_cancel``, and always for ``load`` and ``launch``, at once, and the thread holds its token until it
@@ -78,7 +86,7 @@ class Offload:
 
         def timed() -> T:
             nonlocal started, finished
-            if self.in_threads:
+            if self.in_threads and lowers_priority:
                 lower_priority(self.niceness)
             started = time.perf_counter()
             try:

@@ -64,6 +64,7 @@ def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -
     computation = choose_computation(loaded, config, compute_params)
     runner.compute, runner.pads = computation.compute, computation.pads
     runner.concurrent_launches = computation.concurrent_launches
+    runner.has_own_threads = computation.has_own_threads
     runner.cosine_with_float32 = computation.mean_cosine
     dimensions = f", {runner.dimensions} dimensions" if runner.dimensions else ""
     runner.description = (

@@ -62,7 +62,10 @@ class Program:
         output = torch.empty(self._output_shape(input_ids))
         request = self._take_request()
         request.set_output_tensor(0, ov.Tensor(output.numpy(), shared_memory=True))
-        request.infer(dict(enumerate(inputs[: len(self.compiled.inputs)])), share_inputs=True)
+        # In OpenVINO's threads, which are as nice as the thread that compiled, and not in this one: it holds the
+        # interpreter lock before and after, and while it waits for a core, so does the event loop.
+        request.start_async(dict(enumerate(inputs[: len(self.compiled.inputs)])), share_inputs=True)
+        request.wait()
         self._idle.append(request)
         return output
 
