@@ -75,7 +75,7 @@ class Offload:
         """Return what ``blocking()`` returns, run in a thread once the limiter ``kind`` has a token.
 
         ``launch`` always uses the same threads, until ``close``. Without ``lowers_priority`` the thread keeps the
-        priority that it has: for what computes in threads of its own, and itself holds the interpreter lock for a while.
+        priority that it has: for what computes in threads of its own, and itself holds the interpreter lock.
 
         Cancellation: at once while waiting for the token. While the thread runs, only after it has finished; with
         ``abandon_on_cancel``, and always for ``load`` and ``launch``, at once, and the thread holds its token until it
