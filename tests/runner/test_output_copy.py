@@ -114,6 +114,10 @@ class CopyingRunner:
     default_batch_tokens: int = 64
     held_bytes: int = 0
     pads: bool = True
+    on_cpu: bool = False
+    has_own_threads: bool = False
+    concurrent_launches: int = 1
+    cosine_with_float32: float | None = None
 
     def open_scope(self) -> QueryScope:
         raise NotImplementedError

@@ -31,3 +31,4 @@ async def test_a_model_whose_files_cannot_be_read_in_time_counts_as_one_of_texts
     os.mkfifo(tmp_path / "config.json")  # reading it waits for ever
     placed = await with_engine_placement(Config(models=(str(tmp_path),), loading=ModelConfig(device="cpu")), cores=2)
     assert placed.processes.engine == "local"
+    os.close(os.open(tmp_path / "config.json", os.O_RDWR | os.O_NONBLOCK))  # the thread's reading ends
