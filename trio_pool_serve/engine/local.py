@@ -236,7 +236,9 @@ class LocalEngine(Engine):
         self._last_done = thread.last_done = now
         self.metrics.forward.observe(forward_s)
         self.metrics.copy_wait.observe(took - forward_s)
-        for row, (entry, values) in enumerate(zip(entries, rows, strict=True), start=1):
+        for row, (entry, values) in enumerate(zip(entries, rows, strict=True)):
+            if row and row % DELIVERY_SLICE == 0:
+                await trio.lowlevel.checkpoint()
             entry.finish(
                 PoolingOutput(
                     values=values,
@@ -245,8 +247,6 @@ class LocalEngine(Engine):
                     copy_s=took - forward_s,
                 )
             )
-            if row % DELIVERY_SLICE == 0:
-                await trio.lowlevel.checkpoint()
         # Not earlier: on cancellation between two slices ``_fail_all`` fails the rest.
         del self._in_flight[batch]
         self._queue.note_change()  # long rows that were left to its thread may be taken
