@@ -184,7 +184,7 @@ async def _interrupt(process: trio.Process) -> None:
 
 
 def page(outcome: Outcome, folder: Path, *, quick: bool) -> str:
-    """Return all results as one page of Markdown."""
+    """Return the folder's results as one page of Markdown: those of this run, and earlier ones of other scripts."""
     parts = ["# Results"]
     if quick:
         parts.append("Of a quick run: these numbers mean nothing.")
@@ -192,9 +192,11 @@ def page(outcome: Outcome, folder: Path, *, quick: bool) -> str:
     missing = [*outcome.left_out, *(f"{name}: it failed" for name in outcome.failed)]
     if missing:
         parts += ["## Not measured", "\n".join(f"- {line}" for line in missing)]
-    for script in outcome.done:
-        parts += [f"## {script.name}", script.question]
+    for script in SCRIPTS:
         table, plot = folder / f"{script.name}.md", folder / f"{script.name}.png"
+        if script not in outcome.done and not table.exists():
+            continue
+        parts += [f"## {script.name}", script.question]
         if table.exists():
             parts.append(table.read_text().strip())
         if plot.exists():

@@ -15,8 +15,8 @@ T = TypeVar("T")
 
 NAME = "synchronous"
 
-OFF_THE_LOOP: tuple[LimiterName, ...] = ("launch", "copy")
-"""The engine's: it is the same as ours."""
+OFF_THE_LOOP: tuple[LimiterName, ...] = ("load", "launch", "copy")
+"""The engine's work: it is the same as ours."""
 
 
 async def render_text(renderer: Renderer, prompt: TextPrompt | PairPrompt, params: RenderingParams) -> RenderedPrompt:
@@ -29,11 +29,9 @@ def stay_on_the_loop() -> None:
     """Have all other work that goes to threads done on the loop."""
     in_threads = Offload.run
 
-    async def run(
-        offload: Offload, kind: LimiterName, blocking: Callable[[], T], *, abandon_on_cancel: bool = False
-    ) -> T:
+    async def run(offload: Offload, kind: LimiterName, blocking: Callable[[], T], **options: bool) -> T:
         if kind in OFF_THE_LOOP:
-            return await in_threads(offload, kind, blocking, abandon_on_cancel=abandon_on_cancel)
+            return await in_threads(offload, kind, blocking, **options)
         await trio.lowlevel.checkpoint()
         return blocking()
 

@@ -76,7 +76,9 @@ async def test_the_synchronous_front_end_leaves_only_the_engine_off_the_loop(mon
     here = threading.get_ident()
     assert await offload.run("render", threading.get_ident) == here
     assert await offload.run("postprocess", threading.get_ident) == here
-    assert await offload.run("launch", threading.get_ident) != here
+    assert await offload.run("postprocess", threading.get_ident, abandon_on_cancel=True) == here
+    assert await offload.run("load", threading.get_ident) != here
+    assert await offload.run("launch", threading.get_ident, lowers_priority=False) != here
     offload.close()
 
 

@@ -77,7 +77,8 @@ def test_the_page_has_tables_plots_and_what_is_missing(tmp_path):
     ):
         assert part in written
     assert "- load: it failed" in written
-    assert "**a title**" not in page(Outcome(), tmp_path, quick=False)
+    assert "| ours | 1 |" in page(Outcome(), tmp_path, quick=False), "a later run of other scripts keeps it"
+    assert "**a title**" not in page(Outcome(), tmp_path / "empty", quick=False)
 
 
 def test_a_ratio_is_the_median_of_those_within_each_round():
