@@ -59,6 +59,7 @@ async def run(settings: Settings) -> None:
         for name, of in starts.items()
     ]
     print_table("seconds from the command", ["", "/livez", "/readyz", "first answer", "/readyz ÷ torch's"], rows)
+    write_json(settings.output_dir, "start_up", _document(machine, starts))  # again, with the table
 
 
 def ratio_to_torch(starts: dict[str, list[Start]], name: str) -> float:
