@@ -6,11 +6,12 @@ the engine) → ``Batch`` (the rows of one forward pass) → ``PooledBatch`` (a 
 """
 
 from collections.abc import Generator, Mapping
+from hashlib import blake2b
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from attrs import frozen
+from attrs import field, frozen
 
 TokenIds: TypeAlias = npt.NDArray[np.int32]
 """Shape (tokens,)."""
@@ -129,6 +130,23 @@ class TokenClassify(PoolingParams):
     """One number per label for each kept token: float32, shape (tokens, labels)."""
 
     activation: Activation = "probabilities"
+
+
+@frozen
+class Client:
+    """Who sends a request, as far as fairness and limits go: the name of an API key, or else an address.
+
+    ``number`` stands for it in the queues: below 2⁶³, the same in all processes. ``may_outrank``: its priorities count
+    against those of other clients, not only among its own requests.
+    """
+
+    label: str = ""
+    may_outrank: bool = False
+    number: int = field(init=False)
+
+    @number.default
+    def _of_label(self) -> int:
+        return int.from_bytes(blake2b(self.label.encode(errors="replace"), digest_size=8).digest(), "big") >> 1
 
 
 class QueryScope(Protocol):

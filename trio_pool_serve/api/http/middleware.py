@@ -11,6 +11,7 @@ from trio_pool_serve.api.http.request import Handler, HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.errors import AuthenticationError, innermost
 from trio_pool_serve.service import Service
+from trio_pool_serve.types import Client
 
 VERSIONED_PATHS = ("/v1", "/v2")
 METRICS_PATH = "/metrics"
@@ -52,7 +53,7 @@ class Middleware:
         cancels.
         """
         try:
-            self.authenticate(request)
+            request.client = self.authenticate(request)
             response = await handler(request)
         except BaseExceptionGroup as group:
             _, rest = group.split(trio.Cancelled)
@@ -64,17 +65,19 @@ class Middleware:
             response = self.error_response(request, error)
         return response.with_headers(self._final_headers(request))
 
-    def authenticate(self, request: HttpRequest) -> None:
-        """Raise ``AuthenticationError`` unless the request has the API key, where one is needed."""
+    def authenticate(self, request: HttpRequest) -> Client:
+        """Return who sends a request. Raises ``AuthenticationError`` if it lacks the API key where one is needed."""
         api_key = self._service.config.network.api_key
         if api_key is None or not self._needs_key(request):
-            return
+            address = request.scope.get("client")
+            return Client(address[0] if address else "")
         given = request.header(b"authorization") or ""
         scheme, _, key = given.partition(" ")
         # Some clients send the key without a scheme.
         given = key.strip() if scheme.lower() == "bearer" else given
         if not hmac.compare_digest(given.encode(), api_key.encode()):
             raise AuthenticationError("The API key is missing or wrong.")
+        return Client("key")
 
     def _needs_key(self, request: HttpRequest) -> bool:
         method, path = request.scope.get("method", "WEBSOCKET"), request.path

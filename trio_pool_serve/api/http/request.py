@@ -11,6 +11,7 @@ from trio_pool_serve.api.http.endpoint import DialectEndpoint
 from trio_pool_serve.api.http.request_body import RequestBody
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.telemetry.timings import RequestTimings
+from trio_pool_serve.types import Client
 
 MAX_REQUEST_ID = 128
 """Characters of a client's request id that are sent back."""
@@ -23,7 +24,7 @@ class HttpRequest:
     ``scope`` is ASGI's; ``path`` is the path without the root path. ``request_id`` is the client's ``X-Request-Id``, or
     a new one: a label only, never a key. ``claimed_by`` is the endpoint that the body was decoded for, and ``wire`` the
     decoded body, once they are known. ``deadline`` is in the trio clock's seconds. Only the timings of a request with
-    ``is_task`` are reported.
+    ``is_task`` are reported. ``client`` is known once the middleware has authenticated the request.
     """
 
     scope: Mapping[str, Any]
@@ -37,6 +38,7 @@ class HttpRequest:
     timings: RequestTimings = field(factory=RequestTimings)
     deadline: float = math.inf
     is_task: bool = False
+    client: Client = field(init=False, factory=Client)
 
     @headers.default
     def _first_of_each(self) -> Mapping[bytes, bytes]:

@@ -1,0 +1,109 @@
+"""Settings of scheduling, processes and threads."""
+
+from typing import Annotated, Literal, TypeAlias
+
+from attrs import field, frozen
+from attrs.validators import and_, ge, gt, in_, le, matches_re, optional
+from cyclopts import Group, Parameter
+
+from trio_pool_serve.config.help import help_
+
+Placement: TypeAlias = Literal["local", "process"]
+
+
+@Parameter(name="*", group=Group("Scheduling", sort_key=3))
+@frozen(kw_only=True)
+class SchedulingConfig:
+    """How inputs are queued and batched."""
+
+    max_batch_tokens: Annotated[
+        int | None,
+        help_(
+            "Maximum number of tokens in a batch, padding included. A longer single input is a batch by itself.",
+            default="16384 on a GPU, 2048 on CPU",
+        ),
+    ] = field(default=None, validator=optional(gt(0)))
+    bulk_batch_s: Annotated[
+        float,
+        help_(
+            "Target duration in seconds of a batch of long inputs, or of the later inputs of a large request, while "
+            "small requests arrive. A single input may take longer."
+        ),
+    ] = field(default=0.02, validator=gt(0))
+    max_in_flight: Annotated[
+        int,
+        help_(
+            "Maximum number of batches that are launched and not yet copied to the host. 1: one batch after the other."
+        ),
+    ] = field(default=2, validator=gt(0))
+    max_queue_tokens: Annotated[
+        int, help_("Maximum number of tokens in admitted requests; further requests get a 429 response.")
+    ] = field(default=1_000_000, validator=gt(0))
+    batch_timeout_s: Annotated[
+        float,
+        help_("Maximum duration of a batch in seconds. After it, the device is assumed to hang, and the engine ends."),
+    ] = field(default=300.0, validator=gt(0))
+
+
+@Parameter(name="*", group=Group("Processes", sort_key=4))
+@frozen(kw_only=True)
+class ProcessesConfig:
+    """The processes of the server."""
+
+    engine: Annotated[
+        Placement | None,
+        help_(
+            "Where models compute. local: in the API process. process: in engine processes, behind Unix sockets.",
+            default="local for texts on CPU by OpenVINO, on a single core and under plain hypercorn; else process",
+        ),
+    ] = field(default=None, validator=optional(in_(("local", "process"))))
+    replicas: Annotated[
+        int | None,
+        help_(
+            "Number of batches of each model that are computed at a time: in as many engine processes, or threads with "
+            "`--engine local`.",
+            default="1 on a GPU; on CPU one per core, at most 4",
+        ),
+    ] = field(default=None, validator=optional(gt(0)))
+    api_workers: Annotated[
+        int,
+        help_("Number of API processes, which share the listening socket. More than 1 requires `--engine process`."),
+    ] = field(default=1, validator=gt(0))
+    plugins: Annotated[
+        str,
+        help_(
+            "Comma-separated Python modules that API and engine processes import first. They register kinds of "
+            "model, tasks, dialects and routes.",
+            default="none",
+        ),
+    ] = field(default="", validator=matches_re(r"([\w.]+(,[\w.]+)*)?"))
+
+    def __attrs_post_init__(self) -> None:
+        if self.engine == "local" and self.api_workers > 1:
+            raise ValueError("--engine local computes in the API process, of which there is one: --api-workers is 1.")
+
+
+@Parameter(name="*", group=Group("Threads", sort_key=5))
+@frozen(kw_only=True)
+class ThreadsConfig:
+    """How much blocking work runs concurrently."""
+
+    renderer_num_workers: Annotated[
+        int, help_("Number of threads that render prompts; each has its own tokenizer.")
+    ] = field(default=2, validator=gt(0))
+    media_num_workers: Annotated[int, help_("Number of threads that decode and preprocess images.")] = field(
+        default=2, validator=gt(0)
+    )
+    postprocess_num_workers: Annotated[int, help_("Number of threads that encode responses.")] = field(
+        default=1, validator=gt(0)
+    )
+    switch_interval_s: Annotated[
+        float, help_("Seconds for which a thread may hold the GIL while the event loop waits for it.")
+    ] = field(default=0.0005, validator=gt(0))
+    niceness: Annotated[
+        int,
+        help_(
+            "Niceness of threads and processes that compute, relative to the event loop (Linux). 0: equal priority, "
+            "for machines whose cores are kept busy by other programs."
+        ),
+    ] = field(default=10, validator=and_(ge(0), le(19)))

@@ -1,0 +1,69 @@
+"""Settings of the network: addresses, keys, limits of requests."""
+
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias, get_args
+
+from attrs import field, frozen
+from attrs.validators import ge, gt, in_, le, min_len, optional
+from cyclopts import Group, Parameter
+
+from trio_pool_serve.config.help import help_, switch
+
+KeyScope: TypeAlias = Literal["all", "all-but-metrics", "vllm"]
+
+
+@Parameter(name="*", group=Group("Network", sort_key=2))
+@frozen(kw_only=True)
+class NetworkConfig:
+    """Where the server listens, and which requests it accepts."""
+
+    host: Annotated[str, help_("Host name or IP address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, help_("TCP port to listen on. 0 selects a free port.")] = field(
+        default=8000, validator=[ge(0), le(65535)]
+    )
+    uds: Annotated[
+        Path | None,
+        help_("Path of a Unix domain socket to listen on. If set, host and port are ignored.", default="none"),
+    ] = None
+    api_key: Annotated[
+        str | None,
+        help_("Key that requests must present in the header `Authorization: Bearer KEY`.", default="none"),
+    ] = field(default=None, repr=False, validator=optional(min_len(1)))
+    api_key_scope: Annotated[
+        KeyScope,
+        help_(
+            "Which routes require the key. all: every one but probes. all-but-metrics: `/metrics` is open too. vllm: "
+            "only paths that begin with `/v1` or `/v2`, as in vLLM."
+        ),
+    ] = field(default="all", validator=in_(get_args(KeyScope)))
+    accept_any_model: Annotated[
+        bool, switch("Serve requests that name an unknown model by the first model instead of refusing them.")
+    ] = False
+    cors_allow_origins: Annotated[
+        str,
+        help_(
+            "Comma-separated origins whose web pages may send requests, such as `https://example.org`; `*` allows all.",
+            default="none",
+        ),
+    ] = ""
+    max_body_bytes: Annotated[int, help_("Maximum size of a request body in bytes.")] = field(
+        default=16 * 2**20, validator=gt(0)
+    )
+    write_timeout_s: Annotated[
+        float, help_("Seconds after which a TCP client that does not read its response is disconnected.")
+    ] = field(default=60.0, validator=gt(0))
+    strict_requests: Annotated[
+        bool, switch("Refuse requests with unknown fields, at the top level, instead of ignoring those.")
+    ] = False
+    auto_truncate: Annotated[
+        bool, help_("Truncate inputs that are too long in TEI requests that do not set `truncate`.")
+    ] = True
+    truncate_by_default: Annotated[
+        bool,
+        switch(
+            "Truncate inputs that are too long in all requests that do not say otherwise, instead of refusing them."
+        ),
+    ] = False
+    max_inputs_per_request: Annotated[int, help_("Maximum number of inputs in one request.")] = field(
+        default=2048, validator=gt(0)
+    )
