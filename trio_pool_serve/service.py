@@ -20,6 +20,7 @@ from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.placement import replicas_of
 from trio_pool_serve.engine.remote.process_engine import ProcessEngine
 from trio_pool_serve.engine.remote.supervision import EngineProcesses, socket_paths
+from trio_pool_serve.engine.waiting_work import WaitingWork
 from trio_pool_serve.errors import (
     DrainingError,
     EngineDeadError,
@@ -90,6 +91,8 @@ class Service:
     load_runner: RunnerLoader = load_transformer
     socket_folder: Path | None = field(default=None, kw_only=True)
     """Where the server's processes have their sockets, if the caller supervises the engine processes."""
+    api_worker: int = field(default=0, kw_only=True)
+    """The index of this API process."""
     offload: Offload = field(kw_only=True)
     on_loaded: Callable[[], object] = field(default=_do_nothing, kw_only=True)
     """Called once, when all models are loaded and before the service is ready."""
@@ -152,7 +155,10 @@ class Service:
         scheduling, metrics = self.config.scheduling, self.metrics.of_engine(source.name)
         if self.socket_folder is not None:
             sockets = socket_paths(self.config, self.socket_folder, number)
-            return ProcessEngine(sockets, scheduling.max_queue_tokens // self.config.processes.api_workers, metrics)
+            waiting = WaitingWork.open(
+                self.socket_folder / f"{number}.waiting", self.api_worker, self.config.processes.api_workers
+            )
+            return ProcessEngine(sockets, metrics, scheduling, waiting)
         return LocalEngine(partial(self._load_runner, source), self.offload, metrics, scheduling)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -1,6 +1,7 @@
 """The engine that computes in this process: queue, batches in flight, delivery of outputs."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
@@ -11,13 +12,15 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.config import SchedulingConfig
-from trio_pool_serve.engine.admission import Admission, DrainRate
+from trio_pool_serve.engine.admission import Admission, AdmittedRequest, EstimatedWork, class_of
 from trio_pool_serve.engine.batching import BulkBudget
+from trio_pool_serve.engine.compute_rates import ComputeRates, SecondsPerToken, work_class
 from trio_pool_serve.engine.engine import Engine, EngineState, EngineStatistics
 from trio_pool_serve.engine.queue import QueueEntry, RequestQueue, batch_of, is_long
 from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.errors import (
     BatchFailedError,
+    DeadlineExceededError,
     EngineDeadError,
     EngineLoadingError,
     ModelLoadError,
@@ -36,6 +39,10 @@ logger = logging.getLogger(__name__)
 DELIVERY_SLICE = 4
 """Rows delivered between two checkpoints. Each may wake a request, which is answered in half a millisecond or more: so
 other requests, such as ``/health``, do not wait for all of a batch."""
+
+
+MAX_AGE = 2.0
+"""Times ``max_queue_s``: rows that have waited for longer come before all others."""
 
 
 @define(eq=False)
@@ -68,7 +75,7 @@ class LocalEngine(Engine):
     _settled: trio.Event = field(init=False, factory=trio.Event)
     _queue: RequestQueue = field(init=False)
     _admission: Admission = field(init=False)
-    _rate: DrainRate = field(init=False, factory=DrainRate)
+    _rates: ComputeRates = field(init=False, factory=ComputeRates)
     _bulk: BulkBudget = field(init=False)
     _in_flight: dict[Batch, tuple[float, list[QueueEntry]]] = field(init=False, factory=dict)
     _last_done: float = field(default=0.0, init=False)
@@ -77,9 +84,15 @@ class LocalEngine(Engine):
     _failed_batches: int = field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._queue = RequestQueue(small_requests=self.small_requests)
+        self._queue = RequestQueue(
+            is_fair=self.config.fairness == "client",
+            max_age_s=MAX_AGE * self.config.max_queue_s,
+            small_requests=self.small_requests,
+        )
         self._bulk = BulkBudget(self.config.bulk_batch_s)
-        self._admission = Admission(self.config.max_queue_tokens, lambda: self._rate.tokens_per_s)
+        self._admission = Admission(
+            self.config.max_queue_s, lambda: self.seconds_per_token, is_fair=self.config.fairness == "client"
+        )
         self.metrics.add_gauges(self._gauges)
 
     def submit_nowait(self, entry: QueueEntry) -> None:  # noqa: D102
@@ -91,9 +104,13 @@ class LocalEngine(Engine):
     def withdraw(self, entry: QueueEntry) -> None:  # noqa: D102
         self._queue.withdraw(entry)
 
-    def admit(self, tokens: int) -> AbstractContextManager[None]:  # noqa: D102
+    def admit(self, work: EstimatedWork) -> AbstractContextManager[AdmittedRequest]:  # noqa: D102
         self._require_ready()
-        return self._admission.admit(tokens)
+        return self._admission.admit(work)
+
+    def refuse_late(self, work: EstimatedWork) -> None:  # noqa: D102
+        self._require_ready()
+        self._admission.refuse_late(work)
 
     def open_scope(self) -> AbstractContextManager[QueryScope]:  # noqa: D102
         return closing(self._loaded.open_scope())
@@ -132,8 +149,9 @@ class LocalEngine(Engine):
             queued_tokens=self._queue.tokens,
             in_flight_batches=len(self._in_flight),
             oldest_in_flight_s=max((now - launched for launched, _ in self._in_flight.values()), default=0.0),
-            admitted_tokens=self._admission.admitted_tokens,
-            tokens_per_s=self._rate.tokens_per_s,
+            admitted_tokens=self._admission.tokens,
+            waiting_s=self._admission.waiting_s,
+            tokens_per_s=self.tokens_per_s,
             batches=self._batches,
             failed_batches=self._failed_batches,
             held_bytes=self.runner.held_bytes if self.runner else 0,
@@ -147,7 +165,12 @@ class LocalEngine(Engine):
     @property
     def tokens_per_s(self) -> float:
         """Tokens computed per second, as a moving average; 0 before the first batch."""
-        return self._rate.tokens_per_s
+        return self._rates.tokens_per_s
+
+    @property
+    def seconds_per_token(self) -> SecondsPerToken:
+        """The measured rates by work class."""
+        return self._rates.seconds_per_token
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:  # noqa: D102
         task_status.started()
@@ -203,7 +226,25 @@ class LocalEngine(Engine):
         """Take a batch; of long rows only if another thread stays free for short ones, or is not to be kept free."""
         computing_long = sum(is_long(batch.requests[0]) for batch in self._in_flight)
         leaves_long = 0 < runner.concurrent_launches - 1 <= computing_long
-        return self._queue.take_batch(max_tokens, self._bulk.tokens, leaves_long=leaves_long)
+        entries = self._queue.take_batch(max_tokens, self._bulk.tokens, leaves_long=leaves_long)
+        return self._without_late(entries)
+
+    def _without_late(self, entries: list[QueueEntry]) -> list[QueueEntry]:
+        """Return the entries that can be answered before their deadline, and fail the others.
+
+        How long a batch takes counts only while others wait: an estimate that is wrong is corrected by batches only.
+        """
+        if all(entry.request.deadline == math.inf for entry in entries):
+            return entries
+        seconds = 0.0
+        if len(self._queue):
+            rates = self.seconds_per_token
+            seconds = sum(entry.request.tokens * rates[class_of(entry.request.prompt)] for entry in entries)
+        done_at = trio.current_time() + (seconds if math.isfinite(seconds) else 0.0)
+        for late in [entry for entry in entries if entry.request.deadline < done_at]:
+            late.fail(DeadlineExceededError("The deadline would pass before this input is computed."))
+            entries.remove(late)
+        return entries
 
     async def _launch(self, runner: Runner, batch: Batch) -> PooledBatch | None:
         try:
@@ -231,7 +272,7 @@ class LocalEngine(Engine):
         took = now - launched
         self._batches += 1
         # Without the time in which the batch before was computed: by any thread, and by the same one.
-        self._rate.observe(batch.tokens, now - max(launched, self._last_done))
+        self._observe_rate(batch, now - max(launched, self._last_done))
         self._bulk.observe(batch.tokens, now - max(launched, thread.last_done))
         self._last_done = thread.last_done = now
         self.metrics.forward.observe(forward_s)
@@ -281,6 +322,11 @@ class LocalEngine(Engine):
         if self._state == "dead":
             raise EngineDeadError("The engine has stopped.")
 
+    def _observe_rate(self, batch: Batch, seconds: float) -> None:
+        has_images = batch.requests[0].prompt.images is not None
+        measured = work_class(batch.tokens // len(batch.requests), has_images=has_images)
+        self._rates.observe(measured, batch.tokens, seconds, left_waiting=len(self._queue) > 0)
+
     def _observe_batch(self, batch: Batch, entries: list[QueueEntry], launched: float) -> None:
         for entry in entries:
             self.metrics.queue.observe(launched - entry.queued_at)
@@ -299,6 +345,7 @@ class LocalEngine(Engine):
                 "in_flight_batches": now.in_flight_batches,
                 "oldest_in_flight_seconds": now.oldest_in_flight_s,
                 "admitted_tokens": now.admitted_tokens,
+                "waiting_seconds": now.waiting_s,
                 "held_bytes": now.held_bytes,
             }
         }

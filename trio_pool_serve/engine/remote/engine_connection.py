@@ -125,7 +125,9 @@ class EngineConnection:
                 await self._send(frame)
 
     async def _send(self, frame: Frame) -> None:
-        answers = Answers(frame.parts, self.engine.waiting_tokens, self.engine.tokens_per_s)
+        engine = self.engine
+        rates = engine.seconds_per_token.tobytes()
+        answers = Answers(frame.parts, engine.waiting_tokens, engine.tokens_per_s, rates)
         await self.stream.send(answers, frame.buffers)
 
 

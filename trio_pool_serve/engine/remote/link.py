@@ -5,9 +5,11 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import trio
 from attrs import define, field
 
+from trio_pool_serve.engine.compute_rates import UNKNOWN, SecondsPerToken
 from trio_pool_serve.engine.queue import QueueEntry
 from trio_pool_serve.engine.remote.wire import (
     Answers,
@@ -47,6 +49,7 @@ class Link:
     hello: Hello | None = field(default=None, init=False)
     """The sizes of the loaded model; ``None`` while no engine process is ready."""
     tokens_per_s: float = field(default=0.0, init=False)
+    seconds_per_token: SecondsPerToken = field(default=UNKNOWN, init=False)
     own_tokens: int = field(default=0, init=False)
     """Of the rows that were sent by this process and are not finished."""
     scopes: set[RemoteScope] = field(init=False, factory=set)
@@ -164,6 +167,7 @@ class Link:
         self._closed_scopes.clear()
         self.scopes.clear()
         self._others_tokens, self.tokens_per_s = 0, 0.0
+        self.seconds_per_token = UNKNOWN
         for number in list(self._waiting):
             entry = self._settle(number)
             if entry is not None:
@@ -211,6 +215,7 @@ class Link:
             if index % DELIVERY_SLICE == 0:
                 await trio.lowlevel.checkpoint()
         self.tokens_per_s = message.tokens_per_s
+        self.seconds_per_token = np.frombuffer(message.seconds_per_token, np.float64)
         self._others_tokens = max(0, message.waiting_tokens - self.own_tokens)
 
     def __repr__(self) -> str:
