@@ -59,6 +59,8 @@ WRITTEN = {
     "max_in_flight": ("3", 3),
     "max_queue_s": ("2.5", 2.5),
     "fairness": ("request", "request"),
+    "memory_budget_bytes": ("1000000", 1_000_000),
+    "client_memory_share": ("0.25", 0.25),
     "batch_timeout_s": ("2.5", 2.5),
     "renderer_num_workers": ("5", 5),
     "media_num_workers": ("4", 4),

@@ -37,8 +37,8 @@ from trio_pool_serve.processes.allocator import limit_caches
 from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.rendering.chat import template_process
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
-from trio_pool_serve.rendering.input_memory import InputMemory
 from trio_pool_serve.rendering.media.loader import MediaLoader
+from trio_pool_serve.rendering.memory_budget import MemoryBudget
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.metrics import Gauges, Metrics, sample_loop_lag
@@ -97,7 +97,7 @@ class Service:
     on_loaded: Callable[[], object] = field(default=_do_nothing, kw_only=True)
     """Called once, when all models are loaded and before the service is ready."""
     metrics: Metrics = field(factory=Metrics, kw_only=True)
-    input_memory: InputMemory = field(init=False, factory=InputMemory)
+    memory: MemoryBudget = field(init=False)
     media: MediaLoader = field(init=False)
     started: float = field(factory=time.time, init=False)
     """Seconds since the epoch."""
@@ -125,6 +125,13 @@ class Service:
             copy=self.config.scheduling.max_in_flight * len(self.config.models),
         )
 
+    @memory.default
+    def _make_memory(self) -> MemoryBudget:
+        scheduling = self.config.scheduling
+        # Memory is each process's own, so each has a part of the budget.
+        max_bytes = scheduling.memory_budget_bytes // self.config.processes.api_workers
+        return MemoryBudget(max_bytes, scheduling.client_memory_share)
+
     @processes.default
     def _make_processes(self) -> dict[str, WorkerProcesses]:
         return {
@@ -140,9 +147,7 @@ class Service:
 
     def __attrs_post_init__(self) -> None:
         self.offload.observe = self.metrics.observe_hop
-        self.media = MediaLoader(
-            self.config.input, self.config.time_limits.media_timeout_s, self.offload, self.input_memory
-        )
+        self.media = MediaLoader(self.config.input, self.config.time_limits.media_timeout_s, self.offload, self.memory)
         self.metrics.add_gauges(self._gauges)
         if self.config.processes.engine == "process" and self.socket_folder is None:
             # Only this user can enter it: a process that can connect to an engine can have it compute anything.
@@ -249,7 +254,7 @@ class Service:
                 settings=config.input,
                 media=self.media,
                 image_format=folder.kind.image_format(folder),
-                input_memory=self.input_memory,
+                memory=self.memory,
                 embeds_format=embeds_format_of(
                     folder, served.engine.embeds_width, enabled=config.input.enable_prompt_embeds
                 ),

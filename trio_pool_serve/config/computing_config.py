@@ -44,6 +44,17 @@ class SchedulingConfig:
             "If it would wait longer, it gets a 429 response."
         ),
     ] = field(default=5.0, validator=gt(0))
+    memory_budget_bytes: Annotated[
+        int,
+        help_(
+            "Maximum number of bytes that requests hold: bodies of more than 16 KiB, prepared images, token "
+            "embeddings, and vectors of tokens. Further such requests get a 429 response, or wait if they are "
+            "admitted. The cache of images has what they leave."
+        ),
+    ] = field(default=2 * 2**30, validator=gt(0))
+    client_memory_share: Annotated[
+        float, help_("Share of `--memory-budget-bytes` that the requests of one client may hold.")
+    ] = field(default=0.5, validator=[gt(0), le(1)])
     fairness: Annotated[
         Fairness,
         help_(

@@ -81,9 +81,9 @@ class InputConfig:
     max_images_per_input: Annotated[int, help_("Maximum number of images in one input.")] = field(
         default=16, validator=gt(0)
     )
-    media_cache_bytes: Annotated[int, help_("Size of the cache of preprocessed images in bytes; 0 disables it.")] = (
-        field(default=256 * 2**20, validator=ge(0))
-    )
+    media_cache_bytes: Annotated[
+        int, help_("Maximum size of the cache of preprocessed images in bytes; 0 disables it.")
+    ] = field(default=256 * 2**20, validator=ge(0))
 
     @property
     def media_domains(self) -> frozenset[str]:

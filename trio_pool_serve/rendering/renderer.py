@@ -21,7 +21,7 @@ from trio_pool_serve.prompts import (
 )
 from trio_pool_serve.rendering.chat.conversations import Conversations
 from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
-from trio_pool_serve.rendering.input_memory import InputMemory
+from trio_pool_serve.rendering.memory_budget import MemoryBudget
 from trio_pool_serve.rendering.text.text_renderer import PlainPrompt, PromptToRender, TextRenderer
 from trio_pool_serve.rendering.text.tokenizer import Token
 from trio_pool_serve.threads.offload import Offload
@@ -52,7 +52,7 @@ class Renderer:
     """Which token embeddings are accepted, or the message of the error for a model that accepts none."""
     conversations: Conversations | None = None
     """Renders conversations and contents. Set after construction, because it renders their texts with this renderer."""
-    input_memory: InputMemory = Factory(InputMemory)
+    memory: MemoryBudget = Factory(MemoryBudget)
     """Shared by all models of a server."""
     loop_characters: int = LOOP_CHARACTERS
     """Texts of at most this many characters together are rendered on the event loop."""
@@ -132,7 +132,7 @@ class Renderer:
         if isinstance(embeds_format, str):
             raise InvalidRequestError(embeds_format, field="prompts")
         try:
-            async with self.input_memory.preparing():
+            async with self.memory.preparing():
                 render = partial(embeds_format.render, prompt, params)
                 return await self.offload.run("render", render, abandon_on_cancel=True)
         except InvalidRequestError as error:

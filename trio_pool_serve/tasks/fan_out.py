@@ -102,6 +102,8 @@ async def compute_rows(
             row_done(index, row)
 
     async def render(chunk: range) -> list[list[RenderedPrompt]]:
+        if not model.renderer.is_plain(rows[chunk[0]].prompt):
+            await model.renderer.memory.wait_for_share(admitted.work.client)
         rendered = await _render([rows[index] for index in chunk], model.renderer)
         # Returning from a thread is no checkpoint: a request cancelled meanwhile must not enter the queue.
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -120,7 +122,7 @@ async def compute_rows(
             for prompt in prompts
         ]
         outputs = ChunkOutputs(chunk, rendered, timings, admitted, done)
-        with model.renderer.input_memory.holding(request.prompt for request in requests):
+        with model.renderer.memory.holding((request.prompt for request in requests), work.client):
             await model.engine.submit_all(requests, outputs.add)
 
     async def render_and_compute(chunk: range) -> None:

@@ -17,6 +17,8 @@ from trio_pool_serve.types import Classify, Embed, PooledValue, TokenClassify, T
 MAX_TOKEN_NUMBERS = 32_000_000
 """Most numbers in a response with vectors per token: 128 MB, and several times that as JSON."""
 
+BYTES_PER_NUMBER = 4
+
 PooledRow = tuple[PooledValue, ...]
 """One prompt's outputs, in the order of the job's ``tasks``."""
 
@@ -125,6 +127,9 @@ async def pool(
         if row_done is not None:
             row_done(index, finished[index], row.tokens)
 
-    with model.engine.admit(estimated_work(model, job, to_compute, context)) as admitted:
+    work = estimated_work(model, job, to_compute, context)
+    with model.engine.admit(work) as admitted:
+        if "token_embed" in job.tasks:
+            context.reservation.grow(work.tokens * model.engine.dimensions * BYTES_PER_NUMBER)
         rows = await compute_rows(model, to_compute, context.timings, admitted, row_done=done)
     return Pooled([finished[index] for index in range(len(rows))], sum(row.tokens for row in rows))

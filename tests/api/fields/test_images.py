@@ -29,7 +29,7 @@ from tests.scripted_runner import ScriptedRunner
 from tests.tables import each
 from trio_pool_serve.config import Config, InputConfig, TimeLimitsConfig
 from trio_pool_serve.errors import MediaError
-from trio_pool_serve.rendering.input_memory import MAX_CONCURRENT_PREPARATIONS
+from trio_pool_serve.rendering.memory_budget import MAX_CONCURRENT_PREPARATIONS
 from trio_pool_serve.service import Service
 
 IMAGE = data_url(encoded())
@@ -434,7 +434,7 @@ async def ask_and_leave(client: httpx.AsyncClient, server: ImageServer) -> None:
 
 
 async def test_images_are_not_prepared_faster_than_they_are_computed(client, service, scripted, images):
-    service.input_memory.max_bytes = 1
+    service.memory.max_bytes = 1
     scripted.gate.clear()
     urls = [data_url(encoded((shade, 0, 0))) for shade in range(1, 31)]
     answers = []
@@ -446,11 +446,11 @@ async def test_images_are_not_prepared_faster_than_they_are_computed(client, ser
         nursery.start_soon(ask)
         await trio.to_thread.run_sync(scripted.launching.wait)
         await trio.testing.wait_all_tasks_blocked(0.05)
-        assert service.input_memory.held_bytes > 0
+        assert service.memory.held_bytes > 0
         assert service.media.cache.statistics().misses <= 2 * MAX_CONCURRENT_PREPARATIONS
         scripted.gate.set()
     assert answers == [vector_of((shade, 0, 0)) for shade in range(1, 31)]
-    assert service.input_memory.held_bytes == 0
+    assert service.memory.held_bytes == 0
 
 
 async def test_a_client_that_leaves_holds_no_images(client, service, scripted, images):
@@ -458,8 +458,8 @@ async def test_a_client_that_leaves_holds_no_images(client, service, scripted, i
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: embed(client, input=[IMAGE], modality="image"))
         await trio.to_thread.run_sync(scripted.launching.wait)
-        assert service.input_memory.held_bytes > 0
+        assert service.memory.held_bytes > 0
         nursery.cancel_scope.cancel(reason="the client leaves")
     scripted.gate.set()
     await wait_idle(service)
-    assert service.input_memory.held_bytes == 0
+    assert service.memory.held_bytes == 0

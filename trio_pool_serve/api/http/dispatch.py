@@ -18,7 +18,9 @@ from trio_pool_serve.api.http.request_body import Buffer
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import DeadlineExceededError, InvalidRequestError, PoolServeError
+from trio_pool_serve.engine.admission import EstimatedWork
+from trio_pool_serve.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, PoolServeError
+from trio_pool_serve.rendering.memory_budget import Reservation
 from trio_pool_serve.service import Service
 
 SEARCHED_FROM = 256 * 1024
@@ -95,7 +97,10 @@ def _task_handler(
         embeds = config.input.enable_prompt_embeds
         return decode_body(body, candidates, config.network, candidates_of, embeds=embeds)
 
-    async def respond(request: HttpRequest) -> HttpResponse:
+    async def respond(request: HttpRequest, reservation: Reservation) -> HttpResponse:
+        if not request.body.is_small:
+            _refuse_unread(service, request)
+            request.body.hold(reservation)
         timeout_s = config.time_limits.body_timeout_s
         decoded = await read_body(request, decode, service.offload, timeout_s=timeout_s)
         claimed_by = request.claimed_by = decoded.claimed_by
@@ -112,6 +117,7 @@ def _task_handler(
             claimed_by=claimed_by,
             deadline=request.deadline,
             client=request.client,
+            reservation=reservation,
         )
         return await claimed_by.endpoint.respond(call)
 
@@ -122,8 +128,8 @@ def _task_handler(
         request.deadline = trio.current_time() + timeout_s
         service.running_tasks += 1
         try:
-            with trio.fail_at(request.deadline):
-                response = await respond(request)
+            with trio.fail_at(request.deadline), service.memory.reserving(request.client) as reservation:
+                response = await respond(request, reservation)
         except trio.TooSlowError:
             raise DeadlineExceededError(f"The deadline of {timeout_s:g} s has passed.") from None
         finally:
@@ -132,6 +138,22 @@ def _task_handler(
         return response
 
     return respond_in_time
+
+
+def _refuse_unread(service: Service, request: HttpRequest) -> None:
+    """Raise ``OverloadedError`` if no model could take a request, whatever is in its body.
+
+    It is taken to have priority 0: which one it has is in the body.
+    """
+    work = EstimatedWork(tokens=1, client=request.client, deadline=request.deadline)
+    refusals = []
+    for served in service.served.values():
+        try:
+            served.engine.refuse_late(work)
+        except OverloadedError as refusal:
+            refusals.append(refusal)
+    if len(refusals) == len(service.served):
+        raise min(refusals, key=lambda refusal: refusal.retry_after_s)
 
 
 def _client_timeout_s(request: HttpRequest) -> float:

@@ -9,6 +9,7 @@ from attrs import field, frozen
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import JobField
+from trio_pool_serve.rendering.memory_budget import Reservation
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.request_context import RequestContext
@@ -46,11 +47,12 @@ class Call(Generic[Wire, Job]):
     claimed_by: "DialectEndpoint"
     deadline: float
     client: Client
+    reservation: Reservation
 
     @property
     def context(self) -> RequestContext:
         """What tasks have to know of the request."""
-        return RequestContext(self.timings, self.client, self.deadline)
+        return RequestContext(self.timings, self.client, self.deadline, self.reservation)
 
     async def encode(self, encoder: Callable[[], HttpResponse], *, rows: int, nbytes: int) -> HttpResponse:
         """Return ``encoder()``, called in a thread unless the response is small.

@@ -5,7 +5,8 @@ from typing import TypeAlias
 
 import trio
 
-from trio_pool_serve.errors import BodyTimeoutError, PayloadTooLargeError
+from trio_pool_serve.errors import BodyTimeoutError, OverloadedError, PayloadTooLargeError
+from trio_pool_serve.rendering.memory_budget import Reservation
 
 Buffer: TypeAlias = bytearray | mmap.mmap
 """Both can be searched and decoded as they are."""
@@ -13,6 +14,10 @@ Buffer: TypeAlias = bytearray | mmap.mmap
 MAPPED_BYTES = 4 * 2**20
 """Bodies that announce more than this are put in large pages: giving a hundred megabytes of small ones back takes
 five milliseconds, wherever that happens with the interpreter lock held."""
+
+
+SMALL_BYTES = 16 * 1024
+"""Bodies that announce no more are not counted: the number of connections bounds what all of them take."""
 
 
 class RequestBody:
@@ -26,6 +31,9 @@ class RequestBody:
         self._is_too_large = (expected_bytes or 0) > max_bytes
         self._complete = trio.Event()
         self._length = 0
+        self._announced = expected_bytes
+        self._reservation: Reservation | None = None
+        self._refusal: OverloadedError | None = None
         self._buffer: Buffer = bytearray()
         if not self._is_too_large and (expected_bytes or 0) > MAPPED_BYTES:
             # Memory is taken as it is written to, not before.
@@ -38,6 +46,8 @@ class RequestBody:
         if not data or self._is_too_large:
             return
         begin, self._length = self._length, self._length + len(data)
+        if self._reservation is not None and self._announced is None:
+            self._reserve(self._reservation, len(data))
         limit = len(self._buffer) if isinstance(self._buffer, mmap.mmap) else self._max_bytes
         if self._length > limit:
             self._is_too_large, self._buffer = True, bytearray()
@@ -47,6 +57,26 @@ class RequestBody:
         else:
             self._buffer.extend(data)
 
+    def hold(self, reservation: Reservation) -> None:
+        """Count the body's memory, unless it is small. Raises ``OverloadedError``, as ``take`` if more arrives."""
+        if self._is_too_large or self.is_small:
+            return
+        self._reservation = reservation
+        reservation.grow(self._length if self._announced is None else self._announced)
+
+    def _reserve(self, reservation: Reservation, nbytes: int) -> None:
+        try:
+            reservation.grow(nbytes)
+        except OverloadedError as error:  # raised where the body is waited for
+            self._refusal = error
+            self._is_too_large, self._buffer = True, bytearray()
+            self._complete.set()
+
+    @property
+    def is_small(self) -> bool:
+        """Whether a body of at most ``SMALL_BYTES`` is announced."""
+        return self._announced is not None and self._announced <= SMALL_BYTES
+
     def set_complete(self) -> None:
         """Note that all of the body has arrived."""
         self._complete.set()
@@ -54,7 +84,8 @@ class RequestBody:
     async def take(self, timeout_s: float) -> Buffer:
         """Wait for the whole body and return it; it is not kept here.
 
-        Raises ``BodyTimeoutError``, and ``PayloadTooLargeError`` before a byte has arrived if too many are announced.
+        Raises ``BodyTimeoutError``, ``OverloadedError``, and ``PayloadTooLargeError``, before a byte has arrived if too
+        many are announced.
         Cancellation: at once.
         """
         if not self._is_too_large and not self._complete.is_set():  # a time limit takes 12 µs
@@ -63,6 +94,8 @@ class RequestBody:
                     await self._complete.wait()
             except trio.TooSlowError:
                 raise BodyTimeoutError(f"The body did not arrive within {timeout_s:g} s.") from None
+        if self._refusal is not None:
+            raise self._refusal
         if self._is_too_large:
             raise PayloadTooLargeError(f"The body may have {self._max_bytes} bytes, and has more.")
         body, self._buffer = self._buffer, bytearray()

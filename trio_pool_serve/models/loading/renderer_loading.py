@@ -5,8 +5,8 @@ from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
 from trio_pool_serve.rendering.chat.conversations import Conversations, ImageLoader
 from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
-from trio_pool_serve.rendering.input_memory import InputMemory
 from trio_pool_serve.rendering.media.image_processor import ImageFormat
+from trio_pool_serve.rendering.memory_budget import MemoryBudget
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
 from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates, Tokenizer
@@ -37,14 +37,14 @@ def renderer_of(
     settings: InputConfig | None = None,
     media: ImageLoader | None = None,
     image_format: ImageFormat | None = None,
-    input_memory: InputMemory | None = None,
+    memory: MemoryBudget | None = None,
 ) -> Renderer:
     """Return a model's renderer, with ``workers`` + 1 copies of its tokenizer. Raises ``ModelLoadError``.
 
     Without ``templates`` it renders only single texts, token ids and token embeddings.
     """
     texts = text_renderer_of(folder, tokenizer, workers=workers)
-    renderer = Renderer(texts, offload, embeds_format, input_memory=input_memory or InputMemory())
+    renderer = Renderer(texts, offload, embeds_format, memory=memory or MemoryBudget())
     if templates is not None:
         settings = settings or InputConfig()
         renderer.conversations = Conversations(

@@ -8,6 +8,7 @@ import trio
 from attrs import define, field, frozen
 
 from trio_pool_serve.errors import UnavailableError
+from trio_pool_serve.rendering.memory_budget import MemoryBudget
 from trio_pool_serve.types import ImageFeatures
 
 Key: TypeAlias = tuple[str, bytes]
@@ -43,13 +44,14 @@ class _Preparation:
 
 @define(eq=False)
 class MediaCache:
-    """An LRU cache of at most ``max_bytes`` bytes of prepared images.
+    """An LRU cache of at most ``max_bytes`` bytes of prepared images, and of what requests leave of ``memory``.
 
     Concurrent requests for an image share one preparation, also with ``max_bytes`` 0, when nothing is cached. Requests
     share the returned features, which must not be modified.
     """
 
     max_bytes: int
+    memory: MemoryBudget = field(factory=MemoryBudget)
     _cached: OrderedDict[Key, ImageFeatures] = field(init=False, factory=OrderedDict)
     _bytes: int = field(init=False, default=0)
     _preparations: dict[Key, _Preparation] = field(init=False, factory=dict)
@@ -58,6 +60,9 @@ class MediaCache:
     _hits: int = field(init=False, default=0)
     _misses: int = field(init=False, default=0)
     _nursery: trio.Nursery | None = field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        self.memory.evict_from_cache = self._evict
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Prepare images until cancelled.
@@ -140,12 +145,17 @@ class MediaCache:
             del self._preparations[preparation.key]
 
     def _store(self, key: Key, features: ImageFeatures) -> None:
-        if features.nbytes > self.max_bytes:
+        most = min(self.max_bytes, self.memory.free_bytes)
+        if features.nbytes > most:
             return
         replaced = self._cached.pop(key, None)
         self._bytes += features.nbytes - (replaced.nbytes if replaced is not None else 0)
         self._cached[key] = features
-        while self._bytes > self.max_bytes:
+        self._evict(most)
+
+    def _evict(self, most: int) -> None:
+        """Drop the images used longest ago until at most ``most`` bytes are cached."""
+        while self._bytes > most:
             _, oldest = self._cached.popitem(last=False)
             self._bytes -= oldest.nbytes
 

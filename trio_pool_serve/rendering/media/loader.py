@@ -10,13 +10,13 @@ from attrs import Factory, define, field
 from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.prompts import ImagePart
-from trio_pool_serve.rendering.input_memory import InputMemory
 from trio_pool_serve.rendering.media.addresses import is_any_address, is_public
 from trio_pool_serve.rendering.media.cache import MediaCache
 from trio_pool_serve.rendering.media.decoding import MediaLimits, features_of
 from trio_pool_serve.rendering.media.encoded_image import EncodedImage, image_of_chunks, read_data_url, read_file_url
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
 from trio_pool_serve.rendering.media.image_processor import ImageProcessor
+from trio_pool_serve.rendering.memory_budget import MemoryBudget
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import ImageFeatures
 
@@ -33,14 +33,14 @@ class MediaLoader:
     config: InputConfig
     timeout_s: float
     offload: Offload
-    input_memory: InputMemory = Factory(InputMemory)
+    memory: MemoryBudget = Factory(MemoryBudget)
     cache: MediaCache = field(init=False)
     fetcher: ImageFetcher = field(init=False)
     limits: MediaLimits = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         config = self.config
-        self.cache = MediaCache(config.media_cache_bytes)
+        self.cache = MediaCache(config.media_cache_bytes, self.memory)
         self.limits = MediaLimits(config.max_media_bytes, config.max_image_pixels)
         self.fetcher = ImageFetcher(
             self.offload,
@@ -65,11 +65,11 @@ class MediaLoader:
         image = await self._encoded(part.url)
 
         async def prepare() -> ImageFeatures:
-            async with self.input_memory.preparing():
+            async with self.memory.preparing():
                 return await self._in_thread(partial(features_of, image.content, processor, self.limits))
 
         features = await self.cache.get((processor.key, image.digest), prepare)
-        await self.input_memory.wait_until_below_limit()  # cached features are copied for each row
+        await self.memory.wait_until_below_limit()  # cached features are copied for each row
         return features
 
     async def _encoded(self, url: str) -> EncodedImage:

@@ -1,0 +1,142 @@
+"""Requests hold no more memory than they may, and images are not made ready faster than they are computed."""
+
+import numpy as np
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from trio_pool_serve.errors import OverloadedError
+from trio_pool_serve.rendering.media.cache import MediaCache
+from trio_pool_serve.rendering.memory_budget import MAX_CONCURRENT_PREPARATIONS, MemoryBudget
+from trio_pool_serve.types import Client, ImageFeatures, RenderedPrompt
+
+pytestmark = pytest.mark.unit
+
+CLIENT = Client("a")
+IDS = np.zeros(2, dtype=np.int32)
+OF_IMAGE = RenderedPrompt(IDS, images=ImageFeatures({"pixel_values": np.zeros((2, 8), dtype=np.float32)}, (2,)))
+OF_EMBEDS = RenderedPrompt(IDS, embeds=np.zeros((2, 8), dtype=np.float32))
+
+
+async def enter(memory: MemoryBudget, entered: list[int], number: int) -> None:
+    async with memory.preparing():
+        entered.append(number)
+
+
+@pytest.mark.parametrize("prompt", [OF_IMAGE, OF_EMBEDS])
+async def test_while_too_much_is_held_nothing_is_made(prompt):
+    memory, entered = MemoryBudget(max_bytes=100), []
+    async with trio.open_nursery() as nursery:
+        with memory.holding([prompt], CLIENT):
+            await enter(memory, entered, 0)
+            with memory.holding([prompt, RenderedPrompt(IDS)], CLIENT):
+                assert memory.held_bytes == 128
+                for number in range(1, 10):
+                    nursery.start_soon(enter, memory, entered, number)
+                await wait_all_tasks_blocked()
+                assert entered == [0]
+            await wait_all_tasks_blocked()
+            assert sorted(entered) == list(range(10))
+    assert memory.held_bytes == 0
+
+
+async def test_only_some_are_made_at_once():
+    memory, let_go, inside = MemoryBudget(), trio.Event(), []
+
+    async def make(number: int) -> None:
+        async with memory.preparing():
+            inside.append(number)
+            await let_go.wait()
+
+    async with trio.open_nursery() as nursery:
+        for number in range(10):
+            nursery.start_soon(make, number)
+        await wait_all_tasks_blocked()
+        assert len(inside) == MAX_CONCURRENT_PREPARATIONS
+        let_go.set()
+    assert len(inside) == 10
+
+
+async def test_who_leaves_holds_nothing():
+    memory, entered = MemoryBudget(max_bytes=1), []
+    with memory.holding([OF_IMAGE], CLIENT):
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                for number in range(10):
+                    nursery.start_soon(enter, memory, entered, number)
+                await wait_all_tasks_blocked()
+                scope.cancel()
+        assert not entered
+    await enter(memory, entered, 0)
+    with pytest.raises(ZeroDivisionError), memory.holding([OF_IMAGE], CLIENT):
+        raise ZeroDivisionError
+    assert memory.held_bytes == 0
+
+
+# -- what clients send --------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_is_refused_and_released_with_its_request():
+    budget = MemoryBudget(max_bytes=100, client_share=1)
+    with budget.reserving(CLIENT) as first, budget.reserving(Client("b")) as second:
+        first.grow(60)
+        second.grow(40)
+        with pytest.raises(OverloadedError, match="all of the server's memory"):
+            first.grow(1)
+        assert budget.held_bytes == 100
+    assert budget.held_bytes == 0
+    assert not budget._by_client
+
+
+def test_no_client_has_more_than_its_share():
+    budget = MemoryBudget(max_bytes=100)
+    with budget.reserving(CLIENT) as first, budget.reserving(CLIENT) as second, budget.reserving(Client("b")) as other:
+        first.grow(30)
+        with pytest.raises(OverloadedError, match="This client's requests"):
+            second.grow(21)
+        other.grow(50)
+        second.grow(20)
+
+
+def test_a_request_has_room_when_no_other_holds_anything_however_large_it_is():
+    budget = MemoryBudget(max_bytes=100)
+    with budget.reserving(CLIENT) as reservation:
+        reservation.grow(60)
+        reservation.grow(60)
+        with pytest.raises(OverloadedError), budget.reserving(Client("b")) as other:
+            other.grow(1)
+
+
+async def test_the_cache_has_what_requests_leave():
+    budget = MemoryBudget(max_bytes=300)
+    cache = MediaCache(1000, budget)
+    features = OF_IMAGE.images
+
+    async def prepare() -> ImageFeatures:
+        return features
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(cache.run)
+        for number in range(6):  # of 64 bytes each
+            await cache.get(("", bytes([number])), prepare)
+        assert cache.statistics().bytes == 4 * 64
+        with budget.reserving(CLIENT) as reservation:
+            reservation.grow(200)
+            assert cache.statistics().bytes == 64
+            reservation.grow(90)
+            assert cache.statistics().bytes == 0
+            await cache.get(("", b"0"), prepare)
+            assert cache.statistics().entries == 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_client_waits_for_its_share_and_others_do_not():
+    budget = MemoryBudget(max_bytes=200)
+    with trio.CancelScope() as scope, budget.holding([OF_IMAGE, OF_IMAGE], CLIENT):
+        await budget.wait_for_share(Client("b"))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(budget.wait_for_share, CLIENT)
+            await wait_all_tasks_blocked()
+            scope.cancel()
+    assert scope.cancelled_caught
+    await budget.wait_for_share(CLIENT)

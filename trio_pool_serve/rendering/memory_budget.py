@@ -1,0 +1,143 @@
+"""One budget in bytes for what requests hold in this process: bodies, prepared inputs, vectors of tokens.
+
+The cache of prepared images has what they leave of it.
+"""
+
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import trio
+from attrs import define, field
+
+from trio_pool_serve.errors import OverloadedError
+from trio_pool_serve.types import Client, RenderedPrompt
+
+DEFAULT_BYTES = 2 * 2**30
+"""The largest image of a Qwen-VL model takes 300 MB, one of CLIP 600 KB; a body may have 16 MB by default."""
+
+MAX_CONCURRENT_PREPARATIONS = 4
+"""An image's size is unknown until it is prepared: at most this many can exceed the budget."""
+
+RETRY_AFTER_S = 1.0
+
+
+def _evict_nothing(nbytes: int) -> None:
+    """Default callback: there is no cache."""
+
+
+@define(eq=False)
+class Reservation:
+    """Bytes that one request holds, until ``release``."""
+
+    budget: "MemoryBudget"
+    client: Client
+    nbytes: int = field(default=0, init=False)
+
+    def grow(self, nbytes: int) -> None:
+        """Hold more. Raises ``OverloadedError`` if that does not fit into the budget, or the client's share of it."""
+        self.budget.require_room(self.client, nbytes, besides=self.nbytes)
+        self.nbytes += nbytes
+        self.budget.add(self.client, nbytes)
+
+    def release(self) -> None:
+        """Hold nothing any longer."""
+        self.budget.add(self.client, -self.nbytes)
+        self.nbytes = 0
+
+
+@define(eq=False)
+class MemoryBudget:
+    """Counts the bytes that requests hold, of all and of each client.
+
+    What a client sends is refused where it does not fit: see ``Reservation``. What is made of it, images and token
+    embeddings, is not made before there is room: kilobytes of a request would become gigabytes as fast as they can be
+    prepared, and wait until they are computed. No client has more than ``client_share`` of the budget.
+    """
+
+    max_bytes: int = DEFAULT_BYTES
+    client_share: float = 0.5
+    held_bytes: int = field(init=False, default=0)
+    evict_from_cache: Callable[[int], None] = field(init=False, default=_evict_nothing)
+    """Called with a number of bytes: what the cache may have at most."""
+    _by_client: dict[int, int] = field(init=False, factory=dict)
+    _released: trio.Event = field(init=False, factory=trio.Event)
+    _limiter: trio.CapacityLimiter = field(
+        init=False, factory=lambda: trio.CapacityLimiter(MAX_CONCURRENT_PREPARATIONS)
+    )
+
+    @contextmanager
+    def reserving(self, client: Client) -> Iterator[Reservation]:
+        """Give a reservation, of nothing at first, that is released when the context ends."""
+        reservation = Reservation(self, client)
+        try:
+            yield reservation
+        finally:
+            reservation.release()
+
+    def require_room(self, client: Client, nbytes: int, *, besides: int = 0) -> None:
+        """Raise ``OverloadedError`` unless a request of a client, which holds ``besides``, may hold so many more.
+
+        A request has room whatever its size when no other holds anything.
+        """
+        if self.held_bytes > besides and self.held_bytes + nbytes > self.max_bytes:
+            raise OverloadedError("Requests hold all of the server's memory for them.", retry_after_s=RETRY_AFTER_S)
+        held = self._by_client.get(client.number, 0)
+        if held > besides and held + nbytes > self.max_bytes * self.client_share:
+            message = "This client's requests hold all of the memory that one client may have."
+            raise OverloadedError(message, retry_after_s=RETRY_AFTER_S)
+
+    def add(self, client: Client, nbytes: int) -> None:
+        """Count bytes that a client's request holds, or no longer holds if negative; images are evicted for them."""
+        if not nbytes:
+            return
+        self.held_bytes += nbytes
+        held = self._by_client.get(client.number, 0) + nbytes
+        if held:
+            self._by_client[client.number] = held
+        else:
+            del self._by_client[client.number]
+        if nbytes > 0:
+            self.evict_from_cache(self.free_bytes)
+        else:
+            self._released.set()
+            self._released = trio.Event()
+
+    @property
+    def free_bytes(self) -> int:
+        """What requests leave of the budget."""
+        return max(0, self.max_bytes - self.held_bytes)
+
+    @asynccontextmanager
+    async def preparing(self) -> AsyncIterator[None]:
+        """Prepare an input inside the block, which is entered below the limit. Cancellation: at once."""
+        async with self._limiter:
+            await self.wait_until_below_limit()
+            yield
+
+    async def wait_until_below_limit(self) -> None:
+        """Wait while requests hold all of the budget. Cancellation: at once."""
+        while self.held_bytes >= self.max_bytes:
+            await self._released.wait()
+
+    async def wait_for_share(self, client: Client) -> None:
+        """Wait while a client's requests hold all that one client may have. Cancellation: at once."""
+        while self._by_client.get(client.number, 0) >= self.max_bytes * self.client_share:
+            await self._released.wait()
+
+    @contextmanager
+    def holding(self, prompts: Iterable[RenderedPrompt], client: Client) -> Iterator[None]:
+        """Count the arrays of prompts as held for the duration of the block, in which they are computed."""
+        size = sum(map(_input_bytes, prompts))
+        self.add(client, size)
+        try:
+            yield
+        finally:
+            self.add(client, -size)
+
+    def __repr__(self) -> str:
+        return f"<MemoryBudget {self.held_bytes}/{self.max_bytes}>"
+
+
+def _input_bytes(prompt: RenderedPrompt) -> int:
+    image_bytes = 0 if prompt.images is None else prompt.images.nbytes
+    return image_bytes + (0 if prompt.embeds is None else prompt.embeds.nbytes)
