@@ -16,8 +16,9 @@ from trio_pool_serve.types import PoolingRequest, RenderedPrompt
 pytestmark = pytest.mark.unit
 
 
-def entry(tokens: int, priority: int = 0, group: int = 0) -> QueueEntry:
-    return QueueEntry(PoolingRequest(RenderedPrompt(np.ones(tokens, dtype=np.int32)), priority=priority, group=group))
+def entry(tokens: int, priority: int = 0, group: int = 0, **fields) -> QueueEntry:
+    prompt = RenderedPrompt(np.ones(tokens, dtype=np.int32))
+    return QueueEntry(PoolingRequest(prompt, priority=priority, group=group, **fields))
 
 
 def queue_of(*entries: QueueEntry) -> RequestQueue:
@@ -336,3 +337,81 @@ def test_every_row_is_taken_once_within_the_budget_and_before_those_that_come_af
         assert queue.tokens == sum(row.request.tokens for row in waiting)
     assert not waiting
     assert (queue.tokens, queue._clients, queue._groups) == (0, {}, {})
+
+
+# -- clients ------------------------------------------------------------------------------------------
+
+
+def clients_of(entries: list[QueueEntry]) -> list[int]:
+    return [row.request.client for row in entries]
+
+
+def test_clients_take_turns_however_many_rows_each_has():
+    flood = [entry(10, group=1 + number, client=1) for number in range(200)]
+    queue = queue_of(*flood)
+    queue.take_batch(100)
+    for number in range(10):
+        queue.put_nowait(entry(10, group=1000 + number, client=2))
+    assert Counter(clients_of(queue.take_batch(100))) == {1: 5, 2: 5}
+    assert Counter(clients_of(queue.take_batch(60))) == {1: 3, 2: 3}
+    assert Counter(clients_of(queue.take_batch(100))) == {1: 8, 2: 2}
+    assert clients_of(queue.take_batch(20)) == [1, 1]
+
+
+def test_turns_are_counted_in_tokens():
+    queue = queue_of(*[entry(100, client=1) for _ in range(50)], *[entry(10, client=2) for _ in range(500)])
+    taken = Counter()
+    for _ in range(40):
+        for row in queue.take_batch(100):
+            taken[row.request.client] += row.request.tokens
+    assert 0.8 < taken[1] / taken[2] < 1.25
+
+
+def test_a_client_that_begins_anew_has_no_credit_from_when_it_was_idle():
+    queue = queue_of(entry(10, client=2))
+    queue.take_batch(10)
+    for _ in range(20):
+        queue.put_nowait(entry(10, client=1))
+        queue.take_batch(10)
+    for _ in range(10):
+        queue.put_nowait(entry(10, client=1))
+        queue.put_nowait(entry(10, client=2))
+    assert Counter(clients_of(queue.take_batch(100))) == {1: 5, 2: 5}
+
+
+def test_a_priority_counts_among_the_rows_of_its_client_only():
+    queue = queue_of(entry(10, 5, client=1), *[entry(10, -9, client=2) for _ in range(20)], entry(10, 0, client=1))
+    taken = [(row.request.client, row.request.priority) for row in queue.take_batch(40)]
+    assert taken[0] == (1, 0)
+    assert Counter(taken) == {(1, 0): 1, (1, 5): 1, (2, -9): 2}
+
+
+def test_a_rank_counts_among_all_rows():
+    queue = queue_of(*[entry(10, client=1) for _ in range(9)], *[entry(10, client=2, rank=-1) for _ in range(5)])
+    assert clients_of(queue.take_batch(60)) == [2] * 5 + [1]
+
+
+def test_without_fairness_rows_of_all_clients_are_one_client_s():
+    queue = RequestQueue(is_fair=False)
+    for number in range(20):
+        queue.put_nowait(entry(10, client=1, group=1 + number))
+    queue.put_nowait(entry(10, client=2))
+    assert clients_of(queue.take_batch(100)) == [1] * 10
+
+
+def test_a_row_that_has_waited_for_too_long_comes_first_whatever_its_rank():
+    queue = RequestQueue(max_age_s=5)
+    old = entry(10, 7, client=1, rank=7)
+    old.queued_at -= 6
+    urgent = [entry(10, -1, client=2, rank=-1) for _ in range(5)]
+    for each in (old, *urgent):
+        queue.put_nowait(each)
+    assert queue.take_batch(20) == [old, urgent[0]]
+
+
+def test_of_many_clients_those_whose_turn_it_is_are_served_first():
+    queue = queue_of(*[entry(10, client=1 + number) for number in range(500)])
+    queue.put_nowait(entry(10, client=1))
+    taken = [client for _ in range(50) for client in clients_of(queue.take_batch(100))]
+    assert sorted(taken) == list(range(1, 501))
+    assert clients_of(queue.take_batch(100)) == [1]

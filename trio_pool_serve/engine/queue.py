@@ -22,6 +22,7 @@ deadlines are in order of arrival, and only the first row of each queue class is
 """
 
 import heapq
+import itertools
 import math
 import time
 from collections import OrderedDict
@@ -95,9 +96,13 @@ ClassKey: TypeAlias = tuple[int, int, int, int]
 
 @define(eq=False)
 class WaitingClient:
-    """A client that has rows waiting. ``virtual_time``: where it began, plus the tokens taken of it since."""
+    """A client that has rows waiting: the ``turn``-th that began to wait.
+
+    ``virtual_time`` is where it began, plus the tokens taken of it since.
+    """
 
     number: int
+    turn: int
     virtual_time: int
     classes: "dict[ClassKey, QueueClass]" = field(init=False, factory=dict)
 
@@ -161,7 +166,8 @@ class RequestQueue:
     """In order of arrival."""
     _clients: dict[int, WaitingClient] = field(init=False, factory=dict)
     _virtual_time: int = field(default=0, init=False)
-    """Of the client that opened the latest batch: where clients begin."""
+    """The least of the clients that waited when a batch had been taken: where clients begin."""
+    _turns: Iterator[int] = field(init=False, factory=itertools.count)
     _groups: dict[int, RequestGroup] = field(init=False, factory=dict)
     _small_requests_seen: int = field(init=False)
     _small_request_at: int | None = field(default=None, init=False)
@@ -191,7 +197,7 @@ class RequestQueue:
         number = request.client if self.is_fair else 0
         client = self._clients.get(number)
         if client is None:
-            client = self._clients[number] = WaitingClient(number, self._virtual_time)
+            client = self._clients[number] = WaitingClient(number, next(self._turns), self._virtual_time)
         key = (request.rank, request.priority, length_class(request.tokens), wait_tokens)
         if key not in client.classes:
             client.classes[key] = QueueClass(client, *key)
@@ -244,10 +250,12 @@ class RequestQueue:
             classes = [waiting for waiting in classes if waiting.is_bulk == opening.is_bulk]
             budget.max_tokens = min(max_tokens, bulk_tokens) if opening.is_bulk else max_tokens
         first = opening.first
-        self._virtual_time = max(self._virtual_time, opening.client.virtual_time)
         budget.try_add(first.request.tokens)
         self._take(first, opening)
-        return [first, *self._fill(budget, opening, [waiting for waiting in classes if waiting.entries])]
+        taken = [first, *self._fill(budget, opening, [waiting for waiting in classes if waiting.entries])]
+        least = min((client.virtual_time for client in self._clients.values()), default=opening.client.virtual_time)
+        self._virtual_time = max(self._virtual_time, least)
+        return taken
 
     def _classes_in_turn(self, *, leaves_long: bool) -> list[QueueClass]:
         """Return the queue classes of the clients whose turn it is, those of short rows with ``leaves_long``."""
@@ -273,6 +281,7 @@ class RequestQueue:
             key=lambda waiting: (
                 waiting.rank,
                 waiting.client.virtual_time,
+                waiting.client.turn,
                 waiting.priority,
                 waiting.first.virtual_deadline,
             ),
@@ -286,7 +295,8 @@ class RequestQueue:
             waiting = classes[index]
             distance = abs(waiting.length - opening.length)
             urgency = waiting.priority - most_urgent[waiting.client]
-            return waiting.rank, urgency, distance, waiting.client.virtual_time, waiting.first.virtual_deadline, index
+            virtual_time, virtual_deadline = waiting.client.virtual_time, waiting.first.virtual_deadline
+            return waiting.rank, urgency, distance, virtual_time, virtual_deadline, index
 
         most_urgent: dict[WaitingClient, int] = {}
         for waiting in classes:
