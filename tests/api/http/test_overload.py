@@ -1,0 +1,117 @@
+"""Requests that are refused because the server is full: what they are told, and how little is done for them."""
+
+import json
+
+import attrs
+import httpx
+import pytest
+import trio
+
+from tests.conftest import assert_idle, client_of, full_queue, listening, running
+from trio_pool_serve.api.http import dispatch
+from trio_pool_serve.service import Service
+from trio_pool_serve.types import Client
+
+ANOTHER = Client("another")
+LARGE = {"input": ["hello " * 10] * 1000}
+LONG = {"input": "hello " * 4000, "truncate_prompt_tokens": 8}
+
+
+async def test_a_large_body_is_refused_unread_when_the_queue_is_full(client, service, monkeypatch):
+    decoded = []
+    monkeypatch.setattr(dispatch, "decode_body", lambda *_, **__: decoded.append(1))
+    with full_queue(service):
+        answer = await client.post("/v1/embeddings", json=LARGE)
+    assert (answer.status_code, decoded) == (429, [])
+    assert answer.json()["error"]["type"] == "RateLimitError"
+    assert int(answer.headers["retry-after"]) == -(-int(answer.headers["retry-after-ms"]) // 1000) == 30
+    assert_idle(service)
+
+
+async def test_nothing_is_rendered_for_a_small_body_that_is_refused(client, service):
+    hops = []
+    service.offload.observe = lambda kind, *_: hops.append(kind)
+    with full_queue(service):
+        answer = await client.post("/v1/embeddings", json={"input": "hello"})
+    assert (answer.status_code, hops) == (429, [])
+
+
+async def test_a_request_that_is_not_served_by_the_full_model_alone_is_read(config, scripted):
+    two = attrs.evolve(config, models=(f"a={config.models[0]}", f"b={config.models[0]}"))
+    async with (
+        running(Service(two, lambda *_: scripted)) as service,
+        listening(service) as url,
+        client_of(url) as client,
+    ):
+        with full_queue(service):
+            answers = [await client.post("/v1/embeddings", json={**LONG, "model": name}) for name in "ab"]
+        assert [answer.status_code for answer in answers] == [429, 200]
+
+
+async def test_a_deadline_that_comes_before_its_turn_is_429_and_one_that_passes_in_the_queue_504(
+    client, service, scripted
+):
+    with full_queue(service):
+        answer = await client.post("/v1/embeddings", json={"input": "hello"}, headers={"X-Request-Timeout": "1"})
+    assert answer.status_code == 429
+    assert "deadline" in answer.json()["error"]["message"]
+    scripted.gate.clear()
+    answer = await client.post("/v1/embeddings", json={"input": "hello"}, headers={"X-Request-Timeout": "0.05"})
+    assert answer.status_code == 504
+    scripted.gate.set()
+
+
+# -- memory -------------------------------------------------------------------------------------------
+
+
+async def bodies(*pieces: bytes):
+    for piece in pieces:
+        yield piece
+        await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("announces", [True, False])
+async def test_a_body_that_does_not_fit_into_memory_is_429_and_the_next_one_is_not(client, service, announces):
+    service.memory.max_bytes = 100_000
+    body = json.dumps(LARGE).encode()
+    assert 40_000 < len(body) < 100_000
+    with service.memory.reserving(ANOTHER) as other:
+        other.grow(50_000)
+        content = body if announces else bodies(body[:1000], body[1000:30_000], body[30_000:])
+        answer = await client.post(
+            "/v1/embeddings", content=content, headers={"Content-Type": "application/json", "X-Request-Timeout": "60"}
+        )
+        assert answer.status_code == 429
+        assert answer.headers["retry-after"] == "1"
+        assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
+    assert service.memory.held_bytes == 0
+    assert (await client.post("/v1/embeddings", json=LARGE)).status_code == 200
+    assert service.memory.held_bytes == 0
+
+    return Client("another")
+
+
+async def test_a_client_that_leaves_while_it_sends_holds_nothing(client, service):
+    async def endless():
+        while True:
+            yield b"x" * 1000
+            await trio.lowlevel.checkpoint()
+
+    with pytest.raises(trio.TooSlowError), trio.fail_after(0.2):
+        await client.post("/v1/embeddings", content=endless(), headers={"Content-Type": "application/json"})
+    with trio.fail_after(10):
+        while service.memory.held_bytes:  # noqa: ASYNC110  (the server has yet to see it)
+            await trio.sleep(0.001)
+    assert_idle(service)
+
+
+async def test_vectors_of_tokens_count_by_what_they_will_take(client, service, scripted):
+    service.memory.max_bytes = 1000
+    with service.memory.reserving(ANOTHER) as other:
+        other.grow(500)
+        answer = await client.post("/pooling", json={"input": "hello " * 20, "task": "token_embed"})
+        assert answer.status_code == 429
+    answer: httpx.Response = await client.post("/pooling", json={"input": "hello " * 20, "task": "token_embed"})
+    assert answer.status_code == 200
+    assert_idle(service)
+    assert service.memory.held_bytes == 0
