@@ -136,6 +136,7 @@ def is_idle(service: Service) -> bool:
         engine.queued_rows
         or engine.in_flight_batches
         or engine.admitted_tokens
+        or service.memory.held_bytes
         or media.cache.statistics().in_flight
         or fetches.borrowed
         or fetches.waiting

@@ -329,6 +329,7 @@ class Service:
             "workers": {name: attrs.asdict(processes.statistics()) for name, processes in self.processes.items()},
             "media_cache": attrs.asdict(self.media.cache.statistics()),
             "media_fetches": attrs.asdict(self.media.fetcher.statistics()),
+            "request_memory_bytes": self.memory.held_bytes,
         }
         return Snapshot(families_of(self.metrics.registry), load)
 
@@ -356,6 +357,7 @@ class Service:
             "worker_killed": {name: pool.killed for name, pool in workers.items()},
             "media_cache": attrs.asdict(self.media.cache.statistics()),
             "media_fetches": attrs.asdict(self.media.fetcher.statistics()),
+            "request_memory_bytes": {"all": self.memory.held_bytes},
         }
 
     def __repr__(self) -> str:
