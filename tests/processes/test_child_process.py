@@ -7,7 +7,7 @@ import trio
 
 from tests.server.programs.child import Job, Said
 from trio_pool_serve.errors import UnsendableError
-from trio_pool_serve.processes.child_process import keep_alive, open_child
+from trio_pool_serve.processes.child_process import ChildEnd, keep_alive, open_child
 from trio_pool_serve.server.api_workers import _send_drain
 
 CHILD = "tests.server.programs.child"
@@ -51,13 +51,13 @@ async def test_a_child_that_says_what_is_no_message_is_replaced_like_one_that_di
     lives: list[str] = []
     enough = trio.Event()
 
-    async def live() -> str:
+    async def live() -> ChildEnd:
         async with open_child(CHILD, Job(b"\xc1" * 100), Said) as child:
             assert await child.status() is None
             lives.append(await child.wait())
             if len(lives) == 2:
                 enough.set()
-            return lives[-1]
+            return ChildEnd(lives[-1], 0.0)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(keep_alive, "a child", live)

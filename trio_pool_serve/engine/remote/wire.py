@@ -116,6 +116,8 @@ class Hello(msgspec.Struct, tag=True, array_like=True):
     embeds_width: int
     max_batch_tokens: int
     cosine_with_float32: float | None = None
+    probe: tuple[list[int], str] | None = None
+    """Token ids, and the ``wire_name`` of params that have defaults, of a row that the model can compute."""
 
 
 class Answer(msgspec.Struct, tag=True, array_like=True):
@@ -138,11 +140,15 @@ class Failure(msgspec.Struct, tag=True, array_like=True):
 
 
 class Answers(msgspec.Struct, tag=True, array_like=True):
-    """Finished and failed rows, and the engine's load: queued tokens of all connections, and tokens per second."""
+    """Finished and failed rows, and the engine's load: queued tokens of all connections, and tokens per second.
+
+    Without rows it is a heartbeat. ``stall_reason`` is the engine's.
+    """
 
     rows: list[Part]
     waiting_tokens: int
     tokens_per_s: float
+    stall_reason: str = ""
 
 
 ToEngine: TypeAlias = Submit | Withdraw | CloseScope
