@@ -95,7 +95,7 @@ class TransformerRunner:
                 if isinstance(error, torch.AcceleratorError):
                     raise RunnerDeadError(f"the device failed: {error}") from error
                 raise
-            reason = str(error).partition("\n")[0]
+            reason = " ".join(str(error).split())
         # Here the error is gone, and with it what its traceback kept: the tensors of the pass.
         release_caches(self.device)
         raise OutOfDeviceMemoryError(reason)

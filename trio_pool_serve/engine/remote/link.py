@@ -3,6 +3,7 @@
 import itertools
 import logging
 import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,7 +82,7 @@ class Link:
         """Why nothing comes back from the engine process though it is ready; empty if it does."""
         if self.hello is None:
             return ""
-        silent_s = trio.current_time() - self._last_heard
+        silent_s = time.perf_counter() - self._last_heard
         if silent_s > self.stall_timeout_s:
             return f"the engine process has been silent for {silent_s:.0f} s"
         return self._stall_reason
@@ -160,7 +161,7 @@ class Link:
                 nursery.start_soon(self._send, stream)
                 while (received := await stream.receive()) is not None:
                     message, payload = received
-                    self._last_heard = trio.current_time()
+                    self._last_heard = time.perf_counter()
                     match message:
                         case Hello():
                             self.hello = message
