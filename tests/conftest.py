@@ -2,8 +2,8 @@
 
 import gc
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +18,9 @@ from tests.model_folders import write_scripted_folder
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.app import PoolServeApp, create_app
 from trio_pool_serve.config import Config
+from trio_pool_serve.engine.admission import EstimatedWork
+from trio_pool_serve.engine.compute_rates import work_class
+from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.server.contained_connection import contain_connections
 from trio_pool_serve.service import Service
 
@@ -138,6 +141,21 @@ def is_idle(service: Service) -> bool:
         or fetches.waiting
         or any(limiter.borrowed or limiter.waiting for limiter in limiters)
     )
+
+
+def make_slow(service: Service) -> None:
+    """Have the engine's rate be a hundred seconds per token: nothing may wait behind a request then."""
+    for served in service.served.values():
+        assert isinstance(served.engine, LocalEngine)
+        served.engine._rates.observe(work_class(16), 100, 10_000.0, left_waiting=True)
+
+
+@contextmanager
+def full_queue(service: Service) -> Iterator[None]:
+    """Have a request admitted behind which no other may wait."""
+    make_slow(service)
+    with service.default.engine.admit(EstimatedWork(tokens=1000)):
+        yield
 
 
 def assert_idle(service: Service) -> None:

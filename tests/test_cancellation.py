@@ -39,9 +39,9 @@ from trio_pool_serve.rendering.media.fetching import ImageFetcher
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import pool
+from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.tasks.score import ScoreJob, score
 from trio_pool_serve.tasks.tokenize import detokenize, tokenize
-from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import PoolingRequest, RenderedPrompt
 
 
@@ -56,29 +56,29 @@ ROW = PoolingRequest(RenderedPrompt(np.array([7], dtype=np.int32)))
 
 
 async def embed(service: Service) -> None:
-    await pool(service.model(), PoolJob(prompts=[TEXT] * 5), RequestTimings())
+    await pool(service.model(), PoolJob(prompts=[TEXT] * 5), RequestContext())
 
 
 async def embed_in_windows(service: Service) -> None:
     model = attrs.evolve(service.model(), splits_long_texts=True)
-    await pool(model, PoolJob(prompts=[TEXT, TextPrompt("hello " * 200)]), RequestTimings())
+    await pool(model, PoolJob(prompts=[TEXT, TextPrompt("hello " * 200)]), RequestContext())
 
 
 async def embed_embeddings(service: Service) -> None:
     service.model().renderer.embeds_format = EmbedsFormat(16, 64)
-    await pool(service.model(), PoolJob(prompts=[EMBEDS] * 5), RequestTimings())
+    await pool(service.model(), PoolJob(prompts=[EMBEDS] * 5), RequestContext())
 
 
 async def score_vectors(service: Service) -> None:
     job = ScoreJob(queries=["hello"], documents=["hello", "world", "w1 w2"])
-    await score(service.model(), job, RequestTimings())
+    await score(service.model(), job, RequestContext())
 
 
 async def score_late_interaction(service: Service) -> None:
     model = service.model()
     folder = attrs.evolve(model.folder, spec=LateInteraction())
     job = ScoreJob(queries=["hello"], documents=["hello", "world", "w1 w2"])
-    await score(attrs.evolve(model, folder=folder), job, RequestTimings())
+    await score(attrs.evolve(model, folder=folder), job, RequestContext())
 
 
 async def embed_images(service: Service) -> None:
@@ -86,7 +86,7 @@ async def embed_images(service: Service) -> None:
     assert conversations is not None
     conversations.image_format = conversations.image_format or ColourFormat()
     images = [ContentPrompt((ImagePart(data_url(encoded((n, 2, 3)))),)) for n in (1, 2, 1)]
-    await pool(service.model(), PoolJob(prompts=[*images, TEXT]), RequestTimings())
+    await pool(service.model(), PoolJob(prompts=[*images, TEXT]), RequestContext())
     service.media.cache.clear()
 
 
@@ -101,7 +101,7 @@ async def fetch_image(service: Service) -> None:
 
 
 async def take_apart(service: Service) -> None:
-    await tokenize(service.model(), ["hello", "world"], add_special_tokens=True)
+    await tokenize(service.model(), ["hello", "world"], RequestContext(), add_special_tokens=True)
 
 
 async def put_together(service: Service) -> None:

@@ -8,10 +8,10 @@ import pytest
 import trio
 from attrs import define, field
 
-from tests.conftest import client_of, listening, running
+from tests.conftest import client_of, full_queue, listening, running
 from tests.model_folders import write_scripted_folder
 from tests.scripted_runner import ScriptedRunner
-from trio_pool_serve.config import Config, SchedulingConfig
+from trio_pool_serve.config import Config, ProcessesConfig
 from trio_pool_serve.errors import EngineDeadError, EngineLoadingError, ModelLoadError, NotFoundError, RunnerDeadError
 from trio_pool_serve.service import Service
 from trio_pool_serve.types import Batch
@@ -62,7 +62,7 @@ def folders(tmp_path: Path) -> tuple[str, str]:
 async def two(folders) -> AsyncIterator[TwoModels]:
     runners = Runners()
     async with (
-        running(Service(Config(models=folders), runners.load)) as service,
+        running(Service(Config(models=folders, processes=ProcessesConfig(replicas=1)), runners.load)) as service,
         listening(service) as url,
         client_of(url) as client,
     ):
@@ -92,14 +92,14 @@ async def test_all_models_are_listed_with_their_own_limits(two):
 
 async def test_each_model_has_its_own_queue_limit(folders):
     runners = Runners()
-    config = Config(models=folders, scheduling=SchedulingConfig(max_queue_tokens=10))
+    config = Config(models=folders)
     async with (
         running(Service(config, runners.load)) as service,
         listening(service) as url,
         client_of(url) as client,
     ):
         await service.wait_ready()
-        with service.served["a"].engine.admit(10):
+        with full_queue(service):
             full = await client.post("/v1/embeddings", json={"input": "hello", "model": "a"})
             free = await client.post("/v1/embeddings", json={"input": "hello", "model": "b"})
         assert (full.status_code, free.status_code) == (429, 200)

@@ -171,9 +171,13 @@ def prompt_of(side: ScoreInput) -> TextPrompt | ContentPrompt:
     return TextPrompt(side) if isinstance(side, str) else side
 
 
-def has_images(side: ScoreInput) -> bool:
-    """Return whether a side has parts other than text."""
-    return not isinstance(side, str) and not all(isinstance(part, TextPart) for part in side.parts)
+def has_images(prompt: Prompt | str) -> bool:
+    """Return whether an input has parts other than text."""
+    if isinstance(prompt, ContentPrompt):
+        return not all(isinstance(part, TextPart) for part in prompt.parts)
+    if isinstance(prompt, ChatPrompt):
+        return not all(isinstance(part, TextPart) for message in prompt.messages for part in message.parts)
+    return False
 
 
 def text_of(side: ScoreInput) -> str:

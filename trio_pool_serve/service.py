@@ -15,12 +15,13 @@ import trio
 from attrs import Factory, define, field
 
 from trio_pool_serve.config import Config, ModelConfig, ModelSource
-from trio_pool_serve.engine.deep_probe import DeepProbe, failures_of
+from trio_pool_serve.engine.deep_probe import DeepProbe
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.placement import replicas_of
 from trio_pool_serve.engine.remote.process_engine import ProcessEngine
 from trio_pool_serve.engine.remote.supervision import EngineProcesses, socket_paths
+from trio_pool_serve.engine.waiting_work import WaitingWork
 from trio_pool_serve.errors import (
     DrainingError,
     EngineDeadError,
@@ -92,6 +93,8 @@ class Service:
     load_runner: RunnerLoader = load_transformer
     socket_folder: Path | None = field(default=None, kw_only=True)
     """Where the server's processes have their sockets, if the caller supervises the engine processes."""
+    api_worker: int = field(default=0, kw_only=True)
+    """The index of this API process."""
     offload: Offload = field(kw_only=True)
     on_loaded: Callable[[], object] = field(default=_do_nothing, kw_only=True)
     """Called once, when all models are loaded and before the service is ready."""
@@ -154,8 +157,10 @@ class Service:
         scheduling, metrics = self.config.scheduling, self.metrics.of_engine(source.name)
         if self.socket_folder is not None:
             sockets = socket_paths(self.config, self.socket_folder, number)
-            max_tokens = scheduling.max_queue_tokens // self.config.processes.api_workers
-            return ProcessEngine(sockets, max_tokens, metrics, scheduling.stall_timeout_s)
+            waiting = WaitingWork.open(
+                self.socket_folder / f"{number}.waiting", self.api_worker, self.config.processes.api_workers
+            )
+            return ProcessEngine(sockets, metrics, scheduling, waiting)
         return LocalEngine(partial(self._load_runner, source), self.offload, metrics, scheduling)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -283,10 +288,6 @@ class Service:
     def stall_reason(self) -> str:
         """Why the state is stalled; empty if no engine's is."""
         return "; ".join(reason for served in self.served.values() if (reason := served.engine.stall_reason))
-
-    async def probe_failure(self) -> str:
-        """Return why a model cannot compute a row now; empty if all can. See ``DeepProbe``. Cancellation: at once."""
-        return await failures_of([served.probe for served in self.served.values()])
 
     def model(self, name: str | None = None) -> Model:
         """Return the model of that name, by default the first.

@@ -5,6 +5,7 @@ the engine) → ``Batch`` (the rows of one forward pass) → ``PooledBatch`` (a 
 (the output of one row). Each stage takes the type of the stage before it and nothing else.
 """
 
+import math
 from collections.abc import Generator, Mapping
 from hashlib import blake2b
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
@@ -204,15 +205,20 @@ PooledValue: TypeAlias = Vectors | SparseVector
 class PoolingRequest:
     """One row of work: the unit that the engine queues, batches and answers.
 
-    ``params`` are the outputs to compute from one forward pass over the prompt, one or several. A smaller ``priority``
-    is computed first. ``group`` is the request group: rows with the same number share one turn in the queue. Each
-    client request has its own number below 2⁶³, unique among all processes; 0 is a group of this row alone.
+    ``params`` are the outputs to compute from one forward pass over the prompt, one or several. Rows of a smaller
+    ``rank`` are computed first; ``client`` is the number of a ``Client``, and of its rows those of a smaller
+    ``priority`` are computed first. ``group`` is the request group: rows with the same number share one turn in the
+    queue. Each client request has its own number below 2⁶³, unique among all processes; 0 is a group of this row alone.
+    ``deadline``, in the trio clock's seconds, is when the row is of no use any more.
     """
 
     prompt: RenderedPrompt
     params: tuple[PoolingParams, ...] = (Embed(),)
     priority: int = 0
     group: int = 0
+    client: int = 0
+    rank: int = 0
+    deadline: float = math.inf
 
     @property
     def tokens(self) -> int:

@@ -11,9 +11,9 @@ import trio
 from anyio.from_thread import start_blocking_portal
 
 from tests.api.dialects.tei_models import Classifying, Judging, Sparse, serving
-from tests.conftest import listening
+from tests.conftest import listening, make_slow
 from tests.scripted_runner import ScriptedRunner
-from trio_pool_serve.config import Config, SchedulingConfig
+from trio_pool_serve.config import Config
 from trio_pool_serve.service import Service
 
 SPECS = {"embedding": None, "splade": Sparse(), "classifier": Classifying(), "reranker": Judging()}
@@ -22,9 +22,10 @@ SPECS = {"embedding": None, "splade": Sparse(), "classifier": Classifying(), "re
 @contextmanager
 def full(folder: Path, kind: str, path: str, body: object) -> Iterator[httpx.Client]:
     """Serve a model whose queue is full with one request; gives a client of that server."""
-    config = Config(models=(str(folder),), scheduling=SchedulingConfig(max_queue_tokens=1))
+    config = Config(models=(str(folder),))
     served = serving(config, SPECS[kind], labels=1 if kind == "reranker" else 2)
     with start_blocking_portal("trio") as portal, portal.wrap_async_context_manager(served) as server:
+        make_slow(server.service)
         server.runner.gate.clear()
         with ThreadPoolExecutor(1) as threads, httpx.Client(base_url=server.http.base_url, timeout=60) as http:
             first = threads.submit(http.post, path, json=body)

@@ -1,53 +1,195 @@
-import pytest
+import math
 
-from trio_pool_serve.engine.admission import MAX_RETRY_AFTER_S, Admission, DrainRate
+import numpy as np
+import pytest
+import trio
+
+from trio_pool_serve.engine.admission import MAX_RETRY_AFTER_S, Admission, EstimatedWork
+from trio_pool_serve.engine.compute_rates import UNKNOWN, WORK_CLASSES, ComputeRates, rates_together, work_class
+from trio_pool_serve.engine.waiting_work import WaitingWork
 from trio_pool_serve.errors import OverloadedError
+from trio_pool_serve.types import Client, ImageFeatures, RenderedPrompt
 
 pytestmark = pytest.mark.unit
 
+TEN_PER_S = np.full(WORK_CLASSES, 0.1)
 
-def test_requests_are_admitted_whole_or_refused_whole():
-    admission = Admission(max_tokens=10, tokens_per_s=lambda: 0.0)
-    with admission.admit(6):
-        with pytest.raises(OverloadedError, match="6 tokens are admitted of at most 10"), admission.admit(5):
+
+def admission_of(rates: np.ndarray = TEN_PER_S, max_queue_s: float = 5.0, **options) -> Admission:
+    return Admission(max_queue_s, lambda: rates, **options)
+
+
+def work(tokens: int, client: str = "a", **fields) -> EstimatedWork:
+    return EstimatedWork(tokens=tokens, client=Client(client), **fields)
+
+
+def prompt(tokens: int, images: ImageFeatures | None = None) -> RenderedPrompt:
+    return RenderedPrompt(np.ones(tokens, dtype=np.int32), images=images)
+
+
+# -- who is refused -----------------------------------------------------------------------------------
+
+
+def test_a_request_is_refused_when_what_waits_before_it_takes_too_long():
+    admission = admission_of()
+    with admission.admit(work(49)), admission.admit(work(2)):  # the second waits for 4.9 s
+        with pytest.raises(OverloadedError, match=r"about 5\.1 s, longer than 5 s"), admission.admit(work(1)):
             pytest.fail("admitted")
-        with admission.admit(4):
-            assert admission.admitted_tokens == 10
-    assert admission.admitted_tokens == 0
+        assert admission.tokens == 51
+    assert admission.tokens == 0
 
 
-def test_a_request_larger_than_the_queue_is_admitted_when_no_other_is():
-    admission = Admission(max_tokens=10, tokens_per_s=lambda: 0.0)
-    with admission.admit(1000):
-        assert admission.admitted_tokens == 1000
+def test_a_request_is_admitted_when_nothing_waits_however_long_it_is():
+    admission = admission_of()
+    with admission.admit(work(100_000)):
+        assert admission.waiting_s == pytest.approx(10_000)
+
+
+def test_nothing_is_refused_before_the_rate_is_known():
+    admission = admission_of(UNKNOWN)
+    with admission.admit(work(10**9)), admission.admit(work(10**9)):
+        assert admission.waiting_s == 0
 
 
 def test_room_is_given_back_when_the_request_fails():
-    admission = Admission(max_tokens=10, tokens_per_s=lambda: 0.0)
-    with pytest.raises(ZeroDivisionError), admission.admit(5):
+    admission = admission_of()
+    with pytest.raises(ZeroDivisionError), admission.admit(work(5)):
         _ = 1 / 0
-    assert admission.admitted_tokens == 0
+    assert admission.tokens == 0
+    assert not admission._by_priority
 
 
-def test_retry_after_follows_the_measured_drain_rate():
-    rate = DrainRate()
-    admission = Admission(max_tokens=100, tokens_per_s=lambda: rate.tokens_per_s)
-    assert admission.retry_after_s(50) == 1.0  # nothing measured yet
-    rate.observe(tokens=20, seconds=2.0)
-    assert rate.tokens_per_s == 10
-    with admission.admit(100):
-        assert admission.retry_after_s(50) == 5.0
+async def test_a_request_whose_deadline_comes_before_its_turn_is_refused():
+    admission = admission_of()
+    now = trio.current_time()
+    with admission.admit(work(20)):  # 2 s
+        with pytest.raises(OverloadedError, match=r"longer than its deadline, [01]\.\d s"):
+            admission.refuse_late(work(1, deadline=now + 1))
+        admission.refuse_late(work(1, deadline=now + 60))
 
 
-def test_retry_after_is_bounded():
-    admission = Admission(max_tokens=100, tokens_per_s=lambda: 0.1)
-    with admission.admit(100):
-        assert admission.retry_after_s(10_000) == MAX_RETRY_AFTER_S
+def test_a_client_that_floods_is_refused_and_its_neighbour_is_not():
+    admission = admission_of()
+    with admission.admit(work(60, "flood")):
+        with pytest.raises(OverloadedError):
+            admission.refuse_late(work(1, "flood"))
+        assert admission.wait_s(work(1, "neighbour")) == pytest.approx(0.1)  # as much as its own
+        with admission.admit(work(20, "neighbour")):
+            assert admission.wait_s(work(1, "neighbour")) == pytest.approx(2.0 + 2.1)
 
 
-def test_the_drain_rate_moves_towards_what_was_last_seen():
-    rate = DrainRate()
-    for _ in range(100):
-        rate.observe(tokens=10, seconds=1.0)
-    rate.observe(tokens=100, seconds=1.0)
-    assert 10 < rate.tokens_per_s < 100
+def test_without_fairness_a_neighbour_waits_for_all():
+    admission = admission_of(is_fair=False)
+    with admission.admit(work(60, "flood")), pytest.raises(OverloadedError):
+        admission.refuse_late(work(1, "neighbour"))
+
+
+def test_a_client_waits_only_for_those_of_its_requests_that_are_as_urgent():
+    admission = admission_of()
+    with admission.admit(work(40, priority=3)), admission.admit(work(10, priority=-1)):
+        assert admission.wait_s(work(1, priority=-2)) == 0
+        assert admission.wait_s(work(1, priority=0)) == pytest.approx(1)
+        assert admission.wait_s(work(1, priority=3)) == pytest.approx(5)
+
+
+def test_only_a_client_that_may_outrank_others_waits_for_none_or_for_all_of_them():
+    admission = admission_of()
+    trusted = Client("trusted", may_outrank=True)
+    with admission.admit(work(60, "flood")):
+        urgent = EstimatedWork(tokens=1, client=trusted, priority=-1)
+        assert admission.wait_s(urgent) == 0
+        with pytest.raises(OverloadedError):
+            admission.refuse_late(EstimatedWork(tokens=1, client=trusted, priority=1))
+        assert admission.wait_s(work(1, "other", priority=-1)) > 0
+
+
+def test_when_to_come_back_follows_from_the_rate_and_is_bounded():
+    admission = admission_of()
+    with admission.admit(work(100)), pytest.raises(OverloadedError) as refused:
+        admission.refuse_late(work(1))
+    assert refused.value.retry_after_s == pytest.approx(10 - 2.5)
+    with admission.admit(work(10_000)), pytest.raises(OverloadedError) as refused:
+        admission.refuse_late(work(1))
+    assert refused.value.retry_after_s == MAX_RETRY_AFTER_S
+
+
+# -- what is counted ----------------------------------------------------------------------------------
+
+
+def test_an_estimate_is_corrected_as_rows_are_rendered_and_computed():
+    admission = admission_of()
+    with admission.admit(work(100, rows=4)) as admitted:
+        admitted.note_rendered([prompt(3)], rows=1)
+        assert admission.tokens == 75 + 3
+        admitted.note_rendered([prompt(10), prompt(500)], rows=3)  # one in two windows, two not needed
+        assert admission.tokens == 3 + 10 + 500
+        admitted.note_computed(prompt(500))
+        assert admission.tokens == 13
+    assert admission.tokens == 0
+    assert not admission.waiting.counts.any()
+
+
+def test_an_image_counts_by_what_it_turns_out_to_be():
+    rates = TEN_PER_S.copy()
+    rates[work_class(1, has_images=True) :] = 1.0
+    admission = admission_of(rates)
+    features = ImageFeatures({"pixel_values": np.zeros((1, 3, 2, 2), np.float32)}, (40,))
+    with admission.admit(work(256, has_images=True)) as admitted:
+        assert admission.waiting_s == pytest.approx(256)
+        admitted.note_rendered([prompt(40, features)], rows=1)
+        assert admission.waiting_s == pytest.approx(40)
+
+
+def test_api_processes_see_each_other_s_work(tmp_path):
+    first, second = (WaitingWork.open(tmp_path / "waiting", worker, 2) for worker in range(2))
+    one, other = admission_of(waiting=first), admission_of(waiting=second)
+    with one.admit(work(60)):
+        assert (one.tokens, other.tokens) == (60, 0)
+        with pytest.raises(OverloadedError):
+            other.refuse_late(work(1))
+        replaced = WaitingWork.open(tmp_path / "waiting", 0, 2)  # the first one has died
+        assert replaced.own_tokens == 0
+        other.refuse_late(work(1))
+
+
+# -- the rates ----------------------------------------------------------------------------------------
+
+
+def observed(*batches: tuple[int, int, float, bool]) -> ComputeRates:
+    rates = ComputeRates()
+    for measured_class, tokens, seconds, left_waiting in batches:
+        rates.observe(measured_class, tokens, seconds, left_waiting=left_waiting)
+    return rates
+
+
+def test_classes_are_octaves_of_length_with_images_apart():
+    assert [work_class(tokens) for tokens in (0, 1, 2, 3, 4, 511, 512, 10**9)] == [0, 0, 1, 1, 2, 8, 9, 15]
+    assert work_class(512, has_images=True) == 16 + 9
+
+
+def test_an_unknown_class_has_the_rate_of_the_nearest_of_its_kind():
+    rates = observed((3, 10, 1.0, True), (9, 10, 2.0, True), (16 + 8, 10, 4.0, True)).seconds_per_token
+    assert rates[:6] == pytest.approx([0.1] * 6)
+    assert rates[7:16] == pytest.approx([0.2] * 9)
+    assert rates[16:] == pytest.approx([0.4] * 16)
+
+
+def test_small_batches_of_an_idle_server_do_not_make_it_look_slow():
+    rates = observed((4, 100, 1.0, False), (4, 10, 1.0, False), (4, 200, 1.0, False))
+    assert rates.seconds_per_token[4] == pytest.approx(1 / 200)
+    rates.observe(4, 50, 1.0, left_waiting=True)  # how it drains
+    assert rates.seconds_per_token[4] == pytest.approx(1 / 50)
+    rates.observe(4, 10, 1.0, left_waiting=False)
+    assert rates.seconds_per_token[4] == pytest.approx(1 / 50)
+
+
+def test_a_rate_moves_towards_what_was_last_seen():
+    rates = observed(*[(4, 10, 1.0, True)] * 50, (4, 100, 1.0, True))
+    assert 10 < 1 / rates.seconds_per_token[4] < 100
+    assert 10 < rates.tokens_per_s < 100
+
+
+def test_replicas_share_the_work():
+    assert math.isnan(rates_together([])[0])
+    assert rates_together([TEN_PER_S, UNKNOWN])[0] == pytest.approx(0.1)
+    assert rates_together([TEN_PER_S, TEN_PER_S / 3])[0] == pytest.approx(0.1 / 4)

@@ -7,13 +7,17 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 import trio
+from attrs import evolve
 from trio.testing import wait_all_tasks_blocked
 
 from tests.scripted_runner import ScriptedRunner, scripted_vector
 from trio_pool_serve.config import SchedulingConfig
+from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.engine.queue import QueueEntry
 from trio_pool_serve.errors import (
     BatchFailedError,
+    DeadlineExceededError,
     EngineDeadError,
     EngineLoadingError,
     ModelLoadError,
@@ -346,7 +350,7 @@ async def test_before_the_model_is_loaded_work_is_refused(scripted):
         with pytest.raises(EngineLoadingError):
             await engine.submit(request(1))
         with pytest.raises(EngineLoadingError):
-            engine.admit(1)
+            engine.admit(EstimatedWork(tokens=1))
         with pytest.raises(EngineLoadingError):
             _ = engine.dimensions
         loading.set()
@@ -452,12 +456,38 @@ async def test_a_batch_that_never_comes_back_means_that_the_device_is_wedged(scr
     scripted.gate.set()
 
 
-async def test_the_queue_is_bounded_by_tokens(scripted):
-    async with running(engine_over(lambda: scripted, max_queue_tokens=10)) as engine:
-        with engine.admit(8), pytest.raises(OverloadedError) as caught, engine.admit(8):
-            pytest.fail("admitted")
+async def test_the_queue_is_bounded_by_the_time_that_batches_take(scripted):
+    async with running(engine_over(lambda: scripted, max_queue_s=1)) as engine:
+        with engine.admit(EstimatedWork(tokens=10**9)):
+            engine.refuse_late(EstimatedWork(tokens=1))  # no rate is known
+            await engine.submit(request(1))
+            assert engine.statistics().tokens_per_s > 0
+            assert engine.statistics().waiting_s > 1
+            with pytest.raises(OverloadedError) as caught, engine.admit(EstimatedWork(tokens=1)):
+                pytest.fail("admitted")
         assert caught.value.retry_after_s >= 1
         assert engine.statistics().admitted_tokens == 0
+
+
+async def test_a_row_whose_deadline_has_passed_is_not_computed(scripted):
+    async with running(engine_over(lambda: scripted)) as engine:
+        late = evolve(request(1), deadline=trio.current_time())
+        with pytest.raises(DeadlineExceededError):
+            await engine.submit(late)
+        assert scripted.batches == []
+        await engine.submit_all([request(2), evolve(request(3), deadline=trio.current_time() + 60)])
+        assert engine.statistics().queued_rows == 0
+
+
+async def test_a_row_that_could_not_be_computed_before_its_deadline_is_refused_early(scripted):
+    async with running(engine_over(lambda: scripted)) as engine:
+        engine._rates.observe(0, 1, 3600.0, left_waiting=True)
+        soon = evolve(request(1), deadline=trio.current_time() + 60)
+        entries = [QueueEntry(soon), QueueEntry(request(2))]
+        assert engine._without_late([*entries]) == entries  # nothing waits: it may be faster than it was
+        engine._queue.put_nowait(QueueEntry(request(3)))
+        assert engine._without_late([*entries]) == entries[1:]
+        assert isinstance(entries[0].error, DeadlineExceededError)
 
 
 async def test_its_repr_tells_its_state(engine):

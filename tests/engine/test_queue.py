@@ -335,4 +335,4 @@ def test_every_row_is_taken_once_within_the_budget_and_before_those_that_come_af
         assert set(queue) == set(waiting)
         assert queue.tokens == sum(row.request.tokens for row in waiting)
     assert not waiting
-    assert (queue.tokens, queue._classes, queue._groups) == (0, {}, {})
+    assert (queue.tokens, queue._clients, queue._groups) == (0, {}, {})

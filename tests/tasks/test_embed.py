@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from tests.api.scripted_models import Everything, serve_as
-from tests.conftest import assert_idle, running
+from tests.conftest import assert_idle, full_queue, running
 from tests.model_folders import VOCABULARY, write_json, write_scripted_folder
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import Config
@@ -17,8 +17,8 @@ from trio_pool_serve.prompts import TextPrompt, TokensPrompt
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.job import PoolJob
-from trio_pool_serve.tasks.pool import Pooled, pool
-from trio_pool_serve.telemetry.timings import RequestTimings
+from trio_pool_serve.tasks.pool import Pooled, estimated_work, pool, rows_to_compute
+from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.types import Embed
 
 pytestmark = pytest.mark.unit
@@ -32,11 +32,11 @@ READING = {field.name for field in attrs.fields(InputParams)}
 async def embed(service: Service, *texts: str, **params) -> Pooled:
     input_params = InputParams(**{name: params.pop(name) for name in READING & set(params)})
     job = PoolJob(prompts=[TextPrompt(text) for text in texts], input_params=input_params, **params)
-    return await pool(service.model(), job, timings())
+    return await pool(service.model(), job, context())
 
 
-def timings() -> RequestTimings:
-    return RequestTimings()
+def context() -> RequestContext:
+    return RequestContext()
 
 
 def words(count: int) -> str:
@@ -67,7 +67,7 @@ async def test_usage_counts_what_was_read_not_what_was_sent(service):
 
 async def test_token_ids_are_embedded_as_they_are(service, scripted):
     job = PoolJob(prompts=[TokensPrompt(np.array([9, 8, 7]))], input_params=InputParams(prompt_name="query"))
-    answer = await pool(service.model(), job, timings())
+    answer = await pool(service.model(), job, context())
     assert last_row(scripted) == [9, 8, 7]
     assert answer.prompt_tokens == 3
 
@@ -209,7 +209,14 @@ async def test_normalize_and_priority_reach_the_engine(service, scripted):
 # -- admission ----------------------------------------------------------------------------------------
 
 
-async def test_a_job_is_admitted_for_as_long_as_it_takes_and_for_no_more_than_it_can_cost(service, scripted):
+async def test_no_text_is_admitted_for_more_than_it_can_cost(service):
+    model = service.model()
+    job = PoolJob(prompts=[TextPrompt("x" * 1_000_000)], input_params=InputParams(truncate_to=-1))
+    work = estimated_work(model, job, rows_to_compute(model, job), context())
+    assert (work.tokens, work.rows, work.has_images) == (model.renderer.max_model_len, 1, False)
+
+
+async def test_a_job_is_admitted_for_as_long_as_it_takes_and_for_what_it_is_once_that_is_known(service, scripted):
     scripted.gate.clear()
     async with trio.open_nursery() as nursery:
 
@@ -218,7 +225,7 @@ async def test_a_job_is_admitted_for_as_long_as_it_takes_and_for_no_more_than_it
             await embed(service, "x" * 1_000_000, truncate_to=-1)
 
         await trio.to_thread.run_sync(scripted.launching.wait, limiter=trio.CapacityLimiter(1))
-        assert service.default.engine.statistics().admitted_tokens == service.model().renderer.max_model_len
+        assert service.default.engine.statistics().admitted_tokens == 3
         scripted.gate.set()
     assert_idle(service)
 
@@ -226,7 +233,7 @@ async def test_a_job_is_admitted_for_as_long_as_it_takes_and_for_no_more_than_it
 async def test_a_job_that_does_not_fit_is_refused_before_anything_is_rendered(service):
     hops: list[str] = []
     service.offload.observe = lambda kind, *_: hops.append(kind)
-    with service.default.engine.admit(service.config.scheduling.max_queue_tokens), pytest.raises(OverloadedError):
+    with full_queue(service), pytest.raises(OverloadedError):
         await embed(service, "hello " * 1000, truncate_to=8)
     assert hops == []
     await embed(service, "hello " * 1000, truncate_to=8)
@@ -237,7 +244,7 @@ async def test_vectors_per_token_that_would_fill_the_memory_are_refused(service,
     monkeypatch.setattr("trio_pool_serve.tasks.pool.MAX_TOKEN_NUMBERS", 8 * 20)
     job = PoolJob(prompts=[TokensPrompt(np.arange(5, 16))] * 2, tasks=("token_embed",))
     with pytest.raises(InvalidRequestError, match="22 tokens with 8 numbers"):
-        await pool(service.model(), job, timings())
+        await pool(service.model(), job, context())
     assert scripted.batches == []
-    assert len((await pool(service.model(), attrs.evolve(job, prompts=job.prompts[:1]), timings())).rows) == 1
+    assert len((await pool(service.model(), attrs.evolve(job, prompts=job.prompts[:1]), context())).rows) == 1
     assert_idle(service)

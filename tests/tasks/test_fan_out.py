@@ -13,6 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.model_folders import VOCABULARY
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import SchedulingConfig
+from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.errors import (
     BatchFailedError,
@@ -104,11 +105,13 @@ class Floor:
 
     async def compute(self, *prompts: Prompt | str, timings: RequestTimings | None = None) -> list[ComputedRow]:
         asked = [TextPrompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
-        return await compute_rows(
-            Model("m", self.folder, self.renderer, self.engine),
-            [RowToCompute(prompt, RenderingParams(), (Embed(),)) for prompt in asked],
-            timings or RequestTimings(),
-        )
+        with self.engine.admit(EstimatedWork(tokens=len(asked), rows=len(asked))) as admitted:
+            return await compute_rows(
+                Model("m", self.folder, self.renderer, self.engine),
+                [RowToCompute(prompt, RenderingParams(), (Embed(),)) for prompt in asked],
+                timings or RequestTimings(),
+                admitted,
+            )
 
     async def assert_idle(self) -> None:
         """Threads that were rendering for a client that left may still have to finish."""

@@ -17,7 +17,7 @@ from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import Pooled, pool
-from trio_pool_serve.telemetry.timings import RequestTimings
+from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.types import CopiedBatch
 
 pytestmark = pytest.mark.unit
@@ -48,7 +48,7 @@ def windows_of(scripted: ScriptedRunner) -> list[list[int]]:
 
 async def embed(service: Service, *texts: str, **input_params) -> Pooled:
     job = PoolJob(prompts=[TextPrompt(text) for text in texts], input_params=InputParams(**input_params))
-    return await pool(service.model(), job, RequestTimings())
+    return await pool(service.model(), job, RequestContext())
 
 
 async def test_a_text_that_fits_is_one_window(service, scripted):
@@ -119,10 +119,10 @@ async def test_what_is_not_embedded_is_refused_as_ever(service):
     model = service.model()
     job = PoolJob(prompts=[TextPrompt(words(100))], tasks=("token_embed",))
     with pytest.raises(ContextLengthError):
-        await pool(model, job, RequestTimings())
+        await pool(model, job, RequestContext())
     refusing = attrs.evolve(model, splits_long_texts=False)
     with pytest.raises(ContextLengthError):
-        await pool(refusing, attrs.evolve(job, tasks=("embed",)), RequestTimings())
+        await pool(refusing, attrs.evolve(job, tasks=("embed",)), RequestContext())
     await wait_idle(service)
 
 

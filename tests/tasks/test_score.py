@@ -6,8 +6,9 @@ import trio
 import trio.lowlevel
 
 from tests.api.scripted_models import Dots, Judge, LateInteraction, serve_as
-from tests.conftest import assert_idle, wait_idle
+from tests.conftest import assert_idle, full_queue, wait_idle
 from tests.model_folders import VOCABULARY
+from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.errors import (
     ContextLengthError,
     EmptyInputError,
@@ -20,6 +21,7 @@ from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.prompts import RenderingParams
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.late_interaction import Document, encode_queries, score_documents
+from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.tasks.score import SIMILARITIES, ScoreJob, Scores, score
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import Classify, CopiedBatch, HeldQuery
@@ -30,7 +32,7 @@ CLS, SEP = VOCABULARY["[CLS]"], VOCABULARY["[SEP]"]
 
 
 async def scores(service, queries, documents, **more) -> Scores:
-    return await score(service.model(), ScoreJob(queries=queries, documents=documents, **more), RequestTimings())
+    return await score(service.model(), ScoreJob(queries=queries, documents=documents, **more), RequestContext())
 
 
 def rows_of(scripted) -> list:
@@ -121,15 +123,18 @@ async def test_raw_scores_are_asked_for_by_name(service, scripted):
     assert rows_of(scripted)[0].params == (Classify("raw"),)
 
 
-async def test_a_query_is_admitted_as_often_as_it_is_read(service, scripted):
-    serve_as(service, Judge())
+def test_a_query_is_admitted_as_often_as_it_is_read():
     job = ScoreJob(queries=["w1 " * 40], documents=["w2"] * 100)
     assert job.estimated_tokens(in_pairs=True) > 100 * 30 > job.estimated_tokens(in_pairs=False)
+
+
+async def test_a_job_is_admitted_for_its_pairs(service, scripted):
+    serve_as(service, Judge())
     scripted.gate.clear()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(score, service.model(), job, RequestTimings())
+        nursery.start_soon(score, service.model(), ScoreJob(queries=["w1"], documents=["w2"] * 5), RequestContext())
         await trio.to_thread.run_sync(scripted.launching.wait)
-        assert service.default.engine.statistics().admitted_tokens == job.estimated_tokens(in_pairs=True)
+        assert service.default.engine.statistics().admitted_tokens == 5 * 2  # no special tokens between the two
         nursery.cancel_scope.cancel()
     scripted.gate.set()
     await wait_idle(service)
@@ -272,8 +277,8 @@ async def test_a_failing_document_leaves_nothing_on_the_device(service, scripted
 async def test_the_stages_take_and_give_types_of_their_own(service):
     """The end of one cannot be the beginning of the other: neither takes what it gives."""
     model = service.model()
-    params = {"rendering": RenderingParams(), "priority": 0, "timings": RequestTimings()}
-    with model.engine.open_scope() as scope:
+    with model.engine.open_scope() as scope, model.engine.admit(EstimatedWork(tokens=4, rows=4)) as admitted:
+        params = {"rendering": RenderingParams(), "timings": RequestTimings(), "admitted": admitted}
         queries = await encode_queries(model, ["w1", "w2"], scope, **params)
         assert all(isinstance(query, HeldQuery) for query in queries.held)
         rows = await score_documents(model, [Document("w2", 1), Document("w2", 0)], queries, **params)
@@ -290,7 +295,7 @@ async def test_the_stages_take_and_give_types_of_their_own(service):
 @pytest.mark.parametrize("spec", [Judge(), Dots(), LateInteraction()])
 async def test_a_full_queue_refuses_the_job_whole(service, scripted, spec):
     serve_as(service, spec)
-    with service.default.engine.admit(service.config.scheduling.max_queue_tokens), pytest.raises(OverloadedError):
+    with full_queue(service), pytest.raises(OverloadedError):
         await scores(service, ["hello"], ["world"])
     assert scripted.batches == []
     assert_idle(service)

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from tests.conftest import assert_idle
+from tests.conftest import assert_idle, full_queue
 from tests.model_folders import VOCABULARY
 from trio_pool_serve.errors import InvalidRequestError, OverloadedError
 from trio_pool_serve.rendering.text.tokenizer import Token
+from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.tasks.tokenize import MAX_CHARACTERS, detokenize, tokenize
 
 pytestmark = pytest.mark.unit
@@ -15,7 +16,7 @@ CLS, SEP = VOCABULARY["[CLS]"], VOCABULARY["[SEP]"]
 
 
 async def test_tokens_say_where_they_come_from(service):
-    (tokens,) = await tokenize(service.model(), ["Hello  world"], add_special_tokens=True)
+    (tokens,) = await tokenize(service.model(), ["Hello  world"], RequestContext(), add_special_tokens=True)
     assert tokens == [
         Token(CLS, "[CLS]", True, None, None, "[CLS]"),
         Token(VOCABULARY["hello"], "Hello", False, 0, 5, "hello"),
@@ -26,18 +27,20 @@ async def test_tokens_say_where_they_come_from(service):
 
 
 async def test_special_tokens_may_be_left_out_and_instructions_put_in_front(service):
-    (tokens,) = await tokenize(service.model(), ["hello"], add_special_tokens=False, instruction="query : ")
+    (tokens,) = await tokenize(
+        service.model(), ["hello"], RequestContext(), add_special_tokens=False, instruction="query : "
+    )
     assert [token.piece for token in tokens] == ["query", ":", "hello"]
 
 
 async def test_no_token_is_cut_off(service):
-    (tokens,) = await tokenize(service.model(), ["hello " * 1000], add_special_tokens=True)
+    (tokens,) = await tokenize(service.model(), ["hello " * 1000], RequestContext(), add_special_tokens=True)
     assert len(tokens) == 1002
 
 
 async def test_a_lone_surrogate_is_refused(service):
     with pytest.raises(InvalidRequestError, match="Unicode"):
-        await tokenize(service.model(), ["\ud800"], add_special_tokens=True)
+        await tokenize(service.model(), ["\ud800"], RequestContext(), add_special_tokens=True)
     assert_idle(service)
 
 
@@ -56,11 +59,11 @@ async def test_an_id_outside_the_vocabulary_is_refused(service, wrong):
 
 async def test_more_characters_than_can_be_looked_at_are_refused(service):
     with pytest.raises(InvalidRequestError, match=f"more than the {MAX_CHARACTERS}"):
-        await tokenize(service.model(), ["w1 " * MAX_CHARACTERS], add_special_tokens=True)
+        await tokenize(service.model(), ["w1 " * MAX_CHARACTERS], RequestContext(), add_special_tokens=True)
     assert_idle(service)
 
 
 async def test_taking_apart_is_admitted_as_everything_is(service):
-    with service.default.engine.admit(service.config.scheduling.max_queue_tokens), pytest.raises(OverloadedError):
-        await tokenize(service.model(), ["hello"], add_special_tokens=True)
+    with full_queue(service), pytest.raises(OverloadedError):
+        await tokenize(service.model(), ["hello"], RequestContext(), add_special_tokens=True)
     assert_idle(service)

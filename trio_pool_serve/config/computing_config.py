@@ -1,6 +1,6 @@
 """Settings of scheduling, processes and threads."""
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, get_args
 
 from attrs import field, frozen
 from attrs.validators import and_, ge, gt, in_, le, matches_re, optional
@@ -8,6 +8,7 @@ from cyclopts import Group, Parameter
 
 from trio_pool_serve.config.help import help_
 
+Fairness: TypeAlias = Literal["client", "request"]
 Placement: TypeAlias = Literal["local", "process"]
 
 
@@ -36,9 +37,20 @@ class SchedulingConfig:
             "Maximum number of batches that are launched and not yet copied to the host. 1: one batch after the other."
         ),
     ] = field(default=2, validator=gt(0))
-    max_queue_tokens: Annotated[
-        int, help_("Maximum number of tokens in admitted requests; further requests get a 429 response.")
-    ] = field(default=1_000_000, validator=gt(0))
+    max_queue_s: Annotated[
+        float,
+        help_(
+            "Seconds that a request may wait for others to be computed, estimated when it arrives. "
+            "If it would wait longer, it gets a 429 response."
+        ),
+    ] = field(default=5.0, validator=gt(0))
+    fairness: Annotated[
+        Fairness,
+        help_(
+            "Between whom inputs take turns. client: between clients (API keys, else addresses), and between the "
+            "requests of each. request: between requests, whoever sends them."
+        ),
+    ] = field(default="client", validator=in_(get_args(Fairness)))
     batch_timeout_s: Annotated[
         float,
         help_("Maximum duration of a batch in seconds. After it, the device is assumed to hang, and the engine ends."),

@@ -1,68 +1,196 @@
-"""Admission: a request is admitted whole or refused whole, by its estimated tokens."""
+"""Admission: a request is admitted whole, or refused whole if what waits before it takes too long.
+
+The work of admitted requests is counted in tokens, by client and by work class, and converted to seconds at the rate
+that is measured for each work class: see ``ComputeRates``.
+"""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from attrs import define, field
+import numpy as np
+import trio
+from attrs import Factory, define, field, frozen
 
+from trio_pool_serve.engine.compute_rates import SecondsPerToken, work_class
+from trio_pool_serve.engine.waiting_work import CLIENTS, WaitingWork
 from trio_pool_serve.errors import OverloadedError
+from trio_pool_serve.types import Client, RenderedPrompt
 
 MAX_RETRY_AFTER_S = 30.0
 
-RATE_WEIGHT = 0.2
-"""Weight of the newest batch in the exponential moving averages of tokens and seconds; their ratio is the rate."""
+
+@frozen(eq=False, kw_only=True)
+class EstimatedWork:
+    """What a request will have the engine compute, as far as that is known before its prompts are rendered.
+
+    ``deadline`` is in the trio clock's seconds.
+    """
+
+    tokens: int
+    rows: int = 1
+    has_images: bool = False
+    client: Client = Factory(Client)
+    priority: int = 0
+    deadline: float = math.inf
+
+    @property
+    def rank(self) -> int:
+        """The priority among the rows of all clients."""
+        return self.priority if self.client.may_outrank else 0
 
 
 @define(eq=False)
-class DrainRate:
-    """The rate at which a device computes tokens, as a moving average over batches."""
+class AdmittedRequest:
+    """The work of one admitted request that is not computed yet, as counted by ``Admission``.
 
-    _tokens: float = field(default=0.0, init=False)
-    _seconds: float = field(default=0.0, init=False)
+    Its rows replace the estimate once they are rendered, and no longer count once they are computed.
+    """
 
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens per second; 0 before the first batch."""
-        return self._tokens / self._seconds if self._seconds else 0.0
+    work: EstimatedWork
+    _waiting: WaitingWork
+    _by_priority: dict[int, float]
+    """Tokens of the client's requests in this process, by priority."""
+    _unrendered: int = field(init=False)
+    _estimate: dict[int, int] = field(init=False)
+    _counted: dict[int, int] = field(init=False, factory=dict)
 
-    def observe(self, tokens: int, seconds: float) -> None:
-        """Record a batch of ``tokens`` tokens that occupied the device for ``seconds``."""
-        weight = RATE_WEIGHT if self._seconds else 1.0
-        self._tokens += (tokens - self._tokens) * weight
-        self._seconds += (max(seconds, 1e-6) - self._seconds) * weight
+    def __attrs_post_init__(self) -> None:
+        work = self.work
+        self._unrendered = work.rows
+        estimated_class = work_class(work.tokens // max(1, work.rows), has_images=work.has_images)
+        self._estimate = {estimated_class: work.tokens}
+        self._count(estimated_class, work.tokens)
+
+    def note_rendered(self, prompts: Iterable[RenderedPrompt], rows: int) -> None:
+        """Replace the estimate for ``rows`` rows of the request by the exact lengths of their ``prompts``."""
+        for estimated_class, estimate in self._estimate.items():
+            replaced = estimate if rows >= self._unrendered else estimate * rows // self._unrendered
+            self._estimate[estimated_class] = estimate - replaced
+            self._count(estimated_class, -replaced)
+        self._unrendered = max(0, self._unrendered - rows)
+        for prompt in prompts:
+            self._count(class_of(prompt), len(prompt.token_ids))
+
+    def note_computed(self, prompt: RenderedPrompt) -> None:
+        """Count a rendered row no longer."""
+        self._count(class_of(prompt), -len(prompt.token_ids))
+
+    def release(self) -> None:
+        """Count nothing of the request any longer."""
+        for counted_class, tokens in self._counted.items():
+            self._waiting.add(self.work.client, counted_class, -tokens)
+        self._add_by_priority(-sum(self._counted.values()))
+        self._counted.clear()
+        self._estimate.clear()
+
+    def _count(self, counted_class: int, tokens: int) -> None:
+        self._counted[counted_class] = self._counted.get(counted_class, 0) + tokens
+        self._waiting.add(self.work.client, counted_class, tokens)
+        self._add_by_priority(tokens)
+
+    def _add_by_priority(self, tokens: int) -> None:
+        left = self._by_priority.get(self.work.priority, 0) + tokens
+        if left > 0:
+            self._by_priority[self.work.priority] = left
+        else:
+            self._by_priority.pop(self.work.priority, None)
+
+
+def class_of(prompt: RenderedPrompt) -> int:
+    """Return the work class of a row."""
+    return work_class(len(prompt.token_ids), has_images=prompt.images is not None)
 
 
 @define(eq=False)
 class Admission:
-    """Counts the tokens of admitted requests; ``tokens_per_s()`` is the rate at which they drain, 0 if unknown.
+    """Refuses requests that would wait for more than ``max_queue_s`` seconds, or until their deadline.
 
-    A request is always admitted when no other is, however long it is.
+    ``seconds_per_token()`` are the rates at which the model's devices compute together. What waits before a request is
+    what its client has waiting that is as urgent, and of each other client as much again, as the queue takes turns
+    between clients; without ``is_fair`` all that waits. A request is always admitted when nothing waits before it, and
+    while the rates are unknown.
     """
 
-    max_tokens: int
-    tokens_per_s: Callable[[], float]
-    admitted_tokens: int = field(default=0, init=False)
+    max_queue_s: float
+    seconds_per_token: Callable[[], SecondsPerToken]
+    waiting: WaitingWork = field(factory=WaitingWork)
+    is_fair: bool = True
+    _by_priority: dict[int, dict[int, float]] = field(init=False, factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the requests admitted by this process that are not computed yet."""
+        return self.waiting.own_tokens
+
+    @property
+    def waiting_s(self) -> float:
+        """Seconds that all admitted work will take."""
+        return float(self._seconds_by_client().sum())
 
     @contextmanager
-    def admit(self, tokens: int) -> Iterator[None]:
-        """Count ``tokens`` as admitted until the context ends; raises ``OverloadedError`` if they do not fit."""
-        if self.admitted_tokens and self.admitted_tokens + tokens > self.max_tokens:
-            raise OverloadedError(
-                f"The queue is full: {self.admitted_tokens} tokens are admitted of at most {self.max_tokens}, "
-                f"and this request has about {tokens}.",
-                retry_after_s=self.retry_after_s(tokens),
-            )
-        self.admitted_tokens += tokens
+    def admit(self, work: EstimatedWork) -> Iterator[AdmittedRequest]:
+        """Count a request's work until the context ends. Raises ``OverloadedError``."""
+        self.refuse_late(work)
+        client = work.client.number
+        by_priority = self._by_priority.setdefault(client, {})
+        admitted = AdmittedRequest(work, self.waiting, by_priority)
         try:
-            yield
+            yield admitted
         finally:
-            self.admitted_tokens -= tokens
+            admitted.release()
+            if not by_priority and self._by_priority.get(client) is by_priority:
+                del self._by_priority[client]
 
-    def retry_after_s(self, tokens: int) -> float:
-        """Return the whole seconds until ``tokens`` more would fit, at the measured rate; at least 1."""
-        excess = self.admitted_tokens + tokens - self.max_tokens
-        rate = self.tokens_per_s()
-        if not rate:
+    def refuse_late(self, work: EstimatedWork) -> None:
+        """Raise ``OverloadedError`` if a request would wait for too long."""
+        wait_s = self.wait_s(work)
+        if not wait_s:
+            return
+        left_s = work.deadline - trio.current_time() if work.deadline < math.inf else math.inf
+        if wait_s <= self.max_queue_s and wait_s <= left_s:
+            return
+        limit = f"{self.max_queue_s:g} s" if self.max_queue_s < left_s else f"its deadline, {max(0.0, left_s):.1f} s"
+        raise OverloadedError(
+            f"The queue is full: this request would wait for about {wait_s:.1f} s, longer than {limit}.",
+            retry_after_s=self.retry_after_s(wait_s),
+        )
+
+    def wait_s(self, work: EstimatedWork) -> float:
+        """Return for how many seconds a request would wait; 0 if that is unknown."""
+        seconds = self._seconds_by_client()
+        index = work.client.number % CLIENTS
+        own = float(seconds[index])
+        if work.rank > 0:
+            return float(seconds.sum())  # behind all others
+        before = own * self._share_before(work)
+        if work.rank < 0:
+            return before
+        if not self.is_fair:
+            return float(seconds.sum()) - own + before
+        rate = self.seconds_per_token()[work_class(work.tokens // max(1, work.rows), has_images=work.has_images)]
+        turn = before + (work.tokens * rate if math.isfinite(rate) else 0.0)
+        return before + float(np.minimum(seconds, turn).sum()) - min(own, turn)
+
+    def _share_before(self, work: EstimatedWork) -> float:
+        """Return the share of its client's waiting work that is at least as urgent as a request."""
+        by_priority = self._by_priority.get(work.client.number)
+        if not by_priority or max(by_priority) <= work.priority:
             return 1.0
-        return float(min(MAX_RETRY_AFTER_S, max(1, math.ceil(excess / rate))))
+        before = sum(tokens for priority, tokens in by_priority.items() if priority <= work.priority)
+        return before / sum(by_priority.values())
+
+    def _seconds_by_client(self) -> SecondsPerToken:
+        """Return the seconds that the waiting work of each client takes: float64, shape (``CLIENTS``,)."""
+        rates = self.seconds_per_token()
+        if math.isnan(rates[0]):
+            return np.zeros(CLIENTS)
+        seconds: SecondsPerToken = self.waiting.total() @ rates
+        return seconds
+
+    def retry_after_s(self, wait_s: float) -> float:
+        """Return the seconds until about half of the queue is computed; from 0.1 to ``MAX_RETRY_AFTER_S``.
+
+        Not when the queue is just short enough: all clients that are refused meanwhile would return at that moment.
+        """
+        return min(MAX_RETRY_AFTER_S, max(0.1, wait_s - self.max_queue_s / 2))

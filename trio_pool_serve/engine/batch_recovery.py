@@ -5,6 +5,7 @@ much a batch may cost in all is bounded: by time, by the number of passes, and b
 which the model itself must be broken.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 
@@ -13,6 +14,8 @@ from attrs import define, field
 
 from trio_pool_serve.engine.queue import QueueEntry
 from trio_pool_serve.errors import BatchFailedError, OutOfDeviceMemoryError
+
+logger = logging.getLogger(__name__)
 
 MAX_PASSES = 100
 """For one batch; enough for about ten guilty rows among a thousand."""
@@ -66,6 +69,12 @@ class BatchRecovery:
             else:
                 self._failures_in_a_row += 1
                 self._divide(rows, failed)
+        logger.warning(
+            "of a batch of %d rows that failed, %d failed again in %d smaller ones",
+            len(entries),
+            self.failed_rows,
+            self.passes,
+        )
 
     def _divide(self, rows: list[QueueEntry], fault: Fault) -> None:
         """Have both halves of a batch that failed computed, the first half next; a single row fails."""

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 import trio
 from attrs import define, field, frozen
 
+from trio_pool_serve.engine.admission import AdmittedRequest, EstimatedWork
 from trio_pool_serve.engine.queue import QueueEntry
 from trio_pool_serve.types import PoolingOutput, PoolingRequest, QueryScope
 
@@ -67,7 +68,9 @@ class EngineStatistics:
     oldest_in_flight_s: float
     """Seconds since the oldest launched batch was launched; 0 with none in flight."""
     admitted_tokens: int
-    """Estimated tokens of the requests that are admitted and not finished."""
+    """Tokens of the requests that are admitted and not computed; an estimate for those that are not rendered."""
+    waiting_s: float
+    """Seconds that all admitted work will take, at the measured rates; 0 before the first batch."""
     tokens_per_s: float
     """Tokens computed per second, as a moving average; 0 before the first batch."""
     batches: int
@@ -126,11 +129,15 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def admit(self, tokens: int) -> AbstractContextManager[None]:
-        """Admit a request of about ``tokens`` tokens for as long as the context lasts.
+    def admit(self, work: EstimatedWork) -> AbstractContextManager[AdmittedRequest]:
+        """Admit a request for as long as the context lasts.
 
-        Raises ``OverloadedError`` when the queue is full, and as ``submit`` when not ready.
+        Raises ``OverloadedError`` if it would wait for too long, and as ``submit`` when not ready.
         """
+
+    @abstractmethod
+    def refuse_late(self, work: EstimatedWork) -> None:
+        """Raise what ``admit`` would raise."""
 
     @abstractmethod
     def open_scope(self) -> AbstractContextManager[QueryScope]:

@@ -1,23 +1,23 @@
 """The engine that computes in this process: queue, batches in flight, delivery of outputs."""
 
-import logging
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 
 import trio
 from attrs import define, field
 
 from trio_pool_serve.config import SchedulingConfig
-from trio_pool_serve.engine.admission import Admission, DrainRate
+from trio_pool_serve.engine.admission import Admission, AdmittedRequest, EstimatedWork, class_of
 from trio_pool_serve.engine.batch_recovery import BatchRecovery, Fault
 from trio_pool_serve.engine.batching import BulkBudget, TokenBudget
+from trio_pool_serve.engine.compute_rates import ComputeRates, SecondsPerToken, work_class
 from trio_pool_serve.engine.engine import Engine, EngineState, EngineStatistics
 from trio_pool_serve.engine.forward_passes import (
     ForwardPasses,
     InFlightBatch,
     LaunchThread,
-    RowValues,
     contain_exits,
 )
 from trio_pool_serve.engine.queue import QueueEntry, RequestQueue, batch_of, is_long
@@ -25,6 +25,7 @@ from trio_pool_serve.engine.self_probe import SelfProbe
 from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.errors import (
     BatchFailedError,
+    DeadlineExceededError,
     EngineDeadError,
     EngineLoadingError,
     ModelLoadError,
@@ -33,13 +34,10 @@ from trio_pool_serve.errors import (
 from trio_pool_serve.processes.allocator import RETURN_EVERY_S, return_freed_memory
 from trio_pool_serve.telemetry.metrics import EngineMetrics, Gauges
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Batch, PooledBatch, PoolingOutput, PoolingRequest, QueryScope, Runner
+from trio_pool_serve.types import Batch, PooledBatch, PoolingRequest, QueryScope, Runner
 
-logger = logging.getLogger(__name__)
-
-DELIVERY_SLICE = 4
-"""Rows delivered between two checkpoints. Each may wake a request, which is answered in half a millisecond or more: so
-other requests, such as ``/health``, do not wait for all of a batch."""
+MAX_AGE = 2.0
+"""Times ``max_queue_s``: rows that have waited for longer come before all others."""
 
 
 @define(eq=False)
@@ -64,7 +62,7 @@ class LocalEngine(Engine):
     _settled: trio.Event = field(init=False, factory=trio.Event)
     _queue: RequestQueue = field(init=False)
     _admission: Admission = field(init=False)
-    _rate: DrainRate = field(init=False, factory=DrainRate)
+    _rates: ComputeRates = field(init=False, factory=ComputeRates)
     _bulk: BulkBudget = field(init=False)
     _budget: TokenBudget = field(init=False, factory=lambda: TokenBudget(0))
     """Set once the model is loaded."""
@@ -76,10 +74,16 @@ class LocalEngine(Engine):
     _probe: SelfProbe = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._queue = RequestQueue(small_requests=self.small_requests)
+        self._queue = RequestQueue(
+            is_fair=self.config.fairness == "client",
+            max_age_s=MAX_AGE * self.config.max_queue_s,
+            small_requests=self.small_requests,
+        )
         self._probe = SelfProbe(self._queue, None)
         self._bulk = BulkBudget(self.config.bulk_batch_s)
-        self._admission = Admission(self.config.max_queue_tokens, lambda: self._rate.tokens_per_s)
+        self._admission = Admission(
+            self.config.max_queue_s, lambda: self.seconds_per_token, is_fair=self.config.fairness == "client"
+        )
         self.metrics.add_gauges(self._gauges)
 
     def submit_nowait(self, entry: QueueEntry) -> None:  # noqa: D102
@@ -92,9 +96,13 @@ class LocalEngine(Engine):
         entry.is_abandoned = True
         self._queue.withdraw(entry)
 
-    def admit(self, tokens: int) -> AbstractContextManager[None]:  # noqa: D102
+    def admit(self, work: EstimatedWork) -> AbstractContextManager[AdmittedRequest]:  # noqa: D102
         self._require_ready()
-        return self._admission.admit(tokens)
+        return self._admission.admit(work)
+
+    def refuse_late(self, work: EstimatedWork) -> None:  # noqa: D102
+        self._require_ready()
+        self._admission.refuse_late(work)
 
     def open_scope(self) -> AbstractContextManager[QueryScope]:  # noqa: D102
         return closing(self._loaded.open_scope())
@@ -146,8 +154,9 @@ class LocalEngine(Engine):
             queued_tokens=self._queue.tokens,
             in_flight_batches=len(self._in_flight),
             oldest_in_flight_s=self._oldest_in_flight_s,
-            admitted_tokens=self._admission.admitted_tokens,
-            tokens_per_s=self._rate.tokens_per_s,
+            admitted_tokens=self._admission.tokens,
+            waiting_s=self._admission.waiting_s,
+            tokens_per_s=self.tokens_per_s,
             batches=self._batches,
             failed_batches=self._failed_batches,
             held_bytes=self.runner.held_bytes if self.runner else 0,
@@ -167,7 +176,12 @@ class LocalEngine(Engine):
     @property
     def tokens_per_s(self) -> float:
         """Tokens computed per second, as a moving average; 0 before the first batch."""
-        return self._rate.tokens_per_s
+        return self._rates.tokens_per_s
+
+    @property
+    def seconds_per_token(self) -> SecondsPerToken:
+        """The measured rates by work class."""
+        return self._rates.seconds_per_token
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:  # noqa: D102
         task_status.started()
@@ -219,11 +233,11 @@ class LocalEngine(Engine):
             await self._queue.wait_not_empty()
             while not (entries := self._take_batch(passes.runner)):
                 await self._queue.wait_change()
-            in_flight = InFlightBatch(batch_of(entries), entries, time.perf_counter())
+            in_flight = InFlightBatch(batch_of(entries), entries)
             self._launched += 1
             self._in_flight.add(in_flight)
             self._observe_batch(in_flight)
-            handle = await passes.launch(in_flight.batch, entries, thread)
+            handle = await passes.launch(in_flight, thread)
             if handle is None:
                 self._forget(in_flight)
                 thread.slots.release()
@@ -234,21 +248,40 @@ class LocalEngine(Engine):
         """Take a batch; of long rows only if another thread stays free for short ones, or is not to be kept free."""
         computing_long = sum(is_long(in_flight.batch.requests[0]) for in_flight in self._in_flight)
         leaves_long = 0 < runner.concurrent_launches - 1 <= computing_long
-        return self._queue.take_batch(self._budget.tokens, self._bulk.tokens, leaves_long=leaves_long)
+        while entries := self._queue.take_batch(self._budget.tokens, self._bulk.tokens, leaves_long=leaves_long):
+            if in_time := self._without_late(entries):
+                return in_time
+        return []
+
+    def _without_late(self, entries: list[QueueEntry]) -> list[QueueEntry]:
+        """Return the entries that can be answered before their deadline, and fail the others.
+
+        How long a batch takes counts only while others wait: an estimate that is wrong is corrected by batches only.
+        """
+        if all(entry.request.deadline == math.inf for entry in entries):
+            return entries
+        seconds = 0.0
+        if len(self._queue):
+            rates = self.seconds_per_token
+            seconds = sum(entry.request.tokens * rates[class_of(entry.request.prompt)] for entry in entries)
+        done_at = trio.current_time() + (seconds if math.isfinite(seconds) else 0.0)
+        for late in [entry for entry in entries if entry.request.deadline < done_at]:
+            late.fail(DeadlineExceededError("The deadline would pass before this input is computed."))
+            entries.remove(late)
+        return entries
 
     async def _finish(
         self, passes: ForwardPasses, in_flight: InFlightBatch, handle: PooledBatch | Fault, thread: LaunchThread
     ) -> None:
         """Settle the rows of a batch, and release its slot."""
-        forward_s = time.perf_counter() - in_flight.launched
-        rows = handle if isinstance(handle, Fault) else await passes.collect(in_flight.batch, handle)
+        rows = await passes.collect(in_flight, handle)
         if isinstance(rows, Fault):
             await self._recover(passes, in_flight, rows, thread)
             thread.slots.release()
         else:
             thread.slots.release()
-            self._observe_speed(in_flight, forward_s, thread)
-            await self._deliver(in_flight.entries, rows, in_flight.launched, forward_s)
+            self._observe_speed(in_flight, thread)
+            await in_flight.deliver(rows)
         # Not earlier: on cancellation before, ``_fail_all`` fails the rows that are left.
         self._forget(in_flight)
 
@@ -258,19 +291,18 @@ class LocalEngine(Engine):
         """Compute the rows of a batch that failed again, in parts: see ``BatchRecovery``."""
 
         async def compute(entries: list[QueueEntry]) -> Fault | None:
-            batch = batch_of(entries)
-            in_flight.launched = launched = time.perf_counter()
-            handle = await passes.launch(batch, entries, thread)
-            forward_s = time.perf_counter() - launched
+            part = InFlightBatch(batch_of(entries), entries)
+            in_flight.launched = part.launched
+            handle = await passes.launch(part, thread)
             if handle is None:
                 return None
-            rows = handle if isinstance(handle, Fault) else await passes.collect(batch, handle)
+            rows = await passes.collect(part, handle)
             if isinstance(rows, Fault):
-                await self._note_fault(batch, rows)
+                await self._note_fault(part.batch, rows)
                 return rows
             self._batches += 1
             self._probe.failure = ""
-            await self._deliver(entries, rows, launched, forward_s)
+            await part.deliver(rows)
             return None
 
         self._failed_batches += 1
@@ -281,12 +313,6 @@ class LocalEngine(Engine):
         self.metrics.faults["failed_batches"].inc()
         self.metrics.faults["retries"].inc(recovery.passes)
         self.metrics.faults["failed_rows"].inc(recovery.failed_rows)
-        logger.warning(
-            "a batch of %d rows failed: %d of them failed in %d smaller batches",
-            len(in_flight.entries),
-            recovery.failed_rows,
-            recovery.passes,
-        )
 
     async def _note_fault(self, batch: Batch, fault: Fault) -> None:
         if fault is not Fault.OUT_OF_MEMORY:
@@ -299,27 +325,17 @@ class LocalEngine(Engine):
     def _budgeted_tokens(self, batch: Batch) -> int:
         return batch.padded_tokens if self._queue.pads else batch.tokens
 
-    def _observe_speed(self, in_flight: InFlightBatch, forward_s: float, thread: LaunchThread) -> None:
+    def _observe_speed(self, in_flight: InFlightBatch, thread: LaunchThread) -> None:
         batch, launched, now = in_flight.batch, in_flight.launched, time.perf_counter()
         self._batches += 1
         self._probe.failure = ""
         self._budget.observe(self._budgeted_tokens(batch))
         # Without the time in which the batch before was computed: by any thread, and by the same one.
-        self._rate.observe(batch.tokens, now - max(launched, self._last_done))
+        self._observe_rate(batch, now - max(launched, self._last_done))
         self._bulk.observe(batch.tokens, now - max(launched, thread.last_done))
         self._last_done = thread.last_done = now
-        self.metrics.forward.observe(forward_s)
-        self.metrics.copy_wait.observe(now - launched - forward_s)
-
-    async def _deliver(self, entries: Sequence[QueueEntry], rows: RowValues, launched: float, forward_s: float) -> None:
-        """Finish entries with their outputs. Cancellation: between two slices; the other entries are not settled."""
-        copy_s = time.perf_counter() - launched - forward_s
-        for row, (entry, values) in enumerate(zip(entries, rows, strict=True)):
-            if row and row % DELIVERY_SLICE == 0:
-                await trio.lowlevel.checkpoint()
-            entry.finish(
-                PoolingOutput(values=values, queue_s=launched - entry.queued_at, forward_s=forward_s, copy_s=copy_s)
-            )
+        self.metrics.forward.observe(in_flight.forward_s)
+        self.metrics.copy_wait.observe(in_flight.copy_s)
 
     def _forget(self, in_flight: InFlightBatch) -> None:
         self._in_flight.discard(in_flight)
@@ -341,6 +357,11 @@ class LocalEngine(Engine):
         if self._state == "dead":
             raise EngineDeadError("The engine has stopped.")
 
+    def _observe_rate(self, batch: Batch, seconds: float) -> None:
+        has_images = batch.requests[0].prompt.images is not None
+        measured = work_class(batch.tokens // len(batch.requests), has_images=has_images)
+        self._rates.observe(measured, batch.tokens, seconds, left_waiting=len(self._queue) > 0)
+
     def _observe_batch(self, in_flight: InFlightBatch) -> None:
         batch = in_flight.batch
         for entry in in_flight.entries:
@@ -361,6 +382,7 @@ class LocalEngine(Engine):
                 "in_flight_batches": now.in_flight_batches,
                 "oldest_in_flight_seconds": now.oldest_in_flight_s,
                 "admitted_tokens": now.admitted_tokens,
+                "waiting_seconds": now.waiting_s,
                 "held_bytes": now.held_bytes,
                 "batch_token_budget": now.batch_token_budget,
             }

@@ -1,25 +1,32 @@
-"""The queue of rows: strict priorities, and weighted fair queueing between request groups of one priority.
+"""The queue of rows: clients take turns, and so do the request groups of one client.
 
-The queue's clock counts the tokens taken from it. The virtual deadline of a row is the clock at its arrival plus
-``FAIRNESS`` times the tokens of its request group that wait up to and including the row (virtual finish time in the
-literature: Demers, Keshav and Shenker, SIGCOMM 1989). So a short row comes before a long one, and a single row before
+Of clients the one of which the fewest tokens have been taken, since it began to wait, opens the next batch: each gets
+an equal share of the tokens, however many rows it has waiting (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM
+1996). ``rank`` comes before that, for the few clients that may outrank others.
+
+Of one client's rows those with the lowest priority number come first, and of these the one with the earliest virtual
+deadline. The queue's clock counts the tokens taken from it. The virtual deadline of a row is the clock at its arrival
+plus ``FAIRNESS`` times the tokens of its request group that wait up to and including the row (virtual finish time:
+Demers, Keshav and Shenker, SIGCOMM 1989). So a short row comes before a long one, and a single row before
 the rest of a large request. A row that arrives after another row's virtual deadline never opens a batch before it, so
 no row starves.
 
-A batch is opened by the row with the lowest priority number, and of these by the one with the earliest virtual
-deadline. It is filled with the rows nearest to it in length, which keeps padding low. While small requests arrive, at
+A row that has waited for ``max_age_s`` opens the next batch, whatever its rank and priority. A batch is filled
+with the rows nearest in length to the one that opens it, which keeps padding low. While small requests arrive, at
 this replica or another one of the model, bulk (long rows and the rest of large requests) has batches of its own, and
 short ones: a small request does not wait for a full batch of bulk.
 
-Nothing is sorted. Rows wait in queue classes, one for each priority, length class and wait: the tokens from arrival to
-virtual deadline, rounded up to a power of two. All rows of a queue class wait equally long, so their virtual deadlines
-are in order of arrival, and only the first row of each queue class is compared.
+Nothing is sorted. Rows wait in queue classes, one for each client, priority, length class and wait: the tokens from
+arrival to virtual deadline, rounded up to a power of two. All rows of a queue class wait equally long, so their virtual
+deadlines are in order of arrival, and only the first row of each queue class is compared.
 """
 
 import heapq
+import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
 
 import trio
 from attrs import Factory, define, field
@@ -42,6 +49,10 @@ MAX_KEPT_TOGETHER = 8192
 
 MAX_BATCHES_SINCE_SMALL = 4
 """Bulk gets full batches again once this many full batches of tokens were taken since the last small request."""
+
+
+MAX_CLIENTS_OF_BATCH = 64
+"""Clients whose rows are compared for one batch: those whose turn it is soonest."""
 
 
 def _ignore(entry: "QueueEntry") -> None:
@@ -80,10 +91,33 @@ class QueueEntry:
         self.settled(self)
 
 
+ClassKey: TypeAlias = tuple[int, int, int, int]
+"""Rank, priority, length class and wait."""
+
+
+@define(eq=False)
+class WaitingClient:
+    """A client that has rows waiting. ``virtual_time``: where it began, plus the tokens taken of it since."""
+
+    number: int
+    virtual_time: int
+    classes: "dict[ClassKey, QueueClass]" = field(init=False, factory=dict)
+
+    @property
+    def rank(self) -> int:
+        """The rank of its most urgent rows."""
+        return min(rank for rank, *_ in self.classes)
+
+
 @define(eq=False)
 class QueueClass:
-    """Entries of one priority, about one length and one wait (tokens to the virtual deadline), in order of arrival."""
+    """Entries of one client, rank and priority, about one length and one wait (tokens to the virtual deadline).
 
+    In order of arrival.
+    """
+
+    client: WaitingClient
+    rank: int
     priority: int
     length: int
     wait_tokens: int
@@ -117,13 +151,19 @@ class RequestQueue:
 
     pads: bool = True
     """Whether the device computes padding."""
+    is_fair: bool = True
+    """Whether clients take turns; if not, all rows count as one client's."""
+    max_age_s: float = math.inf
     small_requests: SmallRequests = Factory(SmallRequests)
     tokens: int = field(default=0, init=False)
     """Tokens of all waiting rows."""
     clock: int = field(default=0, init=False)
     """Tokens of all rows that have been taken."""
-    _rows: int = field(default=0, init=False)
-    _classes: dict[tuple[int, int, int], QueueClass] = field(init=False, factory=dict)
+    _entries: OrderedDict[QueueEntry, None] = field(init=False, factory=OrderedDict)
+    """In order of arrival."""
+    _clients: dict[int, WaitingClient] = field(init=False, factory=dict)
+    _virtual_time: int = field(default=0, init=False)
+    """Of the client that opened the latest batch: where clients begin."""
     _groups: dict[int, RequestGroup] = field(init=False, factory=dict)
     _small_requests_seen: int = field(init=False)
     _small_request_at: int | None = field(default=None, init=False)
@@ -137,12 +177,11 @@ class RequestQueue:
         self._small_requests_seen = self.small_requests.total
 
     def __len__(self) -> int:
-        return self._rows
+        return len(self._entries)
 
     def __iter__(self) -> Iterator[QueueEntry]:
-        """Iterate over the waiting entries, in no particular order."""
-        for waiting in self._classes.values():
-            yield from waiting.entries
+        """Iterate over the waiting entries, in order of arrival."""
+        return iter(self._entries)
 
     def put_nowait(self, entry: QueueEntry) -> None:
         """Add an entry."""
@@ -151,13 +190,17 @@ class RequestQueue:
         group.rows += 1
         group.virtual_deadline = max(group.virtual_deadline, self.clock) + FAIRNESS * request.tokens
         wait_tokens = 1 << (group.virtual_deadline - self.clock - 1).bit_length()
-        key = (request.priority, length_class(request.tokens), wait_tokens)
-        if key not in self._classes:
-            self._classes[key] = QueueClass(*key)
+        number = request.client if self.is_fair else 0
+        client = self._clients.get(number)
+        if client is None:
+            client = self._clients[number] = WaitingClient(number, self._virtual_time)
+        key = (request.rank, request.priority, length_class(request.tokens), wait_tokens)
+        if key not in client.classes:
+            client.classes[key] = QueueClass(client, *key)
         entry.virtual_deadline = self.clock + wait_tokens
-        entry.queue_class = self._classes[key]
+        entry.queue_class = client.classes[key]
         entry.queue_class.entries[entry] = None
-        self._rows += 1
+        self._entries[entry] = None
         self.tokens += request.tokens
         if is_long(request):
             self._long_tokens += request.tokens
@@ -170,14 +213,16 @@ class RequestQueue:
         if (waiting := entry.queue_class) is None:
             return
         entry.queue_class = None
-        del waiting.entries[entry]
+        del waiting.entries[entry], self._entries[entry]
         if not waiting.entries:
-            del self._classes[waiting.priority, waiting.length, waiting.wait_tokens]
+            client = waiting.client
+            del client.classes[waiting.rank, waiting.priority, waiting.length, waiting.wait_tokens]
+            if not client.classes:
+                del self._clients[client.number]
         if group := self._groups.get(entry.request.group):
             group.rows -= 1
             if not group.rows:
                 del self._groups[entry.request.group]
-        self._rows -= 1
         self.tokens -= entry.request.tokens
         if is_long(entry.request):
             self._long_tokens -= entry.request.tokens
@@ -191,43 +236,91 @@ class RequestQueue:
         left to the threads that compute such already, and maybe nothing is taken: as long as short rows are at least an
         eighth of all tokens, and not too many long ones wait.
         """
-        classes = list(self._classes.values())
-        if leaves_long and self._long_tokens <= min(self._kept_together, MAX_TOKENS_BEFORE_LONG):
-            classes = [waiting for waiting in classes if not is_long(waiting.first.request)]
-        if not classes:
+        leaves_long = leaves_long and self._long_tokens <= min(self._kept_together, MAX_TOKENS_BEFORE_LONG)
+        classes = self._classes_in_turn(leaves_long=leaves_long)
+        opening = self._opening(classes, leaves_long=leaves_long)
+        if opening is None:
             return []
-        opening = min(classes, key=lambda waiting: (waiting.priority, waiting.first.virtual_deadline))
         budget = BatchBudget(max_tokens, free_padding=max_tokens // FREE_PADDING_DIVISOR, pads=self.pads)
         if bulk_tokens is not None and self._has_recent_small_requests(max_tokens):
             classes = [waiting for waiting in classes if waiting.is_bulk == opening.is_bulk]
             budget.max_tokens = min(max_tokens, bulk_tokens) if opening.is_bulk else max_tokens
-        turns = [
-            (waiting.priority, abs(waiting.length - opening.length), waiting.first.virtual_deadline, index)
-            for index, waiting in enumerate(classes)
-        ]
+        first = opening.first
+        self._virtual_time = max(self._virtual_time, opening.client.virtual_time)
+        budget.try_add(first.request.tokens)
+        self._take(first, opening)
+        return [first, *self._fill(budget, opening, [waiting for waiting in classes if waiting.entries])]
+
+    def _classes_in_turn(self, *, leaves_long: bool) -> list[QueueClass]:
+        """Return the queue classes of the clients whose turn it is, those of short rows with ``leaves_long``."""
+        clients: Iterable[WaitingClient] = self._clients.values()
+        if len(self._clients) > MAX_CLIENTS_OF_BATCH:
+            clients = heapq.nsmallest(
+                MAX_CLIENTS_OF_BATCH, clients, key=lambda client: (client.rank, client.virtual_time)
+            )
+        classes = [waiting for client in clients for waiting in client.classes.values()]
+        if leaves_long:
+            classes = [waiting for waiting in classes if not is_long(waiting.first.request)]
+        return classes
+
+    def _opening(self, classes: list[QueueClass], *, leaves_long: bool) -> QueueClass | None:
+        """Return the queue class whose first row opens the next batch."""
+        oldest = next(iter(self._entries), None)
+        if oldest is not None and time.perf_counter() - oldest.queued_at > self.max_age_s:
+            overdue = oldest.queue_class
+            if not (leaves_long and is_long(oldest.request)):
+                return overdue
+        return min(
+            classes,
+            key=lambda waiting: (
+                waiting.rank,
+                waiting.client.virtual_time,
+                waiting.priority,
+                waiting.first.virtual_deadline,
+            ),
+            default=None,
+        )
+
+    def _fill(self, budget: BatchBudget, opening: QueueClass, classes: list[QueueClass]) -> list[QueueEntry]:
+        """Take the rows nearest in length to those of ``opening``, in turns between clients, within the budget."""
+
+        def turn(index: int) -> tuple[int, int, int, int, int, int]:
+            waiting = classes[index]
+            distance = abs(waiting.length - opening.length)
+            urgency = waiting.priority - most_urgent[waiting.client]
+            return waiting.rank, urgency, distance, waiting.client.virtual_time, waiting.first.virtual_deadline, index
+
+        most_urgent: dict[WaitingClient, int] = {}
+        for waiting in classes:
+            most_urgent[waiting.client] = min(most_urgent.get(waiting.client, waiting.priority), waiting.priority)
+        turns = [turn(index) for index in range(len(classes))]
         heapq.heapify(turns)
         taken: list[QueueEntry] = []
         while turns and not budget.is_full:
-            priority, distance, _, index = turns[0]
+            *_, virtual_time, _, index = turns[0]
             waiting = classes[index]
+            if virtual_time != waiting.client.virtual_time:  # another of its rows has been taken
+                heapq.heapreplace(turns, turn(index))
+                continue
             entry = waiting.first
             if not budget.try_add(entry.request.tokens):
                 heapq.heappop(turns)
                 continue
-            self._take(entry, is_bulk=waiting.is_bulk)
+            self._take(entry, waiting)
             taken.append(entry)
             if waiting.entries:
-                heapq.heapreplace(turns, (priority, distance, waiting.first.virtual_deadline, index))
+                heapq.heapreplace(turns, turn(index))
             else:
                 heapq.heappop(turns)
         return taken
 
-    def _take(self, entry: QueueEntry, *, is_bulk: bool) -> None:
+    def _take(self, entry: QueueEntry, waiting: QueueClass) -> None:
         self.withdraw(entry)
         self.clock += entry.request.tokens
+        waiting.client.virtual_time += entry.request.tokens
         if is_long(entry.request):
             self._kept_together = max(0, self._kept_together - entry.request.tokens)
-        if not is_bulk and entry.request.group not in self._groups:
+        if not waiting.is_bulk and entry.request.group not in self._groups:
             self.small_requests.increment()
 
     def _has_recent_small_requests(self, max_tokens: int) -> bool:
@@ -238,7 +331,7 @@ class RequestQueue:
 
     async def wait_not_empty(self) -> None:
         """Wait until an entry waits. Cancellation: at once; nothing is taken."""
-        while not self._classes:
+        while not self._entries:
             await self.wait_change()
 
     async def wait_change(self) -> None:

@@ -28,7 +28,7 @@ async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
     import_plugins(config)
     contain_connections()
     do_without_torch()
-    service = Service(config, socket_folder=Path(job.socket_folder))
+    service = Service(config, socket_folder=Path(job.socket_folder), api_worker=job.number)
     configure_process(service)
     stop = trio.Event()
     loading = trio.CancelScope()

@@ -8,6 +8,7 @@ import math
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeAlias
@@ -35,6 +36,8 @@ class ApiJob(msgspec.Struct, tag=True, array_like=True):
 
     config: bytes
     socket_folder: str
+    number: int
+    """Of this process among the API processes, from 0."""
     fd: int
     joins: bool
     """Whether others serve already: accept no connection before the models are ready in this process."""
@@ -79,14 +82,14 @@ class ApiWorkers:
         """
         async with trio.open_nursery() as nursery:
             for number in range(self.config.processes.api_workers):
-                nursery.start_soon(keep_alive, f"API worker {number}", self._live)
+                nursery.start_soon(keep_alive, f"API worker {number}", partial(self._live, number))
                 await self.ready.wait()
 
-    async def _live(self) -> ChildEnd:
+    async def _live(self, number: int) -> ChildEnd:
         if self._draining:
             await trio.sleep_forever()  # the listening socket is closed
         fd = self.listening.fileno()
-        job = ApiJob(encode_config(self.config), str(self.socket_folder), fd, joins=bool(self._children))
+        job = ApiJob(encode_config(self.config), str(self.socket_folder), number, fd, joins=bool(self._children))
         async with open_child(MODULE, job, ToParent, fds=[fd]) as child:
             self._children.add(child)
             ready_at = math.inf

@@ -9,6 +9,7 @@ import numpy as np
 import trio
 from attrs import define, field, frozen
 
+from trio_pool_serve.engine.admission import AdmittedRequest
 from trio_pool_serve.errors import NotFiniteError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.prompts import Prompt, RenderingParams
 from trio_pool_serve.rendering.renderer import Renderer, plain_characters
@@ -79,11 +80,13 @@ async def compute_rows(
     model: Model,
     rows: Sequence[RowToCompute],
     timings: RequestTimings,
+    admitted: AdmittedRequest,
     *,
-    priority: int = 0,
     row_done: RowDone | None = None,
 ) -> list[ComputedRow]:
-    """Render and compute every row, in chunks, concurrently; return the outputs in the order of the rows.
+    """Render and compute every row of a request, in chunks, concurrently; return the outputs in the order of the rows.
+
+    ``admitted`` is told of their lengths, and of those that are computed.
 
     The first row that fails cancels the others, and those not yet started never run; its error is raised by itself, not
     in a group. Cancellation: rows that have not been launched leave the queue.
@@ -103,16 +106,20 @@ async def compute_rows(
         # Returning from a thread is no checkpoint: a request cancelled meanwhile must not enter the queue.
         await trio.lowlevel.checkpoint_if_cancelled()
         timings.render_s = time.perf_counter() - began
+        admitted.note_rendered(itertools.chain.from_iterable(rendered), len(chunk))
         return rendered
 
     async def compute(chunk: range, rendered: Sequence[Sequence[RenderedPrompt]]) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
+        work = admitted.work
         requests = [
-            PoolingRequest(prompt, rows[index].params, priority, group)
+            PoolingRequest(
+                prompt, rows[index].params, work.priority, group, work.client.number, work.rank, work.deadline
+            )
             for index, prompts in zip(chunk, rendered, strict=True)
             for prompt in prompts
         ]
-        outputs = ChunkOutputs(chunk, rendered, timings, done)
+        outputs = ChunkOutputs(chunk, rendered, timings, admitted, done)
         with model.renderer.input_memory.holding(request.prompt for request in requests):
             await model.engine.submit_all(requests, outputs.add)
 
@@ -164,6 +171,7 @@ class ChunkOutputs:
     chunk: range
     rendered: Sequence[Sequence[RenderedPrompt]]
     timings: RequestTimings
+    admitted: AdmittedRequest
     row_done: RowDone
     _places: list[tuple[int, int]] = field(init=False)
     """Row and window of each output, in the order in which they were submitted."""
@@ -181,6 +189,7 @@ class ChunkOutputs:
                 # JSON cannot represent them, and no client could use them.
                 raise NotFiniteError("The model computed numbers for an input that are not finite.")
         row, window = self._places[number]
+        self.admitted.note_computed(self.rendered[row][window])
         self._windows[row][window] = output.values
         computed = [values for values in self._windows[row] if values is not None]
         if len(computed) == len(self._windows[row]):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
+from trio_pool_serve.engine.admission import AdmittedRequest
 from trio_pool_serve.prompts import RenderingParams, ScoreInput, prompt_of
 from trio_pool_serve.tasks.fan_out import ComputedRow, RowToCompute, compute_rows
 from trio_pool_serve.tasks.model import Model
@@ -38,8 +39,8 @@ async def encode_queries(
     scope: QueryScope,
     *,
     rendering: RenderingParams,
-    priority: int,
     timings: RequestTimings,
+    admitted: AdmittedRequest,
 ) -> EncodedQueries:
     """Encode queries, and leave their vectors in ``scope``.
 
@@ -49,7 +50,7 @@ async def encode_queries(
     held = [HeldQuery(scope) for _ in queries]
     sides = zip(queries, held, strict=True)
     to_compute = [RowToCompute(prompt_of(side), rendering, (HoldQuery(query),)) for side, query in sides]
-    rows = await compute_rows(model, to_compute, timings, priority=priority)
+    rows = await compute_rows(model, to_compute, timings, admitted)
     return EncodedQueries(held, sum(row.tokens for row in rows))
 
 
@@ -59,8 +60,8 @@ async def score_documents(
     queries: EncodedQueries,
     *,
     rendering: RenderingParams,
-    priority: int,
     timings: RequestTimings,
+    admitted: AdmittedRequest,
 ) -> list[ComputedRow]:
     """Return a row for each document, whose only output is its score, shape (1,).
 
@@ -70,4 +71,4 @@ async def score_documents(
         RowToCompute(prompt_of(document.side), rendering, (MaxSim(queries.held[document.query]),))
         for document in documents
     ]
-    return await compute_rows(model, to_compute, timings, priority=priority)
+    return await compute_rows(model, to_compute, timings, admitted)

@@ -4,12 +4,14 @@ from collections.abc import Callable, Sequence
 
 from attrs import frozen
 
+from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.prompts import has_images
 from trio_pool_serve.tasks.fan_out import ComputedRow, RowToCompute, compute_rows
 from trio_pool_serve.tasks.input_params import rendering_params
 from trio_pool_serve.tasks.job import PoolJob, Task
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.telemetry.timings import RequestTimings
+from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.types import Classify, Embed, PooledValue, TokenClassify, TokenEmbed
 
 MAX_TOKEN_NUMBERS = 32_000_000
@@ -96,10 +98,16 @@ def estimated_tokens(model: Model, job: PoolJob, rows: Sequence[RowToCompute]) -
     return estimate
 
 
+def estimated_work(model: Model, job: PoolJob, rows: Sequence[RowToCompute], context: RequestContext) -> EstimatedWork:
+    """Return what a job asks of the engine. Raises as ``estimated_tokens``."""
+    tokens = estimated_tokens(model, job, rows)
+    return context.work(tokens, len(rows), priority=job.priority, has_images=any(map(has_images, job.prompts)))
+
+
 async def pool(
     model: Model,
     job: PoolJob,
-    timings: RequestTimings,
+    context: RequestContext,
     row_done: Callable[[int, PooledRow, int], None] | None = None,
 ) -> Pooled:
     """Compute a job's tasks for each of its prompts.
@@ -117,6 +125,6 @@ async def pool(
         if row_done is not None:
             row_done(index, finished[index], row.tokens)
 
-    with model.engine.admit(estimated_tokens(model, job, to_compute)):
-        rows = await compute_rows(model, to_compute, timings, priority=job.priority, row_done=done)
+    with model.engine.admit(estimated_work(model, job, to_compute, context)) as admitted:
+        rows = await compute_rows(model, to_compute, context.timings, admitted, row_done=done)
     return Pooled([finished[index] for index in range(len(rows))], sum(row.tokens for row in rows))

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import Factory, evolve, frozen
 
+from trio_pool_serve.engine.admission import AdmittedRequest
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, JobField
 from trio_pool_serve.models.model_spec import Scoring, Similarity
 from trio_pool_serve.prompts import InputType, PairPrompt, RenderingParams, ScoreInput, has_images, prompt_of, text_of
@@ -13,6 +14,7 @@ from trio_pool_serve.tasks.fan_out import ComputedRow, RowToCompute, compute_row
 from trio_pool_serve.tasks.input_params import InputParams, rendering_params
 from trio_pool_serve.tasks.late_interaction import Document, encode_queries, score_documents
 from trio_pool_serve.tasks.model import Model
+from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import Activation, Classify, Embed, Vectors
 
@@ -77,7 +79,7 @@ class Scores:
     prompt_tokens: int
 
 
-async def score(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
+async def score(model: Model, job: ScoreJob, context: RequestContext) -> Scores:
     """Score each document against its query; greater is better.
 
     Raises ``InvalidRequestError``, ``OverloadedError`` and what ``compute_rows`` raises. Cancellation: at once;
@@ -89,11 +91,15 @@ async def score(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
     in_pairs = scoring == "pairs"
     inputs = len(job.documents) + (0 if in_pairs else len(job.queries))
     estimate = min(job.estimated_tokens(in_pairs=in_pairs), inputs * model.renderer.max_model_len)
-    with model.engine.admit(estimate):
-        return await SCORERS[scoring](model, job, timings)
+    rows = len(job.documents) if in_pairs else inputs
+    work = context.work(
+        estimate, rows, priority=job.priority, has_images=any(map(has_images, (*job.queries, *job.documents)))
+    )
+    with model.engine.admit(work) as admitted:
+        return await SCORERS[scoring](model, job, context.timings, admitted)
 
 
-async def _score_pairs(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
+async def _score_pairs(model: Model, job: ScoreJob, timings: RequestTimings, admitted: AdmittedRequest) -> Scores:
     """Compute each query and document as one row, as cross-encoders and generative rerankers do."""
     rendering = rendering_params(model, job.input_params)
     if any(map(has_images, (*job.queries, *job.documents))):
@@ -104,17 +110,17 @@ async def _score_pairs(model: Model, job: ScoreJob, timings: RequestTimings) -> 
         for index, document in enumerate(documents)
     ]
     to_compute = [RowToCompute(prompt, rendering, (Classify(job.activation),)) for prompt in prompts]
-    return _scores_of(await compute_rows(model, to_compute, timings, priority=job.priority))
+    return _scores_of(await compute_rows(model, to_compute, timings, admitted))
 
 
-async def _score_vectors(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
+async def _score_vectors(model: Model, job: ScoreJob, timings: RequestTimings, admitted: AdmittedRequest) -> Scores:
     """Embed every text once, and compare the vectors by the model's similarity function."""
     sides = [
         *((side, _rendering(model, job, None if job.symmetric else "query")) for side in job.queries),
         *((side, _rendering(model, job, None if job.symmetric else "document")) for side in job.documents),
     ]
     to_compute = [RowToCompute(prompt_of(side), rendering, (Embed(),)) for side, rendering in sides]
-    rows = await compute_rows(model, to_compute, timings, priority=job.priority)
+    rows = await compute_rows(model, to_compute, timings, admitted)
     vectors = [row.vector for row in rows]
 
     def compare() -> npt.NDArray[np.float32]:
@@ -129,23 +135,23 @@ async def _score_vectors(model: Model, job: ScoreJob, timings: RequestTimings) -
     return Scores(values, sum(row.tokens for row in rows))
 
 
-async def _score_late_interaction(model: Model, job: ScoreJob, timings: RequestTimings) -> Scores:
+async def _score_late_interaction(
+    model: Model, job: ScoreJob, timings: RequestTimings, admitted: AdmittedRequest
+) -> Scores:
     """Encode the queries, then score the documents against them on the device."""
     documents = [Document(side, job.query_of(index)) for index, side in enumerate(job.documents)]
     with model.engine.open_scope() as scope:
         rendering = _rendering(model, job, "query")
         queries = await encode_queries(
-            model, job.queries, scope, rendering=rendering, priority=job.priority, timings=timings
+            model, job.queries, scope, rendering=rendering, timings=timings, admitted=admitted
         )
         rendering = _rendering(model, job, "document")
-        rows = await score_documents(
-            model, documents, queries, rendering=rendering, priority=job.priority, timings=timings
-        )
+        rows = await score_documents(model, documents, queries, rendering=rendering, timings=timings, admitted=admitted)
     scores = _scores_of(rows)
     return Scores(scores.values, scores.prompt_tokens + queries.tokens)
 
 
-SCORERS: Mapping[Scoring, Callable[[Model, ScoreJob, RequestTimings], Awaitable[Scores]]] = {
+SCORERS: Mapping[Scoring, Callable[[Model, ScoreJob, RequestTimings, AdmittedRequest], Awaitable[Scores]]] = {
     "pairs": _score_pairs,
     "vectors": _score_vectors,
     "late_interaction": _score_late_interaction,

@@ -1,4 +1,4 @@
-"""Texts to tokens and back, without computing anything."""
+"""Texts to tokens and back, without computing anything: refused while requests to be computed would be."""
 
 from collections.abc import Sequence
 
@@ -6,16 +6,17 @@ import numpy as np
 import numpy.typing as npt
 
 from trio_pool_serve.errors import InvalidRequestError
-from trio_pool_serve.prompts import ChatPrompt, TextPrompt
+from trio_pool_serve.prompts import ChatPrompt
 from trio_pool_serve.rendering.text.tokenizer import Token
 from trio_pool_serve.tasks.model import Model
+from trio_pool_serve.tasks.request_context import RequestContext
 
 MAX_CHARACTERS = 200_000
 """Most characters of one request: each token is a separate object until the response is encoded."""
 
 
 async def tokenize(
-    model: Model, texts: Sequence[str], *, add_special_tokens: bool, instruction: str = ""
+    model: Model, texts: Sequence[str], context: RequestContext, *, add_special_tokens: bool, instruction: str = ""
 ) -> list[list[Token]]:
     """Return the tokens of each text, not truncated, with ``instruction`` in front of every text.
 
@@ -28,17 +29,17 @@ async def tokenize(
             f"{characters} characters are more than the {MAX_CHARACTERS} that one request may have.",
             field="prompts",
         )
-    with model.engine.admit(sum(TextPrompt(text).estimated_tokens for text in texts)):
-        return [
-            await model.renderer.tokenize(instruction + text, add_special_tokens=add_special_tokens) for text in texts
-        ]
+    model.engine.refuse_late(context.work(0))
+    return [await model.renderer.tokenize(instruction + text, add_special_tokens=add_special_tokens) for text in texts]
 
 
-async def tokenize_conversation(model: Model, prompt: ChatPrompt, *, add_special_tokens: bool) -> list[Token]:
+async def tokenize_conversation(
+    model: Model, prompt: ChatPrompt, context: RequestContext, *, add_special_tokens: bool
+) -> list[Token]:
     """Return the tokens of a conversation of texts, not truncated. Raises and cancellation: as ``tokenize``."""
-    with model.engine.admit(prompt.estimated_tokens):
-        text = await model.renderer.conversation_text(prompt)
-    (tokens,) = await tokenize(model, [text], add_special_tokens=add_special_tokens)
+    model.engine.refuse_late(context.work(0))
+    text = await model.renderer.conversation_text(prompt)
+    (tokens,) = await tokenize(model, [text], context, add_special_tokens=add_special_tokens)
     return tokens
 
 

@@ -2,14 +2,13 @@
 
 import base64
 
-import attrs
 import httpx
 import numpy as np
 import pytest
 import trio
 
 from tests.api.able_service import Everything, Nothing, become
-from tests.conftest import assert_idle, client_of, listening, running
+from tests.conftest import assert_idle, client_of, listening, make_slow, running
 from tests.model_folders import VOCABULARY
 from tests.scripted_runner import scripted_vector
 from tests.tables import each
@@ -434,12 +433,12 @@ async def test_a_deadline_that_passes_is_504_and_leaves_nothing_behind(client, s
 
 
 async def test_a_full_queue_is_429_with_the_time_to_come_back(config, scripted):
-    small = attrs.evolve(config, scheduling=attrs.evolve(config.scheduling, max_queue_tokens=30))
     async with (
-        running(Service(small, lambda *_: scripted)) as service,
+        running(Service(config, lambda *_: scripted)) as service,
         listening(service) as url,
         client_of(url) as client,
     ):
+        make_slow(service)
         scripted.gate.clear()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: client.post("/v2/embed", json={"texts": ["hello " * 16]}))

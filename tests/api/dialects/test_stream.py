@@ -7,7 +7,7 @@ import httpx
 import pytest
 import trio
 
-from tests.conftest import assert_idle, wait_idle
+from tests.conftest import assert_idle, full_queue, wait_idle
 from tests.model_folders import VOCABULARY
 from tests.scripted_runner import scripted_vector
 from trio_pool_serve.types import Batch
@@ -100,7 +100,7 @@ async def test_what_is_known_to_be_wrong_is_answered_by_a_status(client, service
 
 
 async def test_a_full_queue_is_answered_by_a_status(client, service):
-    with service.default.engine.admit(service.config.scheduling.max_queue_tokens):
+    with full_queue(service):
         answer = await client.post("/v1/embeddings", json={"input": "hello", "stream": True})
     assert answer.status_code == 429
     assert answer.headers["retry-after"]

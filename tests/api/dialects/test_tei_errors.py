@@ -5,7 +5,7 @@ import pytest
 import trio
 
 from tests.api.dialects.tei_models import Classifying, Late, Served, Sparse, assert_error_body, serving
-from tests.conftest import wait_idle
+from tests.conftest import make_slow, wait_idle
 from tests.tables import each
 from trio_pool_serve.api.dialects.tei import TEI
 
@@ -142,8 +142,8 @@ async def test_what_the_model_cannot_do_is_424_and_names_what_it_can(config, spe
 
 
 async def test_a_full_queue_is_429_with_the_time_to_come_back(config):
-    small = attrs.evolve(config, scheduling=attrs.evolve(config.scheduling, max_queue_tokens=30))
-    async with serving(small) as served:
+    async with serving(config) as served:
+        make_slow(served.service)
         served.runner.gate.clear()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: served.http.post("/embed", json={"inputs": [7] * 20}))

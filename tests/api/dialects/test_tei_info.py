@@ -46,7 +46,7 @@ async def test_settings_are_told_as_they_are(config):
         config,
         loading=attrs.evolve(config.loading, served_model_name="tiny", dtype="float32"),
         network=attrs.evolve(config.network, auto_truncate=False, max_inputs_per_request=7),
-        scheduling=attrs.evolve(config.scheduling, max_batch_tokens=512, max_queue_tokens=1000),
+        scheduling=attrs.evolve(config.scheduling, max_batch_tokens=512),
         threads=attrs.evolve(config.threads, renderer_num_workers=1),
     )
     told = await info_of(other)
@@ -56,7 +56,6 @@ async def test_settings_are_told_as_they_are(config):
     assert told["auto_truncate"] is False
     assert told["max_client_batch_size"] == 7
     assert told["max_batch_tokens"] == 512
-    assert told["max_concurrent_requests"] == 1000
     assert told["tokenization_workers"] == 1
 
 

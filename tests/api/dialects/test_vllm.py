@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from tests.api.scripted_models import Everything, serve_as
-from tests.conftest import assert_idle, client_of, listening, running, wait_idle
+from tests.conftest import assert_idle, client_of, listening, make_slow, running, wait_idle
 from tests.model_folders import VOCABULARY
 from tests.tables import each
 from trio_pool_serve.api.dialects.vllm import VLLM
@@ -151,13 +151,13 @@ async def test_a_deadline_that_passes_is_504_and_leaves_nothing_behind(client, s
 
 @pytest.mark.parametrize("path", COMPUTED)
 async def test_a_full_queue_is_429_with_the_time_to_come_back(config, scripted, path):
-    small = attrs.evolve(config, scheduling=attrs.evolve(config.scheduling, max_queue_tokens=40))
     async with (
-        running(Service(small, lambda *_: scripted)) as service,
+        running(Service(config, lambda *_: scripted)) as service,
         listening(service) as url,
         client_of(url) as client,
     ):
         serve_as(service, Everything())
+        make_slow(service)
         scripted.gate.clear()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: client.post(path, json=BODIES[path]))

@@ -13,14 +13,14 @@ import torch
 import trio
 
 from tests.api.able_service import Everything, become
-from tests.conftest import client_of, listening, running, wait_idle
+from tests.conftest import client_of, listening, make_slow, running, wait_idle
 from tests.scripted_runner import ScriptedRunner
 from tests.tables import each
 from tests.tensors import HOSTILE, ROWS, WIDTH, as_npy, as_torch
 from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.http.dispatch import decode_body, endpoints_by_path
 from trio_pool_serve.api.http.payloads import LONG, Payloads, cut_payloads, payload_decoder
-from trio_pool_serve.config import Config, InputConfig, NetworkConfig, SchedulingConfig
+from trio_pool_serve.config import Config, InputConfig, NetworkConfig
 from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import Offload
@@ -245,14 +245,14 @@ async def test_the_first_bad_one_cancels_its_siblings(one_at_a_time):
 
 async def test_rows_count_towards_the_queue_however_narrow_they_are(config, scripted):
     rows = base64.b64encode(as_npy(ROWS.repeat(8, 1))).decode()
-    limited = attrs.evolve(config, scheduling=SchedulingConfig(max_queue_tokens=100))
     scripted.gate.clear()
     async with (
-        running(Service(limited, lambda *_: scripted)) as service,
+        running(Service(config, lambda *_: scripted)) as service,
         listening(service) as url,
         client_of(url) as client,
         trio.open_nursery() as nursery,
     ):
+        make_slow(service)
         nursery.start_soon(partial(client.post, "/v1/embeddings", json={"prompt_embeds": rows}))
         await trio.to_thread.run_sync(scripted.launching.wait, limiter=trio.CapacityLimiter(1))
         assert 40 <= service.default.engine.statistics().admitted_tokens <= 64

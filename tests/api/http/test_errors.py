@@ -5,7 +5,7 @@ import httpx
 import pytest
 import trio
 
-from tests.conftest import assert_idle, client_of, listening, running, wait_idle
+from tests.conftest import assert_idle, client_of, listening, make_slow, running, wait_idle
 from tests.tables import each
 from trio_pool_serve.service import Service
 
@@ -227,12 +227,12 @@ async def test_an_unforeseen_error_is_500_with_the_request_s_id(client, service,
 
 
 async def test_a_full_queue_is_429_with_the_time_to_come_back(config, scripted):
-    small = attrs.evolve(config, scheduling=attrs.evolve(config.scheduling, max_queue_tokens=30))
     async with (
-        running(Service(small, lambda *_: scripted)) as service,
+        running(Service(config, lambda *_: scripted)) as service,
         listening(service) as url,
         client_of(url) as client,
     ):
+        make_slow(service)
         scripted.gate.clear()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: client.post("/v1/embeddings", json={"input": [7] * 20}))

@@ -10,11 +10,13 @@ import msgspec
 import numpy as np
 import pytest
 import trio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from trio.testing import wait_all_tasks_blocked
 
 from tests.scripted_runner import ScriptedRunner, scripted_vector
 from trio_pool_serve.config import SchedulingConfig
+from trio_pool_serve.engine.admission import EstimatedWork
+from trio_pool_serve.engine.compute_rates import UNKNOWN
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.remote.engine_connection import serve_engine
 from trio_pool_serve.engine.remote.process_engine import MAX_TOKENS_BEFORE_LONG, ProcessEngine
@@ -31,6 +33,7 @@ from trio_pool_serve.engine.remote.wire import (
 )
 from trio_pool_serve.errors import (
     BatchFailedError,
+    DeadlineExceededError,
     EngineDeadError,
     EngineLoadingError,
     OverloadedError,
@@ -94,11 +97,9 @@ class Replica:
 
 
 @asynccontextmanager
-async def asking(
-    *replicas: Replica, max_tokens: int = 1000, stall_timeout_s: float = 60.0
-) -> AsyncIterator[ProcessEngine]:
-    paths = [replica.path for replica in replicas]
-    engine = ProcessEngine(paths, max_tokens, Metrics().of_engine("m"), stall_timeout_s)
+async def asking(*replicas: Replica, stall_timeout_s: float = 60.0) -> AsyncIterator[ProcessEngine]:
+    config = SchedulingConfig(stall_timeout_s=stall_timeout_s)
+    engine = ProcessEngine([replica.path for replica in replicas], Metrics().of_engine("m"), config)
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
         yield engine
@@ -295,9 +296,9 @@ async def test_an_engine_process_that_says_nothing_is_stalled(replica):
             await engine.wait_ready()
             await until(lambda: engine.statistics().state == "stalled")
             assert "silent" in engine.stall_reason
-            await stream.send_all(frame_of(Answers([], 0, 0.0)))
+            await stream.send_all(frame_of(Answers([], 0, 0.0, UNKNOWN.tobytes())))
             await until(lambda: engine.statistics().state == "ready")
-            await stream.send_all(frame_of(Answers([], 0, 0.0, "a batch has been in flight")))
+            await stream.send_all(frame_of(Answers([], 0, 0.0, UNKNOWN.tobytes(), "a batch has been in flight")))
             await until(lambda: engine.stall_reason == "a batch has been in flight")
 
 
@@ -401,17 +402,33 @@ async def test_an_asking_process_that_leaves_takes_its_rows_and_queries_along(re
         await until(lambda: replica.runner.scopes[-1].closed)
 
 
-async def test_requests_are_admitted_up_to_this_process_s_share(replica):
-    async with replica.live(), asking(replica, max_tokens=10) as engine:
+async def test_requests_are_admitted_by_the_rates_that_the_engine_processes_have_measured(replica):
+    async with replica.live(), asking(replica) as engine:
         await engine.wait_ready()
-        with engine.admit(8), pytest.raises(OverloadedError), engine.admit(3):
-            pytest.fail("admitted")
+        with engine.admit(EstimatedWork(tokens=10**9)):
+            engine.refuse_late(EstimatedWork(tokens=1))  # no rate is known
+            await engine.submit(request(1))
+            np.testing.assert_array_equal(engine._seconds_per_token(), replica.engine.seconds_per_token)
+            with pytest.raises(OverloadedError), engine.admit(EstimatedWork(tokens=1)):
+                pytest.fail("admitted")
         assert engine.statistics().admitted_tokens == 0
+
+
+async def test_a_row_s_client_rank_and_deadline_reach_the_engine_process(replica):
+    async with replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        deadline = trio.current_time() + 60
+        await engine.submit(evolve(request(1), client=2**63 - 1, rank=-3, deadline=deadline))
+        (received,) = replica.runner.batches[-1].requests
+        assert (received.client, received.rank) == (2**63 - 1, -3)
+        assert deadline <= received.deadline < deadline + 30
+        with pytest.raises(DeadlineExceededError):
+            await engine.submit(evolve(request(1), deadline=trio.current_time()))
 
 
 async def test_an_engine_that_stops_fails_the_requests_that_wait(replica):
     async with replica.live():
-        engine = ProcessEngine([replica.path], 1000, Metrics().of_engine("m"))
+        engine = ProcessEngine([replica.path], Metrics().of_engine("m"))
         async with trio.open_nursery() as nursery:
             running = await nursery.start(scoped, engine)
             await engine.wait_ready()

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from trio_pool_serve import errors
+from trio_pool_serve.engine.compute_rates import UNKNOWN
 from trio_pool_serve.engine.remote.arrays import Payload
 from trio_pool_serve.engine.remote.wire import (
     FAILURES,
@@ -63,7 +64,7 @@ class Scope:
 
 def sent(frame: Frame, kind: type) -> list[tuple[Part, Payload]]:
     """Send a frame's parts through the wire's bytes."""
-    message = Submit(frame.parts) if kind is Submit else Answers(frame.parts, 0, 0.0)
+    message = Submit(frame.parts) if kind is Submit else Answers(frame.parts, 0, 0.0, UNKNOWN.tobytes())
     decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=kind)
     return list(parts_of(decoded.rows, memoryview(bytearray(b"".join(frame.buffers)))))
 

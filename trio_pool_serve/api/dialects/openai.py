@@ -111,7 +111,7 @@ async def respond_embeddings(call: Call[Any, PoolJob]) -> HttpResponse:
     encoding.refuse_unencodable(rows=len(call.job.prompts), dimensions=dimensions)
     if call.wire.stream:
         return stream_embeddings(call, encoding)
-    pooled = await pool(call.model, call.job, call.timings)
+    pooled = await pool(call.model, call.job, call.context)
     vectors: list[Vectors] = [vector for (vector,) in pooled.rows]  # type: ignore[misc]
     encode = partial(
         encode_embeddings,

@@ -132,7 +132,7 @@ class RerankResponse:
 
 async def respond_rerank(call: Call[RerankRequest, ScoreJob]) -> HttpResponse:
     """Rerank. Raises what ``score`` raises. Cancellation: at once."""
-    scores = await score(call.model, call.job, call.timings)
+    scores = await score(call.model, call.job, call.context)
     texts = sum(map(len, call.wire.documents)) if call.wire.return_documents else 0
     return await call.encode(
         partial(_encode, call, scores), rows=len(scores.values), nbytes=scores.values.nbytes + texts

@@ -77,7 +77,7 @@ async def respond_multimodal(call: Call[MultimodalRequest, PoolJob]) -> HttpResp
         del row
         text_tokens += 0 if isinstance(job.prompts[index], ContentPrompt) else tokens
 
-    pooled = await pool(call.model, job, call.timings, count)
+    pooled = await pool(call.model, job, call.context, count)
     vectors: list[Vectors] = [vector for (vector,) in pooled.rows]  # type: ignore[misc]
     usage = MultimodalUsage(text_tokens=text_tokens, total_tokens=pooled.prompt_tokens)
 

@@ -14,7 +14,7 @@ from trio_pool_serve.api.http.error_responses import describe
 from trio_pool_serve.api.http.response import Emit, EventStream, HttpResponse
 from trio_pool_serve.errors import DeadlineExceededError, InvalidRequestError
 from trio_pool_serve.tasks.job import PoolJob
-from trio_pool_serve.tasks.pool import PooledRow, estimated_tokens, pool, rows_to_compute
+from trio_pool_serve.tasks.pool import PooledRow, estimated_work, pool, rows_to_compute
 from trio_pool_serve.types import Vectors
 
 EncodingFormat: TypeAlias = Literal["float", "base64", "bytes", "bytes_only"]
@@ -183,7 +183,7 @@ def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Htt
 
         try:
             with trio.fail_at(call.deadline):
-                pooled = await pool(call.model, call.job, call.timings, row_done)
+                pooled = await pool(call.model, call.job, call.context, row_done)
         except trio.TooSlowError:
             error: Exception = DeadlineExceededError("The deadline has passed.")
         except Exception as raised:
@@ -197,7 +197,8 @@ def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Htt
         _, body = call.claimed_by.dialect.error_body(described)
         emit(lambda: body)
 
-    with call.model.engine.admit(estimated_tokens(call.model, call.job, rows_to_compute(call.model, call.job))):
-        # Refused here, if it is, where that can still be said by a status.
-        response = HttpResponse(EventStream(produce), content_type="text/event-stream")
+    rows = rows_to_compute(call.model, call.job)
+    # Refused here, if it is, where that can still be said by a status.
+    call.model.engine.refuse_late(estimated_work(call.model, call.job, rows, call.context))
+    response = HttpResponse(EventStream(produce), content_type="text/event-stream")
     return response.with_headers({"cache-control": "no-store"})

@@ -111,6 +111,7 @@ def _task_handler(
             request_id=request.request_id,
             claimed_by=claimed_by,
             deadline=request.deadline,
+            client=request.client,
         )
         return await claimed_by.endpoint.respond(call)
 

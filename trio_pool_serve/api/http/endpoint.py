@@ -11,7 +11,9 @@ from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import JobField
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.model import Model
+from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.telemetry.timings import RequestTimings
+from trio_pool_serve.types import Client
 
 Wire = TypeVar("Wire")
 Job = TypeVar("Job")
@@ -43,6 +45,12 @@ class Call(Generic[Wire, Job]):
     request_id: str
     claimed_by: "DialectEndpoint"
     deadline: float
+    client: Client
+
+    @property
+    def context(self) -> RequestContext:
+        """What tasks have to know of the request."""
+        return RequestContext(self.timings, self.client, self.deadline)
 
     async def encode(self, encoder: Callable[[], HttpResponse], *, rows: int, nbytes: int) -> HttpResponse:
         """Return ``encoder()``, called in a thread unless the response is small.

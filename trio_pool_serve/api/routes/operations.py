@@ -8,6 +8,7 @@ import trio_pool_serve
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
+from trio_pool_serve.engine.deep_probe import failures_of
 from trio_pool_serve.service import Service
 from trio_pool_serve.telemetry.snapshots import exposition_of, merged_load
 
@@ -44,7 +45,7 @@ def operational_routes(service: Service) -> Routes:
         if state == "stalled":
             return _status(state, ok=False, reason=service.stall_reason)
         if state == "ready" and request.scope["query_string"] in DEEP:
-            if failure := await service.probe_failure():
+            if failure := await failures_of([served.probe for served in service.served.values()]):
                 return _status("failing", ok=False, reason=failure)
             state = service.state  # it took a while
         return _status(state, ok=state == "ready")

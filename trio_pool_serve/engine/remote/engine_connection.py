@@ -137,7 +137,8 @@ class EngineConnection:
 
     async def _send(self, frame: Frame) -> None:
         engine = self.engine
-        answers = Answers(frame.parts, engine.waiting_tokens, engine.tokens_per_s, engine.stall_reason)
+        rates = engine.seconds_per_token.tobytes()
+        answers = Answers(frame.parts, engine.waiting_tokens, engine.tokens_per_s, rates, engine.stall_reason)
         await self.stream.send(answers, frame.buffers)
 
 

@@ -7,9 +7,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import trio
 from attrs import define, field
 
+from trio_pool_serve.engine.compute_rates import UNKNOWN, SecondsPerToken
 from trio_pool_serve.engine.queue import QueueEntry
 from trio_pool_serve.engine.remote.wire import (
     Answers,
@@ -51,6 +53,7 @@ class Link:
     hello: Hello | None = field(default=None, init=False)
     """The sizes of the loaded model; ``None`` while no engine process is ready."""
     tokens_per_s: float = field(default=0.0, init=False)
+    seconds_per_token: SecondsPerToken = field(default=UNKNOWN, init=False)
     own_tokens: int = field(default=0, init=False)
     """Of the rows that were sent by this process and are not finished."""
     scopes: set[RemoteScope] = field(init=False, factory=set)
@@ -182,6 +185,7 @@ class Link:
         self._closed_scopes.clear()
         self.scopes.clear()
         self._others_tokens, self.tokens_per_s, self._stall_reason = 0, 0.0, ""
+        self.seconds_per_token = UNKNOWN
         for number in list(self._waiting):
             entry = self._settle(number)
             if entry is not None:
@@ -229,6 +233,7 @@ class Link:
             if index % DELIVERY_SLICE == 0:
                 await trio.lowlevel.checkpoint()
         self.tokens_per_s, self._stall_reason = message.tokens_per_s, message.stall_reason
+        self.seconds_per_token = np.frombuffer(message.seconds_per_token, np.float64)
         self._others_tokens = max(0, message.waiting_tokens - self.own_tokens)
 
     def __repr__(self) -> str:

@@ -1,6 +1,5 @@
 """The engine whose models compute in engine processes."""
 
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
@@ -9,7 +8,9 @@ import numpy as np
 import trio
 from attrs import define, field
 
-from trio_pool_serve.engine.admission import Admission
+from trio_pool_serve.config import SchedulingConfig
+from trio_pool_serve.engine.admission import Admission, AdmittedRequest, EstimatedWork
+from trio_pool_serve.engine.compute_rates import SecondsPerToken, rates_together
 from trio_pool_serve.engine.engine import Engine, EngineState, EngineStatistics
 from trio_pool_serve.engine.queue import (
     FAIRNESS,
@@ -20,6 +21,7 @@ from trio_pool_serve.engine.queue import (
 )
 from trio_pool_serve.engine.remote.link import Link
 from trio_pool_serve.engine.remote.wire import Hello
+from trio_pool_serve.engine.waiting_work import WaitingWork
 from trio_pool_serve.errors import EngineDeadError, EngineLoadingError
 from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.types import PoolingParams, PoolingRequest, QueryParams, QueryScope, RenderedPrompt
@@ -34,15 +36,14 @@ class ProcessEngine(Engine):
     short rows are at least an eighth of all tokens: with fewer, replicas kept free for them would be idle.
 
     ``sockets`` are the paths where the replicas of one model listen, now or later. They are restarted elsewhere: the
-    rows of one that dies fail, and while there is none the engine's state is loading. ``max_tokens`` are admitted by
-    this process alone.
+    rows of one that dies fail, and while there is none the engine's state is loading. ``waiting`` is shared with the
+    other API processes, so that all admit by what waits in all of them.
     """
 
     sockets: Sequence[Path]
-    max_tokens: int
     metrics: EngineMetrics
-    stall_timeout_s: float = math.inf
-    """A replica from which nothing has come for longer gets no rows while another is healthy."""
+    config: SchedulingConfig = field(factory=SchedulingConfig)
+    waiting: WaitingWork = field(factory=WaitingWork)
     _links: list[Link] = field(init=False)
     _admission: Admission = field(init=False)
     _dead: bool = field(default=False, init=False)
@@ -50,10 +51,15 @@ class ProcessEngine(Engine):
     """Tokens of long rows that are still to be kept together."""
 
     def __attrs_post_init__(self) -> None:
-        self._links = [Link(path, self.stall_timeout_s) for path in self.sockets]
-        self._admission = Admission(self.max_tokens, self._tokens_per_s)
+        self._links = [Link(path, self.config.stall_timeout_s) for path in self.sockets]
+        self._admission = Admission(
+            self.config.max_queue_s,
+            self._seconds_per_token,
+            self.waiting,
+            is_fair=self.config.fairness == "client",
+        )
         # The engine processes count everything else.
-        self.metrics.add_gauges(lambda: {"engine": {"admitted_tokens": self._admission.admitted_tokens}})
+        self.metrics.add_gauges(lambda: {"engine": {"admitted_tokens": self._admission.tokens}})
 
     def submit_nowait(self, entry: QueueEntry) -> None:  # noqa: D102
         self._link_for(entry.request).send_nowait(entry)
@@ -92,6 +98,12 @@ class ProcessEngine(Engine):
     def _tokens_per_s(self) -> float:
         return sum(link.tokens_per_s for link in self._links)
 
+    def _seconds_per_token(self) -> SecondsPerToken:
+        # Of a single replica they are as they came: this is called for each request that is admitted.
+        if len(self._links) == 1:
+            return self._links[0].seconds_per_token
+        return rates_together([link.seconds_per_token for link in self._ready_links])
+
     @property
     def _ready_links(self) -> list[Link]:
         return [link for link in self._links if link.hello is not None]
@@ -102,9 +114,13 @@ class ProcessEngine(Engine):
         ready = self._ready_links
         return [link for link in ready if not link.stall_reason] or ready
 
-    def admit(self, tokens: int) -> AbstractContextManager[None]:  # noqa: D102
+    def admit(self, work: EstimatedWork) -> AbstractContextManager[AdmittedRequest]:  # noqa: D102
         self._require_ready()
-        return self._admission.admit(tokens)
+        return self._admission.admit(work)
+
+    def refuse_late(self, work: EstimatedWork) -> None:  # noqa: D102
+        self._require_ready()
+        self._admission.refuse_late(work)
 
     def open_scope(self) -> AbstractContextManager[QueryScope]:  # noqa: D102
         self._require_ready()
@@ -186,7 +202,8 @@ class ProcessEngine(Engine):
             queued_tokens=sum(link.own_tokens for link in self._links),
             in_flight_batches=0,
             oldest_in_flight_s=0.0,
-            admitted_tokens=self._admission.admitted_tokens,
+            admitted_tokens=self._admission.tokens,
+            waiting_s=self._admission.waiting_s,
             tokens_per_s=self._tokens_per_s(),
             batches=0,
             failed_batches=0,

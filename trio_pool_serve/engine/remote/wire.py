@@ -7,15 +7,18 @@ headers: one that cannot be encoded or decoded fails alone. A frame of one row t
 """
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import numpy as np
+import trio
 from attrs import define, field
 
 from trio_pool_serve import errors
-from trio_pool_serve.engine.remote.arrays import ArrayHeader, Payload, buffer_of, header_of
+from trio_pool_serve.engine.compute_rates import WORK_CLASSES
+from trio_pool_serve.engine.remote.arrays import Array, ArrayHeader, Payload, buffer_of, header_of
 from trio_pool_serve.errors import BatchFailedError, PoolServeError, UnsendableError
 from trio_pool_serve.processes.framed_stream import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, Buffer, sendable
 from trio_pool_serve.types import (
@@ -72,6 +75,10 @@ class Row(msgspec.Struct, array_like=True):
     params: list[tuple[str, Any]]
     priority: int = 0
     group: int = 0
+    client: int = 0
+    rank: int = 0
+    timeout_s: float | None = None
+    """Until its deadline: clocks of processes differ."""
     instruction_tokens: int = 0
     attended: int | None = None
     optional_arrays: OptionalArrays | None = None
@@ -140,14 +147,16 @@ class Failure(msgspec.Struct, tag=True, array_like=True):
 
 
 class Answers(msgspec.Struct, tag=True, array_like=True):
-    """Finished and failed rows, and the engine's load: queued tokens of all connections, and tokens per second.
+    """Finished and failed rows, and the engine's load: queued tokens of all connections, and the measured rates.
 
-    Without rows it is a heartbeat. ``stall_reason`` is the engine's.
+    Without rows it is a heartbeat. ``seconds_per_token`` are float64, as in ``SecondsPerToken``; ``stall_reason`` is
+    the engine's.
     """
 
     rows: list[Part]
     waiting_tokens: int
     tokens_per_s: float
+    seconds_per_token: Annotated[bytes, msgspec.Meta(min_length=8 * WORK_CLASSES, max_length=8 * WORK_CLASSES)]
     stall_reason: str = ""
 
 
@@ -227,6 +236,9 @@ def add_row(frame: Frame, number: int, request: PoolingRequest) -> None:
             [(param.wire_name, param) for param in request.params],
             request.priority,
             request.group,
+            request.client,
+            request.rank,
+            None if request.deadline == math.inf else request.deadline - trio.current_time(),
             prompt.instruction_tokens,
             prompt.attended,
             optional_arrays,
@@ -302,10 +314,20 @@ def read_row(part: Part, payload: Payload, scopes: Scopes) -> PoolingRequest:
 
 def _request(row: Row, payload: Payload, scopes: Scopes) -> PoolingRequest:
     ids = payload.take(("<i4", (row.tokens,)))
-    params = tuple([_param(name, fields, scopes) for name, fields in row.params])
+    return PoolingRequest(
+        _prompt(row, ids, payload),
+        tuple([_param(name, fields, scopes) for name, fields in row.params]),
+        row.priority,
+        row.group,
+        row.client,
+        row.rank,
+        math.inf if row.timeout_s is None else trio.current_time() + row.timeout_s,
+    )
+
+
+def _prompt(row: Row, ids: Array, payload: Payload) -> RenderedPrompt:
     if row.optional_arrays is None:
-        prompt = RenderedPrompt(ids, row.instruction_tokens, attended=row.attended)
-        return PoolingRequest(prompt, params, row.priority, row.group)
+        return RenderedPrompt(ids, row.instruction_tokens, attended=row.attended)
     optional_arrays, arrays = row.optional_arrays, {}
     for name in ("type_ids", "kept", "embeds"):
         array = getattr(optional_arrays, name)
@@ -315,8 +337,7 @@ def _request(row: Row, payload: Payload, scopes: Scopes) -> PoolingRequest:
         images = ImageFeatures(
             {name: payload.take(array) for name, array in optional_arrays.images}, optional_arrays.image_tokens
         )
-    prompt = RenderedPrompt(ids, row.instruction_tokens, attended=row.attended, images=images, **arrays)
-    return PoolingRequest(prompt, params, row.priority, row.group)
+    return RenderedPrompt(ids, row.instruction_tokens, attended=row.attended, images=images, **arrays)
 
 
 def _param(name: str, fields: Any, scopes: Scopes) -> PoolingParams:

@@ -87,7 +87,7 @@ class ClassifyResponse:
 
 async def respond_classify(call: Call[ClassifyRequest, PoolJob]) -> HttpResponse:
     """Classify. Raises what ``pool`` raises. Cancellation: at once."""
-    pooled = await pool(call.model, call.job, call.timings)
+    pooled = await pool(call.model, call.job, call.context)
     labels = len(call.model.folder.spec.labels)
     return await call.encode(
         partial(_encode, call, pooled), rows=len(pooled.rows) * labels, nbytes=4 * len(pooled.rows) * labels

@@ -168,7 +168,7 @@ async def _pool(call: Call[EmbedRequest, PoolJob]) -> tuple[Pooled, int]:
             raise ContextLengthError(f"Text {index} has {tokens} tokens, more than max_tokens, {limit}.")
         image_tokens += tokens if _images(job.prompts[index]) else 0
 
-    return await pool(call.model, job, call.timings, count), image_tokens
+    return await pool(call.model, job, call.context, count), image_tokens
 
 
 def _images(prompt: Prompt) -> int:

@@ -71,7 +71,7 @@ class RerankResponse:
 
 async def respond_rerank(call: Call[RerankRequest, ScoreJob]) -> HttpResponse:
     """Rerank. Raises what ``score`` raises. Cancellation: at once."""
-    scores = await score(call.model, call.job, call.timings)
+    scores = await score(call.model, call.job, call.context)
     texts = list(map(text_of, call.job.documents)) if call.wire.return_documents else None
     nbytes = scores.values.nbytes + sum(map(len, texts or ()))
     return await call.encode(partial(_encode, call, scores, texts), rows=len(scores.values), nbytes=nbytes)

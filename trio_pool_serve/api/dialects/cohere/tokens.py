@@ -45,7 +45,7 @@ class DetokenizeResponse:
 
 async def respond_tokenize(call: Call[TokenizeRequest, str]) -> HttpResponse:
     """Tokenize. Raises what ``tokenize`` raises. Cancellation: at once."""
-    (tokens,) = await tokenize(call.model, [call.job], add_special_tokens=False)
+    (tokens,) = await tokenize(call.model, [call.job], call.context, add_special_tokens=False)
 
     def encode() -> HttpResponse:
         ids, strings = [token.id for token in tokens], [token.text for token in tokens]

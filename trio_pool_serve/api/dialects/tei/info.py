@@ -70,6 +70,10 @@ def info_routes(service: Service) -> Routes:
     return {("GET", INFO_PATH): info}
 
 
+MAX_CONCURRENT_REQUESTS = 512
+"""TEI's own default."""
+
+
 def describe_model(service: Service) -> Info:
     """Return the description of the default model. Raises ``EngineLoadingError``."""
     model = service.model()
@@ -81,8 +85,8 @@ def describe_model(service: Service) -> Info:
         model_dtype=config.loading.dtype,
         served_model_name=model.name,
         model_type=_model_type(model),
-        # Each admitted request has at least one token: no more than these can be admitted at once.
-        max_concurrent_requests=config.scheduling.max_queue_tokens,
+        # Requests are limited by time and memory instead; clients read a number here.
+        max_concurrent_requests=MAX_CONCURRENT_REQUESTS,
         max_input_length=model.renderer.max_model_len,
         max_batch_tokens=model.engine.max_batch_tokens,
         max_client_batch_size=config.network.max_inputs_per_request,

@@ -87,7 +87,7 @@ async def respond_vectors(call: Call[Any, PoolJob]) -> HttpResponse:
     Raises what ``pool`` raises. Cancellation: at once.
     """
     (task,) = call.job.tasks
-    pooled = await pool(call.model, call.job, call.timings)
+    pooled = await pool(call.model, call.job, call.context)
     value_json = VALUE_JSON[task]
     response = await call.encode(
         lambda: HttpResponse(array_json([value_json(value) for (value,) in pooled.rows])),
@@ -103,7 +103,7 @@ async def respond_predict(call: Call[Any, PredictJob]) -> HttpResponse:
     Raises what ``pool`` raises. Cancellation: at once.
     """
     job = call.job.pooling
-    pooled = await pool(call.model, job, call.timings)
+    pooled = await pool(call.model, job, call.context)
 
     def encode() -> HttpResponse:
         rows = [_predictions(value, call.model) for (value,) in pooled.rows]
@@ -119,7 +119,7 @@ async def respond_rerank(call: Call[Any, ScoreJob]) -> HttpResponse:
 
     Raises what ``score`` raises. Cancellation: at once.
     """
-    scores = await score(call.model, call.job, call.timings)
+    scores = await score(call.model, call.job, call.context)
     texts = list(map(text_of, call.job.documents)) if call.wire.return_text else None
 
     def encode() -> HttpResponse:
@@ -143,7 +143,7 @@ async def respond_similarity(call: Call[Any, ScoreJob]) -> HttpResponse:
 
     Raises what ``score`` raises. Cancellation: at once.
     """
-    scores = await score(call.model, call.job, call.timings)
+    scores = await score(call.model, call.job, call.context)
     response = await call.encode(
         lambda: HttpResponse(row_json(scores.values, "float32")), rows=1, nbytes=scores.values.nbytes
     )
@@ -160,6 +160,7 @@ async def respond_tokenize(call: Call[Any, TokenizeJob]) -> HttpResponse:
     tokens = await tokenize(
         call.model,
         call.job.texts,
+        call.context,
         add_special_tokens=input_params.add_special_tokens,
         instruction=instruction,
     )

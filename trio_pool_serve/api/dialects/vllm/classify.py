@@ -82,7 +82,7 @@ class ClassifyResponse:
 
 async def respond_classify(call: Call[ClassifyRequest, PoolJob]) -> HttpResponse:
     """Classify. Raises what ``pool`` raises. Cancellation: at once."""
-    pooled = await pool(call.model, call.job, call.timings)
+    pooled = await pool(call.model, call.job, call.context)
     rows: list[Vectors] = [row for (row,) in pooled.rows]  # type: ignore[misc]
 
     def item(index: int, row: Vectors) -> ClassifyItem:

@@ -87,7 +87,7 @@ async def respond_pooling(call: Call[PoolingRequest, PoolJob]) -> HttpResponse:
         job = evolve(job, normalize=True)  # vLLM normalises the vectors of tokens too
     for name in job.tasks:
         _refuse_unencodable(call, job, task_named(name).needs)
-    pooled = await pool(model, job, call.timings)
+    pooled = await pool(model, job, call.context)
     encode = partial(
         encode_pooled,
         pooled,

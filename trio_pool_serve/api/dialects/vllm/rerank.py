@@ -100,7 +100,7 @@ class RerankResponse:
 
 async def respond_rerank(call: Call[RerankRequest, ScoreJob]) -> HttpResponse:
     """Rerank. Raises what ``score`` raises. Cancellation: at once."""
-    scores = await score(call.model, call.job, call.timings)
+    scores = await score(call.model, call.job, call.context)
     ranking = ranked(scores.values, call.wire.top_n)
     texts = list(map(text_of, call.job.documents)) if call.wire.return_documents is not False else None
 

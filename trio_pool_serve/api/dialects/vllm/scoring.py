@@ -166,7 +166,7 @@ class ScoreResponse:
 
 async def respond_score(call: Call[ScoreRequest, ScoreJob]) -> HttpResponse:
     """Score. Raises what ``score`` raises. Cancellation: at once."""
-    scores = await score(call.model, call.job, call.timings)
+    scores = await score(call.model, call.job, call.context)
 
     def encode() -> HttpResponse:
         response = ScoreResponse(

@@ -64,9 +64,9 @@ async def respond_tokenize(call: Call[TokenizeRequest, str | ChatPrompt]) -> Htt
     """Tokenize. Raises what ``tokenize`` raises. Cancellation: at once."""
     special = call.wire.add_special_tokens
     if isinstance(call.job, ChatPrompt):
-        tokens = await tokenize_conversation(call.model, call.job, add_special_tokens=bool(special))
+        tokens = await tokenize_conversation(call.model, call.job, call.context, add_special_tokens=bool(special))
     else:
-        (tokens,) = await tokenize(call.model, [call.job], add_special_tokens=special is not False)
+        (tokens,) = await tokenize(call.model, [call.job], call.context, add_special_tokens=special is not False)
 
     def encode() -> HttpResponse:
         response = TokenizeResponse(

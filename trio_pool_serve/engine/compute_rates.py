@@ -1,0 +1,85 @@
+"""How long a device takes to compute a token, measured while serving."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from attrs import define, field
+
+LENGTHS = 16
+"""Octaves of row length that are told apart; the last has all rows of 2¹⁵ tokens and more."""
+
+WORK_CLASSES = 2 * LENGTHS
+"""Rows without images by length, then those with images: a token of theirs has the cost of an image tower in it."""
+
+RATE_WEIGHT = 0.2
+"""Weight of the newest batch in the exponential moving averages of tokens and seconds; their ratio is the rate."""
+
+SecondsPerToken: TypeAlias = npt.NDArray[np.float64]
+"""Shape (``WORK_CLASSES``,); all NaN before the first batch."""
+
+
+def work_class(tokens: int, *, has_images: bool = False) -> int:
+    """Return the work class of rows of so many tokens."""
+    octave = min(max(tokens, 1).bit_length() - 1, LENGTHS - 1)
+    return octave + LENGTHS if has_images else octave
+
+
+UNKNOWN: SecondsPerToken = np.full(WORK_CLASSES, np.nan)
+
+
+@define(eq=False)
+class ComputeRates:
+    """The rates of one engine: ``seconds_per_token`` by work class, for unknown classes those of the nearest known.
+
+    Only batches behind which rows were left waiting tell how fast a queue drains: others are smaller than they could
+    be. Until there is such a batch of a class, the best rate of the others counts.
+    """
+
+    seconds_per_token: SecondsPerToken = field(init=False, factory=UNKNOWN.copy)
+    tokens_per_s: float = field(default=0.0, init=False)
+    """Of the latest batches of any class; 0 before the first."""
+    _tokens: npt.NDArray[np.float64] = field(init=False, factory=lambda: np.zeros(WORK_CLASSES))
+    _seconds: npt.NDArray[np.float64] = field(init=False, factory=lambda: np.zeros(WORK_CLASSES))
+    _is_drain_rate: list[bool] = field(init=False, factory=lambda: [False] * WORK_CLASSES)
+    _nearest: npt.NDArray[np.intp] | None = field(init=False, default=None)
+
+    def observe(self, measured_class: int, tokens: int, seconds: float, *, left_waiting: bool) -> None:
+        """Record a batch of ``tokens`` tokens that occupied the device for ``seconds``."""
+        seconds = max(seconds, 1e-6)
+        rate = tokens / seconds
+        self.tokens_per_s += (rate - self.tokens_per_s) * (RATE_WEIGHT if self.tokens_per_s else 1.0)
+        is_first = not self._seconds[measured_class]
+        if left_waiting and self._is_drain_rate[measured_class]:
+            self._tokens[measured_class] += (tokens - self._tokens[measured_class]) * RATE_WEIGHT
+            self._seconds[measured_class] += (seconds - self._seconds[measured_class]) * RATE_WEIGHT
+        elif left_waiting or is_first or self._is_better(measured_class, rate):
+            self._tokens[measured_class], self._seconds[measured_class] = tokens, seconds
+            self._is_drain_rate[measured_class] = left_waiting
+        if is_first:
+            self._nearest = _nearest_known(np.flatnonzero(self._seconds).tolist())
+        # Divided here, once for each batch, and not for each request that is admitted.
+        self.seconds_per_token = (self._seconds[self._nearest] / self._tokens[self._nearest]).reshape(-1)
+
+    def _is_better(self, measured_class: int, tokens_per_s: float) -> bool:
+        known = self._tokens[measured_class] / self._seconds[measured_class]
+        return not self._is_drain_rate[measured_class] and bool(tokens_per_s > known)
+
+
+def _nearest_known(known: Sequence[int]) -> npt.NDArray[np.intp]:
+    """Return for each class the known one that is nearest in length, of the same kind if there is one."""
+
+    def distance(one: int, other: int) -> tuple[bool, int]:
+        return one // LENGTHS != other // LENGTHS, abs(one % LENGTHS - other % LENGTHS)
+
+    return np.array([min(known, key=lambda found: distance(found, wanted)) for wanted in range(WORK_CLASSES)])
+
+
+def rates_together(rates: Sequence[SecondsPerToken]) -> SecondsPerToken:
+    """Return the rates of several engines that share the work: seconds per token of all together.
+
+    Engines that have computed nothing yet do not count.
+    """
+    known = [each for each in rates if not np.isnan(each[0])]
+    return 1 / np.sum([1 / each for each in known], axis=0) if known else UNKNOWN
