@@ -3,6 +3,7 @@
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -326,6 +327,24 @@ async def test_priority_decides_who_rides_next(engine, scripted):
         await wait_all_tasks_blocked()
         scripted.gate.set()
     assert [batch.requests[0].prompt.token_ids[0] for batch in scripted.batches] == [1, 3, 2]
+
+
+async def test_rows_that_wait_behind_a_batch_of_late_ones_are_computed(scripted):
+    scripted.default_batch_tokens = 1
+    scripted.gate.clear()
+    async with running(engine_over(lambda: scripted, max_in_flight=1)) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(engine.submit, request(1))
+        await in_thread(scripted.launching.wait)
+
+        @nursery.start_soon
+        async def late() -> None:
+            with pytest.raises(DeadlineExceededError):
+                await engine.submit(request(2, deadline=trio.current_time()))
+
+        nursery.start_soon(partial(engine.submit, request(3, priority=1)))
+        await wait_all_tasks_blocked()
+        scripted.gate.set()
+    assert [batch.requests[0].prompt.token_ids[0] for batch in scripted.batches] == [1, 3]
 
 
 async def test_matryoshka_dimensions_reach_the_runner(engine):
