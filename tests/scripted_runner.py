@@ -22,6 +22,7 @@ from trio_pool_serve.types import (
     PooledBatch,
     PooledValue,
     PoolingParams,
+    PoolingRequest,
     RenderedPrompt,
     SparseEmbed,
     SparseLookup,
@@ -69,6 +70,7 @@ class ScriptedRunner:
     on_cpu: bool = False
     concurrent_launches: int = 1
     has_own_threads: bool = False
+    probe_request: PoolingRequest | None = None
     on_launch: Callable[[Batch], PooledBatch | None] | None = None
     batches: list[Batch] = field(factory=list, init=False)
     scopes: list[ScriptedScope] = field(factory=list, init=False)

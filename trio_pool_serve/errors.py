@@ -143,7 +143,14 @@ class EngineDeadError(UnavailableError):
 
 
 class BatchFailedError(PoolServeError):
-    """The forward pass of this row's batch raised; other batches are not affected."""
+    """The forward pass of this row raised, alone or with others that could not all be computed again."""
+
+
+class OutOfDeviceMemoryError(PoolServeError):
+    """The device has too little free memory: for a batch when the runner raises it, for one row alone when a row fails.
+
+    Batches are computed again in parts. A row by itself may succeed later, if something else takes the memory now.
+    """
 
 
 class NotFiniteError(PoolServeError):

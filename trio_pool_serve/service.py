@@ -12,9 +12,10 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 import trio
-from attrs import define, field
+from attrs import Factory, define, field
 
 from trio_pool_serve.config import Config, ModelConfig, ModelSource
+from trio_pool_serve.engine.deep_probe import DeepProbe
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.placement import replicas_of
@@ -49,7 +50,7 @@ from trio_pool_serve.types import Runner
 
 logger = logging.getLogger(__name__)
 
-ServiceState: TypeAlias = Literal["loading", "ready", "draining", "dead"]
+ServiceState: TypeAlias = Literal["loading", "ready", "stalled", "overloaded", "draining", "dead"]
 
 RunnerLoader: TypeAlias = Callable[[AnyModelFolder, ModelConfig, Offload], Runner]
 
@@ -77,6 +78,7 @@ class ServedModel:
     source: ModelSource
     engine: Engine
     loaded: Model | None = None
+    probe: DeepProbe = field(init=False, default=Factory(lambda self: DeepProbe(self.engine), takes_self=True))
 
 
 @define(eq=False)
@@ -191,6 +193,7 @@ class Service:
                     for served in self.served.values():
                         # In this order local engines queue for the one thread that loads.
                         await nursery.start(served.engine.run)
+                        nursery.start_soon(served.probe.run)
                     await self._load()
         finally:
             if self._own_socket_folder is not None:
@@ -277,11 +280,19 @@ class Service:
     @property
     def state(self) -> ServiceState:
         """The state that ``/readyz`` reports: the worst state of the engines."""
-        states = {served.engine.statistics().state for served in self.served.values()}
-        state = next(state for state in ("dead", "loading", "ready") if state in states)
-        if state == "ready" and not self._is_loaded.is_set():
-            return "loading"
-        return "draining" if self.draining and state == "ready" else state
+        engines = [served.engine for served in self.served.values()]
+        states = {engine.statistics().state for engine in engines}
+        state = next(state for state in ("dead", "loading", "stalled", "ready") if state in states)
+        if state == "dead" or not self._is_loaded.is_set():
+            return "dead" if state == "dead" else "loading"
+        if self.draining and state != "loading":
+            return "draining"
+        return "overloaded" if state == "ready" and any(engine.is_overloaded() for engine in engines) else state
+
+    @property
+    def stall_reason(self) -> str:
+        """Why the state is stalled; empty if no engine's is."""
+        return "; ".join(reason for served in self.served.values() if (reason := served.engine.stall_reason))
 
     def model(self, name: str | None = None) -> Model:
         """Return the model of that name, by default the first.

@@ -275,7 +275,8 @@ class Runner(Protocol):
     def launch(self, batch: Batch) -> PooledBatch:
         """Start the forward pass and return at once where the device is asynchronous.
 
-        Raises ``RunnerDeadError`` if no later batch can succeed; any other exception fails this batch only.
+        Raises ``RunnerDeadError`` if no later batch can succeed, and ``OutOfDeviceMemoryError`` if a smaller batch may;
+        any other exception fails this batch only. A batch that failed is launched again in parts.
         """
 
     def describe(self) -> str:
@@ -299,6 +300,10 @@ class Runner(Protocol):
     @property
     def default_batch_tokens(self) -> int:
         """Token budget of a batch on this device if none is configured."""
+
+    @property
+    def probe_request(self) -> PoolingRequest | None:
+        """A row of a few tokens that the model can compute; ``None`` if it has none."""
 
     @property
     def on_cpu(self) -> bool:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -328,6 +329,24 @@ async def test_priority_decides_who_rides_next(engine, scripted):
     assert [batch.requests[0].prompt.token_ids[0] for batch in scripted.batches] == [1, 3, 2]
 
 
+async def test_rows_that_wait_behind_a_batch_of_late_ones_are_computed(scripted):
+    scripted.default_batch_tokens = 1
+    scripted.gate.clear()
+    async with running(engine_over(lambda: scripted, max_in_flight=1)) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(engine.submit, request(1))
+        await in_thread(scripted.launching.wait)
+
+        @nursery.start_soon
+        async def late() -> None:
+            with pytest.raises(DeadlineExceededError):
+                await engine.submit(request(2, deadline=trio.current_time()))
+
+        nursery.start_soon(partial(engine.submit, request(3, priority=1)))
+        await wait_all_tasks_blocked()
+        scripted.gate.set()
+    assert [batch.requests[0].prompt.token_ids[0] for batch in scripted.batches] == [1, 3]
+
+
 async def test_matryoshka_dimensions_reach_the_runner(engine):
     output = await engine.submit(request(5, params=(Embed(dimensions=2),)))
     assert output.values[0].tolist() == [1, 5]
@@ -460,7 +479,7 @@ async def test_the_queue_is_bounded_by_the_time_that_batches_take(scripted):
     async with running(engine_over(lambda: scripted, max_queue_s=1)) as engine:
         with engine.admit(EstimatedWork(tokens=10**9)):
             engine.refuse_late(EstimatedWork(tokens=1))  # no rate is known
-            await engine.submit(request(1))
+            await engine.submit_all([request(1)] * 1000)  # many batches: most leave some waiting
             assert engine.statistics().tokens_per_s > 0
             assert engine.statistics().waiting_s > 1
             with pytest.raises(OverloadedError) as caught, engine.admit(EstimatedWork(tokens=1)):

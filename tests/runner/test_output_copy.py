@@ -118,6 +118,7 @@ class CopyingRunner:
     has_own_threads: bool = False
     concurrent_launches: int = 1
     cosine_with_float32: float | None = None
+    probe_request: None = None
 
     def open_scope(self) -> QueryScope:
         raise NotImplementedError

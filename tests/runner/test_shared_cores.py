@@ -83,6 +83,7 @@ def test_the_runner_computes_with_its_share(tmp_path, clock):
         "pads",
         "concurrent_launches",
         "has_own_threads",
+        "probe_request",
     ):
         assert getattr(sharing, name) == getattr(runner, name)
     assert sharing.describe() == runner.describe()

@@ -122,6 +122,68 @@ async def test_a_replica_that_dies_leaves_the_others_answering(pipes, scripted_f
         await until(lambda: len(server.processes(ENGINE_PROCESS)) == 2)
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_engines_that_keep_dying_end_the_server_with_a_status(pipes, scripted_folder, workers):
+    arguments = ("--replicas", "1", "--api-workers", workers, "--max-engine-restarts", "1")
+    async with scripted(pipes, scripted_folder, *arguments) as server:
+        family = psutil.Process(server.process.pid).children(recursive=True)
+        (first,) = server.processes(ENGINE_PROCESS)
+        first.kill()
+        await server.wait_logged("is ready", times=2)
+        await ask_well(server)
+        (second,) = set(server.processes(ENGINE_PROCESS)) - {first}
+        second.kill()
+        assert await server.wait_exit() == 1
+        await until(lambda: not any(process.is_running() and process.status() != "zombie" for process in family))
+        last = server.log.splitlines()[-1]
+        assert last.startswith("trio-pool-serve:")
+        assert "ended by signal 9, and has been restarted 1 times in a row: giving up" in last
+
+
+async def test_an_engine_that_stalls_is_not_ready_until_it_goes_on_and_its_server_lives(pipes, scripted_folder):
+    arguments = ("--replicas", "1", "--api-workers", "2", "--stall-timeout-s", "1")
+    async with scripted(pipes, scripted_folder, *arguments) as server:
+
+        async def stalls(reason: str) -> None:
+            async with client_of(server.url) as client:
+                told: dict[str, str] = {}
+                with trio.fail_after(60):
+                    while reason not in told.get("reason", ""):
+                        told = (await client.get("/readyz")).json()
+                assert told["status"] == "stalled"
+                assert (await client.get("/livez")).status_code == 200
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, server, script.WAITS)
+            await read(pipes / "launched")
+            await stalls("in flight")
+            await write(pipes / "go", "go")
+        await server.wait_until("/readyz")
+        (engine,) = server.processes(ENGINE_PROCESS)
+        engine.suspend()
+        await stalls("silent")
+        engine.resume()
+        await server.wait_until("/readyz")
+        await ask_well(server)
+
+
+@pytest.mark.slow
+async def test_while_one_replica_is_silent_the_other_gets_all_rows(pipes, scripted_folder):
+    arguments = ("--replicas", "2", "--stall-timeout-s", "1")
+    async with scripted(pipes, scripted_folder, *arguments) as server:
+        await until(lambda: server.log.count("is ready") == 2)
+        silent, other = server.processes(ENGINE_PROCESS)
+        silent.suspend()
+        answered = 0
+        while answered < 20:  # until it is known, rows may be sent to the silent one
+            with trio.move_on_after(2):
+                answered = answered + 1 if (await ask(server, 5)).status_code == 200 else 0
+        async with client_of(server.url) as client:
+            assert (await client.get("/readyz")).status_code == 200
+        silent.resume()
+        assert other.is_running()
+
+
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where temporary files of servers go: a short name, as a socket's path has at most 107 bytes."""

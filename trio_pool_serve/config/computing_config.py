@@ -66,6 +66,27 @@ class SchedulingConfig:
         float,
         help_("Maximum duration of a batch in seconds. After it, the device is assumed to hang, and the engine ends."),
     ] = field(default=300.0, validator=gt(0))
+    stall_timeout_s: Annotated[
+        float,
+        help_(
+            "Seconds after which a batch that has not come back, or an engine process that is silent, counts as "
+            "stalled: `/readyz` turns 503, and other replicas get the new inputs."
+        ),
+    ] = field(default=30.0, validator=gt(0))
+    batch_retry_s: Annotated[
+        float,
+        help_(
+            "Seconds within which the inputs of a batch that failed are computed again in smaller batches, so that "
+            "only the input that fails gets an error. 0: all of them get it."
+        ),
+    ] = field(default=10.0, validator=ge(0))
+    probe_interval_s: Annotated[
+        float,
+        help_(
+            "Seconds without a batch after which a short input is computed, to know that the device still works. "
+            "0: never."
+        ),
+    ] = field(default=0.0, validator=ge(0))
 
 
 @Parameter(name="*", group=Group("Processes", sort_key=4))
@@ -92,6 +113,13 @@ class ProcessesConfig:
         int,
         help_("Number of API processes, which share the listening socket. More than 1 requires `--engine process`."),
     ] = field(default=1, validator=gt(0))
+    max_engine_restarts: Annotated[
+        int,
+        help_(
+            "Maximum number of restarts in a row of an engine process that dies within a minute of being ready. After "
+            "them the server ends with status 1. 0: no limit."
+        ),
+    ] = field(default=10, validator=ge(0))
     plugins: Annotated[
         str,
         help_(

@@ -128,6 +128,11 @@ class Admission:
         """Seconds that all admitted work will take."""
         return float(self._seconds_by_client().sum())
 
+    @property
+    def is_full(self) -> bool:
+        """Whether all admitted work takes longer than one request may wait."""
+        return self.waiting_s > self.max_queue_s
+
     @contextmanager
     def admit(self, work: EstimatedWork) -> Iterator[AdmittedRequest]:
         """Count a request's work until the context ends. Raises ``OverloadedError``."""

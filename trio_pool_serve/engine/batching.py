@@ -12,7 +12,10 @@ MAX_PADDED_FACTOR = 4
 """Where padding is not computed, padded tokens may be this many times the budget: heads still get padded states."""
 
 BUDGET_STEP = 1.25
-"""Factor by which ``BulkBudget`` grows and shrinks."""
+"""Factor by which ``BulkBudget`` grows and shrinks, and ``TokenBudget`` grows."""
+
+GROW_AFTER = 8
+"""Full batches that must succeed before ``TokenBudget`` grows."""
 
 
 @define
@@ -80,6 +83,34 @@ class BulkBudget:
                 self._tokens = max(1.0, self._tokens / BUDGET_STEP)
         elif 2 * tokens >= self._tokens:
             self._tokens = max(tokens, self._tokens * BUDGET_STEP)
+
+
+@define
+class TokenBudget:
+    """The token budget of batches: halved when the device runs out of memory, and raised again step by step."""
+
+    max_tokens: int
+    tokens: int = field(init=False)
+    """The budget; a longer row is a batch by itself."""
+    _full_batches: int = field(default=0, init=False)
+
+    @tokens.default
+    def _all(self) -> int:
+        return self.max_tokens
+
+    def halve(self, tokens: int) -> None:
+        """Update the budget: a batch of so many tokens, counted as the budget does, was out of memory."""
+        self.tokens = max(1, min(self.tokens, tokens // 2))
+        self._full_batches = 0
+
+    def observe(self, tokens: int) -> None:
+        """Update the budget: a batch of so many tokens succeeded."""
+        if self.tokens >= self.max_tokens or 2 * tokens < self.tokens:
+            return
+        self._full_batches += 1
+        if self._full_batches >= GROW_AFTER:
+            self._full_batches = 0
+            self.tokens = min(self.max_tokens, max(self.tokens + 1, int(self.tokens * BUDGET_STEP)))
 
 
 def length_class(tokens: int) -> int:

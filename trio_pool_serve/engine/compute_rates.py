@@ -16,6 +16,9 @@ WORK_CLASSES = 2 * LENGTHS
 RATE_WEIGHT = 0.2
 """Weight of the newest batch in the exponential moving averages of tokens and seconds; their ratio is the rate."""
 
+FASTER_WEIGHT = 0.5
+"""Weight of one that was computed at a higher rate: the first of a shape may have been compiled, which takes longer."""
+
 SecondsPerToken: TypeAlias = npt.NDArray[np.float64]
 """Shape (``WORK_CLASSES``,); all NaN before the first batch."""
 
@@ -34,7 +37,7 @@ class ComputeRates:
     """The rates of one engine: ``seconds_per_token`` by work class, for unknown classes those of the nearest known.
 
     Only batches behind which rows were left waiting tell how fast a queue drains: others are smaller than they could
-    be. Until there is such a batch of a class, the best rate of the others counts.
+    be. Until there is one, nothing has waited for long.
     """
 
     seconds_per_token: SecondsPerToken = field(init=False, factory=UNKNOWN.copy)
@@ -42,7 +45,6 @@ class ComputeRates:
     """Of the latest batches of any class; 0 before the first."""
     _tokens: npt.NDArray[np.float64] = field(init=False, factory=lambda: np.zeros(WORK_CLASSES))
     _seconds: npt.NDArray[np.float64] = field(init=False, factory=lambda: np.zeros(WORK_CLASSES))
-    _is_drain_rate: list[bool] = field(init=False, factory=lambda: [False] * WORK_CLASSES)
     _nearest: npt.NDArray[np.intp] | None = field(init=False, default=None)
 
     def observe(self, measured_class: int, tokens: int, seconds: float, *, left_waiting: bool) -> None:
@@ -50,21 +52,18 @@ class ComputeRates:
         seconds = max(seconds, 1e-6)
         rate = tokens / seconds
         self.tokens_per_s += (rate - self.tokens_per_s) * (RATE_WEIGHT if self.tokens_per_s else 1.0)
+        if not left_waiting:
+            return
         is_first = not self._seconds[measured_class]
-        if left_waiting and self._is_drain_rate[measured_class]:
-            self._tokens[measured_class] += (tokens - self._tokens[measured_class]) * RATE_WEIGHT
-            self._seconds[measured_class] += (seconds - self._seconds[measured_class]) * RATE_WEIGHT
-        elif left_waiting or is_first or self._is_better(measured_class, rate):
-            self._tokens[measured_class], self._seconds[measured_class] = tokens, seconds
-            self._is_drain_rate[measured_class] = left_waiting
+        weight = 1.0 if is_first else RATE_WEIGHT
+        if not is_first and rate * self._seconds[measured_class] > self._tokens[measured_class]:
+            weight = FASTER_WEIGHT
+        self._tokens[measured_class] += (tokens - self._tokens[measured_class]) * weight
+        self._seconds[measured_class] += (seconds - self._seconds[measured_class]) * weight
         if is_first:
             self._nearest = _nearest_known(np.flatnonzero(self._seconds).tolist())
         # Divided here, once for each batch, and not for each request that is admitted.
         self.seconds_per_token = (self._seconds[self._nearest] / self._tokens[self._nearest]).reshape(-1)
-
-    def _is_better(self, measured_class: int, tokens_per_s: float) -> bool:
-        known = self._tokens[measured_class] / self._seconds[measured_class]
-        return not self._is_drain_rate[measured_class] and bool(tokens_per_s > known)
 
 
 def _nearest_known(known: Sequence[int]) -> npt.NDArray[np.intp]:

@@ -12,7 +12,8 @@ from trio_pool_serve.engine.admission import AdmittedRequest, EstimatedWork
 from trio_pool_serve.engine.queue import QueueEntry
 from trio_pool_serve.types import PoolingOutput, PoolingRequest, QueryScope
 
-EngineState: TypeAlias = Literal["loading", "ready", "dead"]
+EngineState: TypeAlias = Literal["loading", "ready", "stalled", "dead"]
+"""stalled: ready, but nothing comes back: a row that is submitted now may wait for long."""
 
 RowDone: TypeAlias = Callable[[int, PoolingOutput], None]
 """Called on the loop with a row's index and output as soon as it is computed. Its exceptions fail the submission."""
@@ -76,6 +77,8 @@ class EngineStatistics:
     failed_batches: int
     held_bytes: int
     """Bytes of device memory that held queries take."""
+    batch_token_budget: int
+    """The current token budget of a batch: less than configured after the device ran out of memory; 0 if unknown."""
 
 
 class Engine(ABC):
@@ -120,7 +123,10 @@ class Engine(ABC):
 
     @abstractmethod
     def withdraw(self, entry: QueueEntry) -> None:
-        """Take a row out of the queue; one that has been launched is computed, and its output dropped."""
+        """Take a row out of the queue; one that has been launched is computed, and its output dropped.
+
+        Should its batch fail, it is not computed again.
+        """
 
     @abstractmethod
     def admit(self, work: EstimatedWork) -> AbstractContextManager[AdmittedRequest]:
@@ -159,6 +165,20 @@ class Engine(ABC):
     @abstractmethod
     def cosine_with_float32(self) -> float | None:
         """Agreement of a quantised model with float32, else ``None``. Raises as ``submit`` when not ready."""
+
+    @property
+    @abstractmethod
+    def probe_request(self) -> PoolingRequest | None:
+        """A row of a few tokens that the model can compute; ``None`` if none is known. Raises as ``submit``."""
+
+    @property
+    @abstractmethod
+    def stall_reason(self) -> str:
+        """Why the engine's state is stalled; empty if it is not."""
+
+    @abstractmethod
+    def is_overloaded(self) -> bool:
+        """Return whether so much waits that a further request would probably be refused."""
 
     @abstractmethod
     async def wait_ready(self) -> None:

@@ -1,22 +1,27 @@
 """The engine that computes in this process: queue, batches in flight, delivery of outputs."""
 
-import logging
 import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
-from functools import partial
-from typing import TypeVar
 
 import trio
 from attrs import define, field
 
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import Admission, AdmittedRequest, EstimatedWork, class_of
-from trio_pool_serve.engine.batching import BulkBudget
+from trio_pool_serve.engine.batch_recovery import BatchRecovery, Fault
+from trio_pool_serve.engine.batching import BulkBudget, TokenBudget
 from trio_pool_serve.engine.compute_rates import ComputeRates, SecondsPerToken, work_class
 from trio_pool_serve.engine.engine import Engine, EngineState, EngineStatistics
+from trio_pool_serve.engine.forward_passes import (
+    ForwardPasses,
+    InFlightBatch,
+    LaunchThread,
+    contain_exits,
+)
 from trio_pool_serve.engine.queue import QueueEntry, RequestQueue, batch_of, is_long
+from trio_pool_serve.engine.self_probe import SelfProbe
 from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.errors import (
     BatchFailedError,
@@ -24,33 +29,15 @@ from trio_pool_serve.errors import (
     EngineDeadError,
     EngineLoadingError,
     ModelLoadError,
-    RunnerDeadError,
     innermost,
 )
 from trio_pool_serve.processes.allocator import RETURN_EVERY_S, return_freed_memory
 from trio_pool_serve.telemetry.metrics import EngineMetrics, Gauges
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Batch, PooledBatch, PoolingOutput, QueryScope, Runner
-
-T = TypeVar("T")
-
-logger = logging.getLogger(__name__)
-
-DELIVERY_SLICE = 4
-"""Rows delivered between two checkpoints. Each may wake a request, which is answered in half a millisecond or more: so
-other requests, such as ``/health``, do not wait for all of a batch."""
-
+from trio_pool_serve.types import Batch, PooledBatch, PoolingRequest, QueryScope, Runner
 
 MAX_AGE = 2.0
 """Times ``max_queue_s``: rows that have waited for longer come before all others."""
-
-
-@define(eq=False)
-class LaunchThread:
-    """One of the threads that launch: a slot for each of its batches in flight, and when it last had one done."""
-
-    slots: trio.Semaphore
-    last_done: float = 0.0
 
 
 @define(eq=False)
@@ -77,11 +64,14 @@ class LocalEngine(Engine):
     _admission: Admission = field(init=False)
     _rates: ComputeRates = field(init=False, factory=ComputeRates)
     _bulk: BulkBudget = field(init=False)
-    _in_flight: dict[Batch, tuple[float, list[QueueEntry]]] = field(init=False, factory=dict)
+    _budget: TokenBudget = field(init=False, factory=lambda: TokenBudget(0))
+    """Set once the model is loaded."""
+    _in_flight: set[InFlightBatch] = field(init=False, factory=set)
     _last_done: float = field(default=0.0, init=False)
     _launched: int = field(default=0, init=False)
     _batches: int = field(default=0, init=False)
     _failed_batches: int = field(default=0, init=False)
+    _probe: SelfProbe = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._queue = RequestQueue(
@@ -89,6 +79,7 @@ class LocalEngine(Engine):
             max_age_s=MAX_AGE * self.config.max_queue_s,
             small_requests=self.small_requests,
         )
+        self._probe = SelfProbe(self._queue, None)
         self._bulk = BulkBudget(self.config.bulk_batch_s)
         self._admission = Admission(
             self.config.max_queue_s, lambda: self.seconds_per_token, is_fair=self.config.fairness == "client"
@@ -102,6 +93,7 @@ class LocalEngine(Engine):
         self._queue.put_nowait(entry)
 
     def withdraw(self, entry: QueueEntry) -> None:  # noqa: D102
+        entry.is_abandoned = True
         self._queue.withdraw(entry)
 
     def admit(self, work: EstimatedWork) -> AbstractContextManager[AdmittedRequest]:  # noqa: D102
@@ -132,6 +124,20 @@ class LocalEngine(Engine):
         return self._loaded.cosine_with_float32
 
     @property
+    def probe_request(self) -> PoolingRequest | None:  # noqa: D102
+        return self._loaded.probe_request
+
+    @property
+    def stall_reason(self) -> str:  # noqa: D102
+        oldest_s = self._oldest_in_flight_s
+        if oldest_s > self.config.stall_timeout_s:
+            return f"a batch has been in flight for {oldest_s:.0f} s"
+        return self._probe.failure
+
+    def is_overloaded(self) -> bool:  # noqa: D102
+        return self._admission.is_full
+
+    @property
     def _loaded(self) -> Runner:
         self._require_ready()
         assert self.runner is not None  # noqa: S101  (ready means loaded)
@@ -142,25 +148,30 @@ class LocalEngine(Engine):
         self._require_ready()
 
     def statistics(self) -> EngineStatistics:  # noqa: D102
-        now = time.perf_counter()
         return EngineStatistics(
-            state=self._state,
+            state="stalled" if self._state == "ready" and self.stall_reason else self._state,
             queued_rows=len(self._queue),
             queued_tokens=self._queue.tokens,
             in_flight_batches=len(self._in_flight),
-            oldest_in_flight_s=max((now - launched for launched, _ in self._in_flight.values()), default=0.0),
+            oldest_in_flight_s=self._oldest_in_flight_s,
             admitted_tokens=self._admission.tokens,
             waiting_s=self._admission.waiting_s,
             tokens_per_s=self.tokens_per_s,
             batches=self._batches,
             failed_batches=self._failed_batches,
             held_bytes=self.runner.held_bytes if self.runner else 0,
+            batch_token_budget=self._budget.tokens,
         )
+
+    @property
+    def _oldest_in_flight_s(self) -> float:
+        now = time.perf_counter()
+        return max((now - batch.launched for batch in self._in_flight), default=0.0)
 
     @property
     def waiting_tokens(self) -> int:
         """Tokens of all rows that are queued or in flight."""
-        return self._queue.tokens + sum(batch.tokens for batch in self._in_flight)
+        return self._queue.tokens + sum(in_flight.batch.tokens for in_flight in self._in_flight)
 
     @property
     def tokens_per_s(self) -> float:
@@ -176,18 +187,27 @@ class LocalEngine(Engine):
         task_status.started()
         try:
             # Loading cannot be interrupted: a process that is to exit meanwhile does not wait for it.
-            self.runner = await self.offload.run("load", _contain_exits(self.load))
-            self._state = "ready"
-            self._settled.set()
+            runner = self.runner = await self.offload.run("load", contain_exits(self.load))
+            self._budget = TokenBudget(self.config.max_batch_tokens or runner.default_batch_tokens)
+            self._queue.pads, self._probe.request = runner.pads, runner.probe_request
+            passes = ForwardPasses(runner, self.offload, self.config.batch_timeout_s)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._return_freed_memory)
-                self._queue.pads = self.runner.pads
-                for _ in range(self.runner.concurrent_launches):
-                    nursery.start_soon(self._compute, self.runner, nursery)
+                for _ in range(runner.concurrent_launches):
+                    nursery.start_soon(self._compute, passes, nursery)
+                await self._probe.compute()
+                if self._probe.failure:
+                    raise ModelLoadError(f"The model was loaded, but cannot compute a batch: {self._probe.failure}")  # noqa: TRY301
+                self._state = "ready"
+                self._settled.set()
+                if self.config.probe_interval_s:
+                    nursery.start_soon(self._probe.run, self.config.probe_interval_s, lambda: self._launched)
         except ModelLoadError:
             raise
         except Exception as error:
             cause = innermost(error)
+            if isinstance(cause, ModelLoadError):
+                raise cause from None
             raise EngineDeadError(f"The engine stopped: {type(cause).__name__}: {cause}") from cause
         finally:
             self._fail_all()
@@ -200,34 +220,38 @@ class LocalEngine(Engine):
             await trio.sleep(RETURN_EVERY_S)
             if (launched := self._launched) != returned:
                 returned = launched
-                own_threads = self.runner is not None and self.runner.has_own_threads
-                await self.offload.run("launch", self.return_freed_memory, lowers_priority=not own_threads)
+                await self._return_memory()
 
-    async def _compute(self, runner: Runner, nursery: trio.Nursery) -> None:
-        max_tokens = self.max_batch_tokens
+    async def _return_memory(self) -> None:
+        own_threads = self.runner is not None and self.runner.has_own_threads
+        await self.offload.run("launch", self.return_freed_memory, lowers_priority=not own_threads)
+
+    async def _compute(self, passes: ForwardPasses, nursery: trio.Nursery) -> None:
         thread = LaunchThread(trio.Semaphore(self.config.max_in_flight))
         while True:
             await thread.slots.acquire()
             await self._queue.wait_not_empty()
-            while not (entries := self._take_batch(runner, max_tokens)):
+            while not (entries := self._take_batch(passes.runner)):
                 await self._queue.wait_change()
-            batch = batch_of(entries)
-            launched = time.perf_counter()
+            in_flight = InFlightBatch(batch_of(entries), entries)
             self._launched += 1
-            self._in_flight[batch] = (launched, entries)
-            self._observe_batch(batch, entries, launched)
-            handle = await self._launch(runner, batch)
+            self._in_flight.add(in_flight)
+            self._observe_batch(in_flight)
+            handle = await passes.launch(in_flight, thread)
             if handle is None:
+                self._forget(in_flight)
                 thread.slots.release()
             else:
-                nursery.start_soon(self._deliver, batch, handle, thread)
+                nursery.start_soon(self._finish, passes, in_flight, handle, thread)
 
-    def _take_batch(self, runner: Runner, max_tokens: int) -> list[QueueEntry]:
+    def _take_batch(self, runner: Runner) -> list[QueueEntry]:
         """Take a batch; of long rows only if another thread stays free for short ones, or is not to be kept free."""
-        computing_long = sum(is_long(batch.requests[0]) for batch in self._in_flight)
+        computing_long = sum(is_long(in_flight.batch.requests[0]) for in_flight in self._in_flight)
         leaves_long = 0 < runner.concurrent_launches - 1 <= computing_long
-        entries = self._queue.take_batch(max_tokens, self._bulk.tokens, leaves_long=leaves_long)
-        return self._without_late(entries)
+        while entries := self._queue.take_batch(self._budget.tokens, self._bulk.tokens, leaves_long=leaves_long):
+            if in_time := self._without_late(entries):
+                return in_time
+        return []
 
     def _without_late(self, entries: list[QueueEntry]) -> list[QueueEntry]:
         """Return the entries that can be answered before their deadline, and fail the others.
@@ -246,70 +270,81 @@ class LocalEngine(Engine):
             entries.remove(late)
         return entries
 
-    async def _launch(self, runner: Runner, batch: Batch) -> PooledBatch | None:
-        try:
-            with trio.fail_after(self.config.batch_timeout_s):
-                launch = _contain_exits(partial(runner.launch, batch))
-                return await self.offload.run("launch", launch, lowers_priority=not runner.has_own_threads)
-        except Exception as error:
-            self._fail_batch(batch, error)
+    async def _finish(
+        self, passes: ForwardPasses, in_flight: InFlightBatch, handle: PooledBatch | Fault, thread: LaunchThread
+    ) -> None:
+        """Settle the rows of a batch, and release its slot."""
+        rows = await passes.collect(in_flight, handle)
+        if isinstance(rows, Fault):
+            await self._recover(passes, in_flight, rows, thread)
+            thread.slots.release()
+        else:
+            thread.slots.release()
+            self._observe_speed(in_flight, thread)
+            await in_flight.deliver(rows)
+        # Not earlier: on cancellation before, ``_fail_all`` fails the rows that are left.
+        self._forget(in_flight)
+
+    async def _recover(
+        self, passes: ForwardPasses, in_flight: InFlightBatch, fault: Fault, thread: LaunchThread
+    ) -> None:
+        """Compute the rows of a batch that failed again, in parts: see ``BatchRecovery``."""
+
+        async def compute(entries: list[QueueEntry]) -> Fault | None:
+            part = InFlightBatch(batch_of(entries), entries)
+            in_flight.launched = part.launched
+            handle = await passes.launch(part, thread)
+            if handle is None:
+                return None
+            rows = await passes.collect(part, handle)
+            if isinstance(rows, Fault):
+                await self._note_fault(part.batch, rows)
+                return rows
+            self._batches += 1
+            self._probe.failure = ""
+            await part.deliver(rows)
             return None
 
-    async def _deliver(self, batch: Batch, handle: PooledBatch, thread: LaunchThread) -> None:
-        launched, entries = self._in_flight[batch]
-        forward_s = time.perf_counter() - launched
-        try:
-            with trio.fail_after(self.config.batch_timeout_s):
-                rows = await handle
-            if len(rows) != len(entries):
-                raise ValueError(f"{len(rows)} answers to {len(entries)} rows")  # noqa: TRY301
-        except Exception as error:
-            self._fail_batch(batch, error)
+        self._failed_batches += 1
+        await self._note_fault(in_flight.batch, fault)
+        recovery = BatchRecovery(compute, self.config.batch_retry_s)
+        await recovery.run(in_flight.entries, fault)
+        self._last_done = thread.last_done = time.perf_counter()
+        self.metrics.faults["failed_batches"].inc()
+        self.metrics.faults["retries"].inc(recovery.passes)
+        self.metrics.faults["failed_rows"].inc(recovery.failed_rows)
+
+    async def _note_fault(self, batch: Batch, fault: Fault) -> None:
+        if fault is not Fault.OUT_OF_MEMORY:
             return
-        finally:
-            thread.slots.release()
-        now = time.perf_counter()
-        took = now - launched
+        self.metrics.faults["out_of_memory"].inc()
+        if len(batch.requests) > 1:
+            self._budget.halve(self._budgeted_tokens(batch))
+        await self._return_memory()
+
+    def _budgeted_tokens(self, batch: Batch) -> int:
+        return batch.padded_tokens if self._queue.pads else batch.tokens
+
+    def _observe_speed(self, in_flight: InFlightBatch, thread: LaunchThread) -> None:
+        batch, launched, now = in_flight.batch, in_flight.launched, time.perf_counter()
         self._batches += 1
+        self._probe.failure = ""
+        self._budget.observe(self._budgeted_tokens(batch))
         # Without the time in which the batch before was computed: by any thread, and by the same one.
         self._observe_rate(batch, now - max(launched, self._last_done))
         self._bulk.observe(batch.tokens, now - max(launched, thread.last_done))
         self._last_done = thread.last_done = now
-        self.metrics.forward.observe(forward_s)
-        self.metrics.copy_wait.observe(took - forward_s)
-        for row, (entry, values) in enumerate(zip(entries, rows, strict=True)):
-            if row and row % DELIVERY_SLICE == 0:
-                await trio.lowlevel.checkpoint()
-            entry.finish(
-                PoolingOutput(
-                    values=values,
-                    queue_s=launched - entry.queued_at,
-                    forward_s=forward_s,
-                    copy_s=took - forward_s,
-                )
-            )
-        # Not earlier: on cancellation between two slices ``_fail_all`` fails the rest.
-        del self._in_flight[batch]
-        self._queue.note_change()  # long rows that were left to its thread may be taken
+        self.metrics.forward.observe(in_flight.forward_s)
+        self.metrics.copy_wait.observe(in_flight.copy_s)
 
-    def _fail_batch(self, batch: Batch, error: Exception) -> None:
-        """Fail the rows of one batch; raise ``RunnerDeadError`` if no later batch can succeed."""
-        if isinstance(error, trio.TooSlowError):
-            wedged = f"a batch has not come back for {self.config.batch_timeout_s:g} s: the device is wedged"
-            raise RunnerDeadError(wedged) from error
-        if isinstance(error, RunnerDeadError):
-            raise error
-        _, entries = self._in_flight.pop(batch)
-        self._queue.note_change()
-        self._failed_batches += 1
-        logger.error("a batch of %d rows failed; its requests get an error", len(entries), exc_info=error)
-        for entry in entries:
-            entry.fail(BatchFailedError("The forward pass failed for this input's batch."))
+    def _forget(self, in_flight: InFlightBatch) -> None:
+        self._in_flight.discard(in_flight)
+        self._queue.note_change()  # long rows that were left to its thread may be taken
 
     def _fail_all(self) -> None:
         self._state = "dead"
         self._settled.set()
-        waiting = [*self._queue, *(entry for _, entries in self._in_flight.values() for entry in entries)]
+        waiting = [*self._queue, *(entry for in_flight in self._in_flight for entry in in_flight.entries)]
         self._in_flight.clear()
         for entry in waiting:
             self._queue.withdraw(entry)
@@ -327,10 +362,11 @@ class LocalEngine(Engine):
         measured = work_class(batch.tokens // len(batch.requests), has_images=has_images)
         self._rates.observe(measured, batch.tokens, seconds, left_waiting=len(self._queue) > 0)
 
-    def _observe_batch(self, batch: Batch, entries: list[QueueEntry], launched: float) -> None:
-        for entry in entries:
-            self.metrics.queue.observe(launched - entry.queued_at)
-        self.metrics.batch_rows.observe(len(entries))
+    def _observe_batch(self, in_flight: InFlightBatch) -> None:
+        batch = in_flight.batch
+        for entry in in_flight.entries:
+            self.metrics.queue.observe(in_flight.launched - entry.queued_at)
+        self.metrics.batch_rows.observe(len(in_flight.entries))
         self.metrics.batch_tokens.observe(batch.padded_tokens)
         self.metrics.tokens.inc(batch.tokens)
         self.metrics.padding_waste.observe(1 - batch.tokens / batch.padded_tokens)
@@ -340,6 +376,7 @@ class LocalEngine(Engine):
         return {
             "engine": {
                 "ready": float(now.state == "ready"),
+                "stalled": float(now.state == "stalled"),
                 "queued_rows": now.queued_rows,
                 "queued_tokens": now.queued_tokens,
                 "in_flight_batches": now.in_flight_batches,
@@ -347,22 +384,9 @@ class LocalEngine(Engine):
                 "admitted_tokens": now.admitted_tokens,
                 "waiting_seconds": now.waiting_s,
                 "held_bytes": now.held_bytes,
+                "batch_token_budget": now.batch_token_budget,
             }
         }
 
     def __repr__(self) -> str:
         return f"<LocalEngine {self._state}, {self._queue!r}, {len(self._in_flight)} batches in flight>"
-
-
-def _contain_exits(blocking: Callable[[], T]) -> Callable[[], T]:
-    """Wrap runner code: what is no ``Exception``, such as ``SystemExit``, is raised as ``RunnerDeadError``."""
-
-    def run() -> T:
-        try:
-            return blocking()
-        except Exception:
-            raise
-        except BaseException as error:
-            raise RunnerDeadError(f"the runner raised {error!r}") from error
-
-    return run

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 import trio
-from attrs import define
+from attrs import define, frozen
 
-from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.errors import EngineDeadError, ModelLoadError
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.processes.restart_backoff import RestartBackoff
 
@@ -118,17 +118,29 @@ def listening_at(path: Path) -> Iterator[socket.socket]:
             path.unlink(missing_ok=True)
 
 
-async def keep_alive(name: str, live: Callable[[], Awaitable[str]]) -> NoReturn:
+@frozen
+class ChildEnd:
+    """How a child has ended, as a phrase for the log, and for how long it had been ready (seconds)."""
+
+    how: str
+    was_ready_s: float
+
+
+async def keep_alive(name: str, live: Callable[[], Awaitable[ChildEnd]], *, max_restarts: int = 0) -> NoReturn:
     """Call ``live()``, which runs one child and returns how it ended, again and again, with pauses between crashes.
 
-    Raises what ``live`` raises. Cancellation: at once.
+    Raises what ``live`` raises, and ``EngineDeadError`` after more than ``max_restarts`` crashes in a row (0: never):
+    those of children that were ready for at most ``STABLE_AFTER_S``. Cancellation: at once.
     """
     backoff = RestartBackoff(RESTART_PAUSES_S, STABLE_AFTER_S)
     while True:
-        began = trio.current_time()
         end = await live()
-        pause_s = backoff.next_pause_s(trio.current_time() - began)
-        logger.error("the process of %s has %s; the next one starts in %g s", name, end, pause_s)
+        pause_s = backoff.next_pause_s(end.was_ready_s)
+        if 0 < max_restarts < backoff.crashes_in_a_row:
+            raise EngineDeadError(
+                f"The process of {name} has {end.how}, and has been restarted {max_restarts} times in a row: giving up."
+            )
+        logger.error("the process of %s has %s; the next one starts in %g s", name, end.how, pause_s)
         await trio.sleep(pause_s)
 
 

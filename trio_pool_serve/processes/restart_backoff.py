@@ -14,12 +14,12 @@ class RestartBackoff:
 
     pauses_s: Sequence[float]
     stable_after_s: float
-    _crashes_in_a_row: int = field(default=0, init=False)
+    crashes_in_a_row: int = field(default=0, init=False)
 
     def next_pause_s(self, ran_s: float) -> float:
         """Return how many seconds to wait after a crash that ended a run of ``ran_s`` seconds."""
         if ran_s > self.stable_after_s:
-            self._crashes_in_a_row = 0
-        pause_s = self.pauses_s[min(self._crashes_in_a_row, len(self.pauses_s) - 1)]
-        self._crashes_in_a_row += 1
+            self.crashes_in_a_row = 0
+        pause_s = self.pauses_s[min(self.crashes_in_a_row, len(self.pauses_s) - 1)]
+        self.crashes_in_a_row += 1
         return pause_s

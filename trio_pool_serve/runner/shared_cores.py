@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from attrs import define, field
 
-from trio_pool_serve.types import Batch, PooledBatch, QueryScope, Runner
+from trio_pool_serve.types import Batch, PooledBatch, PoolingRequest, QueryScope, Runner
 
 PEERS_IDLE_S = 0.25
 """A replica uses all cores once no other has computed for this long. Not shorter: when two replicas use all cores
@@ -151,6 +151,11 @@ class SharingRunner:
     def default_batch_tokens(self) -> int:
         """Padded tokens per batch that suit this device."""
         return self.runner.default_batch_tokens
+
+    @property
+    def probe_request(self) -> PoolingRequest | None:
+        """A row that the model can compute."""
+        return self.runner.probe_request
 
     @property
     def on_cpu(self) -> bool:

@@ -8,11 +8,12 @@ import numpy.typing as npt
 import torch
 from attrs import Factory, define, field, frozen
 
-from trio_pool_serve.errors import RunnerDeadError
+from trio_pool_serve.errors import OutOfDeviceMemoryError, RunnerDeadError
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.forward_pass import ForwardPass, assemble
 from trio_pool_serve.runner.heads.head import Head, HeadRows
 from trio_pool_serve.runner.heads.maxsim import HeldMemory, QueryVectors
+from trio_pool_serve.runner.out_of_memory import is_out_of_memory, release_caches
 from trio_pool_serve.runner.output_copy import OutputCopier
 from trio_pool_serve.runner.probe import Compute
 from trio_pool_serve.types import (
@@ -76,6 +77,8 @@ class TransformerRunner:
     """Length of the vectors, known after ``warm_up``; 0 for a model without any."""
     embeds_width: int = field(default=0, init=False)
     """Width of the token embeddings accepted in place of ids, known after ``warm_up``; 0 if none are."""
+    probe_request: PoolingRequest | None = field(default=None, init=False)
+    """A short row for one of the heads, known after ``warm_up``."""
     description: str = field(default="", init=False)
     _memory: HeldMemory = field(init=False, factory=HeldMemory)
 
@@ -83,29 +86,39 @@ class TransformerRunner:
     def launch(self, batch: Batch) -> PooledBatch:
         """Enqueue the forward pass and the output copy; on CPU, compute the rows.
 
-        Raises ``RunnerDeadError`` once the CUDA context is lost.
+        Raises ``RunnerDeadError`` once the CUDA context is lost, and ``OutOfDeviceMemoryError``.
         """
         try:
-            outputs = self._compute(batch)
-            tensors = [output.rows.tensor.float() for output in outputs]
-            split = _splitter(batch, outputs)
-            if self.copier is None:
-                return CopiedBatch(split([tensor.numpy() for tensor in tensors]))
-            return self.copier.start(tensors, split)
-        except torch.OutOfMemoryError:
-            raise
-        except torch.AcceleratorError as error:
-            raise RunnerDeadError(f"the device failed: {error}") from error
+            return self._launch(batch)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                if isinstance(error, torch.AcceleratorError):
+                    raise RunnerDeadError(f"the device failed: {error}") from error
+                raise
+            reason = " ".join(str(error).split())
+        # Here the error is gone, and with it what its traceback kept: the tensors of the pass.
+        release_caches(self.device)
+        raise OutOfDeviceMemoryError(reason)
+
+    def _launch(self, batch: Batch) -> PooledBatch:
+        outputs = self._compute(batch)
+        tensors = [output.rows.tensor.float() for output in outputs]
+        split = _splitter(batch, outputs)
+        if self.copier is None:
+            return CopiedBatch(split([tensor.numpy() for tensor in tensors]))
+        return self.copier.start(tensors, split)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Compute one short row with each of the heads, and set ``dimensions`` and ``embeds_width``."""
+        """Compute one short row with each of the heads; set ``dimensions``, ``embeds_width`` and ``probe_request``."""
         no_padding = int(self.pad_token_id == 0)  # the padding token may be the vocabulary's last
         prompt = RenderedPrompt(np.full(8, no_padding, dtype=np.int32))
         widths = {}
         for param_type in (Embed, TokenEmbed, SparseEmbed, Classify, TokenClassify):
             if param_type in self.heads:
-                (output,) = self._compute(Batch((PoolingRequest(prompt, (param_type(),)),)))
+                request = PoolingRequest(prompt, (param_type(),))
+                (output,) = self._compute(Batch((request,)))
+                self.probe_request = self.probe_request or request
                 widths[param_type] = output.rows.tensor.shape[-1]
         self.dimensions = widths.get(Embed) or widths.get(TokenEmbed) or 0
         if self._accepts_embeds():

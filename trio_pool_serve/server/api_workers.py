@@ -4,6 +4,7 @@ They are not workers of hypercorn's, whose master process ends the others as soo
 """
 
 import logging
+import math
 import signal
 import socket
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from attrs import define, field
 from trio_pool_serve.config import Config, encode_config
 from trio_pool_serve.engine.remote.supervision import EngineProcesses
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.processes.child_process import ChildProcess, keep_alive, open_child
+from trio_pool_serve.processes.child_process import ChildEnd, ChildProcess, keep_alive, open_child
 from trio_pool_serve.server.listener import leave, open_listening_socket, unlinked, url_of
 
 logger = logging.getLogger(__name__)
@@ -84,18 +85,20 @@ class ApiWorkers:
                 nursery.start_soon(keep_alive, f"API worker {number}", partial(self._live, number))
                 await self.ready.wait()
 
-    async def _live(self, number: int) -> str:
+    async def _live(self, number: int) -> ChildEnd:
         if self._draining:
             await trio.sleep_forever()  # the listening socket is closed
         fd = self.listening.fileno()
         job = ApiJob(encode_config(self.config), str(self.socket_folder), number, fd, joins=bool(self._children))
         async with open_child(MODULE, job, ToParent, fds=[fd]) as child:
             self._children.add(child)
+            ready_at = math.inf
             try:
                 if self._draining:  # since before it was started
                     await _send_drain(child)
                 match await child.status():
                     case Ready():
+                        ready_at = trio.current_time()
                         self.ready.set()
                     case NotServed(message):
                         if not self.ready.is_set():
@@ -108,7 +111,7 @@ class ApiWorkers:
                 if not self._children:
                     self.drained.set()
                 await trio.sleep_forever()  # it is not replaced
-            return end
+            return ChildEnd(end, max(0.0, trio.current_time() - ready_at))
 
     async def drain(self) -> None:
         """Make all of them finish their requests and exit. Cancellation: they continue to drain."""
@@ -129,8 +132,8 @@ async def _send_drain(child: ChildProcess[ToParent]) -> None:
 async def serve_by_workers(config: Config, loader: str, announce: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT, then drain; ``announce(url)`` is called when the first API process is ready.
 
-    Raises ``ModelLoadError``. A second signal, and a drain that outlasts ``--drain-timeout-s``, end all processes
-    at once. Cancellation: all processes are ended.
+    Raises ``ModelLoadError`` or ``EngineDeadError``. A second signal, and a drain that outlasts ``--drain-timeout-s``,
+    end all processes at once. Cancellation: all processes are ended.
     """
     with (
         TemporaryDirectory(prefix="trio_pool_serve-") as socket_folder,

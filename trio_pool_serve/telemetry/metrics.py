@@ -26,6 +26,10 @@ Gauges = Mapping[str, Mapping[str, float]]
 """Metric name → label value → value; the label is called ``of``."""
 
 
+FAULTS = ("failed_batches", "out_of_memory", "retries", "failed_rows")
+"""Batches that failed; passes that ran out of memory; passes with parts of failed batches; rows that got an error."""
+
+
 @define(eq=False)
 class EngineMetrics:
     """The metrics of one model's engine: the server's metrics labelled with the model's name."""
@@ -37,6 +41,8 @@ class EngineMetrics:
     batch_tokens: Histogram
     tokens: Counter
     padding_waste: Histogram
+    faults: Mapping[str, Counter]
+    """By the names in ``FAULTS``."""
     add_gauges: Callable[[Callable[[], Gauges]], None]
     """Registers a function that returns gauges; it is called before each scrape."""
 
@@ -90,6 +96,9 @@ class Metrics:
             PREFIX + "tokens", "Tokens computed, without padding", labelnames=["model"], registry=self.registry
         )
         self.padding_waste = by_model("padding_waste", "Share of a batch's tokens that are padding", SHARES)
+        self.faults = Counter(
+            PREFIX + "faults", "Faults of batches, by kind", labelnames=["model", "of"], registry=self.registry
+        )
         self.loop_lag = seconds("loop_lag", "How late the event loop wakes a sleeping task")
         self.requests = count("requests", "Requests answered by a task route")
         self.failures = count("request_failures", "Requests of any route answered by an error")
@@ -106,6 +115,7 @@ class Metrics:
             batch_tokens=self.batch_tokens.labels(model),
             tokens=self.tokens.labels(model),
             padding_waste=self.padding_waste.labels(model),
+            faults={of: self.faults.labels(model, of) for of in FAULTS},
             add_gauges=lambda source: self._live.sources.append((model, source)),
         )
 

@@ -25,11 +25,14 @@ TIMEOUT_S = 1.0
 """A process that has not answered after so many seconds is left out."""
 
 MAXIMA = ("oldest_in_flight_seconds", "oldest_in_flight_s")
-"""Merged by the maximum over all processes; everything else by the sum."""
+"""Merged by the maximum over all processes; everything else that is not in ``MINIMA`` by the sum."""
+
+MINIMA = ("batch_token_budget",)
+"""Merged by the minimum."""
 
 SUFFIX = ".telemetry"
 
-STATES = ("dead", "loading", "ready")
+STATES = ("dead", "loading", "stalled", "ready")
 """The worst first."""
 
 
@@ -134,7 +137,7 @@ class _Merged:
 def _merged_value(name: str, known: float | None, value: float) -> float:
     if known is None:
         return value
-    if name.endswith("_created"):
+    if name.endswith("_created") or name in MINIMA:
         return min(known, value)
     return max(known, value) if name in MAXIMA else known + value
 

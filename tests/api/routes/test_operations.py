@@ -1,16 +1,22 @@
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import get_args
 
 import attrs
 import httpx
+import numpy as np
 import pytest
 import trio
 
 import trio_pool_serve
 from tests.conftest import client_of, listening, running
-from trio_pool_serve.config import ThreadsConfig
+from tests.scripted_runner import ScriptedRunner
+from trio_pool_serve.config import SchedulingConfig, ThreadsConfig
 from trio_pool_serve.errors import EngineDeadError, RunnerDeadError
 from trio_pool_serve.service import Service, ServiceState
+from trio_pool_serve.telemetry.metrics import FAULTS
+from trio_pool_serve.types import PoolingRequest, RenderedPrompt
 
 LIVENESS = [("GET", "/livez")]
 READINESS = [("GET", "/readyz")]
@@ -19,6 +25,8 @@ HEALTH = [("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/"),
 PROBES = {
     "loading": (200, 503, 503),
     "ready": (200, 200, 200),
+    "stalled": (200, 503, 200),
+    "overloaded": (200, 503, 200),
     "draining": (200, 503, 200),
     "dead": (503, 503, 503),
 }
@@ -31,7 +39,8 @@ async def assert_probes(client: httpx.AsyncClient, state: ServiceState) -> None:
             answer = await client.request(method, path)
             assert answer.status_code == status, (state, method, path)
             told = "alive" if probes is LIVENESS and state != "dead" else state
-            assert answer.json() == {"status": told}, (state, method, path)
+            assert answer.json()["status"] == told, (state, method, path)
+            assert ("reason" in answer.json()) == (state == "stalled" and probes is READINESS)
             if method == "GET":
                 head = await client.head(path)
                 assert (head.status_code, head.content) == (status, b""), (state, path)
@@ -105,6 +114,119 @@ async def test_a_draining_server_takes_no_new_work(client, service):
     assert answer.headers["retry-after"] == "5"
 
 
+async def test_a_server_that_would_refuse_requests_is_not_ready(client, service, monkeypatch):
+    monkeypatch.setattr(type(service.default.engine), "is_overloaded", lambda _: True)
+    await assert_probes(client, "overloaded")
+
+
+# -- devices that stall ----------------------------------------------------------------------------------
+
+PROBE = PoolingRequest(RenderedPrompt(np.array([5, 6], dtype=np.int32)))
+
+
+@asynccontextmanager
+async def wedged(service: Service, scripted: ScriptedRunner) -> AsyncIterator[None]:
+    """A batch is in flight and does not come back until the block is left."""
+    scripted.gate.clear()
+    scripted.launching.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(service.default.engine.submit, PROBE)
+        await trio.to_thread.run_sync(scripted.launching.wait, limiter=trio.CapacityLimiter(1))
+        yield
+        scripted.gate.set()
+
+
+async def test_a_batch_that_does_not_come_back_shows_in_readiness_and_not_in_liveness(config, scripted):
+    config = attrs.evolve(config, scheduling=SchedulingConfig(stall_timeout_s=0.02))
+    async with (
+        running(Service(config, lambda *_: scripted)) as service,
+        listening(service) as url,
+        client_of(url) as client,
+    ):
+        await assert_probes(client, "ready")
+        async with wedged(service, scripted):
+            with trio.fail_after(10):
+                while service.state != "stalled":  # noqa: ASYNC110  (time passes)
+                    await trio.sleep(0.005)
+            await assert_probes(client, "stalled")
+            assert "in flight" in (await client.get("/readyz")).json()["reason"]
+            assert (await client.get("/readyz?deep=true")).json()["status"] == "stalled"
+            assert (await client.get("/load")).json()["models"][config.models[0]]["state"] == "stalled"
+        await assert_probes(client, "ready")
+
+
+@pytest.mark.parametrize("query", ["deep", "deep=1", "deep=true"])
+async def test_a_deep_probe_computes_one_row(client, scripted, query):
+    scripted.probe_request = PROBE
+    answer = await client.get(f"/readyz?{query}")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ready"})
+    assert scripted.batches[-1].requests == (PROBE,)
+
+
+@pytest.mark.parametrize("path", ["/readyz", "/readyz?deep=false", "/readyz?deeper=1", "/livez?deep=1"])
+async def test_other_probes_compute_nothing(client, scripted, path):
+    scripted.probe_request = PROBE
+    assert (await client.get(path)).status_code == 200
+    assert scripted.batches == []
+
+
+async def test_many_deep_probes_share_one_row(url, scripted):
+    scripted.probe_request = PROBE
+    statuses: list[int] = []
+
+    async def probe() -> None:
+        async with client_of(url) as client:
+            statuses.append((await client.get("/readyz?deep=true")).status_code)
+
+    scripted.gate.clear()
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(probe)
+        await trio.to_thread.run_sync(scripted.launching.wait, limiter=trio.CapacityLimiter(1))
+        scripted.gate.set()
+    await probe()
+    assert statuses == [200] * 11
+    assert scripted.rows == [1]
+
+
+async def test_a_deep_probe_fails_while_the_device_is_wedged_and_its_row_leaves_the_queue(client, service, scripted):
+    scripted.probe_request = PROBE
+    service.default.probe.timeout_s = 0.05
+    async with wedged(service, scripted):
+        for _ in range(3):
+            answer = await client.get("/readyz?deep=true")
+            assert (answer.status_code, answer.json()["status"]) == (503, "failing")
+            assert "not come back" in answer.json()["reason"]
+            for path in ("/livez", "/readyz", "/health"):
+                assert (await client.get(path)).status_code == 200
+        assert service.default.engine.statistics().queued_rows == 0
+
+
+async def test_a_deep_probe_tells_that_rows_fail(client, scripted):
+    scripted.probe_request = PROBE
+
+    def fail(batch):
+        raise ValueError("broken")
+
+    scripted.on_launch = fail
+    answer = await client.get("/readyz?deep=true")
+    assert (answer.status_code, answer.json()["status"]) == (503, "failing")
+    assert "broken" not in answer.text
+
+
+async def test_a_client_that_leaves_takes_the_deep_probe_from_nobody(url, service, scripted):
+    scripted.probe_request = PROBE
+    scripted.gate.clear()
+    async with client_of(url) as client, trio.open_nursery() as leaving:
+        leaving.start_soon(client.get, "/readyz?deep=true")
+        await trio.to_thread.run_sync(scripted.launching.wait, limiter=trio.CapacityLimiter(1))
+        leaving.cancel_scope.cancel()
+    scripted.gate.set()
+    async with client_of(url) as client:
+        assert (await client.get("/readyz?deep=true")).status_code == 200
+    assert scripted.rows == [1]
+
+
 STAGES = ("render_wait", "render", "encode", "request", "loop_lag")
 SIZES = ("batch_rows", "batch_tokens", "padding_waste")
 
@@ -127,6 +249,8 @@ async def test_every_metric_is_there_before_the_first_request(client, config):
             assert found[f"trio_pool_serve_{stage}_seconds_count"] == 0, stage
     for name in BY_MODEL:
         assert found[f'trio_pool_serve_{name}_count{{model="{config.models[0]}"}}'] == 0, name
+    for of in FAULTS:
+        assert found[f'trio_pool_serve_faults_total{{model="{config.models[0]}",of="{of}"}}'] == 0
     assert found["trio_pool_serve_requests_total"] == 0
     for kind in ("render", "postprocess", "launch", "copy"):
         assert found[f'trio_pool_serve_limiter_capacity{{of="{kind}"}}'] >= 1

@@ -1,6 +1,7 @@
 """A ``ProcessEngine`` over real sockets; the engines at their other ends run in this process."""
 
 import struct
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,10 +16,21 @@ from trio.testing import wait_all_tasks_blocked
 from tests.scripted_runner import ScriptedRunner, scripted_vector
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import EstimatedWork
+from trio_pool_serve.engine.compute_rates import UNKNOWN
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.remote.engine_connection import serve_engine
 from trio_pool_serve.engine.remote.process_engine import MAX_TOKENS_BEFORE_LONG, ProcessEngine
-from trio_pool_serve.engine.remote.wire import Frame, FromEngine, Hello, Row, Submit, add_row, parts_of, read_answer
+from trio_pool_serve.engine.remote.wire import (
+    Answers,
+    Frame,
+    FromEngine,
+    Hello,
+    Row,
+    Submit,
+    add_row,
+    parts_of,
+    read_answer,
+)
 from trio_pool_serve.errors import (
     BatchFailedError,
     DeadlineExceededError,
@@ -51,6 +63,7 @@ class Replica:
 
     path: Path
     runner: ScriptedRunner = field(factory=ScriptedRunner)
+    stall_timeout_s: float = 60.0
     engine: LocalEngine = field(init=False)
     listening: trio.socket.SocketType = field(init=False)
 
@@ -64,7 +77,7 @@ class Replica:
     @asynccontextmanager
     async def live(self) -> AsyncIterator[None]:
         """Be alive until the block is left; connections break then."""
-        config = SchedulingConfig(max_in_flight=1, max_batch_tokens=16)
+        config = SchedulingConfig(max_in_flight=1, max_batch_tokens=16, stall_timeout_s=self.stall_timeout_s)
         self.engine = LocalEngine(lambda: self.runner, Offload(), Metrics().of_engine("m"), config)
         async with trio.open_nursery() as nursery:
             await nursery.start(self.engine.run)
@@ -84,8 +97,9 @@ class Replica:
 
 
 @asynccontextmanager
-async def asking(*replicas: Replica) -> AsyncIterator[ProcessEngine]:
-    engine = ProcessEngine([replica.path for replica in replicas], Metrics().of_engine("m"))
+async def asking(*replicas: Replica, stall_timeout_s: float = 60.0) -> AsyncIterator[ProcessEngine]:
+    config = SchedulingConfig(stall_timeout_s=stall_timeout_s)
+    engine = ProcessEngine([replica.path for replica in replicas], Metrics().of_engine("m"), config)
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
         yield engine
@@ -208,6 +222,86 @@ async def test_a_row_of_a_cancelled_request_leaves_the_queue_at_the_other_end(re
         assert len(replica.runner.batches) == 1
 
 
+async def test_a_row_in_flight_whose_request_is_cancelled_is_not_computed_again_at_the_other_end(replica):
+    begun, leave = threading.Event(), threading.Event()
+    passes: list[int] = []
+
+    def fail_first(batch) -> None:
+        passes.append(len(batch.requests))
+        if len(passes) == 2:
+            begun.set()
+            assert leave.wait(60)
+            raise ValueError("first")
+
+    replica.runner.on_launch = fail_first
+    async with replica.live(), asking(replica) as engine, trio.open_nursery() as nursery:
+        await engine.wait_ready()
+        replica.runner.gate.clear()
+        nursery.start_soon(engine.submit, request(1))
+        await trio.to_thread.run_sync(replica.runner.launching.wait)
+        async with trio.open_nursery() as leaving:
+            leaving.start_soon(engine.submit_all, [request(2)] * 6)
+            nursery.start_soon(engine.submit_all, [request(3)] * 2)
+            await until(lambda: replica.engine.statistics().queued_rows == 8)
+            replica.runner.gate.set()
+            await trio.to_thread.run_sync(begun.wait)
+            entries = [entry for batch in replica.engine._in_flight for entry in batch.entries]
+            leaving.cancel_scope.cancel()
+        await until(lambda: sum(entry.is_abandoned for entry in entries) == 6)
+        leave.set()
+        await until(lambda: engine.statistics().queued_rows == 0)
+        assert passes[:2] == [1, 8]
+        assert sum(passes[2:]) == 2
+
+
+async def test_a_probe_row_comes_with_the_sizes(replica):
+    replica.runner.probe_request = PoolingRequest(RenderedPrompt(np.array([5, 6], np.int32)), (SparseEmbed(),))
+    async with replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        begun = len(replica.runner.batches)
+        assert begun == 1, "the probe at the start"
+        row = engine.probe_request
+        assert row.params == (SparseEmbed(),)
+        assert row.prompt.token_ids.tolist() == [5, 6]
+        assert (await engine.submit(row)).values
+
+
+async def test_a_stalled_replica_gets_no_rows_while_another_is_healthy(tmp_path):
+    stalling = Replica(tmp_path / "0.engine", stall_timeout_s=0.05)
+    healthy = Replica(tmp_path / "1.engine")
+    async with two_alive(stalling, healthy), asking(stalling, healthy) as engine, trio.open_nursery() as nursery:
+        await until(lambda: len(engine._ready_links) == 2)
+        stalling.runner.gate.clear()
+        nursery.start_soon(engine.submit_all, [request(1)] * 2)
+        await until(lambda: engine._links[0].stall_reason)
+        assert engine.statistics().state == "ready"
+        assert engine.stall_reason == ""
+        before = sum(stalling.runner.rows)
+        await engine.submit_all([request(2)] * 40)
+        assert sum(stalling.runner.rows) == before
+        with engine.open_scope() as scope:
+            assert scope in engine._links[1].scopes
+        healthy.runner.gate.clear()
+        stalling.runner.gate.set()
+        await until(lambda: not engine._links[0].stall_reason)
+        assert len(engine._usable_links) == 2
+        healthy.runner.gate.set()
+
+
+async def test_an_engine_process_that_says_nothing_is_stalled(replica):
+    async with asking(replica, stall_timeout_s=0.05) as engine:
+        peer, _ = await replica.listening.accept()
+        async with trio.SocketStream(peer) as stream:
+            await stream.send_all(frame_of(Hello(8, 0, 2048)))
+            await engine.wait_ready()
+            await until(lambda: engine.statistics().state == "stalled")
+            assert "silent" in engine.stall_reason
+            await stream.send_all(frame_of(Answers([], 0, 0.0, UNKNOWN.tobytes())))
+            await until(lambda: engine.statistics().state == "ready")
+            await stream.send_all(frame_of(Answers([], 0, 0.0, UNKNOWN.tobytes(), "a batch has been in flight")))
+            await until(lambda: engine.stall_reason == "a batch has been in flight")
+
+
 async def test_a_process_that_dies_fails_its_rows_at_once_and_the_next_one_takes_over(replica):
     async with asking(replica) as engine:
         with pytest.raises(EngineLoadingError):
@@ -313,7 +407,7 @@ async def test_requests_are_admitted_by_the_rates_that_the_engine_processes_have
         await engine.wait_ready()
         with engine.admit(EstimatedWork(tokens=10**9)):
             engine.refuse_late(EstimatedWork(tokens=1))  # no rate is known
-            await engine.submit(request(1))
+            await engine.submit_all([request(1)] * 1000)  # many batches: most leave some waiting
             np.testing.assert_array_equal(engine._seconds_per_token(), replica.engine.seconds_per_token)
             with pytest.raises(OverloadedError), engine.admit(EstimatedWork(tokens=1)):
                 pytest.fail("admitted")

@@ -27,6 +27,7 @@ TABLE: dict[type[errors.PoolServeError], tuple[int, str]] = {
     errors.OverloadedError: (429, "RateLimitError"),
     errors.UnavailableError: (503, "ServiceUnavailableError"),
     errors.DeadlineExceededError: (504, "DeadlineExceeded"),
+    errors.OutOfDeviceMemoryError: (507, "InsufficientMemoryError"),
     errors.PoolServeError: (500, "InternalServerError"),
 }
 """Status and ``type``; a subclass of a listed error has its row."""

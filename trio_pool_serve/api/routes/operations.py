@@ -8,6 +8,7 @@ import trio_pool_serve
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
+from trio_pool_serve.engine.deep_probe import failures_of
 from trio_pool_serve.service import Service
 from trio_pool_serve.telemetry.snapshots import exposition_of, merged_load
 
@@ -21,7 +22,10 @@ PROBE_ROUTES = frozenset(
         ("POST", "/ping"),
     }
 )
-"""Probes carry no API key, and their responses hold nothing but a state."""
+"""Probes carry no API key, and their responses hold nothing but a state, and why it is what it is."""
+
+DEEP = (b"deep", b"deep=1", b"deep=true")
+"""Query strings of ``/readyz`` that ask for a deep probe."""
 
 
 def operational_routes(service: Service) -> Routes:
@@ -32,9 +36,18 @@ def operational_routes(service: Service) -> Routes:
         dead = service.state == "dead"
         return _status("dead" if dead else "alive", ok=not dead)
 
-    async def readiness(_: HttpRequest) -> HttpResponse:
-        """Respond whether a task would be done now. Cancellation: has no checkpoint."""
+    async def readiness(request: HttpRequest) -> HttpResponse:
+        """Respond whether a task would be done now; with ``?deep=true`` after one short input has been computed.
+
+        Cancellation: at once, which is while an input is computed.
+        """
         state = service.state
+        if state == "stalled":
+            return _status(state, ok=False, reason=service.stall_reason)
+        if state == "ready" and request.scope["query_string"] in DEEP:
+            if failure := await failures_of([served.probe for served in service.served.values()]):
+                return _status("failing", ok=False, reason=failure)
+            state = service.state  # it took a while
         return _status(state, ok=state == "ready")
 
     async def health(_: HttpRequest) -> HttpResponse:
@@ -43,7 +56,7 @@ def operational_routes(service: Service) -> Routes:
         A server that drains is still healthy: what it has accepted, it will answer.
         """
         state = service.state
-        return _status(state, ok=state in ("ready", "draining"))
+        return _status(state, ok=state not in ("loading", "dead"))
 
     async def metrics(_: HttpRequest) -> HttpResponse:
         """Respond with the metrics of all processes of the server, added up. Cancellation: at once."""
@@ -76,5 +89,6 @@ def operational_routes(service: Service) -> Routes:
     }
 
 
-def _status(state: str, *, ok: bool) -> HttpResponse:
-    return HttpResponse.json({"status": state}, 200 if ok else 503)
+def _status(state: str, *, ok: bool, reason: str = "") -> HttpResponse:
+    body = {"status": state, "reason": reason} if reason else {"status": state}
+    return HttpResponse.json(body, 200 if ok else 503)

@@ -28,6 +28,12 @@ from trio_pool_serve.types import PoolingOutput
 
 logger = logging.getLogger(__name__)
 
+HEARTBEAT_S = 1.0
+"""Longest pause between two messages to an API process."""
+
+HEARTBEATS_IN_STALL_TIMEOUT = 4
+"""At least so many are sent within ``--stall-timeout-s``."""
+
 
 @define(eq=False)
 class EngineConnection:
@@ -52,7 +58,7 @@ class EngineConnection:
         try:
             engine = self.engine
             sizes = engine.dimensions, engine.embeds_width, engine.max_batch_tokens
-            await self.stream.send(Hello(*sizes, engine.cosine_with_float32))
+            await self.stream.send(Hello(*sizes, engine.cosine_with_float32, _probe_of(engine)))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._answer)
                 await self._receive()
@@ -110,9 +116,14 @@ class EngineConnection:
         self._has_outcomes.set()
 
     async def _answer(self) -> None:
-        """Send outcomes; those that come while a frame is sent go together in the next."""
+        """Send outcomes; those that come while a frame is sent go together in the next. While there are none, say so.
+
+        A process that is silent has a loop that does not run: the API process then sends rows elsewhere.
+        """
+        heartbeat_s = min(HEARTBEAT_S, self.engine.config.stall_timeout_s / HEARTBEATS_IN_STALL_TIMEOUT)
         while True:
-            await self._has_outcomes.wait()
+            with trio.move_on_after(heartbeat_s):
+                await self._has_outcomes.wait()
             self._has_outcomes = trio.Event()
             outcomes, self._outcomes = self._outcomes, []
             frame = Frame()
@@ -121,14 +132,19 @@ class EngineConnection:
                 if frame.is_full:
                     await self._send(frame)
                     frame = Frame()
-            if frame.parts:
+            if frame.parts or not outcomes:
                 await self._send(frame)
 
     async def _send(self, frame: Frame) -> None:
         engine = self.engine
         rates = engine.seconds_per_token.tobytes()
-        answers = Answers(frame.parts, engine.waiting_tokens, engine.tokens_per_s, rates)
+        answers = Answers(frame.parts, engine.waiting_tokens, engine.tokens_per_s, rates, engine.stall_reason)
         await self.stream.send(answers, frame.buffers)
+
+
+def _probe_of(engine: LocalEngine) -> tuple[list[int], str] | None:
+    request = engine.probe_request
+    return None if request is None else (request.prompt.token_ids.tolist(), request.params[0].wire_name)
 
 
 async def serve_engine(engine: LocalEngine, listener: trio.SocketListener) -> None:

@@ -2,6 +2,8 @@
 
 import itertools
 import logging
+import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +48,8 @@ class Link:
     """
 
     path: Path
+    stall_timeout_s: float = math.inf
+    """An engine process that is silent for longer counts as stalled."""
     hello: Hello | None = field(default=None, init=False)
     """The sizes of the loaded model; ``None`` while no engine process is ready."""
     tokens_per_s: float = field(default=0.0, init=False)
@@ -53,6 +57,9 @@ class Link:
     own_tokens: int = field(default=0, init=False)
     """Of the rows that were sent by this process and are not finished."""
     scopes: set[RemoteScope] = field(init=False, factory=set)
+    _stall_reason: str = field(default="", init=False)
+    """What the engine process has said last."""
+    _last_heard: float = field(default=0.0, init=False)
     _others_tokens: int = field(default=0, init=False)
     _numbers: Iterator[int] = field(init=False, factory=itertools.count)
     _waiting: dict[int, QueueEntry] = field(init=False, factory=dict)
@@ -72,6 +79,16 @@ class Link:
     def waiting_rows(self) -> int:
         """Rows that were sent by this process and are not finished."""
         return len(self._waiting)
+
+    @property
+    def stall_reason(self) -> str:
+        """Why nothing comes back from the engine process though it is ready; empty if it does."""
+        if self.hello is None:
+            return ""
+        silent_s = time.perf_counter() - self._last_heard
+        if silent_s > self.stall_timeout_s:
+            return f"the engine process has been silent for {silent_s:.0f} s"
+        return self._stall_reason
 
     def send_nowait(self, entry: QueueEntry) -> None:
         """Send a row soon; its entry is settled on the loop."""
@@ -147,6 +164,7 @@ class Link:
                 nursery.start_soon(self._send, stream)
                 while (received := await stream.receive()) is not None:
                     message, payload = received
+                    self._last_heard = time.perf_counter()
                     match message:
                         case Hello():
                             self.hello = message
@@ -166,7 +184,7 @@ class Link:
         self._withdrawn.clear()
         self._closed_scopes.clear()
         self.scopes.clear()
-        self._others_tokens, self.tokens_per_s = 0, 0.0
+        self._others_tokens, self.tokens_per_s, self._stall_reason = 0, 0.0, ""
         self.seconds_per_token = UNKNOWN
         for number in list(self._waiting):
             entry = self._settle(number)
@@ -214,10 +232,10 @@ class Link:
                     entry.fail(outcome)
             if index % DELIVERY_SLICE == 0:
                 await trio.lowlevel.checkpoint()
-        self.tokens_per_s = message.tokens_per_s
+        self.tokens_per_s, self._stall_reason = message.tokens_per_s, message.stall_reason
         self.seconds_per_token = np.frombuffer(message.seconds_per_token, np.float64)
         self._others_tokens = max(0, message.waiting_tokens - self.own_tokens)
 
     def __repr__(self) -> str:
-        state = "ready" if self.hello else "not ready"
+        state = "stalled" if self.stall_reason else "ready" if self.hello else "not ready"
         return f"<Link {self.path.name}, {state}, {self.waiting_rows} rows, {self.waiting_tokens} tokens>"

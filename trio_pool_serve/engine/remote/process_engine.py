@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
+import numpy as np
 import trio
 from attrs import define, field
 
@@ -23,7 +24,7 @@ from trio_pool_serve.engine.remote.wire import Hello
 from trio_pool_serve.engine.waiting_work import WaitingWork
 from trio_pool_serve.errors import EngineDeadError, EngineLoadingError
 from trio_pool_serve.telemetry.metrics import EngineMetrics
-from trio_pool_serve.types import PoolingRequest, QueryParams, QueryScope
+from trio_pool_serve.types import PoolingParams, PoolingRequest, QueryParams, QueryScope, RenderedPrompt
 
 
 @define(eq=False)
@@ -50,7 +51,7 @@ class ProcessEngine(Engine):
     """Tokens of long rows that are still to be kept together."""
 
     def __attrs_post_init__(self) -> None:
-        self._links = [Link(path) for path in self.sockets]
+        self._links = [Link(path, self.config.stall_timeout_s) for path in self.sockets]
         self._admission = Admission(
             self.config.max_queue_s,
             self._seconds_per_token,
@@ -80,7 +81,7 @@ class ProcessEngine(Engine):
     def _link_for_long(self, tokens: int) -> Link:
         together, self._kept_together = self._kept_together, max(0, self._kept_together - tokens)
         if together >= tokens:
-            for link in reversed(self._ready_links):
+            for link in reversed(self._usable_links):
                 if link.waiting_tokens <= MAX_TOKENS_BEFORE_LONG:
                     return link
         return self._least_busy()
@@ -92,7 +93,7 @@ class ProcessEngine(Engine):
         raise EngineDeadError("The engine process that held the query has died.")
 
     def _least_busy(self) -> Link:
-        return min(self._ready_links, key=lambda link: link.waiting_tokens)
+        return min(self._usable_links, key=lambda link: link.waiting_tokens)
 
     def _tokens_per_s(self) -> float:
         return sum(link.tokens_per_s for link in self._links)
@@ -106,6 +107,12 @@ class ProcessEngine(Engine):
     @property
     def _ready_links(self) -> list[Link]:
         return [link for link in self._links if link.hello is not None]
+
+    @property
+    def _usable_links(self) -> list[Link]:
+        """Those that are not stalled; if all are, all of them."""
+        ready = self._ready_links
+        return [link for link in ready if not link.stall_reason] or ready
 
     def admit(self, work: EstimatedWork) -> AbstractContextManager[AdmittedRequest]:  # noqa: D102
         self._require_ready()
@@ -134,6 +141,22 @@ class ProcessEngine(Engine):
     @property
     def cosine_with_float32(self) -> float | None:  # noqa: D102
         return self._hello.cosine_with_float32
+
+    @property
+    def probe_request(self) -> PoolingRequest | None:  # noqa: D102
+        if self._hello.probe is None:
+            return None
+        ids, params = self._hello.probe
+        kind = PoolingParams.by_name.get(params)
+        return None if kind is None else PoolingRequest(RenderedPrompt(np.array(ids, np.int32)), (kind(),))
+
+    @property
+    def stall_reason(self) -> str:  # noqa: D102
+        reasons = [link.stall_reason for link in self._ready_links]
+        return reasons[0] if reasons and all(reasons) else ""
+
+    def is_overloaded(self) -> bool:  # noqa: D102
+        return self._admission.is_full
 
     @property
     def _hello(self) -> Hello:
@@ -165,10 +188,12 @@ class ProcessEngine(Engine):
 
     @property
     def state(self) -> EngineState:
-        """Ready as long as one replica is."""
+        """Ready as long as one replica is; stalled if all that are ready are."""
         if self._dead:
             return "dead"
-        return "ready" if self._ready_links else "loading"
+        if not self._ready_links:
+            return "loading"
+        return "stalled" if self.stall_reason else "ready"
 
     def statistics(self) -> EngineStatistics:  # noqa: D102
         return EngineStatistics(
@@ -183,6 +208,7 @@ class ProcessEngine(Engine):
             batches=0,
             failed_batches=0,
             held_bytes=0,
+            batch_token_budget=0,
         )
 
     def _require_ready(self) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import math
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
@@ -12,7 +13,7 @@ from attrs import define
 from trio_pool_serve.config import Config, ModelSource, encode_config
 from trio_pool_serve.engine.placement import has_gpu, replicas_of
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.processes.child_process import keep_alive, listening_at, open_child
+from trio_pool_serve.processes.child_process import ChildEnd, keep_alive, listening_at, open_child
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +81,8 @@ class EngineProcesses:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Start the processes, and restart those that die, forever; ``started`` once all their sockets listen.
 
-        Raises ``ModelLoadError`` if one fails to load its model at its first start. Cancellation: their channels are
+        Raises ``ModelLoadError`` if one fails to load its model at its first start, and ``EngineDeadError`` if one has
+        been restarted ``--max-engine-restarts`` times in a row. Cancellation: their channels are
         closed, which makes them exit, and they are killed if they do not.
         """
         async with trio.open_nursery() as nursery:
@@ -110,13 +112,14 @@ class EngineProcesses:
             )
             has_loaded = False
 
-            async def live() -> str:
+            async def live() -> ChildEnd:
                 nonlocal has_loaded
+                ready_at = math.inf
                 async with open_child(MODULE, job, EngineStatus, fds=[listening.fileno()]) as child:
                     status = await child.status()
                     if isinstance(status, Loaded):
                         logger.info("engine process %d is ready: %s: %s", child.process.pid, name, status.description)
-                        has_loaded = True
+                        has_loaded, ready_at = True, trio.current_time()
                     end = await child.wait()
                 failure = (
                     status.message if isinstance(status, LoadFailed) else f"The engine process of {name} has {end}."
@@ -124,6 +127,7 @@ class EngineProcesses:
                 if not has_loaded:
                     raise ModelLoadError(failure)
                 logger.error("%s", failure)
-                return end
+                return ChildEnd(end, max(0.0, trio.current_time() - ready_at))
 
-            await keep_alive(f"the engine of {name}", live)
+            restarts = self.config.processes.max_engine_restarts
+            await keep_alive(f"the engine of {name}", live, max_restarts=restarts)

@@ -123,6 +123,8 @@ class Hello(msgspec.Struct, tag=True, array_like=True):
     embeds_width: int
     max_batch_tokens: int
     cosine_with_float32: float | None = None
+    probe: tuple[list[int], str] | None = None
+    """Token ids, and the ``wire_name`` of params that have defaults, of a row that the model can compute."""
 
 
 class Answer(msgspec.Struct, tag=True, array_like=True):
@@ -147,13 +149,15 @@ class Failure(msgspec.Struct, tag=True, array_like=True):
 class Answers(msgspec.Struct, tag=True, array_like=True):
     """Finished and failed rows, and the engine's load: queued tokens of all connections, and the measured rates.
 
-    ``seconds_per_token`` are float64, as in ``SecondsPerToken``.
+    Without rows it is a heartbeat. ``seconds_per_token`` are float64, as in ``SecondsPerToken``; ``stall_reason`` is
+    the engine's.
     """
 
     rows: list[Part]
     waiting_tokens: int
     tokens_per_s: float
     seconds_per_token: Annotated[bytes, msgspec.Meta(min_length=8 * WORK_CLASSES, max_length=8 * WORK_CLASSES)]
+    stall_reason: str = ""
 
 
 ToEngine: TypeAlias = Submit | Withdraw | CloseScope

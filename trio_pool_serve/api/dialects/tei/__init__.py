@@ -37,7 +37,7 @@ ERROR_TYPES = {
 }
 """The ``error_type`` by this server's own status."""
 
-STATUSES = {400: 422, 500: 424}
+STATUSES = {400: 422, 500: 424, 507: 424}
 """This dialect's status, where it is another than the server's own."""
 
 

@@ -1,0 +1,524 @@
+"""A batch that fails: who gets the error, who is answered, and how much it may cost; over a scripted runner."""
+
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+import trio
+from attrs import define, field
+from trio.testing import wait_all_tasks_blocked
+
+from tests.engine.test_local import engine_over, in_thread, request, running
+from tests.models.model_families import load, write_family
+from tests.scripted_runner import ScriptedRunner, scripted_vector
+from trio_pool_serve.engine.batch_recovery import MAX_PASSES, BatchRecovery, Fault
+from trio_pool_serve.engine.batching import GROW_AFTER
+from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.engine.queue import QueueEntry
+from trio_pool_serve.errors import BatchFailedError, EngineDeadError, OutOfDeviceMemoryError, RunnerDeadError
+from trio_pool_serve.telemetry.metrics import Metrics
+from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import Batch, HeldQuery, HoldQuery, MaxSim, PooledBatch, PoolingOutput, PoolingRequest
+
+ALWAYS = 13
+"""A row with this id fails every batch that it is in."""
+
+
+def first_ids(batch: Batch) -> list[int]:
+    return [int(row.prompt.token_ids[0]) for row in batch.requests]
+
+
+def fail_on_poison(batch: Batch) -> None:
+    if ALWAYS in first_ids(batch):
+        raise ValueError("poison")
+
+
+@define
+class Outcomes:
+    """What became of rows, by their number."""
+
+    answered: dict[int, PoolingOutput] = field(factory=dict)
+    failed: dict[int, Exception] = field(factory=dict)
+
+    async def submit(self, engine: LocalEngine, number: int, row: PoolingRequest) -> None:
+        try:
+            self.answered[number] = await engine.submit(row)
+        except Exception as error:
+            self.failed[number] = error
+
+
+async def computed_together(engine: LocalEngine, runner: ScriptedRunner, ids: Iterable[int]) -> Outcomes:
+    """Submit rows, each by a client of its own, so that all are in one batch; return what became of them."""
+    runner.gate.clear()
+    runner.launching.clear()
+    outcomes = Outcomes()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.submit, request(1))
+        await in_thread(runner.launching.wait)
+        for number, token in enumerate(ids):
+            nursery.start_soon(outcomes.submit, engine, number, request(token, number))
+        await wait_all_tasks_blocked()
+        runner.gate.set()
+    return outcomes
+
+
+@asynccontextmanager
+async def serial(runner: ScriptedRunner, **settings) -> AsyncIterator[LocalEngine]:
+    runner.default_batch_tokens = settings.pop("tokens", 1000)
+    async with running(engine_over(lambda: runner, max_in_flight=1, **settings)) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("place", [0, 1, 31, 62, 63])
+async def test_only_the_guilty_row_fails_and_costs_a_few_passes(scripted, place):
+    scripted.on_launch = fail_on_poison
+    async with serial(scripted) as engine:
+        outcomes = await computed_together(engine, scripted, [ALWAYS if n == place else 2 for n in range(64)])
+        assert list(outcomes.failed) == [place]
+        assert type(outcomes.failed[place]) is BatchFailedError
+        assert "poison" not in str(outcomes.failed[place]), "no internals"
+        for number, output in outcomes.answered.items():
+            np.testing.assert_array_equal(output.values[0], scripted_vector(np.array([2, number]), 8))
+        assert scripted.rows[:2] == [1, 64]
+        failing = [len(batch.requests) for batch in scripted.batches if ALWAYS in first_ids(batch)]
+        assert failing == [64, 32, 16, 8, 4, 2, 1], "each half once"
+        assert sum(scripted.rows[2:]) <= 2 * 64
+        assert engine.statistics().failed_batches == 1
+        assert engine.statistics().in_flight_batches == 0
+
+
+@pytest.mark.parametrize("guilty", [{0, 63}, set(range(8)), set(range(0, 64, 8)), set(range(56, 64)), {5}])
+async def test_several_guilty_rows_fail_alone_wherever_they_are(scripted, guilty):
+    scripted.on_launch = fail_on_poison
+    async with serial(scripted) as engine:
+        outcomes = await computed_together(engine, scripted, [ALWAYS if n in guilty else 2 for n in range(64)])
+    assert set(outcomes.failed) == guilty
+    assert set(outcomes.answered) == set(range(64)) - guilty
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 64, 333])
+async def test_a_broken_model_costs_a_bounded_number_of_passes(scripted, rows):
+    def fail(batch: Batch) -> None:
+        if first_ids(batch) != [1]:
+            raise ValueError("broken")
+
+    scripted.on_launch = fail
+    async with serial(scripted) as engine:
+        outcomes = await computed_together(engine, scripted, [2] * rows)
+        assert len(outcomes.failed) == rows
+        assert {type(error) for error in outcomes.failed.values()} == {BatchFailedError}
+        assert len(scripted.batches) - 2 <= 2 * (rows - 1).bit_length() + 2
+        assert (await engine.submit(request(1))).values
+
+
+async def test_an_error_that_passes_costs_nobody_anything(scripted):
+    def fail_once(batch: Batch) -> None:
+        if len(batch.requests) == 10:
+            raise ValueError("once")
+
+    scripted.on_launch = fail_once
+    async with serial(scripted) as engine:
+        outcomes = await computed_together(engine, scripted, [2] * 10)
+    assert len(outcomes.answered) == 10
+    assert scripted.rows == [1, 10, 5, 5]
+
+
+async def test_rows_are_not_computed_again_if_the_setting_says_so(scripted):
+    scripted.on_launch = fail_on_poison
+    async with serial(scripted, batch_retry_s=0) as engine:
+        outcomes = await computed_together(engine, scripted, [2, ALWAYS, 2])
+    assert len(outcomes.failed) == 3
+    assert scripted.rows == [1, 3]
+
+
+async def test_an_error_of_the_copy_is_treated_as_one_of_the_launch(scripted):
+    class Copying:
+        def __init__(self, batch: Batch) -> None:
+            self.batch = batch
+
+        def __await__(self):
+            yield from trio.lowlevel.checkpoint().__await__()
+            fail_on_poison(self.batch)
+            return [(scripted_vector(row.prompt.token_ids, 8),) for row in self.batch.requests]
+
+    scripted.on_launch = Copying
+    async with serial(scripted) as engine:
+        outcomes = await computed_together(engine, scripted, [2, 2, ALWAYS, 2])
+    assert list(outcomes.failed) == [2]
+
+
+async def test_too_few_outputs_are_an_error_of_their_batch(scripted):
+    class Forgetful:
+        def __init__(self, batch: Batch) -> None:
+            rows = [(scripted_vector(row.prompt.token_ids, 8),) for row in batch.requests]
+            self.rows = rows[:-1] if len(rows) > 1 else rows
+
+        def __await__(self):
+            return self.rows
+            yield
+
+    scripted.on_launch = Forgetful
+    async with serial(scripted) as engine:
+        outcomes = await computed_together(engine, scripted, [2] * 4)
+    assert len(outcomes.answered) == 4
+
+
+# -- its bounds ----------------------------------------------------------------------------------------
+
+
+def entries(count: int) -> list[QueueEntry]:
+    return [QueueEntry(request(2, number)) for number in range(count)]
+
+
+async def test_no_pass_begins_after_the_time_limit(autojump_clock):
+    passes: list[int] = []
+
+    async def compute(rows: list[QueueEntry]) -> Fault | None:
+        passes.append(len(rows))
+        await trio.sleep(4)
+        return Fault.RAISED
+
+    rows = entries(64)
+    began = trio.current_time()
+    await BatchRecovery(compute, time_limit_s=10).run(rows, Fault.RAISED)
+    assert passes == [32, 16, 8]
+    assert trio.current_time() - began == 12
+    assert all(isinstance(row.error, BatchFailedError) for row in rows)
+
+
+async def test_the_number_of_passes_is_bounded_even_if_some_succeed():
+    passes = Counter[bool]()
+
+    async def compute(rows: list[QueueEntry]) -> Fault | None:
+        failed = any(row.request.prompt.token_ids[1] % 2 for row in rows)
+        passes[failed] += 1
+        if failed:
+            return Fault.RAISED
+        for row in rows:
+            row.finish(PoolingOutput((), 0, 0, 0))
+        return None
+
+    rows = entries(1024)
+    recovery = BatchRecovery(compute, time_limit_s=1000)
+    await recovery.run(rows, Fault.RAISED)
+    assert passes.total() == recovery.passes <= MAX_PASSES
+    assert all(row.is_settled for row in rows)
+    assert recovery.failed_rows == sum(row.error is not None for row in rows) > 512
+
+
+# -- clients that have left ----------------------------------------------------------------------------
+
+
+async def left_while_computing(
+    engine: LocalEngine, runner: ScriptedRunner, staying: int, leaving: int
+) -> tuple[Outcomes, list[int]]:
+    """Have a batch fail after the clients of some rows left; return the others' outcomes, and the sizes of passes."""
+    begun, leave = threading.Event(), threading.Event()
+    passes: list[int] = []
+
+    def fail_first(batch: Batch) -> None:
+        if first_ids(batch)[0] == 1:
+            return
+        passes.append(len(batch.requests))
+        if len(passes) == 1:
+            begun.set()
+            assert leave.wait(60)
+            raise ValueError("first")
+
+    runner.on_launch = fail_first
+    outcomes = Outcomes()
+    async with trio.open_nursery() as nursery:
+        runner.gate.clear()
+        nursery.start_soon(engine.submit, request(1))
+        await in_thread(runner.launching.wait)
+        async with trio.open_nursery() as clients:
+            for number in range(leaving):
+                clients.start_soon(outcomes.submit, engine, -1 - number, request(3, number))
+            for number in range(staying):
+                nursery.start_soon(outcomes.submit, engine, number, request(2, number))
+            await wait_all_tasks_blocked()
+            runner.gate.set()
+            await in_thread(begun.wait)
+            clients.cancel_scope.cancel(reason="they leave")
+        leave.set()
+    await wait_all_tasks_blocked(0.02)
+    return outcomes, passes
+
+
+async def test_rows_whose_clients_have_left_are_not_computed_again(scripted):
+    async with serial(scripted) as engine:
+        outcomes, passes = await left_while_computing(engine, scripted, staying=4, leaving=6)
+        assert passes[0] == 10
+        assert sum(passes[1:]) == 4
+        assert set(outcomes.answered) == set(range(4))
+        assert engine.statistics().in_flight_batches == 0
+
+
+async def test_a_batch_that_nobody_waits_for_any_more_is_not_computed_again(scripted):
+    async with serial(scripted) as engine:
+        _, passes = await left_while_computing(engine, scripted, staying=0, leaving=6)
+        assert passes == [6]
+        with trio.fail_after(10):
+            while engine.statistics().in_flight_batches:  # noqa: ASYNC110  (its thread is being left)
+                await trio.sleep(0.001)
+        assert (await engine.submit(request(1))).values, "its slot is free"
+
+
+async def test_a_batch_that_nobody_waits_for_any_more_is_not_launched(scripted):
+    offload = Offload()
+    engine = LocalEngine(lambda: scripted, offload, Metrics().of_engine("m"))
+    release = threading.Event()
+    async with running(engine), trio.open_nursery() as nursery:
+        nursery.start_soon(offload.run, "launch", release.wait)  # another model's batch
+        await wait_all_tasks_blocked()
+        async with trio.open_nursery() as clients:
+            clients.start_soon(engine.submit_all, [request(2), request(3)])
+            await wait_all_tasks_blocked()
+            assert engine.statistics().in_flight_batches == 1
+            clients.cancel_scope.cancel(reason="it leaves")
+        release.set()
+        await engine.submit(request(4))
+        assert [first_ids(batch) for batch in scripted.batches] == [[4]]
+        assert engine.statistics().in_flight_batches == 0
+
+
+# -- others ----------------------------------------------------------------------------------------------
+
+
+async def test_the_other_launch_thread_goes_on_while_rows_are_computed_again():
+    again, go_on = threading.Event(), threading.Event()
+
+    def fail(batch: Batch) -> None:
+        if ALWAYS in first_ids(batch):
+            if len(batch.requests) == 1:
+                again.set()
+                assert go_on.wait(60)
+            raise ValueError("poison")
+
+    runner = ScriptedRunner(concurrent_launches=2, on_launch=fail)
+    engine = LocalEngine(lambda: runner, Offload(launch=2), Metrics().of_engine("m"))
+    outcomes = Outcomes()
+    async with running(engine), trio.open_nursery() as nursery:
+        nursery.start_soon(engine.submit_all, [request(2), request(3)])
+        await in_thread(runner.launching.wait)
+        nursery.start_soon(outcomes.submit, engine, 0, request(ALWAYS))
+        await in_thread(again.wait)
+        for token in range(20, 40):
+            assert (await engine.submit(request(token))).values[0][2] == token
+        go_on.set()
+    assert list(outcomes.failed) == [0]
+
+
+async def test_a_runner_that_launches_one_batch_at_a_time_is_never_given_two():
+    launching = threading.Lock()
+
+    def compute(batch: Batch) -> PooledBatch | None:
+        assert launching.acquire(blocking=False), "two at a time"
+        try:
+            threading.Event().wait(0.001)  # time for another one, were it allowed
+            fail_on_poison(batch)
+        finally:
+            launching.release()
+        return None
+
+    runner = ScriptedRunner(on_launch=compute, default_batch_tokens=16)
+    engine = LocalEngine(lambda: runner, Offload(launch=2), Metrics().of_engine("m"))
+    outcomes = Outcomes()
+    async with running(engine), trio.open_nursery() as nursery:
+        for number in range(100):
+            nursery.start_soon(outcomes.submit, engine, number, request(ALWAYS if number % 20 == 0 else 2, number))
+    assert set(outcomes.failed) == set(range(0, 100, 20))
+
+
+async def test_held_queries_are_there_when_rows_are_computed_again(scripted):
+    scripted.on_launch = fail_on_poison
+    async with serial(scripted) as engine:
+        with engine.open_scope() as scope:
+            queries = [HeldQuery(scope) for _ in range(3)]
+            hold = [request(2, token, params=(HoldQuery(query),)) for token, query in enumerate(queries, start=5)]
+            scripted.gate.clear()
+            outcomes = Outcomes()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(engine.submit, request(1))
+                await in_thread(scripted.launching.wait)
+                for number, row in enumerate([*hold, request(ALWAYS)]):
+                    nursery.start_soon(outcomes.submit, engine, number, row)
+                await wait_all_tasks_blocked()
+                scripted.gate.set()
+            assert list(outcomes.failed) == [3]
+            scripted.gate.clear()
+            scripted.launching.clear()
+            scores = Outcomes()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(engine.submit, request(1))
+                await in_thread(scripted.launching.wait)
+                for number, query in enumerate(queries):
+                    nursery.start_soon(scores.submit, engine, number, request(5, 6, params=(MaxSim(query),)))
+                nursery.start_soon(scores.submit, engine, 3, request(ALWAYS))
+                await wait_all_tasks_blocked()
+                scripted.gate.set()
+            assert list(scores.failed) == [3]
+            assert [scores.answered[number].values[0][0] for number in range(3)] == [1, 1, 0]
+        assert engine.statistics().held_bytes == 0
+
+
+async def test_a_device_that_is_lost_while_rows_are_computed_again_ends_the_engine(scripted):
+    def lose(batch: Batch) -> None:
+        if len(batch.requests) == 4:
+            raise ValueError("poison")
+        if len(batch.requests) == 2:
+            raise RunnerDeadError("lost")
+
+    scripted.on_launch = lose
+    engine = engine_over(lambda: scripted, max_in_flight=1)
+    outcomes: list[Outcomes] = []
+
+    async def submit() -> None:
+        outcomes.append(await computed_together(engine, scripted, [2] * 4))
+
+    with pytest.RaisesGroup(EngineDeadError, flatten_subgroups=True):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(engine.run)
+            await engine.wait_ready()
+            with trio.CancelScope(shield=True):
+                await submit()
+    assert {type(error) for error in outcomes[0].failed.values()} == {EngineDeadError}
+    assert len(outcomes[0].failed) == 4
+    assert engine.statistics().in_flight_batches == 0
+
+
+# -- cancelled anywhere ----------------------------------------------------------------------------------
+
+STEPS = [*range(40), *range(40, 400, 20)]
+
+
+async def test_clients_that_leave_at_any_step_of_a_recovery_leave_nothing_behind(scripted):
+    scripted.on_launch = fail_on_poison
+    ended = 0
+    async with serial(scripted) as engine:
+        for step in STEPS:
+            rows = [request(ALWAYS if number == 5 else 2, number) for number in range(8)]
+            neighbour = Outcomes()
+            scripted.gate.clear()
+            scripted.launching.clear()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(engine.submit, request(1))
+                await in_thread(scripted.launching.wait)
+                nursery.start_soon(neighbour.submit, engine, 0, request(7))
+                leaving = trio.CancelScope()
+
+                async def leave(leaving=leaving, rows=rows) -> None:
+                    with leaving, pytest.raises(BatchFailedError):
+                        await engine.submit_all(rows)
+
+                nursery.start_soon(leave)
+                await wait_all_tasks_blocked()
+                scripted.gate.set()
+                for _ in range(step):
+                    await trio.lowlevel.checkpoint()
+                leaving.cancel(reason=f"step {step}")
+            ended += not leaving.cancelled_caught
+            assert neighbour.answered[0].values[0][2] == 7
+            with trio.fail_after(10):
+                while engine.statistics().in_flight_batches:  # noqa: ASYNC110  (a thread that was running finishes)
+                    await trio.sleep(0.0005)
+            assert engine.statistics().queued_rows == 0
+            assert engine.offload.statistics()["launch"].borrowed == 0
+        assert (await engine.submit(request(4))).values
+    assert 0 < ended < len(STEPS)
+
+
+async def test_ending_the_engine_at_any_step_of_a_recovery_settles_every_row():
+    recovered = 0
+    for step in STEPS:
+        runner = ScriptedRunner(on_launch=fail_on_poison, default_batch_tokens=1000)
+        engine = engine_over(lambda runner=runner: runner, max_in_flight=1)
+        outcomes = Outcomes()
+        async with trio.open_nursery() as clients, trio.open_nursery() as nursery:
+            await nursery.start(engine.run)
+            await engine.wait_ready()
+            runner.gate.clear()
+            clients.start_soon(outcomes.submit, engine, -1, request(1))
+            await in_thread(runner.launching.wait)
+            for number in range(8):
+                clients.start_soon(outcomes.submit, engine, number, request(ALWAYS if number == 5 else 2, number))
+            await wait_all_tasks_blocked()
+            runner.gate.set()
+            for _ in range(step):
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel(reason=f"step {step}")
+        assert len(outcomes.answered) + len(outcomes.failed) == 9
+        assert {type(error) for error in outcomes.failed.values()} <= {EngineDeadError, BatchFailedError}
+        assert engine.statistics().in_flight_batches == engine.statistics().queued_rows == 0
+        recovered += len(outcomes.answered) == 8
+    assert 0 < recovered < len(STEPS)
+
+
+# -- out of memory ---------------------------------------------------------------------------------------
+
+
+def limited(tokens: Callable[[], int], error: type[Exception]) -> Callable[[Batch], None]:
+    def compute(batch: Batch) -> None:
+        if batch.padded_tokens > tokens():
+            raise error("no memory")
+
+    return compute
+
+
+@pytest.mark.parametrize("error", [MemoryError, OutOfDeviceMemoryError])
+async def test_out_of_memory_makes_batches_smaller_for_a_while(scripted, error):
+    memory, trimmed = [16], threading.Event()
+    scripted.on_launch = limited(lambda: memory[0], error)
+    scripted.default_batch_tokens = 128
+    metrics = Metrics().of_engine("m")
+    engine = LocalEngine(lambda: scripted, Offload(), metrics, return_freed_memory=trimmed.set)
+    async with running(engine):
+        outcomes = await computed_together(engine, scripted, [2] * 64)
+        assert len(outcomes.answered) == 64
+        assert trimmed.is_set()
+        assert engine.statistics().batch_token_budget == 16
+        assert metrics.faults["out_of_memory"]._value.get() == 1 + 2 + 4
+        begun = len(scripted.batches)
+        outcomes = await computed_together(engine, scripted, [2] * 64)
+        assert len(outcomes.answered) == 64
+        assert max(batch.padded_tokens for batch in scripted.batches[begun:]) <= 20, "within the memory, nearly"
+        memory[0] = 1000
+        while engine.statistics().batch_token_budget < 128:
+            before = engine.statistics().batch_token_budget
+            for _ in range(GROW_AFTER):
+                await engine.submit(request(*[2] * 128))
+            assert engine.statistics().batch_token_budget > before
+
+
+async def test_a_row_that_does_not_fit_by_itself_fails_alone_and_no_batch_is_smaller_for_it(scripted):
+    scripted.on_launch = limited(lambda: 16, MemoryError)
+    async with serial(scripted) as engine:
+        with pytest.raises(OutOfDeviceMemoryError, match="17 tokens"):
+            await engine.submit(request(*[2] * 17))
+        assert engine.statistics().batch_token_budget == 1000
+        assert (await engine.submit(request(*[2] * 16))).values
+
+
+# -- a real model ----------------------------------------------------------------------------------------
+
+
+async def test_an_id_that_a_real_model_does_not_have_fails_its_own_row_only(tmp_path):
+    runner = load(write_family(tmp_path / "bert", "bert"))
+    metrics = Metrics().of_engine("m")
+    engine = LocalEngine(lambda: runner, Offload(), metrics)
+    async with running(engine):
+        assert engine.statistics().batches == 1, "the probe at the start"
+        alone = [(await engine.submit(request(5, number))).values[0] for number in range(1, 17)]
+        outcomes = Outcomes()
+        async with trio.open_nursery() as nursery:
+            for number in range(16):
+                token = 10**6 if number == 11 else 5
+                nursery.start_soon(outcomes.submit, engine, number, request(token, number + 1))
+    assert list(outcomes.failed) == [11]
+    assert isinstance(outcomes.failed[11], BatchFailedError)
+    assert metrics.faults["retries"]._value.get() > 1, "it had neighbours"
+    for number, output in outcomes.answered.items():
+        np.testing.assert_allclose(output.values[0], alone[number], atol=1e-5)

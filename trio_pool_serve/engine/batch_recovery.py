@@ -1,0 +1,105 @@
+"""What becomes of a batch that fails: its rows are computed again in halves, until the guilty ones are alone.
+
+A guilty row among n costs at most log2(n) passes that fail, and as many that give its neighbours their outputs. How
+much a batch may cost in all is bounded: by time, by the number of passes, and by the number that fail in a row, after
+which the model itself must be broken.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum
+
+import trio
+from attrs import define, field
+
+from trio_pool_serve.engine.queue import QueueEntry
+from trio_pool_serve.errors import BatchFailedError, OutOfDeviceMemoryError
+
+logger = logging.getLogger(__name__)
+
+MAX_PASSES = 100
+"""For one batch; enough for about ten guilty rows among a thousand."""
+
+EXTRA_FAILURES = 2
+"""Passes that may fail in a row beyond two descents to a single row, one in each half of the batch."""
+
+
+class Fault(Enum):
+    """How a pass failed."""
+
+    RAISED = "raised"
+    OUT_OF_MEMORY = "out_of_memory"
+
+
+@define(eq=False)
+class BatchRecovery:
+    """Computes the rows of one failed batch again, and settles each of them unless it is abandoned.
+
+    ``compute(entries)`` computes entries as one batch and finishes them, or returns how that failed.
+    """
+
+    compute: Callable[[list[QueueEntry]], Awaitable[Fault | None]]
+    time_limit_s: float
+    """No pass begins later than this. 0: all rows fail at once."""
+    failed_rows: int = field(default=0, init=False)
+    passes: int = field(default=0, init=False)
+    _failures_in_a_row: int = field(default=0, init=False)
+    _groups: list[list[QueueEntry]] = field(init=False, factory=list)
+    """Rows that are still to be computed, each list as one batch."""
+
+    async def run(self, entries: Sequence[QueueEntry], fault: Fault) -> None:
+        """Settle the entries of a batch that failed. Raises what ``compute`` raises.
+
+        Cancellation: at once; entries that are not settled stay so.
+        """
+        deadline = trio.current_time() + self.time_limit_s
+        max_failures = 2 * (len(entries) - 1).bit_length() + EXTRA_FAILURES
+        self._divide(list(entries), fault)
+        while self._groups:
+            rows = [entry for entry in self._take_group() if not entry.is_abandoned]
+            if not rows:
+                continue
+            if trio.current_time() >= deadline or self.passes >= MAX_PASSES or self._failures_in_a_row >= max_failures:
+                self._give_up(rows)
+                continue
+            self.passes += 1
+            failed = await self.compute(rows)
+            if failed is None:
+                self._failures_in_a_row = 0
+            else:
+                self._failures_in_a_row += 1
+                self._divide(rows, failed)
+        logger.warning(
+            "of a batch of %d rows that failed, %d failed again in %d smaller ones",
+            len(entries),
+            self.failed_rows,
+            self.passes,
+        )
+
+    def _divide(self, rows: list[QueueEntry], fault: Fault) -> None:
+        """Have both halves of a batch that failed computed, the first half next; a single row fails."""
+        middle = (len(rows) + 1) // 2
+        if middle < len(rows):
+            self._groups += rows[middle:], rows[:middle]
+            return
+        self.failed_rows += 1
+        rows[0].fail(_error_of_row(fault, rows[0]))
+        self._groups.sort(key=len)  # the most rows next, so that a few guilty ones side by side do not look like all
+
+    def _take_group(self) -> list[QueueEntry]:
+        return self._groups.pop()
+
+    def _give_up(self, rows: list[QueueEntry]) -> None:
+        for entry in rows:
+            entry.fail(BatchFailedError("The forward pass failed for this input's batch."))
+        self.failed_rows += len(rows)
+
+
+def _error_of_row(fault: Fault, entry: QueueEntry) -> BatchFailedError | OutOfDeviceMemoryError:
+    """Return the error of a row that failed alone."""
+    if fault is Fault.OUT_OF_MEMORY:
+        return OutOfDeviceMemoryError(
+            f"The device has too little free memory for this input of {entry.request.tokens} tokens, computed alone. "
+            "Send a shorter one."
+        )
+    return BatchFailedError("The forward pass failed for this input.")

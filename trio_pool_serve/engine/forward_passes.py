@@ -1,0 +1,138 @@
+"""Forward passes of a runner: launched in threads under a time limit, with what fails them told apart."""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeAlias, TypeVar
+
+import trio
+from attrs import define, field
+
+from trio_pool_serve.engine.batch_recovery import Fault
+from trio_pool_serve.engine.queue import QueueEntry
+from trio_pool_serve.errors import OutOfDeviceMemoryError, RunnerDeadError
+from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import Batch, PooledBatch, PooledValue, PoolingOutput, Runner
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+DELIVERY_SLICE = 4
+"""Rows delivered between two checkpoints. Each may wake a request, which is answered in half a millisecond or more: so
+other requests, such as ``/health``, do not wait for all of a batch."""
+
+RowValues: TypeAlias = list[tuple[PooledValue, ...]]
+
+
+@define(eq=False)
+class LaunchThread:
+    """One of the threads that launch: a slot for each of its batches in flight, and when it last had one done."""
+
+    slots: trio.Semaphore
+    launching: trio.Lock = field(factory=trio.Lock)
+    """Held for each launch: a batch that is computed again takes turns with new ones."""
+    last_done: float = 0.0
+
+
+@define(eq=False)
+class InFlightBatch:
+    """A batch that is launched and not settled, with the times of its last pass."""
+
+    batch: Batch
+    entries: Sequence[QueueEntry]
+    launched: float = field(factory=time.perf_counter)
+    forward_s: float = field(default=0.0, init=False)
+    """Seconds that the launch took."""
+    copy_s: float = field(default=0.0, init=False)
+    """Seconds between the launch and the outputs."""
+
+    async def deliver(self, rows: RowValues) -> None:
+        """Finish the entries with their outputs.
+
+        Cancellation: between two slices; the entries that are left are not settled.
+        """
+        for row, (entry, values) in enumerate(zip(self.entries, rows, strict=True)):
+            if row and row % DELIVERY_SLICE == 0:
+                await trio.lowlevel.checkpoint()
+            queue_s = self.launched - entry.queued_at
+            entry.finish(PoolingOutput(values, queue_s=queue_s, forward_s=self.forward_s, copy_s=self.copy_s))
+
+
+@define(eq=False)
+class ForwardPasses:
+    """Launches batches on one runner and awaits their outputs.
+
+    Both steps return a ``Fault`` if they fail, which drops the exception, and with it the tensors that its traceback
+    refers to. They raise ``RunnerDeadError`` if no later batch can succeed, as after ``timeout_s``.
+    """
+
+    runner: Runner
+    offload: Offload
+    timeout_s: float
+
+    async def launch(self, in_flight: InFlightBatch, thread: LaunchThread) -> PooledBatch | Fault | None:
+        """Launch a batch; ``None`` if nobody waits for any of its rows any more.
+
+        Cancellation: at once; a launch that has begun is left to its thread.
+        """
+
+        def launch() -> PooledBatch | None:
+            if all(entry.is_abandoned for entry in in_flight.entries):
+                return None
+            return self.runner.launch(in_flight.batch)
+
+        lowers_priority = not self.runner.has_own_threads
+        run = partial(self.offload.run, "launch", contain_exits(launch), lowers_priority=lowers_priority)
+        async with thread.launching:
+            handle = await self._attempt(run, in_flight.batch)
+        in_flight.forward_s = time.perf_counter() - in_flight.launched
+        return handle
+
+    async def collect(self, in_flight: InFlightBatch, handle: PooledBatch | Fault) -> RowValues | Fault:
+        """Return the outputs of a batch, as far as it was launched. Cancellation: at once; the device goes on."""
+        if isinstance(handle, Fault):
+            return handle
+
+        async def collect() -> RowValues:
+            rows = await handle
+            if len(rows) != len(in_flight.entries):
+                raise ValueError(f"{len(rows)} answers to {len(in_flight.entries)} rows")
+            return rows
+
+        rows = await self._attempt(collect, in_flight.batch)
+        in_flight.copy_s = time.perf_counter() - in_flight.launched - in_flight.forward_s
+        return rows
+
+    async def _attempt(self, step: Callable[[], Awaitable[T]], batch: Batch) -> T | Fault:
+        try:
+            with trio.fail_after(self.timeout_s):
+                return await step()
+        except trio.TooSlowError as error:
+            wedged = f"a batch has not come back for {self.timeout_s:g} s: the device is wedged"
+            raise RunnerDeadError(wedged) from error
+        except RunnerDeadError:
+            raise
+        except (OutOfDeviceMemoryError, MemoryError) as error:
+            logger.warning(
+                "out of memory: a batch of %d rows, %d tokens: %s", len(batch.requests), batch.padded_tokens, error
+            )
+            return Fault.OUT_OF_MEMORY
+        except Exception:
+            logger.exception("a batch of %d rows failed", len(batch.requests))
+            return Fault.RAISED
+
+
+def contain_exits(blocking: Callable[[], T]) -> Callable[[], T]:
+    """Wrap runner code: what is no ``Exception``, such as ``SystemExit``, is raised as ``RunnerDeadError``."""
+
+    def run() -> T:
+        try:
+            return blocking()
+        except Exception:
+            raise
+        except BaseException as error:
+            raise RunnerDeadError(f"the runner raised {error!r}") from error
+
+    return run

@@ -1,0 +1,30 @@
+"""Errors that mean that a device's memory does not suffice, as torch, OpenVINO and C++ libraries raise them."""
+
+import torch
+
+MESSAGES = (
+    "defaultcpuallocator:",  # torch on CPU: a RuntimeError
+    "cuda error: out of memory",  # an AcceleratorError, of pinned memory; it leaves the context usable
+    "std::bad_alloc",  # oneDNN and OpenVINO
+    "failed to allocate",  # OpenVINO: "Failed to allocate 6400000000 bytes of memory"
+    "cannot allocate memory",  # of the C library
+)
+"""Parts of messages in lower case, for errors that have no type of their own."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error, or one that it was raised from, means that memory did not suffice."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, (torch.OutOfMemoryError, MemoryError)):
+            return True
+        if isinstance(seen, RuntimeError) and any(message in str(seen).lower() for message in MESSAGES):
+            return True
+        seen = seen.__cause__
+    return False
+
+
+def release_caches(device: torch.device) -> None:
+    """Return memory that torch keeps for later to the device. Blocks until the device has computed what it has."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
