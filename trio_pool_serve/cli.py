@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 import trio_pool_serve
+from trio_pool_serve.access.api_keys import ApiKeys
 from trio_pool_serve.config import (
     Config,
     InputConfig,
@@ -107,6 +108,11 @@ def import_plugins(config: Config) -> None:
             raise ValueError(f"--plugins: {name} cannot be imported: {error!r}") from error
 
 
+def check_files(config: Config) -> None:
+    """Read the files that settings name. Raises ``ValueError`` or ``OSError`` for one that cannot be used. Blocking."""
+    ApiKeys.of(config).read_file()
+
+
 def _toml_path(tokens: Sequence[str]) -> str | None:
     for index, token in enumerate(tokens):
         if token == "--config" and index + 1 < len(tokens):  # noqa: S105  (a flag)
@@ -152,6 +158,7 @@ def main() -> None:
     try:
         config = read_config(arguments[1:])
         import_plugins(config)
+        check_files(config)
     except (CycloptsError, ValueError, OSError) as error:
         _print_error(error)
         sys.exit(2)

@@ -1,10 +1,9 @@
 """The service behind the routes: models, engines, limiters and metrics, in one nursery."""
 
-import gc
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,8 +11,9 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 import trio
-from attrs import define, field
+from attrs import Factory, define, field
 
+from trio_pool_serve.access.api_keys import ApiKeys
 from trio_pool_serve.config import Config, ModelConfig, ModelSource
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.local import LocalEngine
@@ -32,7 +32,7 @@ from trio_pool_serve.models.folder import open_model_folder
 from trio_pool_serve.models.loading.renderer_loading import embeds_format_of, renderer_of
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.models.model_kind import AnyModelFolder
-from trio_pool_serve.processes.allocator import limit_caches
+from trio_pool_serve.processes.allocator import freeze_objects, limit_caches
 from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.rendering.chat import template_process
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
@@ -94,6 +94,9 @@ class Service:
     on_loaded: Callable[[], object] = field(default=_do_nothing, kw_only=True)
     """Called once, when all models are loaded and before the service is ready."""
     metrics: Metrics = field(factory=Metrics, kw_only=True)
+    reload_hooks: list[Callable[[], Awaitable[None]]] = field(init=False, factory=list)
+    """Called one after the other on SIGHUP; each handles its own errors."""
+    api_keys: ApiKeys = field(init=False, default=Factory(lambda self: ApiKeys.of(self.config), takes_self=True))
     input_memory: InputMemory = field(init=False, factory=InputMemory)
     media: MediaLoader = field(init=False)
     started: float = field(factory=time.time, init=False)
@@ -137,6 +140,7 @@ class Service:
 
     def __attrs_post_init__(self) -> None:
         self.offload.observe = self.metrics.observe_hop
+        self.reload_hooks.append(partial(self.api_keys.reload, self.offload))
         self.media = MediaLoader(
             self.config.input, self.config.time_limits.media_timeout_s, self.offload, self.input_memory
         )
@@ -156,11 +160,12 @@ class Service:
         return LocalEngine(partial(self._load_runner, source), self.offload, metrics, scheduling)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Load the models and run their engines until cancelled; ``started`` before loading.
+        """Read the API keys, then load the models and run their engines until cancelled; ``started`` before loading.
 
         Raises ``ModelLoadError`` or ``EngineDeadError``, not in a group. Cancellation: at once; every request that
         waits fails.
         """
+        await self.api_keys.start(self.offload)
         task_status.started()
         try:
             # ModelLoadError first: tasks that wait for the engine raise EngineDeadError because of it.
@@ -272,21 +277,30 @@ class Service:
             return "loading"
         return "draining" if self.draining and state == "ready" else state
 
-    def model(self, name: str | None = None) -> Model:
-        """Return the model of that name, by default the first.
+    def model(self, name: str | None = None, *, among: Collection[str] | None = None) -> Model:
+        """Return the model of that name, by default the first; only those ``among`` the names are there, if given.
 
         An empty name is none. Raises ``NotFoundError``, or ``EngineLoadingError`` until all models are loaded: while
         one loads, the others cannot compute.
         """
-        served = self.named(name) if name else self.default
+        models = self.models(among)
+        served = self.named(name) if name else models[0]
         if served is None and self.config.network.accept_any_model:
-            served = self.default
-        if served is None:
-            known = ", ".join(self.served)
+            served = models[0]
+        if served not in models:
+            known = ", ".join(model.source.name for model in models)
             raise NotFoundError(f"The model `{name}` does not exist. This server has: {known}.")
         if served.loaded is None or self.state == "loading":
             raise EngineLoadingError("The model is being loaded.")
         return served.loaded
+
+    def models(self, among: Collection[str] | None = None) -> list[ServedModel]:
+        """Return the models in the order of the settings; only those with a name ``among`` those, if given."""
+        return [
+            served
+            for served in self.served.values()
+            if among is None or any(name in among for name in (served.source.name, *served.source.aliases))
+        ]
 
     def named(self, name: str) -> ServedModel | None:
         """Return the model that has a name, its first or another."""
@@ -373,9 +387,7 @@ def configure_process(service: Service) -> None:
     on_loaded = service.on_loaded
 
     def freeze_loaded_objects() -> None:
-        # What has been loaded stays: the collector does not have to look at it again.
-        gc.collect()
-        gc.freeze()
+        freeze_objects()
         on_loaded()
 
     service.on_loaded = freeze_loaded_objects

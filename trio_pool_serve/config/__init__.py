@@ -4,6 +4,7 @@ The command line, the environment (``TRIO_POOL_SERVE_*``) and a TOML file fill t
 ``docs/settings.md`` are generated from them.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -26,6 +27,8 @@ from trio_pool_serve.config.network_config import KeyScope as KeyScope
 from trio_pool_serve.config.network_config import NetworkConfig as NetworkConfig
 from trio_pool_serve.config.pooler_config import with_pooler_config
 
+HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 
@@ -47,6 +50,11 @@ class ModelSource:
     name: str
     location: str
     aliases: tuple[str, ...] = ()
+
+    @property
+    def shown_location(self) -> str:
+        """The id on the hub; the name of a model whose folder is given by its path, which clients do not see."""
+        return self.location if HUB_ID.fullmatch(self.location) else self.name
 
 
 @frozen(kw_only=True)

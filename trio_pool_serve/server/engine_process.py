@@ -1,6 +1,5 @@
 """An engine process: one model, one runner, and a socket for API processes. Started by ``EngineProcesses``."""
 
-import gc
 import logging
 import socket
 from importlib import import_module
@@ -17,7 +16,7 @@ from trio_pool_serve.engine.remote.supervision import EngineJob, Loaded, LoadFai
 from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.models.folder import open_model_folder
-from trio_pool_serve.processes.allocator import limit_caches
+from trio_pool_serve.processes.allocator import freeze_objects, limit_caches
 from trio_pool_serve.processes.child_process import run_as_child, send_to_parent, wait_for_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.telemetry.metrics import Metrics
@@ -66,10 +65,7 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
                 nursery.start_soon(engine.run)
                 await engine.wait_ready()
                 assert engine.runner is not None  # noqa: S101  (ready means loaded)
-                # What has been loaded stays. The collector would walk through all of it, with the interpreter lock, for
-                # as long as a dozen batches take, each time a large request has allocated a quarter as much again.
-                gc.collect()
-                gc.freeze()
+                freeze_objects()
                 await send_to_parent(channel, Loaded(sendable(engine.runner.describe())))
                 nursery.start_soon(serve_engine, engine, listener)
                 nursery.start_soon(serve_snapshots, Path(job.socket_folder), snapshot)

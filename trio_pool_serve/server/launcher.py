@@ -5,6 +5,7 @@ import signal
 import socket
 from collections.abc import Mapping
 from functools import partial
+from typing import NoReturn
 
 import trio
 from attrs import evolve
@@ -77,6 +78,7 @@ async def _serve_alone(config: Config, service: Service) -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(_watch_signals, service, listening, stop)
             await nursery.start(service.run)
+            await nursery.start(_watch_reloads, service)
             nursery.start_soon(_announce, service, url_of(listening))
             await serve_listeners(config, service, listening, stop)
             nursery.cancel_scope.cancel(reason="drained")
@@ -102,6 +104,18 @@ async def _watch_signals(
         logger.info("%s", signal.Signals(await anext(signals)).name)
         await drain(service, listening, stop, wait_for_second)
         leave(status)
+
+
+async def _watch_reloads(
+    service: Service, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> NoReturn:
+    """Call the service's reload hooks on each SIGHUP. Cancellation: as the hooks'."""
+    with trio.open_signal_receiver(signal.SIGHUP) as signals:
+        task_status.started()
+        async for _ in signals:
+            for reload in service.reload_hooks:
+                await reload()
+    raise AssertionError("signals do not end")
 
 
 EXAMPLES: Mapping[PoolingTask, tuple[str, str]] = {

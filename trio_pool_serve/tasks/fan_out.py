@@ -112,6 +112,7 @@ async def compute_rows(
             for index, prompts in zip(chunk, rendered, strict=True)
             for prompt in prompts
         ]
+        timings.add_rendered(rows=len(requests), tokens=sum(request.tokens for request in requests))
         outputs = ChunkOutputs(chunk, rendered, timings, done)
         with model.renderer.input_memory.holding(request.prompt for request in requests):
             await model.engine.submit_all(requests, outputs.add)

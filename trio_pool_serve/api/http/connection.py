@@ -70,6 +70,12 @@ class PoolServeConnection(TrioASGIHTTPConnection):
         request = HttpRequest(self.scope, path, self.app.config["MAX_CONTENT_LENGTH"])
         handler: Handler | None = self.app.routes.find(self.scope["method"], path)
         self._body = request.body
+        try:
+            await self._handle(request, handler, receive, send)
+        finally:
+            request.end()
+
+    async def _handle(self, request: HttpRequest, handler: Handler | None, receive: Any, send: Any) -> None:
         if handler is None:
             quart_request = self._create_request_from_scope(send)
             self._body, handler = quart_request.body, partial(_respond_by_quart, self.app, quart_request)

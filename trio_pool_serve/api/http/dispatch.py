@@ -105,7 +105,7 @@ def _task_handler(
         call = Call(
             wire=wire,
             job=decoded.job,
-            model=service.model(getattr(wire, "model", None)),
+            model=service.model(getattr(wire, "model", None), among=request.models),
             service=service,
             timings=request.timings,
             request_id=request.request_id,

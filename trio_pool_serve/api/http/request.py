@@ -5,8 +5,11 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
+import trio
 from attrs import define, field
 
+from trio_pool_serve.access.key_file import ApiKey
+from trio_pool_serve.access.key_usage import KeyUsage
 from trio_pool_serve.api.http.endpoint import DialectEndpoint
 from trio_pool_serve.api.http.request_body import RequestBody
 from trio_pool_serve.api.http.response import HttpResponse
@@ -24,7 +27,8 @@ class HttpRequest:
     ``scope`` is ASGI's; ``path`` is the path without the root path. ``request_id`` is the client's ``X-Request-Id``, or
     a new one: a label only, never a key. ``claimed_by`` is the endpoint that the body was decoded for, and ``wire`` the
     decoded body, once they are known. ``deadline`` is in the trio clock's seconds. Only the timings of a request with
-    ``is_task`` are reported. ``client`` is known once the middleware has authenticated the request.
+    ``is_task`` are reported. ``client`` is known once the middleware has authenticated the request, and so is ``key``
+    if it has one.
     """
 
     scope: Mapping[str, Any]
@@ -39,6 +43,9 @@ class HttpRequest:
     deadline: float = math.inf
     is_task: bool = False
     client: Client = field(init=False, factory=Client)
+    key: ApiKey | None = field(init=False, default=None)
+    usage: KeyUsage | None = field(init=False, default=None)
+    """Of the key, once it counts the request as running."""
 
     @headers.default
     def _first_of_each(self) -> Mapping[bytes, bytes]:
@@ -55,6 +62,28 @@ class HttpRequest:
         given = self.header(b"x-request-id") or ""
         printable = given.isascii() and given.isprintable()
         return given[:MAX_REQUEST_ID] if given and printable else secrets.token_hex(16)
+
+    @property
+    def models(self) -> frozenset[str] | None:
+        """Names of the models that the request may use, ``None`` for all."""
+        return None if self.key is None else self.key.models
+
+    def use_key(self, key: ApiKey, usage: KeyUsage) -> None:
+        """Apply the limits of a key. Raises ``OverloadedError``."""
+        self.key, self.client = key, Client(key.name, key.may_outrank)
+        now = trio.current_time()
+        usage.enter(now)
+        self.usage = usage
+        if key.max_body_bytes is not None:
+            self.body.lower_limit(key.max_body_bytes)
+        if usage.tokens is not None:
+            self.timings.on_tokens = usage.take_tokens
+
+    def end(self) -> None:
+        """Count the request as no longer running; again, it does nothing."""
+        if self.usage is not None:
+            self.usage.leave()
+            self.usage = None
 
     def header(self, name: bytes) -> str | None:
         """Return a header by its name in lower case; the first, if there are several."""

@@ -23,6 +23,9 @@ PROBE_ROUTES = frozenset(
 )
 """Probes carry no API key, and their responses hold nothing but a state."""
 
+ADMIN_PATHS = frozenset({"/metrics", "/load", "/reset_mm_cache"})
+"""Tell of all clients, or act on all: of the keys of ``--api-keys-file``, only those with ``admin`` may use them."""
+
 
 def operational_routes(service: Service) -> Routes:
     """Return the operational routes over a service."""
