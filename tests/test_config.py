@@ -83,7 +83,9 @@ WRITTEN = {
     "max_images_per_input": ("3", 3),
     "media_cache_bytes": ("0", 0),
     "log_level": ("debug", "debug"),
+    "log_format": ("json", "json"),
     "access_log": ("true", True),
+    "access_log_rate": ("7", 7),
 }
 
 

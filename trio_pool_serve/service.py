@@ -40,6 +40,7 @@ from trio_pool_serve.rendering.input_memory import InputMemory
 from trio_pool_serve.rendering.media.loader import MediaLoader
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.tasks.model import Model
+from trio_pool_serve.telemetry.access_log import AccessLog
 from trio_pool_serve.telemetry.metrics import Gauges, Metrics, sample_loop_lag
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, gather_snapshots, serve_snapshots
 from trio_pool_serve.threads.offload import Offload
@@ -97,6 +98,7 @@ class Service:
     reload_hooks: list[Callable[[], Awaitable[None]]] = field(init=False, factory=list)
     """Called one after the other on SIGHUP; each handles its own errors."""
     api_keys: ApiKeys = field(init=False, default=Factory(lambda self: ApiKeys.of(self.config), takes_self=True))
+    access_log: AccessLog = field(init=False)
     input_memory: InputMemory = field(init=False, factory=InputMemory)
     media: MediaLoader = field(init=False)
     started: float = field(factory=time.time, init=False)
@@ -140,6 +142,8 @@ class Service:
 
     def __attrs_post_init__(self) -> None:
         self.offload.observe = self.metrics.observe_hop
+        logging_config = self.config.logging
+        self.access_log = AccessLog(logging_config.access_log_rate, only_failures=not logging_config.access_log)
         self.reload_hooks.append(partial(self.api_keys.reload, self.offload))
         self.media = MediaLoader(
             self.config.input, self.config.time_limits.media_timeout_s, self.offload, self.input_memory
@@ -172,6 +176,7 @@ class Service:
             with unwrap_exception_groups(ModelLoadError, EngineDeadError):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(sample_loop_lag, self.metrics.loop_lag)
+                    nursery.start_soon(self.access_log.run)
                     for processes in self.processes.values():
                         await nursery.start(processes.run)
                     await nursery.start(self.media.run)
@@ -213,7 +218,7 @@ class Service:
     def _load_runner(self, source: ModelSource) -> Runner:
         """Open the model's folder and load its runner. Runs in a thread."""
         began = time.perf_counter()
-        logger.info("loading %s", source.location)
+        logger.info("loading %s", source.name)
         folder = open_model_folder(source.location, self.config.loading)
         runner = self.load_runner(folder, self.config.loading, self.offload)
         if runner.on_cpu and self.offload.launch > 1:

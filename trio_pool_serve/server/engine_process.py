@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 import trio
 
-from trio_pool_serve.cli import configure_logging, import_plugins
+from trio_pool_serve.cli import import_plugins
 from trio_pool_serve.config import decode_config
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.remote.engine_connection import serve_engine
@@ -19,6 +19,7 @@ from trio_pool_serve.models.folder import open_model_folder
 from trio_pool_serve.processes.allocator import freeze_objects, limit_caches
 from trio_pool_serve.processes.child_process import run_as_child, send_to_parent, wait_for_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
+from trio_pool_serve.telemetry.logs import configure_logging
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, serve_snapshots
 from trio_pool_serve.threads.offload import Offload
@@ -33,7 +34,7 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
     limit_openmp_spinning()  # before torch is imported, as the next
     limit_caches()
     config = decode_config(job.config)
-    configure_logging(config.logging.log_level)
+    configure_logging(config.logging)
     import_plugins(config)
     offload = Offload(
         launch=1,

@@ -21,6 +21,7 @@ from trio_pool_serve.server.api_workers import serve_by_workers
 from trio_pool_serve.server.contained_connection import contain_connections
 from trio_pool_serve.server.listener import drain, leave, open_listening_socket, serve_listeners, unlinked, url_of
 from trio_pool_serve.service import RunnerLoader, Service, configure_process, load_transformer, loader_name
+from trio_pool_serve.telemetry.logs import logs_json
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import PoolingTask
 
@@ -152,9 +153,12 @@ def _print_ready(config: Config, folder: AnyModelFolder, url: str) -> None:
     target = (
         f"--unix-socket {url.removeprefix('unix:')} http://localhost{path}" if url.startswith("unix:") else url + path
     )
+    if logs_json(config.logging):
+        logger.info("ready", extra={"models": [source.name for source in config.sources], "url": url})
+        return
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print(f"[bold green]ready[/] [bold]{names}[/] on [bold]{url}[/]  Try:", markup=True)
-    key = " -H 'Authorization: Bearer KEY'" if config.network.api_key else ""
+    key = " -H 'Authorization: Bearer KEY'" if config.network.api_key or config.network.api_keys_file else ""
     console.print(
         f"  curl {target} -H 'Content-Type: application/json'{key} -d '{body}'",
         markup=False,

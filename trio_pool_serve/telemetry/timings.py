@@ -44,14 +44,17 @@ class RequestTimings:
         self.forward_s = max(self.forward_s, forward_s)
         self.copy_s = max(self.copy_s, copy_s)
 
-    def server_timing(self) -> str:
-        """Return the value of the ``Server-Timing`` header, in milliseconds as specified."""
-        stages = {
+    def stages(self) -> dict[str, float]:
+        """Return the seconds of each stage by its name."""
+        return {
             "render": self.render_s,
             "queue": self.queue_s,
             "forward": self.forward_s,
             "copy": self.copy_s,
             "encode": self.encode_s,
-            "total": self.total_s,
         }
-        return ", ".join(f"{name};dur={seconds * 1e3:.3f}" for name, seconds in stages.items())
+
+    def server_timing(self) -> str:
+        """Return the value of the ``Server-Timing`` header, in milliseconds as specified."""
+        durations = {**self.stages(), "total": self.total_s}
+        return ", ".join(f"{name};dur={seconds * 1e3:.3f}" for name, seconds in durations.items())

@@ -69,6 +69,7 @@ class Middleware:
             response = self.error_response(request, cause)
         except Exception as error:
             response = self.error_response(request, error)
+        request.status = response.status
         return response.with_headers(self._final_headers(request))
 
     def authenticate(self, request: HttpRequest) -> None:
@@ -101,6 +102,7 @@ class Middleware:
     def error_response(self, request: HttpRequest, error: Exception) -> HttpResponse:
         """Count a request that failed, and return its response."""
         self._service.metrics.failures.inc()
+        request.error = error
         endpoint = request.claimed_by
         dialects = self._by_path.get(request.path, (self._default,)) if endpoint is None else (endpoint.dialect,)
         return error_response(error, request, dialects)

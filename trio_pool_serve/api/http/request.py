@@ -3,7 +3,7 @@
 import math
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import trio
 from attrs import define, field
@@ -13,11 +13,16 @@ from trio_pool_serve.access.key_usage import KeyUsage
 from trio_pool_serve.api.http.endpoint import DialectEndpoint
 from trio_pool_serve.api.http.request_body import RequestBody
 from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.errors import DeadlineExceededError, DrainingError
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import Client
 
 MAX_REQUEST_ID = 128
 """Characters of a client's request id that are sent back."""
+
+
+Outcome: TypeAlias = Literal["answered", "refused", "failed", "deadline", "drained", "client left", "cancelled"]
+"""refused: answered with a status below 500 that tells what is wrong with the request. failed: one from 500 on."""
 
 
 @define(eq=False)
@@ -46,6 +51,17 @@ class HttpRequest:
     key: ApiKey | None = field(init=False, default=None)
     usage: KeyUsage | None = field(init=False, default=None)
     """Of the key, once it counts the request as running."""
+    route: str = field(init=False, default="")
+    """The path of the route, in which a part that differs from request to request is ``{name}``."""
+    model: str | None = field(init=False, default=None)
+    """Name of the model that computes it."""
+    status: int | None = field(init=False, default=None)
+    """Of the response, once there is one."""
+    error: Exception | None = field(init=False, default=None)
+    """That was answered."""
+    cancel_reason: str | None = field(init=False, default=None)
+    has_left: bool = field(init=False, default=False)
+    """Whether the client has disconnected before it was answered."""
 
     @headers.default
     def _first_of_each(self) -> Mapping[bytes, bytes]:
@@ -62,6 +78,19 @@ class HttpRequest:
         given = self.header(b"x-request-id") or ""
         printable = given.isascii() and given.isprintable()
         return given[:MAX_REQUEST_ID] if given and printable else secrets.token_hex(16)
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the request has ended."""
+        if self.cancel_reason is not None:
+            return "client left" if self.has_left else "cancelled"
+        if self.error is None:
+            return "answered"
+        if isinstance(self.error, DrainingError):
+            return "drained"
+        if isinstance(self.error, DeadlineExceededError):
+            return "deadline"
+        return "refused" if self.status is not None and self.status < 500 else "failed"
 
     @property
     def models(self) -> frozenset[str] | None:
