@@ -64,8 +64,14 @@ def test_an_event_is_one_object_or_one_line():
     record.status, record.client, record.model = 200, "a\nb", None
     written = json.loads(JsonFormatter(shows_text=False).format(record))
     assert written == {
-        "time": record.created, "level": "INFO", "logger": "a.logger", "process": record.process,
-        "message": "request", "status": 200, "client": "a\nb", "model": None,
+        "time": record.created,
+        "level": "INFO",
+        "logger": "a.logger",
+        "process": record.process,
+        "message": "request",
+        "status": 200,
+        "client": "a\nb",
+        "model": None,
     }
     line = TextFormatter("%(levelname)s %(message)s", shows_text=False).format(record)
     assert line == "INFO request status=200 client='a\\nb'"
