@@ -14,6 +14,10 @@ SECRET = "SECRET-4711"
 LONG = f"{SECRET} hello " * 60
 
 TEXTS = (SECRET, LONG, [LONG], [SECRET, 5], {SECRET: SECRET}, [{"text": LONG}, {SECRET: 5}], [[LONG, LONG]], [[SECRET]])
+NAMES = (
+    *(("input",), ("inputs",), ("prompt",), ("texts",), ("sentences",), ("queries", "documents")),
+    *(("query", "documents"), ("query", "texts"), ("text_1", "text_2"), ("data_1", "data_2")),
+)
 IMAGES = (
     f"file:///{SECRET}.png",
     f"http://127.0.0.1:1/{SECRET}",
@@ -31,8 +35,7 @@ def contents(image: str) -> list[dict[str, object]]:
 def bodies() -> Iterator[bytes]:
     """Bodies with marked inputs, each wrong for most routes and right for some."""
     for text in TEXTS:
-        for names in (("input",), ("inputs",), ("query", "documents"), ("query", "texts"), ("text_1", "text_2"),
-                      ("queries", "documents"), ("prompt",), ("texts",), ("data_1", "data_2"), ("sentences",)):  # fmt: skip
+        for names in NAMES:
             yield json.dumps(dict.fromkeys(names, text)).encode()
     for image in IMAGES:
         yield json.dumps({"messages": contents(image)}).encode()
