@@ -86,6 +86,7 @@ WRITTEN = {
     "log_format": ("json", "json"),
     "access_log": ("true", True),
     "access_log_rate": ("7", 7),
+    "otlp_endpoint": ("http://collector:4318", "http://collector:4318"),
 }
 
 

@@ -16,7 +16,7 @@ from attrs import evolve
 from cyclopts import CycloptsError, MissingArgumentError
 
 from trio_pool_serve.app import create_app
-from trio_pool_serve.cli import check_files, import_plugins, read_config
+from trio_pool_serve.cli import check_references, import_plugins, read_config
 from trio_pool_serve.config import Config
 from trio_pool_serve.processes.without_torch import do_without_torch
 from trio_pool_serve.server.contained_connection import contain_connections
@@ -64,7 +64,7 @@ contain_connections()
 try:
     _config = _read_settings()
     import_plugins(_config)
-    check_files(_config)
+    check_references(_config)
 except (CycloptsError, ValueError, OSError) as error:
     _exit(str(error))
 if _config.processes.engine == "process":

@@ -27,6 +27,7 @@ from trio_pool_serve.config import (
 )
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError
 from trio_pool_serve.telemetry.logs import configure_logging
+from trio_pool_serve.telemetry.tracing import is_switched_on
 
 if TYPE_CHECKING:
     from trio_pool_serve.service import RunnerLoader, Service
@@ -106,8 +107,9 @@ def import_plugins(config: Config) -> None:
             raise ValueError(f"--plugins: {name} cannot be imported: {error!r}") from error
 
 
-def check_files(config: Config) -> None:
-    """Read the files that settings name. Raises ``ValueError`` or ``OSError`` for one that cannot be used. Blocking."""
+def check_references(config: Config) -> None:
+    """Check what settings refer to: files and extras. Raises ``ValueError`` or ``OSError``. Blocking."""
+    is_switched_on(config.logging)
     ApiKeys.of(config).read_file()
 
 
@@ -145,7 +147,7 @@ def main() -> None:
     try:
         config = read_config(arguments[1:])
         import_plugins(config)
-        check_files(config)
+        check_references(config)
     except (CycloptsError, ValueError, OSError) as error:
         _print_error(error)
         sys.exit(2)

@@ -14,7 +14,7 @@ import trio
 from attrs import Factory, define, field
 
 from trio_pool_serve.access.api_keys import ApiKeys
-from trio_pool_serve.config import Config, ModelConfig, ModelSource
+from trio_pool_serve.config import Config, ModelSource
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.placement import replicas_of
@@ -30,6 +30,9 @@ from trio_pool_serve.errors import (
 )
 from trio_pool_serve.models.folder import open_model_folder
 from trio_pool_serve.models.loading.renderer_loading import embeds_format_of, renderer_of
+from trio_pool_serve.models.loading.runner_loader import RunnerLoader as RunnerLoader
+from trio_pool_serve.models.loading.runner_loader import load_transformer as load_transformer
+from trio_pool_serve.models.loading.runner_loader import loader_name as loader_name
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.allocator import freeze_objects, limit_caches
@@ -43,6 +46,7 @@ from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.access_log import AccessLog
 from trio_pool_serve.telemetry.metrics import Gauges, Metrics, sample_loop_lag
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, gather_snapshots, serve_snapshots
+from trio_pool_serve.telemetry.tracing import Tracing, open_tracing
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.threads.scheduling import limit_openmp_spinning, relative_niceness
 from trio_pool_serve.types import Runner
@@ -50,20 +54,6 @@ from trio_pool_serve.types import Runner
 logger = logging.getLogger(__name__)
 
 ServiceState: TypeAlias = Literal["loading", "ready", "draining", "dead"]
-
-RunnerLoader: TypeAlias = Callable[[AnyModelFolder, ModelConfig, Offload], Runner]
-
-
-def load_transformer(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> Runner:
-    """Load the runner for a transformers model; torch is imported only here."""
-    from trio_pool_serve.models.loading.runner_loading import load_runner
-
-    return load_runner(folder, config, offload)
-
-
-def loader_name(load: RunnerLoader) -> str:
-    """Return the name (``module:function``) by which another process imports a loader."""
-    return f"{load.__module__}:{load.__qualname__}"
 
 
 def _do_nothing() -> None:
@@ -99,6 +89,9 @@ class Service:
     """Called one after the other on SIGHUP; each handles its own errors."""
     api_keys: ApiKeys = field(init=False, default=Factory(lambda self: ApiKeys.of(self.config), takes_self=True))
     access_log: AccessLog = field(init=False)
+    tracing: Tracing | None = field(
+        init=False, default=Factory(lambda self: open_tracing(self.config.logging), takes_self=True)
+    )
     input_memory: InputMemory = field(init=False, factory=InputMemory)
     media: MediaLoader = field(init=False)
     started: float = field(factory=time.time, init=False)
@@ -177,6 +170,8 @@ class Service:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(sample_loop_lag, self.metrics.loop_lag)
                     nursery.start_soon(self.access_log.run)
+                    if self.tracing is not None:
+                        nursery.start_soon(self.tracing.run)
                     for processes in self.processes.values():
                         await nursery.start(processes.run)
                     await nursery.start(self.media.run)

@@ -11,7 +11,7 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 
 from trio_pool_serve.api.http.request import Handler, HttpRequest
 from trio_pool_serve.api.http.request_body import RequestBody
-from trio_pool_serve.api.http.request_log import log_request
+from trio_pool_serve.api.http.request_log import begin_trace, log_request
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.errors import innermost
 
@@ -75,6 +75,7 @@ class PoolServeConnection(TrioASGIHTTPConnection):
         handler: Handler | None = self.app.routes.find(self.scope["method"], path)
         self._body = request.body
         request.route = self.app.routes.template_of(path)
+        begin_trace(request, self.app.service)
         try:
             await self._handle(request, handler, receive, send)
         except BaseException as error:
@@ -82,7 +83,7 @@ class PoolServeConnection(TrioASGIHTTPConnection):
             raise
         finally:
             request.end()
-            log_request(request, self.app.service.access_log)
+            log_request(request, self.app.service)
 
     async def _handle(self, request: HttpRequest, handler: Handler | None, receive: Any, send: Any) -> None:
         if handler is None:

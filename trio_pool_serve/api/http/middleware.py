@@ -110,6 +110,8 @@ class Middleware:
     def _final_headers(self, request: HttpRequest) -> dict[str, str]:
         """Count a response, and return the headers that all responses have: the request's id; for tasks, timings."""
         headers = {"x-request-id": request.request_id}
+        if request.span is not None and self._service.tracing is not None:
+            headers["traceparent"] = self._service.tracing.traceparent_of(request.span)
         if self._origins:
             headers |= self._cors_headers(request)
         if request.is_task:

@@ -59,6 +59,8 @@ class HttpRequest:
     """Of the response, once there is one."""
     error: Exception | None = field(init=False, default=None)
     """That was answered."""
+    span: Any = field(init=False, default=None)
+    """OpenTelemetry's, if requests are traced."""
     cancel_reason: str | None = field(init=False, default=None)
     has_left: bool = field(init=False, default=False)
     """Whether the client has disconnected before it was answered."""
