@@ -45,6 +45,9 @@ WRITTEN = {
     "port": ("8123", 8123),
     "uds": ("/run/x.sock", Path("/run/x.sock")),
     "api_key": ("k", "k"),
+    "api_keys_file": ("/etc/keys.toml", Path("/etc/keys.toml")),
+    "client_header": ("X-Client-Id", "X-Client-Id"),
+    "trusted_proxies": ("10.0.0.0/8,unix", "10.0.0.0/8,unix"),
     "api_key_scope": ("vllm", "vllm"),
     "accept_any_model": ("true", True),
     "cors_allow_origins": ("https://a.org,https://b.org", "https://a.org,https://b.org"),
@@ -87,7 +90,10 @@ WRITTEN = {
     "max_images_per_input": ("3", 3),
     "media_cache_bytes": ("0", 0),
     "log_level": ("debug", "debug"),
+    "log_format": ("json", "json"),
     "access_log": ("true", True),
+    "access_log_rate": ("7", 7),
+    "otlp_endpoint": ("http://collector:4318", "http://collector:4318"),
 }
 
 
@@ -207,6 +213,9 @@ WRONG = {
     "a name that is empty": (["m", "--served-model-name", "a,"], "served_model_name"),
     "an unknown pooling": (["m", "--pooling", "median"], "--pooling"),
     "an unknown scope": (["m", "--api-key-scope", "some"], "--api-key-scope"),
+    "no key": (["m", "--api-key", " , "], "--api-key"),
+    "a header that is none": (["m", "--client-header", "X A"], "client_header"),
+    "a proxy that is no address": (["m", "--client-header", "A", "--trusted-proxies", "front"], "--trusted-proxies"),
     "two default prompts": (["m", "--default-prompt", "a", "--default-prompt-name", "b"], "exclude each other"),
     "no template": (["m", "--chat-template", ""], "chat_template"),
     "settings for pooling that are no JSON": (["m", "--pooler-config", "CLS"], "--pooler-config is not understood"),

@@ -18,7 +18,7 @@ FLOORS = [
     {"config"},
     {"threads"},
     {"processes"},
-    {"telemetry"},
+    {"access", "telemetry"},
     {"engine", "rendering", "runner"},
     {"models"},
     {"tasks"},

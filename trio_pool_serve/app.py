@@ -22,7 +22,7 @@ from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.route_table import RouteTable
 from trio_pool_serve.api.routes.model_list import model_routes
 from trio_pool_serve.api.routes.openapi import openapi_routes
-from trio_pool_serve.api.routes.operations import PROBE_ROUTES, operational_routes
+from trio_pool_serve.api.routes.operations import ADMIN_PATHS, PROBE_ROUTES, operational_routes
 from trio_pool_serve.config import Config
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.service import Service, configure_process
@@ -58,6 +58,8 @@ class PoolServeApp(QuartTrio):
             return await (super().handle_websocket(websocket) if refuse is None else refuse(request))
         except Exception as error:
             refusal = self.middleware.error_response(request, error)
+        finally:
+            request.end()
         headers = dict(refusal.headers)
         return Response(refusal.body, refusal.status, headers, content_type=refusal.content_type)
 
@@ -115,7 +117,11 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
     )
     dialects = {path: [found.dialect for found in shared] for path, shared in endpoints_by_path(DIALECTS).items()}
     app.middleware = Middleware(
-        app.service, default=OPENAI, by_path={**dialects, INFO_PATH: [TEI]}, open_routes=PROBE_ROUTES
+        app.service,
+        default=OPENAI,
+        by_path={**dialects, INFO_PATH: [TEI]},
+        open_routes=PROBE_ROUTES,
+        for_admins=ADMIN_PATHS,
     )
     return app
 

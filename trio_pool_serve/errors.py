@@ -100,6 +100,10 @@ class AuthenticationError(PoolServeError):
     """The API key is missing or wrong."""
 
 
+class PermissionDeniedError(PoolServeError):
+    """The API key is right, but may not use the route."""
+
+
 class NotFoundError(PoolServeError):
     """No such model or route."""
 

@@ -1,10 +1,9 @@
 """The service behind the routes: models, engines, limiters and metrics, in one nursery."""
 
-import gc
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,7 +13,8 @@ import attrs
 import trio
 from attrs import Factory, define, field
 
-from trio_pool_serve.config import Config, ModelConfig, ModelSource
+from trio_pool_serve.access.api_keys import ApiKeys
+from trio_pool_serve.config import Config, ModelSource
 from trio_pool_serve.engine.deep_probe import DeepProbe
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.local import LocalEngine
@@ -32,9 +32,12 @@ from trio_pool_serve.errors import (
 )
 from trio_pool_serve.models.folder import open_model_folder
 from trio_pool_serve.models.loading.renderer_loading import embeds_format_of, renderer_of
+from trio_pool_serve.models.loading.runner_loader import RunnerLoader as RunnerLoader
+from trio_pool_serve.models.loading.runner_loader import load_transformer as load_transformer
+from trio_pool_serve.models.loading.runner_loader import loader_name as loader_name
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.models.model_kind import AnyModelFolder
-from trio_pool_serve.processes.allocator import limit_caches
+from trio_pool_serve.processes.allocator import freeze_objects, limit_caches
 from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.rendering.chat import template_process
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
@@ -42,8 +45,10 @@ from trio_pool_serve.rendering.media.loader import MediaLoader
 from trio_pool_serve.rendering.memory_budget import MemoryBudget
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.tasks.model import Model
+from trio_pool_serve.telemetry.access_log import AccessLog
 from trio_pool_serve.telemetry.metrics import Gauges, Metrics, sample_loop_lag
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, gather_snapshots, serve_snapshots
+from trio_pool_serve.telemetry.tracing import Tracing, open_tracing
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.threads.scheduling import limit_openmp_spinning, relative_niceness
 from trio_pool_serve.types import Runner
@@ -51,20 +56,6 @@ from trio_pool_serve.types import Runner
 logger = logging.getLogger(__name__)
 
 ServiceState: TypeAlias = Literal["loading", "ready", "stalled", "overloaded", "draining", "dead"]
-
-RunnerLoader: TypeAlias = Callable[[AnyModelFolder, ModelConfig, Offload], Runner]
-
-
-def load_transformer(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> Runner:
-    """Load the runner for a transformers model; torch is imported only here."""
-    from trio_pool_serve.models.loading.runner_loading import load_runner
-
-    return load_runner(folder, config, offload)
-
-
-def loader_name(load: RunnerLoader) -> str:
-    """Return the name (``module:function``) by which another process imports a loader."""
-    return f"{load.__module__}:{load.__qualname__}"
 
 
 def _do_nothing() -> None:
@@ -99,6 +90,13 @@ class Service:
     on_loaded: Callable[[], object] = field(default=_do_nothing, kw_only=True)
     """Called once, when all models are loaded and before the service is ready."""
     metrics: Metrics = field(factory=Metrics, kw_only=True)
+    reload_hooks: list[Callable[[], Awaitable[None]]] = field(init=False, factory=list)
+    """Called one after the other on SIGHUP; each handles its own errors."""
+    api_keys: ApiKeys = field(init=False, default=Factory(lambda self: ApiKeys.of(self.config), takes_self=True))
+    access_log: AccessLog = field(init=False)
+    tracing: Tracing | None = field(
+        init=False, default=Factory(lambda self: open_tracing(self.config.logging), takes_self=True)
+    )
     memory: MemoryBudget = field(init=False)
     media: MediaLoader = field(init=False)
     started: float = field(factory=time.time, init=False)
@@ -149,6 +147,9 @@ class Service:
 
     def __attrs_post_init__(self) -> None:
         self.offload.observe = self.metrics.observe_hop
+        logging_config = self.config.logging
+        self.access_log = AccessLog(logging_config.access_log_rate, only_failures=not logging_config.access_log)
+        self.reload_hooks.append(partial(self.api_keys.reload, self.offload))
         self.media = MediaLoader(self.config.input, self.config.time_limits.media_timeout_s, self.offload, self.memory)
         self.metrics.add_gauges(self._gauges)
         if self.config.processes.engine == "process" and self.socket_folder is None:
@@ -169,17 +170,21 @@ class Service:
         return LocalEngine(partial(self._load_runner, source), self.offload, metrics, scheduling)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Load the models and run their engines until cancelled; ``started`` before loading.
+        """Read the API keys, then load the models and run their engines until cancelled; ``started`` before loading.
 
         Raises ``ModelLoadError`` or ``EngineDeadError``, not in a group. Cancellation: at once; every request that
         waits fails.
         """
+        await self.api_keys.start(self.offload)
         task_status.started()
         try:
             # ModelLoadError first: tasks that wait for the engine raise EngineDeadError because of it.
             with unwrap_exception_groups(ModelLoadError, EngineDeadError):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(sample_loop_lag, self.metrics.loop_lag)
+                    nursery.start_soon(self.access_log.run)
+                    if self.tracing is not None:
+                        nursery.start_soon(self.tracing.run)
                     for processes in self.processes.values():
                         await nursery.start(processes.run)
                     await nursery.start(self.media.run)
@@ -222,7 +227,7 @@ class Service:
     def _load_runner(self, source: ModelSource) -> Runner:
         """Open the model's folder and load its runner. Runs in a thread."""
         began = time.perf_counter()
-        logger.info("loading %s", source.location)
+        logger.info("loading %s", source.name)
         folder = open_model_folder(source.location, self.config.loading)
         runner = self.load_runner(folder, self.config.loading, self.offload)
         if runner.on_cpu and self.offload.launch > 1:
@@ -294,21 +299,30 @@ class Service:
         """Why the state is stalled; empty if no engine's is."""
         return "; ".join(reason for served in self.served.values() if (reason := served.engine.stall_reason))
 
-    def model(self, name: str | None = None) -> Model:
-        """Return the model of that name, by default the first.
+    def model(self, name: str | None = None, *, among: Collection[str] | None = None) -> Model:
+        """Return the model of that name, by default the first; only those ``among`` the names are there, if given.
 
         An empty name is none. Raises ``NotFoundError``, or ``EngineLoadingError`` until all models are loaded: while
         one loads, the others cannot compute.
         """
-        served = self.named(name) if name else self.default
+        models = self.models(among)
+        served = self.named(name) if name else models[0]
         if served is None and self.config.network.accept_any_model:
-            served = self.default
-        if served is None:
-            known = ", ".join(self.served)
+            served = models[0]
+        if served not in models:
+            known = ", ".join(model.source.name for model in models)
             raise NotFoundError(f"The model `{name}` does not exist. This server has: {known}.")
         if served.loaded is None or self.state == "loading":
             raise EngineLoadingError("The model is being loaded.")
         return served.loaded
+
+    def models(self, among: Collection[str] | None = None) -> list[ServedModel]:
+        """Return the models in the order of the settings; only those with a name ``among`` those, if given."""
+        return [
+            served
+            for served in self.served.values()
+            if among is None or any(name in among for name in (served.source.name, *served.source.aliases))
+        ]
 
     def named(self, name: str) -> ServedModel | None:
         """Return the model that has a name, its first or another."""
@@ -397,9 +411,7 @@ def configure_process(service: Service) -> None:
     on_loaded = service.on_loaded
 
     def freeze_loaded_objects() -> None:
-        # What has been loaded stays: the collector does not have to look at it again.
-        gc.collect()
-        gc.freeze()
+        freeze_objects()
         on_loaded()
 
     service.on_loaded = freeze_loaded_objects

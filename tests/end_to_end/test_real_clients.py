@@ -83,7 +83,7 @@ CLIENTS = (ask_openai, ask_httpx, ask_curl)
 @pytest.fixture(scope="module")
 def server(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """The real model in an engine process, behind two API processes."""
-    arguments = (*NAMED, "--dtype", "float32", "--engine", "process", "--api-workers", "2")
+    arguments = (*NAMED, "--dtype", "float32", "--engine", "process", "--api-workers", "2", "--log-format", "text")
     with serving(tmp_path_factory.mktemp("server"), str(minilm), *arguments) as server:
         yield server
 

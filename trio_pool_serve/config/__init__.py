@@ -4,21 +4,22 @@ The command line, the environment (``TRIO_POOL_SERVE_*``) and a TOML file fill t
 ``docs/settings.md`` are generated from them.
 """
 
+import re
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from attrs import Factory, field, frozen
-from attrs.validators import deep_iterable, in_, min_len
-from cyclopts import Group, Parameter
+from attrs.validators import deep_iterable, min_len
 
 from trio_pool_serve.config.computing_config import Placement as Placement
 from trio_pool_serve.config.computing_config import ProcessesConfig as ProcessesConfig
 from trio_pool_serve.config.computing_config import SchedulingConfig as SchedulingConfig
 from trio_pool_serve.config.computing_config import ThreadsConfig as ThreadsConfig
-from trio_pool_serve.config.help import help_, switch
 from trio_pool_serve.config.limits_config import InputConfig as InputConfig
 from trio_pool_serve.config.limits_config import TimeLimitsConfig as TimeLimitsConfig
+from trio_pool_serve.config.logging_config import LogFormat as LogFormat
+from trio_pool_serve.config.logging_config import LoggingConfig as LoggingConfig
+from trio_pool_serve.config.logging_config import LogLevel as LogLevel
 from trio_pool_serve.config.model_config import Dtype as Dtype
 from trio_pool_serve.config.model_config import ModelConfig as ModelConfig
 from trio_pool_serve.config.model_config import Pooling as Pooling
@@ -26,18 +27,7 @@ from trio_pool_serve.config.network_config import KeyScope as KeyScope
 from trio_pool_serve.config.network_config import NetworkConfig as NetworkConfig
 from trio_pool_serve.config.pooler_config import with_pooler_config
 
-LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
-
-
-@Parameter(name="*", group=Group("Logging", sort_key=8))
-@frozen(kw_only=True)
-class LoggingConfig:
-    """What is logged to standard error."""
-
-    log_level: Annotated[LogLevel, help_("Minimum severity of logged messages.")] = field(
-        default="info", validator=in_(("debug", "info", "warning", "error"))
-    )
-    access_log: Annotated[bool, switch("Log every request; reduces throughput.")] = False
+HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 @frozen
@@ -47,6 +37,11 @@ class ModelSource:
     name: str
     location: str
     aliases: tuple[str, ...] = ()
+
+    @property
+    def shown_location(self) -> str:
+        """The id on the hub; the name of a model whose folder is given by its path, which clients do not see."""
+        return self.location if HUB_ID.fullmatch(self.location) else self.name
 
 
 @frozen(kw_only=True)

@@ -1,13 +1,18 @@
 """Settings of the network: addresses, keys, limits of requests."""
 
+import re
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, get_args
 
 from attrs import field, frozen
-from attrs.validators import ge, gt, in_, le, min_len, optional
+from attrs.validators import ge, gt, in_, le, matches_re, min_len, optional
 from cyclopts import Group, Parameter
 
 from trio_pool_serve.config.help import help_, switch
+
+UNIX = "unix"
+"""Among the trusted proxies: whoever connects by the Unix socket."""
 
 KeyScope: TypeAlias = Literal["all", "all-but-metrics", "vllm"]
 
@@ -27,8 +32,36 @@ class NetworkConfig:
     ] = None
     api_key: Annotated[
         str | None,
-        help_("Key that requests must present in the header `Authorization: Bearer KEY`.", default="none"),
+        help_(
+            "Key that requests must present in the header `Authorization: Bearer KEY`, `X-Api-Key` or `api-key`; or "
+            "several, separated by commas.",
+            default="none",
+        ),
     ] = field(default=None, repr=False, validator=optional(min_len(1)))
+    api_keys_file: Annotated[
+        Path | None,
+        help_(
+            "TOML file with a table for each API key: the key or its SHA-256, the models it may use, and its limits. "
+            "SIGHUP has it read again. See docs/operations.md.",
+            default="none",
+        ),
+    ] = None
+    client_header: Annotated[
+        str | None,
+        help_(
+            "Header by which clients without API keys are told apart, such as `X-Forwarded-For`. Believed only in "
+            "requests from `--trusted-proxies`, otherwise ignored.",
+            default="none",
+        ),
+    ] = field(default=None, validator=optional(matches_re(r"[A-Za-z0-9-]+", re.ASCII)))
+    trusted_proxies: Annotated[
+        str,
+        help_(
+            "Comma-separated addresses and networks of proxies whose `--client-header` is believed; `unix`: clients of "
+            "`--uds`.",
+            default="none",
+        ),
+    ] = ""
     api_key_scope: Annotated[
         KeyScope,
         help_(
@@ -67,3 +100,31 @@ class NetworkConfig:
     max_inputs_per_request: Annotated[int, help_("Maximum number of inputs in one request.")] = field(
         default=2048, validator=gt(0)
     )
+
+    def __attrs_post_init__(self) -> None:
+        if self.api_key is not None and not self.api_key_list:
+            raise ValueError("--api-key has no key.")
+        try:
+            self.proxy_networks  # noqa: B018  (raises)
+        except ValueError as error:
+            raise ValueError(f"--trusted-proxies: {error}.") from error
+
+    @property
+    def api_key_list(self) -> tuple[str, ...]:
+        """The keys of ``api_key``."""
+        keys = (key.strip() for key in (self.api_key or "").split(","))
+        return tuple(key for key in keys if key)
+
+    @property
+    def proxy_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """The networks of ``trusted_proxies``. Raises ``ValueError``."""
+        return tuple(ip_network(part) for part in self._proxies if part != UNIX)
+
+    @property
+    def trusts_unix(self) -> bool:
+        """Whether clients of a Unix socket are among ``trusted_proxies``."""
+        return UNIX in self._proxies
+
+    @property
+    def _proxies(self) -> list[str]:
+        return [part for part in (part.strip() for part in self.trusted_proxies.split(",")) if part]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import trio
 
-from trio_pool_serve.cli import configure_logging, import_plugins
+from trio_pool_serve.cli import import_plugins
 from trio_pool_serve.config import decode_config
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.processes.child_process import run_as_child, send_to_parent
@@ -16,6 +16,7 @@ from trio_pool_serve.server.api_workers import ApiJob, Drain, FromParent, NotSer
 from trio_pool_serve.server.contained_connection import contain_connections
 from trio_pool_serve.server.listener import drain, leave, serve_listeners
 from trio_pool_serve.service import Service, configure_process
+from trio_pool_serve.telemetry.logs import configure_logging
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
     """Serve until the parent sends ``Drain`` or is gone; return the exit status. Cancellation: at once."""
     assert isinstance(job, ApiJob)  # noqa: S101  (the first message)
     config = decode_config(job.config)
-    configure_logging(config.logging.log_level)
+    configure_logging(config.logging)
     import_plugins(config)
     contain_connections()
     do_without_torch()

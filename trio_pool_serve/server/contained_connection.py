@@ -132,7 +132,7 @@ async def serve_connection(app: AppWrapper, config: Config, context: WorkerConte
         return  # the client has left before it was asked who it is
     except Exception as error:
         # Not a cancellation: a group with ``trio.Cancelled`` is a ``BaseExceptionGroup``, not an ``Exception``.
-        logger.warning("a connection failed: %r", error)
+        logger.warning("a connection failed: %s", type(error).__name__)
         logger.debug("traceback of the failed connection", exc_info=error)
 
 

@@ -1,6 +1,5 @@
 """An engine process: one model, one runner, and a socket for API processes. Started by ``EngineProcesses``."""
 
-import gc
 import logging
 import socket
 from importlib import import_module
@@ -9,7 +8,7 @@ from pathlib import Path
 import attrs
 import trio
 
-from trio_pool_serve.cli import configure_logging, import_plugins
+from trio_pool_serve.cli import import_plugins
 from trio_pool_serve.config import decode_config
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.remote.engine_connection import serve_engine
@@ -17,9 +16,10 @@ from trio_pool_serve.engine.remote.supervision import EngineJob, Loaded, LoadFai
 from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.models.folder import open_model_folder
-from trio_pool_serve.processes.allocator import limit_caches
+from trio_pool_serve.processes.allocator import freeze_objects, limit_caches
 from trio_pool_serve.processes.child_process import run_as_child, send_to_parent, wait_for_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
+from trio_pool_serve.telemetry.logs import configure_logging
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, serve_snapshots
 from trio_pool_serve.threads.offload import Offload
@@ -34,7 +34,7 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
     limit_openmp_spinning()  # before torch is imported, as the next
     limit_caches()
     config = decode_config(job.config)
-    configure_logging(config.logging.log_level)
+    configure_logging(config.logging)
     import_plugins(config)
     offload = Offload(
         launch=1,
@@ -66,10 +66,7 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
                 nursery.start_soon(engine.run)
                 await engine.wait_ready()
                 assert engine.runner is not None  # noqa: S101  (ready means loaded)
-                # What has been loaded stays. The collector would walk through all of it, with the interpreter lock, for
-                # as long as a dozen batches take, each time a large request has allocated a quarter as much again.
-                gc.collect()
-                gc.freeze()
+                freeze_objects()
                 await send_to_parent(channel, Loaded(sendable(engine.runner.describe())))
                 nursery.start_soon(serve_engine, engine, listener)
                 nursery.start_soon(serve_snapshots, Path(job.socket_folder), snapshot)

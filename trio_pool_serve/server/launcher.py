@@ -5,6 +5,7 @@ import signal
 import socket
 from collections.abc import Mapping
 from functools import partial
+from typing import NoReturn
 
 import trio
 from attrs import evolve
@@ -20,6 +21,7 @@ from trio_pool_serve.server.api_workers import serve_by_workers
 from trio_pool_serve.server.contained_connection import contain_connections
 from trio_pool_serve.server.listener import drain, leave, open_listening_socket, serve_listeners, unlinked, url_of
 from trio_pool_serve.service import RunnerLoader, Service, configure_process, load_transformer, loader_name
+from trio_pool_serve.telemetry.logs import logs_json
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import PoolingTask
 
@@ -77,6 +79,7 @@ async def _serve_alone(config: Config, service: Service) -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(_watch_signals, service, listening, stop)
             await nursery.start(service.run)
+            await nursery.start(_watch_reloads, service)
             nursery.start_soon(_announce, service, url_of(listening))
             await serve_listeners(config, service, listening, stop)
             nursery.cancel_scope.cancel(reason="drained")
@@ -102,6 +105,18 @@ async def _watch_signals(
         logger.info("%s", signal.Signals(await anext(signals)).name)
         await drain(service, listening, stop, wait_for_second)
         leave(status)
+
+
+async def _watch_reloads(
+    service: Service, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> NoReturn:
+    """Call the service's reload hooks on each SIGHUP. Cancellation: as the hooks'."""
+    with trio.open_signal_receiver(signal.SIGHUP) as signals:
+        task_status.started()
+        async for _ in signals:
+            for reload in service.reload_hooks:
+                await reload()
+    raise AssertionError("signals do not end")
 
 
 EXAMPLES: Mapping[PoolingTask, tuple[str, str]] = {
@@ -138,9 +153,12 @@ def _print_ready(config: Config, folder: AnyModelFolder, url: str) -> None:
     target = (
         f"--unix-socket {url.removeprefix('unix:')} http://localhost{path}" if url.startswith("unix:") else url + path
     )
+    if logs_json(config.logging):
+        logger.info("ready", extra={"models": [source.name for source in config.sources], "url": url})
+        return
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print(f"[bold green]ready[/] [bold]{names}[/] on [bold]{url}[/]  Try:", markup=True)
-    key = " -H 'Authorization: Bearer KEY'" if config.network.api_key else ""
+    key = " -H 'Authorization: Bearer KEY'" if config.network.api_key or config.network.api_keys_file else ""
     console.print(
         f"  curl {target} -H 'Content-Type: application/json'{key} -d '{body}'",
         markup=False,

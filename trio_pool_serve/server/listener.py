@@ -74,7 +74,6 @@ def hypercorn_config(config: Config, fd: int) -> HypercornConfig:
     settings.keep_alive_timeout = 75
     settings.keep_alive_max_requests = 1_000_000  # the default of 1000 closes busy connections
     settings.include_server_header = False
-    settings.accesslog = logging.getLogger("hypercorn.access") if config.logging.access_log else None
     settings.errorlog = logging.getLogger("hypercorn.error")
     return settings
 

@@ -121,6 +121,7 @@ async def compute_rows(
             for index, prompts in zip(chunk, rendered, strict=True)
             for prompt in prompts
         ]
+        timings.add_rendered(rows=len(requests), tokens=sum(request.tokens for request in requests))
         outputs = ChunkOutputs(chunk, rendered, timings, admitted, done)
         with model.renderer.memory.holding((request.prompt for request in requests), work.client):
             await model.engine.submit_all(requests, outputs.add)

@@ -1,6 +1,7 @@
 """Durations of the stages of one request."""
 
 import time
+from collections.abc import Callable
 
 from attrs import define, field
 
@@ -14,6 +15,11 @@ class RequestTimings:
     """
 
     started: float = field(factory=time.perf_counter)
+    rows: int = 0
+    tokens: int = 0
+    """Of the rows that have been rendered."""
+    on_tokens: Callable[[int], object] | None = None
+    """Called with the tokens of rows that have been rendered, before they are computed."""
     render_s: float = 0.0
     queue_s: float = 0.0
     forward_s: float = 0.0
@@ -25,20 +31,30 @@ class RequestTimings:
         """Seconds since the request began."""
         return time.perf_counter() - self.started
 
+    def add_rendered(self, *, rows: int, tokens: int) -> None:
+        """Count rows that will be computed."""
+        self.rows += rows
+        self.tokens += tokens
+        if self.on_tokens is not None:
+            self.on_tokens(tokens)
+
     def add_row(self, *, queue_s: float, forward_s: float, copy_s: float) -> None:
         """Add the durations of one finished row."""
         self.queue_s = max(self.queue_s, queue_s)
         self.forward_s = max(self.forward_s, forward_s)
         self.copy_s = max(self.copy_s, copy_s)
 
-    def server_timing(self) -> str:
-        """Return the value of the ``Server-Timing`` header, in milliseconds as specified."""
-        stages = {
+    def stages(self) -> dict[str, float]:
+        """Return the seconds of each stage by its name."""
+        return {
             "render": self.render_s,
             "queue": self.queue_s,
             "forward": self.forward_s,
             "copy": self.copy_s,
             "encode": self.encode_s,
-            "total": self.total_s,
         }
-        return ", ".join(f"{name};dur={seconds * 1e3:.3f}" for name, seconds in stages.items())
+
+    def server_timing(self) -> str:
+        """Return the value of the ``Server-Timing`` header, in milliseconds as specified."""
+        durations = {**self.stages(), "total": self.total_s}
+        return ", ".join(f"{name};dur={seconds * 1e3:.3f}" for name, seconds in durations.items())

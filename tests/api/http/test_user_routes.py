@@ -93,7 +93,7 @@ async def test_they_pass_authentication_get_ids_and_errors_in_the_default_dialec
             assert answer.headers["x-request-id"] == "mine"
             assert "server-timing" not in answer.headers
         for path, status, kind in (
-            ("/mine/refuses/403", 403, "Forbidden"),
+            ("/mine/refuses/403", 403, "PermissionDeniedError"),
             ("/mine/refuses/404", 404, "NotFoundError"),
             ("/mine/refuses/503", 503, "ServiceUnavailableError"),
             ("/mine/fails", 500, "InternalServerError"),

@@ -31,7 +31,7 @@ def follow_script(batch: Batch) -> PooledBatch | None:
             (pipes / "launched").write_text("launched")
             (pipes / "go").read_text()
         case 17:
-            raise ValueError("unlucky")
+            raise ValueError("unlucky: SECRET-4711")
         case 18:
             return CopiedBatch([(np.array([*process_settings(), 0, 0, 0, 0], dtype=np.float32),)])
     return None

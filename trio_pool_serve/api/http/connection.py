@@ -11,7 +11,11 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 
 from trio_pool_serve.api.http.request import Handler, HttpRequest
 from trio_pool_serve.api.http.request_body import RequestBody
+from trio_pool_serve.api.http.request_log import begin_trace, log_request
 from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.errors import innermost
+
+CLIENT_LEFT = "the client has disconnected"
 
 SILENCE_S = 1.0
 """A client that has sent nothing for this long is waiting for the response, not sending a body."""
@@ -70,6 +74,18 @@ class PoolServeConnection(TrioASGIHTTPConnection):
         request = HttpRequest(self.scope, path, self.app.config["MAX_CONTENT_LENGTH"])
         handler: Handler | None = self.app.routes.find(self.scope["method"], path)
         self._body = request.body
+        request.route = self.app.routes.template_of(path)
+        begin_trace(request, self.app.service)
+        try:
+            await self._handle(request, handler, receive, send)
+        except BaseException as error:
+            request.cancel_reason = _reason_of(error)
+            raise
+        finally:
+            request.end()
+            log_request(request, self.app.service)
+
+    async def _handle(self, request: HttpRequest, handler: Handler | None, receive: Any, send: Any) -> None:
         if handler is None:
             quart_request = self._create_request_from_scope(send)
             self._body, handler = quart_request.body, partial(_respond_by_quart, self.app, quart_request)
@@ -82,11 +98,16 @@ class PoolServeConnection(TrioASGIHTTPConnection):
             if deliver_to is not None:
                 deliver_to(self)
                 await self._respond(request, handler, send)
-                return
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._receive, receive)
-                await self._respond(request, handler, send)
-                nursery.cancel_scope.cancel(reason="the request has been answered")
+            else:
+                await self._respond_while_receiving(request, handler, receive, send)
+        if self._request_scope.cancelled_caught:
+            request.has_left, request.cancel_reason = True, CLIENT_LEFT
+
+    async def _respond_while_receiving(self, request: HttpRequest, handler: Handler, receive: Any, send: Any) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._receive, receive)
+            await self._respond(request, handler, send)
+            nursery.cancel_scope.cancel(reason="the request has been answered")
 
     async def _respond(self, request: HttpRequest, handler: Handler, send: Any) -> None:
         response = await self.app.middleware.respond(request, handler)
@@ -117,7 +138,7 @@ class PoolServeConnection(TrioASGIHTTPConnection):
         self._body_ended = True
         self._note_arrival()
         if not self._is_finishing:
-            self._request_scope.cancel(reason="the client has disconnected")
+            self._request_scope.cancel(reason=CLIENT_LEFT)
 
     def _note_arrival(self) -> None:
         if self._arrived is not None:
@@ -147,6 +168,13 @@ async def _respond_by_quart(app: Any, quart_request: Request, _: HttpRequest) ->
     # Quart's own responses have bodies to be entered and iterated; redirects are werkzeug's.
     body = response.response if isinstance(response, Response) else response.get_data()
     return HttpResponse(body, None, response.status_code, tuple(response.headers.items()))
+
+
+def _reason_of(error: BaseException) -> str:
+    """Return why a request was cut off: the reason of a cancellation, or else the type of the error."""
+    cause = innermost(error)
+    reason = cause.reason if isinstance(cause, trio.Cancelled) else None
+    return reason or type(cause).__name__
 
 
 def _path_of_target(target: str) -> str:

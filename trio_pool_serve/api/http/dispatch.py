@@ -107,10 +107,12 @@ def _task_handler(
         wire = request.wire = decoded.wire
         if decoded.error is not None:
             raise decoded.error
+        model = service.model(getattr(wire, "model", None), among=request.models)
+        request.model = model.name
         call = Call(
             wire=wire,
             job=decoded.job,
-            model=service.model(getattr(wire, "model", None)),
+            model=model,
             service=service,
             timings=request.timings,
             request_id=request.request_id,

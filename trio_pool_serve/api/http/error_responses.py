@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 TABLE: dict[type[errors.PoolServeError], tuple[int, str]] = {
     errors.InvalidRequestError: (400, "BadRequestError"),
     errors.AuthenticationError: (401, "AuthenticationError"),
+    errors.PermissionDeniedError: (403, "PermissionDeniedError"),
     errors.NotFoundError: (404, "NotFoundError"),
     errors.MethodNotAllowedError: (405, "MethodNotAllowedError"),
     errors.BodyTimeoutError: (408, "RequestTimeoutError"),

@@ -1,15 +1,15 @@
 """What every request passes on its way to a handler and back, whatever its route."""
 
-import hmac
 from collections.abc import Collection, Mapping, Sequence
 
 import trio
 
+from trio_pool_serve.access.client_labels import ClientLabels, TrustedProxies
 from trio_pool_serve.api.http.endpoint import Dialect
 from trio_pool_serve.api.http.error_responses import error_response
 from trio_pool_serve.api.http.request import Handler, HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.errors import AuthenticationError, innermost
+from trio_pool_serve.errors import AuthenticationError, PermissionDeniedError, innermost
 from trio_pool_serve.service import Service
 from trio_pool_serve.types import Client
 
@@ -28,7 +28,7 @@ class Middleware:
 
     An error is written in the dialect of the endpoint that the request was decoded for. Before that is known, it is
     written in all the dialects that ``by_path`` has for the path, or in ``default``. ``open_routes``, methods with
-    paths, need no API key, whatever ``--api-key-scope`` is.
+    paths, need no API key, whatever ``--api-key-scope`` is; the paths ``for_admins`` need a key with ``admin``.
     """
 
     def __init__(
@@ -38,11 +38,17 @@ class Middleware:
         default: Dialect,
         by_path: Mapping[str, Sequence[Dialect]],
         open_routes: Collection[tuple[str, str]],
+        for_admins: Collection[str],
     ) -> None:
+        network = service.config.network
         self._service = service
         self._open_routes = open_routes
-        self._key_scope = service.config.network.api_key_scope
-        self._origins = frozenset(filter(None, map(str.strip, service.config.network.cors_allow_origins.split(","))))
+        self._for_admins = for_admins
+        self._key_scope = network.api_key_scope
+        self._labels = ClientLabels(
+            (network.client_header or "").lower().encode(), TrustedProxies(network.proxy_networks, network.trusts_unix)
+        )
+        self._origins = frozenset(filter(None, map(str.strip, network.cors_allow_origins.split(","))))
         self._default = default
         self._by_path = by_path
 
@@ -53,7 +59,7 @@ class Middleware:
         cancels.
         """
         try:
-            request.client = self.authenticate(request)
+            self.authenticate(request)
             response = await handler(request)
         except BaseExceptionGroup as group:
             _, rest = group.split(trio.Cancelled)
@@ -63,21 +69,27 @@ class Middleware:
             response = self.error_response(request, cause)
         except Exception as error:
             response = self.error_response(request, error)
+        request.status = response.status
         return response.with_headers(self._final_headers(request))
 
-    def authenticate(self, request: HttpRequest) -> Client:
-        """Return who sends a request. Raises ``AuthenticationError`` if it lacks the API key where one is needed."""
-        api_key = self._service.config.network.api_key
-        if api_key is None or not self._needs_key(request):
+    def authenticate(self, request: HttpRequest) -> None:
+        """Note who sends a request, and count it among those of its key.
+
+        Raises ``AuthenticationError`` if it lacks an API key where one is needed, ``PermissionDeniedError`` if that may
+        not use the route, and ``OverloadedError`` past its limits.
+        """
+        keys = self._service.api_keys
+        if not keys.are_needed or not self._needs_key(request):
             address = request.scope.get("client")
-            return Client(address[0] if address else "")
-        given = request.header(b"authorization") or ""
-        scheme, _, key = given.partition(" ")
-        # Some clients send the key without a scheme.
-        given = key.strip() if scheme.lower() == "bearer" else given
-        if not hmac.compare_digest(given.encode(), api_key.encode()):
+            label = self._labels.label(address[0] if address else "", request.scope["headers"])
+            request.client = Client(label)
+            return
+        key = keys.find(request.headers)
+        if key is None:
             raise AuthenticationError("The API key is missing or wrong.")
-        return Client("key")
+        request.use_key(key, keys.usage_of(key))
+        if request.path in self._for_admins and not key.admin:
+            raise PermissionDeniedError("The API key may not use this route: that takes one with `admin`.")
 
     def _needs_key(self, request: HttpRequest) -> bool:
         method, path = request.scope.get("method", "WEBSOCKET"), request.path
@@ -90,6 +102,7 @@ class Middleware:
     def error_response(self, request: HttpRequest, error: Exception) -> HttpResponse:
         """Count a request that failed, and return its response."""
         self._service.metrics.failures.inc()
+        request.error = error
         endpoint = request.claimed_by
         dialects = self._by_path.get(request.path, (self._default,)) if endpoint is None else (endpoint.dialect,)
         return error_response(error, request, dialects)
@@ -97,6 +110,8 @@ class Middleware:
     def _final_headers(self, request: HttpRequest) -> dict[str, str]:
         """Count a response, and return the headers that all responses have: the request's id; for tasks, timings."""
         headers = {"x-request-id": request.request_id}
+        if request.span is not None and self._service.tracing is not None:
+            headers["traceparent"] = self._service.tracing.traceparent_of(request.span)
         if self._origins:
             headers |= self._cors_headers(request)
         if request.is_task:

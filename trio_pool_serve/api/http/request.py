@@ -3,18 +3,26 @@
 import math
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+import trio
 from attrs import define, field
 
+from trio_pool_serve.access.key_file import ApiKey
+from trio_pool_serve.access.key_usage import KeyUsage
 from trio_pool_serve.api.http.endpoint import DialectEndpoint
 from trio_pool_serve.api.http.request_body import RequestBody
 from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.errors import DeadlineExceededError, DrainingError
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import Client
 
 MAX_REQUEST_ID = 128
 """Characters of a client's request id that are sent back."""
+
+
+Outcome: TypeAlias = Literal["answered", "refused", "failed", "deadline", "drained", "client left", "cancelled"]
+"""refused: answered with a status below 500 that tells what is wrong with the request. failed: one from 500 on."""
 
 
 @define(eq=False)
@@ -24,7 +32,8 @@ class HttpRequest:
     ``scope`` is ASGI's; ``path`` is the path without the root path. ``request_id`` is the client's ``X-Request-Id``, or
     a new one: a label only, never a key. ``claimed_by`` is the endpoint that the body was decoded for, and ``wire`` the
     decoded body, once they are known. ``deadline`` is in the trio clock's seconds. Only the timings of a request with
-    ``is_task`` are reported. ``client`` is known once the middleware has authenticated the request.
+    ``is_task`` are reported. ``client`` is known once the middleware has authenticated the request, and so is ``key``
+    if it has one.
     """
 
     scope: Mapping[str, Any]
@@ -39,6 +48,22 @@ class HttpRequest:
     deadline: float = math.inf
     is_task: bool = False
     client: Client = field(init=False, factory=Client)
+    key: ApiKey | None = field(init=False, default=None)
+    usage: KeyUsage | None = field(init=False, default=None)
+    """Of the key, once it counts the request as running."""
+    route: str = field(init=False, default="")
+    """The path of the route, in which a part that differs from request to request is ``{name}``."""
+    model: str | None = field(init=False, default=None)
+    """Name of the model that computes it."""
+    status: int | None = field(init=False, default=None)
+    """Of the response, once there is one."""
+    error: Exception | None = field(init=False, default=None)
+    """That was answered."""
+    span: Any = field(init=False, default=None)
+    """OpenTelemetry's, if requests are traced."""
+    cancel_reason: str | None = field(init=False, default=None)
+    has_left: bool = field(init=False, default=False)
+    """Whether the client has disconnected before it was answered."""
 
     @headers.default
     def _first_of_each(self) -> Mapping[bytes, bytes]:
@@ -55,6 +80,41 @@ class HttpRequest:
         given = self.header(b"x-request-id") or ""
         printable = given.isascii() and given.isprintable()
         return given[:MAX_REQUEST_ID] if given and printable else secrets.token_hex(16)
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the request has ended."""
+        if self.cancel_reason is not None:
+            return "client left" if self.has_left else "cancelled"
+        if self.error is None:
+            return "answered"
+        if isinstance(self.error, DrainingError):
+            return "drained"
+        if isinstance(self.error, DeadlineExceededError):
+            return "deadline"
+        return "refused" if self.status is not None and self.status < 500 else "failed"
+
+    @property
+    def models(self) -> frozenset[str] | None:
+        """Names of the models that the request may use, ``None`` for all."""
+        return None if self.key is None else self.key.models
+
+    def use_key(self, key: ApiKey, usage: KeyUsage) -> None:
+        """Apply the limits of a key. Raises ``OverloadedError``."""
+        self.key, self.client = key, Client(key.name, key.may_outrank)
+        now = trio.current_time()
+        usage.enter(now)
+        self.usage = usage
+        if key.max_body_bytes is not None:
+            self.body.lower_limit(key.max_body_bytes)
+        if usage.tokens is not None:
+            self.timings.on_tokens = usage.take_tokens
+
+    def end(self) -> None:
+        """Count the request as no longer running; again, it does nothing."""
+        if self.usage is not None:
+            self.usage.leave()
+            self.usage = None
 
     def header(self, name: bytes) -> str | None:
         """Return a header by its name in lower case; the first, if there are several."""

@@ -28,6 +28,7 @@ class RequestBody:
 
     def __init__(self, expected_bytes: int | None, max_bytes: int) -> None:
         self._max_bytes = max_bytes
+        self._expected_bytes = expected_bytes or 0
         self._is_too_large = (expected_bytes or 0) > max_bytes
         self._complete = trio.Event()
         self._length = 0
@@ -40,6 +41,14 @@ class RequestBody:
             self._buffer = mmap.mmap(-1, expected_bytes or 0, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 self._buffer.madvise(mmap.MADV_HUGEPAGE)
+
+    def lower_limit(self, max_bytes: int) -> None:
+        """Keep no more than that many bytes, if the limit was higher."""
+        if max_bytes < self._max_bytes:
+            self._max_bytes = max_bytes
+            if self._expected_bytes > max_bytes or self._length > max_bytes:
+                self._is_too_large, self._buffer = True, bytearray()
+                self._complete.set()
 
     def append(self, data: bytes) -> None:
         """Take what has arrived; past the limit nothing is kept, and ``take`` raises."""

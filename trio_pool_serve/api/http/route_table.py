@@ -44,6 +44,12 @@ class RouteTable:
         handlers = self._by_path.get(path) or self._by_longer_path(path)
         return None if handlers is None else handlers.get(method, handlers[OTHER_METHODS])
 
+    def template_of(self, path: str) -> str:
+        """Return the path as a route declares it, with ``{name}`` for what differs; empty if no route has it."""
+        if path in self._by_path:
+            return path
+        return next((f"{prefix}{{name}}" for prefix in self._by_prefix if path.startswith(prefix)), "")
+
     def path_of_route(self, path: str) -> str:
         """Return a path as the routes have it: with single slashes, and none at its end; as it is if none has it."""
         if not path or path in self._by_path or self._by_longer_path(path):

@@ -54,18 +54,18 @@ def model_routes(service: Service) -> Routes:
             id=name,
             name=name,
             created=int(service.started),
-            root=served.source.location,
+            root=served.source.shown_location,
             max_model_len=model.renderer.max_model_len,
             task=model.folder.task or tasks[0],
             tasks=tasks,
             cosine_with_float32=msgspec.UNSET if cosine is None else round(cosine, 4),
         )
 
-    async def models(_: HttpRequest) -> HttpResponse:
-        """List the models. Raises ``EngineLoadingError``. Cancellation: has no checkpoint."""
+    async def models(request: HttpRequest) -> HttpResponse:
+        """List the models that the request may use. Raises ``EngineLoadingError``. Cancellation: has no checkpoint."""
         cards = [
             card(served, name)
-            for served in service.served.values()
+            for served in service.models(request.models)
             for name in (served.source.name, *served.source.aliases)
         ]
         return HttpResponse.json(ModelList(data=cards, models=cards))
@@ -74,7 +74,7 @@ def model_routes(service: Service) -> Routes:
         """Describe one model. Raises ``NotFoundError``, ``EngineLoadingError``. Cancellation: has no checkpoint."""
         name = request.path.partition("/models/")[2]
         served = service.named(name) or service.named(name := name.rstrip("/"))
-        if served is None:
+        if served is None or served not in service.models(request.models):
             raise NotFoundError(f"The model `{name}` does not exist.")
         return HttpResponse.json(card(served, name))
 

@@ -27,6 +27,9 @@ PROBE_ROUTES = frozenset(
 DEEP = (b"deep", b"deep=1", b"deep=true")
 """Query strings of ``/readyz`` that ask for a deep probe."""
 
+ADMIN_PATHS = frozenset({"/metrics", "/load", "/reset_mm_cache"})
+"""Tell of all clients, or act on all: of the keys of ``--api-keys-file``, only those with ``admin`` may use them."""
+
 
 def operational_routes(service: Service) -> Routes:
     """Return the operational routes over a service."""

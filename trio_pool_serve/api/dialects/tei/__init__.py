@@ -24,6 +24,7 @@ from trio_pool_serve.api.http.endpoint import Dialect, Endpoint, FieldNames, Wir
 ERROR_TYPES = {
     400: "Validation",
     401: "Unauthorized",
+    403: "Unauthorized",
     404: "Validation",
     405: "Validation",
     408: "Timeout",

@@ -1,6 +1,7 @@
 """``/info`` of text-embeddings-inference, which its clients request before they send any work."""
 
 import re
+from collections.abc import Collection
 from typing import TypeAlias
 
 from attrs import frozen
@@ -63,9 +64,9 @@ class Info:
 def info_routes(service: Service) -> Routes:
     """Return the route over a service."""
 
-    async def info(_: HttpRequest) -> HttpResponse:
+    async def info(request: HttpRequest) -> HttpResponse:
         """Describe the default model. Raises ``EngineLoadingError`` until it is loaded. Cancellation: at once."""
-        return HttpResponse.json(describe_model(service))
+        return HttpResponse.json(describe_model(service, request.models))
 
     return {("GET", INFO_PATH): info}
 
@@ -74,13 +75,13 @@ MAX_CONCURRENT_REQUESTS = 512
 """TEI's own default."""
 
 
-def describe_model(service: Service) -> Info:
-    """Return the description of the default model. Raises ``EngineLoadingError``."""
-    model = service.model()
+def describe_model(service: Service, among: Collection[str] | None = None) -> Info:
+    """Return the description of the default model, the first ``among`` those names. Raises ``EngineLoadingError``."""
+    model = service.model(among=among)
     config = service.config
     commit = model.folder.path.name
     return Info(
-        model_id=service.default.source.location,
+        model_id=service.models(among)[0].source.shown_location,
         model_sha=commit if COMMIT.fullmatch(commit) else None,
         model_dtype=config.loading.dtype,
         served_model_name=model.name,

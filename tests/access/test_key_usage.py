@@ -1,0 +1,92 @@
+"""How much a key may use, by a clock that the test moves."""
+
+import pytest
+
+from trio_pool_serve.access.key_file import ApiKey
+from trio_pool_serve.access.key_usage import KeyUsage, TokenBucket
+from trio_pool_serve.errors import OverloadedError
+
+pytestmark = pytest.mark.unit
+
+
+def usage_of(processes: int = 1, **limits: int) -> KeyUsage:
+    usage = KeyUsage(processes)
+    usage.apply(ApiKey(name="a", **limits), 0.0)
+    return usage
+
+
+def refusal(usage: KeyUsage, now: float) -> float:
+    with pytest.raises(OverloadedError) as caught:
+        usage.enter(now)
+    return caught.value.retry_after_s
+
+
+def test_a_minute_s_requests_may_come_at_once_and_then_at_their_rate():
+    usage = usage_of(requests_per_minute=6)
+    for _ in range(6):
+        usage.enter(0.0)
+    assert refusal(usage, 0.0) == pytest.approx(10.0)
+    assert refusal(usage, 4.0) == pytest.approx(6.0)
+    usage.enter(10.0)
+    assert refusal(usage, 10.0) == pytest.approx(10.0)
+
+
+def test_a_refused_request_uses_nothing_up():
+    usage = usage_of(requests_per_minute=1, max_concurrent_requests=2)
+    usage.enter(0.0)
+    for _ in range(9):
+        refusal(usage, 30.0)
+    assert usage.running == 1
+    usage.enter(60.0)
+
+
+def test_a_bucket_holds_no_more_than_a_minute_s_worth():
+    bucket = TokenBucket(60.0, 0.0)
+    bucket.take(60, 3600.0)
+    assert bucket.wait_s(1, 3600.0) == pytest.approx(1.0)
+
+
+def test_what_is_overdrawn_is_paid_back():
+    usage = usage_of(tokens_per_minute=60)
+    usage.enter(0.0)
+    usage.tokens.take(180, 0.0)
+    assert refusal(usage, 0.0) == pytest.approx(121.0)
+    assert refusal(usage, 120.0) == pytest.approx(1.0)
+    usage.enter(121.5)
+
+
+def test_new_limits_leave_what_was_used_used():
+    usage = usage_of(requests_per_minute=10)
+    for _ in range(10):
+        usage.enter(0.0)
+    usage.apply(ApiKey(name="a", requests_per_minute=12), 0.0)
+    usage.enter(0.0)
+    usage.enter(0.0)
+    assert refusal(usage, 0.0) == pytest.approx(5.0)
+    usage.apply(ApiKey(name="a"), 0.0)
+    usage.enter(0.0)
+    assert usage.running == 13
+
+
+def test_running_requests_are_counted_until_they_end():
+    usage = usage_of(max_concurrent_requests=2)
+    usage.enter(0.0)
+    usage.enter(0.0)
+    assert refusal(usage, 0.0) > 0
+    usage.leave()
+    usage.enter(0.0)
+
+
+def test_processes_share_the_limits():
+    usage = usage_of(4, requests_per_minute=8, max_concurrent_requests=10)
+    usage.enter(0.0)
+    usage.enter(0.0)
+    assert refusal(usage, 0.0) == pytest.approx(30.0)
+    assert usage.max_running == 3
+
+
+def test_a_share_of_less_than_one_still_lets_one_through():
+    usage = usage_of(4, requests_per_minute=1)
+    usage.enter(0.0)
+    assert refusal(usage, 0.0) == pytest.approx(240.0)
+    usage.enter(240.0)

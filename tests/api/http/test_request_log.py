@@ -1,0 +1,151 @@
+"""The event of each request, over real HTTP."""
+
+import logging
+from collections.abc import AsyncIterator
+from functools import partial
+
+import attrs
+import httpx
+import pytest
+import trio
+
+from tests.conftest import client_of, listening, running
+from tests.tables import each
+from trio_pool_serve.service import Service
+
+EMBED = {"input": [[7, 7, 7], [8]]}
+
+
+@pytest.fixture
+async def service(config, scripted, caplog) -> AsyncIterator[Service]:
+    caplog.set_level(logging.INFO)
+    logged = attrs.evolve(config, logging=attrs.evolve(config.logging, access_log=True))
+    async with running(Service(logged, lambda *_: scripted)) as ready:
+        yield ready
+
+
+def events(caplog) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.getMessage() == "request"]
+
+
+async def only_event(caplog) -> logging.LogRecord:
+    """Return the one event, which is logged once the response has been sent: its client may have it before."""
+    with trio.fail_after(10):
+        while not events(caplog):  # noqa: ASYNC110  (the log has nothing to wait for)
+            await trio.sleep(0.001)
+    (event,) = events(caplog)
+    return event
+
+
+async def test_an_event_tells_who_asked_for_what_and_where_the_time_went(client, config, caplog):
+    answer = await client.post("/v1/embeddings?token=SECRET", json=EMBED, headers={"x-request-id": "mine"})
+    assert answer.status_code == 200
+    event = await only_event(caplog)
+    assert (event.method, event.route, event.status, event.outcome) == ("POST", "/v1/embeddings", 200, "answered")
+    assert (event.request_id, event.client, event.model) == ("mine", "127.0.0.1", config.sources[0].name)
+    assert (event.rows, event.tokens, event.error, event.cancel_reason) == (2, 4, None, None)
+    stages = [event.render_ms, event.queue_ms, event.forward_ms, event.copy_ms, event.encode_ms]
+    assert 0 < max(stages) < event.total_ms
+    assert "SECRET" not in str(vars(event))
+
+
+@each(
+    ("send", "route", "status", "outcome", "error"),
+    [
+        (("GET", "/health"), "/health", 200, "answered", None),
+        (("GET", "/v1/models/a/b"), "/v1/models/{name}", 404, "refused", "NotFoundError"),
+        (("GET", "/nothing/SECRET"), "other", 404, "refused", "NotFound"),
+        (("PUT", "/v1/embeddings"), "/v1/embeddings", 405, "refused", "MethodNotAllowedError"),
+        (("POST", "/v1/embeddings", {"input": 5}), "/v1/embeddings", 400, "refused", "InvalidRequestError"),
+        (("POST", "/v1//embeddings/", {"input": []}), "/v1/embeddings", 400, "refused", "EmptyInputError"),
+        (("POST", "/v1/embeddings", {"input": [7], "model": "SECRET"}), "/v1/embeddings", 404, "refused",
+         "NotFoundError"),
+        (("POST", "/v1/embeddings", {"input": [7], "stream": True}), "/v1/embeddings", 200, "answered", None),
+    ],
+)  # fmt: skip
+async def test_outcomes(client, caplog, send, route, status, outcome, error):
+    caplog.clear()
+    method, path, *body = send
+    answer = await client.request(method, path, json=body[0] if body else None)
+    event = await only_event(caplog)
+    assert (event.route, event.status, event.outcome, event.error) == (route, status, outcome, error)
+    assert answer.status_code == status
+    assert event.levelname == "INFO"
+    assert "SECRET" not in str(vars(event))
+
+
+async def test_methods_that_a_client_has_made_up_are_not_written(client, caplog):
+    await client.request("SECRET", "/v1/embeddings")
+    event = await only_event(caplog)
+    assert (event.method, event.status) == ("other", 405)
+
+
+async def test_a_batch_that_fails_is_a_failure(client, scripted, caplog):
+    def fail(_):
+        raise ValueError("SECRET")
+
+    scripted.on_launch = fail
+    assert (await client.post("/v1/embeddings", json=EMBED)).status_code == 500
+    event = await only_event(caplog)
+    assert (event.outcome, event.error, event.levelname) == ("failed", "BatchFailedError", "WARNING")
+
+
+async def test_a_deadline_is_an_outcome(client, scripted, caplog):
+    scripted.gate.clear()
+    answer = await client.post("/v1/embeddings", json=EMBED, headers={"x-request-timeout": "0.05"})
+    scripted.gate.set()
+    assert answer.status_code == 504
+    event = await only_event(caplog)
+    assert (event.status, event.outcome) == (504, "deadline")
+
+
+async def test_a_drain_is_an_outcome(client, service, caplog):
+    service.draining = True
+    assert (await client.post("/v1/embeddings", json=EMBED)).status_code == 503
+    event = await only_event(caplog)
+    assert event.outcome == "drained"
+
+
+async def leave_early(url: str, scripted, body: dict, *, after_head: bool) -> None:
+    async with client_of(url) as client:
+        if after_head:
+            async with client.stream("POST", "/v1/embeddings", json=body) as streamed:
+                assert streamed.status_code == 200
+                await trio.to_thread.run_sync(scripted.launching.wait)
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(client.post, "/v1/embeddings", json=body))
+            await trio.to_thread.run_sync(scripted.launching.wait)
+            nursery.cancel_scope.cancel(reason="the test leaves")
+
+
+@pytest.mark.parametrize(("streams", "status"), [(False, None), (True, 200)])
+async def test_a_client_that_leaves_is_told_from_one_that_was_answered(url, scripted, caplog, streams, status):
+    scripted.gate.clear()
+    await leave_early(url, scripted, {**EMBED, "stream": streams}, after_head=streams)
+    event = await only_event(caplog)
+    scripted.gate.set()
+    assert (event.status, event.outcome) == (status, "client left")
+    assert event.cancel_reason == "the client has disconnected"
+    assert (event.rows, event.tokens) == (2, 4)
+
+
+async def test_without_the_access_log_only_failures_are_logged(config, scripted, caplog):
+    caplog.set_level(logging.INFO)
+    async with (
+        running(Service(config, lambda *_: scripted)) as service,
+        listening(service) as url,
+        client_of(url) as client,
+    ):
+        assert (await post(client)).status_code == 200
+
+        def fail(_):
+            raise ValueError("SECRET")
+
+        scripted.on_launch = fail
+        assert (await post(client)).status_code == 500
+    assert [event.status for event in events(caplog)] == [500]
+
+
+async def post(client: httpx.AsyncClient) -> httpx.Response:
+    return await client.post("/v1/embeddings", json=EMBED)

@@ -1,0 +1,271 @@
+"""Several API keys with limits of their own, over real HTTP."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+
+import attrs
+import httpx
+import pytest
+import trio
+
+from tests.conftest import client_of, listening, running
+from tests.scripted_runner import ScriptedRunner
+from tests.tables import each
+from trio_pool_serve.api.http.request import HttpRequest
+from trio_pool_serve.app import create_app
+from trio_pool_serve.config import Config
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.service import Service
+from trio_pool_serve.types import Client
+
+EMBED = {"input": [7, 7, 7]}
+
+KEYS = f"""
+[plain]
+sha256 = "{sha256(b"plain-key").hexdigest()}"
+[one-model]
+key = "one-model-key"
+models = ["second"]
+[few]
+key = "few-key"
+requests_per_minute = 2
+[tokens]
+key = "tokens-key"
+tokens_per_minute = 5
+[alone]
+key = "alone-key"
+max_concurrent_requests = 1
+[short]
+key = "short-key"
+max_body_bytes = 100
+[operator]
+key = "operator-key"
+admin = true
+may_outrank = true
+"""
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    path = tmp_path / "keys.toml"
+    path.write_text(KEYS)
+    path.chmod(0o600)
+    return path
+
+
+@asynccontextmanager
+async def serving(
+    config: Config, runner: ScriptedRunner, key_file: Path | None, **network
+) -> AsyncIterator[tuple[Service, httpx.AsyncClient]]:
+    folder = config.models[0]
+    named = attrs.evolve(
+        config,
+        models=(f"first={folder}", f"second={folder}") if key_file else (folder,),
+        network=attrs.evolve(config.network, api_keys_file=key_file, **network),
+    )
+    async with (
+        running(Service(named, lambda *_: runner)) as service,
+        listening(service) as url,
+        client_of(url) as client,
+    ):
+        yield service, client
+
+
+async def embed(client: httpx.AsyncClient, key: str, **fields) -> httpx.Response:
+    return await client.post("/v1/embeddings", json={**EMBED, **fields}, headers={"authorization": f"Bearer {key}"})
+
+
+async def test_several_keys_of_the_flag_are_all_right(config, scripted):
+    async with serving(config, scripted, None, api_key="one, two") as (_, client):
+        for key, status in (("one", 200), ("two", 200), ("one, two", 401), ("one,", 401), (",", 401)):
+            assert (await embed(client, key)).status_code == status, key
+        assert (await client.get("/metrics", headers={"authorization": "Bearer two"})).status_code == 200
+
+
+@each(
+    ("headers", "status"),
+    [
+        ({"authorization": "Bearer plain-key"}, 200),
+        ({"authorization": "plain-key"}, 200),
+        ({"x-api-key": "plain-key"}, 200),
+        ({"api-key": "plain-key"}, 200),
+        ({"authorization": "Basic abc", "x-api-key": "plain-key"}, 200),
+        ({"authorization": "Bearer wrong", "api-key": "plain-key"}, 200),
+        ({"x-api-key": "Bearer plain-key"}, 401),
+        ({"x-api-key": "wrong"}, 401),
+        ({"api-key": ""}, 401),
+        ({"authorization": f"Bearer {sha256(b'plain-key').hexdigest()}"}, 401),
+        ({}, 401),
+    ],
+)
+async def test_a_key_may_come_in_the_headers_of_several_products(config, scripted, key_file, headers, status):
+    async with serving(config, scripted, key_file) as (_, client):
+        assert (await client.post("/v1/embeddings", json=EMBED, headers=headers)).status_code == status
+
+
+async def test_models_that_a_key_may_not_use_are_not_there(config, scripted, key_file):
+    key = "one-model-key"
+    headers = {"authorization": f"Bearer {key}"}
+    async with serving(config, scripted, key_file) as (_, client):
+        assert (await embed(client, key, model="second")).json()["model"] == "second"
+        assert (await embed(client, key)).json()["model"] == "second"
+        for hidden in ("first", "nothing"):
+            answer = await embed(client, key, model=hidden)
+            assert answer.status_code == 404
+            assert answer.json()["error"]["message"] == f"The model `{hidden}` does not exist. This server has: second."
+            assert (await client.get(f"/v1/models/{hidden}", headers=headers)).status_code == 404
+        listed = (await client.get("/v1/models", headers=headers)).json()["data"]
+        assert [card["id"] for card in listed] == ["second"]
+        assert (await client.get("/info", headers=headers)).json()["served_model_name"] == "second"
+        assert (await embed(client, "plain-key", model="first")).status_code == 200
+
+
+async def test_past_its_requests_per_minute_a_key_is_told_when_to_come_back(config, scripted, key_file):
+    async with serving(config, scripted, key_file) as (service, client):
+        answers = [await embed(client, "few-key") for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+        refused = answers[-1]
+        assert 20_000 < int(refused.headers["retry-after-ms"]) <= 30_000
+        assert int(refused.headers["retry-after"]) == -(-int(refused.headers["retry-after-ms"]) // 1000)
+        assert refused.json()["error"]["type"] == "RateLimitError"
+        assert (await embed(client, "plain-key")).status_code == 200
+        # The clock of the limits is put forward by what the client was told to wait.
+        key = service.api_keys.find({b"x-api-key": b"few-key"})
+        service.api_keys.usage_of(key).requests.updated -= int(refused.headers["retry-after-ms"]) / 1000 + 0.001
+        assert (await embed(client, "few-key")).status_code == 200
+
+
+async def test_tokens_are_counted_for_every_row_even_of_a_request_whose_client_leaves(config, scripted, key_file):
+    async with serving(config, scripted, key_file) as (service, client):
+        scripted.gate.clear()
+        with trio.move_on_after(60) as leaving:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(embed, client, "tokens-key")
+                await trio.to_thread.run_sync(scripted.launching.wait)
+                leaving.cancel()
+        scripted.gate.set()
+        usage = service.api_keys.usage_of(service.api_keys.find({b"x-api-key": b"tokens-key"}))
+        assert usage.tokens.level < 5 - 3 + 0.5  # three tokens, less what has been filled up since
+        answers = [await embed(client, "tokens-key", input=[[7] * 4, [8] * 4]) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [200, 429]
+        assert int(answers[1].headers["retry-after"]) > 30
+
+
+async def test_running_requests_of_a_key_are_bounded_until_they_are_answered(config, scripted, key_file):
+    async with serving(config, scripted, key_file) as (_, client):
+        scripted.gate.clear()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(embed, client, "alone-key")
+            await trio.to_thread.run_sync(scripted.launching.wait)
+            refused = await embed(client, "alone-key")
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            scripted.gate.set()
+        # Refused, failed and streamed requests end as well.
+        for body in ({"input": 5}, {"input": [7], "stream": True}, {"input": [7]}, {"input": [7]}):
+            assert (await embed(client, "alone-key", **body)).status_code != 429
+
+
+async def test_a_stream_counts_as_running_until_its_end(config, scripted, key_file):
+    async with serving(config, scripted, key_file) as (_, client):
+        scripted.gate.clear()
+        options = {"json": {"input": [7], "stream": True}, "headers": {"x-api-key": "alone-key"}}
+        async with client.stream("POST", "/v1/embeddings", **options) as streamed:
+            assert streamed.status_code == 200
+            assert (await embed(client, "alone-key")).status_code == 429
+            scripted.gate.set()
+            await streamed.aread()
+        assert (await embed(client, "alone-key")).status_code == 200
+
+
+async def test_a_key_may_have_smaller_bodies(config, scripted, key_file):
+    async with serving(config, scripted, key_file) as (_, client):
+        assert (await embed(client, "short-key")).status_code == 200
+        assert (await embed(client, "short-key", user="x" * 100)).status_code == 413
+        headers = {"x-api-key": "short-key"}
+
+        async def chunks() -> AsyncIterator[bytes]:
+            yield b'{"input": [7], "user": "'
+            yield b"x" * 100 + b'"}'
+
+        assert (await client.post("/v1/embeddings", content=chunks(), headers=headers)).status_code == 413
+        assert (await embed(client, "plain-key", user="x" * 100)).status_code == 200
+
+
+async def test_operators_routes_take_a_key_with_admin(config, scripted, key_file):
+    async with serving(config, scripted, key_file) as (_, client):
+        for method, path in (("GET", "/metrics"), ("GET", "/metrics/"), ("GET", "/load"), ("POST", "/reset_mm_cache")):
+            for key, status in (("operator-key", 200), ("plain-key", 403), ("wrong", 401)):
+                answer = await client.request(method, path, headers={"x-api-key": key})
+                assert answer.status_code == status, (path, key)
+        assert answer.json()["error"]["type"] == "AuthenticationError"
+
+
+async def test_the_client_of_a_request_is_its_key(config, scripted, key_file):
+    async with serving(config, scripted, key_file) as (service, _):
+        app = create_app(service.config, service)
+        for key, client in (("operator-key", Client("operator", may_outrank=True)), ("plain-key", Client("plain"))):
+            headers = [(b"x-api-key", key.encode())]
+            request = HttpRequest({"headers": headers, "method": "GET", "client": None}, "/v1/models", 1)
+            app.middleware.authenticate(request)
+            assert request.client == client
+
+
+async def test_without_keys_a_trusted_proxy_names_the_client(config, scripted):
+    async with serving(config, scripted, None, client_header="X-Client-Id", trusted_proxies="127.0.0.1") as (
+        service,
+        _,
+    ):
+        app = create_app(service.config, service)
+        for address, label in (("127.0.0.1", "id:team"), ("192.0.2.1", "192.0.2.1")):
+            scope = {"headers": [(b"x-client-id", b"team")], "method": "GET", "client": (address, 1)}
+            request = HttpRequest(scope, "/v1/models", 1)
+            app.middleware.authenticate(request)
+            assert request.client == Client(label)
+
+
+# -- reading the file again ------------------------------------------------------------------------------------------
+
+
+async def reload(service: Service) -> None:
+    for hook in service.reload_hooks:
+        await hook()
+
+
+async def test_keys_come_and_go_with_the_file_and_their_usage_stays(config, scripted, key_file, caplog):
+    async with serving(config, scripted, key_file) as (service, client):
+        for _ in range(2):
+            await embed(client, "few-key")
+        key_file.write_text(KEYS.replace("plain-key", "x").replace('"few-key"\nrequests_per_minute = 2', FEW))
+        await reload(service)
+        assert (await embed(client, "new-key")).status_code == 200
+        # The key of the same name has used two of its three.
+        assert (await embed(client, "new-key")).status_code == 429
+        assert (await embed(client, "few-key")).status_code == 401
+
+
+FEW = '"new-key"\nrequests_per_minute = 3'
+
+
+async def test_a_broken_file_is_logged_and_the_keys_stay(config, scripted, key_file, caplog):
+    async with serving(config, scripted, key_file) as (service, client):
+        for broken in ("[a", "[a]\nkey = 'SECRET-KEY'\nmodels = ['none']", None):
+            key_file.write_text(broken) if broken else key_file.unlink()
+            await reload(service)
+            assert (await embed(client, "plain-key")).status_code == 200
+        assert caplog.text.count("the API keys stay as they were") == 3
+        assert "SECRET-KEY" not in caplog.text
+
+
+async def test_a_broken_file_ends_a_server_that_starts(config, scripted, key_file):
+    key_file.write_text("[a")
+    with pytest.RaisesGroup(pytest.RaisesExc(ModelLoadError, match="--api-keys-file")):
+        async with serving(config, scripted, key_file):
+            pytest.fail("it serves")
+
+
+async def test_a_key_of_the_flag_is_not_in_the_file(config, scripted, key_file):
+    with pytest.RaisesGroup(pytest.RaisesExc(ModelLoadError, match="among those of --api-key")):
+        async with serving(config, scripted, key_file, api_key="few-key"):
+            pytest.fail("it serves")

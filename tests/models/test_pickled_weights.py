@@ -1,0 +1,51 @@
+"""Weights in pickles: tensors are read, and no code in them runs."""
+
+import ast
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+import trio_pool_serve
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.loading.stored_weights import read_weights
+
+SOURCES = sorted(Path(trio_pool_serve.__file__).parent.rglob("*.py"))
+
+
+class Touch:
+    """What a hostile file would have the unpickler do."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> object:
+        return (Path.touch, (self.path,))
+
+
+def test_tensors_are_read(tmp_path):
+    torch.save({"head.weight": torch.ones(2), "other": torch.zeros(1)}, tmp_path / "pytorch_model.bin")
+    (weight,) = read_weights(tmp_path, "head.").values()
+    assert weight.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("save", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))])
+def test_a_pickle_that_calls_something_is_refused(tmp_path, save):
+    save({"head.weight": Touch(tmp_path / "touched")}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelLoadError):
+        read_weights(tmp_path, "head.")
+    assert not (tmp_path / "touched").exists()
+
+
+def test_nothing_in_the_package_unpickles_without_restriction():
+    calls = [
+        (path, node)
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    ]
+    loads = [(path, call) for path, call in calls if ast.unparse(call.func) in ("torch.load", "pickle.load", "np.load")]
+    assert len(loads) >= 2
+    assert not [path for path, call in loads if "weights_only=True" not in ast.unparse(call)]
+    assert not [path for path, call in calls if ast.unparse(call.func) in ("pickle.loads", "torch.jit.load", "eval")]

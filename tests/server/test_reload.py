@@ -1,0 +1,41 @@
+"""SIGHUP has a real server read its API keys again."""
+
+import signal
+
+from tests.conftest import client_of
+from tests.server.server_process import SCRIPTED, ServerProcess, launched
+
+
+async def status(server: ServerProcess, key: str) -> int:
+    async with client_of(server.url) as client:
+        return (await client.get("/v1/models", headers={"x-api-key": key})).status_code
+
+
+async def test_keys_are_read_again_on_sighup_and_a_broken_file_changes_nothing(tmp_path, scripted_folder):
+    keys = tmp_path / "keys.toml"
+    keys.touch(0o600)
+    keys.write_text("[a]\nkey = 'first'")
+    flags = ("--api-keys-file", str(keys), "--engine", "local")
+    async with launched(tmp_path, str(scripted_folder), *flags, command=SCRIPTED) as server:
+        assert [await status(server, key) for key in ("first", "second")] == [200, 401]
+        keys.write_text("[a]\nkey = 'second'")
+        server.signal(signal.SIGHUP)
+        await server.wait_logged("the API keys have been read again")
+        assert [await status(server, key) for key in ("first", "second")] == [401, 200]
+        keys.write_text("[a")
+        server.signal(signal.SIGHUP)
+        await server.wait_logged("the API keys stay as they were")
+        assert [await status(server, key) for key in ("first", "second")] == [401, 200]
+        server.signal()
+        assert await server.wait_exit() == 0
+
+
+async def test_a_broken_file_is_a_wrong_setting(tmp_path, scripted_folder):
+    keys = tmp_path / "keys.toml"
+    keys.write_text("[a")
+    command = (*SCRIPTED[:2], "trio_pool_serve", "serve")
+    flags = ("--api-keys-file", str(keys))
+    async with launched(tmp_path, str(scripted_folder), *flags, command=command, wait_ready=False) as server:
+        assert await server.wait_exit() == 2
+        assert "--api-keys-file" in server.log
+        assert "Traceback" not in server.log

@@ -1,0 +1,85 @@
+"""How events and errors are written."""
+
+import json
+import logging
+import sys
+
+import pytest
+
+from trio_pool_serve.config import LoggingConfig
+from trio_pool_serve.telemetry.logs import JsonFormatter, TextFormatter, logs_json, places_of
+
+pytestmark = pytest.mark.unit
+
+SECRET = "SECRET-4711"
+
+
+def fails(depth: int = 0) -> None:
+    if depth:
+        fails(depth - 1)
+    raise ValueError(SECRET)
+
+
+def record_of_a_failure() -> logging.LogRecord:
+    try:
+        try:
+            fails(2)
+        except ValueError as error:
+            raise ExceptionGroup(SECRET, [KeyError(SECRET), error]) from error
+    except ExceptionGroup:
+        return logging.LogRecord("a.logger", logging.ERROR, "/a/path.py", 1, "it %s", ("failed",), sys.exc_info())
+
+
+@pytest.mark.parametrize(
+    "formatter", [TextFormatter("%(levelname)s %(message)s", shows_text=False), JsonFormatter(shows_text=False)]
+)
+def test_of_an_error_types_and_places_are_written_and_no_text_or_path(formatter):
+    line = formatter.format(record_of_a_failure())
+    assert "it failed" in line
+    assert "ExceptionGroup" in line
+    assert "KeyError" in line
+    assert line.count("ValueError") == 1
+    assert "tests.telemetry.test_logs:20 fails" in line
+    assert SECRET not in line
+    assert ".py" not in line
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter("%(message)s", shows_text=True), JsonFormatter(shows_text=True)])
+def test_for_debugging_all_of_an_error_is_written(formatter):
+    line = formatter.format(record_of_a_failure())
+    assert SECRET in line
+    assert __file__ in line
+
+
+def test_an_error_without_end_is_cut_off():
+    try:
+        fails(900)
+    except ValueError as error:
+        places = places_of((ValueError, error, error.__traceback__))
+    assert 30 < len(places.splitlines()) < 50
+
+
+def test_an_event_is_one_object_or_one_line():
+    record = logging.LogRecord("a.logger", logging.INFO, "/a/path.py", 1, "request", (), None)
+    record.status, record.client, record.model = 200, "a\nb", None
+    written = json.loads(JsonFormatter(shows_text=False).format(record))
+    assert written == {
+        "time": record.created,
+        "level": "INFO",
+        "logger": "a.logger",
+        "process": record.process,
+        "message": "request",
+        "status": 200,
+        "client": "a\nb",
+        "model": None,
+    }
+    line = TextFormatter("%(levelname)s %(message)s", shows_text=False).format(record)
+    assert line == "INFO request status=200 client='a\\nb'"
+
+
+def test_json_is_for_whatever_is_no_terminal(monkeypatch):
+    for is_terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda answer=is_terminal: answer)
+        assert logs_json(LoggingConfig()) is not is_terminal
+        assert logs_json(LoggingConfig(log_format="json"))
+        assert not logs_json(LoggingConfig(log_format="text"))

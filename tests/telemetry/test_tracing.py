@@ -1,0 +1,162 @@
+"""Spans as a collector receives them: over a real socket, in protobuf."""
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from functools import partial
+
+import attrs
+import h11
+import pytest
+import trio
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from tests.conftest import client_of, listening, running
+from trio_pool_serve.service import Service
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+EMBED = {"input": [[7, 7, 7], [8]]}
+
+
+class Collector:
+    """Takes OTLP over HTTP."""
+
+    def __init__(self) -> None:
+        self.paths: list[bytes] = []
+        self.requests: list[ExportTraceServiceRequest] = []
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        async with stream:
+            connection = h11.Connection(h11.SERVER)
+            body = b""
+            while not isinstance(event := connection.next_event(), h11.EndOfMessage):
+                if event is h11.NEED_DATA:
+                    connection.receive_data(await stream.receive_some())
+                elif isinstance(event, h11.Request):
+                    self.paths.append(event.target)
+                elif isinstance(event, h11.Data):
+                    body += bytes(event.data)
+                else:
+                    return
+            headers = [("content-length", "0"), ("connection", "close")]
+            for answer in (h11.Response(status_code=200, headers=headers), h11.EndOfMessage()):
+                await stream.send_all(connection.send(answer))
+            self.requests.append(ExportTraceServiceRequest.FromString(body))
+
+    @property
+    def spans(self) -> list[Span]:
+        return [
+            span
+            for request in self.requests
+            for resource in request.resource_spans
+            for scope in resource.scope_spans
+            for span in scope.spans
+        ]
+
+
+@pytest.fixture
+async def collected() -> AsyncIterator[tuple[Collector, str]]:
+    """A collector and its URL. The service ends before it, and sends its last spans then."""
+    collector = Collector()
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(partial(trio.serve_tcp, collector.serve, 0, host="127.0.0.1"))
+        yield collector, f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
+        nursery.cancel_scope.cancel(reason="the test is over")
+
+
+def values_of(span) -> dict[str, object]:
+    return {
+        item.key: getattr(item.value, item.value.WhichOneof("value"))
+        for item in span.attributes
+    }  # fmt: skip
+
+
+async def trace(config, runner, url: str, *asked: tuple[dict, dict]) -> list[tuple[int, str]]:
+    """Ask a server that sends its spans to ``url``; return statuses and ``traceparent``."""
+    traced = attrs.evolve(config, logging=attrs.evolve(config.logging, otlp_endpoint=url))
+    async with (
+        running(Service(traced, lambda *_: runner)) as service,
+        listening(service) as server,
+        client_of(server) as client,
+    ):
+        answers = [await client.post("/v1/embeddings", json=body, headers=headers) for body, headers in asked]
+    return [(answer.status_code, answer.headers.get("traceparent", "")) for answer in answers]
+
+
+async def test_a_request_is_a_span_of_the_trace_that_its_client_began(config, scripted, collected):
+    collector, url = collected
+    brought = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "mine"}
+    ((status, told),) = await trace(config, scripted, url, (EMBED, brought))
+    assert status == 200
+    (span,) = collector.spans
+    assert collector.paths == [b"/v1/traces"]
+    assert (span.name, span.kind) == ("POST /v1/embeddings", Span.SPAN_KIND_SERVER)
+    assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
+    assert told == f"00-{TRACE}-{span.span_id.hex()}-01"
+    assert span.start_time_unix_nano < span.end_time_unix_nano
+    expected = {
+        "http.request.method": "POST",
+        "http.route": "/v1/embeddings",
+        "http.response.status_code": 200,
+        "gen_ai.operation.name": "embeddings",
+        "gen_ai.request.model": config.sources[0].name,
+        "gen_ai.usage.input_tokens": 4,
+        "trio_pool_serve.rows": 2,
+        "trio_pool_serve.outcome": "answered",
+        "trio_pool_serve.request_id": "mine",
+    }
+    assert expected.items() <= values_of(span).items()
+    assert [event.name for event in span.events] == ["render", "queue", "forward", "copy", "encode"]
+    (resource,) = collector.requests[0].resource_spans
+    assert {"service.name": "trio-pool-serve"}.items() <= values_of(resource.resource).items()
+
+
+async def test_errors_are_marked_and_no_input_is_sent(config, scripted, collected):
+    collector, url = collected
+
+    def fail(_):
+        raise ValueError("SECRET")
+
+    scripted.on_launch = fail
+    wrong = {"input": "SECRET", "dimensions": 0}
+    answers = await trace(config, scripted, url, (EMBED, {}), (wrong, {"traceparent": "SECRET"}))
+    failed, refused = sorted(collector.spans, key=lambda span: span.start_time_unix_nano)
+    assert [status for status, _ in answers] == [500, 400]
+    assert failed.status.code == Status.STATUS_CODE_ERROR
+    assert values_of(failed)["error.type"] == "BatchFailedError"
+    assert refused.status.code == Status.STATUS_CODE_UNSET
+    assert values_of(refused)["error.type"] == "InvalidRequestError"
+    assert failed.trace_id != refused.trace_id
+    assert not any(b"SECRET" in request.SerializeToString() for request in collector.requests)
+
+
+async def test_a_caller_may_leave_a_request_out_of_its_traces(config, scripted, collected):
+    collector, url = collected
+    ((status, told),) = await trace(config, scripted, url, (EMBED, {"traceparent": f"00-{TRACE}-{PARENT}-00"}))
+    assert (status, told[:36], told[-3:]) == (200, f"00-{TRACE}-", "-00")
+    assert not collector.spans
+
+
+async def test_a_collector_that_is_gone_holds_up_neither_a_request_nor_the_end(config, scripted, monkeypatch):
+    monkeypatch.setattr("trio_pool_serve.telemetry.tracing.FLUSH_S", 0.01)
+    answers = await trace(config, scripted, "http://127.0.0.1:1", *[(EMBED, {})] * 3)
+    assert [status for status, _ in answers] == [200] * 3
+
+
+async def test_the_environment_switches_it_on(config, scripted, collected, monkeypatch):
+    collector, url = collected
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+    await trace(config, scripted, None, (EMBED, {}))
+    (request,) = collector.requests
+    assert values_of(request.resource_spans[0].resource)["service.name"] == "mine"
+
+
+def test_off_it_is_not_even_imported(scripted_folder):
+    program = (
+        "import sys; from trio_pool_serve.config import Config; from trio_pool_serve.service import Service\n"
+        f"assert Service(Config(models=({str(scripted_folder)!r},))).tracing is None\n"
+        "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,71 @@
+"""Labels of clients that present no API key: from their address, or from a header of a trusted proxy."""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
+
+from attrs import frozen
+
+MAX_LABEL = 128
+"""Characters of a proxy's header that are kept."""
+
+
+@frozen
+class TrustedProxies:
+    """The addresses from which a header is believed; with ``unix``, also from clients of a Unix socket."""
+
+    networks: tuple[IPv4Network | IPv6Network, ...] = ()
+    unix: bool = False
+
+    def include(self, address: str) -> bool:
+        """Whether an address is that of a trusted proxy; an empty one is a client's of the Unix socket."""
+        if not address:
+            return self.unix
+        try:
+            ip = ip_address(address)
+        except ValueError:
+            return False
+        if isinstance(ip, IPv6Address) and ip.ipv4_mapped is not None:
+            ip = ip.ipv4_mapped
+        return any(ip in network for network in self.networks)
+
+
+@frozen
+class ClientLabels:
+    """Labels clients by their address, or by the ``header`` (lower case) of requests that ``proxies`` send."""
+
+    header: bytes = b""
+    proxies: TrustedProxies = TrustedProxies()
+
+    def label(self, address: str, headers: Iterable[tuple[bytes, bytes]]) -> str:
+        """Return the label of the client at an address, empty for a Unix socket's, that sent those headers."""
+        if self.header and self.proxies.include(address):
+            given = b",".join(value for name, value in headers if name == self.header).decode("latin1")
+            # Each proxy appends the address that it was asked from; what a client has made up stands before.
+            for part in reversed(given.split(",")):
+                if (name := part.strip()) and not self.proxies.include(name):
+                    return _label_of_name(name[:MAX_LABEL])
+        return _label_of_address(address)
+
+
+@lru_cache(1024)
+def _label_of_address(address: str) -> str:
+    """Return an IPv4 address as it is, and the first 64 bits of an IPv6 address: one client has all of the others."""
+    try:
+        ip = ip_address(address)
+    except ValueError:
+        return address  # none: a Unix socket
+    if not isinstance(ip, IPv6Address):
+        return str(ip)
+    if ip.ipv4_mapped is not None:
+        return str(ip.ipv4_mapped)
+    return str(IPv6Network((int(ip) >> 64 << 64, 64)))
+
+
+def _label_of_name(name: str) -> str:
+    try:
+        ip_address(name)
+    except ValueError:
+        printable = "".join(character if character.isascii() and character.isprintable() else "?" for character in name)
+        return f"id:{printable}"
+    return _label_of_address(name)

@@ -1,0 +1,119 @@
+"""The file of ``--api-keys-file``: a TOML table for each key."""
+
+import logging
+import re
+import stat
+import tomllib
+from collections.abc import Collection, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from attrs import frozen
+
+logger = logging.getLogger(__name__)
+
+MAX_FILE_BYTES = 4 * 2**20
+"""Some ten thousand keys. What is longer, such as a device, is cut off, and is not understood then."""
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""A key's name. No address and no label of a client without a key can be one."""
+
+Positive: TypeAlias = Annotated[int, msgspec.Meta(gt=0, le=2**53)]
+
+
+@frozen(kw_only=True)
+class ApiKey:
+    """What the client that presents a key may do; ``name`` is its label in logs and queues.
+
+    ``models`` are names of models, ``None`` for all. ``admin``: it may also use the routes of operators.
+    ``may_outrank`` is that of ``types.Client``.
+    """
+
+    name: str
+    models: frozenset[str] | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_concurrent_requests: int | None = None
+    max_body_bytes: int | None = None
+    may_outrank: bool = False
+    admin: bool = False
+
+
+class _Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One table of the file, as it is written."""
+
+    key: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-fA-F]{64}$")] | None = None
+    models: Annotated[list[str], msgspec.Meta(min_length=1)] | None = None
+    requests_per_minute: Positive | None = None
+    tokens_per_minute: Positive | None = None
+    max_concurrent_requests: Positive | None = None
+    max_body_bytes: Positive | None = None
+    may_outrank: bool = False
+    admin: bool = False
+
+
+def digest_of(key: str) -> bytes:
+    """Return the digest under which a key is looked up."""
+    return sha256(key.encode(errors="surrogateescape")).digest()
+
+
+def read_key_file(path: Path, known_models: Collection[str]) -> dict[bytes, ApiKey]:
+    """Return the keys of a file by their digests. Blocking.
+
+    Raises ``ValueError`` for a file that is not understood, that names a model which is not among ``known_models``, or
+    in which two tables have the same key; ``OSError`` if it cannot be read. No message quotes a key. A file that other
+    users can read is logged.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES)
+        keys = _keys_of(tomllib.loads(content.decode()), known_models)
+    except UnicodeDecodeError:
+        raise ValueError(f"--api-keys-file {path}: it is not UTF-8.") from None  # the error has the file's bytes
+    except ValueError as error:
+        raise ValueError(f"--api-keys-file {path}: {error}.") from None
+    mode = path.stat().st_mode
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        logger.warning("the file of --api-keys-file is open to other users (mode %o): chmod 600", stat.S_IMODE(mode))
+    return keys
+
+
+def _keys_of(tables: Mapping[str, Any], known_models: Collection[str]) -> dict[bytes, ApiKey]:
+    keys: dict[bytes, ApiKey] = {}
+    for name, value in tables.items():
+        if not NAME.fullmatch(name):
+            raise ValueError("names of keys are 1 to 64 letters, digits, - and _")
+        try:
+            table = msgspec.convert(value, _Table)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"[{name}] {error}") from None
+        digest = _digest_of_table(name, table)
+        if digest in keys:
+            raise ValueError(f"[{keys[digest].name}] and [{name}] have the same key")
+        keys[digest] = _key_of(name, table, known_models)
+    return keys
+
+
+def _digest_of_table(name: str, table: _Table) -> bytes:
+    if (table.key is None) == (table.sha256 is None):
+        raise ValueError(f"[{name}] needs either key or sha256")
+    return digest_of(table.key) if table.key is not None else bytes.fromhex(table.sha256 or "")
+
+
+def _key_of(name: str, table: _Table, known_models: Collection[str]) -> ApiKey:
+    unknown = [model for model in table.models or () if model not in known_models]
+    if unknown:
+        raise ValueError(f"[{name}] names a model that is not served; those are {', '.join(known_models)}")
+    return ApiKey(
+        name=name,
+        models=None if table.models is None else frozenset(table.models),
+        requests_per_minute=table.requests_per_minute,
+        tokens_per_minute=table.tokens_per_minute,
+        max_concurrent_requests=table.max_concurrent_requests,
+        max_body_bytes=table.max_body_bytes,
+        may_outrank=table.may_outrank,
+        admin=table.admin,
+    )

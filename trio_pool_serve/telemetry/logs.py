@@ -1,0 +1,126 @@
+"""Logs on standard error: lines for people on a terminal, JSON lines otherwise. No client's text is in them.
+
+Modules log by the standard library's ``logging``, with the fields of an event as ``extra``.
+"""
+
+import logging
+import sys
+import traceback
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from pythonjsonlogger.core import RESERVED_ATTRS
+from pythonjsonlogger.msgspec import MsgspecFormatter
+from rich.console import Console
+from rich.logging import RichHandler
+
+from trio_pool_serve.config import LoggingConfig
+
+ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+
+MAX_FRAMES = 40
+"""Of each traceback, the innermost."""
+
+MAX_ERRORS = 10
+"""Of an error's causes and of its group."""
+
+VERBOSE = ("hypercorn.error", "httpx", "filelock", "huggingface_hub", "urllib3", "opentelemetry")
+"""Loggers of libraries whose messages below warnings are left out."""
+
+
+def configure_logging(config: LoggingConfig) -> None:
+    """Have this process log to standard error in the format of ``--log-format``."""
+    shows_text = config.log_level == "debug"
+    handler: logging.Handler
+    if logs_json(config):
+        handler = logging.StreamHandler()
+        handler.setFormatter(JsonFormatter(shows_text=shows_text))
+    elif sys.stderr.isatty():
+        handler = RichHandler(console=Console(stderr=True), show_path=False)
+        handler.setFormatter(TextFormatter("%(message)s", "[%X]", shows_text=shows_text))
+    else:
+        handler = logging.StreamHandler()
+        handler.setFormatter(TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s", shows_text=shows_text))
+    logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
+    for verbose in VERBOSE:
+        logging.getLogger(verbose).setLevel(logging.WARNING)
+
+
+def logs_json(config: LoggingConfig) -> bool:
+    """Whether logs are JSON lines."""
+    return config.log_format == "json" or (config.log_format == "auto" and not sys.stderr.isatty())
+
+
+class TextFormatter(logging.Formatter):
+    """Lines for people: the message, then the event's fields as ``name=value``.
+
+    Errors are written as ``places_of`` does, or with their messages and source lines if it ``shows_text``.
+    """
+
+    def __init__(self, fmt: str, datefmt: str | None = None, *, shows_text: bool) -> None:
+        super().__init__(fmt, datefmt)
+        self._shows_text = shows_text
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (the standard library's name)
+        """Return the line without an error."""
+        fields = (f" {name}={_in_one_line(value)}" for name, value in _fields_of(record).items() if value is not None)
+        return super().formatMessage(record) + "".join(fields)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        """Return the lines of an error."""
+        return super().formatException(ei) if self._shows_text else places_of(ei)
+
+
+class JsonFormatter(MsgspecFormatter):
+    """One JSON object per line.
+
+    ``time`` (seconds since the epoch), ``level``, ``logger``, ``process``, ``message``, the event's fields, and an
+    error as ``error_trace``, as ``TextFormatter`` writes it.
+    """
+
+    def __init__(self, *, shows_text: bool) -> None:
+        super().__init__(
+            "%(created)s %(levelname)s %(name)s %(process)d %(message)s",
+            rename_fields={"created": "time", "levelname": "level", "name": "logger", "exc_info": "error_trace"},
+        )
+        self._shows_text = shows_text
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        """Return the lines of an error."""
+        return logging.Formatter.formatException(self, ei) if self._shows_text else places_of(ei)
+
+
+def places_of(exc_info: ExcInfo) -> str:
+    """Return an error's types and the functions and lines that it went through, causes last.
+
+    Neither messages, which may quote what a client sent, nor the paths of files.
+    """
+    lines: list[str] = []
+    pending: list[BaseException] = [] if exc_info[1] is None else [exc_info[1]]
+    seen: set[int] = set()
+    while pending and len(seen) < MAX_ERRORS:
+        error = pending.pop(0)
+        if id(error) in seen:
+            continue
+        seen.add(id(error))
+        lines.append(f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."))
+        frames = list(traceback.walk_tb(error.__traceback__))[-MAX_FRAMES:]
+        lines += [f"  {frame.f_globals.get('__name__')}:{line} {frame.f_code.co_name}" for frame, line in frames]
+        if isinstance(error, BaseExceptionGroup):
+            pending += error.exceptions
+        cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if cause is not None:
+            pending.append(cause)
+    return "\n".join(lines)
+
+
+def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    return {name: value for name, value in vars(record).items() if name not in _RESERVED}
+
+
+def _in_one_line(value: object) -> str:
+    text = str(value)
+    return text if text.isprintable() and " " not in text else repr(text)
+
+
+_RESERVED = frozenset((*RESERVED_ATTRS, "taskName", "markup", "highlighter"))

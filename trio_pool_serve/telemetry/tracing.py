@@ -1,0 +1,110 @@
+"""Traces: a span for each request, exported by OTLP over HTTP. Imports OpenTelemetry only where it is switched on."""
+
+import os
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any, NoReturn
+
+import trio
+from attrs import define, field
+
+from trio_pool_serve.config import LoggingConfig
+from trio_pool_serve.telemetry.span_attributes import DURATION, attributes_at_end, attributes_at_start
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+"""Standard environment variables, each of which switches traces on like ``--otlp-endpoint``."""
+
+FLUSH_S = 3.0
+"""Most seconds that the last spans may take to be sent when the server ends."""
+
+SERVICE_NAME = "trio-pool-serve"
+"""Unless ``OTEL_SERVICE_NAME`` is set."""
+
+
+def is_switched_on(config: LoggingConfig) -> bool:
+    """Whether requests are traced. Raises ``ValueError`` if they cannot be: OpenTelemetry is not installed."""
+    if config.otlp_endpoint is None and not any(os.environ.get(name) for name in ENDPOINTS):
+        return False
+    if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter.otlp.proto.http") is None:
+        raise ValueError("Traces (--otlp-endpoint, or OTEL_EXPORTER_OTLP_ENDPOINT) need trio-pool-serve[otel].")
+    return True
+
+
+def open_tracing(config: LoggingConfig) -> "Tracing | None":
+    """Return what traces requests, ``None`` if that is off. Raises as ``is_switched_on``."""
+    return Tracing(config.otlp_endpoint) if is_switched_on(config) else None
+
+
+@define(eq=False)
+class Tracing:
+    """Makes spans, and sends them to ``endpoint`` or where the environment says.
+
+    The SDK's ``BatchSpanProcessor`` sends in a daemon thread of its own, up to 512 spans at a time, and drops what is
+    more than 2048 behind: a collector that is slow or gone holds up no request. The variables ``OTEL_*`` of the SDK
+    hold, those of sampling among them; by default the caller's decision counts, and all others are sampled.
+    """
+
+    endpoint: str | None
+    _provider: Any = field(init=False)
+    _tracer: Any = field(init=False)
+    _context: Any = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": SERVICE_NAME}
+        url = None if self.endpoint is None else f"{self.endpoint.rstrip('/')}/v1/traces"
+        # ``run`` flushes; what the SDK does at exit has no bound.
+        self._provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
+        self._tracer = self._provider.get_tracer("trio_pool_serve")
+        self._context = TraceContextTextMapPropagator()
+
+    def start(self, method: str, route: str, headers: Mapping[bytes, bytes]) -> Any:
+        """Return the span of a request that begins, a child of the ``traceparent`` that it brings."""
+        from opentelemetry.context import Context
+        from opentelemetry.trace import SpanKind
+
+        brought = {name: headers[name.encode()].decode("latin1") for name in W3C if name.encode() in headers}
+        parent = self._context.extract(brought, Context()) if brought else Context()
+        return self._tracer.start_span(
+            f"{method} {route}", parent, SpanKind.SERVER, attributes=attributes_at_start(method, route)
+        )
+
+    def traceparent_of(self, span: Any) -> str:
+        """Return the header that tells the client of its span."""
+        context = span.get_span_context()
+        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+    def end(self, span: Any, event: Mapping[str, Any], stages: Mapping[str, float]) -> None:
+        """End the span of a request whose ``event`` is that of the access log.
+
+        If it is sampled, it gets an event for each of the ``stages`` (seconds). Those of several rows overlap, so only
+        their durations are known, and all of their events are at the end.
+        """
+        from opentelemetry.trace import Status, StatusCode
+
+        if span.is_recording():
+            span.set_attributes(attributes_at_end(event))
+            now = time.time_ns()
+            for name, seconds in stages.items():
+                span.add_event(name, {DURATION: seconds * 1e3}, now)
+            if event["outcome"] in ("failed", "deadline", "cancelled"):
+                span.set_status(Status(StatusCode.ERROR))
+        span.end()
+
+    async def run(self) -> NoReturn:
+        """Send the last spans when cancelled, for at most ``FLUSH_S``. Cancellation: within that time."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True), trio.move_on_after(FLUSH_S):
+                await trio.to_thread.run_sync(self._provider.shutdown, abandon_on_cancel=True)
+
+
+W3C = ("traceparent", "tracestate")
