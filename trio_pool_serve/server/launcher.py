@@ -2,7 +2,6 @@
 
 import logging
 import signal
-import socket
 from collections.abc import Mapping
 from functools import partial
 
@@ -17,8 +16,9 @@ from trio_pool_serve.models.folder import open_model_folder, reads_images_by_its
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.without_torch import do_without_torch
 from trio_pool_serve.server.api_workers import serve_by_workers
-from trio_pool_serve.server.contained_connection import contain_connections
-from trio_pool_serve.server.listener import drain, leave, open_listening_socket, serve_listeners, unlinked, url_of
+from trio_pool_serve.server.listener import drain, leave, open_listening, raise_file_limit, serve_listeners, url_of
+from trio_pool_serve.server.reloading import watch_reloads
+from trio_pool_serve.server.tls import Certificates
 from trio_pool_serve.service import RunnerLoader, Service, configure_process, load_transformer, loader_name
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import PoolingTask
@@ -37,6 +37,8 @@ async def serve(config: Config, service: Service | None = None, load_runner: Run
     the top level of a module. Raises ``ModelLoadError`` or ``EngineDeadError``. A second signal, and a drain that
     outlasts ``--drain-timeout-s``, end the process at once. Cancellation: at once, as after a drain.
     """
+    raise_file_limit()
+    Certificates.of(config.network, Offload())  # raises before anything is started
     with unwrap_exception_groups(ModelLoadError, EngineDeadError):
         if service is not None:
             await _serve_alone(config, service)
@@ -70,21 +72,20 @@ async def with_engine_placement(config: Config, cores: int | None = None) -> Con
 
 async def _serve_alone(config: Config, service: Service) -> None:
     """Serve HTTP in this process."""
-    contain_connections()
     configure_process(service)
     stop = trio.Event()
-    with open_listening_socket(config.network) as listening, unlinked(config.network):
+    with open_listening(config.network) as listening:
         async with trio.open_nursery() as nursery:
-            await nursery.start(_watch_signals, service, listening, stop)
+            await nursery.start(_watch_signals, service, stop)
+            await nursery.start(watch_reloads, service.reload)
             await nursery.start(service.run)
-            nursery.start_soon(_announce, service, url_of(listening))
+            nursery.start_soon(_announce, service, url_of(listening, config.network))
             await serve_listeners(config, service, listening, stop)
             nursery.cancel_scope.cancel(reason="drained")
 
 
 async def _watch_signals(
     service: Service,
-    listening: socket.socket,
     stop: trio.Event,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
@@ -100,7 +101,7 @@ async def _watch_signals(
 
         task_status.started()
         logger.info("%s", signal.Signals(await anext(signals)).name)
-        await drain(service, listening, stop, wait_for_second)
+        await drain(service, stop, wait_for_second)
         leave(status)
 
 

@@ -1,8 +1,9 @@
-"""The listening socket, and hypercorn's listener on it, which is restarted when it crashes."""
+"""The listening socket, and the listener on it, which is restarted when it crashes."""
 
 import contextlib
 import logging
 import os
+import resource
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import NoReturn
 
 import trio
 from hypercorn.config import Config as HypercornConfig
-from hypercorn.trio import serve as hypercorn_serve
 
 from trio_pool_serve.app import create_app
 from trio_pool_serve.config import Config, NetworkConfig
 from trio_pool_serve.processes.restart_backoff import RestartBackoff
+from trio_pool_serve.server.acceptor import refuse_rest, serve_app
+from trio_pool_serve.server.server_context import ConnectionLimits, Connections, ServerContext
+from trio_pool_serve.server.tls import Certificates
 from trio_pool_serve.service import Service
 
 logger = logging.getLogger(__name__)
@@ -25,6 +28,9 @@ RESTART_PAUSES_S = (0.0, 0.01, 0.05, 0.1, 0.25)
 """Well under a second: the models are loaded and the socket is open, so clients only wait."""
 
 STABLE_AFTER_S = 10.0
+
+RESERVED_FILES = 256
+"""File descriptors that are not for connections: models, child processes, threads, images that are fetched."""
 
 
 def open_listening_socket(network: NetworkConfig) -> socket.socket:
@@ -56,20 +62,19 @@ def _remove_dead_socket(path: Path) -> None:
             path.unlink()
 
 
-def url_of(listening: socket.socket) -> str:
+def url_of(listening: socket.socket, network: NetworkConfig) -> str:
     """Return the URL of a listening socket; ``unix:PATH`` for a Unix socket."""
     name = listening.getsockname()
     if listening.family == socket.AF_UNIX:
         return f"unix:{name}"
     host = f"[{name[0]}]" if listening.family == socket.AF_INET6 else name[0]
-    return f"http://{host}:{name[1]}"
+    return f"{'http' if network.ssl_certfile is None else 'https'}://{host}:{name[1]}"
 
 
-def hypercorn_config(config: Config, fd: int) -> HypercornConfig:
-    """Return hypercorn's settings for a listener on the socket ``fd``, which hypercorn closes."""
+def hypercorn_config(config: Config) -> HypercornConfig:
+    """Return hypercorn's settings for the connections of a listener."""
     settings = HypercornConfig()
-    settings.bind = [f"fd://{fd}"]
-    settings.backlog = BACKLOG
+    settings.ssl_handshake_timeout = config.time_limits.head_timeout_s
     settings.graceful_timeout = config.time_limits.drain_timeout_s
     settings.keep_alive_timeout = 75
     settings.keep_alive_max_requests = 1_000_000  # the default of 1000 closes busy connections
@@ -80,27 +85,52 @@ def hypercorn_config(config: Config, fd: int) -> HypercornConfig:
 
 
 async def serve_listeners(config: Config, service: Service, listening: socket.socket, stop: trio.Event) -> None:
-    """Serve on the socket until ``stop`` is set, with a new listener whenever one crashes.
+    """Serve on the socket until ``stop`` is set, and drain then; with a new listener whenever one crashes.
 
-    Cancellation: as in hypercorn.
+    Cancellation: at once, but for what hypercorn is writing.
     """
+    settings = hypercorn_config(config)
+    connections = connections_of(service)
+    certificates = Certificates.of(config.network, service.offload)
+    if certificates is not None:
+        service.reload_hooks.append(certificates.reload)
+    tls = None if certificates is None else certificates.context
     backoff = RestartBackoff(RESTART_PAUSES_S, STABLE_AFTER_S)
     while not stop.is_set():
         began = trio.current_time()
-        settings = hypercorn_config(config, os.dup(listening.fileno()))
         try:
             # A new app each time: quart's cannot start twice.
-            await hypercorn_serve(create_app(config, service), settings, shutdown_trigger=stop.wait)
+            app, context = create_app(config, service), ServerContext(connections=connections)
+            await serve_app(app, settings, context, listening, stop, tls=tls)
         except Exception as error:
             service.metrics.listener_restarts.inc()
             logger.warning("the listener crashed; it restarts", exc_info=error)
             await trio.sleep(backoff.next_pause_s(trio.current_time() - began))
 
 
-async def drain(
-    service: Service, listening: socket.socket, stop: trio.Event, wait_for_more: Callable[[], Awaitable[str]]
-) -> None:
-    """Stop accepting connections and wait while running requests finish.
+def connections_of(service: Service) -> Connections:
+    """Return the count of a process's connections, with the limits of the settings; the service's metrics show it."""
+    network, metrics = service.config.network, service.metrics
+    room = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILES
+    limits = ConnectionLimits(
+        head_timeout_s=service.config.time_limits.head_timeout_s,
+        max_connections=max(1, min(network.max_connections, room)),
+        max_connections_per_address=network.max_connections_per_address,
+    )
+    connections = Connections(limits, metrics.connections_refused.inc)
+    metrics.add_gauges(lambda: {"connections": {"open": connections.statistics().open}})
+    return connections
+
+
+def raise_file_limit() -> None:
+    """Let this process, and those that it starts, open as many files as the system allows them."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # macOS has a lower one of its own
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def drain(service: Service, stop: trio.Event, wait_for_more: Callable[[], Awaitable[str]]) -> None:
+    """Refuse new requests, those on new connections too, and wait while running ones finish.
 
     Returns when that takes longer than ``--drain-timeout-s`` or ``wait_for_more()`` returns a reason to exit at once.
 
@@ -110,7 +140,6 @@ async def drain(
     logger.info("draining, for at most %g s", limit_s)
     service.draining = True
     stop.set()
-    listening.close()  # new connections would wait in its backlog for a response that never comes
     reason = "the drain took too long"
     with trio.move_on_after(limit_s):
         reason = await wait_for_more()
@@ -129,10 +158,16 @@ def leave(status: int) -> NoReturn:
 
 
 @contextlib.contextmanager
-def unlinked(network: NetworkConfig) -> Iterator[None]:
-    """Remove the file of a Unix socket at the end of the block."""
+def open_listening(network: NetworkConfig) -> Iterator[socket.socket]:
+    """Listen in the block; who has connected by its end and was not accepted is refused.
+
+    The file of a Unix socket is removed.
+    """
+    listening = open_listening_socket(network)
     try:
-        yield
+        with listening:
+            yield listening
+            refuse_rest(listening, is_plain=network.ssl_certfile is None)
     finally:
         if network.uds is not None:
             network.uds.unlink(missing_ok=True)
