@@ -63,7 +63,11 @@ class Acceptor:
         """Accept what has connected; what is left when the socket is closed would be reset."""
         while self._accept_one(nursery):
             continue
-        self._refused.clear()
+
+    def close_refused(self) -> None:
+        """Close the refused connections that are still open."""
+        while self._refused:
+            self._refused.popleft().close()
 
     def _accept_some(self, nursery: trio.Nursery) -> bool:
         """Return whether more can be accepted: not while there are no file descriptors left, for example."""
@@ -129,7 +133,10 @@ async def serve_app(
     async with trio.open_nursery() as lifespan_nursery:
         await lifespan_nursery.start(lifespan.handle_lifespan)
         await lifespan.wait_for_startup()
-        await _serve_until(stop, acceptor, settings.graceful_timeout)
+        try:
+            await _serve_until(stop, acceptor, settings.graceful_timeout)
+        finally:
+            acceptor.close_refused()
         await lifespan.wait_for_shutdown()
         lifespan_nursery.cancel_scope.cancel(reason="the app has shut down")
 

@@ -14,6 +14,7 @@ from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.processes.without_torch import do_without_torch
 from trio_pool_serve.server.api_workers import ApiJob, Drain, FromParent, NotServed, Ready, Reload
 from trio_pool_serve.server.listener import drain, leave, serve_listeners
+from trio_pool_serve.server.tls import open_tls
 from trio_pool_serve.service import Service, configure_process
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
     do_without_torch()
     service = Service(config, socket_folder=Path(job.socket_folder))
     configure_process(service)
+    tls = open_tls(service)
     stop = trio.Event()
     loading = trio.CancelScope()
     try:
@@ -54,7 +56,7 @@ async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
                 if job.joins:
                     with loading:
                         await service.wait_ready()
-                await serve_listeners(config, service, listening, stop)
+                await serve_listeners(config, service, listening, stop, tls)
                 nursery.cancel_scope.cancel(reason="drained")
     except (ModelLoadError, EngineDeadError) as error:
         await send_to_parent(channel, NotServed(sendable(str(error))))

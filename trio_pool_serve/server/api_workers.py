@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeAlias
@@ -21,6 +22,8 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.processes.child_process import ChildProcess, keep_alive, open_child
 from trio_pool_serve.server.listener import leave, open_listening, url_of
 from trio_pool_serve.server.reloading import watch_reloads
+from trio_pool_serve.server.systemd import STOPPING, feed_watchdog, notify
+from trio_pool_serve.telemetry.snapshots import gather_snapshots
 
 logger = logging.getLogger(__name__)
 
@@ -153,6 +156,7 @@ async def serve_by_workers(config: Config, loader: str, announce: Callable[[str]
             nursery.start_soon(workers.run)
             await workers.ready.wait()
             announce(url_of(listening, config.network))
+            await feed_watchdog(partial(gather_snapshots, Path(socket_folder)), config.scheduling.batch_timeout_s)
 
 
 async def _watch_signals(
@@ -161,6 +165,7 @@ async def _watch_signals(
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         task_status.started()
         logger.info("%s: draining", signal.Signals(await anext(signals)).name)
+        notify(*STOPPING)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_leave_on_second_signal, signals)
             with trio.move_on_after(workers.config.time_limits.drain_timeout_s + DRAIN_MARGIN_S):

@@ -18,7 +18,8 @@ from trio_pool_serve.processes.without_torch import do_without_torch
 from trio_pool_serve.server.api_workers import serve_by_workers
 from trio_pool_serve.server.listener import drain, leave, open_listening, raise_file_limit, serve_listeners, url_of
 from trio_pool_serve.server.reloading import watch_reloads
-from trio_pool_serve.server.tls import Certificates
+from trio_pool_serve.server.systemd import STOPPING, feed_watchdog, notify
+from trio_pool_serve.server.tls import Certificates, open_tls
 from trio_pool_serve.service import RunnerLoader, Service, configure_process, load_transformer, loader_name
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import PoolingTask
@@ -37,6 +38,7 @@ async def serve(config: Config, service: Service | None = None, load_runner: Run
     the top level of a module. Raises ``ModelLoadError`` or ``EngineDeadError``. A second signal, and a drain that
     outlasts ``--drain-timeout-s``, end the process at once. Cancellation: at once, as after a drain.
     """
+    notify("STATUS=loading models")
     raise_file_limit()
     Certificates.of(config.network, Offload())  # raises before anything is started
     with unwrap_exception_groups(ModelLoadError, EngineDeadError):
@@ -73,6 +75,7 @@ async def with_engine_placement(config: Config, cores: int | None = None) -> Con
 async def _serve_alone(config: Config, service: Service) -> None:
     """Serve HTTP in this process."""
     configure_process(service)
+    tls = open_tls(service)
     stop = trio.Event()
     with open_listening(config.network) as listening:
         async with trio.open_nursery() as nursery:
@@ -80,7 +83,7 @@ async def _serve_alone(config: Config, service: Service) -> None:
             await nursery.start(watch_reloads, service.reload)
             await nursery.start(service.run)
             nursery.start_soon(_announce, service, url_of(listening, config.network))
-            await serve_listeners(config, service, listening, stop)
+            await serve_listeners(config, service, listening, stop, tls)
             nursery.cancel_scope.cancel(reason="drained")
 
 
@@ -101,6 +104,7 @@ async def _watch_signals(
 
         task_status.started()
         logger.info("%s", signal.Signals(await anext(signals)).name)
+        notify(*STOPPING)
         await drain(service, stop, wait_for_second)
         leave(status)
 
@@ -116,12 +120,16 @@ EXAMPLES: Mapping[PoolingTask, tuple[str, str]] = {
 
 
 async def _announce(service: Service, url: str) -> None:
-    """Print an example request once the service is ready. Cancellation: at once; nothing is printed."""
+    """Print an example request once the service is ready, and tell systemd, from then on again and again.
+
+    Cancellation: at once; nothing is printed.
+    """
     try:
         await service.wait_ready()
     except EngineDeadError:
         return  # ``Service.run`` raises the reason
     _print_ready(service.config, service.model().folder, url)
+    await feed_watchdog(service.snapshots, service.config.scheduling.batch_timeout_s)
 
 
 def _announce_workers(config: Config, url: str) -> None:
@@ -134,6 +142,7 @@ def _announce_workers(config: Config, url: str) -> None:
 
 def _print_ready(config: Config, folder: AnyModelFolder, url: str) -> None:
     names = ", ".join(source.name for source in config.sources)
+    notify("READY=1", f"STATUS=serving {names} on {url}")
     task = next(task for task in EXAMPLES if task in folder.spec.tasks)
     path, body = EXAMPLES[task]
     target = (

@@ -5,6 +5,7 @@ import logging
 import os
 import resource
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -17,7 +18,7 @@ from trio_pool_serve.config import Config, NetworkConfig
 from trio_pool_serve.processes.restart_backoff import RestartBackoff
 from trio_pool_serve.server.acceptor import refuse_rest, serve_app
 from trio_pool_serve.server.server_context import ConnectionLimits, Connections, ServerContext
-from trio_pool_serve.server.tls import Certificates
+from trio_pool_serve.server.systemd import take_passed_socket
 from trio_pool_serve.service import Service
 
 logger = logging.getLogger(__name__)
@@ -43,12 +44,16 @@ def open_listening_socket(network: NetworkConfig) -> socket.socket:
         family = socket.AF_INET6 if ":" in network.host else socket.AF_INET
         listening = socket.socket(family)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # hypercorn's writes have no time limit, but the kernel has one, which accepted connections inherit.
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(network.write_timeout_s * 1000))
+        _limit_writing(listening, network)
         listening.bind((network.host, network.port))
     listening.listen(BACKLOG)
     listening.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
     return listening
+
+
+def _limit_writing(listening: socket.socket, network: NetworkConfig) -> None:
+    # hypercorn's writes have no time limit, but the kernel has one, which accepted connections inherit.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(network.write_timeout_s * 1000))
 
 
 def _remove_dead_socket(path: Path) -> None:
@@ -84,17 +89,15 @@ def hypercorn_config(config: Config) -> HypercornConfig:
     return settings
 
 
-async def serve_listeners(config: Config, service: Service, listening: socket.socket, stop: trio.Event) -> None:
+async def serve_listeners(
+    config: Config, service: Service, listening: socket.socket, stop: trio.Event, tls: ssl.SSLContext | None = None
+) -> None:
     """Serve on the socket until ``stop`` is set, and drain then; with a new listener whenever one crashes.
 
     Cancellation: at once, but for what hypercorn is writing.
     """
     settings = hypercorn_config(config)
     connections = connections_of(service)
-    certificates = Certificates.of(config.network, service.offload)
-    if certificates is not None:
-        service.reload_hooks.append(certificates.reload)
-    tls = None if certificates is None else certificates.context
     backoff = RestartBackoff(RESTART_PAUSES_S, STABLE_AFTER_S)
     while not stop.is_set():
         began = trio.current_time()
@@ -161,13 +164,21 @@ def leave(status: int) -> NoReturn:
 def open_listening(network: NetworkConfig) -> Iterator[socket.socket]:
     """Listen in the block; who has connected by its end and was not accepted is refused.
 
-    The file of a Unix socket is removed.
+    A socket that systemd has passed is used instead of one of the settings. It stays as it is at the end, and who waits
+    there waits for the next process.
     """
-    listening = open_listening_socket(network)
-    try:
-        with listening:
+    passed = take_passed_socket()
+    if passed is not None:
+        if passed.family != socket.AF_UNIX:
+            _limit_writing(passed, network)
+        passed.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
+        with passed:
+            yield passed
+        return
+    with open_listening_socket(network) as listening:
+        try:
             yield listening
             refuse_rest(listening, is_plain=network.ssl_certfile is None)
-    finally:
-        if network.uds is not None:
-            network.uds.unlink(missing_ok=True)
+        finally:
+            if network.uds is not None:
+                network.uds.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ from typing import Self
 from attrs import define
 
 from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import Offload
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,15 @@ class Certificates:
             return
         _load(self.context, self.network)
         logger.info("the certificate has been read again: %s", self.network.ssl_certfile)
+
+
+def open_tls(service: Service) -> ssl.SSLContext | None:
+    """Return the context for a service's connections, if it has a certificate; ``service.reload`` reads that again."""
+    certificates = Certificates.of(service.config.network, service.offload)
+    if certificates is None:
+        return None
+    service.reload_hooks.append(certificates.reload)
+    return certificates.context
 
 
 def _context_of(network: NetworkConfig) -> ssl.SSLContext:
