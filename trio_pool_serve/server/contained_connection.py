@@ -32,7 +32,7 @@ LINGER_S = 1.0
 LINGER_BYTES = 2**20
 
 CLOSE_TIMEOUT_S = 5.0
-"""Seconds that closing may take; no request is running on the connection."""
+"""Seconds that closing may take, and what is left of a connection once its client is gone."""
 
 
 @define(eq=False)
@@ -99,10 +99,16 @@ class ContainedConnection(TCPServer):
         super().__init__(*args)
         self._received = received
         self._reading = trio.CancelScope()
+        self._connection = trio.CancelScope()
         self.idle_timer = IdleTimer(
             self.config.keep_alive_timeout, self._wait_for_shutdown, self._initiate_server_close
         )
         self.idle_task = self.idle_timer  # type: ignore[assignment]  # has the same methods
+
+    async def run(self) -> None:
+        """Serve the connection until it is closed. Cancellation: at once, but for what hypercorn is writing."""
+        with self._connection:
+            await super().run()
 
     async def _wait_for_shutdown(self) -> None:
         if self.context.terminated.is_set():  # accepted during the shutdown, for one request
@@ -124,6 +130,8 @@ class ContainedConnection(TCPServer):
             await super()._read_data()
         self._client_is_gone = True
         self.idle_timer.end()
+        # Requests have been cancelled by now. Some connections do not end all the same: upgrades to HTTP/2, for one.
+        self._connection.deadline = trio.current_time() + CLOSE_TIMEOUT_S
 
 
 async def serve_connection(app: AppWrapper, config: Config, context: ServerContext, state: Any, stream: Any) -> None:
