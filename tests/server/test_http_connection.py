@@ -13,13 +13,13 @@ import trio
 from attrs import define, field
 from hypercorn.config import Config
 from hypercorn.trio.tcp_server import TCPServer
-from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.utils import wrap_app
 from trio.testing import wait_all_tasks_blocked
 
 from tests.tables import each
 from trio_pool_serve.api.http.connection import DELIVER_TO
 from trio_pool_serve.server.contained_connection import serve_connection
+from trio_pool_serve.server.server_context import ServerContext
 
 SEEN: ContextVar[str] = ContextVar("SEEN", default="nothing")
 
@@ -64,7 +64,7 @@ class Listening:
     """Connections of one kind, with an app of its own."""
 
     port: int
-    context: WorkerContext
+    context: ServerContext
     state: dict = field(factory=dict)
 
     async def connect(self) -> trio.SocketStream:
@@ -89,7 +89,7 @@ async def serving(connection, asgi=app, **settings) -> AsyncIterator[Listening]:
     config.errorlog = logging.getLogger("hypercorn.error")
     for name, value in settings.items():
         setattr(config, name, value)
-    context, state = WorkerContext(None), {"scopes": []}
+    context, state = ServerContext(), {"scopes": []}
     serve = partial(connection, wrap_app(asgi, 0, "asgi"), config, context, state)
     async with trio.open_nursery() as nursery:
         listeners = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))

@@ -20,6 +20,12 @@ class TimeLimitsConfig:
         float,
         help_("Maximum duration of a request in seconds. The request header `X-Request-Timeout` can only shorten it."),
     ] = field(default=600.0, validator=gt(0))
+    head_timeout_s: Annotated[
+        float,
+        help_(
+            "Maximum time in seconds from the first byte of a request to the end of its headers; for a TLS handshake."
+        ),
+    ] = field(default=30.0, validator=gt(0))
     body_timeout_s: Annotated[float, help_("Maximum time in seconds to receive a request body.")] = field(
         default=60.0, validator=gt(0)
     )

@@ -85,6 +85,44 @@ class NetworkConfig:
     write_timeout_s: Annotated[
         float, help_("Seconds after which a TCP client that does not read its response is disconnected.")
     ] = field(default=60.0, validator=gt(0))
+    max_connections: Annotated[
+        int,
+        help_(
+            "Maximum number of open connections of an API process. Further ones get a 503 response, and are closed. At "
+            "most 256 fewer than the files that a process may open."
+        ),
+    ] = field(default=4096, validator=gt(0))
+    max_connections_per_address: Annotated[
+        int,
+        help_(
+            "Maximum number of open connections of an API process to one client address; 0 for any number. Behind a "
+            "proxy all connections have the proxy's address."
+        ),
+    ] = field(default=0, validator=ge(0))
+    ssl_certfile: Annotated[
+        Path | None,
+        help_(
+            "PEM file with the certificate, and those of its issuers: TCP clients are served by TLS.", default="none"
+        ),
+    ] = None
+    ssl_keyfile: Annotated[
+        Path | None,
+        help_("PEM file with the certificate's private key. By default it is in the file of the certificate."),
+    ] = None
+    ssl_keyfile_password: Annotated[str | None, help_("Password of the private key.", default="none")] = field(
+        default=None, repr=False
+    )
+    ssl_ca_certs: Annotated[
+        Path | None,
+        help_("PEM file with the authorities whose client certificates are accepted.", default="none"),
+    ] = None
+    ssl_cert_reqs: Annotated[
+        int,
+        help_(
+            "Whether clients need a certificate, with `--ssl-ca-certs`: 0 no, 1 they may present one, 2 yes. The "
+            "numbers are those of Python's `ssl` module."
+        ),
+    ] = field(default=2, validator=in_((0, 1, 2)))
     strict_requests: Annotated[
         bool, switch("Refuse requests with unknown fields, at the top level, instead of ignoring those.")
     ] = False

@@ -12,9 +12,9 @@ from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_excep
 from trio_pool_serve.processes.child_process import run_as_child, send_to_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.processes.without_torch import do_without_torch
-from trio_pool_serve.server.api_workers import ApiJob, Drain, FromParent, NotServed, Ready
-from trio_pool_serve.server.contained_connection import contain_connections
+from trio_pool_serve.server.api_workers import ApiJob, Drain, FromParent, NotServed, Ready, Reload
 from trio_pool_serve.server.listener import drain, leave, serve_listeners
+from trio_pool_serve.server.tls import open_tls
 from trio_pool_serve.service import Service, configure_process
 from trio_pool_serve.telemetry.logs import configure_logging
 
@@ -27,10 +27,10 @@ async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
     config = decode_config(job.config)
     configure_logging(config.logging)
     import_plugins(config)
-    contain_connections()
     do_without_torch()
     service = Service(config, socket_folder=Path(job.socket_folder), api_worker=job.number)
     configure_process(service)
+    tls = open_tls(service)
     stop = trio.Event()
     loading = trio.CancelScope()
     try:
@@ -38,14 +38,16 @@ async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
 
             async def watch_parent() -> None:
                 async def wait_for_end() -> str:
-                    await channel.receive()
+                    while await channel.receive() is not None:
+                        """A signal to reload has come too late."""
                     return "the parent is gone"
 
-                received = await channel.receive()
+                while (received := await channel.receive()) is not None and isinstance(received[0], Reload):
+                    await service.reload()
                 loading.cancel(reason="no connections will be accepted")
                 if received is not None:
-                    assert isinstance(received[0], Drain)  # noqa: S101  (the only message after the job)
-                await drain(service, listening, stop, wait_for_end if received is not None else trio.sleep_forever)
+                    assert isinstance(received[0], Drain)  # noqa: S101  (the only other message)
+                await drain(service, stop, wait_for_end if received is not None else trio.sleep_forever)
                 leave(0)
 
             async with trio.open_nursery() as nursery:
@@ -55,7 +57,7 @@ async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
                 if job.joins:
                     with loading:
                         await service.wait_ready()
-                await serve_listeners(config, service, listening, stop)
+                await serve_listeners(config, service, listening, stop, tls)
                 nursery.cancel_scope.cancel(reason="drained")
     except (ModelLoadError, EngineDeadError) as error:
         await send_to_parent(channel, NotServed(sendable(str(error))))

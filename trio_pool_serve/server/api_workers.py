@@ -21,7 +21,10 @@ from trio_pool_serve.config import Config, encode_config
 from trio_pool_serve.engine.remote.supervision import EngineProcesses
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.processes.child_process import ChildEnd, ChildProcess, keep_alive, open_child
-from trio_pool_serve.server.listener import leave, open_listening_socket, unlinked, url_of
+from trio_pool_serve.server.listener import leave, open_listening, url_of
+from trio_pool_serve.server.reloading import watch_reloads
+from trio_pool_serve.server.systemd import STOPPING, feed_watchdog, notify
+from trio_pool_serve.telemetry.snapshots import gather_snapshots
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +50,10 @@ class Drain(msgspec.Struct, tag=True, array_like=True):
     """Message to an API process: finish the running requests, then exit."""
 
 
+class Reload(msgspec.Struct, tag=True, array_like=True):
+    """Message to an API process: read the files again that the settings name."""
+
+
 class Ready(msgspec.Struct, tag=True, array_like=True):
     """Message of an API process: all models are ready."""
 
@@ -57,7 +64,7 @@ class NotServed(msgspec.Struct, tag=True, array_like=True):
     message: str
 
 
-FromParent: TypeAlias = ApiJob | Drain
+FromParent: TypeAlias = ApiJob | Drain | Reload
 ToParent: TypeAlias = Ready | NotServed
 
 
@@ -87,7 +94,7 @@ class ApiWorkers:
 
     async def _live(self, number: int) -> ChildEnd:
         if self._draining:
-            await trio.sleep_forever()  # the listening socket is closed
+            await trio.sleep_forever()  # the others refuse all requests by now
         fd = self.listening.fileno()
         job = ApiJob(encode_config(self.config), str(self.socket_folder), number, fd, joins=bool(self._children))
         async with open_child(MODULE, job, ToParent, fds=[fd]) as child:
@@ -95,7 +102,7 @@ class ApiWorkers:
             ready_at = math.inf
             try:
                 if self._draining:  # since before it was started
-                    await _send_drain(child)
+                    await _send(child, Drain())
                 match await child.status():
                     case Ready():
                         ready_at = trio.current_time()
@@ -116,15 +123,22 @@ class ApiWorkers:
     async def drain(self) -> None:
         """Make all of them finish their requests and exit. Cancellation: they continue to drain."""
         self._draining = True
-        for child in list(self._children):
-            await _send_drain(child)
+        await self._send_all(Drain())
         if not self._children:
             self.drained.set()
 
+    async def reload(self) -> None:
+        """Make all of them read the files again that the settings name. Cancellation: some may not be told."""
+        await self._send_all(Reload())
 
-async def _send_drain(child: ChildProcess[ToParent]) -> None:
+    async def _send_all(self, message: FromParent) -> None:
+        for child in list(self._children):
+            await _send(child, message)
+
+
+async def _send(child: ChildProcess[ToParent], message: FromParent) -> None:
     try:
-        await child.channel.send(Drain())
+        await child.channel.send(message)
     except (trio.BrokenResourceError, trio.ClosedResourceError):
         logger.debug("API worker %d has exited already", child.process.pid)
 
@@ -137,16 +151,17 @@ async def serve_by_workers(config: Config, loader: str, announce: Callable[[str]
     """
     with (
         TemporaryDirectory(prefix="trio_pool_serve-") as socket_folder,
-        open_listening_socket(config.network) as listening,
-        unlinked(config.network),
+        open_listening(config.network) as listening,
     ):
         workers = ApiWorkers(config, Path(socket_folder), listening)
         async with trio.open_nursery() as nursery:
             await nursery.start(_watch_signals, workers, nursery.cancel_scope)
+            await nursery.start(watch_reloads, workers.reload)
             await nursery.start(EngineProcesses(config, loader, Path(socket_folder)).run)
             nursery.start_soon(workers.run)
             await workers.ready.wait()
-            announce(url_of(listening))
+            announce(url_of(listening, config.network))
+            await feed_watchdog(partial(gather_snapshots, Path(socket_folder)), config.scheduling.batch_timeout_s)
 
 
 async def _watch_signals(
@@ -155,7 +170,7 @@ async def _watch_signals(
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         task_status.started()
         logger.info("%s: draining", signal.Signals(await anext(signals)).name)
-        workers.listening.close()
+        notify(*STOPPING)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_leave_on_second_signal, signals)
             with trio.move_on_after(workers.config.time_limits.drain_timeout_s + DRAIN_MARGIN_S):

@@ -10,7 +10,8 @@ for another request, until the server stops waiting for it.
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import hypercorn.trio.run
@@ -22,10 +23,16 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper
 
-from trio_pool_serve.server.http_connection import HttpConnection
+from trio_pool_serve.server.http_connection import LAST_REQUEST_S, MAX_RECEIVED, HttpConnection
+from trio_pool_serve.server.server_context import Connections, ServerContext, address_of
+
+LINGER_S = 1.0
+"""Seconds for which a connection that the server closes waits for the client to close it too."""
+
+LINGER_BYTES = 2**20
 
 CLOSE_TIMEOUT_S = 5.0
-"""Seconds that closing may take; no request is running on the connection."""
+"""Seconds that closing may take, and what is left of a connection once its client is gone."""
 
 
 @define(eq=False)
@@ -92,10 +99,21 @@ class ContainedConnection(TCPServer):
         super().__init__(*args)
         self._received = received
         self._reading = trio.CancelScope()
+        self._connection = trio.CancelScope()
         self.idle_timer = IdleTimer(
-            self.config.keep_alive_timeout, self.context.terminated.wait, self._initiate_server_close
+            self.config.keep_alive_timeout, self._wait_for_shutdown, self._initiate_server_close
         )
         self.idle_task = self.idle_timer  # type: ignore[assignment]  # has the same methods
+
+    async def run(self) -> None:
+        """Serve the connection until it is closed. Cancellation: at once, but for what hypercorn is writing."""
+        with self._connection:
+            await super().run()
+
+    async def _wait_for_shutdown(self) -> None:
+        if self.context.terminated.is_set():  # accepted during the shutdown, for one request
+            await trio.sleep(LAST_REQUEST_S)
+        await self.context.terminated.wait()
 
     async def protocol_send(self, event: Event) -> None:
         """Handle an event of the protocol. Cancellation: as in hypercorn."""
@@ -112,21 +130,26 @@ class ContainedConnection(TCPServer):
             await super()._read_data()
         self._client_is_gone = True
         self.idle_timer.end()
+        # Requests have been cancelled by now. Some connections do not end all the same: upgrades to HTTP/2, for one.
+        self._connection.deadline = trio.current_time() + CLOSE_TIMEOUT_S
 
 
-async def serve_connection(app: AppWrapper, config: Config, context: WorkerContext, state: Any, stream: Any) -> None:
+async def serve_connection(app: AppWrapper, config: Config, context: ServerContext, state: Any, stream: Any) -> None:
     """Serve a connection until it is closed; what it raises is logged, and ends nothing else.
 
     Cancellation: at once, but for what hypercorn is writing.
     """
-    received: bytes | None = b""
+    received = b""
     try:
-        async with stream:
+        async with closing(stream):
             if _is_plain(config, stream):
-                received = await HttpConnection(app, config, context, state, stream).run()
-            if received is None:
-                await _end_sending(stream)
-                return
+                connection = HttpConnection(app, config, context, state, stream)
+                left_over = await connection.run()
+                if left_over is None:
+                    if not connection.client_has_ended:
+                        await end_sending(stream.socket)
+                    return
+                received = left_over
             await ContainedConnection(app, config, context, state, stream, received=received).run()
     except OSError:
         return  # the client has left before it was asked who it is
@@ -136,20 +159,58 @@ async def serve_connection(app: AppWrapper, config: Config, context: WorkerConte
         logger.debug("traceback of the failed connection", exc_info=error)
 
 
+@contextlib.asynccontextmanager
+async def closing(stream: Any) -> AsyncIterator[None]:
+    """Close a stream at the end of the block; a TCP connection without a turn of the loop for that."""
+    try:
+        yield
+    finally:
+        if isinstance(stream, trio.SocketStream):
+            stream.socket.close()
+        else:
+            await trio.aclose_forcefully(stream)
+
+
+async def end_sending(connection: trio.socket.SocketType) -> None:
+    """Close the sending half, and throw away what the client still sends, for ``LINGER_S`` at most.
+
+    Bytes that arrive at a closed connection reset it, and the client may not get to read the response. Cancellation:
+    at once.
+    """
+    with contextlib.suppress(OSError, trio.ClosedResourceError), trio.move_on_after(LINGER_S):
+        connection.shutdown(socket.SHUT_WR)
+        left = LINGER_BYTES
+        while left > 0 and (data := await connection.recv(MAX_RECEIVED)):
+            left -= len(data)
+
+
+async def serve_counted(app: AppWrapper, config: Config, context: ServerContext, state: Any, stream: Any) -> None:
+    """Serve a connection of hypercorn's listener, if there is room for it. Cancellation: as ``serve_connection``."""
+    transport = stream if isinstance(stream, trio.SocketStream) else stream.transport_stream
+    try:
+        address = address_of(transport.socket.family, transport.socket.getpeername())
+    except OSError:
+        return  # the client has left
+    if context.connections.refuses(address):
+        return
+    with context.connections.counting(address):
+        await serve_connection(app, config, context, state, stream)
+
+
 def _is_plain(config: Config, stream: Any) -> bool:
     """Return whether ``HttpConnection`` can read it: no TLS, and none of the settings that only hypercorn knows."""
     only_hypercorn_s = config.read_timeout or config.server_names or config.h11_pass_raw_headers
     return isinstance(stream, trio.SocketStream) and not only_hypercorn_s
 
 
-async def _end_sending(stream: trio.SocketStream) -> None:
-    with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-        await stream.send_eof()
-
-
-def contain_connections() -> None:
+def contain_connections(connections: Connections | None = None) -> None:
     """Make hypercorn's trio workers of this process serve each connection by ``serve_connection``.
 
-    Replaces a name in hypercorn's module, which has no other extension point; the version is pinned.
+    Replaces names in hypercorn's module, which has no other extension point; the version is pinned.
     """
-    setattr(hypercorn.trio.run, TCPServer.__name__, serve_connection)
+
+    def new_context(max_requests: int | None) -> ServerContext:
+        return ServerContext(max_requests, connections)
+
+    setattr(hypercorn.trio.run, TCPServer.__name__, serve_counted)
+    setattr(hypercorn.trio.run, WorkerContext.__name__, new_context)

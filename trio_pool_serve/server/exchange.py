@@ -39,7 +39,7 @@ class Exchange:
         self._unreceived: list[bytes] = []
         self._body_has_ended = False
         self._end_is_received = False
-        self._has_left = False
+        self.has_left = False
         self._change: trio.Event | None = None
 
     # -- for the app ------------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ class Exchange:
         if self._unreceived or self._body_has_ended:
             listener.take(b"".join(self._unreceived), is_last=self._body_has_ended)
             self._unreceived.clear()
-        if self._has_left:
+        if self.has_left:
             listener.leave()
         self._note_change()
 
@@ -63,7 +63,7 @@ class Exchange:
                 self._end_is_received = self._body_has_ended
                 self._note_change()
                 return {"type": "http.request", "body": body, "more_body": not self._body_has_ended}
-            if self._has_left or self.is_answered:
+            if self.has_left or self.is_answered:
                 return {"type": "http.disconnect"}
             await self._wait_for_change()
 
@@ -111,9 +111,9 @@ class Exchange:
 
     def leave(self) -> None:
         """Tell the app that the client has disconnected."""
-        if self._has_left:
+        if self.has_left:
             return
-        self._has_left = True
+        self.has_left = True
         if self._listener is not None:
             self._listener.leave()
         self._note_change()

@@ -1,6 +1,7 @@
-"""One HTTP/1.x connection: three tasks for all of its requests, and none for each."""
+"""One HTTP/1.x connection: one task, or three once a request has waited, for all of its requests."""
 
 import os
+import select
 import time
 from contextvars import copy_context
 from typing import Any
@@ -8,33 +9,39 @@ from urllib.parse import unquote
 
 import trio
 from hypercorn.config import Config
-from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper, LifespanState
 from hypercorn.utils import parse_socket_addr
 
 from trio_pool_serve.api.http.connection import DELIVER_TO
+from trio_pool_serve.server.app_call import call_in_context
 from trio_pool_serve.server.exchange import Exchange
+from trio_pool_serve.server.half_closed import wait_until_gone
 from trio_pool_serve.server.incoming_request import BadRequestError, IncomingRequest, LeftToHypercornError
-from trio_pool_serve.server.outgoing_response import REFUSAL, OutgoingResponse, ServerHeaders, head_bytes
+from trio_pool_serve.server.outgoing_response import BEGINNING, REFUSAL, OutgoingResponse, head_bytes
 from trio_pool_serve.server.request_buffer import RequestBuffer
+from trio_pool_serve.server.server_context import ServerContext
 
 MAX_RECEIVED = 2**16
 """Bytes that are read at once, and so the most that can have been read behind a request that is running."""
+
+LAST_REQUEST_S = 1.0
+"""Seconds that a new connection has for its request while the server shuts down."""
 
 
 class HttpConnection:
     """Reads the requests of a connection, runs the app for each, and writes the responses.
 
-    One task reads, one runs the app, and one closes the connection when it is idle for long or the server shuts down.
-    The app's task waits for a request and the reader for bytes: a request wakes each of them once, and needs no task,
-    channel or nursery of its own. The reader goes on reading while a request runs, and so sees the client leave; but
-    not while there are bytes behind that request, which are not read before it is answered.
+    One task does all of it, until a request waits for something: from then on another reads, and one closes the
+    connection when it is idle for long or the server shuts down. So a connection whose requests are refused costs one
+    task, and one whose requests are computed three, with none for each request. The reader goes on reading while a
+    request runs, and so sees the client leave; but not while there are bytes behind that request, which are not read
+    before it is answered.
 
     What is not plain HTTP/1.x is left to hypercorn: ``run`` returns then.
     """
 
     def __init__(
-        self, app: AppWrapper, config: Config, context: WorkerContext, state: LifespanState, stream: trio.SocketStream
+        self, app: AppWrapper, config: Config, context: ServerContext, state: LifespanState, stream: trio.SocketStream
     ) -> None:
         self._app = app
         self._config = config
@@ -44,17 +51,21 @@ class HttpConnection:
         self._socket = stream.socket
         self._client = parse_socket_addr(self._socket.family, self._socket.getpeername())
         self._server = parse_socket_addr(self._socket.family, self._socket.getsockname())
-        self._server_headers = ServerHeaders(config)
+        self._server_headers = context.server_headers(config)
         self._buffer = RequestBuffer(config.h11_max_incomplete_size)
         self._exchange: Exchange | None = None
         self._requests = 0
-        self._idle_since = trio.current_time()
+        self._idle_since = self._head_since = trio.current_time()
         self._arrived = trio.Event()  # a request, or the end
         self._answered = trio.Event()
+        self._has_reader = False
         self._has_ended = False  # no more requests come
+        self._is_gone = False  # not even a response can be delivered
         self._refused_with: int | None = None
         self._is_left_to_hypercorn = False
         self._is_writable = True
+        self._has_begun_response = False
+        self._probe_bytes = 0  # of the current response's head, which are sent already
 
     async def run(self) -> bytes | None:
         """Serve the connection until it is to be closed, by the caller. Cancellation: at once.
@@ -62,41 +73,131 @@ class HttpConnection:
         Returns the bytes that hypercorn is to go on with, or ``None``.
         """
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._read)
-            nursery.start_soon(self._wait_until_idle, nursery.cancel_scope)
+            self._nursery = nursery
             await self._serve_requests()
             nursery.cancel_scope.cancel(reason="the connection has ended")
         return self._buffer.unread if self._is_left_to_hypercorn else None
 
-    # -- the task that reads ----------------------------------------------------------------------------------------
+    @property
+    def client_has_ended(self) -> bool:
+        """Whether the client sends no more: nothing that arrives can make closing reset the connection."""
+        return self._has_ended
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    async def _next_exchange(self) -> Exchange | None:
+        """Return the next request; ``None`` if the connection is to be closed, or left to hypercorn."""
+        if self._has_reader:
+            await self._arrived.wait()
+            self._arrived = trio.Event()
+            return self._exchange
+        try:
+            if self._buffer.unread:
+                await trio.lowlevel.checkpoint()  # for others' turns, between requests that arrived at once
+            while (request := self._buffer.take_head()) is None:
+                data = await self._receive_while_idle()
+                if not data:
+                    return None
+                self._append(data)
+            exchange = self._exchange = await self._begin(request)
+            if not request.is_complete:
+                self._deliver_body(exchange)
+            if not request.is_complete:
+                self._start_reader()  # for the rest of the body
+        except (BadRequestError, LeftToHypercornError) as error:
+            self._stop_reading(error)
+            return None
+        return exchange
+
+    async def _receive_while_idle(self) -> bytes:
+        """Return what has arrived; nothing at the end, and when the connection is idle for too long."""
+        data = self._receive_nowait() if not self._requests else None
+        if data is None:
+            with self._context.terminated.waiting(self._closes_at()):
+                data = await self._receive()
+        if data is None:  # it is too late, but for what has arrived by now
+            data = self._receive_nowait()
+        if data is None:
+            self._refuse_slow_head()
+        elif not data:
+            self._has_ended = True
+        return data or b""
+
+    def _refuse_slow_head(self) -> None:
+        if self._buffer.unread and not self._context.terminated.is_set():
+            self._refused_with = 408
+
+    def _closes_at(self) -> float:
+        """Return when the connection is closed if nothing more arrives, and no request is running."""
+        limit_s = self._config.keep_alive_timeout
+        since = self._idle_since
+        if self._buffer.unread:
+            limit_s = self._context.connections.limits.head_timeout_s
+            since = max(self._head_since, self._idle_since)
+        elif self._context.terminated.is_set():
+            limit_s = LAST_REQUEST_S
+        return since + limit_s
+
+    def _append(self, data: bytes) -> None:
+        if not self._buffer.unread and self._exchange is None:
+            self._head_since = trio.current_time()
+        self._buffer.append(data)
+
+    def _receive_nowait(self) -> bytes | None:
+        """Return what has arrived, nothing if the client sends no more, ``None`` if there is nothing yet."""
+        try:
+            return os.read(self._socket.fileno(), MAX_RECEIVED)
+        except BlockingIOError:
+            return None
+        except OSError:
+            self._is_gone = True
+            return b""
+
+    async def _receive(self) -> bytes:
+        """Return what arrives next; nothing if the client has closed its sending half, or is gone."""
+        while True:
+            try:
+                # Without the attempt before waiting, which nearly always fails, and the one turn of the loop behind
+                # it, that trio's streams make.
+                await trio.lowlevel.wait_readable(self._socket)
+            except (OSError, trio.ClosedResourceError):
+                self._is_gone = True
+                return b""
+            data = self._receive_nowait()
+            if data is not None:
+                return data
+
+    def _stop_reading(self, error: BadRequestError | LeftToHypercornError) -> None:
+        if isinstance(error, LeftToHypercornError):
+            self._is_left_to_hypercorn = True
+        elif self._exchange is None or self._exchange.response is None:
+            self._refused_with = error.status
+
+    # -- the task that reads, once a request has waited ---------------------------------------------------------------
+
+    def _start_reader(self) -> None:
+        if not self._has_reader:
+            self._has_reader = True
+            self._nursery.start_soon(self._read)
+            self._nursery.start_soon(self._wait_until_idle, self._nursery.cancel_scope)
 
     async def _read(self) -> None:
         try:
+            await self._distribute()
             while data := await self._receive():
-                self._buffer.append(data)
+                self._append(data)
                 await self._distribute()
-        except BadRequestError as error:
-            if self._exchange is None or self._exchange.response is None:
-                self._refused_with = error.status
-        except LeftToHypercornError:
-            self._is_left_to_hypercorn = True
+        except (BadRequestError, LeftToHypercornError) as error:
+            self._is_gone = True
+            self._stop_reading(error)
         self._has_ended = True
         self._arrived.set()
-        if self._exchange is not None:
-            self._exchange.leave()
-
-    async def _receive(self) -> bytes:
-        """Return what has arrived; nothing if the client has closed its sending half, or is gone."""
-        while True:
-            try:
-                await trio.lowlevel.wait_readable(self._socket)
-                # Without the attempt before waiting, which nearly always fails, and the one turn of the loop behind
-                # it, that trio's streams make.
-                return os.read(self._socket.fileno(), MAX_RECEIVED)
-            except BlockingIOError:
-                continue
-            except (OSError, trio.ClosedResourceError):
-                return b""
+        exchange = self._exchange
+        if exchange is not None:
+            # A client that closes when it has a part of its response has left: there is nothing more to ask it by.
+            if exchange.request.is_complete and not self._is_gone and not self._has_begun_response:
+                await wait_until_gone(self._socket, self._send_probe)
+            exchange.leave()
 
     async def _distribute(self) -> None:
         """Give all that has arrived to the requests that it belongs to, one after the other."""
@@ -107,12 +208,11 @@ class HttpConnection:
                 if request is None:
                     return
                 exchange = self._exchange = await self._begin(request)
+                self._arrived.set()
             request = exchange.request
             if not request.is_complete:
-                body = self._buffer.take_body(request)
-                if body or request.is_complete:
-                    exchange.take(body, is_last=request.is_complete)
-                    await exchange.wait_for_room()
+                self._deliver_body(exchange)
+                await exchange.wait_for_room()
             if not request.is_complete or not self._buffer.unread:
                 return
             if self._exchange is exchange:
@@ -120,33 +220,33 @@ class HttpConnection:
                 await self._answered.wait()
 
     async def _begin(self, request: IncomingRequest) -> Exchange:
-        """Return the exchange that ``request`` opens, and wake the task that runs the app."""
+        """Return the exchange that ``request`` opens."""
         exchange = Exchange(request, self._server_headers, self._is_last, self._write_response)
         if request.is_complete:
             exchange.take(b"", is_last=True)
         self._requests += 1
         await self._context.mark_request()
-        self._arrived.set()
         return exchange
+
+    def _deliver_body(self, exchange: Exchange) -> None:
+        """Give a request what has arrived of its body."""
+        body = self._buffer.take_body(exchange.request)
+        if body or exchange.request.is_complete:
+            exchange.take(body, is_last=exchange.request.is_complete)
 
     # -- the task that runs the app ---------------------------------------------------------------------------------
 
     async def _serve_requests(self) -> None:
         context = copy_context()
-        while True:
+        while (exchange := await self._next_exchange()) is not None:
             # The context of the last request must not be seen by the next: a proxy sends those of many clients.
-            trio.lowlevel.current_task().context = context.copy()
-            await self._arrived.wait()
-            exchange = self._exchange
-            if exchange is None:
-                break
-            self._arrived = trio.Event()
-            await self._respond(exchange)
+            await call_in_context(self._respond(exchange), context.copy(), self._start_reader)
             if self._refused_with is not None:
                 break
             if not self._goes_on_behind(exchange):
                 return
             self._exchange = None
+            self._has_begun_response = False
             self._idle_since = trio.current_time()
             self._answered.set()
         if self._refused_with is not None:
@@ -163,7 +263,7 @@ class HttpConnection:
             # As hypercorn, which says no more to the client, either.
             await self._config.log.exception("Error in ASGI Framework")
         response = exchange.response
-        if response is None and not self._has_ended:
+        if response is None and not exchange.has_left:
             await self._refuse(500)
         summary = {"status": 500, "headers": []} if response is None else response.summary
         await self._config.log.access(scope, summary, time.time() - began)
@@ -181,7 +281,8 @@ class HttpConnection:
         )
 
     def _is_last(self) -> bool:
-        return self._requests >= self._config.keep_alive_max_requests or self._context.terminated.is_set()
+        is_shut_down = self._context.terminated.is_set()
+        return self._has_ended or is_shut_down or self._requests >= self._config.keep_alive_max_requests
 
     def _scope_of(self, exchange: Exchange) -> Any:
         request = exchange.request
@@ -213,7 +314,20 @@ class HttpConnection:
 
     async def _write_response(self, *parts: bytes) -> None:
         if self._refused_with is None:
+            self._has_begun_response = True
             await self._write(*parts)
+
+    def _send_probe(self) -> None:
+        """Send the next byte of what every response begins with, if the response has not begun yet."""
+        sent = self._probe_bytes
+        if self._has_begun_response or not self._is_writable or sent == len(BEGINNING):
+            return
+        try:
+            self._probe_bytes += os.write(self._socket.fileno(), BEGINNING[sent : sent + 1])
+        except BlockingIOError:
+            return
+        except OSError:
+            self._give_up_writing()
 
     async def _write(self, *parts: bytes) -> None:
         """Write to the client, by one system call if there is room; after a failure nothing more is written.
@@ -222,6 +336,9 @@ class HttpConnection:
         """
         if not self._is_writable:
             return
+        if self._probe_bytes:
+            parts = (parts[0][self._probe_bytes :], *parts[1:])
+            self._probe_bytes = 0
         try:
             written = os.writev(self._socket.fileno(), parts)
         except BlockingIOError:
@@ -254,12 +371,26 @@ class HttpConnection:
 
         It looks at the time of the last response when the time is over, and not whenever there is a response.
         """
-        timeout_s = self._config.keep_alive_timeout
-        until = self._idle_since + timeout_s
-        while not self._context.terminated.is_set() and until > trio.current_time():
+        shutdown = self._context.terminated
+        # Either time may begin at any moment, and no one is told.
+        step_s = min(self._config.keep_alive_timeout, self._context.connections.limits.head_timeout_s)
+        until = trio.current_time() + step_s
+        while not shutdown.is_set() and until > trio.current_time():
             with trio.move_on_at(until):
-                await self._context.terminated.wait()
-            until = (trio.current_time() if self._exchange is not None else self._idle_since) + timeout_s
+                await shutdown.wait()
+            soon = trio.current_time() + step_s
+            until = soon if self._exchange is not None else min(soon, self._closes_at())
+        while self._exchange is None and self._has_arrived():
+            await trio.lowlevel.checkpoint()  # the reader's turn
         # A request that is running is answered first; the task that runs it looks for the shutdown then.
         if self._exchange is None:
+            self._refuse_slow_head()
+            if self._refused_with is not None:
+                await self._refuse(self._refused_with)
             connection.cancel(reason="the connection is idle")
+
+    def _has_arrived(self) -> bool:
+        """Whether there is something that has not been read."""
+        poll = select.poll()
+        poll.register(self._socket.fileno(), select.POLLIN)
+        return bool(poll.poll(0))

@@ -15,6 +15,8 @@ END_OF_HEAD = b"\r\n\r\n"
 MAX_LENGTH_DIGITS = 20
 """As in h11: enough for any number of 64 bits."""
 
+MAX_HEADERS = 100
+
 CHUNK_OVERHEAD = 32
 """Bytes of framing that every chunk may have: a size, a short extension, two line ends."""
 
@@ -76,6 +78,8 @@ class IncomingRequest:
         """Check what llhttp does not."""
         if b"upgrade" in fields:
             raise LeftToHypercornError
+        if len(self.headers) > MAX_HEADERS:
+            raise BadRequestError(431)
         if len(fields) < len(self.headers):
             names = [name for name, _ in self.headers]
             if any(names.count(name) > 1 for name in (b"host", b"content-length", b"transfer-encoding")):

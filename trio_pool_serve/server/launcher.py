@@ -2,10 +2,8 @@
 
 import logging
 import signal
-import socket
 from collections.abc import Mapping
 from functools import partial
-from typing import NoReturn
 
 import trio
 from attrs import evolve
@@ -18,8 +16,10 @@ from trio_pool_serve.models.folder import open_model_folder, reads_images_by_its
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.without_torch import do_without_torch
 from trio_pool_serve.server.api_workers import serve_by_workers
-from trio_pool_serve.server.contained_connection import contain_connections
-from trio_pool_serve.server.listener import drain, leave, open_listening_socket, serve_listeners, unlinked, url_of
+from trio_pool_serve.server.listener import drain, leave, open_listening, raise_file_limit, serve_listeners, url_of
+from trio_pool_serve.server.reloading import watch_reloads
+from trio_pool_serve.server.systemd import STOPPING, feed_watchdog, notify
+from trio_pool_serve.server.tls import Certificates, open_tls
 from trio_pool_serve.service import RunnerLoader, Service, configure_process, load_transformer, loader_name
 from trio_pool_serve.telemetry.logs import logs_json
 from trio_pool_serve.threads.offload import Offload
@@ -39,6 +39,9 @@ async def serve(config: Config, service: Service | None = None, load_runner: Run
     the top level of a module. Raises ``ModelLoadError`` or ``EngineDeadError``. A second signal, and a drain that
     outlasts ``--drain-timeout-s``, end the process at once. Cancellation: at once, as after a drain.
     """
+    notify("STATUS=loading models")
+    raise_file_limit()
+    Certificates.of(config.network, Offload())  # raises before anything is started
     with unwrap_exception_groups(ModelLoadError, EngineDeadError):
         if service is not None:
             await _serve_alone(config, service)
@@ -72,22 +75,21 @@ async def with_engine_placement(config: Config, cores: int | None = None) -> Con
 
 async def _serve_alone(config: Config, service: Service) -> None:
     """Serve HTTP in this process."""
-    contain_connections()
     configure_process(service)
+    tls = open_tls(service)
     stop = trio.Event()
-    with open_listening_socket(config.network) as listening, unlinked(config.network):
+    with open_listening(config.network) as listening:
         async with trio.open_nursery() as nursery:
-            await nursery.start(_watch_signals, service, listening, stop)
+            await nursery.start(_watch_signals, service, stop)
+            await nursery.start(watch_reloads, service.reload)
             await nursery.start(service.run)
-            await nursery.start(_watch_reloads, service)
-            nursery.start_soon(_announce, service, url_of(listening))
-            await serve_listeners(config, service, listening, stop)
+            nursery.start_soon(_announce, service, url_of(listening, config.network))
+            await serve_listeners(config, service, listening, stop, tls)
             nursery.cancel_scope.cancel(reason="drained")
 
 
 async def _watch_signals(
     service: Service,
-    listening: socket.socket,
     stop: trio.Event,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
@@ -103,20 +105,9 @@ async def _watch_signals(
 
         task_status.started()
         logger.info("%s", signal.Signals(await anext(signals)).name)
-        await drain(service, listening, stop, wait_for_second)
+        notify(*STOPPING)
+        await drain(service, stop, wait_for_second)
         leave(status)
-
-
-async def _watch_reloads(
-    service: Service, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-) -> NoReturn:
-    """Call the service's reload hooks on each SIGHUP. Cancellation: as the hooks'."""
-    with trio.open_signal_receiver(signal.SIGHUP) as signals:
-        task_status.started()
-        async for _ in signals:
-            for reload in service.reload_hooks:
-                await reload()
-    raise AssertionError("signals do not end")
 
 
 EXAMPLES: Mapping[PoolingTask, tuple[str, str]] = {
@@ -130,12 +121,16 @@ EXAMPLES: Mapping[PoolingTask, tuple[str, str]] = {
 
 
 async def _announce(service: Service, url: str) -> None:
-    """Print an example request once the service is ready. Cancellation: at once; nothing is printed."""
+    """Print an example request once the service is ready, and tell systemd, from then on again and again.
+
+    Cancellation: at once; nothing is printed.
+    """
     try:
         await service.wait_ready()
     except EngineDeadError:
         return  # ``Service.run`` raises the reason
     _print_ready(service.config, service.model().folder, url)
+    await feed_watchdog(service.snapshots, service.config.scheduling.batch_timeout_s)
 
 
 def _announce_workers(config: Config, url: str) -> None:
@@ -148,6 +143,7 @@ def _announce_workers(config: Config, url: str) -> None:
 
 def _print_ready(config: Config, folder: AnyModelFolder, url: str) -> None:
     names = ", ".join(source.name for source in config.sources)
+    notify("READY=1", f"STATUS=serving {names} on {url}")
     task = next(task for task in EXAMPLES if task in folder.spec.tasks)
     path, body = EXAMPLES[task]
     target = (

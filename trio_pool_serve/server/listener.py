@@ -1,20 +1,24 @@
-"""The listening socket, and hypercorn's listener on it, which is restarted when it crashes."""
+"""The listening socket, and the listener on it, which is restarted when it crashes."""
 
 import contextlib
 import logging
 import os
+import resource
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import trio
 from hypercorn.config import Config as HypercornConfig
-from hypercorn.trio import serve as hypercorn_serve
 
 from trio_pool_serve.app import create_app
 from trio_pool_serve.config import Config, NetworkConfig
 from trio_pool_serve.processes.restart_backoff import RestartBackoff
+from trio_pool_serve.server.acceptor import refuse_rest, serve_app
+from trio_pool_serve.server.server_context import ConnectionLimits, Connections, ServerContext
+from trio_pool_serve.server.systemd import take_passed_socket
 from trio_pool_serve.service import Service
 
 logger = logging.getLogger(__name__)
@@ -25,6 +29,9 @@ RESTART_PAUSES_S = (0.0, 0.01, 0.05, 0.1, 0.25)
 """Well under a second: the models are loaded and the socket is open, so clients only wait."""
 
 STABLE_AFTER_S = 10.0
+
+RESERVED_FILES = 256
+"""File descriptors that are not for connections: models, child processes, threads, images that are fetched."""
 
 
 def open_listening_socket(network: NetworkConfig) -> socket.socket:
@@ -37,12 +44,16 @@ def open_listening_socket(network: NetworkConfig) -> socket.socket:
         family = socket.AF_INET6 if ":" in network.host else socket.AF_INET
         listening = socket.socket(family)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # hypercorn's writes have no time limit, but the kernel has one, which accepted connections inherit.
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(network.write_timeout_s * 1000))
+        _limit_writing(listening, network)
         listening.bind((network.host, network.port))
     listening.listen(BACKLOG)
     listening.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
     return listening
+
+
+def _limit_writing(listening: socket.socket, network: NetworkConfig) -> None:
+    # hypercorn's writes have no time limit, but the kernel has one, which accepted connections inherit.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(network.write_timeout_s * 1000))
 
 
 def _remove_dead_socket(path: Path) -> None:
@@ -56,20 +67,19 @@ def _remove_dead_socket(path: Path) -> None:
             path.unlink()
 
 
-def url_of(listening: socket.socket) -> str:
+def url_of(listening: socket.socket, network: NetworkConfig) -> str:
     """Return the URL of a listening socket; ``unix:PATH`` for a Unix socket."""
     name = listening.getsockname()
     if listening.family == socket.AF_UNIX:
         return f"unix:{name}"
     host = f"[{name[0]}]" if listening.family == socket.AF_INET6 else name[0]
-    return f"http://{host}:{name[1]}"
+    return f"{'http' if network.ssl_certfile is None else 'https'}://{host}:{name[1]}"
 
 
-def hypercorn_config(config: Config, fd: int) -> HypercornConfig:
-    """Return hypercorn's settings for a listener on the socket ``fd``, which hypercorn closes."""
+def hypercorn_config(config: Config) -> HypercornConfig:
+    """Return hypercorn's settings for the connections of a listener."""
     settings = HypercornConfig()
-    settings.bind = [f"fd://{fd}"]
-    settings.backlog = BACKLOG
+    settings.ssl_handshake_timeout = config.time_limits.head_timeout_s
     settings.graceful_timeout = config.time_limits.drain_timeout_s
     settings.keep_alive_timeout = 75
     settings.keep_alive_max_requests = 1_000_000  # the default of 1000 closes busy connections
@@ -78,28 +88,51 @@ def hypercorn_config(config: Config, fd: int) -> HypercornConfig:
     return settings
 
 
-async def serve_listeners(config: Config, service: Service, listening: socket.socket, stop: trio.Event) -> None:
-    """Serve on the socket until ``stop`` is set, with a new listener whenever one crashes.
+async def serve_listeners(
+    config: Config, service: Service, listening: socket.socket, stop: trio.Event, tls: ssl.SSLContext | None = None
+) -> None:
+    """Serve on the socket until ``stop`` is set, and drain then; with a new listener whenever one crashes.
 
-    Cancellation: as in hypercorn.
+    Cancellation: at once, but for what hypercorn is writing.
     """
+    settings = hypercorn_config(config)
+    connections = connections_of(service)
     backoff = RestartBackoff(RESTART_PAUSES_S, STABLE_AFTER_S)
     while not stop.is_set():
         began = trio.current_time()
-        settings = hypercorn_config(config, os.dup(listening.fileno()))
         try:
             # A new app each time: quart's cannot start twice.
-            await hypercorn_serve(create_app(config, service), settings, shutdown_trigger=stop.wait)
+            app, context = create_app(config, service), ServerContext(connections=connections)
+            await serve_app(app, settings, context, listening, stop, tls=tls)
         except Exception as error:
             service.metrics.listener_restarts.inc()
             logger.warning("the listener crashed; it restarts", exc_info=error)
             await trio.sleep(backoff.next_pause_s(trio.current_time() - began))
 
 
-async def drain(
-    service: Service, listening: socket.socket, stop: trio.Event, wait_for_more: Callable[[], Awaitable[str]]
-) -> None:
-    """Stop accepting connections and wait while running requests finish.
+def connections_of(service: Service) -> Connections:
+    """Return the count of a process's connections, with the limits of the settings; the service's metrics show it."""
+    network, metrics = service.config.network, service.metrics
+    room = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILES
+    limits = ConnectionLimits(
+        head_timeout_s=service.config.time_limits.head_timeout_s,
+        max_connections=max(1, min(network.max_connections, room)),
+        max_connections_per_address=network.max_connections_per_address,
+    )
+    connections = Connections(limits, metrics.connections_refused.inc)
+    metrics.add_gauges(lambda: {"connections": {"open": connections.statistics().open}})
+    return connections
+
+
+def raise_file_limit() -> None:
+    """Let this process, and those that it starts, open as many files as the system allows them."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # macOS has a lower one of its own
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def drain(service: Service, stop: trio.Event, wait_for_more: Callable[[], Awaitable[str]]) -> None:
+    """Refuse new requests, those on new connections too, and wait while running ones finish.
 
     Returns when that takes longer than ``--drain-timeout-s`` or ``wait_for_more()`` returns a reason to exit at once.
 
@@ -109,7 +142,6 @@ async def drain(
     logger.info("draining, for at most %g s", limit_s)
     service.draining = True
     stop.set()
-    listening.close()  # new connections would wait in its backlog for a response that never comes
     reason = "the drain took too long"
     with trio.move_on_after(limit_s):
         reason = await wait_for_more()
@@ -128,10 +160,24 @@ def leave(status: int) -> NoReturn:
 
 
 @contextlib.contextmanager
-def unlinked(network: NetworkConfig) -> Iterator[None]:
-    """Remove the file of a Unix socket at the end of the block."""
-    try:
-        yield
-    finally:
-        if network.uds is not None:
-            network.uds.unlink(missing_ok=True)
+def open_listening(network: NetworkConfig) -> Iterator[socket.socket]:
+    """Listen in the block; who has connected by its end and was not accepted is refused.
+
+    A socket that systemd has passed is used instead of one of the settings. It stays as it is at the end, and who waits
+    there waits for the next process.
+    """
+    passed = take_passed_socket()
+    if passed is not None:
+        if passed.family != socket.AF_UNIX:
+            _limit_writing(passed, network)
+        passed.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
+        with passed:
+            yield passed
+        return
+    with open_listening_socket(network) as listening:
+        try:
+            yield listening
+            refuse_rest(listening, is_plain=network.ssl_certfile is None)
+        finally:
+            if network.uds is not None:
+                network.uds.unlink(missing_ok=True)

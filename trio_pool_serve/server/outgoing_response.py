@@ -12,6 +12,9 @@ from trio_pool_serve.server.incoming_request import IncomingRequest
 
 Headers = list[tuple[bytes, bytes]]
 
+BEGINNING = b"HTTP/1.1 "
+"""What every response begins with."""
+
 REFUSAL: Headers = [(b"content-length", b"0"), (b"connection", b"close")]
 
 
@@ -103,7 +106,7 @@ def head_bytes(status: int, headers: Headers) -> bytes:
     count = len(headers)
     if lines.count(b"\n") != count or lines.count(b"\r") != count or b"\0" in lines:
         raise ValueError("A header of the response has a line end in it.")
-    return b"HTTP/1.1 %d \r\n%b\r\n" % (status, lines)
+    return b"%b%d \r\n%b\r\n" % (BEGINNING, status, lines)
 
 
 def _without(headers: Headers, name: bytes) -> Headers:

@@ -13,6 +13,12 @@ FIRST_OF_TOKENS = 0x21
 """No request begins with a smaller byte: not TLS, nor an empty line. The same test as h11's."""
 
 
+MAX_TARGET = 8 * 1024
+
+MAX_REQUEST_LINE = MAX_TARGET + 32
+"""Bytes of a request's first line: the target, and as much as any method and version may take."""
+
+
 class RequestBuffer:
     """The bytes that have arrived and belong to no request yet.
 
@@ -42,6 +48,8 @@ class RequestBuffer:
             raise BadRequestError(400)
         if end > self._max_head_bytes or (end < len(END_OF_HEAD) and len(unread) > self._max_head_bytes):
             raise BadRequestError(431)
+        if len(unread) > MAX_TARGET and unread.find(b"\n", 0, MAX_REQUEST_LINE) < 0:
+            raise BadRequestError(414)
         if end < len(END_OF_HEAD):
             # llhttp refuses a line that ends without CR; a head of such lines has no end to wait for.
             if unread.count(b"\n") != unread.count(b"\r\n"):

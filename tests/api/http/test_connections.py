@@ -67,15 +67,46 @@ async def test_a_client_that_leaves_while_its_texts_are_rendered_stops_the_rende
     await until(lambda: is_idle(service))
 
 
-async def test_a_half_closed_connection_counts_as_a_client_that_left(url, service, scripted):
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+async def test_a_client_that_closes_its_sending_half_gets_its_answer(url, service, scripted, version):
     scripted.gate.clear()
     async with await connect(url) as stream:
-        await stream.send_all(post(HUNDRED_ROWS))
+        await stream.send_all(post(b'{"input": [7]}').replace(b"HTTP/1.1", b"HTTP/" + version))
         await until_launching(scripted)
         await stream.send_eof()
-        await until(lambda: queued(service) == 0)
+        assert await stream.receive_some() == b"H"  # asks whether anyone listens
         scripted.gate.set()
-        assert b"200" not in await stream.receive_some(100)
+        with trio.fail_after(10):
+            answer = b"H" + b"".join([part async for part in stream])
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"connection: close" in head.lower()
+    assert b"1.0,7.0,7.0,7.0" in body
+    await until(lambda: is_idle(service))
+
+
+async def test_pipelined_requests_before_the_end_of_sending_are_all_answered(url, service):
+    async with await connect(url) as stream:
+        await stream.send_all(post(b'{"input": [7]}') + post(b'{"input": [8]}'))
+        await stream.send_eof()
+        with trio.fail_after(10):
+            answer = b"".join([part async for part in stream])
+    assert answer.count(b"HTTP/1.1 200 ") == answer.count(b"HTTP") == 2
+    await until(lambda: is_idle(service))
+
+
+async def test_a_client_that_leaves_after_it_has_closed_its_sending_half_is_cancelled(url, service, scripted):
+    scripted.gate.clear()
+    stream = await connect(url)
+    await stream.send_all(post(HUNDRED_ROWS))
+    await until_launching(scripted)
+    await stream.send_eof()
+    assert await stream.receive_some() == b"H"
+    assert service.default.engine.statistics().admitted_tokens
+    await stream.aclose()
+    await until(lambda: queued(service) == service.default.engine.statistics().admitted_tokens == 0)
+    scripted.gate.set()
+    await until(lambda: is_idle(service))
 
 
 async def test_a_pipelined_request_hides_that_the_client_left(url, service, scripted):

@@ -3,15 +3,17 @@
 import os
 import sys
 
+from hypercorn.trio.tcp_server import TCPServer
+
 from tests.server.programs.script import load_scripted
 from trio_pool_serve.cli import read_config, run
 from trio_pool_serve.processes.without_torch import do_without_torch
-from trio_pool_serve.server import launcher
+from trio_pool_serve.server import acceptor
 from trio_pool_serve.service import Service
 
 if __name__ == "__main__":  # worker processes import what started the server
     if "SCRIPT_UNCONTAINED" in os.environ:
-        launcher.contain_connections = lambda: None
+        acceptor.serve_connection = TCPServer
     do_without_torch()  # nothing here computes, and to import it takes two seconds
     config = read_config(sys.argv[1:])
     if config.processes.engine == "process":

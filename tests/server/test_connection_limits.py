@@ -1,0 +1,183 @@
+"""Clients that are slow, many or greedy, at the listener of `trio-pool-serve serve`."""
+
+import errno
+import os
+import resource
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from hypercorn.config import Config
+from trio.testing import wait_all_tasks_blocked
+
+from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.server.acceptor import refuse_rest, serve_app
+from trio_pool_serve.server.listener import open_listening_socket, raise_file_limit
+from trio_pool_serve.server.server_context import ConnectionLimits, Connections, ServerContext
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def app(scope, receive, send) -> None:
+    if scope["type"] == "lifespan":
+        for phase in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{phase}.complete"})
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+@asynccontextmanager
+async def serving(uds=None, **limits) -> AsyncIterator[tuple[socket.socket, Connections]]:
+    connections, stop = Connections(ConnectionLimits(**limits)), trio.Event()
+    settings = Config()
+    settings.keep_alive_timeout = 75
+    with open_listening_socket(NetworkConfig(port=0, uds=uds)) as listening:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_app, app, settings, ServerContext(connections=connections), listening, stop)
+            yield listening, connections
+            stop.set()
+
+
+async def connect(listening: socket.socket) -> trio.SocketStream:
+    return await trio.open_tcp_stream(*listening.getsockname()[:2])
+
+
+async def answer_of(stream: trio.SocketStream) -> bytes:
+    with trio.fail_after(200):
+        return b"".join([part async for part in stream])
+
+
+async def ask(stream: trio.SocketStream) -> bytes:
+    await stream.send_all(REQUEST)
+    with trio.fail_after(10):
+        return await stream.receive_some()
+
+
+@pytest.mark.parametrize("answered_before", [0, 1])
+async def test_a_head_that_does_not_end_in_time_is_408(answered_before, autojump_clock):
+    async with serving(head_timeout_s=30) as (listening, _), await connect(listening) as stream:
+        for _ in range(answered_before):
+            assert (await ask(stream)).startswith(b"HTTP/1.1 200")
+        await trio.sleep(50)
+        began = trio.current_time()
+        for byte in REQUEST[:20]:
+            await stream.send_all(bytes([byte]))
+            await trio.sleep(1)
+        assert (await answer_of(stream)).startswith(b"HTTP/1.1 408")
+        assert trio.current_time() - began == pytest.approx(30, abs=2)
+
+
+async def test_a_connection_without_a_request_is_closed_in_silence(autojump_clock):
+    async with serving(head_timeout_s=30) as (listening, _), await connect(listening) as stream:
+        assert await answer_of(stream) == b""
+
+
+async def test_connections_above_the_limit_are_503_and_the_others_go_on():
+    async with serving(max_connections=2) as (listening, connections):
+        async with await connect(listening) as first, await connect(listening) as second:
+            assert (await ask(first)).startswith(b"HTTP/1.1 200")
+            assert (await ask(second)).startswith(b"HTTP/1.1 200")
+            async with await connect(listening) as third:
+                refusal = await answer_of(third)
+            assert refusal.startswith(b"HTTP/1.1 503")
+            assert b"retry-after: 1\r\n" in refusal
+            assert (connections.statistics().open, connections.statistics().refused) == (2, 1)
+            assert (await ask(first)).startswith(b"HTTP/1.1 200")
+        with trio.fail_after(10):
+            while connections.statistics().open:  # noqa: ASYNC110  (closed by tasks that have no event for it)
+                await trio.sleep(0.001)
+        async with await connect(listening) as fourth:
+            assert (await ask(fourth)).startswith(b"HTTP/1.1 200")
+
+
+async def test_one_address_has_a_limit_of_its_own():
+    async with serving(max_connections_per_address=1) as (listening, connections):
+        async with await connect(listening) as first:
+            assert (await ask(first)).startswith(b"HTTP/1.1 200")
+            async with await connect(listening) as second:
+                assert (await answer_of(second)).startswith(b"HTTP/1.1 503")
+            other = trio.socket.socket()
+            await other.bind(("127.0.0.2", 0))
+            await other.connect(listening.getsockname())
+            async with trio.SocketStream(other) as stream:
+                assert (await ask(stream)).startswith(b"HTTP/1.1 200")
+        assert connections.statistics().refused == 1
+
+
+async def test_clients_of_a_unix_socket_have_no_address(tmp_path):
+    path = tmp_path / "socket"
+    async with (
+        serving(uds=path, max_connections_per_address=1),
+        await trio.open_unix_socket(path) as first,
+        await trio.open_unix_socket(path) as second,
+    ):
+        assert (await ask(first)).startswith(b"HTTP/1.1 200")
+        assert (await ask(second)).startswith(b"HTTP/1.1 200")
+
+
+async def test_without_file_descriptors_the_listener_waits_and_goes_on(caplog):
+    async with serving() as (listening, _), await connect(listening) as before:
+        assert (await ask(before)).startswith(b"HTTP/1.1 200")
+        client = trio.socket.socket()
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, limits[1]))
+            await client.connect(listening.getsockname())
+            with trio.fail_after(10):
+                while "no connection can be accepted" not in caplog.text:  # noqa: ASYNC110
+                    await trio.sleep(0.001)
+            assert os.strerror(errno.EMFILE) in caplog.text
+            assert (await ask(before)).startswith(b"HTTP/1.1 200")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        async with trio.SocketStream(client) as stream:
+            assert (await ask(stream)).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /%b HTTP/1.1\r\nHost: x\r\n\r\n" % (b"a" * 8300), 414),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n%b\r\n" % (b"a: b\r\n" * 100), 431),
+        (b"GET / HTTP/1.1\r\nHost: x\r\na: %b\r\n\r\n" % (b"a" * 16_384), 431),
+        (b"GET /%b HTTP/1.1\r\nHost: x\r\n%b\r\n" % (b"a" * 8000, b"a: b\r\n" * 99), 200),
+    ],
+)
+async def test_long_targets_and_many_headers_are_refused(head, status):
+    async with serving() as (listening, _), await connect(listening) as stream:
+        await stream.send_all(head)
+        assert (await stream.receive_some()).startswith(b"HTTP/1.1 %d" % status)
+
+
+async def test_what_connects_when_nobody_accepts_any_more_is_told_so():
+    with open_listening_socket(NetworkConfig(port=0)) as listening:
+        async with await connect(listening) as stream:
+            await stream.send_all(REQUEST)
+            await wait_all_tasks_blocked()
+            refuse_rest(listening, is_plain=True)
+            assert (await answer_of(stream)).startswith(b"HTTP/1.1 503")
+
+
+async def test_requests_on_one_connection_leave_others_their_turn():
+    """Each of these is answered without waiting."""
+    async with serving() as (listening, _), await connect(listening) as greedy, await connect(listening) as other:
+        await greedy.send_all(REQUEST * 500)
+        assert (await ask(other)).startswith(b"HTTP/1.1 200")
+        with trio.fail_after(30):
+            received = b""
+            while received.count(b"HTTP/1.1 200") < 500:
+                received += await greedy.receive_some()
+
+
+def test_the_limit_of_files_is_raised_as_far_as_allowed():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limits[0] - 1, limits[1]))
+        raise_file_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == limits[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

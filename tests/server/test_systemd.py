@@ -1,0 +1,121 @@
+"""A server that systemd starts: a real datagram socket for notifications, and a listening socket that is passed."""
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import trio
+
+from tests.conftest import client_of
+from tests.server.server_process import SCRIPTED, launched, started
+from trio_pool_serve.server.systemd import feed_watchdog, is_computing, notify, take_passed_socket
+from trio_pool_serve.telemetry.snapshots import Snapshot
+
+EXECUTE = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.environ['LISTEN_PID'] = str(os.getpid()); \
+os.environ['LISTEN_FDS'] = '1'; os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
+"""Passes a socket as systemd does: as file descriptor 3 of the process that the variable names."""
+
+
+@contextmanager
+def notifications(address: str) -> Iterator[trio.socket.SocketType]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bound:
+        bound.bind(address)
+        bound.setblocking(False)
+        yield trio.socket.from_stdlib_socket(bound)
+
+
+async def next_of(received: trio.socket.SocketType) -> list[str]:
+    with trio.fail_after(60):
+        return (await received.recv(1000)).decode().splitlines()
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_systemd_is_told_how_far_the_server_is_and_its_watchdog_is_fed(tmp_path, scripted_folder, workers):
+    address = str(tmp_path / "notify")
+    env = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "20000"}
+    arguments = (str(scripted_folder), "--api-workers", workers, "--replicas", "1")
+    with notifications(address) as received:
+        async with launched(tmp_path, *arguments, command=SCRIPTED, env=env, wait_ready=False) as server:
+            assert await next_of(received) == ["STATUS=loading models"]
+            ready = await next_of(received)
+            assert ready[0] == "READY=1"
+            assert server.url in ready[1]
+            for _ in range(3):
+                assert await next_of(received) == ["WATCHDOG=1"]
+            async with client_of(server.url) as client:
+                assert (await client.get("/readyz")).status_code == 200
+            server.signal()
+            while (said := await next_of(received)) == ["WATCHDOG=1"]:
+                continue
+            assert said == ["STOPPING=1", "STATUS=draining"]
+            assert await server.wait_exit() == 0
+
+
+async def test_a_passed_socket_is_served_and_its_file_stays(tmp_path: Path, scripted_folder: Path):
+    path = tmp_path / "passed"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        command = [sys.executable, "-c", EXECUTE, str(listening.fileno()), *SCRIPTED[1:], str(scripted_folder)]
+        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(path)), timeout=60) as client:
+            with started(command, 0, tmp_path / "server.log", {}, pass_fds=[listening.fileno()]) as server:
+                await server.wait_logged("ready")
+                assert (await client.get("http://x/readyz")).status_code == 200
+                server.signal()
+                assert await server.wait_exit() == 0
+    assert path.exists()
+
+
+def test_several_passed_sockets_are_refused_and_those_of_others_left_alone(monkeypatch):
+    monkeypatch.setenv("LISTEN_PID", str(os.getpid() + 1))
+    monkeypatch.setenv("LISTEN_FDS", "1")
+    assert take_passed_socket() is None
+    monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
+    monkeypatch.setenv("LISTEN_FDS", "2")
+    with pytest.raises(OSError, match="2 sockets"):
+        take_passed_socket()
+
+
+async def test_an_abstract_address_is_found(monkeypatch):
+    name = f"trio_pool_serve-{os.getpid()}"
+    monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
+    with notifications(f"\0{name}") as received:
+        notify("READY=1", "STATUS=here")
+        assert await next_of(received) == ["READY=1", "STATUS=here"]
+
+
+def computing(*ages_s: float) -> list[Snapshot]:
+    return [Snapshot([], {"models": {"m": {"oldest_in_flight_s": age_s}}}) for age_s in ages_s]
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "expected"),
+    [(computing(0.0, 9.0), True), (computing(0.0, 21.0), False), ([], False), ([Snapshot([], {})], False)],
+)
+def test_a_server_computes_unless_a_batch_does_not_end_or_nobody_answers(snapshots, expected):
+    assert is_computing(snapshots, 10) is expected
+
+
+async def test_the_watchdog_of_a_server_whose_batch_does_not_end_is_not_fed(tmp_path, monkeypatch, autojump_clock):
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    monkeypatch.setenv("WATCHDOG_USEC", "10000000")
+    ages = iter([0.0, 1.0, 100.0, 200.0])
+
+    async def gather() -> list[Snapshot]:
+        return computing(next(ages))
+
+    with notifications(str(tmp_path / "notify")) as received:
+        with trio.move_on_after(19):
+            await feed_watchdog(gather, 10)
+        fed = 0
+        while True:
+            try:
+                fed += received._sock.recv(100) == b"WATCHDOG=1"
+            except BlockingIOError:
+                break
+    assert fed == 2

@@ -1,0 +1,178 @@
+"""Accepts the connections of ``trio-pool-serve serve``, and runs the app's lifespan around them.
+
+hypercorn's own listener closes its socket as soon as a shutdown begins. This one goes on accepting until the requests
+that were running are answered: clients that connect meanwhile are told 503 instead of being refused by the kernel. It
+also refuses connections above the limits before anything is spent on them.
+"""
+
+import contextlib
+import errno
+import logging
+import socket
+import ssl
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import trio
+from attrs import define, field
+from hypercorn.config import Config as HypercornConfig
+from hypercorn.trio.lifespan import Lifespan
+from hypercorn.typing import LifespanState
+from hypercorn.utils import wrap_app
+
+from trio_pool_serve.server.contained_connection import serve_connection
+from trio_pool_serve.server.server_context import ServerContext, address_of
+
+logger = logging.getLogger(__name__)
+
+REFUSAL = b"HTTP/1.1 503 \r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
+
+CAPACITY_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
+
+CAPACITY_PAUSE_S = 0.1
+
+LINGERING = 256
+"""Refused connections that are kept until their clients have had time to read why. Older ones are closed."""
+
+ACCEPTED_AT_ONCE = 4
+"""Connections that are accepted before others have their turn: other tasks, and other processes on the socket."""
+
+Serve = Callable[[trio.SSLStream[trio.SocketStream] | trio.SocketStream], Awaitable[None]]
+
+
+@define(eq=False)
+class Acceptor:
+    """Accepts connections on ``listening`` and serves each in a task of ``nursery``, with TLS if there is a context."""
+
+    listening: socket.socket
+    context: ServerContext
+    serve: Serve
+    tls: ssl.SSLContext | None = None
+    _refused: deque[socket.socket] = field(init=False, factory=partial(deque, maxlen=LINGERING))
+
+    async def run(self, nursery: trio.Nursery) -> None:
+        """Accept until cancelled. Cancellation: at once; connections that are being served go on."""
+        while True:
+            await trio.lowlevel.wait_readable(self.listening)
+            if not self._accept_some(nursery):
+                await trio.sleep(CAPACITY_PAUSE_S)
+
+    def accept_rest(self, nursery: trio.Nursery) -> None:
+        """Accept what has connected; what is left when the socket is closed would be reset."""
+        while self._accept_one(nursery):
+            continue
+
+    def close_refused(self) -> None:
+        """Close the refused connections that are still open."""
+        while self._refused:
+            self._refused.popleft().close()
+
+    def _accept_some(self, nursery: trio.Nursery) -> bool:
+        """Return whether more can be accepted: not while there are no file descriptors left, for example."""
+        try:
+            for _ in range(ACCEPTED_AT_ONCE):
+                if not self._accept_one(nursery):
+                    break
+        except OSError as error:
+            if error.errno not in CAPACITY_ERRORS:
+                raise
+            logger.warning("no connection can be accepted: %s", error)
+            return False
+        return True
+
+    def _accept_one(self, nursery: trio.Nursery) -> bool:
+        try:
+            connection, peer = self.listening.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return False
+        address = address_of(connection.family, peer)
+        if self.context.connections.refuses(address):
+            self._refuse(connection)
+        else:
+            nursery.start_soon(self._serve, connection, address)
+        return True
+
+    def _refuse(self, connection: socket.socket) -> None:
+        _say_no(connection, is_plain=self.tls is None)
+        if len(self._refused) == LINGERING:
+            self._refused.popleft().close()
+        self._refused.append(connection)
+
+    async def _serve(self, connection: socket.socket, address: str) -> None:
+        with connection, self.context.connections.counting(address):
+            try:
+                stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
+            except OSError:
+                return  # the client has left
+            if self.tls is None:
+                await self.serve(stream)
+            else:
+                await self.serve(trio.SSLStream(stream, self.tls, server_side=True, https_compatible=True))
+
+
+async def serve_app(
+    app: Any,
+    settings: HypercornConfig,
+    context: ServerContext,
+    listening: socket.socket,
+    stop: trio.Event,
+    *,
+    tls: ssl.SSLContext | None = None,
+) -> None:
+    """Serve an app on a listening socket until ``stop`` is set, and all that was running then is answered.
+
+    Connections that are accepted meanwhile are served too, for one request each. Running requests are given
+    ``settings.graceful_timeout`` seconds. Cancellation: at once, but for what hypercorn is writing.
+    """
+    state: LifespanState = {}
+    wrapped = wrap_app(app, settings.wsgi_max_body_size, "asgi")
+    lifespan = Lifespan(wrapped, settings, state)
+    acceptor = Acceptor(listening, context, partial(serve_connection, wrapped, settings, context, state), tls)
+    async with trio.open_nursery() as lifespan_nursery:
+        await lifespan_nursery.start(lifespan.handle_lifespan)
+        await lifespan.wait_for_startup()
+        try:
+            await _serve_until(stop, acceptor, settings.graceful_timeout)
+        finally:
+            acceptor.close_refused()
+        await lifespan.wait_for_shutdown()
+        lifespan_nursery.cancel_scope.cancel(reason="the app has shut down")
+
+
+async def _serve_until(stop: trio.Event, acceptor: Acceptor, drain_timeout_s: float) -> None:
+    """Serve until ``stop`` is set; then go on until the connections of before, the early ones, have ended."""
+    async with trio.open_nursery() as late, trio.open_nursery() as background:
+        async with trio.open_nursery() as early:
+            with trio.CancelScope() as before:
+                background.start_soon(_cancel_when, stop, before)
+                await acceptor.run(early)
+            early.cancel_scope.deadline = late.cancel_scope.deadline = trio.current_time() + drain_timeout_s
+            await acceptor.context.terminated.set()
+            background.start_soon(acceptor.run, late)
+        background.cancel_scope.cancel(reason="what was running has been answered")
+        acceptor.accept_rest(late)
+
+
+async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel(reason="the server shuts down")
+
+
+def _say_no(connection: socket.socket, *, is_plain: bool) -> None:
+    """Send a refusal, as far as the kernel takes it at once; with TLS there is no way to say anything."""
+    connection.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
+    with contextlib.suppress(OSError):
+        if is_plain:
+            connection.send(REFUSAL)
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(2**16)  # unread bytes would make closing a reset
+
+
+def refuse_rest(listening: socket.socket, *, is_plain: bool) -> None:
+    """Refuse all that has connected since nobody accepts any more: closing the listening socket would reset it."""
+    with contextlib.suppress(OSError):
+        while True:
+            with listening.accept()[0] as connection:
+                _say_no(connection, is_plain=is_plain)

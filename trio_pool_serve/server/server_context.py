@@ -1,0 +1,121 @@
+"""What all connections of a process share: limits, the number of open connections, and the shutdown."""
+
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import trio
+from attrs import define, field, frozen
+from hypercorn.config import Config
+from hypercorn.trio.worker_context import EventWrapper, WorkerContext
+
+from trio_pool_serve.server.outgoing_response import ServerHeaders
+
+
+@frozen(kw_only=True)
+class ConnectionLimits:
+    """How long a client may take for the head of a request, and how many connections are served at once; 0: any."""
+
+    head_timeout_s: float = 30.0
+    max_connections: int = 0
+    max_connections_per_address: int = 0
+
+
+@frozen
+class ConnectionStatistics:
+    """The connections of one process: those that are open, and how many have been refused."""
+
+    open: int
+    refused: int
+
+
+def address_of(family: int, peer: Any) -> str:
+    """Return the address of a client by which connections are counted; none at a Unix socket."""
+    return str(peer[0]) if family in {socket.AF_INET, socket.AF_INET6} else ""
+
+
+@define(eq=False)
+class Connections:
+    """The open connections of a process, counted by the client's address."""
+
+    limits: ConnectionLimits = ConnectionLimits()
+    on_refusal: Callable[[], object] = lambda: None
+    _open: int = field(default=0, init=False)
+    _by_address: Counter[str] = field(init=False, factory=Counter)
+    _refused: int = field(default=0, init=False)
+
+    def refuses(self, address: str) -> bool:
+        """Return whether there is no room for one more connection of that client, and count it as refused then."""
+        limits = self.limits
+        is_refused = bool(
+            0 < limits.max_connections <= self._open
+            or (address and 0 < limits.max_connections_per_address <= self._by_address[address])
+        )
+        if is_refused:
+            self._refused += 1
+            self.on_refusal()
+        return is_refused
+
+    @contextmanager
+    def counting(self, address: str) -> Iterator[None]:
+        """Count a connection as open in the block."""
+        self._open += 1
+        self._by_address[address] += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+            self._by_address[address] -= 1
+            if not self._by_address[address]:
+                del self._by_address[address]
+
+    def statistics(self) -> ConnectionStatistics:
+        """Return the numbers of this moment."""
+        return ConnectionStatistics(self._open, self._refused)
+
+
+class Termination(EventWrapper):
+    """hypercorn's event that the server shuts down; it also wakes the connections that wait for a request.
+
+    So those need no task for it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting: set[trio.CancelScope] = set()
+
+    async def set(self) -> None:
+        """Set the event, and cancel what waits in ``waiting``. Cancellation: none."""
+        await super().set()
+        for scope in list(self._waiting):
+            scope.cancel(reason="the server shuts down")
+
+    @contextmanager
+    def waiting(self, until: float) -> Iterator[trio.CancelScope]:
+        """Cancel the block at the time ``until``, and when the server begins to shut down."""
+        with trio.CancelScope(deadline=until) as scope:
+            self._waiting.add(scope)
+            try:
+                yield scope
+            finally:
+                self._waiting.discard(scope)
+
+
+class ServerContext(WorkerContext):
+    """hypercorn's context of a worker, with what connections of ours need in addition."""
+
+    terminated: Termination
+
+    def __init__(self, max_requests: int | None = None, connections: Connections | None = None) -> None:
+        super().__init__(max_requests)
+        self.terminated = Termination()
+        self.connections = connections or Connections()
+        self._server_headers: ServerHeaders | None = None
+
+    def server_headers(self, config: Config) -> ServerHeaders:
+        """Return the headers that the server adds to all responses; they are the same for all connections."""
+        if self._server_headers is None:
+            self._server_headers = ServerHeaders(config)
+        return self._server_headers

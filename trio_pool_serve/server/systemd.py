@@ -1,0 +1,88 @@
+"""systemd's side of the server: notifications, the watchdog, and sockets that systemd has opened.
+
+The protocol is one datagram per notification and three environment variables (sd_notify(3), sd_listen_fds(3)). The
+packages for it are bindings to libsystemd, or no longer maintained.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+
+import trio
+
+from trio_pool_serve.telemetry.snapshots import Snapshot
+
+logger = logging.getLogger(__name__)
+
+STOPPING = ("STOPPING=1", "STATUS=draining")
+
+FIRST_FD = 3
+"""The number of the first file descriptor that systemd passes."""
+
+
+def notify(*assignments: str) -> None:
+    """Tell systemd, if it has started this process and wants to know: ``READY=1``, ``STATUS=text``, for example."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):  # an abstract name
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifications:
+            notifications.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
+            notifications.connect(address)
+            notifications.send("\n".join(assignments).encode())
+    except OSError as error:
+        logger.warning("systemd was not told %s: %s", " ".join(assignments), error)
+
+
+def take_passed_socket() -> socket.socket | None:
+    """Return the listening socket that systemd has passed to this process, the first time.
+
+    Raises ``OSError`` if there are several: a server has one.
+    """
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+        return None
+    count = os.environ.pop("LISTEN_FDS", "0")
+    for name in ("LISTEN_PID", "LISTEN_FDNAMES"):
+        os.environ.pop(name, None)
+    if count == "0":
+        return None
+    if count != "1":
+        raise OSError(f"systemd has passed {count} sockets; a server listens on one.")
+    os.set_inheritable(FIRST_FD, False)  # noqa: FBT003  (the standard library's own signature)
+    return socket.socket(fileno=FIRST_FD)
+
+
+def is_computing(snapshots: Iterable[Snapshot], batch_timeout_s: float) -> bool:
+    """Return whether forward passes go on: no batch has been computed for longer than it may be.
+
+    Without any snapshot no process answers, which counts as no. The engine fails such a batch itself; this is for when
+    that fails too.
+    """
+    models = [model for snapshot in snapshots for model in snapshot.load.get("models", {}).values()]
+    return bool(models) and all(model.get("oldest_in_flight_s", 0.0) <= 2 * batch_timeout_s for model in models)
+
+
+def watchdog_interval_s() -> float | None:
+    """Return how often systemd wants to hear from this process; ``None`` if it does not."""
+    period_us = os.environ.get("WATCHDOG_USEC", "")
+    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()) or not period_us.isdigit():
+        return None
+    return int(period_us) / 1e6
+
+
+async def feed_watchdog(gather: Callable[[], Awaitable[list[Snapshot]]], batch_timeout_s: float) -> None:
+    """Notify systemd's watchdog twice in each of its periods while the event loop turns and forward passes go on.
+
+    ``gather()`` returns the snapshots of the server's processes. Returns at once if there is no watchdog. Cancellation:
+    at once.
+    """
+    interval_s = watchdog_interval_s()
+    while interval_s:
+        if is_computing(await gather(), batch_timeout_s):
+            notify("WATCHDOG=1")
+        else:
+            logger.warning("the watchdog is not fed: no process computes, or a batch does not end")
+        await trio.sleep(interval_s / 2)
