@@ -40,7 +40,7 @@ from trio_pool_serve.rendering.input_memory import InputMemory
 from trio_pool_serve.rendering.media.loader import MediaLoader
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.telemetry.metrics import Gauges, Metrics, sample_loop_lag
+from trio_pool_serve.telemetry.metrics import Gauges, Metrics, sample_loop_lag, task_gauges
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, gather_snapshots, serve_snapshots
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.threads.scheduling import limit_openmp_spinning, relative_niceness
@@ -141,6 +141,7 @@ class Service:
             self.config.input, self.config.time_limits.media_timeout_s, self.offload, self.input_memory
         )
         self.metrics.add_gauges(self._gauges)
+        self.metrics.add_gauges(task_gauges)
         if self.config.processes.engine == "process" and self.socket_folder is None:
             # Only this user can enter it: a process that can connect to an engine can have it compute anything.
             self._own_socket_folder = TemporaryDirectory(prefix="trio_pool_serve-")

@@ -30,7 +30,7 @@ FEW, MANY = 6, 100
 MODES = [
     (GenerationMode.POSITIVE, FEW),
     pytest.param(GenerationMode.POSITIVE, MANY, marks=pytest.mark.slow),
-    pytest.param(GenerationMode.NEGATIVE, MANY // 4, marks=pytest.mark.slow),  # 0.4 s to make one
+    pytest.param(GenerationMode.NEGATIVE, FEW, marks=pytest.mark.slow),  # half a second to make one
 ]
 
 KINDS = ["embedding", pytest.param("classification", marks=pytest.mark.slow)]
@@ -70,7 +70,7 @@ def test_no_route_fails_and_responses_are_as_described(
     server = servers[kind]
     session = requests.Session()
     document = session.get(f"{server.url}/openapi.json").json()
-    if examples == FEW:
+    if examples == FEW and mode == GenerationMode.POSITIVE:
         document["paths"] = without_aliases(document["paths"])
     schema = schemathesis.openapi.from_dict(document)
     statuses = set()
