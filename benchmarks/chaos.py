@@ -36,7 +36,6 @@ from benchmarks.chaotic_runner import SEED
 from benchmarks.machine import describe_machine
 from benchmarks.memory import memory_of
 from benchmarks.model import MODEL_PATH
-from benchmarks.overload import busy_of
 from benchmarks.report import (
     RESULTS,
     open_figure,
@@ -46,6 +45,7 @@ from benchmarks.report import (
     write_figure,
     write_json,
 )
+from benchmarks.server_state import SETTLE_S, busy_of
 from benchmarks.servers import READY_TIMEOUT_S, Server, open_server
 from benchmarks.thread_clocks import process_tree
 from benchmarks.unkind_requests import BAD_INPUT, HOSTILE, KIND, MODEL, Plan, plan
@@ -61,8 +61,6 @@ FLAGS = (
 
 BOUND_S = 60.0
 """Nothing may take longer: more than any limit of the server that applies here."""
-
-SETTLE_S = 60.0
 
 MOST_GROWTH = 1.05
 

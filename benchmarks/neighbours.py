@@ -23,7 +23,7 @@ from cyclopts import Parameter
 from benchmarks.machine import describe_machine
 from benchmarks.model import MODEL_NAME, Texts
 from benchmarks.open_loop import NOT_SENT, UNANSWERED, OpenLoopJob, OpenLoopResult, counts, run_job, run_jobs
-from benchmarks.overload import REFUSED, wait_idle
+from benchmarks.overload import REFUSED
 from benchmarks.report import (
     RESULTS,
     open_figure,
@@ -34,6 +34,7 @@ from benchmarks.report import (
     write_figure,
     write_json,
 )
+from benchmarks.server_state import wait_idle
 from benchmarks.servers import Server, open_ours
 from benchmarks.variants import OURS, known
 

@@ -19,8 +19,6 @@ from typing import Annotated, Any
 
 import attrs
 import cyclopts
-import httpx
-import psutil
 import pybase64
 import trio
 from attrs import define, field, frozen
@@ -51,8 +49,8 @@ from benchmarks.report import (
     write_json,
 )
 from benchmarks.scenarios import jpeg
+from benchmarks.server_state import resident_mib, wait_idle
 from benchmarks.servers import Server, open_ours
-from benchmarks.thread_clocks import process_tree
 
 TOKENS = 34
 
@@ -63,9 +61,6 @@ PICTURE = (256, 256)
 KEEP_ALIVE_CLIENTS = 64
 
 HEALTH_PER_S = 10.0
-
-SETTLE_S = 60.0
-"""A server that still has work so long after the last client has left is said not to have settled."""
 
 REFUSED = ("429", "503")
 
@@ -276,40 +271,6 @@ async def watch_memory(server: Server) -> AsyncIterator[list[float]]:
         nursery.start_soon(watch)
         yield seen
         nursery.cancel_scope.cancel(reason="the block is left")
-
-
-def resident_mib(server: Server) -> float:
-    """Return the resident memory of all of the server's processes together."""
-    total = 0
-    for pid in process_tree(server.pid):
-        with suppress(psutil.Error):
-            total += psutil.Process(pid).memory_info().rss
-    return total / 2**20
-
-
-async def wait_idle(server: Server) -> bool:
-    """Return whether the server has nothing left to do within ``SETTLE_S``. Cancellation: at once."""
-    async with httpx.AsyncClient(trust_env=False, timeout=SETTLE_S) as client:
-        with trio.move_on_after(SETTLE_S):
-            while busy_of((await client.get(f"{server.url}/load")).json()):  # noqa: ASYNC110  (another process)
-                await trio.sleep(0.1)
-            return True
-    return False
-
-
-def busy_of(load: Any, path: str = "") -> dict[str, float]:
-    """Return what ``/load`` says is going on: everything that is 0 in a server without requests, and is not."""
-    idle_at_zero = {
-        *("server_load", "queued_rows", "queued_tokens", "in_flight_batches", "admitted_tokens", "held_bytes"),
-        *("borrowed", "waiting", "in_flight", "admitted_rows", "admitted_requests", "admitted_bytes"),
-    }
-    found: dict[str, float] = {}
-    for name, value in load.items():
-        if isinstance(value, dict):
-            found |= busy_of(value, f"{path}{name} ")
-        elif name in idle_at_zero and value:
-            found[path + name] = value
-    return found
 
 
 async def measure(kind: Kind, settings: Settings) -> Overload:

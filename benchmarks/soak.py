@@ -33,7 +33,6 @@ from benchmarks.made_models import IMAGES, make_models
 from benchmarks.memory import memory_of
 from benchmarks.mixed_requests import MixedRequest, mixed_request
 from benchmarks.model import MODEL_NAME, MODEL_PATH, Texts
-from benchmarks.overload import wait_idle
 from benchmarks.report import (
     RESULTS,
     open_figure,
@@ -44,6 +43,7 @@ from benchmarks.report import (
     write_json,
 )
 from benchmarks.scenarios import jpeg
+from benchmarks.server_state import wait_idle
 from benchmarks.servers import Server, open_server
 from benchmarks.thread_clocks import process_tree
 
