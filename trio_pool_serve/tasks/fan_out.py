@@ -139,9 +139,8 @@ def _chunks(rows: Sequence[RowToCompute], renderer: Renderer) -> Iterator[range]
     """Yield ranges of row indices; a prompt that is not plain text is a chunk by itself."""
     begin = characters = 0
     for index, row in enumerate(rows):
-        is_plain = renderer.is_plain(row.prompt)
-        # An empty text counts for one character: else it would share a chunk with a prompt that is to be by itself.
-        size = max(1, plain_characters(row.prompt, row.rendering)) if is_plain else CHUNK_CHARACTERS
+        size = plain_characters(row.prompt, row.rendering) if renderer.is_plain(row.prompt) else CHUNK_CHARACTERS
+        size = max(1, size)  # an empty text would share a chunk with a prompt that is to be by itself
         if index > begin and (index - begin >= CHUNK_ROWS or characters + size > CHUNK_CHARACTERS):
             yield range(begin, index)
             begin, characters = index, 0
