@@ -84,6 +84,11 @@ SCRIPTS = (
     Script("first_answer", {"rounds": 1}),
     Script("start_up", {"rounds": 1}),
     Script("memory_growth", {"rounds": 1, "requests": 60, "every": 30, "idle_s": 0.5}),
+    Script("overload", {"rounds": 1, "seconds": 3.0, "capacity_seconds": 1.0, "factors": (2.0,), "timeout_s": 5.0}),
+    Script("chaos", {"rounds": 1, "requests": 200, "warm": 50, "kills": 1, "idle_s": 0.5}),
+    Script("neighbours", {"rounds": 1, "seconds": 2.0, "capacity_seconds": 1.0, "timeout_s": 5.0}),
+    Script("soak", {"rounds": 1, "minutes": 0.1, "every_s": 1.0}),
+    Script("drain", {"rounds": 1, "seconds": 0.5}),
     Script("aims"),
 )
 """In the order in which they are run; the last one also reads what those before it found."""

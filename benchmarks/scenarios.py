@@ -73,11 +73,11 @@ def _image_bodies() -> Sequence[str]:
     return [_body(IMAGES, input=[url], modality="image") for url in urls]
 
 
-def jpeg(seed: int) -> bytes:
+def jpeg(seed: int, size: tuple[int, int] = IMAGE_SIZE) -> bytes:
     """Return a photograph's worth of a JPEG: a coarse random picture, enlarged, with grain."""
     random = np.random.default_rng(seed)
     coarse = Image.fromarray(random.integers(0, 256, (16, 16, 3), dtype=np.uint8))
-    smooth = np.asarray(coarse.resize(IMAGE_SIZE, Image.Resampling.BICUBIC), dtype=np.int16)
+    smooth = np.asarray(coarse.resize(size, Image.Resampling.BICUBIC), dtype=np.int16)
     grain = random.integers(-12, 13, smooth.shape, dtype=np.int16)
     encoded = io.BytesIO()
     Image.fromarray(np.clip(smooth + grain, 0, 255).astype(np.uint8)).save(encoded, "JPEG", quality=90)

@@ -46,7 +46,7 @@ from trio_pool_serve.rendering.memory_budget import MemoryBudget
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.access_log import AccessLog
-from trio_pool_serve.telemetry.metrics import Gauges, Metrics, sample_loop_lag
+from trio_pool_serve.telemetry.metrics import Gauges, Metrics, sample_loop_lag, task_gauges
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, gather_snapshots, serve_snapshots
 from trio_pool_serve.telemetry.tracing import Tracing, open_tracing
 from trio_pool_serve.threads.offload import Offload
@@ -152,6 +152,7 @@ class Service:
         self.reload_hooks.append(partial(self.api_keys.reload, self.offload))
         self.media = MediaLoader(self.config.input, self.config.time_limits.media_timeout_s, self.offload, self.memory)
         self.metrics.add_gauges(self._gauges)
+        self.metrics.add_gauges(task_gauges)
         if self.config.processes.engine == "process" and self.socket_folder is None:
             # Only this user can enter it: a process that can connect to an engine can have it compute anything.
             self._own_socket_folder = TemporaryDirectory(prefix="trio_pool_serve-")

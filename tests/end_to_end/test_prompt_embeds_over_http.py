@@ -165,3 +165,19 @@ async def test_classes_are_those_of_the_text(name: str, tmp_path: Path):
     async with serving_folder(path, inputs=TAKEN) as ours:
         answer = await ours.post("/classify", prompt_embeds=[payload("torch.save", row) for row in rows])
     assert farthest([item["probs"] for item in answer["data"]], expected) < TOLERANCE
+
+
+async def test_embeddings_of_which_the_model_makes_no_numbers_are_refused(tmp_path: Path):
+    """They are finite, but their squares are not."""
+    path = write_family(tmp_path / "model", "bert")
+    theirs = rounded(path, torch.float32)
+    huge = torch.full_like(theirs.rows[0], 3e38)
+    huge[:, ::2] *= -1
+    async with serving_folder(path, inputs=TAKEN) as ours:
+        answer = await ours.client.post("/v1/embeddings", json={"prompt_embeds": payload("npy", huge)})
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == "prompt_embeds"
+        assert "not finite" in answer.json()["error"]["message"]
+        payloads = [payload("npy", rows) for rows in theirs.rows]
+        assert farthest(await vectors_of_embeds(ours, payloads), theirs.expected) < TOLERANCE
+        await wait_idle(ours.service)

@@ -10,7 +10,7 @@ import trio
 from attrs import define, field, frozen
 
 from trio_pool_serve.engine.admission import AdmittedRequest
-from trio_pool_serve.errors import NotFiniteError, PoolServeError, unwrap_exception_groups
+from trio_pool_serve.errors import InvalidRequestError, NotFiniteError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.prompts import Prompt, RenderingParams
 from trio_pool_serve.rendering.renderer import Renderer, plain_characters
 from trio_pool_serve.tasks.model import Model
@@ -150,6 +150,7 @@ def _chunks(rows: Sequence[RowToCompute], renderer: Renderer) -> Iterator[range]
     begin = characters = 0
     for index, row in enumerate(rows):
         size = plain_characters(row.prompt, row.rendering) if renderer.is_plain(row.prompt) else CHUNK_CHARACTERS
+        size = max(1, size)  # an empty text would share a chunk with a prompt that is to be by itself
         if index > begin and (index - begin >= CHUNK_ROWS or characters + size > CHUNK_CHARACTERS):
             yield range(begin, index)
             begin, characters = index, 0
@@ -185,13 +186,16 @@ class ChunkOutputs:
         self._windows = [[None] * len(prompts) for prompts in self.rendered]
 
     def add(self, number: int, output: PoolingOutput) -> None:
-        """Add the output of the ``number``-th window of the chunk. Raises ``NotFiniteError``."""
+        """Add the output of the ``number``-th window of the chunk.
+
+        Raises ``NotFiniteError``, or ``InvalidRequestError`` if the numbers come of the request's own embeddings.
+        """
         self.timings.add_row(queue_s=output.queue_s, forward_s=output.forward_s, copy_s=output.copy_s)
+        row, window = self._places[number]
         for value in output.values:
             if not np.isfinite(value.values if isinstance(value, SparseVector) else value).all():
                 # JSON cannot represent them, and no client could use them.
-                raise NotFiniteError("The model computed numbers for an input that are not finite.")
-        row, window = self._places[number]
+                raise _not_finite(self.rendered[row][window])
         self.admitted.note_computed(self.rendered[row][window])
         self._windows[row][window] = output.values
         computed = [values for values in self._windows[row] if values is not None]
@@ -199,6 +203,12 @@ class ChunkOutputs:
             tokens = [len(prompt.token_ids) for prompt in self.rendered[row]]
             values = computed[0] if len(computed) == 1 else (_mean([values[0] for values in computed], tokens),)
             self.row_done(self.chunk[row], ComputedRow(values, sum(tokens)))
+
+
+def _not_finite(prompt: RenderedPrompt) -> PoolServeError:
+    if prompt.embeds is None:
+        return NotFiniteError("The model computed numbers for an input that are not finite.")
+    return InvalidRequestError("What the model computes from these token embeddings is not finite.", field="prompts")
 
 
 def _mean(windows: Sequence[PooledValue], tokens: Sequence[int]) -> Vectors:

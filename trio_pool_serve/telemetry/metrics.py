@@ -139,6 +139,11 @@ class Metrics:
         return generate_latest(self.registry)
 
 
+def task_gauges() -> Gauges:
+    """Return the number of tasks that have not ended; on the loop. It does not grow unless something leaks."""
+    return {"tasks": {"living": trio.lowlevel.current_statistics().tasks_living}}
+
+
 async def sample_loop_lag(histogram: Histogram, *, every_s: float = 0.1) -> NoReturn:
     """Observe, every ``every_s`` seconds forever, how many seconds too late the loop wakes a sleeping task.
 

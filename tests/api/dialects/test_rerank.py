@@ -191,3 +191,14 @@ async def test_what_is_wrong_is_400_and_named(client, service, wrong, param):
     assert answer.json()["error"]["type"] == "BadRequestError"
     assert answer.json()["error"]["param"] == param
     await wait_idle(service)
+
+
+@pytest.mark.parametrize(
+    "documents", [[{"content": "w1"}, ""], ["", {"content": "w1"}], [{"content": ""}, {"content": ""}]]
+)
+@pytest.mark.parametrize("query", ["", "hello"])
+async def test_empty_texts_stand_next_to_contents(client, service, query, documents):
+    """A content is rendered by itself; an empty text is as short as none."""
+    answer = await rerank(client, query=query, documents=documents)
+    assert {item["index"] for item in answer["results"]} == {0, 1}
+    assert_idle(service)

@@ -267,6 +267,7 @@ async def test_metrics_count_what_happened(client, config):
     assert found[f'trio_pool_serve_batch_tokens_sum{{model="{config.models[0]}"}}'] >= 7
     assert found["trio_pool_serve_requests_total"] == 2
     assert found["trio_pool_serve_request_failures_total"] == 1
+    assert found['trio_pool_serve_tasks{of="living"}'] >= 10, "of the listener, the service and this request"
 
 
 async def test_load_tells_engines_and_limiters(client, config):

@@ -34,10 +34,11 @@ PAGE = b"""<!doctype html>
 
 @frozen
 class Operation:
-    """A route that takes no body, and an example of its response."""
+    """A route that takes no body, and an example of its response: JSON, if it has no other ``content_type``."""
 
     summary: str
     example: Any
+    content_type: str = "application/json"
 
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
@@ -57,14 +58,16 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/"): Operation("As /health.", {"status": "ready"}),
     ("POST", "/ping"): Operation("As /health.", {"status": "ready"}),
     ("GET", "/readyz"): Operation("Whether the server accepts tasks now.", {"status": "ready"}),
-    ("GET", "/metrics"): Operation("Metrics in the Prometheus text format.", "trio_pool_serve_requests_total 3.0"),
+    ("GET", "/metrics"): Operation(
+        "Metrics in the Prometheus text format.", "trio_pool_serve_requests_total 3.0", "text/plain"
+    ),
     ("GET", "/load"): Operation(
         "The current load of engines, threads, processes and the cache of images.",
         {"server_load": 0, "models": {}, "limiters": {}, "workers": {}, "media_cache": {}, "media_fetches": {}},
     ),
     ("GET", "/version"): Operation("The server's version.", {"version": trio_pool_serve.__version__}),
     ("GET", "/openapi.json"): Operation("This document.", {"openapi": "3.1.0"}),
-    ("GET", "/docs"): Operation("This document as a web page.", "<!doctype html>"),
+    ("GET", "/docs"): Operation("This document as a web page.", "<!doctype html>", "text/html"),
     ("POST", "/reset_mm_cache"): Operation("Clear the cache of prepared images.", {"status": "cleared"}),
 }
 
@@ -115,6 +118,8 @@ def _task_route(candidates: Sequence[DialectEndpoint], schema_of: Mapping[type, 
         for candidate in candidates
     }
     responses = [schema_of[endpoint.response] for endpoint in endpoints if endpoint.response is not None]
+    if responses and any(endpoint.response is None for endpoint in endpoints):
+        responses.append({"description": "The response of another dialect, which is no JSON object."})
     content = {"application/json": {"schema": {"anyOf": responses}}} if responses else {"application/json": {}}
     return {
         "tags": [candidates[-1].dialect.name],
@@ -131,9 +136,11 @@ def _task_route(candidates: Sequence[DialectEndpoint], schema_of: Mapping[type, 
 
 
 def _operational_route(operation: Operation) -> dict[str, Any]:
-    content_type = "application/json" if isinstance(operation.example, dict) else "text/plain"
-    described = {"description": "The response.", "content": {content_type: {"example": operation.example}}}
-    return {"tags": ["operations"], "summary": operation.summary, "responses": {"200": described}}
+    responses = {
+        "200": {"description": "The response.", "content": {operation.content_type: {"example": operation.example}}},
+        "default": {"description": "An error, or a state that a probe has to notice."},
+    }
+    return {"tags": ["operations"], "summary": operation.summary, "responses": responses}
 
 
 def openapi_routes(dialects: tuple[Dialect, ...], by_fields: PathByFields, without: tuple[str, ...]) -> Routes:

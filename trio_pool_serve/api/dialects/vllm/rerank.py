@@ -83,7 +83,7 @@ class RerankResult:
 
     index: int
     relevance_score: float
-    document: RerankDocument | msgspec.UnsetType
+    document: RerankDocument | msgspec.UnsetType = msgspec.UNSET
 
 
 @frozen(kw_only=True)

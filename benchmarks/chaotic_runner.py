@@ -1,0 +1,52 @@
+"""A real runner that fails as devices do: for batches with marked rows, and at random."""
+
+import os
+import random
+import time
+from typing import Any
+
+from attrs import define, field
+
+from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.models.model_kind import AnyModelFolder
+from trio_pool_serve.service import load_transformer
+from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import Batch, PooledBatch, Runner
+
+RAISES, OUT_OF_MEMORY, WEDGES = 1, 2, 3
+"""Token ids that mark a row, as its second: a batch with one fails or is held up. No text has them with BERT."""
+
+WEDGE_S = 0.5
+
+OUT_OF_MEMORY_SHARE = 0.02
+"""Of the batches of several rows; fewer rows need less memory, and rows by themselves always succeed."""
+
+SEED = "CHAOS_SEED"
+
+
+@define(eq=False)
+class ChaoticRunner:
+    """Computes what ``runner`` does, if at all."""
+
+    runner: Runner
+    choose: random.Random = field(factory=lambda: random.Random(os.environ.get(SEED, "0")))
+
+    def launch(self, batch: Batch) -> PooledBatch:
+        """Start the forward pass, or raise ``ValueError`` or ``MemoryError``."""
+        marks = {int(request.prompt.token_ids[1]) for request in batch.requests if request.tokens > 1}
+        if WEDGES in marks:
+            time.sleep(WEDGE_S)
+        if RAISES in marks:
+            raise ValueError("a marked row")
+        unlucky = len(batch.requests) > 1 and self.choose.random() < OUT_OF_MEMORY_SHARE
+        if unlucky or OUT_OF_MEMORY in marks:
+            raise MemoryError("simulated")
+        return self.runner.launch(batch)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.runner, name)
+
+
+def load_chaotic(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> ChaoticRunner:
+    """Load the runner of a folder, to fail; engine processes import this by its name."""
+    return ChaoticRunner(load_transformer(folder, config, offload))

@@ -1,0 +1,48 @@
+"""What a running server holds: its memory, and what ``/load`` says that it still has to do."""
+
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import psutil
+import trio
+
+from benchmarks.servers import Server
+from benchmarks.thread_clocks import process_tree
+
+SETTLE_S = 60.0
+"""A server that still has work so long after the last client has left is said not to have settled."""
+
+
+def resident_mib(server: Server) -> float:
+    """Return the resident memory of all of the server's processes together."""
+    total = 0
+    for pid in process_tree(server.pid):
+        with suppress(psutil.Error):
+            total += psutil.Process(pid).memory_info().rss
+    return total / 2**20
+
+
+async def wait_idle(server: Server) -> bool:
+    """Return whether the server has nothing left to do within ``SETTLE_S``. Cancellation: at once."""
+    async with httpx.AsyncClient(trust_env=False, timeout=SETTLE_S) as client:
+        with trio.move_on_after(SETTLE_S):
+            while busy_of((await client.get(f"{server.url}/load")).json()):  # noqa: ASYNC110  (another process)
+                await trio.sleep(0.1)
+            return True
+    return False
+
+
+def busy_of(load: Any, path: str = "") -> dict[str, float]:
+    """Return what ``/load`` says is going on: everything that is 0 in a server without requests, and is not."""
+    idle_at_zero = {
+        *("server_load", "queued_rows", "queued_tokens", "in_flight_batches", "admitted_tokens", "held_bytes"),
+        *("borrowed", "waiting", "in_flight", "admitted_rows", "admitted_requests", "admitted_bytes"),
+    }
+    found: dict[str, float] = {}
+    for name, value in load.items():
+        if isinstance(value, dict):
+            found |= busy_of(value, f"{path}{name} ")
+        elif name in idle_at_zero and value:
+            found[path + name] = value
+    return found

@@ -1,0 +1,247 @@
+"""Does a server stay as it is while it serves mixed traffic for long? Memory, descriptors, threads and tasks over time.
+
+Texts of all lengths, batches, images, refused requests, clients that leave (``mixed_requests.py``), from closed-loop
+clients. Everything that could leak is sampled every few seconds, and a line is fitted to what was seen after the first
+quarter: how much there would be more after an hour.
+
+    python -m benchmarks.soak --minutes 30
+"""
+
+import itertools
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import attrs
+import cyclopts
+import httpx
+import numpy as np
+import psutil
+import pybase64
+import trio
+from attrs import define, field, frozen
+from cyclopts import Parameter
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.machine import describe_machine
+from benchmarks.made_models import IMAGES, make_models
+from benchmarks.memory import memory_of
+from benchmarks.mixed_requests import MixedRequest, mixed_request
+from benchmarks.model import MODEL_NAME, MODEL_PATH, Texts
+from benchmarks.report import (
+    RESULTS,
+    open_figure,
+    open_progress,
+    print_table,
+    settings_document,
+    write_figure,
+    write_json,
+)
+from benchmarks.scenarios import jpeg
+from benchmarks.server_state import wait_idle
+from benchmarks.servers import Server, open_server
+from benchmarks.thread_clocks import process_tree
+
+IMAGE_EVERY = 10
+"""One request of so many has an image."""
+
+PICTURES = 32
+
+MAX_REQUEST_TOKENS = 2048
+
+MOST_PER_HOUR = {"PSS, MiB": 0.05, "RSS, MiB": 0.05, "descriptors": 0.05, "threads": 0.05, "tasks": 0.05}
+"""Growth per hour, as a share of the level, past which a quantity is said to grow."""
+
+
+@Parameter(name="*")
+@frozen(kw_only=True)
+class Settings:
+    """What is run: ``minutes`` of traffic of so many ``clients``, sampled ``every_s``; ``flags`` are the server's."""
+
+    rounds: int = 1
+    minutes: float = 30.0
+    every_s: float = 5.0
+    clients: int = 8
+    flags: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=(), allow_leading_hyphen=True)] = ()
+    output_dir: Path = RESULTS
+
+
+@frozen
+class Sample:
+    """What the processes of a server have, ``at_s`` seconds after the beginning, with so many ``requests`` sent."""
+
+    at_s: float
+    requests: int
+    values: dict[str, float]
+
+
+@define
+class Soak:
+    """One server over time."""
+
+    samples: list[Sample] = field(factory=list)
+    settled: bool = False
+    """Whether nothing was left to do afterwards."""
+    failed: list[str] = field(factory=list)
+    """Answers that were not those expected."""
+
+    def series(self, name: str) -> tuple[list[float], list[float]]:
+        """Return the hours and the values of one quantity."""
+        return [sample.at_s / 3600 for sample in self.samples], [sample.values[name] for sample in self.samples]
+
+    def slope(self, name: str) -> tuple[float, float]:
+        """Return the growth per hour after the first quarter, and the mean since then."""
+        hours, values = (numbers[len(self.samples) // 4 :] for numbers in self.series(name))
+        if len(values) < 2:
+            return 0.0, values[-1]
+        return float(np.polyfit(hours, values, 1)[0]), float(np.mean(values))
+
+
+async def take_sample(server: Server, client: httpx.AsyncClient, at_s: float, requests: int) -> Sample:
+    """Return what the server has now. Cancellation: at once."""
+    memory = memory_of(server.pid)
+    descriptors = threads = 0
+    for pid in process_tree(server.pid):
+        with suppress(psutil.Error, FileNotFoundError):
+            process = psutil.Process(pid)
+            descriptors += process.num_fds()
+            threads += process.num_threads()
+    values = {
+        "PSS, MiB": sum(process.pss_mib for process in memory),
+        "RSS, MiB": sum(process.rss_mib for process in memory),
+        "descriptors": descriptors,
+        "threads": threads,
+        "tasks": await _living_tasks(server, client),
+    }
+    return Sample(at_s, requests, values)
+
+
+async def _living_tasks(server: Server, client: httpx.AsyncClient) -> float:
+    text = (await client.get(f"{server.url}/metrics")).raise_for_status().text
+    samples = itertools.chain.from_iterable(family.samples for family in text_string_to_metric_families(text))
+    return sum(sample.value for sample in samples if sample.name == "trio_pool_serve_tasks")
+
+
+def image_request(number: int, pictures: Sequence[str]) -> MixedRequest:
+    """Return a request with an image; most of them are in the cache of the server."""
+    body = {"model": IMAGES, "input": [pictures[number % len(pictures)]], "modality": "image"}
+    return MixedRequest("/v1/embeddings", json.dumps(body).encode())
+
+
+async def measure(server: Server, settings: Settings, words: list[str], pictures: Sequence[str]) -> Soak:
+    """Keep the server busy and watch it. Cancellation: at once."""
+    soak = Soak()
+    numbers = itertools.count()
+    sent = 0
+    began = time.monotonic()
+    end = began + 60 * settings.minutes
+
+    async def send(numbers: Iterator[int] = numbers) -> None:
+        nonlocal sent
+        async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=300) as client:
+            for number in numbers:
+                if time.monotonic() >= end:
+                    return
+                request = mixed_request(words, number, MAX_REQUEST_TOKENS)
+                if number % IMAGE_EVERY == 0:
+                    request = image_request(number, pictures)
+                try:
+                    await request.send(client)
+                except Exception as error:  # the soak goes on, and reports it
+                    soak.failed.append(f"{type(error).__name__}: {error}"[:200])
+                sent += 1
+
+    async with trio.open_nursery() as nursery, httpx.AsyncClient(trust_env=False, timeout=60) as client:
+        for _ in range(settings.clients):
+            nursery.start_soon(send)
+        with open_progress() as progress:
+            task = progress.add_task("soak", total=round(60 * settings.minutes))
+            while (now := time.monotonic()) < end:
+                soak.samples.append(await take_sample(server, client, now - began, sent))
+                memory = soak.samples[-1].values["PSS, MiB"]
+                progress.update(task, completed=now - began, description=f"{sent} requests, {memory:.0f} MiB")
+                await trio.sleep(settings.every_s)
+    soak.settled = await wait_idle(server)
+    return soak
+
+
+def show(soaks: Sequence[Soak], settings: Settings) -> None:
+    """Print the table."""
+    rows = []
+    for soak in soaks:
+        for name, most in MOST_PER_HOUR.items():
+            _, values = soak.series(name)
+            slope, level = soak.slope(name)
+            grows = "**grows**" if slope > most * level else "no"
+            numbers = [f"{value:.0f}" for value in (values[0], level, max(values), values[-1])]
+            rows.append([name, *numbers, f"{slope:+.1f}", f"{slope / level:+.1%}", grows])
+    requests = sum(soak.samples[-1].requests for soak in soaks)
+    title = f"{settings.minutes:g} minutes, {requests} requests, {settings.clients} clients"
+    columns = ["all processes", "at first", "mean after a quarter", "most", "at last", "per hour", "share", "grows"]
+    print_table(title, columns, rows)
+    ended = [
+        ["answers that were not those expected", str(sum(len(soak.failed) for soak in soaks))],
+        ["nothing is left to do afterwards", "yes" if all(soak.settled for soak in soaks) else "**no**"],
+    ]
+    print_table("In the end", ["what", "was"], ended)
+    for failure in sorted({failure for soak in soaks for failure in soak.failed})[:10]:
+        print(failure)
+
+
+def draw(soak: Soak, settings: Settings) -> None:
+    """Plot everything over time."""
+    figure, axes = open_figure(len(MOST_PER_HOUR) - 1)
+    hours, resident = soak.series("RSS, MiB")
+    axes[0].plot([60 * hour for hour in hours], resident, label="resident")
+    for axis, name in zip(axes, [name for name in MOST_PER_HOUR if name != "RSS, MiB"], strict=True):
+        hours, values = soak.series(name)
+        axis.plot([60 * hour for hour in hours], values, label="proportional" if "PSS" in name else name)
+        axis.set(title="Memory, MiB" if "PSS" in name else name.capitalize(), xlabel="minutes", ylim=(0, None))
+    axes[0].legend(frameon=False)
+    write_figure(figure, settings.output_dir, "soak")
+
+
+def write_long_model(folder: Path) -> Path:
+    """Write the packaged model with the limit that it can read, 512 tokens: ``--max-model-len`` is for all models."""
+    shutil.copytree(MODEL_PATH, folder)  # links that lead out of a model's folder are refused
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 512, "do_lower_case": False}))
+    return folder
+
+
+async def run(settings: Settings) -> None:
+    """Measure and report. Cancellation: at once; servers are stopped."""
+    machine = describe_machine()
+    words = Texts().words
+    pictures = [f"data:image/jpeg;base64,{pybase64.b64encode(jpeg(n, (256, 256))).decode()}" for n in range(PICTURES)]
+    soaks: list[Soak] = []
+    with tempfile.TemporaryDirectory() as folder:
+        images = make_models(Path(folder))[IMAGES]
+        models = [f"{MODEL_NAME}={write_long_model(Path(folder) / MODEL_NAME)}", f"{IMAGES}={images}"]
+        for _ in range(settings.rounds):
+            command = ["trio_pool_serve", "serve", *models, *settings.flags]
+            async with open_server("ours", command, ready_path="/readyz") as server:
+                soaks.append(await measure(server, settings, words, pictures))
+    show(soaks, settings)
+    servers: list[dict[str, Any]] = [
+        {"per_hour": {name: soak.slope(name)[0] for name in MOST_PER_HOUR}, **attrs.asdict(soak)} for soak in soaks
+    ]
+    write_json(
+        settings.output_dir,
+        "soak",
+        {"machine": machine, "settings": settings_document(settings), "servers": servers},
+    )
+    draw(soaks[-1], settings)
+
+
+def main(settings: Settings = Settings()) -> None:
+    """Keep a server busy for long, and watch what it holds."""
+    trio.run(run, settings)
+
+
+if __name__ == "__main__":
+    cyclopts.run(main)

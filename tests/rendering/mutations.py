@@ -1,0 +1,156 @@
+"""Files that were right once: structures with numbers, names and lengths that no library writes."""
+
+import io
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+
+from hypothesis import strategies as st
+
+NUMBERS = (
+    b"0",
+    b"1",
+    b"-1",
+    b"7",
+    b"255",
+    b"65536",
+    b"2147483648",
+    b"4294967295",
+    b"9223372036854775808",
+    b"1e9",
+    b"9" * 40,
+)
+"""In place of numbers that are written out, as in the headers of safetensors and npy."""
+
+WORDS = (b"F32", b"F64", b"BF16", b"I8", b"U64", b"BOOL", b"<f4", b">f2", b"|O", b"<U9", b"null", b"[]", b"\xff")
+
+INTEGERS = (0, 1, 2, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 2**63 - 1, 2**64 - 1)
+
+FORMATS = ("<H", ">H", "<I", ">I", "<Q", ">Q", "B")
+
+Mutation = Callable[[bytes], bytes]
+
+SHARE = st.integers(0, 999).map(lambda number: number / 1000)
+"""Where in a file."""
+
+
+def flip(share: float, bits: int) -> Mutation:
+    def mutate(file: bytes) -> bytes:
+        at = int(share * len(file))
+        return file[:at] + bytes([file[at] ^ bits]) + file[at + 1 :] if file else file
+
+    return mutate
+
+
+def truncate(share: float) -> Mutation:
+    return lambda file: file[: int(share * len(file))]
+
+
+def insert(share: float, what: bytes) -> Mutation:
+    return lambda file: file[: int(share * len(file))] + what + file[int(share * len(file)) :]
+
+
+def repeat(share: float, length: int, times: int) -> Mutation:
+    def mutate(file: bytes) -> bytes:
+        at = int(share * len(file))
+        return file[:at] + file[at : at + length] * times + file[at + length :]
+
+    return mutate
+
+
+def write_integer(share: float, form: str, number: int) -> Mutation:
+    """Overwrite what may be a length, a size or an offset; most of them are near the beginning."""
+
+    def mutate(file: bytes) -> bytes:
+        width = struct.calcsize(form)
+        at = int(share * share * max(0, len(file) - width))
+        return file[:at] + struct.pack(form, number % 256**width) + file[at + width :]
+
+    return mutate
+
+
+def replace_word(pattern: bytes, turn: int, new: bytes) -> Mutation:
+    """Replace one of the words that a header is written in, among the first 2000 bytes."""
+
+    def mutate(file: bytes) -> bytes:
+        found = [*re.finditer(pattern, file[:2000])]
+        if not found:
+            return file
+        start, end = found[turn % len(found)].span()
+        return file[:start] + new + file[end:]
+
+    return mutate
+
+
+def edit_chunk(turn: int, inner: Mutation) -> Mutation:
+    """Mutate the content of one chunk of a PNG, with the checksum that it should have then."""
+
+    def mutate(file: bytes) -> bytes:
+        at, chunks = 8, []
+        while file.startswith(b"\x89PNG") and at + 12 <= len(file):
+            length = int.from_bytes(file[at : at + 4], "big")
+            chunks.append((file[at + 4 : at + 8], file[at + 8 : at + 8 + length]))
+            at += 12 + length
+        if not chunks:
+            return file
+        kind, content = chunks[turn % len(chunks)]
+        chunks[turn % len(chunks)] = (kind, inner(content))
+        written = (struct.pack(">I", len(c)) + k + c + struct.pack(">I", zlib.crc32(k + c)) for k, c in chunks)
+        return file[:8] + b"".join(written)
+
+    return mutate
+
+
+def edit_member(turn: int, inner: Mutation, compression: int) -> Mutation:
+    """Mutate one file of a zip, with the checksum that it should have then."""
+
+    def mutate(file: bytes) -> bytes:
+        try:
+            with zipfile.ZipFile(io.BytesIO(file)) as old:
+                members = [(name, old.read(name)) for name in old.namelist()]
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, zlib.error, EOFError, RuntimeError):
+            return file
+        written = io.BytesIO()
+        with zipfile.ZipFile(written, "w", compression) as new:
+            for number, (name, content) in enumerate(members):
+                new.writestr(name, inner(content) if number == turn % len(members) else content)
+        return written.getvalue()
+
+    return mutate
+
+
+PLAIN: st.SearchStrategy[Mutation] = st.one_of(
+    st.builds(flip, SHARE, st.integers(1, 255)),
+    st.builds(truncate, SHARE),
+    st.builds(insert, SHARE, st.binary(max_size=16)),
+    st.builds(repeat, SHARE, st.integers(1, 64), st.sampled_from([0, 2, 100])),
+    st.builds(write_integer, SHARE, st.sampled_from(FORMATS), st.sampled_from(INTEGERS)),
+    st.builds(replace_word, st.just(rb"-?\d+"), st.integers(0, 20), st.sampled_from(NUMBERS)),
+    st.builds(replace_word, st.just(rb"[<|]?[A-Z]+\d+|[<|>][a-z]\d"), st.integers(0, 9), st.sampled_from(WORDS)),
+    st.just(lambda file: file + bytes(2**20)),
+)
+
+ZEROS = st.just(lambda content: bytes(2**26))
+"""In a zip a thousandth of it."""
+
+MUTATIONS: st.SearchStrategy[Mutation] = st.one_of(
+    PLAIN,
+    st.builds(edit_chunk, st.integers(0, 5), PLAIN),
+    st.builds(
+        edit_member, st.integers(0, 5), PLAIN | ZEROS, st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+    ),
+)
+
+
+def apply(file: bytes, mutations: Sequence[Mutation]) -> bytes:
+    """Return the file after all mutations."""
+    for mutate in mutations:
+        file = mutate(file)
+    return file
+
+
+def mutated(files: Mapping[str, bytes]) -> st.SearchStrategy[bytes]:
+    """Return files that are like one of these, up to three mutations away."""
+    return st.builds(apply, st.sampled_from([*files.values()]), st.lists(MUTATIONS, min_size=1, max_size=3))
