@@ -24,6 +24,7 @@ FLOORS = [
     {"tasks"},
     {"service"},
     {"api"},
+    {"process_setup"},
     {"app"},
     {"__main__", "asgi", "cli", "server"},
 ]

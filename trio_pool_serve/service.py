@@ -1,7 +1,6 @@
 """The service behind the routes: models, engines, limiters and metrics, in one nursery."""
 
 import logging
-import sys
 import time
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
@@ -37,7 +36,6 @@ from trio_pool_serve.models.loading.runner_loader import load_transformer as loa
 from trio_pool_serve.models.loading.runner_loader import loader_name as loader_name
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.models.model_kind import AnyModelFolder
-from trio_pool_serve.processes.allocator import freeze_objects, limit_caches
 from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.rendering.chat import template_process
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
@@ -50,7 +48,6 @@ from trio_pool_serve.telemetry.metrics import Gauges, Metrics, sample_loop_lag, 
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, gather_snapshots, serve_snapshots
 from trio_pool_serve.telemetry.tracing import Tracing, open_tracing
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.threads.scheduling import limit_openmp_spinning, relative_niceness
 from trio_pool_serve.types import Runner
 
 logger = logging.getLogger(__name__)
@@ -77,7 +74,7 @@ class Service:
     """The served models: a renderer and an engine for each, over limiters and metrics that they share.
 
     The listener may restart around it; the models stay loaded for as long as ``run`` runs. A service configures its
-    process only as its allocator and worker processes need: one that exists for it calls ``configure_process`` first.
+    process only as its allocator and worker processes need: one that exists for it is set up first, in ``process_setup``.
     """
 
     config: Config
@@ -401,29 +398,3 @@ class Service:
         engines = ", ".join(f"{name}: {served.engine!r}" for name, served in self.served.items())
         processes = "".join(f", {name}: {workers!r}" for name, workers in self.processes.items())
         return f"<Service {self.state}, {engines}, {self.offload!r}{processes}, {self.media!r}>"
-
-
-def configure_process(service: Service) -> None:
-    """Configure a process that exists to run ``service``; call it before ``service.run`` and before torch is imported.
-
-    Sets the interpreter's thread switch interval and, where models compute in this process, how OpenMP's threads wait.
-    Limits the memory that malloc and oneDNN keep. Lowers the scheduling priority of the service's threads and worker
-    processes, unless it was given an ``Offload`` with a niceness. Once the models are loaded, exempts all objects that
-    exist from garbage collection.
-    """
-    threads = service.config.threads
-    sys.setswitchinterval(threads.switch_interval_s)
-    if service.socket_folder is None:
-        limit_openmp_spinning()
-    limit_caches()
-    if service.offload.niceness is None:
-        service.offload.niceness = relative_niceness(threads.niceness)
-    for processes in service.processes.values():
-        processes.niceness = service.offload.niceness
-    on_loaded = service.on_loaded
-
-    def freeze_loaded_objects() -> None:
-        freeze_objects()
-        on_loaded()
-
-    service.on_loaded = freeze_loaded_objects

@@ -13,7 +13,8 @@ import trio
 from tests.conftest import client_of, running
 from tests.server.programs import script
 from tests.server.server_process import ROOT, SCRIPTED, ServerProcess, hypercorned, launched
-from trio_pool_serve.service import Service, configure_process
+from trio_pool_serve.process_setup import configure_process
+from trio_pool_serve.service import Service
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness belongs to processes")
 

@@ -1,0 +1,33 @@
+"""Settings of a process that exists to run a service."""
+
+import sys
+
+from trio_pool_serve.processes.allocator import freeze_objects, limit_caches
+from trio_pool_serve.service import Service
+from trio_pool_serve.threads.scheduling import limit_openmp_spinning, relative_niceness
+
+
+def configure_process(service: Service) -> None:
+    """Configure a process that exists to run ``service``; call it before ``service.run`` and before torch is imported.
+
+    Sets the interpreter's thread switch interval and, where models compute in this process, how OpenMP's threads wait.
+    Limits the memory that malloc and oneDNN keep. Lowers the scheduling priority of the service's threads and worker
+    processes, unless it was given an ``Offload`` with a niceness. Once the models are loaded, exempts all objects that
+    exist from garbage collection.
+    """
+    threads = service.config.threads
+    sys.setswitchinterval(threads.switch_interval_s)
+    if service.socket_folder is None:
+        limit_openmp_spinning()
+    limit_caches()
+    if service.offload.niceness is None:
+        service.offload.niceness = relative_niceness(threads.niceness)
+    for processes in service.processes.values():
+        processes.niceness = service.offload.niceness
+    on_loaded = service.on_loaded
+
+    def freeze_loaded_objects() -> None:
+        freeze_objects()
+        on_loaded()
+
+    service.on_loaded = freeze_loaded_objects
