@@ -74,7 +74,7 @@ class Service:
     """The served models: a renderer and an engine for each, over limiters and metrics that they share.
 
     The listener may restart around it; the models stay loaded for as long as ``run`` runs. A service configures its
-    process only as its allocator and worker processes need: one that exists for it is set up first, in ``process_setup``.
+    process only as its allocator and worker processes need: one that exists for it is set up by ``process_setup``.
     """
 
     config: Config
