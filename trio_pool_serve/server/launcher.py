@@ -79,7 +79,8 @@ async def _serve_alone(config: Config, service: Service) -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(_watch_signals, service, listening, stop)
             await nursery.start(service.run)
-            await nursery.start(_watch_reloads, service)
+            if config.network.api_keys_file is not None:  # otherwise it ends the server, as a closed terminal should
+                await nursery.start(_watch_reloads, service)
             nursery.start_soon(_announce, service, url_of(listening))
             await serve_listeners(config, service, listening, stop)
             nursery.cancel_scope.cancel(reason="drained")
