@@ -278,3 +278,21 @@ def test_settings_reach_another_process_as_they_are():
     config = read_config([*arguments, "--engine", "process", "--allowed-media-path", "/tmp", "--replicas", "3"])
     assert decode_config(encode_config(config)) == config
     assert decode_config(encode_config(Config(models=("m",)))) == Config(models=("m",))
+
+
+def test_only_an_id_of_the_hub_is_shown_to_clients():
+    shown = {
+        source.location: source.shown_location
+        for source in read_config(
+            ["a=/srv/models/x", "b=./x", "c=../x", "d=org/model", "e=model", "f=~/x/y", "g=C:\\x"]
+        ).sources
+    }
+    assert shown == {
+        "/srv/models/x": "a",
+        "./x": "b",
+        "../x": "c",
+        "~/x/y": "f",
+        "C:\\x": "g",
+        "org/model": "org/model",
+        "model": "model",
+    }

@@ -82,7 +82,8 @@ async def _serve_alone(config: Config, service: Service) -> None:
     with open_listening(config.network) as listening:
         async with trio.open_nursery() as nursery:
             await nursery.start(_watch_signals, service, stop)
-            await nursery.start(watch_reloads, service.reload)
+            if tls is not None or config.network.api_keys_file is not None:  # else it ends the server, as by default
+                await nursery.start(watch_reloads, service.reload)
             await nursery.start(service.run)
             nursery.start_soon(_announce, service, url_of(listening, config.network))
             await serve_listeners(config, service, listening, stop, tls)

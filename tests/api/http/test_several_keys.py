@@ -16,7 +16,7 @@ from tests.tables import each
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.app import create_app
 from trio_pool_serve.config import Config
-from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.errors import AuthenticationError, ModelLoadError
 from trio_pool_serve.service import Service
 from trio_pool_serve.types import Client
 
@@ -210,6 +210,15 @@ async def test_the_client_of_a_request_is_its_key(config, scripted, key_file):
             request = HttpRequest({"headers": headers, "method": "GET", "client": None}, "/v1/models", 1)
             app.middleware.authenticate(request)
             assert request.client == client
+
+
+async def test_a_request_with_a_wrong_key_is_that_of_an_address(config, scripted, key_file):
+    async with serving(config, scripted, key_file) as (service, _):
+        headers = [(b"x-api-key", b"wrong")]
+        request = HttpRequest({"headers": headers, "method": "GET", "client": ("192.0.2.1", 1)}, "/v1/models", 1)
+        with pytest.raises(AuthenticationError):
+            create_app(service.config, service).middleware.authenticate(request)
+        assert request.client == Client("192.0.2.1")
 
 
 async def test_without_keys_a_trusted_proxy_names_the_client(config, scripted):

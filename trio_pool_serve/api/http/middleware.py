@@ -78,11 +78,10 @@ class Middleware:
         Raises ``AuthenticationError`` if it lacks an API key where one is needed, ``PermissionDeniedError`` if that may
         not use the route, and ``OverloadedError`` past its limits.
         """
+        address = request.scope.get("client")
+        request.client = Client(self._labels.label(address[0] if address else "", request.scope["headers"]))
         keys = self._service.api_keys
         if not keys.are_needed or not self._needs_key(request):
-            address = request.scope.get("client")
-            label = self._labels.label(address[0] if address else "", request.scope["headers"])
-            request.client = Client(label)
             return
         key = keys.find(request.headers)
         if key is None:
