@@ -100,7 +100,8 @@ class Endpoint(Generic[Wire, Job]):
     ``wire`` is the attrs class of the request's body; its field ``model`` chooses the model. ``to_job``, by default
     its method ``job``, makes the task's job of it, in a thread if the body is large, and raises
     ``InvalidRequestError``. ``respond`` has the job done. ``example`` is a request, and ``summary`` a line, for
-    ``/openapi.json``; ``response`` is the attrs class of the response, where that is a JSON object.
+    ``/openapi.json``; ``response`` is the attrs class of the response, where that is a JSON object, and
+    ``other_response`` that of the response to requests that ask for another form.
     """
 
     paths: tuple[str, ...]
@@ -111,6 +112,7 @@ class Endpoint(Generic[Wire, Job]):
     discriminators: frozenset[str] = frozenset()
     field_names: FieldNames = field(factory=dict)
     response: type[Any] | None = None
+    other_response: type[Any] | None = None
     to_job: Callable[[Wire, NetworkConfig], Job] = field()
 
     @to_job.default

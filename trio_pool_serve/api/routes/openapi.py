@@ -10,7 +10,7 @@ from attrs import frozen
 
 import trio_pool_serve
 from trio_pool_serve.api.http.dispatch import PathByFields, endpoints_by_path
-from trio_pool_serve.api.http.endpoint import Dialect, DialectEndpoint
+from trio_pool_serve.api.http.endpoint import Dialect, DialectEndpoint, Endpoint
 from trio_pool_serve.api.http.request import Handler, HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
@@ -84,7 +84,7 @@ def openapi_document(dialects: tuple[Dialect, ...], by_fields: PathByFields, wit
     types = list(
         dict.fromkeys(
             [endpoint.wire for endpoint in endpoints]
-            + [endpoint.response for endpoint in endpoints if endpoint.response is not None]
+            + [response for endpoint in endpoints for response in _responses_of(endpoint)]
         )
     )
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
@@ -106,6 +106,10 @@ def openapi_document(dialects: tuple[Dialect, ...], by_fields: PathByFields, wit
     return msgspec.json.encode(document)
 
 
+def _responses_of(endpoint: Endpoint[Any, Any]) -> list[type[Any]]:
+    return [response for response in (endpoint.response, endpoint.other_response) if response is not None]
+
+
 def _task_route(candidates: Sequence[DialectEndpoint], schema_of: Mapping[type, Any]) -> dict[str, Any]:
     endpoints = [candidate.endpoint for candidate in candidates]
     bodies = [schema_of[endpoint.wire] for endpoint in endpoints]
@@ -117,7 +121,7 @@ def _task_route(candidates: Sequence[DialectEndpoint], schema_of: Mapping[type, 
         }
         for candidate in candidates
     }
-    responses = [schema_of[endpoint.response] for endpoint in endpoints if endpoint.response is not None]
+    responses = [schema_of[response] for endpoint in endpoints for response in _responses_of(endpoint)]
     if responses and any(endpoint.response is None for endpoint in endpoints):
         responses.append({"description": "The response of another dialect, which is no JSON object."})
     content = {"application/json": {"schema": {"anyOf": responses}}} if responses else {"application/json": {}}

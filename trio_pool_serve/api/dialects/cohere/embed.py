@@ -217,6 +217,7 @@ EMBED_ENDPOINTS = (
         respond=respond_v1,
         field_names=FIELD_NAMES,
         response=EmbedFloatsResponse,
+        other_response=EmbedByTypeResponse,
         summary="Embed texts: one vector each.",
         example={"texts": ["A nursery owns its tasks.", "Every task has a parent."]},
     ),
