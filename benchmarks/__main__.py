@@ -77,6 +77,7 @@ SCRIPTS = (
     Script("peers", {**SECOND, "clients": (1, 8), "tokens": (32, 128), "batches": (1, 16)}),
     Script("hop_size", {**SECOND, "seconds": 0.02}),
     Script("connection_costs", {"rounds": 1, "requests": 400}),
+    Script("refusal_costs", {"rounds": 1, "requests": 50}),
     Script("row_frames", {"rounds": 1, "repeats": 10}),
     Script("request_profile"),
     Script("output_copy"),
