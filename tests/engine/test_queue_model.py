@@ -1,6 +1,8 @@
-"""The queue against a list: whatever is put, withdrawn and taken in whichever order."""
+"""Queue, fairness and admission against a list: whatever is put, withdrawn and taken in whichever order."""
 
+import math
 from collections import Counter
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -8,9 +10,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
+from trio_pool_serve.engine.admission import Admission, EstimatedWork
 from trio_pool_serve.engine.batching import FREE_PADDING_DIVISOR, MAX_PADDED_FACTOR, MAX_PADDING_SHARE
+from trio_pool_serve.engine.compute_rates import WORK_CLASSES
 from trio_pool_serve.engine.queue import FAIRNESS, QueueEntry, RequestQueue, batch_of, is_long
-from trio_pool_serve.types import PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import Client, PoolingRequest, RenderedPrompt
 
 pytestmark = pytest.mark.unit
 
@@ -21,8 +25,18 @@ PRIORITIES = st.sampled_from([0, 0, 0, -1, 1, 2**63 - 1, -(2**63)])
 BUDGETS = st.sampled_from([1, 64, 512, 2048, 16_384])
 
 
-def row(tokens: int, priority: int, group: int) -> QueueEntry:
-    return QueueEntry(PoolingRequest(RenderedPrompt(np.ones(tokens, dtype=np.int32)), priority=priority, group=group))
+CLIENTS = [Client("a"), Client("b"), Client("trusted", may_outrank=True)]
+
+SENDERS = st.sampled_from(CLIENTS)
+
+SECOND_PER_TOKEN = np.ones(WORK_CLASSES)
+
+
+def row(tokens: int, priority: int, group: int, client: Client) -> QueueEntry:
+    work = EstimatedWork(tokens=tokens, client=client, priority=priority)
+    prompt = RenderedPrompt(np.ones(tokens, dtype=np.int32))
+    group = group and group + 10 * CLIENTS.index(client)  # a request has one client
+    return QueueEntry(PoolingRequest(prompt, priority=priority, group=group, client=client.number, rank=work.rank))
 
 
 class QueueModel(RuleBasedStateMachine):
@@ -41,12 +55,19 @@ class QueueModel(RuleBasedStateMachine):
         self.put_of_group: Counter[int] = Counter()
         """Tokens put for each group since it last had none that wait."""
         self.taken_tokens = 0
+        self.virtual_times: dict[int, int] = {}
+        """Of the clients that have rows waiting: where each began, plus the tokens taken of it."""
+        self.least_virtual_time = 0
+        self.admission = Admission(math.inf, lambda: SECOND_PER_TOKEN)
+        self.admitted: dict[QueueEntry, ExitStack] = {}
 
     def put(self, entry: QueueEntry) -> QueueEntry:
         request = entry.request
         self.arrived[entry] = self.queue.clock
+        self.admit(entry)
         self.queue.put_nowait(entry)
         self.waiting.append(entry)
+        self.virtual_times.setdefault(request.client, self.least_virtual_time)
         self.put_of_group[request.group] += request.tokens
         before = self.put_of_group[request.group] if request.group else request.tokens
         wait = entry.virtual_deadline - self.arrived[entry]
@@ -55,25 +76,53 @@ class QueueModel(RuleBasedStateMachine):
         )
         return entry
 
+    def admit(self, entry: QueueEntry) -> None:
+        """Admit a row as a request; it waits for as much as a list of what waits says."""
+        request = entry.request
+        (client,) = (client for client in CLIENTS if client.number == request.client)
+        work = EstimatedWork(tokens=request.tokens, client=client, priority=request.priority)
+        waits = Counter({each.number: 0 for each in CLIENTS})
+        for other in self.waiting:
+            waits[other.request.client] += other.request.tokens
+        own = sum(
+            other.request.tokens
+            for other in self.waiting
+            if other.request.client == request.client and other.request.priority <= request.priority
+        )
+        others = [tokens for number, tokens in waits.items() if number != request.client]
+        if request.rank > 0:
+            expected = waits.total()
+        elif request.rank < 0:
+            expected = own
+        else:
+            expected = own + sum(min(tokens, own + request.tokens) for tokens in others)
+        assert self.admission.wait_s(work) == pytest.approx(expected)
+        self.admitted[entry] = ExitStack()
+        self.admitted[entry].enter_context(self.admission.admit(work))
+
     def go(self, entry: QueueEntry) -> None:
         """Count that an entry has left, which it does once."""
+        self.admitted.pop(entry).close()
         self.waiting.remove(entry)
+        if entry.request.client not in {other.request.client for other in self.waiting}:
+            del self.virtual_times[entry.request.client]
         self.gone[entry] += 1
         if entry.request.group not in {other.request.group for other in self.waiting}:
             del self.put_of_group[entry.request.group]
 
-    @rule(target=entries, tokens=TOKENS, priority=PRIORITIES)
-    def put_a_row(self, tokens: int, priority: int) -> QueueEntry:
-        return self.put(row(tokens, priority, group=0))
+    @rule(target=entries, tokens=TOKENS, priority=PRIORITIES, client=SENDERS)
+    def put_a_row(self, tokens: int, priority: int, client: Client) -> QueueEntry:
+        return self.put(row(tokens, priority, group=0, client=client))
 
     @rule(
         target=entries,
         lengths=st.lists(TOKENS, min_size=1, max_size=20),
         priority=PRIORITIES,
         group=st.integers(1, 4),
+        client=SENDERS,
     )
-    def put_rows_of_a_request(self, lengths: list[int], priority: int, group: int):
-        return multiple(*(self.put(row(tokens, priority, group)) for tokens in lengths))
+    def put_rows_of_a_request(self, lengths: list[int], priority: int, group: int, client: Client):
+        return multiple(*(self.put(row(tokens, priority, group, client)) for tokens in lengths))
 
     @rule(entry=entries)
     def withdraw(self, entry: QueueEntry) -> None:
@@ -92,28 +141,49 @@ class QueueModel(RuleBasedStateMachine):
         self.queue.pads = pads
         before = list(self.waiting)
         taken = self.queue.take_batch(max_tokens, bulk_tokens, leaves_long=leaves_long)
+        virtual_times = dict(self.virtual_times)
+        for entry in taken:
+            self.virtual_times[entry.request.client] += entry.request.tokens
+        last_virtual_time = self.virtual_times[taken[0].request.client] if taken else 0
         for entry in taken:
             self.go(entry)
         self.taken_tokens += sum(entry.request.tokens for entry in taken)
         if not taken:
             assert not before or (leaves_long and all(is_long(entry.request) for entry in before))
             return
-        self.check_turn(taken, before, leaves_long=leaves_long)
+        least = min(self.virtual_times.values(), default=last_virtual_time)
+        self.least_virtual_time = max(self.least_virtual_time, least)
+        self.check_turn(taken, before, virtual_times, leaves_long=leaves_long)
         self.check_budget(taken, max_tokens, pads=pads)
 
-    def check_turn(self, taken: list[QueueEntry], before: list[QueueEntry], *, leaves_long: bool) -> None:
-        """The right entry opens the batch, and none of a larger number of priority comes before one of a smaller."""
-        opening = taken[0]
+    def check_turn(
+        self, taken: list[QueueEntry], before: list[QueueEntry], virtual_times: dict[int, int], *, leaves_long: bool
+    ) -> None:
+        """The right row of the right client opens the batch, and no other comes before one that is more urgent."""
+        opening = taken[0].request
         candidates = [entry for entry in before if not (leaves_long and is_long(entry.request))]
-        if is_long(opening.request):
+        if is_long(opening):
             candidates = before
+        for other in (entry.request for entry in candidates):
+            assert opening.rank <= other.rank
+            if opening.rank == other.rank:
+                assert virtual_times[opening.client] <= virtual_times[other.client]
         for other in candidates:
-            assert opening.request.priority <= other.request.priority
-            if opening.request.priority == other.request.priority:
-                assert opening.virtual_deadline <= other.virtual_deadline
-                assert self.arrived[opening] < other.virtual_deadline, "it came too late to be before the other one"
-        priorities = [entry.request.priority for entry in taken]
-        assert priorities == sorted(priorities)
+            if (other.request.client, other.request.rank) == (opening.client, opening.rank):
+                assert opening.priority <= other.request.priority
+                if opening.priority == other.request.priority:
+                    assert taken[0].virtual_deadline <= other.virtual_deadline
+                    assert self.arrived[taken[0]] < other.virtual_deadline, "it came too late to be before the other"
+        ranks = [entry.request.rank for entry in taken]
+        assert ranks == sorted(ranks)
+        for client in CLIENTS:
+            for rank in set(ranks):
+                of_client = [
+                    entry.request.priority
+                    for entry in taken
+                    if (entry.request.client, entry.request.rank) == (client.number, rank)
+                ]
+                assert of_client == sorted(of_client)
 
     def check_budget(self, taken: list[QueueEntry], max_tokens: int, *, pads: bool) -> None:
         batch = batch_of(taken)
@@ -134,6 +204,7 @@ class QueueModel(RuleBasedStateMachine):
         assert Counter(queue) == Counter(self.waiting)
         assert queue.tokens == sum(entry.request.tokens for entry in self.waiting)
         assert queue.clock == self.taken_tokens
+        assert self.admission.tokens == queue.tokens
 
     @invariant()
     def each_leaves_once(self) -> None:
@@ -149,7 +220,8 @@ class QueueModel(RuleBasedStateMachine):
         assert not self.waiting
         assert repr(self.queue) == "<RequestQueue 0 rows, 0 tokens>"
         assert not self.queue._groups
-        assert not self.queue._classes
+        assert not self.queue._clients
+        assert not self.admission._by_priority
 
 
 def run_model(examples: int, steps: int) -> None:
