@@ -145,10 +145,10 @@ def is_idle(service: Service) -> bool:
 
 
 def make_slow(service: Service) -> None:
-    """Have the engine's rate be a hundred seconds per token: nothing may wait behind a request then."""
+    """Have the engine's rate be ten seconds per token: nothing may wait behind a request then."""
     for served in service.served.values():
         assert isinstance(served.engine, LocalEngine)
-        served.engine._rates.observe(work_class(16), 100, 10_000.0, left_waiting=True)
+        served.engine._rates.observe(work_class(16), 100, 1000.0, left_waiting=True)
 
 
 @contextmanager
