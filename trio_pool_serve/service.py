@@ -284,7 +284,7 @@ class Service:
     def state(self) -> ServiceState:
         """The state that ``/readyz`` reports: the worst state of the engines."""
         engines = [served.engine for served in self.served.values()]
-        states = {engine.statistics().state for engine in engines}
+        states = {engine.state for engine in engines}
         state = next(state for state in ("dead", "loading", "stalled", "ready") if state in states)
         if state == "dead" or not self._is_loaded.is_set():
             return "dead" if state == "dead" else "loading"
@@ -310,7 +310,7 @@ class Service:
         if served not in models:
             known = ", ".join(model.source.name for model in models)
             raise NotFoundError(f"The model `{name}` does not exist. This server has: {known}.")
-        if served.loaded is None or self.state == "loading":
+        if served.loaded is None or any(each.engine.state == "loading" for each in self.served.values()):
             raise EngineLoadingError("The model is being loaded.")
         return served.loaded
 

@@ -126,7 +126,8 @@ class Admission:
     @property
     def waiting_s(self) -> float:
         """Seconds that all admitted work will take."""
-        return float(self._seconds_by_client().sum())
+        rates = self.seconds_per_token()
+        return 0.0 if math.isnan(rates[0]) else float(self.waiting.total() @ rates)
 
     @property
     def is_full(self) -> bool:
@@ -149,11 +150,12 @@ class Admission:
 
     def refuse_late(self, work: EstimatedWork) -> None:
         """Raise ``OverloadedError`` if a request would wait for too long."""
-        wait_s = self.wait_s(work)
-        if not wait_s:
-            return
         left_s = work.deadline - trio.current_time() if work.deadline < math.inf else math.inf
-        if wait_s <= self.max_queue_s and wait_s <= left_s:
+        limit_s = min(self.max_queue_s, left_s)
+        if not (waiting_s := self.waiting_s) or waiting_s <= limit_s:
+            return  # without a look at the clients: this is for each request
+        wait_s = self.wait_s(work)
+        if not wait_s or wait_s <= limit_s:
             return
         limit = f"{self.max_queue_s:g} s" if self.max_queue_s < left_s else f"its deadline, {max(0.0, left_s):.1f} s"
         raise OverloadedError(
@@ -190,7 +192,7 @@ class Admission:
         rates = self.seconds_per_token()
         if math.isnan(rates[0]):
             return np.zeros(CLIENTS)
-        seconds: SecondsPerToken = self.waiting.total() @ rates
+        seconds: SecondsPerToken = self.waiting.by_client() @ rates
         return seconds
 
     def retry_after_s(self, wait_s: float) -> float:

@@ -187,6 +187,11 @@ class Engine(ABC):
         Cancellation: at once.
         """
 
+    @property
+    @abstractmethod
+    def state(self) -> EngineState:
+        """The engine's state, which ``statistics`` has too."""
+
     @abstractmethod
     def statistics(self) -> EngineStatistics:
         """Return the engine's state and load."""

@@ -147,9 +147,13 @@ class LocalEngine(Engine):
         await self._settled.wait()
         self._require_ready()
 
+    @property
+    def state(self) -> EngineState:  # noqa: D102
+        return "stalled" if self._state == "ready" and self.stall_reason else self._state
+
     def statistics(self) -> EngineStatistics:  # noqa: D102
         return EngineStatistics(
-            state="stalled" if self._state == "ready" and self.stall_reason else self._state,
+            state=self.state,
             queued_rows=len(self._queue),
             queued_tokens=self._queue.tokens,
             in_flight_batches=len(self._in_flight),

@@ -187,8 +187,7 @@ class ProcessEngine(Engine):
             self._dead = True
 
     @property
-    def state(self) -> EngineState:
-        """Ready as long as one replica is; stalled if all that are ready are."""
+    def state(self) -> EngineState:  # noqa: D102  (ready as long as one replica is; stalled if all that are ready are)
         if self._dead:
             return "dead"
         if not self._ready_links:
