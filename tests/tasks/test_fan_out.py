@@ -85,10 +85,10 @@ class NotingTokenizer:
 
 @define(eq=False)
 class RecordedTimings(RequestTimings):
-    rows: list[dict[str, float]] = field(factory=list, init=False)
+    recorded: list[dict[str, float]] = field(factory=list, init=False)
 
     def add_row(self, **seconds: float) -> None:
-        self.rows.append(seconds)
+        self.recorded.append(seconds)
         super().add_row(**seconds)
 
 
@@ -209,9 +209,9 @@ async def test_timings_are_those_of_the_whole_request(floor):
     timings = RecordedTimings()
     await floor.compute(*["hello"] * 9, timings=timings)
     assert timings.render_s > 0
-    assert len(timings.rows) == 9
-    assert timings.queue_s == max(row["queue_s"] for row in timings.rows) > 0
-    assert timings.forward_s == max(row["forward_s"] for row in timings.rows) > 0
+    assert len(timings.recorded) == timings.rows == 9
+    assert timings.queue_s == max(row["queue_s"] for row in timings.recorded) > 0
+    assert timings.forward_s == max(row["forward_s"] for row in timings.recorded) > 0
 
 
 # -- the first failure --------------------------------------------------------------------------------
@@ -251,20 +251,21 @@ async def test_several_failures_are_one_error_not_a_group(floor):
             await floor.compute(*["together"] * 6)
 
 
-async def test_a_failed_batch_fails_the_request_and_its_siblings_are_not_computed(floor):
-    def fail_the_first(batch: Batch) -> PooledBatch | None:
-        if len(floor.runner.batches) == 1:
+async def test_a_row_that_fails_its_batches_fails_the_request_and_its_siblings_are_not_computed(floor):
+    def fail_the_guilty(batch: Batch) -> PooledBatch | None:
+        if any(VOCABULARY["hello"] in request.prompt.token_ids for request in batch.requests):
             raise ValueError("boom")
         return None
 
-    floor.runner.on_launch = fail_the_first
+    floor.runner.on_launch = fail_the_guilty
     floor.runner.gate.clear()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(open_gate_when_queued, floor, 40)
         with pytest.raises(BatchFailedError):
-            await floor.compute(*["good"] * 40)
+            await floor.compute("hello", *["good"] * 39)
     await floor.compute("the next client's")
-    assert len(floor.runner.batches) <= 3, "only the batch after the failed one may have been formed already"
+    # Two batches of the request, the halves of the first (of 21 rows: 5 times 2 of them at most), and the next one.
+    assert len(floor.runner.batches) <= 2 + 10 + 1
     await floor.assert_idle()
 
 
