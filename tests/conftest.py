@@ -19,7 +19,7 @@ from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.app import PoolServeApp, create_app
 from trio_pool_serve.config import Config
 from trio_pool_serve.engine.admission import EstimatedWork
-from trio_pool_serve.engine.compute_rates import work_class
+from trio_pool_serve.engine.compute_rates import MIN_BATCHES, work_class
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.server.contained_connection import contain_connections
 from trio_pool_serve.service import Service
@@ -148,7 +148,8 @@ def make_slow(service: Service) -> None:
     """Have the engine's rate be ten seconds per token: nothing may wait behind a request then."""
     for served in service.served.values():
         assert isinstance(served.engine, LocalEngine)
-        served.engine._rates.observe(work_class(16), 100, 1000.0, left_waiting=True)
+        for _ in range(MIN_BATCHES):
+            served.engine._rates.observe(work_class(16), 100, 1000.0, left_waiting=True)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.scripted_runner import ScriptedRunner, scripted_vector
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import EstimatedWork
+from trio_pool_serve.engine.compute_rates import MIN_BATCHES
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.queue import QueueEntry
 from trio_pool_serve.errors import (
@@ -500,7 +501,8 @@ async def test_a_row_whose_deadline_has_passed_is_not_computed(scripted):
 
 async def test_a_row_that_could_not_be_computed_before_its_deadline_is_refused_early(scripted):
     async with running(engine_over(lambda: scripted)) as engine:
-        engine._rates.observe(0, 1, 3600.0, left_waiting=True)
+        for _ in range(MIN_BATCHES):
+            engine._rates.observe(0, 1, 3600.0, left_waiting=True)
         soon = evolve(request(1), deadline=trio.current_time() + 60)
         entries = [QueueEntry(soon), QueueEntry(request(2))]
         assert engine._without_late([*entries]) == entries  # nothing waits: it may be faster than it was

@@ -8,7 +8,7 @@ import trio
 from tests.server.programs.child import Job, Said
 from trio_pool_serve.errors import EngineDeadError, UnsendableError
 from trio_pool_serve.processes.child_process import ChildEnd, keep_alive, open_child
-from trio_pool_serve.server.api_workers import _send_drain
+from trio_pool_serve.server.api_workers import Drain, _send
 
 CHILD = "tests.server.programs.child"
 
@@ -110,4 +110,4 @@ async def test_a_child_is_restarted_forever_without_a_limit(autojump_clock):
 async def test_a_worker_whose_channel_is_closed_already_can_be_told_to_drain():
     async with open_child(CHILD, Job(b"\xc1" * 100), Said) as child:
         assert await child.status() is None
-        await _send_drain(child)
+        await _send(child, Drain())

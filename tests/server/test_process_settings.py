@@ -49,7 +49,7 @@ async def test_a_service_inside_another_program_sets_nothing(scripted_folder: Pa
 
 
 async def test_what_a_program_has_called_when_models_are_loaded_is_still_called(config, scripted, monkeypatch):
-    monkeypatch.setattr("trio_pool_serve.service.limit_openmp_spinning", lambda: None)
+    monkeypatch.setattr("trio_pool_serve.process_setup.limit_openmp_spinning", lambda: None)
     frozen_when_called: list[int] = []
     service = Service(config, lambda *_: scripted, on_loaded=lambda: frozen_when_called.append(gc.get_freeze_count()))
     interval = sys.getswitchinterval()

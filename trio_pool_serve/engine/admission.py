@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import trio
-from attrs import Factory, define, field, frozen
+from attrs import Factory, define, evolve, field, frozen
 
 from trio_pool_serve.engine.compute_rates import SecondsPerToken, work_class
 from trio_pool_serve.engine.waiting_work import CLIENTS, WaitingWork
@@ -18,6 +18,9 @@ from trio_pool_serve.errors import OverloadedError
 from trio_pool_serve.types import Client, RenderedPrompt
 
 MAX_RETRY_AFTER_S = 30.0
+
+IMAGE_ROW_WEIGHT = 0.1
+"""Weight of the newest row in the average length of those with images."""
 
 
 @frozen(eq=False, kw_only=True)
@@ -51,6 +54,7 @@ class AdmittedRequest:
     _waiting: WaitingWork
     _by_priority: dict[int, float]
     """Tokens of the client's requests in this process, by priority."""
+    _image_rows: "ImageRows"
     _unrendered: int = field(init=False)
     _estimate: dict[int, int] = field(init=False)
     _counted: dict[int, int] = field(init=False, factory=dict)
@@ -70,7 +74,10 @@ class AdmittedRequest:
             self._count(estimated_class, -replaced)
         self._unrendered = max(0, self._unrendered - rows)
         for prompt in prompts:
-            self._count(class_of(prompt), len(prompt.token_ids))
+            tokens = len(prompt.token_ids)
+            self._count(class_of(prompt), tokens)
+            if prompt.images is not None:
+                self._image_rows.observe(tokens)
 
     def note_computed(self, prompt: RenderedPrompt) -> None:
         """Count a rendered row no longer."""
@@ -97,6 +104,17 @@ class AdmittedRequest:
             self._by_priority.pop(self.work.priority, None)
 
 
+@define(eq=False)
+class ImageRows:
+    """Tokens of the rows with images of one model: a moving average, 0 before the first."""
+
+    tokens: float = 0.0
+
+    def observe(self, tokens: int) -> None:
+        """Record a row."""
+        self.tokens += (tokens - self.tokens) * (IMAGE_ROW_WEIGHT if self.tokens else 1.0)
+
+
 def class_of(prompt: RenderedPrompt) -> int:
     """Return the work class of a row."""
     return work_class(len(prompt.token_ids), has_images=prompt.images is not None)
@@ -117,6 +135,7 @@ class Admission:
     waiting: WaitingWork = field(factory=WaitingWork)
     is_fair: bool = True
     _by_priority: dict[int, dict[int, float]] = field(init=False, factory=dict)
+    _image_rows: ImageRows = field(init=False, factory=ImageRows)
 
     @property
     def tokens(self) -> int:
@@ -137,10 +156,12 @@ class Admission:
     @contextmanager
     def admit(self, work: EstimatedWork) -> Iterator[AdmittedRequest]:
         """Count a request's work until the context ends. Raises ``OverloadedError``."""
+        if work.has_images and self._image_rows.tokens:  # which says more than a guess that is the same for all models
+            work = evolve(work, tokens=math.ceil(self._image_rows.tokens * work.rows))
         self.refuse_late(work)
         client = work.client.number
         by_priority = self._by_priority.setdefault(client, {})
-        admitted = AdmittedRequest(work, self.waiting, by_priority)
+        admitted = AdmittedRequest(work, self.waiting, by_priority, self._image_rows)
         try:
             yield admitted
         finally:

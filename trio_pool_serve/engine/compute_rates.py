@@ -1,5 +1,6 @@
 """How long a device takes to compute a token, measured while serving."""
 
+from collections import deque
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -14,10 +15,13 @@ WORK_CLASSES = 2 * LENGTHS
 """Rows without images by length, then those with images: a token of theirs has the cost of an image tower in it."""
 
 RATE_WEIGHT = 0.2
-"""Weight of the newest batch in the exponential moving averages of tokens and seconds; their ratio is the rate."""
+"""Weight of the newest batch in ``tokens_per_s``, an exponential moving average."""
 
-FASTER_WEIGHT = 0.5
-"""Weight of one that was computed at a higher rate: the first of a shape may have been compiled, which takes longer."""
+BATCHES = 9
+"""Of a class, whose median is its rate: the first batch of a shape is compiled, and may take many times as long."""
+
+MIN_BATCHES = 3
+"""Of a class, before its rate counts."""
 
 SecondsPerToken: TypeAlias = npt.NDArray[np.float64]
 """Shape (``WORK_CLASSES``,); all NaN before the first batch."""
@@ -36,6 +40,8 @@ UNKNOWN: SecondsPerToken = np.full(WORK_CLASSES, np.nan)
 class ComputeRates:
     """The rates of one engine: ``seconds_per_token`` by work class, for unknown classes those of the nearest known.
 
+    A rate is the median over the latest batches.
+
     Only batches behind which rows were left waiting tell how fast a queue drains: others are smaller than they could
     be. Until there is one, nothing has waited for long.
     """
@@ -43,8 +49,9 @@ class ComputeRates:
     seconds_per_token: SecondsPerToken = field(init=False, factory=UNKNOWN.copy)
     tokens_per_s: float = field(default=0.0, init=False)
     """Of the latest batches of any class; 0 before the first."""
-    _tokens: npt.NDArray[np.float64] = field(init=False, factory=lambda: np.zeros(WORK_CLASSES))
-    _seconds: npt.NDArray[np.float64] = field(init=False, factory=lambda: np.zeros(WORK_CLASSES))
+    _latest: dict[int, deque[float]] = field(init=False, factory=dict)
+    """Seconds per token of the latest batches, by class."""
+    _known: SecondsPerToken = field(init=False, factory=lambda: np.zeros(WORK_CLASSES))
     _nearest: npt.NDArray[np.intp] | None = field(init=False, default=None)
 
     def observe(self, measured_class: int, tokens: int, seconds: float, *, left_waiting: bool) -> None:
@@ -54,16 +61,15 @@ class ComputeRates:
         self.tokens_per_s += (rate - self.tokens_per_s) * (RATE_WEIGHT if self.tokens_per_s else 1.0)
         if not left_waiting:
             return
-        is_first = not self._seconds[measured_class]
-        weight = 1.0 if is_first else RATE_WEIGHT
-        if not is_first and rate * self._seconds[measured_class] > self._tokens[measured_class]:
-            weight = FASTER_WEIGHT
-        self._tokens[measured_class] += (tokens - self._tokens[measured_class]) * weight
-        self._seconds[measured_class] += (seconds - self._seconds[measured_class]) * weight
-        if is_first:
-            self._nearest = _nearest_known(np.flatnonzero(self._seconds).tolist())
-        # Divided here, once for each batch, and not for each request that is admitted.
-        self.seconds_per_token = (self._seconds[self._nearest] / self._tokens[self._nearest]).reshape(-1)
+        latest = self._latest.setdefault(measured_class, deque(maxlen=BATCHES))
+        latest.append(seconds / tokens)
+        if len(latest) < MIN_BATCHES:
+            return
+        self._known[measured_class] = sorted(latest)[len(latest) // 2]
+        if len(latest) == MIN_BATCHES:
+            self._nearest = _nearest_known(np.flatnonzero(self._known).tolist())
+        # Here, once for each batch, and not for each request that is admitted.
+        self.seconds_per_token = self._known[self._nearest].reshape(-1)
 
 
 def _nearest_known(known: Sequence[int]) -> npt.NDArray[np.intp]:
