@@ -17,12 +17,15 @@ from hypothesis import settings
 from tests.model_folders import write_scripted_folder
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.app import PoolServeApp, create_app
-from trio_pool_serve.config import Config
+from trio_pool_serve.config import Config, SchedulingConfig
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.compute_rates import MIN_BATCHES, work_class
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.server.contained_connection import contain_connections
 from trio_pool_serve.service import Service
+
+UNHURRIED = SchedulingConfig(max_queue_s=600)
+"""For real models, which take long here: requests wait instead of being refused."""
 
 NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 

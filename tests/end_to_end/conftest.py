@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from tests.conftest import listening, running
+from tests.conftest import UNHURRIED, listening, running
 from tests.cpu_backend import BY_TORCH
 from tests.end_to_end.texts import A_FEW, API_KEY, QUERY
 from tests.models.classifier_families import cross_encoder, write_classifier
@@ -50,7 +50,10 @@ def folders(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[s
 @asynccontextmanager
 async def _served(models: tuple[str, ...]) -> AsyncIterator[str]:
     config = Config(
-        models=models, loading=ModelConfig(dtype="float32", **BY_TORCH), network=NetworkConfig(api_key=API_KEY)
+        models=models,
+        loading=ModelConfig(dtype="float32", **BY_TORCH),
+        network=NetworkConfig(api_key=API_KEY),
+        scheduling=UNHURRIED,
     )
     async with running(Service(config)) as service, listening(service) as url:
         yield url

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from attrs import define
 
-from tests.conftest import client_of, listening, running
+from tests.conftest import UNHURRIED, client_of, listening, running
 from tests.cpu_backend import BY_TORCH
 from trio_pool_serve.config import Config, InputConfig, ModelConfig
 from trio_pool_serve.service import Service
@@ -97,6 +97,7 @@ async def serving_folder(
         models=(str(path),),
         loading=ModelConfig(dtype="float32", device="cpu", **BY_TORCH | loading),
         input=inputs or InputConfig(),
+        scheduling=UNHURRIED,
     )
     async with (
         running(Service(config)) as service,

@@ -99,7 +99,12 @@ def started(
 ) -> Iterator[ServerProcess]:
     """Start a command with its output in a file; kill whatever is left of it in the end."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRIO_POOL_SERVE_")}
-    own = {"HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(log_path.parent / "cache")}
+    # Models take long beside other tests: requests wait instead of being refused.
+    own = {
+        "HF_HUB_OFFLINE": "1",
+        "TRIO_POOL_SERVE_MAX_QUEUE_S": "600",
+        "XDG_CACHE_HOME": str(log_path.parent / "cache"),
+    }
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             command, cwd=ROOT, env={**inherited, **own, **env}, stdout=log, stderr=log, pass_fds=pass_fds
