@@ -125,7 +125,7 @@ async def test_the_curl_line_that_is_printed_works_and_processes_that_answer_hav
 
 
 async def test_in_bfloat16_the_vectors_are_nearly_those(tmp_path, minilm, oracle):
-    arguments = ("--dtype", "bfloat16", "--engine", "process", *NAMED)
+    arguments = ("--dtype", "bfloat16", "--engine", "process", "--log-format", "text", *NAMED)
     async with launched(tmp_path, str(minilm), *arguments) as server:
         assert cosines(await ask_httpx(server, TEXTS), oracle).min() >= WORST["bfloat16"]
         await run_printed_curl_line(server)
