@@ -13,8 +13,8 @@ from trio_pool_serve.service import load_transformer
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, PooledBatch, Runner
 
-RAISES, OUT_OF_MEMORY, WEDGES = 1, 2, 3
-"""Token ids that mark a row, as its second: a batch with one fails or is held up. No text has them with BERT."""
+RAISES, OUT_OF_MEMORY, WEDGES = 97, 98, 99
+"""Token ids that mark a row, as its second: a batch with one fails or is held up. BERT leaves them unused."""
 
 WEDGE_S = 0.5
 
