@@ -86,6 +86,10 @@ class RequestBody:
         """Whether a body of at most ``SMALL_BYTES`` is announced."""
         return self._announced is not None and self._announced <= SMALL_BYTES
 
+    def is_without(self, word: bytes) -> bool:
+        """Whether all of a small body has arrived, and a word is not in it."""
+        return self.is_small and self._complete.is_set() and self._buffer.find(word) < 0
+
     def set_complete(self) -> None:
         """Note that all of the body has arrived."""
         self._complete.set()
