@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from tests.api.scripted_models import LateInteraction
-from tests.conftest import assert_idle, is_idle
+from tests.conftest import assert_idle, wait_idle
 from tests.model_folders import VOCABULARY
 from tests.rendering.media.image_server import redirects, says, serving
 from tests.rendering.media.images import ColourFormat, data_url, encoded
@@ -234,9 +234,7 @@ async def test_cancelling_at_any_step_leaves_nothing_behind(service: Service, wo
                 scope.cancel(reason=f"step {step}")
         finished += not scope.cancelled_caught
         in_a_row = 0 if scope.cancelled_caught else in_a_row + 1
-        with trio.fail_after(10):
-            while not is_idle(service):  # noqa: ASYNC110  (threads that were running finish)
-                await trio.sleep(0.0005)
+        await wait_idle(service)
         assert service.default.engine.statistics().held_bytes == 0
         if in_a_row == ENOUGH_FINISHED:
             break

@@ -32,15 +32,21 @@ class Reservation:
     budget: "MemoryBudget"
     client: Client
     nbytes: int = field(default=0, init=False)
+    is_released: bool = field(default=False, init=False)
 
     def grow(self, nbytes: int) -> None:
-        """Hold more. Raises ``OverloadedError`` if that does not fit into the budget, or the client's share of it."""
+        """Hold more. Raises ``OverloadedError`` if that does not fit into the budget, or the client's share of it.
+
+        Not after ``release``.
+        """
+        assert not self.is_released  # noqa: S101  (nothing would release it again)
         self.budget.require_room(self.client, nbytes, besides=self.nbytes)
         self.nbytes += nbytes
         self.budget.add(self.client, nbytes)
 
     def release(self) -> None:
-        """Hold nothing any longer."""
+        """Hold nothing any longer, for good."""
+        self.is_released = True
         self.budget.add(self.client, -self.nbytes)
         self.nbytes = 0
 

@@ -138,6 +138,19 @@ async def test_a_client_that_leaves_while_it_sends_holds_nothing(url, service):
     assert_idle(service)
 
 
+async def test_what_arrives_of_a_body_after_its_request_has_ended_is_thrown_away(url, service):
+    head = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nX-Request-Timeout: 0.1\r\n\r\n"
+    chunk = b"1000\r\n" + b"x" * 0x1000 + b"\r\n"
+    async with await trio.open_tcp_stream("127.0.0.1", httpx.URL(url).port) as stream:
+        await stream.send_all(head + chunk)
+        await until(lambda: service.memory.held_bytes == 0x1000)
+        await until(lambda: not service.memory.held_bytes)  # its deadline has passed, and the rest is waited for
+        await stream.send_all(chunk + b"0\r\n\r\n")
+        assert (await stream.receive_some()).startswith(b"HTTP/1.1 504")
+    assert service.memory.held_bytes == 0
+    assert_idle(service)
+
+
 async def until(condition) -> None:
     with trio.fail_after(10):
         while not condition():  # noqa: ASYNC110  (what is waited for happens behind a socket)

@@ -74,6 +74,9 @@ class RequestBody:
         reservation.grow(self._length if self._announced is None else self._announced)
 
     def _reserve(self, reservation: Reservation, nbytes: int) -> None:
+        if reservation.is_released:  # the request has ended: what still arrives is thrown away
+            self._is_too_large, self._buffer = True, bytearray()
+            return
         try:
             reservation.grow(nbytes)
         except OverloadedError as error:  # raised where the body is waited for
