@@ -110,7 +110,7 @@ async def test_a_broken_model_costs_a_bounded_number_of_passes(scripted, rows):
         outcomes = await computed_together(engine, scripted, [2] * rows)
         assert len(outcomes.failed) == rows
         assert {type(error) for error in outcomes.failed.values()} == {BatchFailedError}
-        assert len(scripted.batches) - 2 <= 2 * (rows - 1).bit_length() + 2
+        assert len(scripted.batches) - 2 <= 4 * (rows - 1).bit_length() + 2
         assert (await engine.submit(request(1))).values
 
 

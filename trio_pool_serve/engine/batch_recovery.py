@@ -21,7 +21,7 @@ MAX_PASSES = 100
 """For one batch; enough for about ten guilty rows among a thousand."""
 
 EXTRA_FAILURES = 2
-"""Passes that may fail in a row beyond two descents to a single row, one in each half of the batch."""
+"""Passes that may fail in a row beyond four descents to a single row: several guilty rows may be found one by one."""
 
 
 class Fault(Enum):
@@ -53,7 +53,7 @@ class BatchRecovery:
         Cancellation: at once; entries that are not settled stay so.
         """
         deadline = trio.current_time() + self.time_limit_s
-        max_failures = 2 * (len(entries) - 1).bit_length() + EXTRA_FAILURES
+        max_failures = 4 * (len(entries) - 1).bit_length() + EXTRA_FAILURES
         self._divide(list(entries), fault)
         while self._groups:
             rows = [entry for entry in self._take_group() if not entry.is_abandoned]
