@@ -87,7 +87,7 @@ class Service:
     on_loaded: Callable[[], object] = field(default=_do_nothing, kw_only=True)
     """Called once, when all models are loaded and before the service is ready."""
     reload_hooks: list[Callable[[], Awaitable[None]]] = field(factory=list, init=False)
-    """What ``reload`` calls: whoever reads a file at start that may change registers here."""
+    """What ``reload`` calls: code that reads a file at start that may change registers here."""
     metrics: Metrics = field(factory=Metrics, kw_only=True)
     api_keys: ApiKeys = field(init=False, default=Factory(lambda self: ApiKeys.of(self.config), takes_self=True))
     access_log: AccessLog = field(init=False)

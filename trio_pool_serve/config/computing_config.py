@@ -59,7 +59,7 @@ class SchedulingConfig:
         Fairness,
         help_(
             "Between whom inputs take turns. client: between clients (API keys, else addresses), and between the "
-            "requests of each. request: between requests, whoever sends them."
+            "requests of each. request: between requests of any client."
         ),
     ] = field(default="client", validator=in_(get_args(Fairness)))
     batch_timeout_s: Annotated[

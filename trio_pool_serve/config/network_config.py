@@ -12,7 +12,7 @@ from cyclopts import Group, Parameter
 from trio_pool_serve.config.help import help_, switch
 
 UNIX = "unix"
-"""Among the trusted proxies: whoever connects by the Unix socket."""
+"""Among the trusted proxies: all that connect by the Unix socket."""
 
 KeyScope: TypeAlias = Literal["all", "all-but-metrics", "vllm"]
 

@@ -1,4 +1,4 @@
-"""The deep readiness probe: one row through queue and device, whoever asks and however often."""
+"""The deep readiness probe: one row through queue and device, however many ask."""
 
 import logging
 from collections.abc import Iterable

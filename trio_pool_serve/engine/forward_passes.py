@@ -73,7 +73,7 @@ class ForwardPasses:
     timeout_s: float
 
     async def launch(self, in_flight: InFlightBatch, thread: LaunchThread) -> PooledBatch | Fault | None:
-        """Launch a batch; ``None`` if nobody waits for any of its rows any more.
+        """Launch a batch; ``None`` if no client waits for any of its rows any more.
 
         Cancellation: at once; a launch that has begun is left to its thread.
         """

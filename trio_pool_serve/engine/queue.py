@@ -70,7 +70,7 @@ class QueueEntry:
     output: PoolingOutput | None = None
     error: Exception | None = None
     is_abandoned: bool = field(default=False, init=False)
-    """Nobody waits for the row any more: if it has been launched, it is not computed again."""
+    """No client waits for the row any more: if it has been launched, it is not computed again."""
     virtual_deadline: int = field(default=0, init=False)
     """In tokens on the queue's clock; set by the queue."""
     queue_class: "QueueClass | None" = field(default=None, init=False, repr=False)

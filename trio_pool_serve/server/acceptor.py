@@ -171,7 +171,7 @@ def _say_no(connection: socket.socket, *, is_plain: bool) -> None:
 
 
 def refuse_rest(listening: socket.socket, *, is_plain: bool) -> None:
-    """Refuse all that has connected since nobody accepts any more: closing the listening socket would reset it."""
+    """Refuse all that has connected since accepting ended: closing the listening socket would reset it."""
     with contextlib.suppress(OSError):
         while True:
             with listening.accept()[0] as connection:
