@@ -19,6 +19,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.tables import each
 from trio_pool_serve.api.http.connection import DELIVER_TO
 from trio_pool_serve.server.contained_connection import serve_connection
+from trio_pool_serve.server.http_connection import LAST_REQUEST_S
 from trio_pool_serve.server.server_context import ServerContext
 
 SEEN: ContextVar[str] = ContextVar("SEEN", default="nothing")
@@ -289,6 +290,24 @@ async def test_a_shutdown_closes_idle_connections_and_busy_ones_behind_their_res
             received = b"".join([part async for part in busy])
         assert received.count(b"HTTP/1.1 200") == 1
         assert b"connection: close" in received
+
+
+async def test_a_shutdown_waits_for_the_request_of_a_new_connection(autojump_clock):
+    """Its client may have connected just before, and cannot tell a connection that is closed then from a crash."""
+    async with (
+        serving(serve_connection) as listening,
+        await listening.connect() as asks,
+        await listening.connect() as says_nothing,
+    ):
+        await wait_all_tasks_blocked()
+        await listening.context.terminated.set()
+        await wait_all_tasks_blocked()
+        await asks.send_all(get("/echo"))
+        received = b"".join([part async for part in asks])
+        assert received.startswith(b"HTTP/1.1 200")
+        assert b"connection: close" in received
+        with trio.fail_after(LAST_REQUEST_S + 1):
+            assert await says_nothing.receive_some() == b""
 
 
 async def test_a_body_is_not_read_ahead_of_the_app():

@@ -113,7 +113,8 @@ class HttpConnection:
         """Return what has arrived; nothing at the end, and when the connection is idle for too long."""
         data = self._receive_nowait() if not self._requests else None
         if data is None:
-            with self._context.terminated.waiting(self._closes_at()):
+            grace_s = 0.0 if self._requests else LAST_REQUEST_S
+            with self._context.terminated.waiting(self._closes_at(), grace_s):
                 data = await self._receive()
         if data is None:  # it is too late, but for what has arrived by now
             data = self._receive_nowait()

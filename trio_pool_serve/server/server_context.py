@@ -84,23 +84,23 @@ class Termination(EventWrapper):
 
     def __init__(self) -> None:
         super().__init__()
-        self._waiting: set[trio.CancelScope] = set()
+        self._waiting: dict[trio.CancelScope, float] = {}
 
     async def set(self) -> None:
-        """Set the event, and cancel what waits in ``waiting``. Cancellation: none."""
+        """Set the event, and end what waits in ``waiting``. Cancellation: none."""
         await super().set()
-        for scope in list(self._waiting):
-            scope.cancel(reason="the server shuts down")
+        for scope, grace_s in self._waiting.items():
+            scope.deadline = min(scope.deadline, trio.current_time() + grace_s)
 
     @contextmanager
-    def waiting(self, until: float) -> Iterator[trio.CancelScope]:
-        """Cancel the block at the time ``until``, and when the server begins to shut down."""
+    def waiting(self, until: float, grace_s: float = 0.0) -> Iterator[trio.CancelScope]:
+        """Cancel the block at the time ``until``, and ``grace_s`` seconds after the server begins to shut down."""
         with trio.CancelScope(deadline=until) as scope:
-            self._waiting.add(scope)
+            self._waiting[scope] = grace_s
             try:
                 yield scope
             finally:
-                self._waiting.discard(scope)
+                del self._waiting[scope]
 
 
 class ServerContext(WorkerContext):
