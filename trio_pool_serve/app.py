@@ -1,7 +1,8 @@
 """The composition root: settings in, an ASGI app out."""
 
 import logging
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import Any, NoReturn, TypeAlias
 
 import trio
 from quart import Blueprint, Response
@@ -16,9 +17,10 @@ from trio_pool_serve.api.dialects.tei import TEI
 from trio_pool_serve.api.dialects.tei.info import INFO_PATH, info_routes
 from trio_pool_serve.api.dialects.vllm.tokenizer_info import TOKENIZER_INFO_PATH, tokenizer_info_routes
 from trio_pool_serve.api.http.connection import PoolServeConnection
-from trio_pool_serve.api.http.dispatch import endpoints_by_path, task_routes
+from trio_pool_serve.api.http.dispatch import TaskHandler, endpoints_by_path, task_routes
 from trio_pool_serve.api.http.middleware import Middleware
 from trio_pool_serve.api.http.request import HttpRequest
+from trio_pool_serve.api.http.request_log import log_request
 from trio_pool_serve.api.http.route_table import RouteTable
 from trio_pool_serve.api.routes.model_list import model_routes
 from trio_pool_serve.api.routes.openapi import openapi_routes
@@ -35,6 +37,10 @@ BLUEPRINTS: list[Blueprint] = []
 """Quart blueprints with routes of plugins, which every app serves."""
 
 
+EarlyResponse: TypeAlias = tuple[int, list[tuple[bytes, bytes]], bytes]
+"""Status, headers and body."""
+
+
 class PoolServeApp(QuartTrio):
     """The ASGI app over a service: every route of the server is in ``routes``, none is Quart's.
 
@@ -46,6 +52,35 @@ class PoolServeApp(QuartTrio):
     service: Service
     middleware: Middleware
     routes: RouteTable
+
+    def request_of(self, scope: Mapping[str, Any]) -> HttpRequest:
+        """Return the request of an ASGI scope, with the route that it is for."""
+        path = self.routes.path_of_route(_below_root_path(scope["path"], scope.get("root_path", "")))
+        request = HttpRequest(scope, path, self.config["MAX_CONTENT_LENGTH"])
+        request.route = self.routes.template_of(path)
+        return request
+
+    def is_refusing(self) -> bool:
+        """Return whether ``refuse_early`` can refuse anything: every queue is full."""
+        service = self.service
+        return not service.draining and all(served.engine.is_overloaded() for served in service.served.values())
+
+    def refuse_early(self, scope: Mapping[str, Any], body: bytes) -> EarlyResponse | None:
+        """Return the refusal of a request that no model can take.
+
+        ``None`` if it is to be handled: it may be taken, or refused for another reason. ``body`` is all of its body.
+        """
+        request = self.request_of(scope)
+        handler = self.routes.find(scope["method"], request.path)
+        if not isinstance(handler, TaskHandler):
+            return None
+        request.body.append(body)
+        request.body.set_complete()
+        response = self.middleware.refuse_early(request, handler)
+        if response is None or not isinstance(response.body, bytes):
+            return None
+        log_request(request, self.service)
+        return response.status, response.encoded_headers(), response.body
 
     async def handle_websocket(self, websocket: Any) -> Any:
         """Handle a websocket by the route that a user has added for it, after authentication; refuse others.
@@ -129,3 +164,10 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
 
 async def _raise(error: HTTPException) -> NoReturn:
     raise error
+
+
+def _below_root_path(path: str, root_path: str) -> str:
+    """Return the path that routes have: without the root path, with one slash at its beginning; empty if outside."""
+    if root_path and not path.startswith(root_path.rstrip("/") + "/"):
+        return ""
+    return "/" + path.removeprefix(root_path).lstrip("/")

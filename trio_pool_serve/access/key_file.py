@@ -12,6 +12,8 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from attrs import frozen
 
+from trio_pool_serve.types import Client
+
 logger = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 4 * 2**20
@@ -39,6 +41,11 @@ class ApiKey:
     max_body_bytes: int | None = None
     may_outrank: bool = False
     admin: bool = False
+
+    @property
+    def client(self) -> Client:
+        """The client whose requests have the key."""
+        return Client(self.name, self.may_outrank)
 
 
 class _Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -23,6 +23,7 @@ from hypercorn.typing import LifespanState
 from hypercorn.utils import wrap_app
 
 from trio_pool_serve.server.contained_connection import serve_connection
+from trio_pool_serve.server.early_refusals import EarlyRefusals, RefusingApp
 from trio_pool_serve.server.server_context import ServerContext, address_of
 
 logger = logging.getLogger(__name__)
@@ -39,17 +40,22 @@ LINGERING = 256
 ACCEPTED_AT_ONCE = 4
 """Connections that are accepted before others have their turn: other tasks, and other processes on the socket."""
 
-Serve = Callable[[trio.SSLStream[trio.SocketStream] | trio.SocketStream], Awaitable[None]]
+Serve = Callable[[trio.SSLStream[trio.SocketStream] | trio.SocketStream, bytes], Awaitable[None]]
+"""Serves a connection, of which those bytes have been read."""
 
 
 @define(eq=False)
 class Acceptor:
-    """Accepts connections on ``listening`` and serves each in a task of ``nursery``, with TLS if there is a context."""
+    """Accepts connections on ``listening`` and serves each in a task of ``nursery``, with TLS if there is a context.
+
+    Without TLS, ``early_refusals`` answer what they can before that.
+    """
 
     listening: socket.socket
     context: ServerContext
     serve: Serve
     tls: ssl.SSLContext | None = None
+    early_refusals: EarlyRefusals | None = None
     _refused: deque[socket.socket] = field(init=False, factory=partial(deque, maxlen=LINGERING))
 
     async def run(self, nursery: trio.Nursery) -> None:
@@ -90,8 +96,14 @@ class Acceptor:
         address = address_of(connection.family, peer)
         if self.context.connections.refuses(address):
             self._refuse(connection)
-        else:
-            nursery.start_soon(self._serve, connection, address)
+            return True
+        received = b""
+        if self.early_refusals is not None and self.tls is None:
+            is_over, received = self.early_refusals.answer(connection, peer)
+            if is_over:
+                connection.close()
+                return True
+        nursery.start_soon(self._serve, connection, address, received)
         return True
 
     def _refuse(self, connection: socket.socket) -> None:
@@ -100,16 +112,16 @@ class Acceptor:
             self._refused.popleft().close()
         self._refused.append(connection)
 
-    async def _serve(self, connection: socket.socket, address: str) -> None:
+    async def _serve(self, connection: socket.socket, address: str, received: bytes) -> None:
         with connection, self.context.connections.counting(address):
             try:
                 stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
             except OSError:
                 return  # the client has left
             if self.tls is None:
-                await self.serve(stream)
+                await self.serve(stream, received)
             else:
-                await self.serve(trio.SSLStream(stream, self.tls, server_side=True, https_compatible=True))
+                await self.serve(trio.SSLStream(stream, self.tls, server_side=True, https_compatible=True), b"")
 
 
 async def serve_app(
@@ -120,16 +132,19 @@ async def serve_app(
     stop: trio.Event,
     *,
     tls: ssl.SSLContext | None = None,
+    refusing: RefusingApp | None = None,
 ) -> None:
     """Serve an app on a listening socket until ``stop`` is set, and all that was running then is answered.
 
+    ``refusing`` is asked first about requests over new connections, if they are without TLS.
     Connections that are accepted meanwhile are served too, for one request each. Running requests are given
     ``settings.graceful_timeout`` seconds. Cancellation: at once, but for what hypercorn is writing.
     """
     state: LifespanState = {}
     wrapped = wrap_app(app, settings.wsgi_max_body_size, "asgi")
     lifespan = Lifespan(wrapped, settings, state)
-    acceptor = Acceptor(listening, context, partial(serve_connection, wrapped, settings, context, state), tls)
+    early = None if refusing is None else EarlyRefusals(refusing, settings, context)
+    acceptor = Acceptor(listening, context, partial(serve_connection, wrapped, settings, context, state), tls, early)
     async with trio.open_nursery() as lifespan_nursery:
         await lifespan_nursery.start(lifespan.handle_lifespan)
         await lifespan.wait_for_startup()

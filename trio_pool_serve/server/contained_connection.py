@@ -134,16 +134,18 @@ class ContainedConnection(TCPServer):
         self._connection.deadline = trio.current_time() + CLOSE_TIMEOUT_S
 
 
-async def serve_connection(app: AppWrapper, config: Config, context: ServerContext, state: Any, stream: Any) -> None:
+async def serve_connection(
+    app: AppWrapper, config: Config, context: ServerContext, state: Any, stream: Any, received: bytes = b""
+) -> None:
     """Serve a connection until it is closed; what it raises is logged, and ends nothing else.
 
-    Cancellation: at once, but for what hypercorn is writing.
+    ``received`` has been read from it already, if it is without TLS. Cancellation: at once, but for what hypercorn is
+    writing.
     """
-    received = b""
     try:
         async with closing(stream):
             if _is_plain(config, stream):
-                connection = HttpConnection(app, config, context, state, stream)
+                connection = HttpConnection(app, config, context, state, stream, received)
                 left_over = await connection.run()
                 if left_over is None:
                     if not connection.client_has_ended:

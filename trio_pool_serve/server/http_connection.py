@@ -5,7 +5,6 @@ import select
 import time
 from contextvars import copy_context
 from typing import Any
-from urllib.parse import unquote
 
 import trio
 from hypercorn.config import Config
@@ -37,11 +36,17 @@ class HttpConnection:
     request runs, and so sees the client leave; but not while there are bytes behind that request, which are not read
     before it is answered.
 
-    What is not plain HTTP/1.x is left to hypercorn: ``run`` returns then.
+    What is not plain HTTP/1.x is left to hypercorn: ``run`` returns then. ``received`` has been read already.
     """
 
     def __init__(
-        self, app: AppWrapper, config: Config, context: ServerContext, state: LifespanState, stream: trio.SocketStream
+        self,
+        app: AppWrapper,
+        config: Config,
+        context: ServerContext,
+        state: LifespanState,
+        stream: trio.SocketStream,
+        received: bytes = b"",
     ) -> None:
         self._app = app
         self._config = config
@@ -53,6 +58,7 @@ class HttpConnection:
         self._server = parse_socket_addr(self._socket.family, self._socket.getsockname())
         self._server_headers = context.server_headers(config)
         self._buffer = RequestBuffer(config.h11_max_incomplete_size)
+        self._buffer.append(received)
         self._exchange: Exchange | None = None
         self._requests = 0
         self._idle_since = self._head_since = trio.current_time()
@@ -255,7 +261,12 @@ class HttpConnection:
 
     async def _respond(self, exchange: Exchange) -> None:
         began = time.time()
-        scope = self._scope_of(exchange)
+        scope: Any = {
+            **exchange.request.scope(self._config.root_path, self._client),
+            "server": self._server,
+            "state": self._state.copy(),
+            "extensions": {DELIVER_TO: exchange.deliver_to},
+        }
         if exchange.request.expects_continue:
             await self._write(head_bytes(100, self._server_headers.now()))
         try:
@@ -284,26 +295,6 @@ class HttpConnection:
     def _is_last(self) -> bool:
         is_shut_down = self._context.terminated.is_set()
         return self._has_ended or is_shut_down or self._requests >= self._config.keep_alive_max_requests
-
-    def _scope_of(self, exchange: Exchange) -> Any:
-        request = exchange.request
-        path, _, query_string = request.target.partition(b"?")
-        return {
-            "type": "http",
-            "http_version": request.http_version,
-            "asgi": {"spec_version": "2.1", "version": "3.0"},
-            "method": request.method,
-            "scheme": "http",
-            "path": unquote(path.decode("ascii")),
-            "raw_path": path,
-            "query_string": query_string,
-            "root_path": self._config.root_path,
-            "headers": request.headers,
-            "client": self._client,
-            "server": self._server,
-            "state": self._state.copy(),
-            "extensions": {DELIVER_TO: exchange.deliver_to},
-        }
 
     async def _refuse(self, status: int) -> None:
         headers = self._server_headers.now()

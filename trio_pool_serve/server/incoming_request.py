@@ -1,6 +1,8 @@
 """One HTTP/1.x request, as llhttp reads it."""
 
 from collections.abc import Iterable
+from typing import Any
+from urllib.parse import unquote
 
 from httptools import (
     HttpParserError,
@@ -91,6 +93,23 @@ class IncomingRequest:
             raise BadRequestError(400)
         if fields.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
             raise BadRequestError(501)
+
+    def scope(self, root_path: str, client: tuple[str, int] | None) -> dict[str, Any]:
+        """Return what of ASGI's scope the request tells; ``client`` is the client's address."""
+        path, _, query_string = self.target.partition(b"?")
+        return {
+            "type": "http",
+            "http_version": self.http_version,
+            "asgi": {"spec_version": "2.1", "version": "3.0"},
+            "method": self.method,
+            "scheme": "http",
+            "path": unquote(path.decode("ascii")),
+            "raw_path": path,
+            "query_string": query_string,
+            "root_path": root_path,
+            "headers": self.headers,
+            "client": client,
+        }
 
     def take_body(self, data: bytes) -> tuple[bytes, int]:
         """Return what ``data`` has of the body, and how many bytes of ``data`` that took; sets ``is_complete``.

@@ -103,7 +103,7 @@ async def serve_listeners(
         try:
             # A new app each time: quart's cannot start twice.
             app, context = create_app(config, service), ServerContext(connections=connections)
-            await serve_app(app, settings, context, listening, stop, tls=tls)
+            await serve_app(app, settings, context, listening, stop, tls=tls, refusing=app)
         except Exception as error:
             service.metrics.listener_restarts.inc()
             logger.warning("the listener crashed; it restarts", exc_info=error)

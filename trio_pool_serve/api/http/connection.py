@@ -70,11 +70,9 @@ class PoolServeConnection(TrioASGIHTTPConnection):
 
     async def __call__(self, receive: Any, send: Any) -> None:
         """Handle the request in this task; a child receives, unless the server delivers. Cancellation: at once."""
-        path = self.app.routes.path_of_route(_below_root_path(self.scope["path"], self.scope.get("root_path", "")))
-        request = HttpRequest(self.scope, path, self.app.config["MAX_CONTENT_LENGTH"])
-        handler: Handler | None = self.app.routes.find(self.scope["method"], path)
+        request: HttpRequest = self.app.request_of(self.scope)
+        handler: Handler | None = self.app.routes.find(self.scope["method"], request.path)
         self._body = request.body
-        request.route = self.app.routes.template_of(path)
         begin_trace(request, self.app.service)
         try:
             await self._handle(request, handler, receive, send)
@@ -186,10 +184,3 @@ def _path_of_target(target: str) -> str:
     except ValueError:
         return "/"
     return path if path.startswith("/") else "/"
-
-
-def _below_root_path(path: str, root_path: str) -> str:
-    """Return the path that routes have: without the root path, with one slash at its beginning; empty if outside."""
-    if root_path and not path.startswith(root_path.rstrip("/") + "/"):
-        return ""
-    return "/" + path.removeprefix(root_path).lstrip("/")

@@ -7,13 +7,13 @@ from typing import Any, TypeAlias
 
 import msgspec
 import trio
-from attrs import frozen
+from attrs import define, field, frozen
 
 from trio_pool_serve.api.http.endpoint import Call, Dialect, DialectEndpoint, WireError
 from trio_pool_serve.api.http.json_body import decode_json, read_body
 from trio_pool_serve.api.http.json_limits import json_limits_of
 from trio_pool_serve.api.http.payloads import cut_payloads, find
-from trio_pool_serve.api.http.request import Handler, HttpRequest
+from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.request_body import Buffer
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
@@ -78,33 +78,61 @@ def task_routes(service: Service, dialects: Sequence[Dialect], by_fields: PathBy
     def candidates_of(body: Buffer | bytes) -> Sequence[DialectEndpoint]:
         return by_path[by_fields.path_of(decode_json(body, dict[str, msgspec.Raw]), service)]
 
-    routes = {("POST", path): _task_handler(service, candidates) for path, candidates in by_path.items()}
+    routes = {("POST", path): TaskHandler(service, candidates) for path, candidates in by_path.items()}
     by_default = by_path[by_fields.targets[0]]
-    return {**routes, ("POST", by_fields.path): _task_handler(service, by_default, candidates_of)}
+    return {**routes, ("POST", by_fields.path): TaskHandler(service, by_default, candidates_of)}
 
 
-def _task_handler(
-    service: Service, candidates: Sequence[DialectEndpoint], candidates_of: CandidatesOf | None = None
-) -> Handler:
-    """Return the handler of a path that those endpoints share, or those that ``candidates_of`` a body returns.
+@define(eq=False)
+class TaskHandler:
+    """The handler of a path that ``candidates`` share, or those that ``candidates_of`` a body returns.
 
     It runs under a deadline, the server's or the client's ``X-Request-Timeout`` (seconds) if that is sooner; past it
     ``DeadlineExceededError`` is raised.
     """
-    config = service.config
 
-    def decode(body: Buffer) -> DecodedBody:
-        embeds = config.input.enable_prompt_embeds
-        return decode_body(body, candidates, config.network, candidates_of, embeds=embeds)
+    service: Service
+    candidates: Sequence[DialectEndpoint]
+    candidates_of: CandidatesOf | None = None
+    _errors_agree: bool = field(init=False)
 
-    errors_agree = _errors_agree(candidates)
+    def __attrs_post_init__(self) -> None:
+        self._errors_agree = _errors_agree(self.candidates)
 
-    async def respond(request: HttpRequest, reservation: Reservation) -> HttpResponse:
+    def refuse_unread(self, request: HttpRequest) -> None:
+        """Raise ``OverloadedError`` for a small request that no model could take, whatever is in its body.
+
+        Half of what a refusal costs otherwise; those that are not small are refused by ``__call__`` unread.
+        """
+        if self._errors_agree and request.body.is_without(b'"priority"'):
+            _refuse_unread(self.service, request)
+
+    async def __call__(self, request: HttpRequest) -> HttpResponse:
+        """Return the response. Cancellation: at once, but for what threads have begun."""
+        service, limits = self.service, self.service.config.time_limits
+        request.is_task = True
+        service.require_open()
+        timeout_s = min(_client_timeout_s(request), limits.request_timeout_s)
+        request.deadline = trio.current_time() + timeout_s
+        self.refuse_unread(request)
+        service.running_tasks += 1
+        try:
+            with trio.fail_at(request.deadline), service.memory.reserving(request.client) as reservation:
+                response = await self._respond(request, reservation)
+        except trio.TooSlowError:
+            raise DeadlineExceededError(f"The deadline of {timeout_s:g} s has passed.") from None
+        finally:
+            service.running_tasks -= 1
+        service.metrics.total.observe(request.timings.total_s)
+        return response
+
+    async def _respond(self, request: HttpRequest, reservation: Reservation) -> HttpResponse:
+        service = self.service
         if not request.body.is_small:
             _refuse_unread(service, request)
             request.body.hold(reservation)
-        timeout_s = config.time_limits.body_timeout_s
-        decoded = await read_body(request, decode, service.offload, timeout_s=timeout_s)
+        timeout_s = service.config.time_limits.body_timeout_s
+        decoded = await read_body(request, self._decode, service.offload, timeout_s=timeout_s)
         claimed_by = request.claimed_by = decoded.claimed_by
         wire = request.wire = decoded.wire
         if decoded.error is not None:
@@ -125,25 +153,10 @@ def _task_handler(
         )
         return await claimed_by.endpoint.respond(call)
 
-    async def respond_in_time(request: HttpRequest) -> HttpResponse:
-        request.is_task = True
-        service.require_open()
-        timeout_s = min(_client_timeout_s(request), config.time_limits.request_timeout_s)
-        request.deadline = trio.current_time() + timeout_s
-        if errors_agree and request.body.is_without(b'"priority"'):
-            _refuse_unread(service, request)  # half of what a refusal costs otherwise
-        service.running_tasks += 1
-        try:
-            with trio.fail_at(request.deadline), service.memory.reserving(request.client) as reservation:
-                response = await respond(request, reservation)
-        except trio.TooSlowError:
-            raise DeadlineExceededError(f"The deadline of {timeout_s:g} s has passed.") from None
-        finally:
-            service.running_tasks -= 1
-        service.metrics.total.observe(request.timings.total_s)
-        return response
-
-    return respond_in_time
+    def _decode(self, body: Buffer) -> DecodedBody:
+        config = self.service.config
+        embeds = config.input.enable_prompt_embeds
+        return decode_body(body, self.candidates, config.network, self.candidates_of, embeds=embeds)
 
 
 def _errors_agree(candidates: Sequence[DialectEndpoint]) -> bool:

@@ -5,11 +5,14 @@ from collections.abc import Collection, Mapping, Sequence
 import trio
 
 from trio_pool_serve.access.client_labels import ClientLabels, TrustedProxies
+from trio_pool_serve.access.key_file import ApiKey
+from trio_pool_serve.api.http.dispatch import TaskHandler
 from trio_pool_serve.api.http.endpoint import Dialect
 from trio_pool_serve.api.http.error_responses import error_response
 from trio_pool_serve.api.http.request import Handler, HttpRequest
+from trio_pool_serve.api.http.request_log import begin_trace
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.errors import AuthenticationError, PermissionDeniedError, innermost
+from trio_pool_serve.errors import AuthenticationError, OverloadedError, PermissionDeniedError, innermost
 from trio_pool_serve.service import Service
 from trio_pool_serve.types import Client
 
@@ -69,8 +72,7 @@ class Middleware:
             response = self.error_response(request, cause)
         except Exception as error:
             response = self.error_response(request, error)
-        request.status = response.status
-        return response.with_headers(self._final_headers(request))
+        return self._finished(request, response)
 
     def authenticate(self, request: HttpRequest) -> None:
         """Note who sends a request, and count it among those of its key.
@@ -78,17 +80,45 @@ class Middleware:
         Raises ``AuthenticationError`` if it lacks an API key where one is needed, ``PermissionDeniedError`` if that may
         not use the route, and ``OverloadedError`` past its limits.
         """
+        key = self._identify(request)
+        if key is None:
+            return
+        request.use_key(key, self._service.api_keys.usage_of(key))
+        if request.path in self._for_admins and not key.admin:
+            raise PermissionDeniedError("The API key may not use this route: that takes one with `admin`.")
+
+    def refuse_early(self, request: HttpRequest, handler: TaskHandler) -> HttpResponse | None:
+        """Return the refusal of a request, all of which has arrived, that no model can take; ``None`` for others.
+
+        It is not counted among those of its key.
+        """
+        try:
+            key = self._identify(request)
+            if key is not None:
+                request.client = key.client
+            handler.refuse_unread(request)
+        except OverloadedError as error:
+            request.is_task = True
+            begin_trace(request, self._service)
+            return self._finished(request, self.error_response(request, error))
+        except AuthenticationError:
+            return None
+        return None
+
+    def _identify(self, request: HttpRequest) -> ApiKey | None:
+        """Note the label of the client, and return the key of its request if one is needed there.
+
+        Raises ``AuthenticationError`` if it has none.
+        """
         address = request.scope.get("client")
         request.client = Client(self._labels.label(address[0] if address else "", request.scope["headers"]))
         keys = self._service.api_keys
         if not keys.are_needed or not self._needs_key(request):
-            return
+            return None
         key = keys.find(request.headers)
         if key is None:
             raise AuthenticationError("The API key is missing or wrong.")
-        request.use_key(key, keys.usage_of(key))
-        if request.path in self._for_admins and not key.admin:
-            raise PermissionDeniedError("The API key may not use this route: that takes one with `admin`.")
+        return key
 
     def _needs_key(self, request: HttpRequest) -> bool:
         method, path = request.scope.get("method", "WEBSOCKET"), request.path
@@ -105,6 +135,10 @@ class Middleware:
         endpoint = request.claimed_by
         dialects = self._by_path.get(request.path, (self._default,)) if endpoint is None else (endpoint.dialect,)
         return error_response(error, request, dialects)
+
+    def _finished(self, request: HttpRequest, response: HttpResponse) -> HttpResponse:
+        request.status = response.status
+        return response.with_headers(self._final_headers(request))
 
     def _final_headers(self, request: HttpRequest) -> dict[str, str]:
         """Count a response, and return the headers that all responses have: the request's id; for tasks, timings."""

@@ -101,7 +101,7 @@ class HttpRequest:
 
     def use_key(self, key: ApiKey, usage: KeyUsage) -> None:
         """Apply the limits of a key. Raises ``OverloadedError``."""
-        self.key, self.client = key, Client(key.name, key.may_outrank)
+        self.key, self.client = key, key.client
         now = trio.current_time()
         usage.enter(now)
         self.usage = usage

@@ -40,18 +40,22 @@ class HttpResponse:
         """Return the same response with more headers."""
         return evolve(self, headers=(*self.headers, *headers.items()))
 
+    def encoded_headers(self) -> list[tuple[bytes, bytes]]:
+        """Return all headers as ASGI has them."""
+        headers = [(name.lower().encode(), value.encode("latin1")) for name, value in self.headers]
+        if self.content_type is not None:
+            headers.append((b"content-type", self.content_type.encode()))
+        if isinstance(self.body, bytes):
+            headers.append((b"content-length", b"%d" % len(self.body)))
+        return headers
+
     async def send(self, send: Any) -> None:
         """Send the response as ASGI messages. Cancellation: a stream ends at once; otherwise as the server's ``send``.
 
         ``send`` is the ASGI server's.
         """
-        headers = [(name.lower().encode(), value.encode("latin1")) for name, value in self.headers]
-        if self.content_type is not None:
-            headers.append((b"content-type", self.content_type.encode()))
         body = self.body
-        if isinstance(body, bytes):
-            headers.append((b"content-length", b"%d" % len(body)))
-        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.start", "status": self.status, "headers": self.encoded_headers()})
         if not isinstance(body, bytes):
             async with body as parts:
                 async for part in parts:

@@ -1,0 +1,83 @@
+"""Refusals of an overloaded server, written as soon as a connection is accepted: without a task, and by one write.
+
+A server that is asked for five times what it can compute refuses four of five requests, most of them over connections
+of their own. Their share of the event loop is what is missing for the others: a task, a scope and an exchange for each
+would take several times what the refusal itself does.
+"""
+
+import contextlib
+import socket
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from attrs import frozen
+from hypercorn.config import Config
+from hypercorn.utils import parse_socket_addr
+
+from trio_pool_serve.server.http_connection import MAX_RECEIVED
+from trio_pool_serve.server.incoming_request import BadRequestError, LeftToHypercornError
+from trio_pool_serve.server.outgoing_response import Headers, OutgoingResponse
+from trio_pool_serve.server.request_buffer import RequestBuffer
+from trio_pool_serve.server.server_context import ServerContext
+
+
+class RefusingApp(Protocol):
+    """An ASGI app that can tell without waiting that it will not compute a request."""
+
+    def is_refusing(self) -> bool:
+        """Return whether it is worth asking: ``refuse_early`` returns ``None`` for all requests otherwise."""
+
+    def refuse_early(self, scope: Mapping[str, Any], body: bytes) -> tuple[int, Headers, bytes] | None:
+        """Return status, headers and body of the refusal of a request; ``None`` for one that is to be handled."""
+
+
+@frozen(eq=False)
+class EarlyRefusals:
+    """Answers the requests of new connections that ``app`` refuses early."""
+
+    app: RefusingApp
+    config: Config
+    context: ServerContext
+
+    def answer(self, connection: socket.socket, peer: Any) -> tuple[bool, bytes]:
+        """Answer the first request of a connection if it has arrived whole, with nothing behind it, and is refused.
+
+        Returns whether the connection is to be closed now, and what has been read of it that is not answered.
+        """
+        if not self.app.is_refusing():
+            return False, b""
+        connection.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
+        try:
+            received = connection.recv(MAX_RECEIVED)
+        except BlockingIOError:
+            return False, b""
+        except OSError:
+            return True, b""
+        buffer = RequestBuffer(self.config.h11_max_incomplete_size)
+        buffer.append(received)
+        response = None
+        with contextlib.suppress(BadRequestError, LeftToHypercornError, ValueError):
+            response = self._response_to(buffer, parse_socket_addr(connection.family, peer))
+        if response is None:
+            return False, received
+        try:
+            connection.send(response[0])  # which fits: nothing has been sent yet
+        except OSError:
+            return True, b""
+        return response[1], b""
+
+    def _response_to(self, buffer: RequestBuffer, client: tuple[str, int] | None) -> tuple[bytes, bool] | None:
+        """Return a response's bytes, and whether it closes the connection; ``None`` for a request to be handled."""
+        request = buffer.take_head()
+        if request is None:
+            return None
+        body = buffer.take_body(request)
+        if not request.is_complete or buffer.unread:
+            return None
+        refusal = self.app.refuse_early(request.scope(self.config.root_path, client), body)
+        if refusal is None:
+            return None
+        status, headers, content = refusal
+        response = OutgoingResponse(request, status, headers)
+        head = response.head(self.context.server_headers(self.config).now(), is_last=False)
+        return head + response.body(content, is_last=True), response.closes
