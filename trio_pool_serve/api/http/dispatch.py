@@ -26,6 +26,11 @@ from trio_pool_serve.service import Service
 SEARCHED_FROM = 256 * 1024
 """Bytes of a body from which looking for names in it, in pieces, is better than parsing it twice."""
 
+BYTES_PER_TOKEN = 8
+"""Of a small body, at least: of English text a token has four or five, and there is JSON around it."""
+
+MAX_GUESSED_TOKENS = 64
+"""More is not guessed from a body's length: it may be an image, or more text than the model reads."""
 
 EndpointsByPath: TypeAlias = Mapping[str, Sequence[DialectEndpoint]]
 
@@ -172,7 +177,8 @@ def _refuse_unread(service: Service, request: HttpRequest) -> None:
 
     It is taken to have priority 0: which one it has is in the body.
     """
-    work = EstimatedWork(tokens=1, client=request.client, deadline=request.deadline)
+    tokens = max(1, min(request.body.announced // BYTES_PER_TOKEN, MAX_GUESSED_TOKENS))
+    work = EstimatedWork(tokens=tokens, client=request.client, deadline=request.deadline)
     refusals = []
     for served in service.served.values():
         try:

@@ -85,6 +85,11 @@ class RequestBody:
             self._complete.set()
 
     @property
+    def announced(self) -> int:
+        """The announced length in bytes; 0 without one."""
+        return self._announced or 0
+
+    @property
     def is_small(self) -> bool:
         """Whether a body of at most ``SMALL_BYTES`` is announced."""
         return self._announced is not None and self._announced <= SMALL_BYTES
