@@ -60,10 +60,10 @@ class PoolServeApp(QuartTrio):
         request.route = self.routes.template_of(path)
         return request
 
-    def is_refusing(self) -> bool:
-        """Return whether ``refuse_early`` can refuse anything: every queue is full."""
-        service = self.service
-        return not service.draining and all(served.engine.is_overloaded() for served in service.served.values())
+    def is_refusing(self, waited_s: float) -> bool:
+        """Return whether ``refuse_early`` may refuse a request that has waited so long: every queue is full for it."""
+        served = self.service.served.values()
+        return not self.service.draining and all(each.engine.is_overloaded(waited_s) for each in served)
 
     def refuse_early(self, scope: Mapping[str, Any], body: bytes) -> EarlyResponse | None:
         """Return the refusal of a request that no model can take.

@@ -194,11 +194,21 @@ def test_small_batches_of_an_idle_server_do_not_make_it_look_slow():
     assert rates.seconds_per_token[4] == pytest.approx(1 / 50)
 
 
-def test_a_batch_that_had_to_be_compiled_first_does_not_count():
+def test_a_batch_that_had_to_be_compiled_first_counts_as_a_slow_one():
     rates = ComputeRates()
-    for seconds in (10.0, 0.1, 0.1, 0.1, 7.0, 0.1):
+    for seconds in (10.0, 0.1, 0.1, 0.1, 0.1, 0.1):
         rates.observe(4, 1000, seconds, left_waiting=True)
+    assert rates.seconds_per_token[4] == pytest.approx(1.5 * 0.1 / 1000)
+    for _ in range(BATCHES):
+        rates.observe(4, 1000, 0.1, left_waiting=True)
     assert rates.seconds_per_token[4] == pytest.approx(0.1 / 1000)
+
+
+def test_threads_that_finish_one_just_behind_the_other_are_as_fast_as_both_together():
+    rates = ComputeRates()
+    for seconds in (0.01, 0.99) * BATCHES:
+        rates.observe(4, 100, seconds, left_waiting=True)
+    assert rates.seconds_per_token[4] == pytest.approx(0.5 / 100)
 
 
 def test_a_rate_follows_what_was_last_seen():

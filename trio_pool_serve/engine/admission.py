@@ -27,7 +27,7 @@ IMAGE_ROW_WEIGHT = 0.1
 class EstimatedWork:
     """What a request will have the engine compute, as far as that is known before its prompts are rendered.
 
-    ``deadline`` is in the trio clock's seconds.
+    ``deadline`` is in the trio clock's seconds. For ``waited_s`` seconds it has been waiting to be read.
     """
 
     tokens: int
@@ -36,6 +36,7 @@ class EstimatedWork:
     client: Client = Factory(Client)
     priority: int = 0
     deadline: float = math.inf
+    waited_s: float = 0.0
 
     @property
     def rank(self) -> int:
@@ -148,10 +149,9 @@ class Admission:
         rates = self.seconds_per_token()
         return 0.0 if math.isnan(rates[0]) else float(self.waiting.total() @ rates)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether all admitted work takes longer than one request may wait."""
-        return self.waiting_s > self.max_queue_s
+    def is_full(self, waited_s: float = 0.0) -> bool:
+        """Return whether all admitted work takes longer than a request may wait that has ``waited_s`` behind it."""
+        return self.waiting_s > max(0.0, self.max_queue_s - waited_s)
 
     @contextmanager
     def admit(self, work: EstimatedWork) -> Iterator[AdmittedRequest]:
@@ -172,15 +172,17 @@ class Admission:
     def refuse_late(self, work: EstimatedWork) -> None:
         """Raise ``OverloadedError`` if a request would wait for too long."""
         left_s = work.deadline - trio.current_time() if work.deadline < math.inf else math.inf
-        limit_s = min(self.max_queue_s, left_s)
+        queue_s = self.max_queue_s - work.waited_s
+        limit_s = min(queue_s, left_s)
         if not (waiting_s := self.waiting_s) or waiting_s <= limit_s:
             return  # without a look at the clients: this is for each request
         wait_s = self.wait_s(work)
         if not wait_s or wait_s <= limit_s:
             return
-        limit = f"{self.max_queue_s:g} s" if self.max_queue_s < left_s else f"its deadline, {max(0.0, left_s):.1f} s"
+        limit = f"{self.max_queue_s:g} s" if queue_s < left_s else f"its deadline, {max(0.0, left_s):.1f} s"
+        waits_s = wait_s + work.waited_s if queue_s < left_s else wait_s
         raise OverloadedError(
-            f"The queue is full: this request would wait for about {wait_s:.1f} s, longer than {limit}.",
+            f"The queue is full: this request would wait for about {waits_s:.1f} s, longer than {limit}.",
             retry_after_s=self.retry_after_s(wait_s),
         )
 

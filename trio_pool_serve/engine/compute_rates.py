@@ -1,7 +1,7 @@
 """How long a device takes to compute a token, measured while serving."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -17,8 +17,11 @@ WORK_CLASSES = 2 * LENGTHS
 RATE_WEIGHT = 0.2
 """Weight of the newest batch in ``tokens_per_s``, an exponential moving average."""
 
-BATCHES = 9
-"""Of a class, whose median is its rate: the first batch of a shape is compiled, and may take many times as long."""
+BATCHES = 16
+"""Of a class, whose mean is its rate."""
+
+MAX_OUTLIER = 4.0
+"""A batch counts with at most this many times the median rate: the first one of a shape is compiled."""
 
 MIN_BATCHES = 3
 """Of a class, before its rate counts."""
@@ -40,7 +43,8 @@ UNKNOWN: SecondsPerToken = np.full(WORK_CLASSES, np.nan)
 class ComputeRates:
     """The rates of one engine: ``seconds_per_token`` by work class, for unknown classes those of the nearest known.
 
-    A rate is the median over the latest batches.
+    A rate is the mean over the latest batches: of two threads one may finish just behind the other again and again, and
+    then neither the short nor the long times between their batches tell how fast they are together.
 
     Only batches behind which rows were left waiting tell how fast a queue drains: others are smaller than they could
     be. Until there is one, nothing has waited for long.
@@ -49,8 +53,8 @@ class ComputeRates:
     seconds_per_token: SecondsPerToken = field(init=False, factory=UNKNOWN.copy)
     tokens_per_s: float = field(default=0.0, init=False)
     """Of the latest batches of any class; 0 before the first."""
-    _latest: dict[int, deque[float]] = field(init=False, factory=dict)
-    """Seconds per token of the latest batches, by class."""
+    _latest: dict[int, deque[tuple[float, int]]] = field(init=False, factory=dict)
+    """Seconds and tokens of the latest batches, by class."""
     _known: SecondsPerToken = field(init=False, factory=lambda: np.zeros(WORK_CLASSES))
     _nearest: npt.NDArray[np.intp] | None = field(init=False, default=None)
 
@@ -62,14 +66,20 @@ class ComputeRates:
         if not left_waiting:
             return
         latest = self._latest.setdefault(measured_class, deque(maxlen=BATCHES))
-        latest.append(seconds / tokens)
+        latest.append((seconds, tokens))
         if len(latest) < MIN_BATCHES:
             return
-        self._known[measured_class] = sorted(latest)[len(latest) // 2]
+        self._known[measured_class] = _mean_rate(latest)
         if len(latest) == MIN_BATCHES:
             self._nearest = _nearest_known(np.flatnonzero(self._known).tolist())
         # Here, once for each batch, and not for each request that is admitted.
         self.seconds_per_token = self._known[self._nearest].reshape(-1)
+
+
+def _mean_rate(batches: Collection[tuple[float, int]]) -> float:
+    """Return the seconds per token of batches, of which none counts as slower than ``MAX_OUTLIER`` times the median."""
+    limit = MAX_OUTLIER * sorted(seconds / tokens for seconds, tokens in batches)[len(batches) // 2]
+    return sum(min(seconds, limit * tokens) for seconds, tokens in batches) / sum(tokens for _, tokens in batches)
 
 
 def _nearest_known(known: Sequence[int]) -> npt.NDArray[np.intp]:

@@ -177,8 +177,8 @@ class Engine(ABC):
         """Why the engine's state is stalled; empty if it is not."""
 
     @abstractmethod
-    def is_overloaded(self) -> bool:
-        """Return whether so much waits that a further request would probably be refused."""
+    def is_overloaded(self, waited_s: float = 0.0) -> bool:
+        """Return whether so much waits that a further request, which has waited already, would probably be refused."""
 
     @abstractmethod
     async def wait_ready(self) -> None:

@@ -68,6 +68,8 @@ class LocalEngine(Engine):
     """Set once the model is loaded."""
     _in_flight: set[InFlightBatch] = field(init=False, factory=set)
     _last_done: float = field(default=0.0, init=False)
+    _left_waiting: bool = field(default=False, init=False)
+    """Whether rows were waiting when the latest batch was done."""
     _launched: int = field(default=0, init=False)
     _batches: int = field(default=0, init=False)
     _failed_batches: int = field(default=0, init=False)
@@ -134,8 +136,8 @@ class LocalEngine(Engine):
             return f"a batch has been in flight for {oldest_s:.0f} s"
         return self._probe.failure
 
-    def is_overloaded(self) -> bool:  # noqa: D102
-        return self._admission.is_full
+    def is_overloaded(self, waited_s: float = 0.0) -> bool:  # noqa: D102
+        return self._admission.is_full(waited_s)
 
     @property
     def _loaded(self) -> Runner:
@@ -334,8 +336,9 @@ class LocalEngine(Engine):
         self._batches += 1
         self._probe.failure = ""
         self._budget.observe(self._budgeted_tokens(batch))
-        # Without the time in which the batch before was computed: by any thread, and by the same one.
-        self._observe_rate(batch, now - max(launched, self._last_done))
+        # Without the time in which the batch before was computed: by any thread, and by the same one. When rows waited
+        # behind that batch, how long it took to launch more of them is a part of how fast they are computed.
+        self._observe_rate(batch, now - (self._last_done if self._left_waiting else max(launched, self._last_done)))
         self._bulk.observe(batch.tokens, now - max(launched, thread.last_done))
         self._last_done = thread.last_done = now
         self.metrics.forward.observe(in_flight.forward_s)
@@ -364,7 +367,8 @@ class LocalEngine(Engine):
     def _observe_rate(self, batch: Batch, seconds: float) -> None:
         has_images = batch.requests[0].prompt.images is not None
         measured = work_class(batch.tokens // len(batch.requests), has_images=has_images)
-        self._rates.observe(measured, batch.tokens, seconds, left_waiting=len(self._queue) > 0)
+        self._left_waiting = len(self._queue) > 0
+        self._rates.observe(measured, batch.tokens, seconds, left_waiting=self._left_waiting)
 
     def _observe_batch(self, in_flight: InFlightBatch) -> None:
         batch = in_flight.batch

@@ -14,6 +14,7 @@ from attrs import frozen
 from hypercorn.config import Config
 from hypercorn.utils import parse_socket_addr
 
+from trio_pool_serve.server.arrival import seconds_since_arrival
 from trio_pool_serve.server.http_connection import MAX_RECEIVED
 from trio_pool_serve.server.incoming_request import BadRequestError, LeftToHypercornError
 from trio_pool_serve.server.outgoing_response import Headers, OutgoingResponse
@@ -24,8 +25,8 @@ from trio_pool_serve.server.server_context import ServerContext
 class RefusingApp(Protocol):
     """An ASGI app that can tell without waiting that it will not compute a request."""
 
-    def is_refusing(self) -> bool:
-        """Return whether it is worth asking: ``refuse_early`` returns ``None`` for all requests otherwise."""
+    def is_refusing(self, waited_s: float) -> bool:
+        """Return whether ``refuse_early`` may refuse a request that has waited for so long to be read."""
 
     def refuse_early(self, scope: Mapping[str, Any], body: bytes) -> tuple[int, Headers, bytes] | None:
         """Return status, headers and body of the refusal of a request; ``None`` for one that is to be handled."""
@@ -44,7 +45,8 @@ class EarlyRefusals:
 
         Returns whether the connection is to be closed now, and what has been read of it that is not answered.
         """
-        if not self.app.is_refusing():
+        waited_s = seconds_since_arrival(connection)
+        if not self.app.is_refusing(waited_s):
             return False, b""
         connection.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
         try:
@@ -57,7 +59,7 @@ class EarlyRefusals:
         buffer.append(received)
         response = None
         with contextlib.suppress(BadRequestError, LeftToHypercornError, ValueError):
-            response = self._response_to(buffer, parse_socket_addr(connection.family, peer))
+            response = self._response_to(buffer, parse_socket_addr(connection.family, peer), waited_s)
         if response is None:
             return False, received
         try:
@@ -66,7 +68,9 @@ class EarlyRefusals:
             return True, b""
         return response[1], b""
 
-    def _response_to(self, buffer: RequestBuffer, client: tuple[str, int] | None) -> tuple[bytes, bool] | None:
+    def _response_to(
+        self, buffer: RequestBuffer, client: tuple[str, int] | None, waited_s: float
+    ) -> tuple[bytes, bool] | None:
         """Return a response's bytes, and whether it closes the connection; ``None`` for a request to be handled."""
         request = buffer.take_head()
         if request is None:
@@ -74,7 +78,7 @@ class EarlyRefusals:
         body = buffer.take_body(request)
         if not request.is_complete or buffer.unread:
             return None
-        refusal = self.app.refuse_early(request.scope(self.config.root_path, client), body)
+        refusal = self.app.refuse_early(request.scope(self.config.root_path, client, waited_s), body)
         if refusal is None:
             return None
         status, headers, content = refusal

@@ -16,19 +16,22 @@ MAX_UNRECEIVED = 64 * 1024
 class Exchange:
     """ASGI's ``receive`` and ``send`` for one request.
 
-    The connection gives it the body with ``take`` and ``leave``, which never wait; ``write`` sends bytes to the client,
-    and ``is_last`` tells whether the server wants to close the connection. An app may register a listener, to which
-    body and disconnect are delivered at once, instead of receiving messages: it needs no task for that.
+    The ``request`` had waited for ``waited_s`` seconds when it was read. The connection gives it the body with ``take``
+    and ``leave``, which never wait; ``write`` sends bytes to the client, and ``is_last`` tells whether the server wants
+    to close the connection. An app may register a listener, to which body and disconnect are delivered at once, instead
+    of receiving messages: it needs no task for that.
     """
 
     def __init__(
         self,
         request: IncomingRequest,
+        waited_s: float,
         server_headers: ServerHeaders,
         is_last: Callable[[], bool],
         write: Callable[..., Awaitable[None]],
     ) -> None:
         self.request = request
+        self.waited_s = waited_s
         self.response: OutgoingResponse | None = None
         self.is_answered = False
         self._server_headers = server_headers

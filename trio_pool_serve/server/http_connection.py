@@ -13,6 +13,7 @@ from hypercorn.utils import parse_socket_addr
 
 from trio_pool_serve.api.http.connection import DELIVER_TO
 from trio_pool_serve.server.app_call import call_in_context
+from trio_pool_serve.server.arrival import seconds_since_arrival
 from trio_pool_serve.server.exchange import Exchange
 from trio_pool_serve.server.half_closed import wait_until_gone
 from trio_pool_serve.server.incoming_request import BadRequestError, IncomingRequest, LeftToHypercornError
@@ -228,7 +229,8 @@ class HttpConnection:
 
     async def _begin(self, request: IncomingRequest) -> Exchange:
         """Return the exchange that ``request`` opens."""
-        exchange = Exchange(request, self._server_headers, self._is_last, self._write_response)
+        waited_s = seconds_since_arrival(self._socket)
+        exchange = Exchange(request, waited_s, self._server_headers, self._is_last, self._write_response)
         if request.is_complete:
             exchange.take(b"", is_last=True)
         self._requests += 1
@@ -261,12 +263,9 @@ class HttpConnection:
 
     async def _respond(self, exchange: Exchange) -> None:
         began = time.time()
-        scope: Any = {
-            **exchange.request.scope(self._config.root_path, self._client),
-            "server": self._server,
-            "state": self._state.copy(),
-            "extensions": {DELIVER_TO: exchange.deliver_to},
-        }
+        scope: Any = exchange.request.scope(self._config.root_path, self._client, exchange.waited_s)
+        scope |= {"server": self._server, "state": self._state.copy()}
+        scope["extensions"][DELIVER_TO] = exchange.deliver_to
         if exchange.request.expects_continue:
             await self._write(head_bytes(100, self._server_headers.now()))
         try:

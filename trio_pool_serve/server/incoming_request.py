@@ -12,6 +12,8 @@ from httptools import (
     HttpRequestParser,
 )
 
+from trio_pool_serve.api.http.request import WAITED_S
+
 END_OF_HEAD = b"\r\n\r\n"
 
 MAX_LENGTH_DIGITS = 20
@@ -94,8 +96,8 @@ class IncomingRequest:
         if fields.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
             raise BadRequestError(501)
 
-    def scope(self, root_path: str, client: tuple[str, int] | None) -> dict[str, Any]:
-        """Return what of ASGI's scope the request tells; ``client`` is the client's address."""
+    def scope(self, root_path: str, client: tuple[str, int] | None, waited_s: float) -> dict[str, Any]:
+        """Return what is known of ASGI's scope: from the request, the client's address, and how long it has waited."""
         path, _, query_string = self.target.partition(b"?")
         return {
             "type": "http",
@@ -109,6 +111,7 @@ class IncomingRequest:
             "root_path": root_path,
             "headers": self.headers,
             "client": client,
+            "extensions": {WAITED_S: waited_s},
         }
 
     def take_body(self, data: bytes) -> tuple[bytes, int]:

@@ -31,4 +31,5 @@ class RequestContext:
             client=self.client,
             priority=priority,
             deadline=self.deadline,
+            waited_s=self.timings.waited_s,
         )

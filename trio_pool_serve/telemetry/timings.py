@@ -14,7 +14,9 @@ class RequestTimings:
     the last; ``queue``, ``forward`` and ``copy`` are those of the row that took longest in each.
     """
 
-    started: float = field(factory=time.perf_counter)
+    waited_s: float = 0.0
+    """From when it arrived to when the server read it, as far as that is known."""
+    started: float = field(init=False)
     rows: int = 0
     tokens: int = 0
     """Of the rows that have been rendered."""
@@ -26,9 +28,13 @@ class RequestTimings:
     copy_s: float = 0.0
     encode_s: float = 0.0
 
+    @started.default
+    def _when_it_arrived(self) -> float:
+        return time.perf_counter() - self.waited_s
+
     @property
     def total_s(self) -> float:
-        """Seconds since the request began."""
+        """Seconds since the request arrived."""
         return time.perf_counter() - self.started
 
     def add_rendered(self, *, rows: int, tokens: int) -> None:

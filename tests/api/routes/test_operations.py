@@ -115,7 +115,7 @@ async def test_a_draining_server_takes_no_new_work(client, service):
 
 
 async def test_a_server_that_would_refuse_requests_is_not_ready(client, service, monkeypatch):
-    monkeypatch.setattr(type(service.default.engine), "is_overloaded", lambda _: True)
+    monkeypatch.setattr(type(service.default.engine), "is_overloaded", lambda *_: True)
     await assert_probes(client, "overloaded")
 
 

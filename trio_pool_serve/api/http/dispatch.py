@@ -26,8 +26,8 @@ from trio_pool_serve.service import Service
 SEARCHED_FROM = 256 * 1024
 """Bytes of a body from which looking for names in it, in pieces, is better than parsing it twice."""
 
-BYTES_PER_TOKEN = 8
-"""Of a small body, at least: of English text a token has four or five, and there is JSON around it."""
+BYTES_PER_TOKEN = 4
+"""Of a small body: of English text a token has four or five, and there is JSON around it."""
 
 MAX_GUESSED_TOKENS = 64
 """More is not guessed from a body's length: it may be an image, or more text than the model reads."""
@@ -118,7 +118,7 @@ class TaskHandler:
         request.is_task = True
         service.require_open()
         timeout_s = min(_client_timeout_s(request), limits.request_timeout_s)
-        request.deadline = trio.current_time() + timeout_s
+        request.deadline = trio.current_time() - request.timings.waited_s + timeout_s
         self.refuse_unread(request)
         service.running_tasks += 1
         try:
@@ -178,7 +178,9 @@ def _refuse_unread(service: Service, request: HttpRequest) -> None:
     It is taken to have priority 0: which one it has is in the body.
     """
     tokens = max(1, min(request.body.announced // BYTES_PER_TOKEN, MAX_GUESSED_TOKENS))
-    work = EstimatedWork(tokens=tokens, client=request.client, deadline=request.deadline)
+    work = EstimatedWork(
+        tokens=tokens, client=request.client, deadline=request.deadline, waited_s=request.timings.waited_s
+    )
     refusals = []
     for served in service.served.values():
         try:

@@ -21,6 +21,9 @@ MAX_REQUEST_ID = 128
 """Characters of a client's request id that are sent back."""
 
 
+WAITED_S = "trio_pool_serve.waited_s"
+"""The ASGI extension of a server that knows how many seconds ago a request had arrived when it was read."""
+
 Outcome: TypeAlias = Literal["answered", "refused", "failed", "deadline", "drained", "client left", "cancelled"]
 """refused: answered with a status below 500 that tells what is wrong with the request. failed: one from 500 on."""
 
@@ -44,7 +47,7 @@ class HttpRequest:
     request_id: str = field(init=False)
     claimed_by: DialectEndpoint | None = None
     wire: Any = None
-    timings: RequestTimings = field(factory=RequestTimings)
+    timings: RequestTimings = field(init=False)
     deadline: float = math.inf
     is_task: bool = False
     client: Client = field(init=False, factory=Client)
@@ -68,6 +71,10 @@ class HttpRequest:
     @headers.default
     def _first_of_each(self) -> Mapping[bytes, bytes]:
         return dict(reversed(self.scope["headers"]))
+
+    @timings.default
+    def _since_its_arrival(self) -> RequestTimings:
+        return RequestTimings(self.scope.get("extensions", {}).get(WAITED_S, 0.0))
 
     @body.default
     def _empty_body(self) -> RequestBody:

@@ -155,8 +155,8 @@ class ProcessEngine(Engine):
         reasons = [link.stall_reason for link in self._ready_links]
         return reasons[0] if reasons and all(reasons) else ""
 
-    def is_overloaded(self) -> bool:  # noqa: D102
-        return self._admission.is_full
+    def is_overloaded(self, waited_s: float = 0.0) -> bool:  # noqa: D102
+        return self._admission.is_full(waited_s)
 
     @property
     def _hello(self) -> Hello:
