@@ -214,7 +214,7 @@ def test_threads_that_finish_one_just_behind_the_other_are_as_fast_as_both_toget
 def test_a_rate_follows_what_was_last_seen():
     rates = observed(*[(4, 10, 1.0, True)] * 50, (4, 100, 1.0, True))
     assert 10 < rates.tokens_per_s < 100
-    assert rates.seconds_per_token[4] == pytest.approx(1 / 10)
+    assert 1 / 100 < rates.seconds_per_token[4] < 1 / 10
     for _ in range(BATCHES):
         rates.observe(4, 100, 1.0, left_waiting=True)
     assert rates.seconds_per_token[4] == pytest.approx(1 / 100)

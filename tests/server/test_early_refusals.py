@@ -1,0 +1,240 @@
+"""Requests over new connections that an overloaded server refuses as it accepts them."""
+
+import json
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from tests.conftest import assert_idle, full_queue, running
+from trio_pool_serve.app import PoolServeApp, create_app
+from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.engine.admission import EstimatedWork
+from trio_pool_serve.engine.compute_rates import MIN_BATCHES
+from trio_pool_serve.errors import OverloadedError
+from trio_pool_serve.server.acceptor import serve_app
+from trio_pool_serve.server.arrival import seconds_since_arrival
+from trio_pool_serve.server.listener import connections_of, hypercorn_config, open_listening_socket
+from trio_pool_serve.server.server_context import ServerContext
+from trio_pool_serve.service import Service
+from trio_pool_serve.telemetry import access_log
+from trio_pool_serve.types import Client
+
+BODY = b'{"input": "hello"}'
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+CHANGES = {b"date", b"x-request-id", b"server-timing"}
+
+
+def post(*headers: str, body: bytes = BODY, path: str = "/v1/embeddings") -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+@attrs.define(eq=False)
+class Listening:
+    """A server, and for each request that was looked at while it was accepted whether it was refused."""
+
+    where: socket.socket
+    refused_early: list[bool]
+
+    async def ask(self, *requests: bytes) -> list[bytes]:
+        """Return the responses on one new connection, whose first request has arrived before it is accepted."""
+        made = socket.create_connection(self.where.getsockname()[:2])
+        made.sendall(requests[0])
+        received = []
+        with trio.fail_after(10):
+            async with trio.SocketStream(trio.socket.from_stdlib_socket(made)) as stream:
+                for number, request in enumerate(requests):
+                    if number:
+                        await stream.send_all(request)
+                    received.append(await stream.receive_some())
+        return received
+
+
+@asynccontextmanager
+async def serving(service: Service, monkeypatch) -> AsyncIterator[Listening]:
+    refused_early = []
+    refuse_early = PoolServeApp.refuse_early
+
+    def noting(self, scope, body):
+        refusal = refuse_early(self, scope, body)
+        refused_early.append(refusal is not None)
+        return refusal
+
+    monkeypatch.setattr(PoolServeApp, "refuse_early", noting)
+    app, stop = create_app(service.config, service), trio.Event()
+    context = ServerContext(connections=connections_of(service))
+    with open_listening_socket(NetworkConfig(port=0)) as listening:
+        async with trio.open_nursery() as nursery:
+            serve = partial(serve_app, refusing=app)
+            nursery.start_soon(serve, app, hypercorn_config(service.config), context, listening, stop)
+            yield Listening(listening, refused_early)
+            stop.set()
+
+
+@pytest.fixture
+async def server(service, monkeypatch) -> AsyncIterator[Listening]:
+    async with serving(service, monkeypatch) as made:
+        yield made
+
+
+def parts_of(response: bytes) -> tuple[bytes, dict[bytes, bytes], bytes]:
+    head, _, body = response.partition(b"\r\n\r\n")
+    first, *lines = head.split(b"\r\n")
+    return first, dict(line.split(b": ", 1) for line in lines), body
+
+
+async def test_a_refusal_is_the_same_as_that_of_a_request_that_is_handled(server, service):
+    with full_queue(service):
+        early, handled = await server.ask(post("X-Request-Id: a"), post("X-Request-Id: a"))
+    assert server.refused_early == [True]
+    (status, headers, body), (other_status, other_headers, other_body) = parts_of(early), parts_of(handled)
+    assert status == other_status == b"HTTP/1.1 429 "
+    assert list(headers) == list(other_headers)
+    assert {name for name in headers if headers[name] != other_headers[name]} <= CHANGES
+    assert headers[b"x-request-id"] == b"a"
+    assert headers[b"retry-after"] == b"30"
+    assert json.loads(body) == json.loads(other_body)
+    assert_idle(service)
+
+
+async def test_a_connection_is_served_on_behind_a_refusal_unless_its_client_closes_it(server, service):
+    with full_queue(service):
+        refusal, health = await server.ask(post(), HEALTH)
+        assert refusal.startswith(b"HTTP/1.1 429")
+        assert health.startswith(b"HTTP/1.1 200")
+        refusal, end = await server.ask(post("Connection: close"), b"")
+        assert b"Connection: close" in refusal
+        assert end == b""
+    assert server.refused_early == [True, True]
+
+
+async def test_refusals_are_counted_and_logged(server, service, caplog):
+    caplog.set_level(logging.INFO, logger=access_log.__name__)
+    service.access_log.only_failures = False
+    counters = service.metrics.requests, service.metrics.failures
+    before = [value_of(counter) for counter in counters]
+    with full_queue(service):
+        await server.ask(post("X-Request-Id: mine"))
+    assert server.refused_early == [True]
+    assert [value_of(counter) for counter in counters] == [value + 1 for value in before]
+    assert [record.request_id for record in caplog.records if record.name == access_log.__name__] == ["mine"]
+
+
+def value_of(counter) -> float:
+    (sample,) = [sample for sample in counter.collect()[0].samples if sample.name.endswith("_total")]
+    return sample.value
+
+
+HANDLED = {
+    "a probe": (HEALTH, b"200"),
+    "no such path": (post(path="/nothing"), b"404"),
+    "a body that is not all there": (post()[:-1], None),
+    "half a head": (post()[:30], None),
+    "no request": (b"\x16\x03\x01 TLS", b"400"),
+    "two requests at once": (post() * 2, b"429"),
+    "an urgent request": (post(body=b'{"input": "hello", "priority": -1}'), b"429"),
+    "chunks": (b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"429"),
+}
+
+
+@pytest.mark.parametrize("name", HANDLED)
+async def test_what_is_no_whole_request_for_a_task_is_handled_as_ever(server, service, name):
+    request, status = HANDLED[name]
+    with full_queue(service):
+        if status is None:  # the rest arrives later
+            rest = post()[len(request) :]
+            made = socket.create_connection(server.where.getsockname()[:2])
+            made.sendall(request)
+            async with trio.SocketStream(trio.socket.from_stdlib_socket(made)) as stream:
+                await trio.testing.wait_all_tasks_blocked()
+                await stream.send_all(rest)
+                answer, status = await stream.receive_some(), b"429"
+        else:
+            (answer,) = await server.ask(request)
+    assert answer.startswith(b"HTTP/1.1 " + status)
+    assert True not in server.refused_early
+
+
+async def test_a_client_that_has_nothing_waiting_is_not_refused_because_of_another(server, service):
+    observe_rate(service, seconds_per_token=0.01)
+    with service.default.engine.admit(EstimatedWork(tokens=1000, client=Client("another"))):
+        (answer,) = await server.ask(post())
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert server.refused_early == [False]
+
+
+async def test_requests_without_their_key_are_told_so(config, scripted, monkeypatch):
+    network = attrs.evolve(config.network, api_key="secret")
+    async with (
+        running(Service(attrs.evolve(config, network=network), lambda *_: scripted)) as service,
+        serving(service, monkeypatch) as server,
+    ):
+        with full_queue(service):
+            (wrong,), (right,) = [await server.ask(post(f"X-Api-Key: {key}")) for key in ("wrong", "secret")]
+    assert wrong.startswith(b"HTTP/1.1 401")
+    assert right.startswith(b"HTTP/1.1 429")
+    assert server.refused_early == [False, True]
+
+
+async def test_a_server_that_drains_says_so_though_its_queue_is_full(server, service):
+    with full_queue(service):
+        service.draining = True
+        (answer,) = await server.ask(post())
+    assert answer.startswith(b"HTTP/1.1 503")
+
+
+def observe_rate(service: Service, *, seconds_per_token: float) -> None:
+    for _ in range(MIN_BATCHES):
+        service.default.engine._rates.observe(4, 100, 100 * seconds_per_token, left_waiting=True)
+
+
+# -- how long a request has waited to be read -------------------------------------------------------------
+
+
+@pytest.fixture
+def connected() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        client = socket.create_connection(listening.getsockname())
+        with client, listening.accept()[0] as connection:
+            yield client, connection
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="Linux tells when data arrived")
+def test_the_age_of_the_last_bytes_is_known_before_they_are_read(connected):
+    client, connection = connected
+    client.sendall(b"x")
+    time.sleep(0.2)
+    assert 0.15 < seconds_since_arrival(connection) < 10
+    connection.recv(1)
+    assert 0.15 < seconds_since_arrival(connection) < 10
+    client.sendall(b"y")
+    assert seconds_since_arrival(connection) < 0.15
+
+
+def test_the_age_is_unknown_at_a_unix_socket():
+    one, other = socket.socketpair()
+    with one, other:
+        one.sendall(b"x")
+        assert seconds_since_arrival(other) == 0
+
+
+async def test_what_waited_to_be_read_may_wait_less_in_the_queue(server, service):
+    """Of five seconds four have passed before the server reads it; what is queued takes two more."""
+    engine = service.default.engine
+    observe_rate(service, seconds_per_token=0.01)
+    with engine.admit(EstimatedWork(tokens=200, client=Client("127.0.0.1"))):
+        assert engine.refuse_late(EstimatedWork(tokens=1, client=Client("127.0.0.1"))) is None
+        late = EstimatedWork(tokens=1, client=Client("127.0.0.1"), waited_s=4.0)
+        with pytest.raises(OverloadedError, match=r"about 6\.0 s, longer than 5 s"):
+            engine.refuse_late(late)
+        assert not engine.is_overloaded()
+        assert engine.is_overloaded(4.0)
+    engine.refuse_late(late)
