@@ -1,4 +1,5 @@
 import math
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -233,3 +234,20 @@ def test_replicas_share_the_work():
     assert math.isnan(rates_together([])[0])
     assert rates_together([TEN_PER_S, UNKNOWN])[0] == pytest.approx(0.1)
     assert rates_together([TEN_PER_S, TEN_PER_S / 3])[0] == pytest.approx(0.1 / 4)
+
+
+def test_images_that_take_longer_to_prepare_than_to_compute_are_refused_in_time():
+    now = 0.0
+    admission = admission_of(TEN_PER_S / 1000)
+    admission._image_rows.unrendered.clock = lambda: now
+    features = ImageFeatures({"pixel_values": np.zeros((1, 3, 2, 2), np.float32)}, (10,))
+    with ExitStack() as admitted:
+        requests = [admitted.enter_context(admission.admit(work(10, has_images=True))) for _ in range(100)]
+        for request in requests[:20]:
+            now += 0.1
+            request.note_rendered([prompt(10, features)], rows=1)
+        with pytest.raises(OverloadedError, match=r"about 8\.0 s"):
+            admission.refuse_late(work(10, has_images=True))
+        admission.refuse_late(work(10))  # a text needs none of that
+    admission.refuse_late(work(10, has_images=True))
+    assert admission._image_rows.unrendered.waiting == 0

@@ -15,6 +15,7 @@ from attrs import Factory, define, evolve, field, frozen
 from trio_pool_serve.engine.compute_rates import SecondsPerToken, work_class
 from trio_pool_serve.engine.waiting_work import CLIENTS, WaitingWork
 from trio_pool_serve.errors import OverloadedError
+from trio_pool_serve.threads.backlog import Backlog
 from trio_pool_serve.types import Client, RenderedPrompt
 
 MAX_RETRY_AFTER_S = 30.0
@@ -66,6 +67,8 @@ class AdmittedRequest:
         estimated_class = work_class(work.tokens // max(1, work.rows), has_images=work.has_images)
         self._estimate = {estimated_class: work.tokens}
         self._count(estimated_class, work.tokens)
+        if work.has_images:
+            self._image_rows.unrendered.add(work.rows)
 
     def note_rendered(self, prompts: Iterable[RenderedPrompt], rows: int) -> None:
         """Replace the estimate for ``rows`` rows of the request by the exact lengths of their ``prompts``."""
@@ -73,12 +76,14 @@ class AdmittedRequest:
             replaced = estimate if rows >= self._unrendered else estimate * rows // self._unrendered
             self._estimate[estimated_class] = estimate - replaced
             self._count(estimated_class, -replaced)
+        if self.work.has_images:
+            self._image_rows.unrendered.note_done(min(rows, self._unrendered))
         self._unrendered = max(0, self._unrendered - rows)
         for prompt in prompts:
             tokens = len(prompt.token_ids)
             self._count(class_of(prompt), tokens)
             if prompt.images is not None:
-                self._image_rows.observe(tokens)
+                self._image_rows.observe_tokens(tokens)
 
     def note_computed(self, prompt: RenderedPrompt) -> None:
         """Count a rendered row no longer."""
@@ -91,6 +96,9 @@ class AdmittedRequest:
         self._add_by_priority(-sum(self._counted.values()))
         self._counted.clear()
         self._estimate.clear()
+        if self.work.has_images:
+            self._image_rows.unrendered.withdraw(self._unrendered)
+        self._unrendered = 0
 
     def _count(self, counted_class: int, tokens: int) -> None:
         self._counted[counted_class] = self._counted.get(counted_class, 0) + tokens
@@ -107,12 +115,16 @@ class AdmittedRequest:
 
 @define(eq=False)
 class ImageRows:
-    """Tokens of the rows with images of one model: a moving average, 0 before the first."""
+    """The rows with images of one model, in one process: those not rendered yet, and how long they are.
 
+    ``tokens`` is a moving average, 0 before the first.
+    """
+
+    unrendered: Backlog = field(factory=Backlog)
     tokens: float = 0.0
 
-    def observe(self, tokens: int) -> None:
-        """Record a row."""
+    def observe_tokens(self, tokens: int) -> None:
+        """Record the length of a row."""
         self.tokens += (tokens - self.tokens) * (IMAGE_ROW_WEIGHT if self.tokens else 1.0)
 
 
@@ -128,7 +140,8 @@ class Admission:
     ``seconds_per_token()`` are the rates at which the model's devices compute together. What waits before a request is
     what its client has waiting that is as urgent, and of each other client as much again, as the queue takes turns
     between clients; without ``is_fair`` all that waits. A request is always admitted when nothing waits before it, and
-    while the rates are unknown.
+    while the rates are unknown. Images are prepared first come, first served, which may take longer than to compute
+    them.
     """
 
     max_queue_s: float
@@ -174,16 +187,18 @@ class Admission:
         left_s = work.deadline - trio.current_time() if work.deadline < math.inf else math.inf
         queue_s = self.max_queue_s - work.waited_s
         limit_s = min(queue_s, left_s)
-        if not (waiting_s := self.waiting_s) or waiting_s <= limit_s:
+        rendering_s = self._image_rows.unrendered.waiting_s if work.has_images else 0.0
+        waiting_s = self.waiting_s
+        if not waiting_s or max(waiting_s, rendering_s) <= limit_s:
             return  # without a look at the clients: this is for each request
-        wait_s = self.wait_s(work)
+        wait_s = max(self.wait_s(work), rendering_s)
         if not wait_s or wait_s <= limit_s:
             return
         limit = f"{self.max_queue_s:g} s" if queue_s < left_s else f"its deadline, {max(0.0, left_s):.1f} s"
         waits_s = wait_s + work.waited_s if queue_s < left_s else wait_s
         raise OverloadedError(
             f"The queue is full: this request would wait for about {waits_s:.1f} s, longer than {limit}.",
-            retry_after_s=self.retry_after_s(wait_s),
+            retry_after_s=retry_after_s(wait_s, self.max_queue_s),
         )
 
     def wait_s(self, work: EstimatedWork) -> float:
@@ -218,9 +233,10 @@ class Admission:
         seconds: SecondsPerToken = self.waiting.by_client() @ rates
         return seconds
 
-    def retry_after_s(self, wait_s: float) -> float:
-        """Return the seconds until about half of the queue is computed; from 0.1 to ``MAX_RETRY_AFTER_S``.
 
-        Not when the queue is just short enough: all clients that are refused meanwhile would return at that moment.
-        """
-        return min(MAX_RETRY_AFTER_S, max(0.1, wait_s - self.max_queue_s / 2))
+def retry_after_s(wait_s: float, max_queue_s: float) -> float:
+    """Return the seconds until about half of the queue is computed; from 0.1 to ``MAX_RETRY_AFTER_S``.
+
+    Not when the queue is just short enough: all clients that are refused meanwhile would return at that moment.
+    """
+    return min(MAX_RETRY_AFTER_S, max(0.1, wait_s - max_queue_s / 2))

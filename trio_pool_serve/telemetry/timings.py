@@ -15,7 +15,7 @@ class RequestTimings:
     """
 
     waited_s: float = 0.0
-    """From when it arrived to when the server read it, as far as that is known."""
+    """From when it arrived to when the server read it, as far as that is known; and for its decoding in a thread."""
     started: float = field(init=False)
     rows: int = 0
     tokens: int = 0

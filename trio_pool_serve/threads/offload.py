@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias, TypeVar, get_args
 import trio
 from attrs import Factory, define, field, frozen
 
+from trio_pool_serve.threads.backlog import Backlog
 from trio_pool_serve.threads.dedicated_threads import DedicatedThreads
 from trio_pool_serve.threads.scheduling import lower_priority
 
@@ -58,6 +59,8 @@ class Offload:
     niceness: int | None = None
     observe: Callable[[LimiterName, float, float], None] = _ignore
     in_threads: bool = True
+    rendering: Backlog = field(factory=Backlog, init=False)
+    """What is run or waits under ``render``."""
     _limiters: dict[LimiterName, trio.CapacityLimiter] = field(init=False)
     _launch_threads: DedicatedThreads = field(init=False, factory=lambda: DedicatedThreads("launch"))
 
@@ -94,6 +97,8 @@ class Offload:
             finally:
                 finished = time.perf_counter()
 
+        if kind == "render":
+            self.rendering.add()
         try:
             if self.in_threads and kind == "launch":
                 return await self._launch_threads.run(timed, limiter=self._limiters[kind])
@@ -111,6 +116,11 @@ class Offload:
             await trio.lowlevel.checkpoint()
             return timed()
         finally:
+            if kind == "render":
+                if finished > called:
+                    self.rendering.note_done()
+                else:
+                    self.rendering.withdraw()
             if finished > called:
                 self.observe(kind, started - called, finished - started)
 

@@ -1,16 +1,24 @@
 """Requests that are refused because the server is full: what they are told, and how little is done for them."""
 
 import json
+import threading
+from functools import partial
 
 import attrs
 import httpx
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from trio.testing import wait_all_tasks_blocked
 
 from tests.conftest import assert_idle, client_of, full_queue, listening, make_slow, running
 from trio_pool_serve.api.http import dispatch
+from trio_pool_serve.api.http.json_body import model_named_in
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.service import Service
+from trio_pool_serve.threads.backlog import Backlog
+from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Client
 
 ANOTHER = Client("another")
@@ -167,3 +175,117 @@ async def test_vectors_of_tokens_count_by_what_they_will_take(client, service, s
     assert answer.status_code == 200
     assert_idle(service)
     assert service.memory.held_bytes == 0
+
+
+# -- which model a body is for ------------------------------------------------------------------------
+
+
+NAMED = {
+    '{"model": "a", "input": "hello"}': "a",
+    ' { "encoding_format":"base64", "dimensions" : 3, "model" : "a" }': "a",
+    '{"input": ["hello", {"model": "b"}], "model": "a", "encoding_format": "float"} \n': "a",
+    '{"input": "x", "model":"a"}': "a",
+    '{"model": ""}': "",
+    '{"input": "hello"}': None,
+    '{"input": "say \\"model\\": \\"b\\""}': None,
+    '{"input": {"model": "b"}}': None,
+    '{"input": [{"x": 1, "model": "b"}]}': None,
+    '{"model": "a\\u0062", "input": 1}': None,
+    '{"model": 3}': None,
+    '{"model": "a"': None,
+    "": None,
+    '{"input": "' + "x" * 1000 + '", "model": "a"}': "a",
+    '{"input": "' + "x" * 1000 + '", "model": "a", "other": "' + "x" * 1000 + '"}': None,
+}
+
+
+@pytest.mark.parametrize("body", NAMED)
+def test_the_model_is_known_without_decoding_where_nothing_is_nested_before_or_behind_it(body):
+    assert model_named_in(body.encode()) == NAMED[body]
+    assert model_named_in(bytearray(body.encode())) == NAMED[body]
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["model", "input", "a", 'x"y']),
+        st.one_of(st.text(), st.integers(), st.lists(st.text()), st.just({"model": "nested"})),
+    )
+)
+def test_the_model_that_is_known_is_the_one_that_decoding_finds(fields):
+    found = model_named_in(json.dumps(fields).encode())
+    assert found is None or found == fields["model"]
+
+
+@pytest.mark.parametrize("size", [10, 20_000])
+async def test_a_request_for_the_full_model_is_refused_undecoded_and_one_for_the_other_answered(
+    config, scripted, monkeypatch, size
+):
+    two = attrs.evolve(config, models=(f"a={config.models[0]}", f"b={config.models[0]}"))
+    decoded, decode_body = [], dispatch.decode_body
+
+    def decode(body, *args, **options):
+        decoded.append(json.loads(bytes(body))["model"])
+        return decode_body(body, *args, **options)
+
+    monkeypatch.setattr(dispatch, "decode_body", decode)
+    async with (
+        running(Service(two, lambda *_: scripted)) as service,
+        listening(service) as url,
+        client_of(url) as client,
+    ):
+        with full_queue(service):
+            body = {"input": "hello " * size, "truncate_prompt_tokens": 8}
+            answers = [await client.post("/v1/embeddings", json={**body, "model": name}) for name in "ab"]
+        assert [answer.status_code for answer in answers] == [429, 200]
+        assert "a" not in decoded or size < 100  # httpx sends head and body apart: the loop decodes what is small
+
+
+# -- threads ------------------------------------------------------------------------------------------
+
+
+async def test_a_large_body_is_refused_when_others_wait_for_too_long_to_be_decoded(client, service):
+    rendering = service.offload.rendering
+    rendering.add(600)
+    began = rendering.clock()
+    times = iter([began, began + 0.01, began + 0.02])
+    rendering.clock = lambda: next(times)
+    rendering.note_done()
+    rendering.note_done()
+    assert rendering.waiting_s == pytest.approx(5.98)
+    answer = await client.post("/v1/embeddings", json=LARGE)
+    assert answer.status_code == 429
+    assert "to be decoded" in answer.json()["error"]["message"]
+    assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
+    rendering.withdraw(598)
+    assert_idle(service)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_the_render_threads_count_what_they_run_and_what_waits(is_cancelled):
+    offload = Offload()
+    free = threading.Event()
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(partial(offload.run, "render", free.wait, abandon_on_cancel=True))
+        await wait_all_tasks_blocked()
+        assert offload.rendering.waiting == 3
+        if is_cancelled:
+            nursery.cancel_scope.cancel()
+        free.set()
+    assert offload.rendering.waiting == 0
+
+
+def test_how_long_a_backlog_takes_is_measured_while_several_wait():
+    now = 0.0
+    backlog = Backlog(lambda: now)
+    backlog.add(2)
+    for _ in range(2):  # one thread may take a while when there is nothing to share it with
+        now += 100.0
+        backlog.note_done()
+    assert backlog.waiting_s == 0
+    backlog.add(100)
+    for seconds in (5.0, 0.5, 0.5, 60.0, *(0.5,) * 60):
+        now += seconds
+        backlog.note_done()
+    assert backlog.waiting == 36
+    assert backlog.waiting_s == pytest.approx(36 * 0.5, rel=0.05)

@@ -3,6 +3,7 @@
 import codecs
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
@@ -10,7 +11,7 @@ import trio
 from attrs import define, field, frozen
 
 from trio_pool_serve.api.http.endpoint import Call, Dialect, DialectEndpoint, WireError
-from trio_pool_serve.api.http.json_body import decode_json, read_body
+from trio_pool_serve.api.http.json_body import decode_json, model_named_in, read_body
 from trio_pool_serve.api.http.json_limits import json_limits_of
 from trio_pool_serve.api.http.payloads import cut_payloads, find
 from trio_pool_serve.api.http.request import HttpRequest
@@ -18,7 +19,7 @@ from trio_pool_serve.api.http.request_body import Buffer
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.engine.admission import EstimatedWork
+from trio_pool_serve.engine.admission import EstimatedWork, retry_after_s
 from trio_pool_serve.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, PoolServeError
 from trio_pool_serve.rendering.memory_budget import Reservation
 from trio_pool_serve.service import Service
@@ -110,7 +111,7 @@ class TaskHandler:
         Half of what a refusal costs otherwise; those that are not small are refused by ``__call__`` unread.
         """
         if self._errors_agree and request.body.is_without(b'"priority"'):
-            _refuse_unread(self.service, request)
+            _refuse_unread(self.service, request, request.body.inspect(model_named_in))
 
     async def __call__(self, request: HttpRequest) -> HttpResponse:
         """Return the response. Cancellation: at once, but for what threads have begun."""
@@ -137,7 +138,8 @@ class TaskHandler:
             _refuse_unread(service, request)
             request.body.hold(reservation)
         timeout_s = service.config.time_limits.body_timeout_s
-        decoded = await read_body(request, self._decode, service.offload, timeout_s=timeout_s)
+        refuse = partial(_refuse_undecoded, service, request)
+        decoded = await read_body(request, self._decode, service.offload, timeout_s=timeout_s, before_hop=refuse)
         claimed_by = request.claimed_by = decoded.claimed_by
         wire = request.wire = decoded.wire
         if decoded.error is not None:
@@ -172,8 +174,8 @@ def _errors_agree(candidates: Sequence[DialectEndpoint]) -> bool:
     return all(merged[name] == value for body in bodies for name, value in body.items())
 
 
-def _refuse_unread(service: Service, request: HttpRequest) -> None:
-    """Raise ``OverloadedError`` if no model could take a request, whatever is in its body.
+def _refuse_unread(service: Service, request: HttpRequest, model: str | None = None) -> None:
+    """Raise ``OverloadedError`` if no model could take a request, whatever is in its body; or not the one it names.
 
     It is taken to have priority 0: which one it has is in the body.
     """
@@ -181,14 +183,31 @@ def _refuse_unread(service: Service, request: HttpRequest) -> None:
     work = EstimatedWork(
         tokens=tokens, client=request.client, deadline=request.deadline, waited_s=request.timings.waited_s
     )
+    named = service.named(model) if model else None
+    candidates = service.served.values() if named is None else [named]
     refusals = []
-    for served in service.served.values():
+    for served in candidates:
         try:
             served.engine.refuse_late(work)
         except OverloadedError as refusal:
             refusals.append(refusal)
-    if len(refusals) == len(service.served):
+    if len(refusals) == len(candidates):
         raise min(refusals, key=lambda refusal: refusal.retry_after_s)
+
+
+def _refuse_undecoded(service: Service, request: HttpRequest, body: Buffer) -> None:
+    """Raise ``OverloadedError`` if the model that a large body names could not take it, or threads to decode it in.
+
+    Prompts are tokenised in the same threads.
+    """
+    if body.find(b'"priority"') < 0:
+        _refuse_unread(service, request, model_named_in(body))
+    wait_s, max_queue_s = service.offload.rendering.waiting_s, service.config.scheduling.max_queue_s
+    if wait_s + request.timings.waited_s > max_queue_s:
+        raise OverloadedError(
+            f"This request would wait for about {wait_s:.1f} s to be decoded, longer than {max_queue_s:g} s.",
+            retry_after_s=retry_after_s(wait_s, max_queue_s),
+        )
 
 
 def _client_timeout_s(request: HttpRequest) -> float:

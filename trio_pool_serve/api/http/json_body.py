@@ -1,6 +1,7 @@
 """JSON request bodies, decoded into wire types."""
 
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -22,8 +23,38 @@ MOST_BLANKS = 64
 NO_CUTS: Mapping[str, memoryview] = MappingProxyType({})
 
 
-async def read_body(request: HttpRequest, decode: Callable[[Buffer], T], offload: Offload, *, timeout_s: float) -> T:
+_SEARCHED = 512
+"""Bytes at both ends of a body in which the name of the model is looked for."""
+
+_SIMPLE_FIELD = rb'"[^"\\]*"\s*:\s*(?:"[^"\\]*"|[-+.\w]+)\s*'
+
+_MODEL = rb'"model"\s*:\s*"([^"\\]*)"\s*'
+
+_MODEL_FIRST = re.compile(rb"\s*\{\s*(?:" + _SIMPLE_FIELD + rb",\s*)*" + _MODEL + rb"[,}]")
+
+_MODEL_LAST = re.compile(rb",\s*" + _MODEL + rb"(?:,\s*" + _SIMPLE_FIELD + rb")*\}\s*\Z")
+
+
+def model_named_in(body: Buffer | bytes) -> str | None:
+    """Return the model that a body names, without decoding it; ``None`` if that is not known.
+
+    It is found if no list, no object and no escaped character is between it and the beginning of the body or its end.
+    """
+    found = _MODEL_FIRST.match(body[:_SEARCHED]) or _MODEL_LAST.search(body[-_SEARCHED:])
+    return None if found is None else found[1].decode(errors="replace")
+
+
+async def read_body(
+    request: HttpRequest,
+    decode: Callable[[Buffer], T],
+    offload: Offload,
+    *,
+    timeout_s: float,
+    before_hop: Callable[[Buffer], object],
+) -> T:
     """Return what ``decode`` makes of a request's JSON body, on the loop only if it is small.
+
+    ``before_hop(body)`` is called before a thread is waited for.
 
     Raises ``UnsupportedMediaTypeError``, ``BodyTimeoutError``, ``PayloadTooLargeError`` and what ``decode`` raises.
     Cancellation: at once while the body arrives; decoding that has begun is finished.
@@ -34,7 +65,11 @@ async def read_body(request: HttpRequest, decode: Callable[[Buffer], T], offload
     body = await request.body.take(timeout_s)
     if len(body) <= LOOP_BYTES:
         return decode(body)
-    return await offload.run("render", lambda: decode(body))
+    before_hop(body)
+    began = time.perf_counter()
+    decoded = await offload.run("render", lambda: decode(body))
+    request.timings.waited_s += time.perf_counter() - began
+    return decoded
 
 
 def decode_json(

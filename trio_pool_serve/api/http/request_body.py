@@ -1,12 +1,15 @@
 """A request's body as it arrives, without a copy of it."""
 
 import mmap
-from typing import TypeAlias
+from collections.abc import Callable
+from typing import TypeAlias, TypeVar
 
 import trio
 
 from trio_pool_serve.errors import BodyTimeoutError, OverloadedError, PayloadTooLargeError
 from trio_pool_serve.rendering.memory_budget import Reservation
+
+T = TypeVar("T")
 
 Buffer: TypeAlias = bytearray | mmap.mmap
 """Both can be searched and decoded as they are."""
@@ -97,6 +100,10 @@ class RequestBody:
     def is_without(self, word: bytes) -> bool:
         """Whether all of a small body has arrived, and a word is not in it."""
         return self.is_small and self._complete.is_set() and self._buffer.find(word) < 0
+
+    def inspect(self, look: Callable[[Buffer], T]) -> T:
+        """Return what ``look`` makes of what has arrived and is kept."""
+        return look(self._buffer)
 
     def set_complete(self) -> None:
         """Note that all of the body has arrived."""
