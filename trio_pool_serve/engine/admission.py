@@ -164,7 +164,7 @@ class Admission:
 
     def is_full(self, waited_s: float = 0.0) -> bool:
         """Return whether all admitted work takes longer than a request may wait that has ``waited_s`` behind it."""
-        return self.waiting_s > max(0.0, self.max_queue_s - waited_s)
+        return self.waiting_s + self._image_rows.unrendered.waiting_s > max(0.0, self.max_queue_s - waited_s)
 
     @contextmanager
     def admit(self, work: EstimatedWork) -> Iterator[AdmittedRequest]:
@@ -189,9 +189,10 @@ class Admission:
         limit_s = min(queue_s, left_s)
         rendering_s = self._image_rows.unrendered.waiting_s if work.has_images else 0.0
         waiting_s = self.waiting_s
-        if not waiting_s or max(waiting_s, rendering_s) <= limit_s:
+        if not waiting_s or waiting_s + rendering_s <= limit_s:
             return  # without a look at the clients: this is for each request
-        wait_s = max(self.wait_s(work), rendering_s)
+        # Not the longer of both: without an accelerator they share the cores.
+        wait_s = self.wait_s(work) + rendering_s
         if not wait_s or wait_s <= limit_s:
             return
         limit = f"{self.max_queue_s:g} s" if queue_s < left_s else f"its deadline, {max(0.0, left_s):.1f} s"

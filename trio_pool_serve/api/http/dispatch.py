@@ -33,6 +33,12 @@ BYTES_PER_TOKEN = 4
 MAX_GUESSED_TOKENS = 64
 """More is not guessed from a body's length: it may be an image, or more text than the model reads."""
 
+IMAGE_URL = b"data:image/"
+"""Tells that there are images in a body; those of other URLs are not seen before it is decoded."""
+
+PRIORITY = b'"priority"'
+"""A body with this may be taken where others of its client are refused, so it is decoded first."""
+
 EndpointsByPath: TypeAlias = Mapping[str, Sequence[DialectEndpoint]]
 
 CandidatesOf: TypeAlias = Callable[[Buffer | bytes], Sequence[DialectEndpoint]]
@@ -106,12 +112,12 @@ class TaskHandler:
         self._errors_agree = _errors_agree(self.candidates)
 
     def refuse_unread(self, request: HttpRequest) -> None:
-        """Raise ``OverloadedError`` for a small request that no model could take, whatever is in its body.
+        """Raise ``OverloadedError`` for a request that no model could take, whatever is in its body, once that is there.
 
-        Half of what a refusal costs otherwise; those that are not small are refused by ``__call__`` unread.
+        Half of what a refusal costs otherwise.
         """
-        if self._errors_agree and request.body.is_without(b'"priority"'):
-            _refuse_unread(self.service, request, request.body.inspect(model_named_in))
+        if self._errors_agree and request.body.is_without(PRIORITY):
+            request.body.inspect(partial(_refuse_undecoded, self.service, request, decoding_s=0.0))
 
     async def __call__(self, request: HttpRequest) -> HttpResponse:
         """Return the response. Cancellation: at once, but for what threads have begun."""
@@ -138,7 +144,7 @@ class TaskHandler:
             _refuse_unread(service, request)
             request.body.hold(reservation)
         timeout_s = service.config.time_limits.body_timeout_s
-        refuse = partial(_refuse_undecoded, service, request)
+        refuse = partial(_refuse_before_hop, service, request)
         decoded = await read_body(request, self._decode, service.offload, timeout_s=timeout_s, before_hop=refuse)
         claimed_by = request.claimed_by = decoded.claimed_by
         wire = request.wire = decoded.wire
@@ -174,14 +180,25 @@ def _errors_agree(candidates: Sequence[DialectEndpoint]) -> bool:
     return all(merged[name] == value for body in bodies for name, value in body.items())
 
 
-def _refuse_unread(service: Service, request: HttpRequest, model: str | None = None) -> None:
+def _refuse_unread(
+    service: Service,
+    request: HttpRequest,
+    *,
+    model: str | None = None,
+    has_images: bool = False,
+    decoding_s: float = 0.0,
+) -> None:
     """Raise ``OverloadedError`` if no model could take a request, whatever is in its body; or not the one it names.
 
-    It is taken to have priority 0: which one it has is in the body.
+    It is taken to have priority 0: which one it has is in the body, as is whether it ``has_images``. It will wait
+    ``decoding_s`` seconds to be decoded.
     """
-    tokens = max(1, min(request.body.announced // BYTES_PER_TOKEN, MAX_GUESSED_TOKENS))
     work = EstimatedWork(
-        tokens=tokens, client=request.client, deadline=request.deadline, waited_s=request.timings.waited_s
+        tokens=max(1, min(request.body.announced // BYTES_PER_TOKEN, MAX_GUESSED_TOKENS)),
+        has_images=has_images,
+        client=request.client,
+        deadline=request.deadline,
+        waited_s=request.timings.waited_s + decoding_s,
     )
     named = service.named(model) if model else None
     candidates = service.served.values() if named is None else [named]
@@ -195,14 +212,20 @@ def _refuse_unread(service: Service, request: HttpRequest, model: str | None = N
         raise min(refusals, key=lambda refusal: refusal.retry_after_s)
 
 
-def _refuse_undecoded(service: Service, request: HttpRequest, body: Buffer) -> None:
-    """Raise ``OverloadedError`` if the model that a large body names could not take it, or threads to decode it in.
+def _refuse_undecoded(service: Service, request: HttpRequest, body: Buffer, *, decoding_s: float) -> None:
+    """Raise ``OverloadedError`` as ``_refuse_unread``, by what can be seen in a body without decoding it."""
+    has_images = body.find(IMAGE_URL) >= 0
+    _refuse_unread(service, request, model=model_named_in(body), has_images=has_images, decoding_s=decoding_s)
+
+
+def _refuse_before_hop(service: Service, request: HttpRequest, body: Buffer) -> None:
+    """Raise ``OverloadedError`` if a request would wait for too long to be decoded in a thread, and computed then.
 
     Prompts are tokenised in the same threads.
     """
-    if body.find(b'"priority"') < 0:
-        _refuse_unread(service, request, model_named_in(body))
     wait_s, max_queue_s = service.offload.rendering.waiting_s, service.config.scheduling.max_queue_s
+    if body.find(PRIORITY) < 0:
+        _refuse_undecoded(service, request, body, decoding_s=wait_s)
     if wait_s + request.timings.waited_s > max_queue_s:
         raise OverloadedError(
             f"This request would wait for about {wait_s:.1f} s to be decoded, longer than {max_queue_s:g} s.",

@@ -98,8 +98,8 @@ class RequestBody:
         return self._announced is not None and self._announced <= SMALL_BYTES
 
     def is_without(self, word: bytes) -> bool:
-        """Whether all of a small body has arrived, and a word is not in it."""
-        return self.is_small and self._complete.is_set() and self._buffer.find(word) < 0
+        """Whether all of a body has arrived, and a word is not in it; not for bodies above ``MAPPED_BYTES``."""
+        return self._complete.is_set() and isinstance(self._buffer, bytearray) and self._buffer.find(word) < 0
 
     def inspect(self, look: Callable[[Buffer], T]) -> T:
         """Return what ``look`` makes of what has arrived and is kept."""
