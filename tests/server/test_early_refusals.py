@@ -141,7 +141,6 @@ HANDLED = {
     "no request": (b"\x16\x03\x01 TLS", b"400"),
     "two requests at once": (post() * 2, b"429"),
     "an urgent request": (post(body=b'{"input": "hello", "priority": -1}'), b"429"),
-    "chunks": (b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"429"),
 }
 
 

@@ -5,26 +5,28 @@ from collections.abc import Callable
 
 from attrs import define, field
 
-WEIGHT = 0.1
-"""Of the newest time in the average."""
+WEIGHT = 0.3
+"""Of the newest period in the average."""
+
+PERIOD_S = 0.25
+"""Over which items are counted: several may be done at once as far as a busy event loop can tell."""
 
 MIN_WAITING = 4
-"""Items that must be waiting for the time until one of them is done to tell how fast all are."""
-
-MAX_OUTLIER = 4.0
-"""A time counts with at most this many times the average: one image may be fetched for seconds."""
+"""Items that must be waiting all the time for a period to tell how fast they are done."""
 
 
 @define(eq=False)
 class Backlog:
-    """Items that are not done yet, and how long it takes from one that is done to the next while several wait."""
+    """Items that are not done yet, and how long each takes while several wait."""
 
     clock: Callable[[], float] = time.perf_counter
     waiting: int = field(default=0, init=False)
     _seconds: float = field(default=0.0, init=False)
-    """A moving average; 0 before the first."""
-    _last: float | None = field(default=None, init=False)
-    """When one was done, and others were left waiting."""
+    """For each item: a moving average; 0 before the first period."""
+    _since: float | None = field(default=None, init=False)
+    """When the period began; ``None`` while too few wait."""
+    _done: int = field(default=0, init=False)
+    """In the period."""
 
     @property
     def waiting_s(self) -> float:
@@ -42,11 +44,13 @@ class Backlog:
     def note_done(self, items: int = 1) -> None:
         """Count items no longer, that are done."""
         now = self.clock()
-        if self._last is not None and items:
-            seconds = (now - self._last) / items
-            if self._seconds:
-                self._seconds += WEIGHT * (min(seconds, MAX_OUTLIER * self._seconds) - self._seconds)
-            else:
-                self._seconds = seconds
         self.waiting -= items
-        self._last = now if self.waiting >= MIN_WAITING else None
+        self._done += items
+        if self._since is not None and self._done and now >= self._since + PERIOD_S:
+            seconds = (now - self._since) / self._done
+            self._seconds += (seconds - self._seconds) * (WEIGHT if self._seconds else 1.0)
+            self._since = None
+        if self.waiting < MIN_WAITING:
+            self._since = None
+        elif self._since is None:
+            self._since, self._done = now, 0

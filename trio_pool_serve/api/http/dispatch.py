@@ -112,7 +112,7 @@ class TaskHandler:
         self._errors_agree = _errors_agree(self.candidates)
 
     def refuse_unread(self, request: HttpRequest) -> None:
-        """Raise ``OverloadedError`` for a request that no model could take, whatever is in its body, once that is there.
+        """Raise ``OverloadedError`` for a request that no model could take, once all of its body is there.
 
         Half of what a refusal costs otherwise.
         """

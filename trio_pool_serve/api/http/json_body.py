@@ -20,8 +20,9 @@ T = TypeVar("T")
 FEW_FIELDS_BYTES = 64 * 1024
 
 FEW_FIELDS = 256
-"""A body with no more commas is decoded on the loop up to ``FEW_FIELDS_BYTES``: an image in base64, or a long text. 31 K
-of it take 120 µs, as many bytes of numbers 1.4 ms. A thread gets the interpreter lock from a busy loop only after
+"""A body with no more commas is decoded on the loop up to ``FEW_FIELDS_BYTES``: an image in base64, or a long text.
+
+31 KB of it take 120 µs, as many bytes of numbers 1.4 ms. A thread gets the interpreter lock from a busy loop only after
 milliseconds."""
 
 MOST_BLANKS = 64
