@@ -17,7 +17,7 @@ from tests.conftest import assert_idle, full_queue, running
 from trio_pool_serve.app import PoolServeApp, create_app
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.engine.admission import EstimatedWork
-from trio_pool_serve.engine.compute_rates import MIN_BATCHES
+from trio_pool_serve.engine.compute_rates import LOAD_MARGIN, MIN_BATCHES
 from trio_pool_serve.errors import OverloadedError
 from trio_pool_serve.server.acceptor import serve_app
 from trio_pool_serve.server.arrival import seconds_since_arrival
@@ -192,7 +192,7 @@ async def test_a_server_that_drains_says_so_though_its_queue_is_full(server, ser
 
 def observe_rate(service: Service, *, seconds_per_token: float) -> None:
     for _ in range(MIN_BATCHES):
-        service.default.engine._rates.observe(4, 100, 100 * seconds_per_token, left_waiting=True)
+        service.default.engine._rates.observe(4, 100, 100 * seconds_per_token / LOAD_MARGIN, left_waiting=True)
 
 
 # -- how long a request has waited to be read -------------------------------------------------------------
