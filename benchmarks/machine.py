@@ -29,6 +29,11 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
+def stolen_s() -> float:
+    """Return the CPU time, seconds since the machine started, that other virtual machines of its host have taken."""
+    return int(Path("/proc/stat").read_text().split()[8]) / os.sysconf("SC_CLK_TCK")
+
+
 def _processor() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

@@ -32,7 +32,7 @@ def test_an_address_is_a_label_and_ipv6_counts_by_64_bits(address, label):
 @pytest.mark.parametrize(
     ("address", "lines", "label"),
     [
-        # Whoever is no proxy is not believed.
+        # An address that is no proxy is not believed.
         ("192.0.2.7", [b"198.51.100.1"], "192.0.2.7"),
         ("10.1.1.1", [b"198.51.100.1"], "198.51.100.1"),
         ("::ffff:10.1.1.1", [b"198.51.100.1"], "198.51.100.1"),

@@ -30,7 +30,7 @@ async def receive_answer(stream: trio.SocketStream) -> tuple[bytes, bool]:
 
 
 async def ask_until_refused(server: ServerProcess, answers: Counter, *, keep: bool) -> None:
-    """Send one request after the other, on one connection or on one for each, until nobody listens any more."""
+    """Send one request after the other, on one connection or on one for each, until no server listens any more."""
     while True:
         try:
             stream = await trio.open_tcp_stream("127.0.0.1", server.port)
