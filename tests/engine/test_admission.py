@@ -255,5 +255,6 @@ def test_images_that_take_longer_to_prepare_than_to_compute_are_refused_in_time(
         with pytest.raises(OverloadedError, match=r"about 8\.1 s"):
             admission.refuse_late(work(10, has_images=True))
         admission.refuse_late(work(10))  # a text needs none of that
+        admission.refuse_late(work(10, "b", has_images=True))  # and another client has its turn
     admission.refuse_late(work(10, has_images=True))
-    assert admission._image_rows.unrendered.waiting == 0
+    assert admission._image_rows.unrendered.total == 0

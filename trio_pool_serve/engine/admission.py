@@ -68,7 +68,7 @@ class AdmittedRequest:
         self._estimate = {estimated_class: work.tokens}
         self._count(estimated_class, work.tokens)
         if work.has_images:
-            self._image_rows.unrendered.add(work.rows)
+            self._image_rows.unrendered.add(work.client.number, work.rows)
 
     def note_rendered(self, prompts: Iterable[RenderedPrompt], rows: int) -> None:
         """Replace the estimate for ``rows`` rows of the request by the exact lengths of their ``prompts``."""
@@ -77,7 +77,7 @@ class AdmittedRequest:
             self._estimate[estimated_class] = estimate - replaced
             self._count(estimated_class, -replaced)
         if self.work.has_images:
-            self._image_rows.unrendered.note_done(min(rows, self._unrendered))
+            self._image_rows.unrendered.note_done(self.work.client.number, min(rows, self._unrendered))
         self._unrendered = max(0, self._unrendered - rows)
         for prompt in prompts:
             tokens = len(prompt.token_ids)
@@ -97,7 +97,7 @@ class AdmittedRequest:
         self._counted.clear()
         self._estimate.clear()
         if self.work.has_images:
-            self._image_rows.unrendered.withdraw(self._unrendered)
+            self._image_rows.unrendered.withdraw(self.work.client.number, self._unrendered)
         self._unrendered = 0
 
     def _count(self, counted_class: int, tokens: int) -> None:
@@ -140,8 +140,7 @@ class Admission:
     ``seconds_per_token()`` are the rates at which the model's devices compute together. What waits before a request is
     what its client has waiting that is as urgent, and of each other client as much again, as the queue takes turns
     between clients; without ``is_fair`` all that waits. A request is always admitted when nothing waits before it, and
-    while the rates are unknown. Images are prepared first come, first served, which may take longer than to compute
-    them.
+    while the rates are unknown. To prepare images may take longer than to compute them.
     """
 
     max_queue_s: float
@@ -164,7 +163,7 @@ class Admission:
 
     def is_full(self, waited_s: float = 0.0) -> bool:
         """Return whether all admitted work takes longer than a request may wait that has ``waited_s`` behind it."""
-        return self.waiting_s + self._image_rows.unrendered.waiting_s > max(0.0, self.max_queue_s - waited_s)
+        return self.waiting_s + self._image_rows.unrendered.total_s > max(0.0, self.max_queue_s - waited_s)
 
     @contextmanager
     def admit(self, work: EstimatedWork) -> Iterator[AdmittedRequest]:
@@ -187,7 +186,7 @@ class Admission:
         left_s = work.deadline - trio.current_time() if work.deadline < math.inf else math.inf
         queue_s = self.max_queue_s - work.waited_s
         limit_s = min(queue_s, left_s)
-        rendering_s = self._image_rows.unrendered.waiting_s if work.has_images else 0.0
+        rendering_s = self._rendering_s(work) if work.has_images else 0.0
         waiting_s = self.waiting_s
         if not waiting_s or waiting_s + rendering_s <= limit_s:
             return  # without a look at the clients: this is for each request
@@ -201,6 +200,11 @@ class Admission:
             f"The queue is full: this request would wait for about {waits_s:.1f} s, longer than {limit}.",
             retry_after_s=retry_after_s(wait_s, self.max_queue_s),
         )
+
+    def _rendering_s(self, work: EstimatedWork) -> float:
+        """Return the seconds until the images of a request are prepared."""
+        unrendered = self._image_rows.unrendered
+        return unrendered.wait_s(work.client.number, work.rows) if self.is_fair else unrendered.total_s
 
     def wait_s(self, work: EstimatedWork) -> float:
         """Return for how many seconds a request would wait; 0 if that is unknown."""

@@ -102,9 +102,13 @@ async def compute_rows(
             row_done(index, row)
 
     async def render(chunk: range) -> list[list[RenderedPrompt]]:
-        if not model.renderer.is_plain(rows[chunk[0]].prompt):
-            await model.renderer.memory.wait_for_share(admitted.work.client)
-        rendered = await _render([rows[index] for index in chunk], model.renderer)
+        renderer, client = model.renderer, admitted.work.client
+        if renderer.is_plain(rows[chunk[0]].prompt):
+            rendered = await _render([rows[index] for index in chunk], renderer)
+        else:
+            await renderer.memory.wait_for_share(client)
+            async with renderer.offload.preparing.turn(client.number):
+                rendered = await _render([rows[index] for index in chunk], renderer)
         # Returning from a thread is no checkpoint: a request cancelled meanwhile must not enter the queue.
         await trio.lowlevel.checkpoint_if_cancelled()
         timings.render_s = time.perf_counter() - began

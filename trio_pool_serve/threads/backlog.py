@@ -1,6 +1,7 @@
-"""How long work takes that waits for threads, first come, first served: measured as it is done."""
+"""How long work takes that waits for threads: measured as it is done."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from attrs import define, field
@@ -17,10 +18,12 @@ MIN_WAITING = 4
 
 @define(eq=False)
 class Backlog:
-    """Items that are not done yet, and how long each takes while several wait."""
+    """Items that are not done yet, by client, and how long each takes while several wait."""
 
     clock: Callable[[], float] = time.perf_counter
-    waiting: int = field(default=0, init=False)
+    waiting: Counter[int] = field(init=False, factory=Counter)
+    """By the number of the client."""
+    total: int = field(default=0, init=False)
     _seconds: float = field(default=0.0, init=False)
     """For each item: a moving average; 0 before the first period."""
     _since: float | None = field(default=None, init=False)
@@ -29,28 +32,40 @@ class Backlog:
     """In the period."""
 
     @property
-    def waiting_s(self) -> float:
+    def total_s(self) -> float:
         """Seconds until all of them are done; 0 while it is unknown how long one takes."""
-        return self.waiting * self._seconds
+        return self.total * self._seconds
 
-    def add(self, items: int = 1) -> None:
+    def wait_s(self, client: int, items: int = 1) -> float:
+        """Return how many seconds it takes until so many more items of a client are begun, if clients take turns."""
+        if not self.total or not self._seconds:
+            return 0.0
+        own = self.waiting[client]
+        others = sum(min(count, own + items) for other, count in self.waiting.items() if other != client)
+        return (own + others) * self._seconds
+
+    def add(self, client: int, items: int = 1) -> None:
         """Count items that wait."""
-        self.waiting += items
+        self.total += items
+        self.waiting[client] += items
 
-    def withdraw(self, items: int = 1) -> None:
+    def withdraw(self, client: int, items: int = 1) -> None:
         """Count items no longer, that were not done."""
-        self.waiting -= items
+        self.total -= items
+        self.waiting[client] -= items
+        if not self.waiting[client]:
+            del self.waiting[client]
 
-    def note_done(self, items: int = 1) -> None:
+    def note_done(self, client: int, items: int = 1) -> None:
         """Count items no longer, that are done."""
         now = self.clock()
-        self.waiting -= items
+        self.withdraw(client, items)
         self._done += items
         if self._since is not None and self._done and now >= self._since + PERIOD_S:
             seconds = (now - self._since) / self._done
             self._seconds += (seconds - self._seconds) * (WEIGHT if self._seconds else 1.0)
             self._since = None
-        if self.waiting < MIN_WAITING:
+        if self.total < MIN_WAITING:
             self._since = None
         elif self._since is None:
             self._since, self._done = now, 0

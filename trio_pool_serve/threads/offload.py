@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias, TypeVar, get_args
 import trio
 from attrs import Factory, define, field, frozen
 
-from trio_pool_serve.threads.backlog import Backlog
+from trio_pool_serve.threads.client_turns import ClientTurns
 from trio_pool_serve.threads.dedicated_threads import DedicatedThreads
 from trio_pool_serve.threads.scheduling import lower_priority
 
@@ -22,6 +22,10 @@ LimiterName: TypeAlias = Literal["render", "media", "postprocess", "load", "laun
 """render: prompts to token ids, and decoding large bodies. media: image bytes to the image processor's arrays.
 postprocess: outputs to bytes. load: loading models, one at a time. launch: forward passes. copy: waiting for copies
 from the device."""
+
+
+PREPARED_AT_ONCE = 16
+"""Prompts with images, or with embeddings, and conversations: as many as images that are fetched at once."""
 
 
 @frozen
@@ -59,10 +63,16 @@ class Offload:
     niceness: int | None = None
     observe: Callable[[LimiterName, float, float], None] = _ignore
     in_threads: bool = True
-    rendering: Backlog = field(factory=Backlog, init=False)
-    """What is run or waits under ``render``."""
+    decoding: ClientTurns = field(init=False)
+    """For the bodies that are decoded under ``render``."""
+    preparing: ClientTurns = field(init=False, factory=lambda: ClientTurns(PREPARED_AT_ONCE))
+    """For the prompts that are more than text."""
     _limiters: dict[LimiterName, trio.CapacityLimiter] = field(init=False)
     _launch_threads: DedicatedThreads = field(init=False, factory=lambda: DedicatedThreads("launch"))
+
+    @decoding.default
+    def _for_the_render_threads(self) -> ClientTurns:
+        return ClientTurns(self.render + 1)  # one is ready when a thread is
 
     def __attrs_post_init__(self) -> None:
         self._limiters = {kind: trio.CapacityLimiter(getattr(self, kind)) for kind in get_args(LimiterName)}
@@ -97,8 +107,6 @@ class Offload:
             finally:
                 finished = time.perf_counter()
 
-        if kind == "render":
-            self.rendering.add()
         try:
             if self.in_threads and kind == "launch":
                 return await self._launch_threads.run(timed, limiter=self._limiters[kind])
@@ -116,11 +124,6 @@ class Offload:
             await trio.lowlevel.checkpoint()
             return timed()
         finally:
-            if kind == "render":
-                if finished > called:
-                    self.rendering.note_done()
-                else:
-                    self.rendering.withdraw()
             if finished > called:
                 self.observe(kind, started - called, finished - started)
 

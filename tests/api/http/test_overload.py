@@ -1,8 +1,6 @@
 """Requests that are refused because the server is full: what they are told, and how little is done for them."""
 
 import json
-import threading
-from functools import partial
 
 import attrs
 import httpx
@@ -10,15 +8,12 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from trio.testing import wait_all_tasks_blocked
 
 from tests.conftest import assert_idle, client_of, full_queue, listening, make_slow, running
 from trio_pool_serve.api.http import dispatch
 from trio_pool_serve.api.http.json_body import model_named_in
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.service import Service
-from trio_pool_serve.threads.backlog import Backlog
-from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Client
 
 ANOTHER = Client("another")
@@ -244,47 +239,20 @@ async def test_a_request_for_the_full_model_is_refused_undecoded_and_one_for_the
 
 
 async def test_a_large_body_is_refused_when_others_wait_for_too_long_to_be_decoded(client, service):
-    rendering = service.offload.rendering
-    rendering.add(600)
+    decoding = service.offload.decoding.backlog
+    own, other = Client("127.0.0.1").number, 1
+    decoding.add(own, 600)
+    decoding.add(other, 600)
     times = iter([0.0, 1.0, *(1.1,) * 100])
-    rendering.clock = lambda: next(times)
-    rendering.note_done()
-    rendering.note_done(99)
-    assert rendering.waiting_s == pytest.approx(500 / 99)
+    decoding.clock = lambda: next(times)
+    decoding.note_done(other)
+    decoding.note_done(other, 99)
+    assert decoding.total_s == pytest.approx(1100 / 99)
     answer = await client.post("/v1/embeddings", json=LARGE)
     assert answer.status_code == 429
     assert "to be decoded" in answer.json()["error"]["message"]
     assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
-    rendering.withdraw(500)
+    decoding.withdraw(own, 600)  # and now the client has nothing waiting, though another has
+    assert (await client.post("/v1/embeddings", json=LARGE)).status_code == 200
+    decoding.withdraw(other, 500)
     assert_idle(service)
-
-
-@pytest.mark.parametrize("is_cancelled", [False, True])
-async def test_the_render_threads_count_what_they_run_and_what_waits(is_cancelled):
-    offload = Offload()
-    free = threading.Event()
-    async with trio.open_nursery() as nursery:
-        for _ in range(3):
-            nursery.start_soon(partial(offload.run, "render", free.wait, abandon_on_cancel=True))
-        await wait_all_tasks_blocked()
-        assert offload.rendering.waiting == 3
-        if is_cancelled:
-            nursery.cancel_scope.cancel()
-        free.set()
-    assert offload.rendering.waiting == 0
-
-
-def test_how_long_a_backlog_takes_is_measured_while_several_wait():
-    now = 0.0
-    backlog = Backlog(lambda: now)
-    backlog.add(2)
-    for _ in range(2):  # one thread may take a while when there is nothing to share it with
-        now += 100.0
-        backlog.note_done()
-    assert backlog.waiting_s == 0
-    backlog.add(1000)
-    for seconds in (5.0, *(0.02, 0.0, 0.0, 0.1, 0.0, 0.03) * 100):  # several at once, in the eyes of a busy loop
-        now += seconds
-        backlog.note_done()
-    assert backlog.waiting == 399
-    assert backlog.waiting_s == pytest.approx(399 * 0.025, rel=0.2)

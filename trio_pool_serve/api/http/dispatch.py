@@ -223,7 +223,7 @@ def _refuse_before_hop(service: Service, request: HttpRequest, body: Buffer) -> 
 
     Prompts are tokenised in the same threads.
     """
-    wait_s, max_queue_s = service.offload.rendering.waiting_s, service.config.scheduling.max_queue_s
+    wait_s, max_queue_s = _decoding_s(service, request), service.config.scheduling.max_queue_s
     if body.find(PRIORITY) < 0:
         _refuse_undecoded(service, request, body, decoding_s=wait_s)
     if wait_s + request.timings.waited_s > max_queue_s:
@@ -231,6 +231,11 @@ def _refuse_before_hop(service: Service, request: HttpRequest, body: Buffer) -> 
             f"This request would wait for about {wait_s:.1f} s to be decoded, longer than {max_queue_s:g} s.",
             retry_after_s=retry_after_s(wait_s, max_queue_s),
         )
+
+
+def _decoding_s(service: Service, request: HttpRequest) -> float:
+    backlog = service.offload.decoding.backlog
+    return backlog.wait_s(request.client.number) if service.config.scheduling.fairness == "client" else backlog.total_s
 
 
 def _client_timeout_s(request: HttpRequest) -> float:

@@ -75,7 +75,8 @@ async def read_body(
         return decode(body)
     before_hop(body)
     began = time.perf_counter()
-    decoded = await offload.run("render", lambda: decode(body))
+    async with offload.decoding.turn(request.client.number):
+        decoded = await offload.run("render", lambda: decode(body))
     request.timings.waited_s += time.perf_counter() - began
     return decoded
 

@@ -1,0 +1,146 @@
+"""Clients that take turns for threads, and the estimate of how long that takes."""
+
+from itertools import pairwise
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from trio_pool_serve.threads.backlog import Backlog
+from trio_pool_serve.threads.client_turns import ClientTurns
+
+pytestmark = pytest.mark.unit
+
+
+async def work(turns: ClientTurns, client: int, order: list[int], free: trio.Semaphore) -> None:
+    async with turns.turn(client):
+        order.append(client)
+        await free.acquire()
+
+
+async def test_clients_take_turns_however_much_one_has_waiting():
+    turns, order, free = ClientTurns(1), [], trio.Semaphore(0)
+    async with trio.open_nursery() as nursery:
+        for client in (1, 1, 1, 1, 1, 2, 3, 3):
+            nursery.start_soon(work, turns, client, order, free)
+            await wait_all_tasks_blocked()
+        assert order == [1]
+        assert turns.backlog.total == 8
+        for _ in range(8):
+            free.release()
+    assert order == [1, 1, 2, 3, 1, 3, 1, 1]
+    assert turns.backlog.total == 0
+    assert not turns.backlog.waiting
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+async def test_no_more_than_the_slots_work_at_a_time_and_all_of_them_do(slots):
+    turns, working, most = ClientTurns(slots), 0, []
+
+    async def count(client: int) -> None:
+        nonlocal working
+        async with turns.turn(client):
+            working += 1
+            most.append(working)
+            await trio.lowlevel.checkpoint()
+            working -= 1
+
+    async with trio.open_nursery() as nursery:
+        for number in range(20):
+            nursery.start_soon(count, number % 4)
+    assert max(most) == slots
+    assert len(most) == 20
+
+
+async def test_a_cancelled_wait_takes_no_turn_from_others():
+    turns, order, free = ClientTurns(1), [], trio.Semaphore(0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(work, turns, 1, order, free)
+        await wait_all_tasks_blocked()
+        with trio.CancelScope() as leaving:
+            async with trio.open_nursery() as others:
+                others.start_soon(work, turns, 2, order, free)
+                others.start_soon(work, turns, 2, order, free)
+                await wait_all_tasks_blocked()
+                leaving.cancel()
+        assert turns.backlog.total == 1
+        nursery.start_soon(work, turns, 3, order, free)
+        for _ in range(2):
+            free.release()
+    assert order == [1, 3]
+    assert turns.backlog.total == 0
+
+
+async def test_a_turn_that_is_granted_as_its_task_is_cancelled_goes_to_the_next():
+    turns, order, free, go_on = ClientTurns(1), [], trio.Semaphore(1), trio.Event()
+    cancelled = trio.CancelScope()
+
+    async def cancel_and_pass_on() -> None:
+        async with turns.turn(1):
+            await go_on.wait()
+            cancelled.cancel()  # its task runs, and is told so, only after the turn has been passed on to it
+
+    async def wait_cancelled() -> None:
+        with cancelled:
+            await work(turns, 2, order, free)
+
+    async with trio.open_nursery() as nursery:
+        for task in (cancel_and_pass_on, wait_cancelled):
+            nursery.start_soon(task)
+            await wait_all_tasks_blocked()
+        nursery.start_soon(work, turns, 3, order, free)
+        await wait_all_tasks_blocked()
+        go_on.set()
+    assert order == [3]
+    assert (turns._working, turns.backlog.total) == (0, 0)
+
+
+async def test_work_that_raises_passes_its_turn_on():
+    turns = ClientTurns(1)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="wrong"):
+            async with turns.turn(1):
+                raise ValueError("wrong")
+    assert (turns._working, turns.backlog.total) == (0, 0)
+
+
+# -- how long it takes ----------------------------------------------------------------------------------
+
+
+def backlog_of(seconds: float, *waiting: int) -> Backlog:
+    """Return a backlog in which an item takes so long, with so many waiting of each client."""
+    now = 0.0
+    backlog = Backlog(lambda: now)
+    backlog.add(99, 20)
+    for _ in range(10):
+        now += seconds
+        backlog.note_done(99)
+    backlog.withdraw(99, 10)
+    for client, items in enumerate(waiting):
+        backlog.add(client, items)
+    return backlog
+
+
+def test_how_long_items_take_is_measured_while_several_wait():
+    now = 0.0
+    backlog = Backlog(lambda: now)
+    backlog.add(1, 2)
+    for _ in range(2):  # one thread may take a while when there is nothing to share it with
+        now += 100.0
+        backlog.note_done(1)
+    assert backlog.total_s == 0
+    backlog.add(1, 1000)
+    for seconds in (5.0, *(0.02, 0.0, 0.0, 0.1, 0.0, 0.03) * 100):  # several at once, in the eyes of a busy loop
+        now += seconds
+        backlog.note_done(1)
+    assert backlog.total == 399
+    assert backlog.total_s == pytest.approx(399 * 0.025, rel=0.2)
+
+
+def test_a_client_waits_for_its_own_items_and_for_as_many_of_each_other():
+    backlog = backlog_of(1.0, 100, 3, 0)
+    assert backlog.wait_s(0) == pytest.approx(100 + 3)
+    assert backlog.wait_s(1) == pytest.approx(3 + 4)
+    assert backlog.wait_s(2) == pytest.approx(1 + 1)
+    assert backlog.wait_s(2, items=10) == pytest.approx(10 + 3)
+    assert all(backlog.wait_s(2, fewer) <= backlog.wait_s(2, more) for fewer, more in pairwise(range(1, 50)))
