@@ -23,7 +23,7 @@ from cyclopts import Parameter
 from benchmarks.machine import describe_machine
 from benchmarks.model import MODEL_NAME, Texts
 from benchmarks.open_loop import NOT_SENT, UNANSWERED, OpenLoopJob, OpenLoopResult, counts, run_job, run_jobs
-from benchmarks.overload import REFUSED
+from benchmarks.overload_results import REFUSED
 from benchmarks.report import (
     RESULTS,
     open_figure,

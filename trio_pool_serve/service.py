@@ -120,6 +120,7 @@ class Service:
             postprocess=threads.postprocess_num_workers,
             launch=1 if self.config.processes.engine == "process" else replicas_of(self.config),
             copy=self.config.scheduling.max_in_flight * len(self.config.models),
+            takes_turns=self.config.scheduling.fairness == "client",
         )
 
     @memory.default

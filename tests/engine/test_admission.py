@@ -8,7 +8,6 @@ import trio
 from trio_pool_serve.engine.admission import MAX_RETRY_AFTER_S, Admission, EstimatedWork
 from trio_pool_serve.engine.compute_rates import (
     BATCHES,
-    LOAD_MARGIN,
     MIN_BATCHES,
     UNKNOWN,
     WORK_CLASSES,
@@ -26,7 +25,7 @@ TEN_PER_S = np.full(WORK_CLASSES, 0.1)
 
 
 def admission_of(rates: np.ndarray = TEN_PER_S, max_queue_s: float = 5.0, **options) -> Admission:
-    return Admission(max_queue_s, lambda: rates, **options)
+    return Admission(max_queue_s, lambda: rates, margin=1.0, **options)
 
 
 def work(tokens: int, client: str = "a", **fields) -> EstimatedWork:
@@ -173,10 +172,6 @@ def observed(*batches: tuple[int, int, float, bool]) -> ComputeRates:
     return rates
 
 
-def measured(rates: ComputeRates) -> np.ndarray:
-    return rates.seconds_per_token / LOAD_MARGIN
-
-
 def test_classes_are_octaves_of_length_with_images_apart():
     assert [work_class(tokens) for tokens in (0, 1, 2, 3, 4, 511, 512, 10**9)] == [0, 0, 1, 1, 2, 8, 9, 15]
     assert work_class(512, has_images=True) == 16 + 9
@@ -184,7 +179,7 @@ def test_classes_are_octaves_of_length_with_images_apart():
 
 def test_an_unknown_class_has_the_rate_of_the_nearest_of_its_kind():
     rates = observed((3, 10, 1.0, True), (9, 10, 2.0, True), (16 + 8, 10, 4.0, True))
-    rates = measured(rates)
+    rates = rates.seconds_per_token
     assert rates[:6] == pytest.approx([0.1] * 6)
     assert rates[7:16] == pytest.approx([0.2] * 9)
     assert rates[16:] == pytest.approx([0.4] * 16)
@@ -192,39 +187,39 @@ def test_an_unknown_class_has_the_rate_of_the_nearest_of_its_kind():
 
 def test_small_batches_of_an_idle_server_do_not_make_it_look_slow():
     rates = observed((4, 100, 1.0, False), (4, 10, 1.0, False))
-    assert math.isnan(measured(rates)[4])
+    assert math.isnan(rates.seconds_per_token[4])
     assert rates.tokens_per_s > 0
     for _ in range(MIN_BATCHES):
-        assert math.isnan(measured(rates)[4])
+        assert math.isnan(rates.seconds_per_token[4])
         rates.observe(4, 50, 1.0, left_waiting=True)  # how it drains
         rates.observe(4, 10, 1.0, left_waiting=False)
-    assert measured(rates)[4] == pytest.approx(1 / 50)
+    assert rates.seconds_per_token[4] == pytest.approx(1 / 50)
 
 
 def test_a_batch_that_had_to_be_compiled_first_counts_as_a_slow_one():
     rates = ComputeRates()
     for seconds in (10.0, 0.1, 0.1, 0.1, 0.1, 0.1):
         rates.observe(4, 1000, seconds, left_waiting=True)
-    assert measured(rates)[4] == pytest.approx(1.5 * 0.1 / 1000)
+    assert rates.seconds_per_token[4] == pytest.approx(1.5 * 0.1 / 1000)
     for _ in range(BATCHES):
         rates.observe(4, 1000, 0.1, left_waiting=True)
-    assert measured(rates)[4] == pytest.approx(0.1 / 1000)
+    assert rates.seconds_per_token[4] == pytest.approx(0.1 / 1000)
 
 
 def test_threads_that_finish_one_just_behind_the_other_are_as_fast_as_both_together():
     rates = ComputeRates()
     for seconds in (0.01, 0.99) * BATCHES:
         rates.observe(4, 100, seconds, left_waiting=True)
-    assert measured(rates)[4] == pytest.approx(0.5 / 100)
+    assert rates.seconds_per_token[4] == pytest.approx(0.5 / 100)
 
 
 def test_a_rate_follows_what_was_last_seen():
     rates = observed(*[(4, 10, 1.0, True)] * 50, (4, 100, 1.0, True))
     assert 10 < rates.tokens_per_s < 100
-    assert 1 / 100 < measured(rates)[4] < 1 / 10
+    assert 1 / 100 < rates.seconds_per_token[4] < 1 / 10
     for _ in range(BATCHES):
         rates.observe(4, 100, 1.0, left_waiting=True)
-    assert measured(rates)[4] == pytest.approx(1 / 100)
+    assert rates.seconds_per_token[4] == pytest.approx(1 / 100)
 
 
 def test_images_are_estimated_by_those_that_came_before():

@@ -9,15 +9,17 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import attrs
+import httpx
 import pytest
 import trio
 import trio.testing
 
 from tests.conftest import assert_idle, full_queue, running
+from trio_pool_serve.api.http import dispatch
 from trio_pool_serve.app import PoolServeApp, create_app
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.engine.admission import EstimatedWork
-from trio_pool_serve.engine.compute_rates import LOAD_MARGIN, MIN_BATCHES
+from trio_pool_serve.engine.admission import LOAD_MARGIN, EstimatedWork
+from trio_pool_serve.engine.compute_rates import MIN_BATCHES
 from trio_pool_serve.errors import OverloadedError
 from trio_pool_serve.server.acceptor import serve_app
 from trio_pool_serve.server.arrival import seconds_since_arrival
@@ -181,6 +183,55 @@ async def test_requests_without_their_key_are_told_so(config, scripted, monkeypa
     assert wrong.startswith(b"HTTP/1.1 401")
     assert right.startswith(b"HTTP/1.1 429")
     assert server.refused_early == [False, True]
+
+
+async def test_a_model_that_is_not_ready_is_503_though_another_is_full(config, scripted, monkeypatch):
+    two = attrs.evolve(config, models=(f"a={config.models[0]}", f"b={config.models[0]}"))
+    async with running(Service(two, lambda *_: scripted)) as service, serving(service, monkeypatch) as server:
+        with full_queue(service):
+            monkeypatch.setattr(service.served["b"].engine, "_state", "dead")
+            for model in ("b", "a"):
+                body = b'{"input": "hello", "model": "%b"}' % model.encode()
+                answers = await server.ask(post(body=body), HEALTH)
+                assert answers[0].startswith(b"HTTP/1.1 503" if model == "b" else b"HTTP/1.1 429")
+                assert answers[1].startswith(b"HTTP/1.1 ")
+            monkeypatch.undo()
+
+
+async def test_an_app_that_raises_leaves_the_listener_alone(server, service, monkeypatch, caplog):
+    def fail(*_) -> None:
+        raise RuntimeError("not expected")
+
+    monkeypatch.setattr(PoolServeApp, "refuse_early", fail)
+    with full_queue(service):
+        for _ in range(3):
+            assert (await server.ask(post()))[0].startswith(b"HTTP/1.1 429")
+    assert caplog.text.count("an early refusal failed: RuntimeError") == 3
+    assert "not expected" not in caplog.text
+
+
+async def test_a_request_behind_another_on_its_connection_has_not_waited_for_the_server(service, url, scripted):
+    """The client sent it early. What counts is from when the server could have read it."""
+    waited = []
+    note = dispatch.TaskHandler.__call__
+
+    async def noting(self, request):
+        waited.append(request.timings.waited_s)
+        return await note(self, request)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatch.TaskHandler, "__call__", noting)
+        scripted.gate.clear()
+        async with await trio.open_tcp_stream("127.0.0.1", httpx.URL(url).port) as stream:
+            await stream.send_all(post() * 2)
+            await trio.sleep(0.5)  # time passes: what is tested is that it is not counted
+            scripted.gate.set()
+            received = b""
+            with trio.fail_after(10):
+                while received.count(b"HTTP/1.1 200") < 2:
+                    received += await stream.receive_some()
+    assert len(waited) == 2
+    assert max(waited) < 0.25
 
 
 async def test_a_server_that_drains_says_so_though_its_queue_is_full(server, service):

@@ -12,6 +12,10 @@ from trio_pool_serve.threads.client_turns import ClientTurns
 pytestmark = pytest.mark.unit
 
 
+def is_unused(turns: ClientTurns) -> bool:
+    return not turns.waiting and not turns._waiting and not turns._working
+
+
 async def work(turns: ClientTurns, client: int, order: list[int], free: trio.Semaphore) -> None:
     async with turns.turn(client):
         order.append(client)
@@ -19,23 +23,22 @@ async def work(turns: ClientTurns, client: int, order: list[int], free: trio.Sem
 
 
 async def test_clients_take_turns_however_much_one_has_waiting():
-    turns, order, free = ClientTurns(1), [], trio.Semaphore(0)
+    turns, order, free = ClientTurns(1, 1), [], trio.Semaphore(0)
     async with trio.open_nursery() as nursery:
         for client in (1, 1, 1, 1, 1, 2, 3, 3):
             nursery.start_soon(work, turns, client, order, free)
             await wait_all_tasks_blocked()
         assert order == [1]
-        assert turns.backlog.total == 8
+        assert turns.waiting == 7
         for _ in range(8):
             free.release()
     assert order == [1, 1, 2, 3, 1, 3, 1, 1]
-    assert turns.backlog.total == 0
-    assert not turns.backlog.waiting
+    assert is_unused(turns)
 
 
 @pytest.mark.parametrize("slots", [1, 3])
 async def test_no_more_than_the_slots_work_at_a_time_and_all_of_them_do(slots):
-    turns, working, most = ClientTurns(slots), 0, []
+    turns, working, most = ClientTurns(slots, slots), 0, []
 
     async def count(client: int) -> None:
         nonlocal working
@@ -53,7 +56,7 @@ async def test_no_more_than_the_slots_work_at_a_time_and_all_of_them_do(slots):
 
 
 async def test_a_cancelled_wait_takes_no_turn_from_others():
-    turns, order, free = ClientTurns(1), [], trio.Semaphore(0)
+    turns, order, free = ClientTurns(1, 1), [], trio.Semaphore(0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(work, turns, 1, order, free)
         await wait_all_tasks_blocked()
@@ -63,16 +66,16 @@ async def test_a_cancelled_wait_takes_no_turn_from_others():
                 others.start_soon(work, turns, 2, order, free)
                 await wait_all_tasks_blocked()
                 leaving.cancel()
-        assert turns.backlog.total == 1
+        assert turns.waiting == 0
         nursery.start_soon(work, turns, 3, order, free)
         for _ in range(2):
             free.release()
     assert order == [1, 3]
-    assert turns.backlog.total == 0
+    assert is_unused(turns)
 
 
 async def test_a_turn_that_is_granted_as_its_task_is_cancelled_goes_to_the_next():
-    turns, order, free, go_on = ClientTurns(1), [], trio.Semaphore(1), trio.Event()
+    turns, order, free, go_on = ClientTurns(1, 1), [], trio.Semaphore(1), trio.Event()
     cancelled = trio.CancelScope()
 
     async def cancel_and_pass_on() -> None:
@@ -92,16 +95,35 @@ async def test_a_turn_that_is_granted_as_its_task_is_cancelled_goes_to_the_next(
         await wait_all_tasks_blocked()
         go_on.set()
     assert order == [3]
-    assert (turns._working, turns.backlog.total) == (0, 0)
+    assert is_unused(turns)
+
+
+async def test_a_client_whose_tasks_take_long_leaves_slots_to_others():
+    """Images that are fetched from a server that does not answer, for example."""
+    turns, order, never, free = ClientTurns(4, 2), [], trio.Semaphore(0), trio.Semaphore(100)
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(work, turns, 1, order, never)
+        await wait_all_tasks_blocked()
+        assert order == [1, 1]
+        for _ in range(10):
+            nursery.start_soon(work, turns, 2, order, free)
+        await wait_all_tasks_blocked()
+        assert order == [1, 1, *[2] * 10]
+        assert turns.waiting == 8
+        for _ in range(10):
+            never.release()
+    assert order.count(1) == 10
+    assert is_unused(turns)
 
 
 async def test_work_that_raises_passes_its_turn_on():
-    turns = ClientTurns(1)
+    turns = ClientTurns(1, 1)
     for _ in range(3):
         with pytest.raises(ValueError, match="wrong"):
             async with turns.turn(1):
                 raise ValueError("wrong")
-    assert (turns._working, turns.backlog.total) == (0, 0)
+    assert is_unused(turns)
 
 
 # -- how long it takes ----------------------------------------------------------------------------------
@@ -116,6 +138,7 @@ def backlog_of(seconds: float, *waiting: int) -> Backlog:
         now += seconds
         backlog.note_done(99)
     backlog.withdraw(99, 10)
+    assert not backlog.waiting
     for client, items in enumerate(waiting):
         backlog.add(client, items)
     return backlog
@@ -135,6 +158,29 @@ def test_how_long_items_take_is_measured_while_several_wait():
         backlog.note_done(1)
     assert backlog.total == 399
     assert backlog.total_s == pytest.approx(399 * 0.025, rel=0.2)
+
+
+def test_a_time_that_was_long_is_corrected_and_forgotten():
+    """Images that could not be fetched kept others waiting; what is known of them must not refuse those that follow."""
+    now = 0.0
+    backlog = Backlog(lambda: now)
+    backlog.add(1, 20)
+    backlog.note_done(1)
+    now += 30.0
+    backlog.withdraw(1, 9)  # they failed
+    backlog.note_done(1)
+    assert backlog.total_s == 0
+    now += 30.0
+    backlog.note_done(1)
+    assert backlog.total_s == pytest.approx(8 * 30.0)
+    backlog.note_done(1)
+    assert backlog.total_s == 0  # so few that nothing would correct it
+    backlog.add(1, 100)
+    assert backlog.total_s > 1000
+    now += 9.9
+    assert backlog.total_s > 1000
+    now += 0.2
+    assert backlog.total_s == 0
 
 
 def test_a_client_waits_for_its_own_items_and_for_as_many_of_each_other():

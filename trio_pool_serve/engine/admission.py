@@ -20,6 +20,10 @@ from trio_pool_serve.types import Client, RenderedPrompt
 
 MAX_RETRY_AFTER_S = 30.0
 
+LOAD_MARGIN = 1.25
+"""By how much computing is estimated slower than measured. When a flood begins the rates are those of before: from then
+on the event loop takes more of the cores, to admit some of the requests and to refuse the others."""
+
 IMAGE_ROW_WEIGHT = 0.1
 """Weight of the newest row in the average length of those with images."""
 
@@ -137,7 +141,8 @@ def class_of(prompt: RenderedPrompt) -> int:
 class Admission:
     """Refuses requests that would wait for more than ``max_queue_s`` seconds, or until their deadline.
 
-    ``seconds_per_token()`` are the rates at which the model's devices compute together. What waits before a request is
+    ``seconds_per_token()`` are the rates at which the model's devices compute together, to which ``margin`` is applied.
+    What waits before a request is
     what its client has waiting that is as urgent, and of each other client as much again, as the queue takes turns
     between clients; without ``is_fair`` all that waits. A request is always admitted when nothing waits before it, and
     while the rates are unknown. To prepare images may take longer than to compute them.
@@ -147,8 +152,13 @@ class Admission:
     seconds_per_token: Callable[[], SecondsPerToken]
     waiting: WaitingWork = field(factory=WaitingWork)
     is_fair: bool = True
+    margin: float = LOAD_MARGIN
     _by_priority: dict[int, dict[int, float]] = field(init=False, factory=dict)
     _image_rows: ImageRows = field(init=False, factory=ImageRows)
+
+    def _rates(self) -> SecondsPerToken:
+        rates: SecondsPerToken = self.seconds_per_token() * self.margin
+        return rates
 
     @property
     def tokens(self) -> int:
@@ -158,7 +168,7 @@ class Admission:
     @property
     def waiting_s(self) -> float:
         """Seconds that all admitted work will take."""
-        rates = self.seconds_per_token()
+        rates = self._rates()
         return 0.0 if math.isnan(rates[0]) else float(self.waiting.total() @ rates)
 
     def is_full(self, waited_s: float = 0.0) -> bool:
@@ -218,7 +228,7 @@ class Admission:
             return before
         if not self.is_fair:
             return float(seconds.sum()) - own + before
-        rate = self.seconds_per_token()[work_class(work.tokens // max(1, work.rows), has_images=work.has_images)]
+        rate = self._rates()[work_class(work.tokens // max(1, work.rows), has_images=work.has_images)]
         turn = before + (work.tokens * rate if math.isfinite(rate) else 0.0)
         return before + float(np.minimum(seconds, turn).sum()) - min(own, turn)
 
@@ -232,7 +242,7 @@ class Admission:
 
     def _seconds_by_client(self) -> SecondsPerToken:
         """Return the seconds that the waiting work of each client takes: float64, shape (``CLIENTS``,)."""
-        rates = self.seconds_per_token()
+        rates = self._rates()
         if math.isnan(rates[0]):
             return np.zeros(CLIENTS)
         seconds: SecondsPerToken = self.waiting.by_client() @ rates

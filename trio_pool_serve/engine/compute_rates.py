@@ -26,10 +26,6 @@ MAX_OUTLIER = 4.0
 MIN_BATCHES = 3
 """Of a class, before its rate counts."""
 
-LOAD_MARGIN = 1.25
-"""By how much rates are estimated slower than measured. When a flood begins they are those of before: from then on the
-event loop takes more of the cores, to admit some of the requests and to refuse the others."""
-
 SecondsPerToken: TypeAlias = npt.NDArray[np.float64]
 """Shape (``WORK_CLASSES``,); all NaN before the first batch."""
 
@@ -47,9 +43,9 @@ UNKNOWN: SecondsPerToken = np.full(WORK_CLASSES, np.nan)
 class ComputeRates:
     """The rates of one engine: ``seconds_per_token`` by work class, for unknown classes those of the nearest known.
 
-    A rate is the mean over the latest batches, with a margin. Not the median: of two threads one may finish just behind
-    the other again and again, and then neither the short nor the long times between their batches tell how fast they
-    are together.
+    A rate is the mean over the latest batches. Not the median: of two threads one may finish just behind the other
+    again and again, and then neither the short nor the long times between their batches tell how fast they are
+    together.
 
     Only batches behind which rows were left waiting tell how fast a queue drains: others are smaller than they could
     be. Until there is one, nothing has waited for long.
@@ -74,7 +70,7 @@ class ComputeRates:
         latest.append((seconds, tokens))
         if len(latest) < MIN_BATCHES:
             return
-        self._known[measured_class] = LOAD_MARGIN * _mean_rate(latest)
+        self._known[measured_class] = _mean_rate(latest)
         if len(latest) == MIN_BATCHES:
             self._nearest = _nearest_known(np.flatnonzero(self._known).tolist())
         # Here, once for each batch, and not for each request that is admitted.

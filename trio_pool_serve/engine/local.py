@@ -236,8 +236,11 @@ class LocalEngine(Engine):
         thread = LaunchThread(trio.Semaphore(self.config.max_in_flight))
         while True:
             await thread.slots.acquire()
+            if not len(self._queue):
+                self._left_waiting = False  # what was left has been withdrawn: the time from now on is idle
             await self._queue.wait_not_empty()
             while not (entries := self._take_batch(passes.runner)):
+                self._left_waiting = False
                 await self._queue.wait_change()
             in_flight = InFlightBatch(batch_of(entries), entries)
             self._launched += 1
@@ -316,6 +319,7 @@ class LocalEngine(Engine):
         recovery = BatchRecovery(compute, self.config.batch_retry_s)
         await recovery.run(in_flight.entries, fault)
         self._last_done = thread.last_done = time.perf_counter()
+        self._left_waiting = False
         self.metrics.faults["failed_batches"].inc()
         self.metrics.faults["retries"].inc(recovery.passes)
         self.metrics.faults["failed_rows"].inc(recovery.failed_rows)

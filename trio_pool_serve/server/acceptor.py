@@ -101,13 +101,19 @@ class Acceptor:
         if self.early_refusals is not None and self.tls is None:
             is_over, received = self.early_refusals.answer(connection, peer)
             if is_over:
-                connection.close()
+                self._linger(connection)
                 return True
         nursery.start_soon(self._serve, connection, address, received)
         return True
 
     def _refuse(self, connection: socket.socket) -> None:
         _say_no(connection, is_plain=self.tls is None)
+        self._linger(connection)
+
+    def _linger(self, connection: socket.socket) -> None:
+        """Close a connection's sending half now, and the rest when its client has had time to read."""
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_WR)
         if len(self._refused) == LINGERING:
             self._refused.popleft().close()
         self._refused.append(connection)

@@ -5,7 +5,7 @@ of their own. Their share of the event loop is what is missing for the others: a
 would take several times what the refusal itself does.
 """
 
-import contextlib
+import logging
 import socket
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -20,6 +20,8 @@ from trio_pool_serve.server.incoming_request import BadRequestError, LeftToHyper
 from trio_pool_serve.server.outgoing_response import Headers, OutgoingResponse
 from trio_pool_serve.server.request_buffer import RequestBuffer
 from trio_pool_serve.server.server_context import ServerContext
+
+logger = logging.getLogger(__name__)
 
 
 class RefusingApp(Protocol):
@@ -58,8 +60,14 @@ class EarlyRefusals:
         buffer = RequestBuffer(self.config.h11_max_incomplete_size)
         buffer.append(received)
         response = None
-        with contextlib.suppress(BadRequestError, LeftToHypercornError, ValueError):
+        try:
             response = self._response_to(buffer, parse_socket_addr(connection.family, peer), waited_s)
+        except (BadRequestError, LeftToHypercornError):
+            return False, received
+        except Exception as error:
+            # Handled as any other request, it ends its own connection only.
+            logger.warning("an early refusal failed: %s", type(error).__name__)
+            logger.debug("traceback of the early refusal", exc_info=error)
         if response is None:
             return False, received
         try:

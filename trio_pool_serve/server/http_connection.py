@@ -230,6 +230,8 @@ class HttpConnection:
     async def _begin(self, request: IncomingRequest) -> Exchange:
         """Return the exchange that ``request`` opens."""
         waited_s = seconds_since_arrival(self._socket)
+        if self._requests:  # what has arrived while an earlier request was running waited for that one
+            waited_s = min(waited_s, trio.current_time() - self._idle_since)
         exchange = Exchange(request, waited_s, self._server_headers, self._is_last, self._write_response)
         if request.is_complete:
             exchange.take(b"", is_last=True)

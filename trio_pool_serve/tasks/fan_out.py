@@ -4,6 +4,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import trio
@@ -11,7 +12,7 @@ from attrs import define, field, frozen
 
 from trio_pool_serve.engine.admission import AdmittedRequest
 from trio_pool_serve.errors import InvalidRequestError, NotFiniteError, PoolServeError, unwrap_exception_groups
-from trio_pool_serve.prompts import Prompt, RenderingParams
+from trio_pool_serve.prompts import Prompt, RenderingParams, has_images
 from trio_pool_serve.rendering.renderer import Renderer, plain_characters
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.timings import RequestTimings
@@ -102,13 +103,11 @@ async def compute_rows(
             row_done(index, row)
 
     async def render(chunk: range) -> list[list[RenderedPrompt]]:
-        renderer, client = model.renderer, admitted.work.client
-        if renderer.is_plain(rows[chunk[0]].prompt):
-            rendered = await _render([rows[index] for index in chunk], renderer)
-        else:
+        renderer, client, prompt = model.renderer, admitted.work.client, rows[chunk[0]].prompt
+        if not renderer.is_plain(prompt):
             await renderer.memory.wait_for_share(client)
-            async with renderer.offload.preparing.turn(client.number):
-                rendered = await _render([rows[index] for index in chunk], renderer)
+        async with renderer.offload.preparing(client.number) if has_images(prompt) else nullcontext():
+            rendered = await _render([rows[index] for index in chunk], renderer)
         # Returning from a thread is no checkpoint: a request cancelled meanwhile must not enter the queue.
         await trio.lowlevel.checkpoint_if_cancelled()
         timings.render_s = time.perf_counter() - began

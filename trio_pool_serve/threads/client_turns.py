@@ -1,13 +1,11 @@
 """Turns of clients: what one client has waiting for threads does not delay what others have."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import trio
 from attrs import define, field
-
-from trio_pool_serve.threads.backlog import Backlog
 
 
 @define(eq=False)
@@ -22,36 +20,34 @@ class Waiting:
 class ClientTurns:
     """Lets at most ``slots`` tasks work at a time: those of a client in the order of arrival, and the clients in turn.
 
-    Clients are told apart by a number. ``backlog`` counts the tasks that wait or work.
+    No client has more than ``slots_per_client`` at a time, however long its tasks take. Clients are told apart by a
+    number.
     """
 
     slots: int
-    backlog: Backlog = field(factory=Backlog)
-    _working: int = field(default=0, init=False)
+    slots_per_client: int
+    _working: Counter[int] = field(init=False, factory=Counter)
+    """By client."""
     _waiting: dict[int, deque[Waiting]] = field(init=False, factory=dict)
-    """By client; the first one has the next turn."""
+    """By client; the first one that has no more than its slots has the next turn."""
+
+    @property
+    def waiting(self) -> int:
+        """Number of tasks that wait for their turn."""
+        return sum(map(len, self._waiting.values()))
 
     @asynccontextmanager
     async def turn(self, client: int) -> AsyncIterator[None]:
         """Work in the block. Cancellation: at once while waiting for the turn, which the next one has then."""
-        self.backlog.add(client)
-        is_done = False
+        await self._wait_for_turn(client)
         try:
-            await self._wait_for_turn(client)
-            try:
-                yield
-                is_done = True
-            finally:
-                self._pass_on()
+            yield
         finally:
-            if is_done:
-                self.backlog.note_done(client)
-            else:
-                self.backlog.withdraw(client)
+            self._pass_on(client)
 
     async def _wait_for_turn(self, client: int) -> None:
-        if self._working < self.slots:
-            self._working += 1
+        if self._working.total() < self.slots and self._working[client] < self.slots_per_client:
+            self._working[client] += 1
             return
         waiting = Waiting()
         self._waiting.setdefault(client, deque()).append(waiting)
@@ -59,21 +55,24 @@ class ClientTurns:
             await waiting.event.wait()
         except trio.Cancelled:
             if waiting.granted:
-                self._pass_on()
+                self._pass_on(client)
             else:
                 self._withdraw(client, waiting)
             raise
 
-    def _pass_on(self) -> None:
-        """Give a slot to the next client that waits, which has its next turn behind all others."""
-        if not self._waiting:
-            self._working -= 1
+    def _pass_on(self, client: int) -> None:
+        """Free a client's slot, and give it to the next client that waits, whose next turn is behind all others."""
+        self._working[client] -= 1
+        if not self._working[client]:
+            del self._working[client]
+        following = next((each for each in self._waiting if self._working[each] < self.slots_per_client), None)
+        if following is None:
             return
-        client = next(iter(self._waiting))
-        queue = self._waiting.pop(client)
+        queue = self._waiting.pop(following)
         waiting = queue.popleft()
         if queue:
-            self._waiting[client] = queue
+            self._waiting[following] = queue
+        self._working[following] += 1
         waiting.granted = True
         waiting.event.set()
 

@@ -7,11 +7,13 @@ request.
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Literal, TypeAlias, TypeVar, get_args
 
 import trio
 from attrs import Factory, define, field, frozen
 
+from trio_pool_serve.threads.backlog import Backlog
 from trio_pool_serve.threads.client_turns import ClientTurns
 from trio_pool_serve.threads.dedicated_threads import DedicatedThreads
 from trio_pool_serve.threads.scheduling import lower_priority
@@ -24,8 +26,8 @@ postprocess: outputs to bytes. load: loading models, one at a time. launch: forw
 from the device."""
 
 
-PREPARED_AT_ONCE = 16
-"""Prompts with images, or with embeddings, and conversations: as many as images that are fetched at once."""
+PREPARED_AT_ONCE = 32
+"""Prompts with images. One client's are at most half of them, and fetched for seconds perhaps."""
 
 
 @frozen
@@ -63,16 +65,22 @@ class Offload:
     niceness: int | None = None
     observe: Callable[[LimiterName, float, float], None] = _ignore
     in_threads: bool = True
-    decoding: ClientTurns = field(init=False)
-    """For the bodies that are decoded under ``render``."""
-    preparing: ClientTurns = field(init=False, factory=lambda: ClientTurns(PREPARED_AT_ONCE))
-    """For the prompts that are more than text."""
+    takes_turns: bool = field(default=True, kw_only=True)
+    """Whether clients take turns to have bodies decoded and images prepared."""
+    undecoded: Backlog = field(init=False, factory=Backlog)
+    """Bodies that ``decode`` has not decoded yet."""
+    _decoding: ClientTurns = field(init=False)
+    _preparing: ClientTurns = field(init=False)
     _limiters: dict[LimiterName, trio.CapacityLimiter] = field(init=False)
     _launch_threads: DedicatedThreads = field(init=False, factory=lambda: DedicatedThreads("launch"))
 
-    @decoding.default
+    @_decoding.default
     def _for_the_render_threads(self) -> ClientTurns:
-        return ClientTurns(self.render + 1)  # one is ready when a thread is
+        return ClientTurns(self.render + 1, self.render + 1)  # one is ready when a thread is
+
+    @_preparing.default
+    def _for_images(self) -> ClientTurns:
+        return ClientTurns(PREPARED_AT_ONCE, PREPARED_AT_ONCE // (2 if self.takes_turns else 1))
 
     def __attrs_post_init__(self) -> None:
         self._limiters = {kind: trio.CapacityLimiter(getattr(self, kind)) for kind in get_args(LimiterName)}
@@ -127,15 +135,45 @@ class Offload:
             if finished > called:
                 self.observe(kind, started - called, finished - started)
 
+    async def decode(self, client: int, blocking: Callable[[], T]) -> T:
+        """Return what ``blocking()`` returns, run under ``render`` in a client's turn. Cancellation: as ``run``."""
+        client = self._turns_of(client)
+        self.undecoded.add(client)
+        is_done = False
+        try:
+            async with self._decoding.turn(client):
+                decoded = await self.run("render", blocking)
+            is_done = True
+            return decoded
+        finally:
+            if is_done:
+                self.undecoded.note_done(client)
+            else:
+                self.undecoded.withdraw(client)
+
+    def decoding_s(self, client: int) -> float:
+        """Return how many seconds it takes until ``decode`` runs for a client; 0 while that is unknown."""
+        return self.undecoded.wait_s(self._turns_of(client))
+
+    def preparing(self, client: int) -> AbstractAsyncContextManager[None]:
+        """Return a context to prepare a prompt with images in, in the turn of a client. Cancellation: while waiting."""
+        return self._preparing.turn(self._turns_of(client))
+
+    def _turns_of(self, client: int) -> int:
+        return client if self.takes_turns else 0
+
     def close(self) -> None:
         """Let the ``launch`` threads end; the next launch starts another."""
         self._launch_threads.close()
 
     def statistics(self) -> dict[LimiterName, LimiterStatistics]:
-        """Return the use of each limiter."""
+        """Return the use of each limiter; those that wait for their client's turn are among the waiting."""
+        turns = {"render": self._decoding.waiting, "media": self._preparing.waiting}
         return {
             kind: LimiterStatistics(
-                capacity=int(stats.total_tokens), borrowed=stats.borrowed_tokens, waiting=stats.tasks_waiting
+                capacity=int(stats.total_tokens),
+                borrowed=stats.borrowed_tokens,
+                waiting=stats.tasks_waiting + turns.get(kind, 0),
             )
             for kind, stats in ((kind, limiter.statistics()) for kind, limiter in self._limiters.items())
         }

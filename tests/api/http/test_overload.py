@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from tests.conftest import assert_idle, client_of, full_queue, listening, make_slow, running
 from trio_pool_serve.api.http import dispatch
 from trio_pool_serve.api.http.json_body import model_named_in
+from trio_pool_serve.api.http.request import WAITED_S, HttpRequest
 from trio_pool_serve.engine.admission import EstimatedWork
+from trio_pool_serve.errors import OverloadedError
 from trio_pool_serve.service import Service
 from trio_pool_serve.types import Client
 
@@ -235,11 +237,47 @@ async def test_a_request_for_the_full_model_is_refused_undecoded_and_one_for_the
         assert "a" not in decoded or size < 100  # httpx sends head and body apart: the loop decodes what is small
 
 
+async def test_a_key_learns_nothing_of_a_model_that_it_may_not_use(config, scripted, tmp_path):
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[one]\nkey = "secret"\nmodels = ["b"]\n')
+    keys.chmod(0o600)
+    network = attrs.evolve(config.network, api_keys_file=keys)
+    two = attrs.evolve(config, network=network, models=(f"a={config.models[0]}", f"b={config.models[0]}"))
+    async with (
+        running(Service(two, lambda *_: scripted)) as service,
+        listening(service) as url,
+        client_of(url) as client,
+    ):
+        with full_queue(service):
+            for text in ("hello", "hello " * 20_000):
+                body = {"input": text, "truncate_prompt_tokens": 8, "model": "a"}
+                answer = await client.post("/v1/embeddings", json=body, headers={"X-Api-Key": "secret"})
+                assert answer.status_code == 404
+
+
+async def test_a_body_that_is_too_large_is_never_told_to_come_back(config, scripted):
+    small = attrs.evolve(config, network=attrs.evolve(config.network, max_body_bytes=1000))
+    async with (
+        running(Service(small, lambda *_: scripted)) as service,
+        listening(service) as url,
+        client_of(url) as client,
+    ):
+        with full_queue(service):
+            assert (await client.post("/v1/embeddings", json={"input": "hello " * 200})).status_code == 413
+
+
+async def test_a_request_behind_which_nothing_waits_is_answered_however_long_it_waited_to_be_read(service):
+    request = HttpRequest({"headers": [], "method": "POST", "extensions": {WAITED_S: 60.0}}, "/v1/embeddings", 10**6)
+    dispatch._refuse_before_hop(service, request, bytearray(b"{}"))
+    with full_queue(service), pytest.raises(OverloadedError, match="longer than 5 s"):
+        dispatch._refuse_before_hop(service, request, bytearray(b"{}"))
+
+
 # -- threads ------------------------------------------------------------------------------------------
 
 
 async def test_a_large_body_is_refused_when_others_wait_for_too_long_to_be_decoded(client, service):
-    decoding = service.offload.decoding.backlog
+    decoding = service.offload.undecoded
     own, other = Client("127.0.0.1").number, 1
     decoding.add(own, 600)
     decoding.add(other, 600)

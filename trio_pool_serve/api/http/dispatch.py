@@ -33,7 +33,10 @@ BYTES_PER_TOKEN = 4
 MAX_GUESSED_TOKENS = 64
 """More is not guessed from a body's length: it may be an image, or more text than the model reads."""
 
-IMAGE_URL = b"data:image/"
+SEARCHED_BYTES = 256 * 1024
+"""Larger bodies are not searched on the event loop, which would take half a millisecond for each megabyte."""
+
+IMAGE_URL = b'"data:image/'
 """Tells that there are images in a body; those of other URLs are not seen before it is decoded."""
 
 PRIORITY = b'"priority"'
@@ -111,13 +114,13 @@ class TaskHandler:
     def __attrs_post_init__(self) -> None:
         self._errors_agree = _errors_agree(self.candidates)
 
-    def refuse_unread(self, request: HttpRequest) -> None:
-        """Raise ``OverloadedError`` for a request that no model could take, once all of its body is there.
+    def refuse_undecoded(self, request: HttpRequest) -> None:
+        """Raise ``OverloadedError`` for a request all of whose body is there, if no model could take it.
 
-        Half of what a refusal costs otherwise.
+        Such a refusal takes half as long as one of a request whose body has been decoded.
         """
-        if self._errors_agree and request.body.is_without(PRIORITY):
-            request.body.inspect(partial(_refuse_undecoded, self.service, request, decoding_s=0.0))
+        if self._errors_agree and request.body.is_searchable:
+            request.body.inspect(partial(_refuse_by_body, self.service, request, decoding_s=0.0))
 
     async def __call__(self, request: HttpRequest) -> HttpResponse:
         """Return the response. Cancellation: at once, but for what threads have begun."""
@@ -126,7 +129,7 @@ class TaskHandler:
         service.require_open()
         timeout_s = min(_client_timeout_s(request), limits.request_timeout_s)
         request.deadline = trio.current_time() - request.timings.waited_s + timeout_s
-        self.refuse_unread(request)
+        self.refuse_undecoded(request)
         service.running_tasks += 1
         try:
             with trio.fail_at(request.deadline), service.memory.reserving(request.client) as reservation:
@@ -141,7 +144,7 @@ class TaskHandler:
     async def _respond(self, request: HttpRequest, reservation: Reservation) -> HttpResponse:
         service = self.service
         if not request.body.is_small:
-            _refuse_unread(service, request)
+            _refuse(service, request)
             request.body.hold(reservation)
         timeout_s = service.config.time_limits.body_timeout_s
         refuse = partial(_refuse_before_hop, service, request)
@@ -180,7 +183,7 @@ def _errors_agree(candidates: Sequence[DialectEndpoint]) -> bool:
     return all(merged[name] == value for body in bodies for name, value in body.items())
 
 
-def _refuse_unread(
+def _refuse(
     service: Service,
     request: HttpRequest,
     *,
@@ -200,22 +203,29 @@ def _refuse_unread(
         deadline=request.deadline,
         waited_s=request.timings.waited_s + decoding_s,
     )
+    candidates = service.models(request.models)
     named = service.named(model) if model else None
-    candidates = service.served.values() if named is None else [named]
+    if named in candidates:
+        candidates = [named]
     refusals = []
     for served in candidates:
         try:
             served.engine.refuse_late(work)
         except OverloadedError as refusal:
             refusals.append(refusal)
-    if len(refusals) == len(candidates):
+    if refusals and len(refusals) == len(candidates):
         raise min(refusals, key=lambda refusal: refusal.retry_after_s)
 
 
-def _refuse_undecoded(service: Service, request: HttpRequest, body: Buffer, *, decoding_s: float) -> None:
-    """Raise ``OverloadedError`` as ``_refuse_unread``, by what can be seen in a body without decoding it."""
+def _refuse_by_body(service: Service, request: HttpRequest, body: Buffer, *, decoding_s: float) -> None:
+    """Raise ``OverloadedError`` as ``_refuse``, by what can be seen in a body without decoding it.
+
+    Not for a body that may have a priority.
+    """
+    if body.find(PRIORITY) >= 0:
+        return
     has_images = body.find(IMAGE_URL) >= 0
-    _refuse_unread(service, request, model=model_named_in(body), has_images=has_images, decoding_s=decoding_s)
+    _refuse(service, request, model=model_named_in(body), has_images=has_images, decoding_s=decoding_s)
 
 
 def _refuse_before_hop(service: Service, request: HttpRequest, body: Buffer) -> None:
@@ -223,19 +233,15 @@ def _refuse_before_hop(service: Service, request: HttpRequest, body: Buffer) -> 
 
     Prompts are tokenised in the same threads.
     """
-    wait_s, max_queue_s = _decoding_s(service, request), service.config.scheduling.max_queue_s
-    if body.find(PRIORITY) < 0:
-        _refuse_undecoded(service, request, body, decoding_s=wait_s)
-    if wait_s + request.timings.waited_s > max_queue_s:
+    wait_s, max_queue_s = service.offload.decoding_s(request.client.number), service.config.scheduling.max_queue_s
+    waits_s = wait_s + request.timings.waited_s
+    if len(body) <= SEARCHED_BYTES and any(served.engine.is_overloaded(waits_s) for served in service.served.values()):
+        _refuse_by_body(service, request, body, decoding_s=wait_s)
+    if wait_s and waits_s > max_queue_s:
         raise OverloadedError(
-            f"This request would wait for about {wait_s:.1f} s to be decoded, longer than {max_queue_s:g} s.",
+            f"This request would wait for about {waits_s:.1f} s to be decoded, longer than {max_queue_s:g} s.",
             retry_after_s=retry_after_s(wait_s, max_queue_s),
         )
-
-
-def _decoding_s(service: Service, request: HttpRequest) -> float:
-    backlog = service.offload.decoding.backlog
-    return backlog.wait_s(request.client.number) if service.config.scheduling.fairness == "client" else backlog.total_s
 
 
 def _client_timeout_s(request: HttpRequest) -> float:

@@ -46,7 +46,8 @@ _MODEL_LAST = re.compile(rb",\s*" + _MODEL + rb"(?:,\s*" + _SIMPLE_FIELD + rb")*
 def model_named_in(body: Buffer | bytes) -> str | None:
     """Return the model that a body names, without decoding it; ``None`` if that is not known.
 
-    It is found if no list, no object and no escaped character is between it and the beginning of the body or its end.
+    It is found within 512 bytes of the beginning of the body or its end if no list, no object and no escaped character
+    is between. Of several, the first may be returned, where decoding takes the last.
     """
     found = _MODEL_FIRST.match(body[:_SEARCHED]) or _MODEL_LAST.search(body[-_SEARCHED:])
     return None if found is None else found[1].decode(errors="replace")
@@ -75,8 +76,7 @@ async def read_body(
         return decode(body)
     before_hop(body)
     began = time.perf_counter()
-    async with offload.decoding.turn(request.client.number):
-        decoded = await offload.run("render", lambda: decode(body))
+    decoded = await offload.decode(request.client.number, lambda: decode(body))
     request.timings.waited_s += time.perf_counter() - began
     return decoded
 

@@ -12,7 +12,13 @@ from trio_pool_serve.api.http.error_responses import error_response
 from trio_pool_serve.api.http.request import Handler, HttpRequest
 from trio_pool_serve.api.http.request_log import begin_trace
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.errors import AuthenticationError, OverloadedError, PermissionDeniedError, innermost
+from trio_pool_serve.errors import (
+    AuthenticationError,
+    OverloadedError,
+    PermissionDeniedError,
+    PoolServeError,
+    innermost,
+)
 from trio_pool_serve.service import Service
 from trio_pool_serve.types import Client
 
@@ -95,14 +101,14 @@ class Middleware:
         try:
             key = self._identify(request)
             if key is not None:
-                request.client = key.client
-            handler.refuse_unread(request)
+                request.key, request.client = key, key.client
+            handler.refuse_undecoded(request)
         except OverloadedError as error:
             request.is_task = True
             begin_trace(request, self._service)
             return self._finished(request, self.error_response(request, error))
-        except AuthenticationError:
-            return None
+        except PoolServeError:
+            return None  # it is answered when the request is handled
         return None
 
     def _identify(self, request: HttpRequest) -> ApiKey | None:
