@@ -58,7 +58,7 @@ class QueueModel(RuleBasedStateMachine):
         self.virtual_times: dict[int, int] = {}
         """Of the clients that have rows waiting: where each began, plus the tokens taken of it."""
         self.least_virtual_time = 0
-        self.admission = Admission(math.inf, lambda: SECOND_PER_TOKEN)
+        self.admission = Admission(math.inf, lambda: SECOND_PER_TOKEN, margin=1.0)
         self.admitted: dict[QueueEntry, ExitStack] = {}
 
     def put(self, entry: QueueEntry) -> QueueEntry:
