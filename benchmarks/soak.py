@@ -61,13 +61,19 @@ MOST_PER_HOUR = {"PSS, MiB": 0.05, "RSS, MiB": 0.05, "descriptors": 0.05, "threa
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run: ``minutes`` of traffic of so many ``clients``, sampled ``every_s``; ``flags`` are the server's."""
+    """What is run: ``minutes`` of traffic of so many ``clients``, sampled ``every_s``; ``flags`` are the server's.
+
+    By default requests may wait for so long that none is refused, however slow the machine is at times.
+    """
 
     rounds: int = 1
     minutes: float = 30.0
     every_s: float = 5.0
     clients: int = 8
-    flags: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=(), allow_leading_hyphen=True)] = ()
+    flags: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=(), allow_leading_hyphen=True)] = (
+        "--max-queue-s",
+        "60",
+    )
     output_dir: Path = RESULTS
 
 
