@@ -382,10 +382,9 @@ class Service:
     def _gauges(self) -> Gauges:
         stats = self.offload.statistics()
         workers = {name: processes.statistics() for name, processes in self.processes.items()}
+        uses = ("capacity", "borrowed", "waiting")
         return {
-            "limiter_capacity": {kind: limiter.capacity for kind, limiter in stats.items()},
-            "limiter_borrowed": {kind: limiter.borrowed for kind, limiter in stats.items()},
-            "limiter_waiting": {kind: limiter.waiting for kind, limiter in stats.items()},
+            **{f"limiter_{use}": {kind: getattr(limiter, use) for kind, limiter in stats.items()} for use in uses},
             "worker_capacity": {name: pool.capacity for name, pool in workers.items()},
             "worker_borrowed": {name: pool.borrowed for name, pool in workers.items()},
             "worker_waiting": {name: pool.waiting for name, pool in workers.items()},
