@@ -12,6 +12,7 @@ from trio_pool_serve.engine.compute_rates import (
     UNKNOWN,
     WORK_CLASSES,
     ComputeRates,
+    DrainClock,
     rates_together,
     work_class,
 )
@@ -220,6 +221,18 @@ def test_a_rate_follows_what_was_last_seen():
     for _ in range(BATCHES):
         rates.observe(4, 100, 1.0, left_waiting=True)
     assert rates.seconds_per_token[4] == pytest.approx(1 / 100)
+
+
+def test_the_time_from_batch_to_batch_counts_while_rows_wait_and_idle_time_does_not():
+    clock = DrainClock()
+    assert clock.note_done(launched=10.0, done=11.0, left_waiting=True) == 1.0
+    assert clock.note_done(launched=12.5, done=13.0, left_waiting=True) == 2.0  # the launch was late
+    assert clock.note_done(launched=12.0, done=14.0, left_waiting=False) == 1.0  # another thread's, at the same time
+    assert clock.note_done(launched=20.0, done=21.0, left_waiting=True) == 1.0
+    clock.note_idle()  # what was left has been withdrawn
+    assert clock.note_done(launched=90.0, done=91.0, left_waiting=True) == 1.0
+    began = clock.restart()
+    assert clock.note_done(launched=began + 5.0, done=began + 6.0, left_waiting=False) == pytest.approx(1.0)
 
 
 def test_images_are_estimated_by_those_that_came_before():

@@ -1,5 +1,6 @@
 """How long a device takes to compute a token, measured while serving."""
 
+import time
 from collections import deque
 from collections.abc import Collection, Sequence
 from typing import TypeAlias
@@ -75,6 +76,34 @@ class ComputeRates:
             self._nearest = _nearest_known(np.flatnonzero(self._known).tolist())
         # Here, once for each batch, and not for each request that is admitted.
         self.seconds_per_token = self._known[self._nearest].reshape(-1)
+
+
+@define(eq=False)
+class DrainClock:
+    """Tells for how long each batch of an engine kept the rows behind it waiting, whichever thread computed it."""
+
+    _last_done: float = field(default=0.0, init=False)
+    _left_waiting: bool = field(default=False, init=False)
+    """Whether rows were waiting when the latest batch was done, and have not been withdrawn since."""
+
+    def note_done(self, launched: float, done: float, *, left_waiting: bool) -> float:
+        """Return the seconds for which a batch occupied the device, without those in which the one before did.
+
+        When rows waited behind that one, how long it took to launch more of them is a part of how fast they are
+        computed. Times are those of ``time.perf_counter``.
+        """
+        since = self._last_done if self._left_waiting else max(launched, self._last_done)
+        self._last_done, self._left_waiting = done, left_waiting
+        return done - since
+
+    def note_idle(self) -> None:
+        """Note that no rows are waiting: the time until the next batch is launched is not that batch's."""
+        self._left_waiting = False
+
+    def restart(self) -> float:
+        """Begin anew, behind batches that do not count; return the time."""
+        self._last_done, self._left_waiting = time.perf_counter(), False
+        return self._last_done
 
 
 def _mean_rate(batches: Collection[tuple[float, int]]) -> float:

@@ -12,7 +12,7 @@ from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import Admission, AdmittedRequest, EstimatedWork, class_of
 from trio_pool_serve.engine.batch_recovery import BatchRecovery, Fault
 from trio_pool_serve.engine.batching import BulkBudget, TokenBudget
-from trio_pool_serve.engine.compute_rates import ComputeRates, SecondsPerToken, work_class
+from trio_pool_serve.engine.compute_rates import ComputeRates, DrainClock, SecondsPerToken, work_class
 from trio_pool_serve.engine.engine import Engine, EngineState, EngineStatistics
 from trio_pool_serve.engine.forward_passes import (
     ForwardPasses,
@@ -67,9 +67,7 @@ class LocalEngine(Engine):
     _budget: TokenBudget = field(init=False, factory=lambda: TokenBudget(0))
     """Set once the model is loaded."""
     _in_flight: set[InFlightBatch] = field(init=False, factory=set)
-    _last_done: float = field(default=0.0, init=False)
-    _left_waiting: bool = field(default=False, init=False)
-    """Whether rows were waiting when the latest batch was done."""
+    _drain_clock: DrainClock = field(init=False, factory=DrainClock)
     _launched: int = field(default=0, init=False)
     _batches: int = field(default=0, init=False)
     _failed_batches: int = field(default=0, init=False)
@@ -237,10 +235,9 @@ class LocalEngine(Engine):
         while True:
             await thread.slots.acquire()
             if not len(self._queue):
-                self._left_waiting = False  # what was left has been withdrawn: the time from now on is idle
+                self._drain_clock.note_idle()
             await self._queue.wait_not_empty()
             while not (entries := self._take_batch(passes.runner)):
-                self._left_waiting = False
                 await self._queue.wait_change()
             in_flight = InFlightBatch(batch_of(entries), entries)
             self._launched += 1
@@ -260,6 +257,7 @@ class LocalEngine(Engine):
         while entries := self._queue.take_batch(self._budget.tokens, self._bulk.tokens, leaves_long=leaves_long):
             if in_time := self._without_late(entries):
                 return in_time
+        self._drain_clock.note_idle()
         return []
 
     def _without_late(self, entries: list[QueueEntry]) -> list[QueueEntry]:
@@ -318,8 +316,7 @@ class LocalEngine(Engine):
         await self._note_fault(in_flight.batch, fault)
         recovery = BatchRecovery(compute, self.config.batch_retry_s)
         await recovery.run(in_flight.entries, fault)
-        self._last_done = thread.last_done = time.perf_counter()
-        self._left_waiting = False
+        thread.last_done = self._drain_clock.restart()
         self.metrics.faults["failed_batches"].inc()
         self.metrics.faults["retries"].inc(recovery.passes)
         self.metrics.faults["failed_rows"].inc(recovery.failed_rows)
@@ -340,11 +337,14 @@ class LocalEngine(Engine):
         self._batches += 1
         self._probe.failure = ""
         self._budget.observe(self._budgeted_tokens(batch))
-        # Without the time in which the batch before was computed: by any thread, and by the same one. When rows waited
-        # behind that batch, how long it took to launch more of them is a part of how fast they are computed.
-        self._observe_rate(batch, now - (self._last_done if self._left_waiting else max(launched, self._last_done)))
+        # Without the time in which the batch before was computed: by any thread, and by the same one.
+        left_waiting = len(self._queue) > 0
+        seconds = self._drain_clock.note_done(launched, now, left_waiting=left_waiting)
+        has_images = batch.requests[0].prompt.images is not None
+        measured = work_class(batch.tokens // len(batch.requests), has_images=has_images)
+        self._rates.observe(measured, batch.tokens, seconds, left_waiting=left_waiting)
         self._bulk.observe(batch.tokens, now - max(launched, thread.last_done))
-        self._last_done = thread.last_done = now
+        thread.last_done = now
         self.metrics.forward.observe(in_flight.forward_s)
         self.metrics.copy_wait.observe(in_flight.copy_s)
 
@@ -367,12 +367,6 @@ class LocalEngine(Engine):
             raise EngineLoadingError("The model is being loaded.")
         if self._state == "dead":
             raise EngineDeadError("The engine has stopped.")
-
-    def _observe_rate(self, batch: Batch, seconds: float) -> None:
-        has_images = batch.requests[0].prompt.images is not None
-        measured = work_class(batch.tokens // len(batch.requests), has_images=has_images)
-        self._left_waiting = len(self._queue) > 0
-        self._rates.observe(measured, batch.tokens, seconds, left_waiting=self._left_waiting)
 
     def _observe_batch(self, in_flight: InFlightBatch) -> None:
         batch = in_flight.batch
