@@ -234,7 +234,8 @@ async def test_a_request_for_the_full_model_is_refused_undecoded_and_one_for_the
             body = {"input": "hello " * size, "truncate_prompt_tokens": 8}
             answers = [await client.post("/v1/embeddings", json={**body, "model": name}) for name in "ab"]
         assert [answer.status_code for answer in answers] == [429, 200]
-        assert "a" not in decoded or size < 100  # httpx sends head and body apart: the loop decodes what is small
+        if size > 100:  # httpx sends head and body apart, so what is small has not arrived when it could be refused
+            assert decoded == ["b"]
 
 
 async def test_a_key_learns_nothing_of_a_model_that_it_may_not_use(config, scripted, tmp_path):
