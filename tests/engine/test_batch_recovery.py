@@ -392,7 +392,18 @@ async def test_a_device_that_is_lost_while_rows_are_computed_again_ends_the_engi
 
 # -- cancelled anywhere ----------------------------------------------------------------------------------
 
-STEPS = [*range(40), *range(40, 400, 20)]
+THE_END = 1_000_000
+STEPS = [*range(40), *range(40, 400, 20), THE_END]
+"""Turns of the event loop before the cancellation; at `THE_END` the recovery is over, however slow its threads are."""
+
+
+async def turns(step: int, is_over: Callable[[], bool]) -> None:
+    """Let `step` turns of the event loop pass, fewer when the recovery is over before that."""
+    with trio.fail_after(30):
+        for _ in range(step):
+            if is_over():
+                return
+            await trio.lowlevel.checkpoint()
 
 
 async def test_clients_that_leave_at_any_step_of_a_recovery_leave_nothing_behind(scripted):
@@ -408,17 +419,17 @@ async def test_clients_that_leave_at_any_step_of_a_recovery_leave_nothing_behind
                 nursery.start_soon(engine.submit, request(1))
                 await in_thread(scripted.launching.wait)
                 nursery.start_soon(neighbour.submit, engine, 0, request(7))
-                leaving = trio.CancelScope()
+                leaving, left = trio.CancelScope(), trio.Event()
 
-                async def leave(leaving=leaving, rows=rows) -> None:
+                async def leave(leaving=leaving, left=left, rows=rows) -> None:
                     with leaving, pytest.raises(BatchFailedError):
                         await engine.submit_all(rows)
+                    left.set()
 
                 nursery.start_soon(leave)
                 await wait_all_tasks_blocked()
                 scripted.gate.set()
-                for _ in range(step):
-                    await trio.lowlevel.checkpoint()
+                await turns(step, left.is_set)
                 leaving.cancel(reason=f"step {step}")
             ended += not leaving.cancelled_caught
             assert neighbour.answered[0].values[0][2] == 7
@@ -447,8 +458,7 @@ async def test_ending_the_engine_at_any_step_of_a_recovery_settles_every_row():
                 clients.start_soon(outcomes.submit, engine, number, request(ALWAYS if number == 5 else 2, number))
             await wait_all_tasks_blocked()
             runner.gate.set()
-            for _ in range(step):
-                await trio.lowlevel.checkpoint()
+            await turns(step, lambda outcomes=outcomes: len(outcomes.answered) + len(outcomes.failed) == 9)
             nursery.cancel_scope.cancel(reason=f"step {step}")
         assert len(outcomes.answered) + len(outcomes.failed) == 9
         assert {type(error) for error in outcomes.failed.values()} <= {EngineDeadError, BatchFailedError}
