@@ -7,6 +7,7 @@ the engine) → ``Batch`` (the rows of one forward pass) → ``PooledBatch`` (a 
 
 import math
 from collections.abc import Generator, Mapping
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
@@ -147,7 +148,12 @@ class Client:
 
     @number.default
     def _of_label(self) -> int:
-        return int.from_bytes(blake2b(self.label.encode(errors="replace"), digest_size=8).digest(), "big") >> 1
+        return _number_of(self.label)
+
+
+@lru_cache(4096)
+def _number_of(label: str) -> int:
+    return int.from_bytes(blake2b(label.encode(errors="replace"), digest_size=8).digest(), "big") >> 1
 
 
 class QueryScope(Protocol):

@@ -142,10 +142,10 @@ class Admission:
     """Refuses requests that would wait for more than ``max_queue_s`` seconds, or until their deadline.
 
     ``seconds_per_token()`` are the rates at which the model's devices compute together, to which ``margin`` is applied.
-    What waits before a request is
-    what its client has waiting that is as urgent, and of each other client as much again, as the queue takes turns
-    between clients; without ``is_fair`` all that waits. A request is always admitted when nothing waits before it, and
-    while the rates are unknown. To prepare images may take longer than to compute them.
+    What waits before a request is what its client has waiting that is as urgent, and of each other client as much
+    again, as the queue takes turns between clients; without ``is_fair`` all that waits. A request is always admitted
+    when nothing waits before it, and while the rates are unknown. To prepare images may take longer than to compute
+    them.
     """
 
     max_queue_s: float
@@ -156,10 +156,6 @@ class Admission:
     _by_priority: dict[int, dict[int, float]] = field(init=False, factory=dict)
     _image_rows: ImageRows = field(init=False, factory=ImageRows)
 
-    def _rates(self) -> SecondsPerToken:
-        rates: SecondsPerToken = self.seconds_per_token() * self.margin
-        return rates
-
     @property
     def tokens(self) -> int:
         """Tokens of the requests admitted by this process that are not computed yet."""
@@ -168,8 +164,8 @@ class Admission:
     @property
     def waiting_s(self) -> float:
         """Seconds that all admitted work will take."""
-        rates = self._rates()
-        return 0.0 if math.isnan(rates[0]) else float(self.waiting.total() @ rates)
+        seconds = float(self.waiting.total() @ self.seconds_per_token())
+        return 0.0 if math.isnan(seconds) else seconds * self.margin
 
     def is_full(self, waited_s: float = 0.0) -> bool:
         """Return whether all admitted work takes longer than a request may wait that has ``waited_s`` behind it."""
@@ -218,7 +214,10 @@ class Admission:
 
     def wait_s(self, work: EstimatedWork) -> float:
         """Return for how many seconds a request would wait; 0 if that is unknown."""
-        seconds = self._seconds_by_client()
+        rates = self.seconds_per_token() * self.margin
+        if math.isnan(rates[0]):
+            return 0.0
+        seconds = self.waiting.by_client() @ rates
         index = work.client.number % CLIENTS
         own = float(seconds[index])
         if work.rank > 0:
@@ -228,8 +227,8 @@ class Admission:
             return before
         if not self.is_fair:
             return float(seconds.sum()) - own + before
-        rate = self._rates()[work_class(work.tokens // max(1, work.rows), has_images=work.has_images)]
-        turn = before + (work.tokens * rate if math.isfinite(rate) else 0.0)
+        row_class = work_class(work.tokens // max(1, work.rows), has_images=work.has_images)
+        turn = before + work.tokens * float(rates[row_class])
         return before + float(np.minimum(seconds, turn).sum()) - min(own, turn)
 
     def _share_before(self, work: EstimatedWork) -> float:
@@ -239,14 +238,6 @@ class Admission:
             return 1.0
         before = sum(tokens for priority, tokens in by_priority.items() if priority <= work.priority)
         return before / sum(by_priority.values())
-
-    def _seconds_by_client(self) -> SecondsPerToken:
-        """Return the seconds that the waiting work of each client takes: float64, shape (``CLIENTS``,)."""
-        rates = self._rates()
-        if math.isnan(rates[0]):
-            return np.zeros(CLIENTS)
-        seconds: SecondsPerToken = self.waiting.by_client() @ rates
-        return seconds
 
 
 def retry_after_s(wait_s: float, max_queue_s: float) -> float:

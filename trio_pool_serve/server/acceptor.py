@@ -37,8 +37,11 @@ CAPACITY_PAUSE_S = 0.1
 LINGERING = 256
 """Refused connections that are kept until their clients have had time to read why. Older ones are closed."""
 
-ACCEPTED_AT_ONCE = 4
-"""Connections that are accepted before others have their turn: other tasks, and other processes on the socket."""
+SERVED_AT_ONCE = 4
+"""Connections that are served before others have their turn: other tasks, and other processes on the socket."""
+
+REFUSED_PER_SERVED = 8
+"""Refused connections that take as much of a turn as one that is served, which others then have to wait for."""
 
 Serve = Callable[[trio.SSLStream[trio.SocketStream] | trio.SocketStream, bytes], Awaitable[None]]
 """Serves a connection, of which those bytes have been read."""
@@ -67,7 +70,7 @@ class Acceptor:
 
     def accept_rest(self, nursery: trio.Nursery) -> None:
         """Accept what has connected; what is left when the socket is closed would be reset."""
-        while self._accept_one(nursery):
+        while self._accept_one(nursery) is not None:
             continue
 
     def close_refused(self) -> None:
@@ -77,10 +80,13 @@ class Acceptor:
 
     def _accept_some(self, nursery: trio.Nursery) -> bool:
         """Return whether more can be accepted: not while there are no file descriptors left, for example."""
+        left = SERVED_AT_ONCE * REFUSED_PER_SERVED
         try:
-            for _ in range(ACCEPTED_AT_ONCE):
-                if not self._accept_one(nursery):
+            while left > 0:
+                is_served = self._accept_one(nursery)
+                if is_served is None:
                     break
+                left -= REFUSED_PER_SERVED if is_served else 1
         except OSError as error:
             if error.errno not in CAPACITY_ERRORS:
                 raise
@@ -88,21 +94,22 @@ class Acceptor:
             return False
         return True
 
-    def _accept_one(self, nursery: trio.Nursery) -> bool:
+    def _accept_one(self, nursery: trio.Nursery) -> bool | None:
+        """Return whether a connection is served, or has been refused; ``None`` if there is none to accept."""
         try:
             connection, peer = self.listening.accept()
         except (BlockingIOError, ConnectionAbortedError):
-            return False
+            return None
         address = address_of(connection.family, peer)
         if self.context.connections.refuses(address):
             self._refuse(connection)
-            return True
+            return False
         received = b""
         if self.early_refusals is not None and self.tls is None:
             is_over, received = self.early_refusals.answer(connection, peer)
             if is_over:
                 self._linger(connection)
-                return True
+                return False
         nursery.start_soon(self._serve, connection, address, received)
         return True
 

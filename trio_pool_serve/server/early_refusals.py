@@ -50,9 +50,8 @@ class EarlyRefusals:
         waited_s = seconds_since_arrival(connection)
         if not self.app.is_refusing(waited_s):
             return False, b""
-        connection.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
         try:
-            received = connection.recv(MAX_RECEIVED)
+            received = connection.recv(MAX_RECEIVED, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False, b""
         except OSError:
@@ -71,7 +70,7 @@ class EarlyRefusals:
         if response is None:
             return False, received
         try:
-            connection.send(response[0])  # which fits: nothing has been sent yet
+            connection.send(response[0], socket.MSG_DONTWAIT)  # which fits: nothing has been sent yet
         except OSError:
             return True, b""
         return response[1], b""

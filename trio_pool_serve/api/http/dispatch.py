@@ -183,30 +183,25 @@ def _errors_agree(candidates: Sequence[DialectEndpoint]) -> bool:
     return all(merged[name] == value for body in bodies for name, value in body.items())
 
 
-def _refuse(
-    service: Service,
-    request: HttpRequest,
-    *,
-    model: str | None = None,
-    has_images: bool = False,
-    decoding_s: float = 0.0,
-) -> None:
-    """Raise ``OverloadedError`` if no model could take a request, whatever is in its body; or not the one it names.
+def _refuse(service: Service, request: HttpRequest, body: Buffer | None = None, *, decoding_s: float = 0.0) -> None:
+    """Raise ``OverloadedError`` if no model could take a request, or not the one that its body names.
 
-    It is taken to have priority 0: which one it has is in the body, as is whether it ``has_images``. It will wait
+    It is taken to have priority 0. Without its body, it may be for any model, and have no images. It will wait
     ``decoding_s`` seconds to be decoded.
     """
     work = EstimatedWork(
         tokens=max(1, min(request.body.announced // BYTES_PER_TOKEN, MAX_GUESSED_TOKENS)),
-        has_images=has_images,
+        has_images=body is not None and body.find(IMAGE_URL) >= 0,
         client=request.client,
         deadline=request.deadline,
         waited_s=request.timings.waited_s + decoding_s,
     )
     candidates = service.models(request.models)
-    named = service.named(model) if model else None
-    if named in candidates:
-        candidates = [named]
+    if len(candidates) > 1 and body is not None:
+        model = model_named_in(body)
+        named = service.named(model) if model else None
+        if named in candidates:
+            candidates = [named]
     refusals = []
     for served in candidates:
         try:
@@ -222,10 +217,8 @@ def _refuse_by_body(service: Service, request: HttpRequest, body: Buffer, *, dec
 
     Not for a body that may have a priority.
     """
-    if body.find(PRIORITY) >= 0:
-        return
-    has_images = body.find(IMAGE_URL) >= 0
-    _refuse(service, request, model=model_named_in(body), has_images=has_images, decoding_s=decoding_s)
+    if body.find(PRIORITY) < 0:
+        _refuse(service, request, body, decoding_s=decoding_s)
 
 
 def _refuse_before_hop(service: Service, request: HttpRequest, body: Buffer) -> None:

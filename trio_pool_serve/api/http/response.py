@@ -8,7 +8,7 @@ from typing import Any, Self, TypeAlias
 
 import msgspec
 import trio
-from attrs import evolve, frozen
+from attrs import frozen
 from quart.wrappers.response import ResponseBody
 
 Emit: TypeAlias = Callable[[Callable[[], object]], None]
@@ -38,7 +38,7 @@ class HttpResponse:
 
     def with_headers(self, headers: Mapping[str, str]) -> Self:
         """Return the same response with more headers."""
-        return evolve(self, headers=(*self.headers, *headers.items()))
+        return type(self)(self.body, self.content_type, self.status, (*self.headers, *headers.items()))
 
     def encoded_headers(self) -> list[tuple[bytes, bytes]]:
         """Return all headers as ASGI has them."""
