@@ -21,8 +21,10 @@ from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.engine.admission import LOAD_MARGIN, EstimatedWork
 from trio_pool_serve.engine.compute_rates import MIN_BATCHES
 from trio_pool_serve.errors import OverloadedError
+from trio_pool_serve.server import early_refusals
 from trio_pool_serve.server.acceptor import serve_app
 from trio_pool_serve.server.arrival import seconds_since_arrival
+from trio_pool_serve.server.early_refusals import MAX_LAG_S, REFUSAL, EarlyRefusals
 from trio_pool_serve.server.listener import connections_of, hypercorn_config, open_listening_socket
 from trio_pool_serve.server.server_context import ServerContext
 from trio_pool_serve.service import Service
@@ -244,6 +246,58 @@ async def test_a_server_that_drains_says_so_though_its_queue_is_full(server, ser
 def observe_rate(service: Service, *, seconds_per_token: float) -> None:
     for _ in range(MIN_BATCHES):
         service.default.engine._rates.observe(4, 100, 100 * seconds_per_token / LOAD_MARGIN, left_waiting=True)
+
+
+# -- when the event loop is behind -------------------------------------------------------------------------
+
+
+async def ask_a_lagging_server(server: Listening, *asked: tuple[str, bytes]) -> list[bytes]:
+    """Return the answers to requests, each from an address, which arrive while the event loop is busy."""
+    connections = []
+    for address, request in asked:
+        made = socket.create_connection(server.where.getsockname()[:2], source_address=(address, 0))
+        made.sendall(request)
+        connections.append(trio.SocketStream(trio.socket.from_stdlib_socket(made)))
+    time.sleep(MAX_LAG_S + 0.1)  # noqa: ASYNC251  (this is what keeps it busy)
+    with trio.fail_after(10):
+        answers = [await stream.receive_some() for stream in connections]
+    for stream in connections:
+        await stream.aclose()
+    return answers
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="Linux tells when data arrived")
+async def test_a_lagging_server_refuses_unread_what_comes_from_addresses_that_it_has_just_refused(server, service):
+    with full_queue(service):
+        (first,) = await ask_a_lagging_server(server, ("127.0.0.1", post()))
+        assert first.startswith(b"HTTP/1.1 429")
+        again, health, other = await ask_a_lagging_server(
+            server, ("127.0.0.1", post()), ("127.0.0.1", HEALTH), ("127.0.0.2", post())
+        )
+        assert again == REFUSAL
+        assert health.startswith(b"HTTP/1.1 200")
+        assert other.startswith(b"HTTP/1.1 429")
+        (read,) = await server.ask(post())  # it keeps up again
+        assert read.startswith(b"HTTP/1.1 429")
+    assert value_of(service.metrics.connections_refused) == 1
+    assert_idle(service)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="Linux tells when data arrived")
+async def test_a_lagging_server_reads_a_request_of_each_address_now_and_then(server, service, monkeypatch):
+    monkeypatch.setattr(early_refusals, "REFUSED_AGAIN_S", 0.0)
+    with full_queue(service):
+        for _ in range(2):
+            (answer,) = await ask_a_lagging_server(server, ("127.0.0.1", post()))
+            assert answer.startswith(b"HTTP/1.1 429")
+
+
+def test_few_addresses_are_remembered(monkeypatch):
+    monkeypatch.setattr(early_refusals, "MAX_ADDRESSES", 2)
+    remembering = EarlyRefusals(None, None, None)
+    for number in range(5):
+        remembering._remember(f"127.0.0.{number}", float(number))
+        assert len(remembering._refused_at) <= 2
 
 
 # -- how long a request has waited to be read -------------------------------------------------------------

@@ -23,12 +23,10 @@ from hypercorn.typing import LifespanState
 from hypercorn.utils import wrap_app
 
 from trio_pool_serve.server.contained_connection import serve_connection
-from trio_pool_serve.server.early_refusals import EarlyRefusals, RefusingApp
+from trio_pool_serve.server.early_refusals import REFUSAL, EarlyRefusals, RefusingApp
 from trio_pool_serve.server.server_context import ServerContext, address_of
 
 logger = logging.getLogger(__name__)
-
-REFUSAL = b"HTTP/1.1 503 \r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
 
 CAPACITY_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 

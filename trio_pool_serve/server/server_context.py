@@ -54,9 +54,13 @@ class Connections:
             or (address and 0 < limits.max_connections_per_address <= self._by_address[address])
         )
         if is_refused:
-            self._refused += 1
-            self.on_refusal()
+            self.note_refusal()
         return is_refused
+
+    def note_refusal(self) -> None:
+        """Count a connection that is refused."""
+        self._refused += 1
+        self.on_refusal()
 
     @contextmanager
     def counting(self, address: str) -> Iterator[None]:
