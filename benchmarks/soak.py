@@ -2,7 +2,8 @@
 
 Texts of all lengths, batches, images, refused requests, clients that leave (``mixed_requests.py``), from closed-loop
 clients. Everything that could leak is sampled every few seconds, and a line is fitted to what was seen after the first
-quarter: how much there would be more after an hour.
+quarter: how much there would be more after an hour. Something grows if that is more than a twentieth of it, and if it
+has risen by more than it goes up and down anyway: trio's threads end when they are idle for ten seconds.
 
     python -m benchmarks.soak --minutes 30
 """
@@ -55,7 +56,7 @@ PICTURES = 32
 MAX_REQUEST_TOKENS = 2048
 
 MOST_PER_HOUR = {"PSS, MiB": 0.05, "RSS, MiB": 0.05, "descriptors": 0.05, "threads": 0.05, "tasks": 0.05}
-"""Growth per hour, as a share of the level, past which a quantity is said to grow."""
+"""Growth per hour, as a share of the level, past which a quantity may be said to grow."""
 
 
 @Parameter(name="*")
@@ -86,6 +87,16 @@ class Sample:
     values: dict[str, float]
 
 
+@frozen
+class Trend:
+    """A line through what a quantity was: its growth ``per_hour``, its mean, and the standard deviation around it."""
+
+    per_hour: float
+    level: float
+    scatter: float
+    grows: bool
+
+
 @define
 class Soak:
     """One server over time."""
@@ -100,12 +111,16 @@ class Soak:
         """Return the hours and the values of one quantity."""
         return [sample.at_s / 3600 for sample in self.samples], [sample.values[name] for sample in self.samples]
 
-    def slope(self, name: str) -> tuple[float, float]:
-        """Return the growth per hour after the first quarter, and the mean since then."""
-        hours, values = (numbers[len(self.samples) // 4 :] for numbers in self.series(name))
+    def trend(self, name: str) -> "Trend":
+        """Return how a quantity has changed after the first quarter."""
+        hours, values = (np.array(numbers[len(self.samples) // 4 :]) for numbers in self.series(name))
         if len(values) < 2:
-            return 0.0, values[-1]
-        return float(np.polyfit(hours, values, 1)[0]), float(np.mean(values))
+            return Trend(0.0, float(values[-1]), 0.0, grows=False)
+        line = np.polyfit(hours, values, 1)
+        per_hour, level = float(line[0]), float(values.mean())
+        scatter = float(np.std(values - np.polyval(line, hours)))
+        rise = per_hour * float(hours[-1] - hours[0])
+        return Trend(per_hour, level, scatter, grows=per_hour > MOST_PER_HOUR[name] * level and rise > scatter)
 
 
 async def take_sample(server: Server, client: httpx.AsyncClient, at_s: float, requests: int) -> Sample:
@@ -180,15 +195,16 @@ def show(soaks: Sequence[Soak], settings: Settings) -> None:
     """Print the table."""
     rows = []
     for soak in soaks:
-        for name, most in MOST_PER_HOUR.items():
+        for name in MOST_PER_HOUR:
             _, values = soak.series(name)
-            slope, level = soak.slope(name)
-            grows = "**grows**" if slope > most * level else "no"
-            numbers = [f"{value:.0f}" for value in (values[0], level, max(values), values[-1])]
-            rows.append([name, *numbers, f"{slope:+.1f}", f"{slope / level:+.1%}", grows])
+            trend = soak.trend(name)
+            numbers = [f"{value:.0f}" for value in (values[0], trend.level, max(values), values[-1])]
+            growth = [f"{trend.per_hour:+.1f}", f"{trend.per_hour / trend.level:+.1%}"]
+            rows.append([name, *numbers, f"{trend.scatter:.1f}", *growth, "**grows**" if trend.grows else "no"])
     requests = sum(soak.samples[-1].requests for soak in soaks)
     title = f"{settings.minutes:g} minutes, {requests} requests, {settings.clients} clients"
-    columns = ["all processes", "at first", "mean after a quarter", "most", "at last", "per hour", "share", "grows"]
+    after = ["mean after a quarter", "most", "at last", "goes up and down by", "per hour", "share", "grows"]
+    columns = ["all processes", "at first", *after]
     print_table(title, columns, rows)
     ended = [
         ["answers that were not those expected", str(sum(len(soak.failed) for soak in soaks))],
@@ -234,7 +250,8 @@ async def run(settings: Settings) -> None:
                 soaks.append(await measure(server, settings, words, pictures))
     show(soaks, settings)
     servers: list[dict[str, Any]] = [
-        {"per_hour": {name: soak.slope(name)[0] for name in MOST_PER_HOUR}, **attrs.asdict(soak)} for soak in soaks
+        {"per_hour": {name: soak.trend(name).per_hour for name in MOST_PER_HOUR}, **attrs.asdict(soak)}
+        for soak in soaks
     ]
     write_json(
         settings.output_dir,
