@@ -21,8 +21,8 @@ from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.engine.admission import LOAD_MARGIN, EstimatedWork
 from trio_pool_serve.engine.compute_rates import MIN_BATCHES
 from trio_pool_serve.errors import OverloadedError
-from trio_pool_serve.server import early_refusals
-from trio_pool_serve.server.acceptor import serve_app
+from trio_pool_serve.server import acceptor, early_refusals
+from trio_pool_serve.server.acceptor import Acceptor, serve_app
 from trio_pool_serve.server.arrival import seconds_since_arrival
 from trio_pool_serve.server.early_refusals import MAX_LAG_S, REFUSAL, EarlyRefusals
 from trio_pool_serve.server.listener import connections_of, hypercorn_config, open_listening_socket
@@ -246,6 +246,27 @@ async def test_a_server_that_drains_says_so_though_its_queue_is_full(server, ser
 def observe_rate(service: Service, *, seconds_per_token: float) -> None:
     for _ in range(MIN_BATCHES):
         service.default.engine._rates.observe(4, 100, 100 * seconds_per_token / LOAD_MARGIN, left_waiting=True)
+
+
+async def test_what_connects_soon_after_a_refusal_is_accepted_all_at_once(server, service, monkeypatch):
+    monkeypatch.setattr(acceptor, "REFUSING_PAUSE_S", 0.5)
+    monkeypatch.setattr(early_refusals, "MAX_LAG_S", 60.0)
+    rounds = []
+    accept_some = Acceptor._accept_some
+
+    def counting(self, nursery):
+        rounds.append(accept_some(self, nursery))
+        return rounds[-1]
+
+    monkeypatch.setattr(Acceptor, "_accept_some", counting)
+    closing = post("Connection: close")
+    with full_queue(service):
+        await server.ask(closing)
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(server.ask, closing)
+    assert len(server.refused_early) == 11
+    assert rounds == [0.5, 0.5]
 
 
 # -- when the event loop is behind -------------------------------------------------------------------------

@@ -102,7 +102,9 @@ class Metrics:
         self.loop_lag = seconds("loop_lag", "How late the event loop wakes a sleeping task")
         self.requests = count("requests", "Requests answered by a task route")
         self.failures = count("request_failures", "Requests of any route answered by an error")
-        self.connections_refused = count("connections_refused", "Connections refused unread: above the limits, or while the loop was behind")
+        self.connections_refused = count(
+            "connections_refused", "Connections refused unread: above the limits, or as the loop lags"
+        )
         self.listener_restarts = count("listener_restarts", "Restarts of a crashed listener")
         self.registry.register(self._live)
 
