@@ -4,8 +4,8 @@ A server that is asked for five times what it can compute refuses four of five r
 of their own. Their share of the event loop is what is missing for the others: a task, a scope and an exchange for each
 would take several times what the refusal itself does.
 
-When even so the loop does not keep up, tasks of the addresses that were refused just before are refused unread, for a
-third of that. It keeps up again then, and health checks do not wait behind thousands of refusals.
+When even so the loop does not keep up, tasks of the addresses that were refused just before are refused unread, for
+still less: health checks do not wait behind thousands of refusals.
 """
 
 import contextlib
