@@ -26,11 +26,11 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.runner_loading import load_runner
 from trio_pool_serve.runner.backbone import Backbone
-from trio_pool_serve.runner.forward_pass import assemble
+from trio_pool_serve.runner.forward_pass import ForwardPass, PaddedCompute
 from trio_pool_serve.runner.openvino.agreement import agreement, all_batches
 from trio_pool_serve.runner.openvino.conversion import convert
 from trio_pool_serve.runner.openvino.openvino_backbone import CompileParams, compile_model
-from trio_pool_serve.runner.probe import Compute, probe_rows
+from trio_pool_serve.runner.probe import probe_rows
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import PoolingRequest, RenderedPrompt
 
@@ -108,12 +108,12 @@ class Row:
 
 
 @torch.inference_mode()
-def speedups(ours: Compute, theirs: Compute, vocab_size: int) -> list[float]:
+def speedups(ours: PaddedCompute, theirs: PaddedCompute, vocab_size: int) -> list[float]:
     """Return the time of ``theirs`` divided by that of ``ours``, for each shape; the best of some rounds in turns."""
     found = []
     for rows, tokens in SHAPES:
         requests = [PoolingRequest(RenderedPrompt(ids)) for ids in probe_rows(vocab_size, [tokens] * rows)]
-        forward = assemble(requests, pad_token_id=0, device=torch.device("cpu"))
+        forward = ForwardPass(requests, torch.device("cpu"), 0)
         computations = (ours, theirs)
         for compute in computations:
             compute(forward)

@@ -28,6 +28,7 @@ from tests.models.model_families import (
 from trio_pool_serve.models.files.folder_files import ModuleFiles
 from trio_pool_serve.models.loading.sentence_modules import load_pooler, pooling_names
 from trio_pool_serve.runner.heads.pooling import Pooler
+from trio_pool_serve.runner.row_states import RowStates
 from trio_pool_serve.types import Batch, Embed, PoolingRequest, RenderedPrompt
 
 TOLERANCE = 1e-5
@@ -51,6 +52,10 @@ def pooler(config: dict[str, Any]) -> Pooler:
     return load_pooler((ModuleFiles(name="Pooling", path=Path(), config=config),), torch.device("cpu"))
 
 
+def pooled(pool: Pooler, states: Tensor, lengths: Sequence[int] = LENGTHS, skipped: int = 0) -> Tensor:
+    return pool(RowStates.of_output(states, np.array(lengths)), np.full(len(lengths), skipped))
+
+
 def pooled_by_sentence_transformers(
     modes: Sequence[str], states: Tensor, mask: Tensor, *, prompt_length: int = 0
 ) -> Tensor:
@@ -65,34 +70,35 @@ def pooled_by_sentence_transformers(
 @pytest.mark.parametrize("mode", MODES)
 def test_a_pooling_type_agrees(mode: str, states: Tensor, mask: Tensor):
     expected = pooled_by_sentence_transformers([mode], states, mask)
-    torch.testing.assert_close(pooler({"pooling_mode": mode})(states, mask), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(pooled(pooler({"pooling_mode": mode}), states), expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("modes", CONCATENATIONS, ids="+".join)
 def test_concatenated_pooling_types_agree(modes: tuple[str, ...], states: Tensor, mask: Tensor):
     expected = pooled_by_sentence_transformers(modes, states, mask)
-    torch.testing.assert_close(pooler({"pooling_mode": list(modes)})(states, mask), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(pooled(pooler({"pooling_mode": list(modes)}), states), expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_pooling_type_leaves_an_instruction_out_as_sentence_transformers_does(mode: str, states: Tensor):
-    mask = torch.arange(max(LENGTHS)) < torch.tensor([4, 9, 5, 6, 9]).unsqueeze(1)
-    pooled_mask = mask & (torch.arange(max(LENGTHS)) >= 3)
+    lengths = [4, 9, 5, 6, 9]
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
     expected = pooled_by_sentence_transformers([mode], states, mask, prompt_length=3)
-    torch.testing.assert_close(pooler({"pooling_mode": mode})(states, pooled_mask), expected, atol=1e-6, rtol=0)
+    ours = pooled(pooler({"pooling_mode": mode}), states, lengths, skipped=3)
+    torch.testing.assert_close(ours, expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_padding_is_never_looked_at(mode: str, states: Tensor, mask: Tensor):
     spoilt = torch.where(mask.unsqueeze(-1), states, 1e4)
     pool = pooler({"pooling_mode": mode})
-    assert torch.equal(pool(states, mask), pool(spoilt, mask))
+    assert torch.equal(pooled(pool, states), pooled(pool, spoilt))
 
 
-def test_half_precision_states_are_pooled_in_float32(states: Tensor, mask: Tensor):
+def test_half_precision_states_are_pooled_in_float32(states: Tensor):
     halves = states.bfloat16()
     pool = pooler({"pooling_mode": "mean"})
-    assert torch.equal(pool(halves, mask), pool(halves.float(), mask))
+    assert torch.equal(pooled(pool, halves), pooled(pool, halves.float()))
 
 
 def test_legacy_switches_are_concatenated_in_sentence_transformers_order():

@@ -11,7 +11,7 @@ from attrs import frozen
 from torch import Tensor
 
 from tests.models.model_families import ServedModel, write_family
-from trio_pool_serve.runner.forward_pass import ForwardPass, assemble
+from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.openvino.agreement import all_batches
 from trio_pool_serve.runner.probe import compute_rows, probe_rows
 from trio_pool_serve.types import PoolingRequest, RenderedPrompt
@@ -36,7 +36,7 @@ def forward_of(*lengths: int, embeds: bool = False) -> ForwardPass:
         )
         for length in lengths
     ]
-    return assemble([PoolingRequest(prompt) for prompt in prompts], pad_token_id=0, device=CPU)
+    return ForwardPass([PoolingRequest(prompt) for prompt in prompts], CPU, pad_token_id=0)
 
 
 @frozen

@@ -1,7 +1,7 @@
 """The choice of how a backbone is computed: directly, compiled, packed, or from CUDA graphs."""
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
@@ -9,11 +9,12 @@ from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.compiled import CompiledBackbone
 from trio_pool_serve.runner.compute_params import ComputeParams
 from trio_pool_serve.runner.cuda.graphs import CudaGraphBackend, GraphedBackbone, shapes_to_capture
-from trio_pool_serve.runner.cuda.packed_backbone import pack_backbone
+from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone, pack_backbone
 from trio_pool_serve.runner.cuda.varlen import FLASH, CannotPackError, has_flash
+from trio_pool_serve.runner.forward_pass import Compute, Padded
 from trio_pool_serve.runner.loaded_model import LoadedModel
 from trio_pool_serve.runner.openvino.selection import CannotUseOpenVinoError, choose_openvino
-from trio_pool_serve.runner.probe import TOLERANCES, Compute, compute_rows, difference, probe_rows
+from trio_pool_serve.runner.probe import TOLERANCES, compute_rows, difference, probe_rows
 from trio_pool_serve.runner.progress import with_progress_bar
 from trio_pool_serve.runner.transformer_masks import skip_mask_checks
 
@@ -44,13 +45,7 @@ def choose_computation(loaded: LoadedModel, config: ModelConfig, params: Compute
         return _compiled(loaded.backbone, params)
     if params.device.type == "cpu":
         return _on_cpu(loaded, config, params)
-    if type(loaded.backbone) is not Backbone:
-        return Computation(loaded.backbone)
-    skip_mask_checks(loaded.backbone.model)
-    computation = _packed(loaded.backbone, config, params)
-    if config.cuda_graphs and not loaded.output_width:  # a vocabulary's logits take memory, and take long to compute
-        computation = _graphed(loaded.backbone, computation, params)
-    return computation
+    return _on_gpu(loaded, config, params)
 
 
 def _compiled(backbone: Backbone, params: ComputeParams) -> Computation:
@@ -61,7 +56,7 @@ def _compiled(backbone: Backbone, params: ComputeParams) -> Computation:
         compiled.compile()
     except Exception as error:
         raise ModelLoadError(f"--compile: the model cannot be compiled: {error}") from error
-    return Computation(compiled, about=("compiled",))
+    return Computation(Padded(compiled), about=("compiled",))
 
 
 def _on_cpu(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> Computation:
@@ -73,9 +68,9 @@ def _on_cpu(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> 
             raise ModelLoadError(f"--dtype int8: {reason}.") from reason
         if config.cpu_backend == "openvino":
             raise ModelLoadError(f"--cpu-backend openvino: {reason}.") from reason
-        return Computation(loaded.backbone, about=(f"by torch ({reason})",))
+        return Computation(Padded(loaded.backbone), about=(f"by torch ({reason})",))
     return Computation(
-        chosen.compute,
+        Padded(chosen.compute),
         about=(chosen.about,),
         concurrent_launches=params.concurrent_launches,
         has_own_threads=True,
@@ -83,36 +78,51 @@ def _on_cpu(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> 
     )
 
 
-def _packed(backbone: Backbone, config: ModelConfig, params: ComputeParams) -> Computation:
+def _on_gpu(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> Computation:
+    # cuDNN's attention makes a plan for each shape: 0.44 s each (pytorch 2.11 on Hopper, FunASR issue 3704).
+    torch.backends.cuda.enable_cudnn_sdp(enabled=False)
+    skip_mask_checks(loaded.backbone.model)
     try:
-        if config.attention == "padded":
-            raise CannotPackError("as configured")  # noqa: TRY301  (all reasons are logged in the same way)
-        if params.dtype == torch.float32:
-            raise CannotPackError("there is no packed attention for float32")  # noqa: TRY301
-        if not has_flash():
-            raise CannotPackError("this version of torch has no variable-length attention")  # noqa: TRY301
-        packed = pack_backbone(
-            backbone, FLASH, pad_token_id=params.pad_token_id, max_tokens=params.max_tokens, device=params.device
-        )
+        packed = _pack(loaded.backbone, config, params)
     except CannotPackError as reason:
-        return Computation(backbone, about=(f"padded ({reason})",))
+        return Computation(Padded(loaded.backbone), about=(f"padded ({reason})",))
+    if config.cuda_graphs and not loaded.output_width:  # a vocabulary's logits take memory, and take long to compute
+        return _graphed(packed, params)
     return Computation(packed, pads=False, about=("without padding",))
 
 
-def _graphed(backbone: Backbone, fallback: Computation, params: ComputeParams) -> Computation:
+def _pack(backbone: Backbone, config: ModelConfig, params: ComputeParams) -> PackedBackbone:
+    """Return the packed backbone; raises ``CannotPackError``."""
+    if config.attention == "padded":
+        raise CannotPackError("as configured")
+    if params.dtype == torch.float32:
+        raise CannotPackError("there is no packed attention for float32")
+    if not has_flash():
+        raise CannotPackError("this version of torch has no variable-length attention")
+    return pack_backbone(
+        backbone, FLASH, pad_token_id=params.pad_token_id, max_tokens=params.max_tokens, device=params.device
+    )
+
+
+def _graphed(packed: PackedBackbone, params: ComputeParams) -> Computation:
     """Capture graphs; without any if capturing fails or the graphs' output differs."""
-    shapes = shapes_to_capture(parameters=backbone.parameters, max_tokens=params.max_tokens)
-    graphs = GraphedBackbone(backbone, fallback.compute, CudaGraphBackend(params.device), params.pad_token_id)
+    backbone = packed.backbone
+    shapes = shapes_to_capture(
+        parameters=backbone.parameters - backbone.embedding_parameters,
+        max_tokens=params.max_tokens,
+        max_batch_tokens=params.max_batch_tokens,
+    )
+    graphs = GraphedBackbone(packed, CudaGraphBackend(params.device), params.device)
+    without = Computation(packed, pads=False, about=("without padding",))
     try:
-        graphs.capture(with_progress_bar(shapes, "Capturing CUDA graphs"), params.device)
+        graphs.capture(with_progress_bar(shapes, "Capturing CUDA graphs"))
         rows = probe_rows(backbone.vocab_size, (min(12, params.max_tokens), 5, 1))
         ours, expected = (
             compute_rows(compute, rows, pad_token_id=params.pad_token_id, device=params.device)
-            for compute in (graphs, backbone)
+            for compute in (graphs, packed)
         )
     except Exception as error:
-        reason = f"no CUDA graphs ({repr(error).splitlines()[0]})"
-        return Computation(fallback.compute, fallback.pads, (*fallback.about, reason))
+        return evolve(without, about=(*without.about, f"no CUDA graphs ({repr(error).splitlines()[0]})"))
     if not difference(ours, expected) <= TOLERANCES[params.dtype]:
-        return Computation(fallback.compute, fallback.pads, (*fallback.about, "no CUDA graphs (they differ)"))
-    return Computation(graphs, fallback.pads, (*fallback.about, f"{len(graphs.shapes)} CUDA graphs"))
+        return evolve(without, about=(*without.about, "no CUDA graphs (they differ)"))
+    return evolve(without, compute=graphs, about=(*without.about, f"{len(graphs.shapes)} CUDA graphs"))

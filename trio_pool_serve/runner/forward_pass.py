@@ -1,6 +1,8 @@
-"""A batch as tensors, and the model's output for it."""
+"""The rows of a batch, as a backbone takes them and as heads read its output."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -8,105 +10,129 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
+from trio_pool_serve.runner.row_states import Indices, RowStates
+from trio_pool_serve.runner.transfers import host_buffer, to_device
 from trio_pool_serve.types import PoolingRequest, RenderedPrompt
 
 
 @frozen(eq=False)
-class ForwardPass:
-    """Rows on the device, padded on the right to the longest.
+class PaddedInputs:
+    """Rows on the device, padded on the right to the longest: int64, [rows, tokens] each."""
 
-    All tensors are [rows, tokens]: ``input_ids``, ``attention_mask`` and ``type_ids`` (int64), ``pooled`` (bool: the
-    tokens that poolers pool), ``kept`` (bool: the tokens whose vectors leave the model). ``states`` is the backbone's
-    output: [rows, tokens, hidden], or logits; ``None`` where no forward pass is needed.
-    """
-
-    requests: Sequence[PoolingRequest]
     input_ids: Tensor
     attention_mask: Tensor
     type_ids: Tensor
-    pooled: Tensor
-    kept: Tensor
-    states: Tensor | None = None
+
+
+@frozen(eq=False)
+class ForwardPass:
+    """Rows that are computed together on ``device``.
+
+    ``states`` is the backbone's output for them; ``None`` before it is computed, and where no head needs it.
+    """
+
+    requests: Sequence[PoolingRequest]
+    device: torch.device
+    pad_token_id: int
+    states: RowStates | None = None
+
+    @cached_property
+    def lengths(self) -> Indices:
+        """Number of tokens of each row, int64."""
+        return np.array([request.tokens for request in self.requests])
+
+    @cached_property
+    def skipped(self) -> Indices:
+        """Number of leading tokens of each row that poolers leave out: the instruction's.
+
+        Where the instruction is the whole input, it is pooled: there is nothing else.
+        """
+        skipped = np.array([request.prompt.instruction_tokens for request in self.requests])
+        skipped[skipped >= self.lengths] = 0
+        return skipped
+
+    @cached_property
+    def attended(self) -> Indices:
+        """Number of leading tokens of each row that are attended to."""
+        prompts = [request.prompt for request in self.requests]
+        return np.array([len(one.token_ids) if one.attended is None else one.attended for one in prompts])
+
+    @cached_property
+    def padded(self) -> PaddedInputs:
+        """The rows' ids, mask and segments, copied to the device when they are first used."""
+        return _pad(self)
 
     @property
-    def required_states(self) -> Tensor:
+    def input_ids(self) -> Tensor:
+        """Padded ids, [rows, tokens] int64."""
+        return self.padded.input_ids
+
+    @property
+    def attention_mask(self) -> Tensor:
+        """1 for tokens that are attended to, else 0: [rows, tokens] int64."""
+        return self.padded.attention_mask
+
+    @property
+    def type_ids(self) -> Tensor:
+        """Segments, [rows, tokens] int64."""
+        return self.padded.type_ids
+
+    @property
+    def required_states(self) -> RowStates:
         """``states``, for heads with ``reads_states``: they are never ``None`` there."""
         assert self.states is not None  # noqa: S101
         return self.states
 
-    def with_states(self, states: Tensor) -> "ForwardPass":
+    def kept_states(self) -> tuple[Tensor, Indices]:
+        """Return the states of the kept tokens of all rows, [tokens, width], and the number of each row's.
+
+        A copy, unless all tokens are kept and packed.
+        """
+        states = self.required_states
+        if all(request.prompt.kept is None for request in self.requests):
+            return states.at(states.cells), states.lengths
+        kept = [kept_of(request.prompt) for request in self.requests]
+        counts = np.array([np.count_nonzero(of_row) for of_row in kept])
+        return states.at(states.cells[np.concatenate(kept)]), counts
+
+    def with_states(self, states: RowStates) -> "ForwardPass":
         """Return the same rows with the backbone's output."""
         return evolve(self, states=states)
 
     def select(self, rows: Sequence[int]) -> "ForwardPass":
-        """Return the rows at these indices, which may repeat; nothing is copied if they are all rows in order."""
+        """Return the rows at these indices, which may repeat; nothing is copied."""
         if list(rows) == list(range(len(self.requests))):
             return self
-        index = torch.tensor(rows).to(self.input_ids.device, non_blocking=True)
-        return ForwardPass(
-            [self.requests[row] for row in rows],
-            self.input_ids[index],
-            self.attention_mask[index],
-            self.type_ids[index],
-            self.pooled[index],
-            self.kept[index],
-            None if self.states is None else self.states[index],
-        )
+        requests = [self.requests[row] for row in rows]
+        return evolve(self, requests=requests, states=None if self.states is None else self.states.select(rows))
 
 
-def assemble(requests: Sequence[PoolingRequest], *, pad_token_id: int, device: torch.device) -> ForwardPass:
-    """Return requests as tensors on the device, without states."""
-    prompts = [request.prompt for request in requests]
-    tokens = np.array([len(prompt.token_ids) for prompt in prompts])
-    attended = np.array([len(prompt.token_ids) if prompt.attended is None else prompt.attended for prompt in prompts])
-    # Where the instruction is the whole input, it is pooled: there is nothing else.
-    skipped = np.array([prompt.instruction_tokens for prompt in prompts])
-    skipped[skipped >= tokens] = 0
-    positions = np.arange(tokens.max())
-    own = positions < tokens[:, None]
-    # One buffer, so that there is one copy to the device instead of five: three int64 and two bools per cell.
-    buffer = host_buffer(own.size * (3 * 8 + 2), device)
-    array = buffer.numpy()
-    ids, attention, types = array[: 3 * 8 * own.size].view(np.int64).reshape(3, *own.shape)
-    pooled, kept = array[3 * 8 * own.size :].view(np.bool_).reshape(2, *own.shape)
-    ids[:] = pad_token_id
+def _pad(forward: ForwardPass) -> PaddedInputs:
+    prompts = [request.prompt for request in forward.requests]
+    lengths = forward.lengths
+    positions = np.arange(lengths.max())
+    own = positions < lengths[:, None]
+    # One buffer, so that there is one copy to the device instead of three.
+    buffer = host_buffer(own.size * 3 * 8, forward.device)
+    ids, attention, types = buffer.numpy().view(np.int64).reshape(3, *own.shape)
+    ids[:] = forward.pad_token_id
     ids[own] = np.concatenate([prompt.token_ids for prompt in prompts])
-    attention[:] = positions < attended[:, None]
+    attention[:] = positions < forward.attended[:, None]
     types[:] = 0
     if any(prompt.type_ids is not None for prompt in prompts):
-        types[own] = np.concatenate([_or_zeros(prompt) for prompt in prompts])
-    kept[:] = own
-    np.logical_and(own, positions >= skipped[:, None], out=pooled)
-    if any(prompt.kept is not None for prompt in prompts):
-        kept[own] = np.concatenate([_or_all(prompt) for prompt in prompts])
-    on_device = buffer.to(device, non_blocking=True)
-    numbers = on_device[: 3 * 8 * own.size].view(torch.int64).view(3, *own.shape)
-    flags = on_device[3 * 8 * own.size :].view(torch.bool).view(2, *own.shape)
-    return ForwardPass(
-        requests=requests,
-        input_ids=numbers[0],
-        attention_mask=numbers[1],
-        type_ids=numbers[2],
-        pooled=flags[0],
-        kept=flags[1],
-    )
+        types[own] = np.concatenate([type_ids_of(prompt) for prompt in prompts])
+    numbers = buffer.to(forward.device, non_blocking=True).view(torch.int64).view(3, *own.shape)
+    return PaddedInputs(*numbers.unbind())
 
 
-def _or_zeros(prompt: RenderedPrompt) -> npt.NDArray[np.int32]:
+def type_ids_of(prompt: RenderedPrompt) -> npt.NDArray[np.int32]:
+    """Return a row's segments, zeros if it has none."""
     return np.zeros(len(prompt.token_ids), dtype=np.int32) if prompt.type_ids is None else prompt.type_ids
 
 
-def _or_all(prompt: RenderedPrompt) -> npt.NDArray[np.bool_]:
+def kept_of(prompt: RenderedPrompt) -> npt.NDArray[np.bool_]:
+    """Return which of a row's tokens have vectors that leave the model."""
     return np.ones(len(prompt.token_ids), dtype=np.bool_) if prompt.kept is None else prompt.kept
-
-
-def host_buffer(size: int, device: torch.device) -> Tensor:
-    """Return ``size`` uninitialised bytes on the host that can be copied to the device asynchronously.
-
-    Pinned if the device is a GPU. torch reuses pinned memory for later buffers, but only once all copies from it are
-    done, so batches in flight never share a buffer.
-    """
-    return torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
 
 
 def overwrite_embeds(inputs: Tensor, requests: Sequence[PoolingRequest]) -> Tensor:
@@ -118,9 +144,20 @@ def overwrite_embeds(inputs: Tensor, requests: Sequence[PoolingRequest]) -> Tens
     return inputs
 
 
-def to_device(arrays: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    """Return an array as a tensor on the device, copied asynchronously; uint16 arrays hold bfloat16."""
-    tensor = torch.from_numpy(arrays)
-    if arrays.dtype == np.uint16:
-        tensor = tensor.view(torch.bfloat16)
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+Compute: TypeAlias = Callable[[ForwardPass], RowStates]
+"""Maps rows to a backbone's output."""
+
+PaddedCompute: TypeAlias = Callable[[ForwardPass], Tensor]
+"""Maps padded rows to the output, [rows, longest, width], or [rows, width] for a model with one vector or logits per
+row."""
+
+
+@frozen(eq=False)
+class Padded:
+    """A ``Compute`` of a function that takes padded rows."""
+
+    compute: PaddedCompute
+
+    def __call__(self, forward: ForwardPass) -> RowStates:
+        """Compute rows."""
+        return RowStates.of_output(self.compute(forward), forward.lengths)

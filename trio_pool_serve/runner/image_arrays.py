@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trio_pool_serve.runner.forward_pass import to_device
+from trio_pool_serve.runner.transfers import to_device
 from trio_pool_serve.types import ImageFeatures, PoolingRequest
 
 

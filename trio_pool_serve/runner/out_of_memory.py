@@ -26,5 +26,5 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def release_caches(device: torch.device) -> None:
     """Return memory that torch keeps for later to the device. Blocks until the device has computed what it has."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    if device.type != "cpu":
+        torch.get_device_module(device).empty_cache()

@@ -63,18 +63,21 @@ class CudaCopyBackend:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._cuda: Any = torch.get_device_module(device)
 
     def open_stream(self) -> torch.cuda.Stream:
         """Return a new side stream."""
-        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        stream: torch.cuda.Stream = self._cuda.Stream(self.device)
+        return stream
 
     def wait_for_compute(self, stream: torch.cuda.Stream) -> None:
         """Make ``stream`` wait for the current stream."""
-        stream.wait_stream(torch.cuda.current_stream(self.device))
+        stream.wait_stream(self._cuda.current_stream(self.device))
 
     def on_stream(self, stream: torch.cuda.Stream) -> AbstractContextManager[Any]:
         """Return a context in which copies are enqueued on ``stream``."""
-        return torch.cuda.stream(stream)
+        context: AbstractContextManager[Any] = self._cuda.stream(stream)
+        return context
 
     def protect(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
         """Register ``stream`` as a user of the tensor with the allocator."""
@@ -86,7 +89,8 @@ class CudaCopyBackend:
 
     def blocking_event(self) -> Event:
         """Return a blocking event. Not a ``torch.Event``, which silently ignores the flag."""
-        return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event: Event = self._cuda.Event(blocking=True)
+        return event
 
 
 Split: TypeAlias = Callable[[Sequence[npt.NDArray[np.float32]]], list[tuple[PooledValue, ...]]]

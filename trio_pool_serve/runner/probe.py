@@ -1,17 +1,14 @@
 """The comparison of two computations of one model on random token ids."""
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trio_pool_serve.runner.forward_pass import ForwardPass, assemble
+from trio_pool_serve.runner.forward_pass import Compute, ForwardPass
+from trio_pool_serve.runner.row_states import RowStates
 from trio_pool_serve.types import PoolingRequest, RenderedPrompt, TokenIds
-
-Compute: TypeAlias = Callable[[ForwardPass], Tensor]
-"""Maps rows on the device to a backbone's output: [rows, tokens, …], or [rows, labels] for logits of whole rows."""
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 0.01}
 """Largest relative difference of a row's output between computations that round differently. bfloat16 alone accounts
@@ -30,8 +27,12 @@ def compute_rows(
     """Return the output for each row in float32, without padding."""
     requests = [PoolingRequest(RenderedPrompt(row)) for row in rows]
     with torch.inference_mode():
-        output = compute(assemble(requests, pad_token_id=pad_token_id, device=device)).float()
-    return [states[: len(row)] if output.dim() == 3 else states for states, row in zip(output, rows, strict=True)]
+        return states_of_rows(compute(ForwardPass(requests, device, pad_token_id)))
+
+
+def states_of_rows(states: RowStates) -> list[Tensor]:
+    """Return the states of each row in float32, [tokens, width]."""
+    return list(states.at(states.cells).float().split(states.lengths.tolist()))
 
 
 def difference(ours: Sequence[Tensor], expected: Sequence[Tensor]) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
@@ -37,6 +37,16 @@ def without_mask_skips(make_mask: Callable[..., Tensor | None]) -> Callable[...,
     return mask
 
 
+def without_synchronisation(make_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+    """Return ``make_mask`` without mask skips, unless there is no padding whose values would tell."""
+
+    def mask(**options: Any) -> Tensor | None:
+        options["use_vmap"] = False  # transformers' functions all work on whole tensors of indices
+        return (make_mask if options.get("attention_mask") is None else without_mask_skips(make_mask))(**options)
+
+    return mask
+
+
 def traceable(make_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
     """Return ``make_mask`` without mask skips and ``torch.vmap``, and with something to attend to for every token.
 
@@ -55,20 +65,26 @@ def traceable(make_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor |
 
 AttentionInterface.register(SDPA, sdpa_attention_forward)
 AttentionInterface.register(TRACED_SDPA, sdpa_attention_forward)
-AttentionMaskInterface.register(SDPA, without_mask_skips(sdpa_mask))
-AttentionMaskInterface.register(EAGER, without_mask_skips(eager_mask))
+AttentionMaskInterface.register(SDPA, without_synchronisation(sdpa_mask))
+AttentionMaskInterface.register(EAGER, without_synchronisation(eager_mask))
 AttentionMaskInterface.register(TRACED_SDPA, traceable(sdpa_mask))
 AttentionMaskInterface.register(TRACED_EAGER, traceable(eager_mask))
 
 
 def skip_mask_checks(model: nn.Module, *, sdpa: str = SDPA, eager: str = EAGER) -> None:
-    """Make a model skip the checks if its masks are transformers' and its attention is ``sdpa`` or its own code."""
-    config: Any = model.config
-    name = config._attn_implementation  # noqa: SLF001  (transformers' setter downloads kernels for some names)
-    if name == "sdpa":
-        config._attn_implementation = sdpa  # noqa: SLF001
-    elif name == "eager" and not model._can_set_attn_implementation():  # type: ignore[operator]  # noqa: SLF001
-        config._attn_implementation = eager  # noqa: SLF001
+    """Make a model skip the checks where its masks are transformers' and its attention is ``sdpa`` or its own code.
+
+    Parts of a model, such as its towers, have configs of their own.
+    """
+    for part in model.modules():
+        if not isinstance(part, PreTrainedModel):
+            continue
+        config: Any = part.config
+        name = config._attn_implementation  # noqa: SLF001  (transformers' setter downloads kernels for some names)
+        if name == "sdpa":
+            config._attn_implementation = sdpa  # noqa: SLF001
+        elif name == "eager" and not part._can_set_attn_implementation():  # noqa: SLF001
+            config._attn_implementation = eager  # noqa: SLF001
 
 
 @contextmanager

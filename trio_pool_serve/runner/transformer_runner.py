@@ -10,12 +10,12 @@ from attrs import Factory, define, field, frozen
 
 from trio_pool_serve.errors import OutOfDeviceMemoryError, RunnerDeadError
 from trio_pool_serve.runner.backbone import Backbone
-from trio_pool_serve.runner.forward_pass import ForwardPass, assemble
+from trio_pool_serve.runner.forward_pass import Compute, ForwardPass, Padded
 from trio_pool_serve.runner.heads.head import Head, HeadRows
 from trio_pool_serve.runner.heads.maxsim import HeldMemory, QueryVectors
 from trio_pool_serve.runner.out_of_memory import is_out_of_memory, release_caches
 from trio_pool_serve.runner.output_copy import OutputCopier
-from trio_pool_serve.runner.probe import Compute
+from trio_pool_serve.runner.probe import states_of_rows
 from trio_pool_serve.types import (
     Batch,
     Classify,
@@ -63,7 +63,7 @@ class TransformerRunner:
     pad_token_id: int
     default_batch_tokens: int
     copier: OutputCopier | None = None
-    compute: Compute = Factory(lambda self: self.backbone, takes_self=True)
+    compute: Compute = Factory(lambda self: Padded(self.backbone), takes_self=True)
     """Computes the backbone's output: the backbone itself, or something faster whose output agrees."""
     pads: bool = True
     """Whether padding is computed."""
@@ -102,7 +102,8 @@ class TransformerRunner:
 
     def _launch(self, batch: Batch) -> PooledBatch:
         outputs = self._compute(batch)
-        tensors = [output.rows.tensor.float() for output in outputs]
+        tensors = [output.rows.tensor for output in outputs]
+        tensors = [tensor.float() if tensor.is_floating_point() else tensor for tensor in tensors]
         split = _splitter(batch, outputs)
         if self.copier is None:
             return CopiedBatch(split([tensor.numpy() for tensor in tensors]))
@@ -143,9 +144,8 @@ class TransformerRunner:
     def _probe(self, prompts: Sequence[RenderedPrompt]) -> torch.Tensor:
         """Return the backbone's output for prompts, without padding."""
         requests = [PoolingRequest(prompt) for prompt in prompts]
-        forward = assemble(requests, pad_token_id=self.pad_token_id, device=self.device)
-        output = self.backbone(forward).float()
-        return output[forward.kept] if output.dim() == 3 else output
+        forward = ForwardPass(requests, self.device, self.pad_token_id)
+        return torch.cat(states_of_rows(Padded(self.backbone)(forward)))
 
     @property
     def on_cpu(self) -> bool:
@@ -182,7 +182,7 @@ class TransformerRunner:
 
     def _assemble(self, batch: Batch, rows: Sequence[int]) -> ForwardPass:
         requests = [batch.requests[row] for row in rows]
-        return assemble(requests, pad_token_id=self.pad_token_id, device=self.device)
+        return ForwardPass(requests, self.device, self.pad_token_id)
 
     def _apply_heads(self, forward: ForwardPass, rows: Sequence[int]) -> list[HeadOutput]:
         """Apply each head to the rows that request it; ``rows`` are the batch's indices of those of ``forward``."""

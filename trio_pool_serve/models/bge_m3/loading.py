@@ -20,12 +20,11 @@ def load_bge_m3(folder: ModelFolder[BgeM3], params: LoadingParams) -> LoadedMode
     spec = folder.spec
     backbone = Backbone(load_checkpoint(folder, params))
     pooler = load_pooler(spec.modules, params.device)
-    without_weight = torch.tensor(spec.unweighted_token_ids, device=params.device)
     return LoadedModel(
         backbone=backbone,
         heads={
             Embed: EmbeddingHead(pooler),
-            SparseEmbed: LexicalHead(_linear(folder, params, SPARSE_LAYER), without_weight),
+            SparseEmbed: LexicalHead(_linear(folder, params, SPARSE_LAYER), spec.unweighted_token_ids),
             TokenEmbed: TokenEmbeddingHead(_linear(folder, params, MULTI_VECTOR_LAYER), normalizes=True),
         },
         description=f"{'+'.join(pooler.pooling)} pooling, lexical weights, token vectors",

@@ -3,15 +3,21 @@
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import numpy as np
 from torch import Tensor
 
 from trio_pool_serve.runner.forward_pass import ForwardPass
+from trio_pool_serve.runner.heads.classification import first_state
+from trio_pool_serve.runner.heads.pooling import POOLING_TYPES
 
-Logits: TypeAlias = Callable[[ForwardPass], Tensor]
-"""Maps a forward pass to [rows, labels], or [rows, tokens, labels]."""
+RowLogits: TypeAlias = Callable[[ForwardPass], Tensor]
+"""Maps a forward pass to [rows, labels]."""
+
+TokenwiseLogits: TypeAlias = Callable[[Tensor], Tensor]
+"""Maps states [tokens, hidden] to [tokens, labels]."""
 
 
-def encoder_logits(model: Any) -> tuple[Logits, Logits]:
+def encoder_logits(model: Any) -> tuple[RowLogits, TokenwiseLogits]:
     """Return the logits of rows and those of tokens, of one of ``TOKENWISE_CLASSIFIERS``.
 
     Rows are as in transformers. For tokens it is what vLLM computes: the classifier without the layers that only a
@@ -19,34 +25,21 @@ def encoder_logits(model: Any) -> tuple[Logits, Logits]:
     """
     classifier = model.classifier
     if hasattr(classifier, "out_proj"):  # RoBERTa: all layers are the classifier's, which takes the first state itself
-        return lambda forward: classifier(forward.required_states), lambda forward: _each_token(classifier, forward)
+        return lambda forward: classifier(first_state(forward)[:, None]), lambda states: classifier(states[:, None])
     pooler = getattr(model.base_model, "pooler", None)
-    of_row = _bert(pooler, classifier) if pooler is not None else _modern_bert(model)
-
-    def of_tokens(forward: ForwardPass) -> Tensor:
-        logits: Tensor = classifier(forward.required_states)
-        return logits
-
-    return of_row, of_tokens
+    if pooler is not None:
+        return lambda forward: classifier(pooler(first_state(forward)[:, None])), classifier
+    return _modern_bert(model), classifier
 
 
-def _each_token(classifier: Callable[[Tensor], Tensor], forward: ForwardPass) -> Tensor:
-    states = forward.required_states
-    rows, tokens, hidden = states.shape
-    return classifier(states.reshape(rows * tokens, 1, hidden)).reshape(rows, tokens, -1)
-
-
-def _bert(pooler: Callable[[Tensor], Tensor], classifier: Callable[[Tensor], Tensor]) -> Logits:
-    return lambda forward: classifier(pooler(forward.required_states))
-
-
-def _modern_bert(model: Any) -> Logits:
+def _modern_bert(model: Any) -> RowLogits:
     def of_row(forward: ForwardPass) -> Tensor:
-        states, mask = forward.required_states, forward.attention_mask
         if model.config.classifier_pooling == "cls":
-            pooled = states[:, 0]
+            pooled = first_state(forward)
         else:
-            pooled = (states * mask.unsqueeze(-1)).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+            states = forward.required_states
+            means = POOLING_TYPES["mean"](states, np.zeros_like(states.lengths))
+            pooled = means.to(states.flat.dtype)
         logits: Tensor = model.classifier(model.head(pooled))
         return logits
 

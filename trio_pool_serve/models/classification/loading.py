@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.classification.encoder_logits import Logits, encoder_logits
+from trio_pool_serve.models.classification.encoder_logits import RowLogits, TokenwiseLogits, encoder_logits
 from trio_pool_serve.models.classification.spec import Classifier, TokenClassifier
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
 from trio_pool_serve.models.model_kind import ModelFolder
@@ -17,7 +17,8 @@ from trio_pool_serve.runner.heads.classification import (
     TokenClassificationHead,
     TokenLogits,
     activation_functions,
-    model_logits,
+    first_state,
+    identity,
 )
 from trio_pool_serve.runner.heads.head import Head
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
@@ -60,13 +61,13 @@ def _load_sequence_classifier(folder: ModelFolder[Classifier], params: LoadingPa
         )
     return LoadedModel(
         backbone=Backbone(model, "logits"),
-        heads={Classify: ClassificationHead(model_logits, functions)},
+        heads={Classify: ClassificationHead(first_state, functions)},
         description=_description(folder, "for each input"),
     )
 
 
 def _heads(
-    folder: ModelFolder[Classifier], of_row: Logits, of_tokens: Logits, functions: ActivationFunctions
+    folder: ModelFolder[Classifier], of_row: RowLogits, of_tokens: TokenwiseLogits, functions: ActivationFunctions
 ) -> dict[type[PoolingParams], Head]:
     heads: dict[type[PoolingParams], Head] = {Classify: ClassificationHead(of_row, functions)}
     if "token_classify" in folder.spec.tasks:
@@ -79,7 +80,7 @@ def _load_token_classifier(folder: ModelFolder[Classifier], params: LoadingParam
     model, functions = _load(folder, params, "AutoModelForTokenClassification")
     return LoadedModel(
         backbone=Backbone(model, "logits"),
-        heads={TokenClassify: TokenClassificationHead(model_logits, functions)},
+        heads={TokenClassify: TokenClassificationHead(identity, functions)},
         description=_description(folder, "for each token"),
     )
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from attrs import frozen
 from torch import Tensor
@@ -15,6 +16,7 @@ from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.heads.embedding import EmbeddingHead
 from trio_pool_serve.runner.image_arrays import image_inputs, images_of
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
+from trio_pool_serve.runner.transfers import to_device
 from trio_pool_serve.types import Embed
 
 
@@ -43,8 +45,7 @@ class TwoTowers(Backbone):
             parts.append(self._of_images(forward))
         if len(parts) == 1:
             return parts[0]
-        order = torch.tensor([*texts, *images]).argsort().to(parts[0].device, non_blocking=True)
-        return torch.cat(parts)[order]
+        return torch.cat(parts).index_select(0, to_device(np.argsort([*texts, *images]), forward.device))
 
     def _of_texts(self, forward: ForwardPass) -> Tensor:
         # Images may have more positions than the text tower.
@@ -57,7 +58,7 @@ class TwoTowers(Backbone):
 
     def _of_images(self, forward: ForwardPass) -> Tensor:
         model: Any = self.model
-        inputs = image_inputs(images_of(forward.requests), device=forward.input_ids.device, dtype=model.dtype)
+        inputs = image_inputs(images_of(forward.requests), device=forward.device, dtype=model.dtype)
         return self._vectors("get_image_features", **inputs)
 
     def _vectors(self, method: str, **inputs: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -
         # Padding is masked, so any id serves; some configs have none, or −1.
         pad_token_id=max(0, folder.transformer_config.get("pad_token_id") or 0),
         default_batch_tokens=_default_batch_tokens(loaded, params),
-        copier=OutputCopier(CudaCopyBackend(device), offload) if device.type == "cuda" else None,
+        copier=OutputCopier(CudaCopyBackend(device), offload) if device.type != "cpu" else None,
     )
     try:
         runner.warm_up()
@@ -56,6 +56,7 @@ def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -
         dtype=params.dtype,
         pad_token_id=runner.pad_token_id,
         max_tokens=folder.max_model_len,
+        max_batch_tokens=runner.default_batch_tokens,
         concurrent_launches=offload.launch,
         cores_shared_by=offload.cores_shared_by,
         folder=folder.path,

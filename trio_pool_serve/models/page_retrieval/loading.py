@@ -57,7 +57,7 @@ class PageRetriever(Backbone):
         images = images_of(forward.requests)
         if images:
             images = _padded(images) if self.pads_images else images
-            inputs |= image_inputs(images, device=forward.input_ids.device, dtype=model.dtype)
+            inputs |= image_inputs(images, device=forward.device, dtype=model.dtype)
         vectors: Tensor = model(**inputs, use_cache=False).embeddings
         return vectors
 

@@ -12,10 +12,11 @@ from trio_pool_serve.models.loading.sentence_modules import load_pooler
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.vision_language.spec import VisionLanguage
 from trio_pool_serve.runner.backbone import Backbone
-from trio_pool_serve.runner.forward_pass import ForwardPass, to_device
+from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.heads.embedding import EmbeddingHead, TokenEmbeddingHead
 from trio_pool_serve.runner.image_arrays import image_inputs, images_of
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
+from trio_pool_serve.runner.transfers import to_device
 from trio_pool_serve.types import Embed, TokenEmbed
 
 
@@ -51,8 +52,9 @@ class QwenVision(Backbone):
             return self._with_images(forward)
         others = [row for row, request in enumerate(requests) if request.prompt.embeds is None]
         parts = [super().__call__(forward.select(embedded)), self._with_images(forward.select(others))]
-        order = torch.tensor([*embedded, *others]).argsort().to(forward.input_ids.device, non_blocking=True)
-        return torch.cat(parts)[order]
+        longest = int(forward.lengths.max())
+        padded = [nn.functional.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts]
+        return torch.cat(padded).index_select(0, to_device(np.argsort([*embedded, *others]), forward.device))
 
     def _with_images(self, forward: ForwardPass) -> Tensor:
         model: Any = self.model
@@ -60,7 +62,7 @@ class QwenVision(Backbone):
             input_ids=forward.input_ids,
             attention_mask=forward.attention_mask,
             position_ids=self._positions(forward),
-            **image_inputs(images_of(forward.requests), device=forward.input_ids.device, dtype=model.dtype),
+            **image_inputs(images_of(forward.requests), device=forward.device, dtype=model.dtype),
         ).last_hidden_state
         return states
 
@@ -70,7 +72,7 @@ class QwenVision(Backbone):
         Computed by the model's own method, on the host: it iterates over ids and grids, and on the device each step
         would wait for a copy. Passing positions also keeps the model from storing them as state.
         """
-        rows, longest = forward.input_ids.shape
+        rows, longest = len(forward.requests), int(forward.lengths.max())
         ids = np.zeros((rows, longest), dtype=np.int64)
         attended = np.zeros((rows, longest), dtype=np.int64)
         for row, request in enumerate(forward.requests):
@@ -84,4 +86,4 @@ class QwenVision(Backbone):
             image_grid_thw=torch.from_numpy(grids),
             attention_mask=torch.from_numpy(attended),
         )
-        return to_device(positions.numpy(), forward.input_ids.device)
+        return to_device(positions.numpy(), forward.device)

@@ -1,14 +1,15 @@
-"""Small batches replayed as CUDA graphs.
+"""Packed batches replayed as CUDA graphs.
 
 A transformer of twelve layers launches about two hundred kernels, which takes Python milliseconds however small the
-batch is. A graph is one launch. It computes one shape, from and to its own memory, so a few shapes are captured when
-the model is loaded, and a batch is padded to the next larger one. Padded rows are captured, not packed ones: with
-padding only the mask's values differ between batches of a shape, whereas the lengths of packed segments decide how
-kernels are launched.
+batch is, and all of them with the interpreter lock. A graph is one launch. What determines the kernels of a packed
+batch is its ``PackedShape``; lengths and contents are data. So a few shapes are captured when the model is loaded, and
+a batch is computed in the smallest that it fits into. Tokens of a shape that belong to no row are computed for nothing,
+except by attention.
 
-A graph's memory is written by one batch after the other. The device works in the order in which the launching thread
-enqueues: copies into a graph's inputs wait for the replay before, and the output is copied before the next replay, so
-heads and copies to the host on another stream never read what a later batch writes.
+A graph's memory is written by one batch after the other, and all graphs share their intermediate memory. The device
+works in the order in which the launching thread enqueues: the copy into a graph's inputs waits for the replay before,
+and the output is copied before the next replay, so heads and copies to the host on another stream never read what a
+later batch writes.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,38 +20,48 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from trio_pool_serve.runner.backbone import Backbone
+from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone
+from trio_pool_serve.runner.cuda.packed_inputs import PackedInputs, PackedShape, shape_of
 from trio_pool_serve.runner.forward_pass import ForwardPass
+from trio_pool_serve.runner.out_of_memory import is_out_of_memory, release_caches
+from trio_pool_serve.runner.row_states import RowStates
 
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
-TOKENS = (16, 32, 64, 128, 256, 512)
+LONGEST = (128, 512)
+"""Longest rows of shapes. Attention computes 128 queries at a time [flash attention, for heads of 64]: whether the
+longest row has 20 tokens or 128, it launches as many blocks."""
 
-MAX_CELLS = 4096
-"""Limit of rows times tokens of a graph."""
+TOKENS_PER_ROW = 8
+"""A shape has room for as many rows as it has tokens, divided by this. Rows that are not there cost next to nothing."""
 
-MAX_PRODUCTS = 2**39
-"""Limit of parameters times cells of a graph: above it a GPU computes for longer than Python launches."""
+MAX_ROWS = 1024
 
+MIN_TOKENS = 16
 
-@frozen(order=True)
-class Shape:
-    """Number and length of the rows that a graph computes."""
-
-    rows: int
-    tokens: int
-
-    @property
-    def cells(self) -> int:
-        """Computed tokens, padding included."""
-        return self.rows * self.tokens
+MAX_PRODUCTS = 2**42
+"""Limit of parameters times tokens of a shape: above it, a GPU computes for so much longer than Python launches that
+graphs would only take memory. It admits BERT-base with 16,384 tokens."""
 
 
-def shapes_to_capture(*, parameters: int, max_tokens: int) -> list[Shape]:
-    """Return the shapes to capture, the largest first: smaller graphs then fit into the memory of larger ones."""
-    max_cells = min(MAX_CELLS, MAX_PRODUCTS // max(1, parameters))
-    tokens = sorted({min(length, max_tokens) for length in TOKENS})
-    shapes = [Shape(rows, length) for rows in ROWS for length in tokens]
-    return sorted((shape for shape in shapes if shape.cells <= max_cells), key=lambda shape: shape.cells, reverse=True)
+def shapes_to_capture(*, parameters: int, max_tokens: int, max_batch_tokens: int) -> list[PackedShape]:
+    """Return the shapes to capture, the largest first: smaller graphs then fit into the memory of larger ones.
+
+    Their tokens are powers of two and half-way between those, so a batch is computed with a third more at most.
+    """
+    most = min(max_batch_tokens, MAX_PRODUCTS // max(1, parameters))
+    counts = [
+        tokens
+        for power in range(MIN_TOKENS.bit_length() - 1, most.bit_length())
+        for tokens in (2**power, 3 * 2 ** (power - 1))
+        if tokens <= most
+    ]
+    longest = sorted({min(length, max_tokens) for length in LONGEST})
+    shapes = {
+        PackedShape(tokens, min(MAX_ROWS, -(-tokens // TOKENS_PER_ROW)), min(length, tokens))
+        for tokens in {*counts, max_batch_tokens}
+        if tokens <= most
+        for length in longest
+    }
+    return sorted(shapes, reverse=True)
 
 
 class GraphBackend(Protocol):
@@ -61,28 +72,31 @@ class GraphBackend(Protocol):
 
 
 class CudaGraphBackend:
-    """Captures CUDA graphs. They share their intermediate memory, since they never run at the same time."""
+    """Captures CUDA graphs. They share one pool of memory, since they never run at the same time.
+
+    All are captured on one stream: a pool's memory is used again only on the stream that it was allocated on.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._cuda: Any = torch.get_device_module(device)
+        self._stream = self._cuda.Stream(device)
         self._pool: Any = None
 
     def capture(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Any]]:
-        """Compute twice on a side stream, because libraries allocate memory on first use; then capture."""
-        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                compute()
-        torch.cuda.current_stream(self.device).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
+        """Compute once on a side stream, because libraries allocate memory on first use; then capture."""
+        cuda, current = self._cuda, self._cuda.current_stream(self.device)
+        self._stream.wait_stream(current)
+        with cuda.stream(self._stream):
+            compute()
+        current.wait_stream(self._stream)
+        graph = cuda.CUDAGraph()
         # Other models' threads may allocate meanwhile; in any other mode the capture would fail.
-        capturing: AbstractContextManager[Any] = torch.cuda.graph(
-            graph, pool=self._pool, stream=side, capture_error_mode="thread_local"
+        capturing: AbstractContextManager[Any] = cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
         )
         # A failed capture leaves its stream the current one, so the stream is restored by an outer context.
-        restored = torch.cuda.stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.device(self.device), restored, capturing:
+        with cuda.device(self.device), cuda.stream(current), capturing:
             output = compute()
         self._pool = self._pool or graph.pool()
         return output, graph.replay
@@ -90,73 +104,73 @@ class CudaGraphBackend:
 
 @frozen(eq=False)
 class Graph:
-    """A captured graph with its memory.
+    """A captured graph with the memory of its inputs, ``PackedInputs`` in one buffer, and of its output."""
 
-    ``inputs`` are [3, rows, tokens]: ids, mask, segments. ``empty`` are their values for unused cells.
-    """
-
+    shape: PackedShape
     inputs: Tensor
-    empty: Tensor
     output: Tensor
     replay: Callable[[], Any]
-
-    def __call__(self, forward: ForwardPass) -> Tensor:
-        """Compute rows, and return a copy of their output."""
-        rows, tokens = forward.input_ids.shape
-        self.inputs.copy_(self.empty)
-        for target, source in zip(
-            self.inputs, (forward.input_ids, forward.attention_mask, forward.type_ids), strict=True
-        ):
-            target[:rows, :tokens].copy_(source)
-        self.replay()
-        output = self.output[:rows]
-        return (output[:, :tokens] if output.dim() == 3 else output).clone()
 
 
 @define(eq=False)
 class GraphedBackbone:
-    """A backbone whose small batches are replayed as graphs; ``fallback`` computes batches that fit no graph."""
+    """A packed backbone whose plain batches are replayed as graphs, if they fit one; ``packed`` computes the others."""
 
-    backbone: Backbone
-    fallback: Callable[[ForwardPass], Tensor]
+    packed: PackedBackbone
     backend: GraphBackend
-    pad_token_id: int
-    _graphs: dict[Shape, Graph] = field(factory=dict, init=False)
+    device: torch.device
+    _graphs: list[Graph] = field(factory=list, init=False)
+    """In order of their shapes."""
 
-    def __call__(self, forward: ForwardPass) -> Tensor:
-        """Return what ``backbone`` returns."""
+    def __call__(self, forward: ForwardPass) -> RowStates:
+        """Return what ``packed`` returns."""
         graph = self._graph_for(forward)
-        return self.fallback(forward) if graph is None else graph(forward)
+        if graph is None:
+            return self.packed(forward)
+        graph.inputs.copy_(self.packed.fill(graph.shape, forward), non_blocking=True)
+        graph.replay()
+        # As much as belongs to rows, in memory that the next replay does not write.
+        return self.packed.states_of(graph.output, forward).copied()
 
     @torch.inference_mode()
-    def capture(self, shapes: Iterable[Shape], device: torch.device) -> None:
-        """Capture graphs, one after the other. Raises the device's errors; no graphs are left then."""
+    def capture(self, shapes: Iterable[PackedShape]) -> None:
+        """Capture graphs one after the other, leaving out those that the device's memory does not suffice for.
+
+        Raises the device's other errors; no graphs are left then.
+        """
         try:
             for shape in shapes:
-                self._graphs[shape] = self._capture(shape, device)
+                try:
+                    self._graphs.insert(0, self._capture(shape))
+                except Exception as error:
+                    if not is_out_of_memory(error):
+                        raise
+                release_caches(self.device)
         except Exception:
             self._graphs.clear()
             raise
 
     @property
-    def shapes(self) -> Sequence[Shape]:
+    def shapes(self) -> Sequence[PackedShape]:
         """The captured shapes."""
-        return tuple(self._graphs)
+        return tuple(graph.shape for graph in self._graphs)
 
-    def _capture(self, shape: Shape, device: torch.device) -> Graph:
-        empty = torch.zeros((3, shape.rows, shape.tokens), dtype=torch.int64)
-        empty[0] = self.pad_token_id
-        empty[1, :, 0] = 1  # softmax over no tokens at all would be NaN
-        empty = empty.to(device)
-        inputs = empty.clone()
-        output, replay = self.backend.capture(lambda: self.backbone.forward_ids(*inputs.unbind()))
-        return Graph(inputs, empty, output, replay)
+    def _capture(self, shape: PackedShape) -> Graph:
+        buffer = torch.zeros(shape.nbytes, dtype=torch.uint8, device=self.device)
+        inputs = PackedInputs.of_buffer(shape, buffer)
+        output, replay = self.backend.capture(lambda: self.packed.compute(inputs))
+        return Graph(shape, buffer, output, replay)
 
     def _graph_for(self, forward: ForwardPass) -> Graph | None:
-        if any(request.prompt.embeds is not None for request in forward.requests):
+        prompts = [request.prompt for request in forward.requests]
+        if any(prompt.embeds is not None or prompt.attended is not None for prompt in prompts):
             return None
-        rows, tokens = forward.input_ids.shape
-        fitting = [shape for shape in self._graphs if shape.rows >= rows and shape.tokens >= tokens]
-        if not fitting:
-            return None
-        return self._graphs[min(fitting, key=lambda shape: shape.cells)]
+        wanted = shape_of(prompts)
+        fitting = (
+            graph
+            for graph in self._graphs
+            if graph.shape.tokens >= wanted.tokens
+            and graph.shape.rows >= wanted.rows
+            and graph.shape.longest >= wanted.longest
+        )
+        return next(fitting, None)

@@ -1,8 +1,8 @@
 """A backbone that computes packed rows: one after the other, without padding.
 
 The model's code is unchanged: it computes a single row, as long as all rows together, whose positions begin again with
-every segment. What surrounds the transformer, such as a classifier's head, still gets padded rows: hooks pack the
-inputs in front of the transformer and unpack its output.
+every segment. A hook adds positions and segments' bounds to the transformer's inputs. Heads read packed states; a head
+that is part of the model, and gives one row of logits for each input, gets the first token of each.
 
 Whether a model computes the same that way is not in its files. It is measured at load: rows of mixed lengths are
 computed in both ways and compared.
@@ -11,74 +11,28 @@ computed in both ways and compared.
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from attrs import define, field, frozen
+from attrs import define, field
 from torch import Tensor, nn
 
 from trio_pool_serve.runner.backbone import Backbone
+from trio_pool_serve.runner.cuda.packed_inputs import (
+    POSITION_RULES,
+    PackedInputs,
+    PackedShape,
+    PositionRule,
+    fill,
+    shape_of,
+)
 from trio_pool_serve.runner.cuda.varlen import CannotPackError, VarlenAttention
-from trio_pool_serve.runner.forward_pass import ForwardPass, host_buffer
+from trio_pool_serve.runner.forward_pass import Compute, ForwardPass, Padded
 from trio_pool_serve.runner.probe import TOLERANCES, compute_rows, difference, probe_rows
-
-PositionRule: TypeAlias = Literal["counted", "past padding"]
-"""How a model numbers a row's positions. counted: 0, 1, 2 …. past padding: as RoBERTa does, from the padding token's id
-plus 1, without counting padding tokens inside the row."""
-
-POSITION_RULES: tuple[PositionRule, ...] = ("counted", "past padding")
-
-
-@frozen(eq=False)
-class Packing:
-    """The indices from padded rows to packed rows and back.
-
-    ``tokens`` [total] are the cells of the flattened padded rows that hold the packed tokens. ``cells`` [rows, longest]
-    are the packed tokens of the padded rows' cells; padding has the index of the row's last token. ``positions`` is
-    [1, total]. Segment i reaches from ``cu_seqlens[i]`` to ``cu_seqlens[i + 1]`` (int32, [rows + 1]); the longest has
-    ``longest`` tokens.
-    """
-
-    tokens: Tensor
-    cells: Tensor
-    positions: Tensor
-    cu_seqlens: Tensor
-    longest: int
-
-
-def pack(
-    token_ids: Sequence[npt.NDArray[np.int32]], rule: PositionRule, *, pad_token_id: int, device: torch.device
-) -> Packing:
-    """Return the packing of rows, on the device."""
-    lengths = np.array([len(row) for row in token_ids])
-    rows, longest, total = len(lengths), int(lengths.max()), int(lengths.sum())
-    buffer = host_buffer(8 * (2 * total + rows * longest) + 4 * (rows + 1), device)
-    numbers = buffer[: -4 * (rows + 1)].view(torch.int64)
-    places, positions, cells = numbers.numpy()[:total], numbers.numpy()[total:][:total], numbers.numpy()[2 * total :]
-    cu_seqlens = buffer[-4 * (rows + 1) :].view(torch.int32).numpy()
-    cu_seqlens[0] = 0
-    np.cumsum(lengths, out=cu_seqlens[1:])
-    columns = np.arange(longest)
-    places[:] = np.flatnonzero(columns < lengths[:, None])
-    begins = cu_seqlens[:-1].astype(np.int64)
-    cells[:] = (begins[:, None] + np.minimum(columns, lengths[:, None] - 1)).ravel()
-    positions[:] = np.arange(total) - np.repeat(begins, lengths)
-    if rule == "past padding":
-        counts = (np.concatenate(token_ids) != pad_token_id).astype(np.int64)
-        counted = np.cumsum(counts)
-        positions[:] = (counted - np.repeat(counted[begins] - counts[begins], lengths)) * counts + pad_token_id
-    on_device = buffer.to(device, non_blocking=True)
-    numbers = on_device[: -4 * (rows + 1)].view(torch.int64)
-    return Packing(
-        tokens=numbers[:total],
-        positions=numbers[total : 2 * total][None],
-        cells=numbers[2 * total :].view(rows, longest),
-        cu_seqlens=on_device[-4 * (rows + 1) :].view(torch.int32),
-        longest=longest,
-    )
-
+from trio_pool_serve.runner.row_states import RowStates, concatenate
+from trio_pool_serve.runner.transfers import to_device
+from trio_pool_serve.types import PoolingRequest, RenderedPrompt
 
 PROBE_TOKENS = 64
 """Length of the probe's longest row; twice the sliding window if that is longer, up to ``MAX_PROBE_TOKENS``."""
@@ -88,16 +42,20 @@ MAX_PROBE_TOKENS = 4096
 
 @define(eq=False)
 class PackedBackbone:
-    """A backbone whose transformer computes packed rows, for plain texts; other rows are computed padded."""
+    """A backbone whose transformer computes packed rows; rows that are not attended to as a whole are padded."""
 
     backbone: Backbone
     attention: VarlenAttention
     pad_token_id: int
     rule: PositionRule = "counted"
+    takes_embeds: bool = False
+    """Whether rows of token embeddings are packed, too."""
     _transformer: Any = field(init=False)
     _signature: inspect.Signature = field(init=False)
-    _packing: Packing | None = field(default=None, init=False)
+    _inputs: PackedInputs | None = field(default=None, init=False)
     _remove_hooks: tuple[Callable[[], None], ...] = field(default=(), init=False)
+    _gives_rows: bool = field(default=False, init=False)
+    """Whether the model's output is one row of logits for each input."""
 
     def __attrs_post_init__(self) -> None:
         self._transformer = getattr(self.backbone.model, "base_model", None)
@@ -107,65 +65,159 @@ class PackedBackbone:
         if "position_ids" not in self._signature.parameters:
             raise CannotPackError("its positions cannot be given")
         self._remove_hooks = (
-            self._transformer.register_forward_pre_hook(self._pack_inputs, with_kwargs=True).remove,
-            self._transformer.register_forward_hook(self._unpack_output).remove,
+            self._transformer.register_forward_pre_hook(self._add_bounds, with_kwargs=True).remove,
+            self._transformer.register_forward_hook(self._take_first_tokens).remove,
         )
 
-    def __call__(self, forward: ForwardPass) -> Tensor:
-        """Return what ``backbone`` returns."""
+    def __call__(self, forward: ForwardPass) -> RowStates:
+        """Return what ``backbone`` returns; rows that cannot be packed are computed in a pass of their own."""
+        padded = [row for row, request in enumerate(forward.requests) if not self.packs(request.prompt)]
+        if not padded:
+            return self._compute_packed(forward)
+        packed = [row for row, request in enumerate(forward.requests) if self.packs(request.prompt)]
+        apart = Padded(self.backbone)(forward.select(padded))
+        if not packed:
+            return apart
+        return concatenate([self._compute_packed(forward.select(packed)), apart], [packed, padded])
+
+    def packs(self, prompt: RenderedPrompt) -> bool:
+        """Return whether a row is computed packed."""
+        return prompt.attended is None and (prompt.embeds is None or self.takes_embeds)
+
+    def fill(self, shape: PackedShape, forward: ForwardPass) -> Tensor:
+        """Return the bytes of ``PackedInputs`` for rows, on the host."""
         prompts = [request.prompt for request in forward.requests]
-        if any(prompt.embeds is not None or prompt.attended is not None for prompt in prompts):
-            return self.backbone(forward)
+        return fill(shape, prompts, self.rule, self.pad_token_id, forward.device)
+
+    def states_of(self, output: Tensor, forward: ForwardPass) -> RowStates:
+        """Return the states of rows in an output of ``compute``, which may be larger."""
+        if self._gives_rows:
+            return RowStates.of_output(output[: len(forward.requests)], forward.lengths)
+        return RowStates(output, np.cumsum(forward.lengths) - forward.lengths, forward.lengths)
+
+    def compute(self, inputs: PackedInputs, embeds: Sequence[tuple[int, Tensor]] = ()) -> Tensor:
+        """Return the output [tokens, width], or [rows, width] for a model with one row of logits for each input.
+
+        ``embeds`` are token embeddings, and where each begins. Without any, the control flow does not depend on the
+        tensors' values, so that this can be captured.
+        """
         config = self._transformer.config
         padded = config._attn_implementation  # noqa: SLF001  (the only way to change the function for one call)
-        self._packing = pack(
-            [prompt.token_ids for prompt in prompts],
-            self.rule,
-            pad_token_id=self.pad_token_id,
-            device=forward.input_ids.device,
-        )
+        arguments: dict[str, Any] = {"attention_mask": None}
+        if embeds:
+            arguments["inputs_embeds"] = embedded = self.backbone.embed(inputs.ids)
+            for begin, of_row in embeds:
+                embedded[0, begin : begin + len(of_row)] = of_row
+        else:
+            arguments["input_ids"] = inputs.ids
+        if self.backbone.takes_type_ids:
+            arguments["token_type_ids"] = inputs.segments
+        self._inputs = inputs
         config._attn_implementation = self.attention  # noqa: SLF001
         try:
-            return self.backbone(forward)
+            output: Tensor = getattr(self.backbone.model(**arguments), self.backbone.output)
         finally:
             config._attn_implementation = padded  # noqa: SLF001
-            self._packing = None
+            self._inputs = None
+        return output if output.dim() == 2 else output[0]
 
     def close(self) -> None:
         """Remove the hooks from the model."""
         for remove in self._remove_hooks:
             remove()
 
-    def _pack_inputs(
+    def _compute_packed(self, forward: ForwardPass) -> RowStates:
+        shape = shape_of([request.prompt for request in forward.requests])
+        buffer = self.fill(shape, forward).to(forward.device, non_blocking=True)
+        begins = (np.cumsum(forward.lengths) - forward.lengths).tolist()
+        embeds = [
+            (begin, to_device(request.prompt.embeds, forward.device))
+            for begin, request in zip(begins, forward.requests, strict=True)
+            if request.prompt.embeds is not None
+        ]
+        return self.states_of(self.compute(PackedInputs.of_buffer(shape, buffer), embeds), forward)
+
+    def _add_bounds(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        packing = self._packing
-        if packing is None:
+        inputs = self._inputs
+        if inputs is None:
             return None
         del module
-        inputs = self._signature.bind(*args, **kwargs).arguments
-        inputs |= inputs.pop("kwargs", {})
-        for name in ("input_ids", "token_type_ids"):
-            if inputs.get(name) is not None:
-                inputs[name] = inputs[name].flatten()[packing.tokens][None]
-        inputs |= {
+        arguments = self._signature.bind(*args, **kwargs).arguments
+        arguments |= arguments.pop("kwargs", {})
+        arguments |= {
             "attention_mask": None,
-            "position_ids": packing.positions,
-            "cu_seq_lens_q": packing.cu_seqlens,
-            "cu_seq_lens_k": packing.cu_seqlens,
-            "max_length_q": packing.longest,
-            "max_length_k": packing.longest,
+            "position_ids": inputs.positions,
+            "cu_seq_lens_q": inputs.begins,
+            "cu_seq_lens_k": inputs.begins,
+            "max_length_q": inputs.shape.longest,
+            "max_length_k": inputs.shape.longest,
         }
-        return (), inputs
+        return (), arguments
 
-    def _unpack_output(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    def _take_first_tokens(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         del args
-        if self._packing is None:
+        inputs = self._inputs
+        if inputs is None or not self._gives_rows:
             return None
-        output.last_hidden_state = output.last_hidden_state[0][self._packing.cells]
+        # Rows that a shape has left begin at its end.
+        firsts = inputs.begins[:-1].clamp(max=inputs.shape.tokens - 1)
+        output.last_hidden_state = output.last_hidden_state[0].index_select(0, firsts)[:, None]
         if module is not self.backbone.model and output.get("pooler_output") is not None:
             output.pooler_output = module.pooler(output.last_hidden_state)  # type: ignore[operator]
         return output
+
+    @torch.inference_mode()
+    def fit(self, *, max_tokens: int, device: torch.device) -> None:
+        """Find out how the model numbers positions and what it gives, by comparing with ``backbone``.
+
+        Raises ``CannotPackError`` if the outputs differ in every way.
+        """
+        model: Any = self.backbone.model
+        config = model.config.get_text_config()
+        window = getattr(config, "sliding_window", None) or 0
+        if MAX_PROBE_TOKENS < 2 * window < 2 * max_tokens:
+            raise CannotPackError("its sliding window is too long to be compared")
+        longest = min(max_tokens, max(PROBE_TOKENS, 2 * window), MAX_PROBE_TOKENS)
+        embedding = model.get_input_embeddings()
+        rows = probe_rows(embedding.num_embeddings, (max(1, longest // 2), longest, 1, max(1, longest // 3)))
+        rows[1][longest // 2] = self.pad_token_id  # distinguishes the rules
+        outputs_of = partial(compute_rows, pad_token_id=self.pad_token_id, device=device)
+        expected = outputs_of(Padded(self.backbone), rows)
+        self._gives_rows = len(expected[1]) == 1 < longest
+        differences = {}
+        for rule in POSITION_RULES:
+            # An index past the end of the position table is a CUDA error, after which the GPU computes nothing more.
+            past = self.pad_token_id + longest >= (getattr(config, "max_position_embeddings", None) or 0)
+            if rule == "counted" or not past:
+                self.rule = rule
+                differences[rule] = difference(outputs_of(self, rows), expected)
+        self.rule = min(differences, key=differences.__getitem__)
+        tolerance = TOLERANCES[embedding.weight.dtype]
+        if not differences[self.rule] <= tolerance:
+            raise CannotPackError(f"its states differ by {differences[self.rule]:.2g}")
+        others = [rows[0], *(row[::-1].copy() for row in rows[1:])]
+        first, again = (outputs_of(self, some)[0] for some in (rows, others))
+        if not torch.equal(first, again):
+            raise CannotPackError("its rows depend on one another")
+        self.takes_embeds = bool(self.backbone.embeds_width) and self._agrees_on_embeds(rows[2:], device, tolerance)
+
+    def _agrees_on_embeds(self, rows: Sequence[Any], device: torch.device, tolerance: float) -> bool:
+        """Return whether token embeddings give what they give padded."""
+        prompts = []
+        for row in rows:
+            embeds = self.backbone.embed(to_device(row.astype(np.int64), device)).float().cpu().numpy()
+            prompts.append(RenderedPrompt(np.zeros(len(row), np.int32), embeds=embeds))
+        self.takes_embeds = True
+        requests = [PoolingRequest(prompt) for prompt in prompts]
+        forward = ForwardPass(requests, device, self.pad_token_id)
+        ways: list[Compute] = [self, Padded(self.backbone)]
+        try:
+            ours, expected = ([states.at(states.cells).float()] for states in (way(forward) for way in ways))
+        except (RuntimeError, ValueError, TypeError, AttributeError):
+            return False
+        return difference(ours, expected) <= tolerance
 
 
 def pack_backbone(
@@ -180,7 +232,7 @@ def pack_backbone(
         raise CannotPackError("it reads images")
     packed = PackedBackbone(backbone, attention, pad_token_id)
     try:
-        _choose_rule(packed, max_tokens=max_tokens, device=device)
+        packed.fit(max_tokens=max_tokens, device=device)
     except CannotPackError:
         packed.close()
         raise
@@ -188,32 +240,3 @@ def pack_backbone(
         packed.close()
         raise CannotPackError(f"its code does not support packed rows: {error!r}") from error
     return packed
-
-
-@torch.inference_mode()
-def _choose_rule(packed: PackedBackbone, *, max_tokens: int, device: torch.device) -> None:
-    model: Any = packed.backbone.model
-    config = model.config.get_text_config()
-    window = getattr(config, "sliding_window", None) or 0
-    if MAX_PROBE_TOKENS < 2 * window < 2 * max_tokens:
-        raise CannotPackError("its sliding window is too long to be compared")
-    longest = min(max_tokens, max(PROBE_TOKENS, 2 * window), MAX_PROBE_TOKENS)
-    embedding = model.get_input_embeddings()
-    rows = probe_rows(embedding.num_embeddings, (max(1, longest // 2), longest, 1, max(1, longest // 3)))
-    rows[1][longest // 2] = packed.pad_token_id  # distinguishes the rules
-    outputs_of = partial(compute_rows, pad_token_id=packed.pad_token_id, device=device)
-    expected = outputs_of(packed.backbone, rows)
-    differences = {}
-    for rule in POSITION_RULES:
-        # An index past the end of the position table is a CUDA error, after which the GPU computes nothing more.
-        past = packed.pad_token_id + longest >= (getattr(config, "max_position_embeddings", None) or 0)
-        if rule == "counted" or not past:
-            packed.rule = rule
-            differences[rule] = difference(outputs_of(packed, rows), expected)
-    packed.rule = min(differences, key=differences.__getitem__)
-    if not differences[packed.rule] <= TOLERANCES[embedding.weight.dtype]:
-        raise CannotPackError(f"its states differ by {differences[packed.rule]:.2g}")
-    others = [rows[0], *(row[::-1].copy() for row in rows[1:])]
-    first, again = (outputs_of(packed, some)[0] for some in (rows, others))
-    if not torch.equal(first, again):
-        raise CannotPackError("its rows depend on one another")

@@ -4,15 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from attrs import frozen
 from torch import Tensor, nn
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.runner.forward_pass import ForwardPass
-from trio_pool_serve.runner.heads.embedding import kept_tokens
-from trio_pool_serve.runner.heads.head import HeadRows
+from trio_pool_serve.runner.heads.embedding import split_tokens
+from trio_pool_serve.runner.heads.head import HeadRows, HostArray
+from trio_pool_serve.runner.row_states import Indices
 from trio_pool_serve.types import Activation, Classify, PooledValue, TokenClassify
 
 ActivationFunction: TypeAlias = Callable[[Tensor], Tensor]
@@ -59,12 +59,15 @@ def _activation_named(dotted: str) -> ActivationFunction:
     return activation
 
 
-def _activate(logits: Tensor, activations: Sequence[Activation], functions: ActivationFunctions) -> Tensor:
-    """Apply to each row of logits [rows, …] its own activation."""
+def _activate(
+    logits: Tensor, activations: Sequence[Activation], functions: ActivationFunctions, repeats: Indices | None = None
+) -> Tensor:
+    """Apply to each row of logits [rows, labels] its own activation; with ``repeats``, to so many rows each."""
     logits = logits.float()
     if len(set(activations)) == 1:
         return functions[activations[0]](logits)
-    return torch.stack([functions[name](row) for name, row in zip(activations, logits, strict=True)])
+    parts = logits.split(1 if repeats is None else repeats.tolist())
+    return torch.cat([functions[name](part) for name, part in zip(activations, parts, strict=True)])
 
 
 @frozen(eq=False)
@@ -88,46 +91,43 @@ class ClassificationHead:
 class TokenClassificationHead:
     """The head of ``TokenClassify``: one row of labels for each kept token.
 
-    ``logits`` maps a forward pass to [rows, tokens, labels]. With ``step_token_id`` only the tokens of
-    that id are kept: the ends of the steps that a process reward model scores.
+    ``logits`` maps states [tokens, hidden] to [tokens, labels]. With ``step_token_id`` only the tokens of that id are
+    kept: the ends of the steps that a process reward model scores.
     """
 
-    logits: Callable[[ForwardPass], Tensor]
+    logits: Callable[[Tensor], Tensor]
     functions: ActivationFunctions
     step_token_id: int | None = None
     reads_states = True
 
     def __call__(self, forward: ForwardPass, params: Sequence[TokenClassify]) -> HeadRows:
-        """Return rows [rows, tokens, labels]."""
-        rows = _activate(self.logits(forward), [param.activation for param in params], self.functions)
-        requests = forward.requests  # not ``forward``, whose tensors would live until the copy is done
+        """Return rows [tokens, labels]: those of one input after those of another."""
+        states, counts = self._kept_states(forward)
+        rows = _activate(self.logits(states), [param.activation for param in params], self.functions, counts)
 
-        def split(array: npt.NDArray[np.float32]) -> list[PooledValue]:
-            return [
-                kept_tokens(row, request.tokens, self._kept(request.prompt.token_ids, request.prompt.kept))
-                for row, request in zip(array, requests, strict=True)
-            ]
+        def split(array: HostArray) -> list[PooledValue]:
+            return list(split_tokens(array, counts))
 
         return HeadRows(rows, split)
 
-    def _kept(
-        self, token_ids: npt.NDArray[np.int32], kept: npt.NDArray[np.bool_] | None
-    ) -> npt.NDArray[np.bool_] | None:
+    def _kept_states(self, forward: ForwardPass) -> tuple[Tensor, Indices]:
         if self.step_token_id is None:
-            return kept
-        steps: npt.NDArray[np.bool_] = token_ids == self.step_token_id
-        return steps
+            return forward.kept_states()
+        steps = [request.prompt.token_ids == self.step_token_id for request in forward.requests]
+        states = forward.required_states
+        return states.at(states.cells[np.concatenate(steps)]), np.array([of_row.sum() for of_row in steps])
 
 
-def model_logits(forward: ForwardPass) -> Tensor:
-    """Return the logits of the model's own head."""
-    return forward.required_states
+def first_state(forward: ForwardPass) -> Tensor:
+    """Return the state of each row's first token, [rows, hidden], or the logits of a model with a head of its own."""
+    states = forward.required_states
+    return states.at(states.begins)
 
 
-def last_token(states: Tensor, attention_mask: Tensor) -> Tensor:
-    """Return the state of each row's last token: [rows, tokens, hidden] to [rows, hidden]."""
-    last = attention_mask.sum(dim=1) - 1
-    return states[torch.arange(len(states), device=states.device), last]
+def last_token(forward: ForwardPass) -> Tensor:
+    """Return the state of each row's last token, [rows, hidden]."""
+    states = forward.required_states
+    return states.at(states.begins + forward.attended - 1)
 
 
 @frozen(eq=False)
@@ -138,7 +138,7 @@ class LastTokenLogits:
 
     def __call__(self, forward: ForwardPass) -> Tensor:
         """Return logits [rows, labels]."""
-        rows: Tensor = self.score(last_token(forward.required_states, forward.attention_mask).float())
+        rows: Tensor = self.score(last_token(forward).float())
         return rows
 
 
@@ -148,9 +148,9 @@ class TokenLogits:
 
     score: nn.Module
 
-    def __call__(self, forward: ForwardPass) -> Tensor:
-        """Return logits [rows, tokens, labels]."""
-        rows: Tensor = self.score(forward.required_states.float())
+    def __call__(self, states: Tensor) -> Tensor:
+        """Map states [tokens, hidden] to logits [tokens, labels]."""
+        rows: Tensor = self.score(states.float())
         return rows
 
 
@@ -189,6 +189,6 @@ class YesNoLogits:
 
     def __call__(self, forward: ForwardPass) -> Tensor:
         """Return one logit per row, [rows, 1]."""
-        logits = self.words(last_token(forward.required_states, forward.attention_mask).float())
+        logits = self.words(last_token(forward).float())
         score: Tensor = logits[:, :1] - logits[:, 1:] if logits.shape[1] == 2 else logits
         return score

@@ -1,7 +1,6 @@
 """Heads that give one vector per row or per token, truncated and normalised in the same way."""
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +9,11 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from trio_pool_serve.runner.forward_pass import ForwardPass
-from trio_pool_serve.runner.heads.head import HeadRows
+from trio_pool_serve.runner.heads.head import HeadRows, HostArray
 from trio_pool_serve.runner.heads.pooling import Pooler
-from trio_pool_serve.types import Embed, PooledValue, PoolingRequest, TokenEmbed
+from trio_pool_serve.runner.row_states import Indices
+from trio_pool_serve.runner.transfers import to_device
+from trio_pool_serve.types import Embed, PooledValue, TokenEmbed
 
 
 @frozen(eq=False)
@@ -24,12 +25,11 @@ class EmbeddingHead:
 
     def __call__(self, forward: ForwardPass, params: Sequence[Embed]) -> HeadRows:
         """Return rows [rows, d]."""
-        rows = truncate_and_normalize(
-            self.pooler(forward.required_states, forward.pooled), params, normalizes=self.pooler.normalizes
-        )
+        pooled = self.pooler(forward.required_states, forward.skipped)
+        rows = truncate_and_normalize(pooled, params, normalizes=self.pooler.normalizes)
         kept = [param.dimensions or rows.shape[-1] for param in params]
 
-        def split(array: npt.NDArray[np.float32]) -> list[PooledValue]:
+        def split(array: HostArray) -> list[PooledValue]:
             return [row[:length] for row, length in zip(array, kept, strict=True)]
 
         return HeadRows(rows, split)
@@ -39,55 +39,56 @@ class EmbeddingHead:
 class TokenEmbeddingHead:
     """The head of ``TokenEmbed``: the vector of every kept token, projected if the model has a projection.
 
-    ``project`` maps states [rows, tokens, hidden] float32 to [rows, tokens, d].
+    ``project`` maps states [tokens, hidden] float32 to [tokens, d].
     """
 
     project: nn.Module
     normalizes: bool
     reads_states = True
 
-    def vectors(self, forward: ForwardPass, params: Sequence[TokenEmbed]) -> Tensor:
-        """Return the vectors of all tokens, [rows, tokens, d] float32."""
-        return truncate_and_normalize(self.project(forward.required_states.float()), params, normalizes=self.normalizes)
+    def vectors(self, forward: ForwardPass, params: Sequence[TokenEmbed]) -> tuple[Tensor, Indices]:
+        """Return the vectors of the kept tokens of all rows, [tokens, d] float32, and the number of each row's."""
+        states, counts = forward.kept_states()
+        vectors = truncate_and_normalize(
+            self.project(states.float()), params, normalizes=self.normalizes, repeats=counts
+        )
+        return vectors, counts
 
     def __call__(self, forward: ForwardPass, params: Sequence[TokenEmbed]) -> HeadRows:
-        """Return rows [rows, tokens, d]."""
-        vectors = self.vectors(forward, params)
+        """Return rows [tokens, d]: the vectors of one input after those of another."""
+        vectors, counts = self.vectors(forward, params)
         dimensions = [param.dimensions or vectors.shape[-1] for param in params]
-        return HeadRows(vectors, partial(_split_tokens, requests=forward.requests, dimensions=dimensions))
+
+        def split(array: HostArray) -> list[PooledValue]:
+            rows = split_tokens(array, counts)
+            return [row[:, :length] for row, length in zip(rows, dimensions, strict=True)]
+
+        return HeadRows(vectors, split)
 
 
-def _split_tokens(
-    array: npt.NDArray[np.float32], requests: Sequence[PoolingRequest], dimensions: Sequence[int]
-) -> list[PooledValue]:
-    return [
-        kept_tokens(row, request.tokens, request.prompt.kept)[:, :length]
-        for row, request, length in zip(array, requests, dimensions, strict=True)
-    ]
+def split_tokens(array: HostArray, counts: Indices) -> list[HostArray]:
+    """Return for each row the part of an array [tokens, …] that belongs to it: ``counts`` tokens."""
+    return np.split(array, np.cumsum(counts)[:-1])
 
 
-def kept_tokens(
-    row: npt.NDArray[np.float32], tokens: int, kept: npt.NDArray[np.bool_] | None
-) -> npt.NDArray[np.float32]:
-    """Return the part of a padded row [longest, d] that belongs to kept tokens: shape (kept, d)."""
-    return row[:tokens] if kept is None else row[:tokens][kept]
+def truncate_and_normalize(
+    rows: Tensor, params: Sequence[Embed | TokenEmbed], *, normalizes: bool, repeats: Indices | None = None
+) -> Tensor:
+    """Return vectors [rows, d], zero past each row's own dimensions, normalised where its params request it.
 
-
-def truncate_and_normalize(rows: Tensor, params: Sequence[Embed | TokenEmbed], *, normalizes: bool) -> Tensor:
-    """Return vectors [rows, …, d], zero past each row's own dimensions, normalised where its params request it.
-
-    ``normalizes`` is the model's default.
+    ``normalizes`` is the model's default. With ``repeats`` that many vectors after one another belong to each params.
     """
     width = rows.shape[-1]
-    shape = (-1, *[1] * (rows.dim() - 1))
+
+    def of_rows(values: npt.NDArray[np.generic]) -> Tensor:
+        return to_device((values if repeats is None else np.repeat(values, repeats))[:, None], rows.device)
+
     dimensions = [param.dimensions or width for param in params]
     if any(length < width for length in dimensions):
-        kept = torch.tensor(dimensions).view(shape).to(rows.device, non_blocking=True)
-        rows = rows * (torch.arange(width, device=rows.device) < kept)
+        rows = rows * (torch.arange(width, device=rows.device) < of_rows(np.array(dimensions)))
     normalized = [normalizes if param.normalize is None else param.normalize for param in params]
     if all(normalized):
         return nn.functional.normalize(rows, dim=-1)
     if any(normalized):
-        chosen = torch.tensor(normalized).view(shape).to(rows.device, non_blocking=True)
-        return torch.where(chosen, nn.functional.normalize(rows, dim=-1), rows)
+        return torch.where(of_rows(np.array(normalized)), nn.functional.normalize(rows, dim=-1), rows)
     return rows

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 from torch import Tensor
@@ -11,16 +10,20 @@ from torch import Tensor
 from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.types import PooledValue
 
+HostArray = npt.NDArray[Any]
+"""A head's output on the host: float32, or int32 where that is what the head returned."""
+
 
 @frozen(eq=False)
 class HeadRows:
     """A head's output on the device, and the function that splits it once it is on the host.
 
-    ``split`` takes the tensor as an array of the same shape and returns one value per row; it may run in any thread.
+    ``tensor`` has floating-point numbers, which are copied as float32, or int32. ``split`` takes it as an array of the
+    same shape and returns one value per row; it may run in any thread, and may block for a further copy.
     """
 
     tensor: Tensor
-    split: Callable[[npt.NDArray[np.float32]], list[PooledValue]]
+    split: Callable[[HostArray], list[PooledValue]]
 
 
 class Head(Protocol):

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from attrs import define, field, frozen
 from torch import Tensor
@@ -17,7 +16,9 @@ from torch import Tensor
 from trio_pool_serve.errors import QueryGoneError
 from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.heads.embedding import TokenEmbeddingHead
-from trio_pool_serve.runner.heads.head import HeadRows
+from trio_pool_serve.runner.heads.head import HeadRows, HostArray
+from trio_pool_serve.runner.row_states import RowStates
+from trio_pool_serve.runner.transfers import to_device
 from trio_pool_serve.types import HeldQuery, HoldQuery, MaxSim, PooledValue, TokenEmbed
 
 EMPTY_SCORE = -1e9
@@ -68,7 +69,7 @@ class QueryVectors:
                 self._vectors = None
 
 
-def _values(array: npt.NDArray[np.float32]) -> list[PooledValue]:
+def _values(array: HostArray) -> list[PooledValue]:
     return [row.reshape(1) for row in array]
 
 
@@ -81,19 +82,13 @@ class HoldQueryHead:
 
     def __call__(self, forward: ForwardPass, params: Sequence[HoldQuery]) -> HeadRows:
         """Hold each row's vectors under its query; return their numbers, [rows]."""
-        vectors = self.tokens.vectors(forward, [TokenEmbed()] * len(params))
-        counts = []
-        for row, (request, param) in enumerate(zip(forward.requests, params, strict=True)):
-            kept = request.prompt.kept
-            own = vectors[row, : request.tokens]
-            if kept is not None:
-                own = own[torch.from_numpy(np.flatnonzero(kept)).to(own.device, non_blocking=True)]
+        vectors, counts = self.tokens.vectors(forward, [TokenEmbed()] * len(params))
+        for own, param in zip(vectors.split(counts.tolist()), params, strict=True):
             scope = param.query.scope
             assert isinstance(scope, QueryVectors)  # noqa: S101  (this runner opened it)
             # A copy: a view would keep the whole batch's memory.
             scope.hold(param.query, own.clone())
-            counts.append(float(len(own)))
-        return HeadRows(torch.tensor(counts).to(vectors.device, non_blocking=True), _values)
+        return HeadRows(to_device(counts.astype(np.float32), vectors.device), _values)
 
 
 @frozen(eq=False)
@@ -111,23 +106,33 @@ class MaxSimHead:
         NaN if the query's request has ended meanwhile: the score is not awaited, and the batch's other rows must not
         fail.
         """
-        vectors = self.tokens.vectors(forward, [TokenEmbed()] * len(params))
-        scores = torch.full((len(params),), float("nan"), device=vectors.device)
+        vectors, counts = self.tokens.vectors(forward, [TokenEmbed()] * len(params))
+        documents = RowStates(vectors, np.cumsum(counts) - counts, counts)
+        parts, places = [], []
         for query in dict.fromkeys(param.query for param in params):
             rows = [row for row, param in enumerate(params) if param.query is query]
-            scope = query.scope
-            assert isinstance(scope, QueryVectors)  # noqa: S101  (this runner opened it)
-            held = scope.vectors_of(query)
-            if held is None:
-                continue
-            index = torch.tensor(rows).to(vectors.device, non_blocking=True)
-            of_query = max_sim(held, vectors[index], forward.kept[index])
-            scores[index] = of_query / max(1, len(held)) if self.mean_scores else of_query
-        return HeadRows(scores, _values)
+            parts.append(self._scores(query, documents.select(rows)))
+            places += rows
+        if len(parts) == 1:
+            return HeadRows(parts[0], _values)
+        return HeadRows(torch.cat(parts).index_select(0, to_device(np.argsort(places), vectors.device)), _values)
+
+    def _scores(self, query: HeldQuery, documents: RowStates) -> Tensor:
+        scope = query.scope
+        assert isinstance(scope, QueryVectors)  # noqa: S101  (this runner opened it)
+        held = scope.vectors_of(query)
+        if held is None:
+            return torch.full((len(documents.lengths),), float("nan"), device=documents.flat.device)
+        scores = max_sim(held, documents)
+        return scores / max(1, len(held)) if self.mean_scores else scores
 
 
-def max_sim(query: Tensor, documents: Tensor, kept: Tensor) -> Tensor:
-    """Score documents [rows, tokens, d] with mask ``kept`` [rows, tokens] against one query [q, d]: [rows]."""
-    similarity = torch.einsum("qd,rtd->rqt", query, documents)
-    similarity.masked_fill_(~kept.unsqueeze(1), torch.finfo(similarity.dtype).min)
-    return similarity.amax(dim=2).sum(dim=1).masked_fill(~kept.any(dim=1), EMPTY_SCORE)
+def max_sim(query: Tensor, documents: RowStates) -> Tensor:
+    """Score documents, whose vectors are [tokens, d], against one query [q, d]: [documents]."""
+    vectors = documents.at(documents.cells)
+    begins = np.cumsum(documents.lengths) - documents.lengths
+    similarity = RowStates(vectors @ query.T, begins, documents.lengths)
+    scores = similarity.maxima(np.zeros_like(begins)).sum(dim=1)
+    if documents.lengths.all():
+        return scores
+    return scores.masked_fill(to_device(documents.lengths == 0, scores.device), EMPTY_SCORE)

@@ -5,43 +5,48 @@ The formulas are those of sentence-transformers' modules of the same names, comp
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-PoolingType = Callable[[Tensor, Tensor], Tensor]
-"""(states [rows, tokens, hidden] float32, mask [rows, tokens] bool) → [rows, hidden] float32."""
+from trio_pool_serve.runner.row_states import Indices, RowStates
+from trio_pool_serve.runner.transfers import to_device
+
+PoolingType = Callable[[RowStates, Indices], Tensor]
+"""(states of rows, number of leading tokens of each that are left out) → [rows, hidden] float32."""
 
 
-def _cls(states: Tensor, mask: Tensor) -> Tensor:
-    first = mask.int().argmax(dim=1)
-    return states[torch.arange(len(states), device=states.device), first]
+def _cls(states: RowStates, skipped: Indices) -> Tensor:
+    return states.at(states.begins + skipped).float()
 
 
-def _last(states: Tensor, mask: Tensor) -> Tensor:
-    last = mask.shape[1] - 1 - mask.flip(1).int().argmax(dim=1)
-    return states[torch.arange(len(states), device=states.device), last]
+def _last(states: RowStates, skipped: Indices) -> Tensor:  # noqa: ARG001
+    return states.at(states.begins + states.lengths - 1).float()
 
 
-def _max(states: Tensor, mask: Tensor) -> Tensor:
-    return states.masked_fill(~mask.unsqueeze(-1), float("-inf")).amax(dim=1)
+def _max(states: RowStates, skipped: Indices) -> Tensor:
+    return states.maxima(skipped).float()
 
 
-def _sum(states: Tensor, weights: Tensor) -> Tensor:
-    return torch.bmm(weights.unsqueeze(1), states).squeeze(1)
+def _mean(states: RowStates, skipped: Indices) -> Tensor:
+    return _divided(states.sums(skipped), np.maximum(1, states.lengths - skipped))
 
 
-def _mean(states: Tensor, mask: Tensor) -> Tensor:
-    return _sum(states, mask.float()) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+def _mean_sqrt_len(states: RowStates, skipped: Indices) -> Tensor:
+    return _divided(states.sums(skipped), np.sqrt(np.maximum(1, states.lengths - skipped)))
 
 
-def _mean_sqrt_len(states: Tensor, mask: Tensor) -> Tensor:
-    return _sum(states, mask.float()) / mask.sum(dim=1, keepdim=True).clamp(min=1).sqrt()
-
-
-def _weighted_mean(states: Tensor, mask: Tensor) -> Tensor:
+def _weighted_mean(states: RowStates, skipped: Indices) -> Tensor:
     """Weigh the token at position i (from 1) by i: SGPT, https://arxiv.org/abs/2202.08904, eq. 4."""
-    weights = mask * torch.arange(1, mask.shape[1] + 1, device=mask.device, dtype=torch.float32)
-    return _sum(states, weights) / weights.sum(dim=1, keepdim=True).clamp(min=1e-9)
+    weights = [
+        np.arange(begin + 1, end + 1, dtype=np.float32) for begin, end in zip(skipped, states.lengths, strict=True)
+    ]
+    return _divided(states.sums(skipped, np.concatenate(weights)), np.array([of_row.sum() for of_row in weights]))
+
+
+def _divided(rows: Tensor, divisors: npt.NDArray[np.generic]) -> Tensor:
+    return rows / to_device(divisors.astype(np.float32)[:, None], rows.device)
 
 
 POOLING_TYPES: Mapping[str, PoolingType] = {
@@ -77,14 +82,13 @@ class Pooler(nn.Module):
         self.normalizes = bool(modules) and isinstance(modules[-1], Normalize)
         self.modules_after = nn.ModuleList(modules[:-1] if self.normalizes else modules).float()
 
-    def forward(self, states: Tensor, mask: Tensor) -> Tensor:
-        """Map states [rows, tokens, hidden] and mask [rows, tokens] (bool) to [rows, d] float32.
-
-        Without pooling the states are [rows, hidden] and the mask is not used.
-        """
-        rows = states.float()
+    def forward(self, states: RowStates, skipped: Indices) -> Tensor:
+        """Map the states of rows to [rows, d] float32; the first ``skipped[r]`` tokens of each row are left out."""
         if self.pooling:
-            rows = torch.cat([POOLING_TYPES[name](rows, mask) for name in self.pooling], dim=-1)
+            pooled = [POOLING_TYPES[name](states, skipped) for name in self.pooling]
+            rows = pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=-1)
+        else:
+            rows = states.at(states.begins).float()
         for module in self.modules_after:
             rows = module(rows)
         return rows

@@ -1,6 +1,6 @@
 """Heads that give weights over the vocabulary."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Literal
 
@@ -11,8 +11,26 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from trio_pool_serve.runner.forward_pass import ForwardPass
+from trio_pool_serve.runner.heads.embedding import split_tokens
 from trio_pool_serve.runner.heads.head import HeadRows
+from trio_pool_serve.runner.row_states import Indices, RowStates
+from trio_pool_serve.runner.transfers import to_device
 from trio_pool_serve.types import PooledValue, PoolingRequest, SparseEmbed, SparseLookup, SparseVector
+
+USUAL_WEIGHTS = 512
+"""Weights above zero of a row that are copied at once, as a mean over the batch. SPLADE's models are trained to give
+one or two hundred for a passage."""
+
+ACTIVATED_AT_ONCE = 512
+"""Tokens whose logits are activated at a time where they are summed: all would take the memory of the logits twice."""
+
+
+def _greatest(weights: Tensor, max_active_dims: int | None) -> Tensor:
+    """Return weights [rows, vocabulary] with all but the ``max_active_dims`` greatest of each row set to zero."""
+    if max_active_dims is None or max_active_dims >= weights.shape[1]:
+        return weights
+    indices = weights.abs().topk(max_active_dims, dim=1).indices
+    return torch.zeros_like(weights).scatter_(1, indices, weights.gather(1, indices))
 
 
 def _nonzero(array: npt.NDArray[np.float32]) -> list[PooledValue]:
@@ -23,12 +41,47 @@ def _nonzero(array: npt.NDArray[np.float32]) -> list[PooledValue]:
     return found
 
 
-def _greatest(weights: Tensor, max_active_dims: int | None) -> Tensor:
-    """Return weights [rows, vocabulary] with all but the ``max_active_dims`` greatest of each row set to zero."""
-    if max_active_dims is None or max_active_dims >= weights.shape[1]:
-        return weights
-    indices = weights.abs().topk(max_active_dims, dim=1).indices
-    return torch.zeros_like(weights).scatter_(1, indices, weights.gather(1, indices))
+def compact(weights: Tensor) -> HeadRows:
+    """Return the weights above zero of rows [rows, vocabulary], float32, with their indices: int32, [numbers].
+
+    How many there are is known to the device alone, so as many as are usual are copied, without a synchronisation:
+    ``USUAL_WEIGHTS`` a row. If there are more, the thread that waits for the copy copies all of them.
+    """
+    if weights.device.type == "cpu":  # nothing is copied
+        return HeadRows(weights, _nonzero)
+    rows, vocabulary = weights.shape
+    room = min(weights.numel(), USUAL_WEIGHTS * rows)
+    flat = weights.flatten()
+    places = flat.nonzero_static(size=room, fill_value=0).squeeze(1)
+    counts = weights.count_nonzero(dim=1)
+    numbers = torch.cat([counts.int(), (places % vocabulary).int(), flat.index_select(0, places).view(torch.int32)])
+
+    def split(array: npt.NDArray[np.int32]) -> list[PooledValue]:
+        found, indices, values = array[:rows], array[rows : rows + room], array[rows + room :].view(np.float32)
+        total = int(found.sum())
+        if total > room:
+            every = flat.nonzero().squeeze(1)
+            indices, values = (every % vocabulary).int().cpu().numpy(), flat.index_select(0, every).cpu().numpy()
+        ends = np.cumsum(found)[:-1]
+        return [
+            SparseVector(*of_row)
+            for of_row in zip(np.split(indices[:total], ends), np.split(values[:total], ends), strict=True)
+        ]
+
+    return HeadRows(numbers, split)
+
+
+def _groups(lengths: Indices, max_tokens: int) -> list[Sequence[int]]:
+    """Return the rows in groups of at most so many tokens, or of one row."""
+    groups: list[list[int]] = []
+    room = 0
+    for row, length in enumerate(lengths.tolist()):
+        room -= length
+        if room < 0:
+            groups.append([])
+            room = max_tokens - length
+        groups[-1].append(row)
+    return groups
 
 
 @frozen(eq=False)
@@ -45,19 +98,21 @@ class SpladeHead:
     reads_states = True
 
     def __call__(self, forward: ForwardPass, params: Sequence[SparseEmbed]) -> HeadRows:  # noqa: ARG002
-        """Return weights [rows, vocabulary].
-
-        Row by row: activating a whole batch at once would take the memory of its logits a second time.
-        """
-        of_rows = (
-            row[: request.tokens] for row, request in zip(forward.required_states, forward.requests, strict=True)
-        )
+        """Return the weights above zero, as ``compact`` does."""
+        states = forward.required_states
+        whole = np.zeros_like(states.lengths)
         if self.pooling == "max":
             # The activation is monotonic: the greatest logit has the greatest weight.
-            weights = self._activate(torch.stack([logits.amax(dim=0) for logits in of_rows]))
+            weights = self._activate(states.maxima(whole))
         else:
-            weights = torch.stack([self._activate(logits).sum(dim=0) for logits in of_rows])
-        return HeadRows(_greatest(weights, self.max_active_dims), _nonzero)
+            parts = [states.select(rows) for rows in _groups(states.lengths, ACTIVATED_AT_ONCE)]
+            weights = torch.cat([self._sum(part) for part in parts])
+        return compact(_greatest(weights, self.max_active_dims))
+
+    def _sum(self, states: RowStates) -> Tensor:
+        activated = self._activate(states.at(states.cells))
+        packed = RowStates(activated, np.cumsum(states.lengths) - states.lengths, states.lengths)
+        return packed.sums(np.zeros_like(states.lengths))
 
     def _activate(self, logits: Tensor) -> Tensor:
         weights = logits.float().relu().log1p()
@@ -73,8 +128,9 @@ class SparseLookupHead:
     reads_states = False
 
     def __call__(self, forward: ForwardPass, params: Sequence[SparseLookup]) -> HeadRows:  # noqa: ARG002
-        """Return the tokens' weights [rows, tokens]."""
-        of_tokens = self.weights[forward.input_ids] * forward.attention_mask
+        """Return the weights of all tokens, [tokens]."""
+        ids = np.concatenate([request.prompt.token_ids for request in forward.requests])
+        of_tokens = self.weights.index_select(0, to_device(ids, self.weights.device))
         return HeadRows(of_tokens, partial(_by_token, requests=forward.requests, max_active_dims=self.max_active_dims))
 
 
@@ -87,26 +143,34 @@ class LexicalHead:
     """
 
     linear: nn.Linear
-    unused: Tensor
+    unused: Collection[int]
     reads_states = True
 
     def __call__(self, forward: ForwardPass, params: Sequence[SparseEmbed]) -> HeadRows:  # noqa: ARG002
-        """Return the tokens' weights [rows, tokens]: over the vocabulary they would be ten thousand times as many."""
-        of_tokens = self.linear(forward.required_states.float()).squeeze(-1).relu()
-        of_tokens = of_tokens.masked_fill(torch.isin(forward.input_ids, self.unused), 0.0)
-        return HeadRows(of_tokens, partial(_by_token, requests=forward.requests))
+        """Return the weights of all tokens, [tokens]: over the vocabulary they would be ten thousand times as many."""
+        states = forward.required_states
+        of_tokens = self.linear(states.at(states.cells).float()).squeeze(-1).relu()
+        return HeadRows(of_tokens, partial(_by_token, requests=forward.requests, unused=self.unused))
 
 
 def _by_token(
-    array: npt.NDArray[np.float32], requests: Sequence[PoolingRequest], max_active_dims: int | None = None
+    array: npt.NDArray[np.float32],
+    requests: Sequence[PoolingRequest],
+    max_active_dims: int | None = None,
+    unused: Collection[int] = (),
 ) -> list[PooledValue]:
-    """Return the greatest weight of each token id that occurs, and of these the ``max_active_dims`` greatest."""
+    """Return the greatest weight of each token id that is attended to, and of these the ``max_active_dims`` greatest.
+
+    Token ids in ``unused`` have none.
+    """
     found: list[PooledValue] = []
-    for row, request in zip(array, requests, strict=True):
-        of_tokens = row[: request.tokens]
-        indices, first, places = np.unique(request.prompt.token_ids, return_index=True, return_inverse=True)
+    rows = split_tokens(array, np.array([request.tokens for request in requests]))
+    for of_row, request in zip(rows, requests, strict=True):
+        ids, of_tokens = (each[: request.prompt.attended] for each in (request.prompt.token_ids, of_row))
+        indices, first, places = np.unique(ids, return_index=True, return_inverse=True)
         weights = of_tokens[first]
         np.maximum.at(weights, places, of_tokens)
+        weights[np.isin(indices, list(unused))] = 0.0
         (nonzero,) = np.nonzero(weights)
         if max_active_dims is not None and len(nonzero) > max_active_dims:
             nonzero = np.sort(nonzero[np.argsort(-np.abs(weights[nonzero]), kind="stable")[:max_active_dims]])

@@ -9,9 +9,9 @@ from attrs import frozen
 from torch import Tensor
 
 from trio_pool_serve.runner.backbone import Backbone
-from trio_pool_serve.runner.forward_pass import ForwardPass, assemble
+from trio_pool_serve.runner.forward_pass import ForwardPass, PaddedCompute
 from trio_pool_serve.runner.heads.head import Head
-from trio_pool_serve.runner.probe import Compute
+from trio_pool_serve.runner.row_states import RowStates
 from trio_pool_serve.types import Embed, PoolingRequest, RenderedPrompt, SparseEmbed
 
 SHORT = ((33, 12, 5, 1),)
@@ -69,19 +69,18 @@ def _random_batches(backbone: Backbone, lengths: Sequence[Sequence[int]]) -> lis
 
 @torch.inference_mode()
 def outputs(
-    compute: Compute, prompts: Sequence[RenderedPrompt], *, pad_token_id: int, heads: Mapping[type[Any], Head]
+    compute: PaddedCompute, prompts: Sequence[RenderedPrompt], *, pad_token_id: int, heads: Mapping[type[Any], Head]
 ) -> list[Tensor]:
     """Return a vector for each row: its own with a head for vectors, else its tokens' outputs after one another.
 
     For logits of whole rows there is one vector for all rows: a single row may have a single number.
     """
-    forward = assemble(
-        [PoolingRequest(prompt) for prompt in prompts], pad_token_id=pad_token_id, device=torch.device("cpu")
-    )
+    forward = ForwardPass([PoolingRequest(prompt) for prompt in prompts], torch.device("cpu"), pad_token_id)
     states = compute(forward).float()
     for param in (Embed(), SparseEmbed()):
         if type(param) in heads:
-            return _of_head(heads[type(param)], forward.with_states(states), param)
+            found = RowStates.of_output(states, forward.lengths)
+            return _of_head(heads[type(param)], forward.with_states(found), param)
     if states.dim() == 2:
         return [states.flatten()]
     return [row[: len(prompt.token_ids)].flatten() for row, prompt in zip(states, prompts, strict=True)]
@@ -92,8 +91,8 @@ def _of_head(head: Head, forward: ForwardPass, param: Embed | SparseEmbed) -> li
 
 
 def agreement(
-    ours: Compute,
-    expected: Compute,
+    ours: PaddedCompute,
+    expected: PaddedCompute,
     batches: Iterable[Sequence[RenderedPrompt]],
     *,
     pad_token_id: int,
@@ -105,8 +104,8 @@ def agreement(
 
 
 def _cosines(
-    ours: Compute,
-    expected: Compute,
+    ours: PaddedCompute,
+    expected: PaddedCompute,
     batches: Iterable[Sequence[RenderedPrompt]],
     pad_token_id: int,
     heads: Mapping[type[Any], Head],

@@ -13,6 +13,7 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.compute_params import ComputeParams
 from trio_pool_serve.runner.device import has_native_bfloat16
+from trio_pool_serve.runner.forward_pass import PaddedCompute
 from trio_pool_serve.runner.loaded_model import LoadedModel
 from trio_pool_serve.runner.openvino.agreement import Agreement, agreement, all_batches, short_batches
 from trio_pool_serve.runner.openvino.model_cache import (
@@ -23,7 +24,6 @@ from trio_pool_serve.runner.openvino.model_cache import (
     with_time_ratio,
 )
 from trio_pool_serve.runner.openvino.trial import MAX_RATIO, machine_name, time_ratio
-from trio_pool_serve.runner.probe import Compute
 from trio_pool_serve.types import RenderedPrompt
 
 if TYPE_CHECKING:  # optional dependencies, which are imported once they are known to be installed
@@ -56,7 +56,7 @@ class CannotUseOpenVinoError(Exception):
 class OpenVinoComputation:
     """The function that computes batches, words for the log, and the mean cosine with float32 of a quantised model."""
 
-    compute: Compute
+    compute: PaddedCompute
     about: str
     mean_cosine: float | None = None
 
@@ -149,7 +149,7 @@ class Preparation:
     def _machine(self) -> str:
         return machine_name(torch.get_num_threads())
 
-    def _try_speed(self, compute: Compute) -> float:
+    def _try_speed(self, compute: PaddedCompute) -> float:
         backbone = self.loaded.backbone
         return time_ratio(
             compute,
@@ -244,12 +244,14 @@ class Preparation:
         )
         return compile_model(self.loaded.backbone, model, compile_params)
 
-    def _short_cosine(self, compute: Compute) -> float:
+    def _short_cosine(self, compute: PaddedCompute) -> float:
         """Return the lowest cosine with the backbone as it was loaded."""
         backbone = self.loaded.backbone
         return self._agreement(compute, backbone, short_batches(backbone, self.params.max_tokens)).lowest
 
-    def _agreement(self, compute: Compute, expected: Compute, batches: Sequence[Sequence[RenderedPrompt]]) -> Agreement:
+    def _agreement(
+        self, compute: PaddedCompute, expected: PaddedCompute, batches: Sequence[Sequence[RenderedPrompt]]
+    ) -> Agreement:
         return agreement(compute, expected, batches, pad_token_id=self.params.pad_token_id)
 
     def _cache(self, model: "ov.Model", record: Record) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trio_pool_serve.runner.forward_pass import ForwardPass, assemble
-from trio_pool_serve.runner.probe import Compute, probe_rows
+from trio_pool_serve.runner.forward_pass import ForwardPass, PaddedCompute
+from trio_pool_serve.runner.probe import probe_rows
 from trio_pool_serve.types import PoolingRequest, RenderedPrompt
 
 ROWS, TOKENS = (1, 8), 32
@@ -24,7 +24,7 @@ machine differ by less than 5 %."""
 
 @torch.inference_mode()
 def time_ratio(
-    challenger: Compute, incumbent: Compute, *, vocab_size: int, max_tokens: int, pad_token_id: int
+    challenger: PaddedCompute, incumbent: PaddedCompute, *, vocab_size: int, max_tokens: int, pad_token_id: int
 ) -> float:
     """Return the challenger's time as a part of the incumbent's, the geometric mean of all batches.
 
@@ -35,12 +35,12 @@ def time_ratio(
     for count in ROWS:
         rows = probe_rows(vocab_size, [min(TOKENS, max_tokens)] * count)
         requests = [PoolingRequest(RenderedPrompt(row)) for row in rows]
-        forward = assemble(requests, pad_token_id=pad_token_id, device=torch.device("cpu"))
+        forward = ForwardPass(requests, torch.device("cpu"), pad_token_id)
         ratios.append(_ratio([challenger, incumbent], forward))
     return float(np.exp(np.mean(np.log(ratios))))
 
 
-def _ratio(computations: Sequence[Compute], forward: ForwardPass) -> float:
+def _ratio(computations: Sequence[PaddedCompute], forward: ForwardPass) -> float:
     began = time.perf_counter()
     for compute in computations:
         compute(forward)  # the first pass allocates
@@ -51,7 +51,7 @@ def _ratio(computations: Sequence[Compute], forward: ForwardPass) -> float:
     return float(ours / theirs)
 
 
-def _seconds(compute: Compute, forward: ForwardPass) -> float:
+def _seconds(compute: PaddedCompute, forward: ForwardPass) -> float:
     """Return the time of the second of two passes: during the first, the other computation's threads still spin."""
     compute(forward)
     began = time.perf_counter()

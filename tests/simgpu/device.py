@@ -1,0 +1,222 @@
+"""The simulated device, registered with torch: ``torch.simgpu`` has what is used of ``torch.cuda``."""
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._device import _device_constructors
+from torch.utils.backend_registration import _DummyDeviceGuard, _setup_privateuseone_for_python_backend
+
+from tests.simgpu import graphs, streams
+from tests.simgpu.activity import LOCK, activities, call_site
+from tests.simgpu.memory import MEMORY
+from tests.simgpu.streams import ORDER
+from tests.simgpu.sim_tensor import NAME, Settings, dispatch
+
+DEVICES = 2
+
+
+_current_device = threading.local()
+
+
+class DeviceModule:
+    """``torch.simgpu``. Available only within ``simulated_device``, for the sake of other tests in the process."""
+
+    Stream = streams.Stream
+    Event = streams.Event
+    CUDAGraph = graphs.CUDAGraph
+    graph = staticmethod(graphs.graph)
+    graph_pool_handle = staticmethod(graphs.graph_pool_handle)
+    current_stream = staticmethod(streams.current_stream)
+    stream = staticmethod(streams.stream)
+    synchronize = staticmethod(streams.synchronize)
+    is_on = False
+    sync_debug_mode: int | str = "default"
+
+    def is_available(self) -> bool:
+        """Return whether a test uses it."""
+        return self.is_on
+
+    def is_initialized(self) -> bool:
+        """Return whether it is initialised."""
+        return True
+
+    def device_count(self) -> int:
+        """Return the number of devices."""
+        return DEVICES
+
+    def current_device(self) -> int:
+        """Return this thread's device."""
+        found: int = getattr(_current_device, "index", 0)
+        return found
+
+    def set_device(self, device: Any) -> None:
+        """Set this thread's device."""
+        _current_device.index = torch.device(device).index or 0
+
+    @contextmanager
+    def device(self, device: Any) -> Iterator[None]:
+        """Set this thread's device within the block."""
+        before = self.current_device()
+        self.set_device(device)
+        try:
+            yield
+        finally:
+            _current_device.index = before
+
+    def get_device_capability(self, device: Any = None) -> tuple[int, int]:
+        """Return that of Hopper."""
+        del device
+        return (9, 0)
+
+    def set_sync_debug_mode(self, mode: int | str) -> None:
+        """Set what is done about synchronisations."""
+        self.sync_debug_mode = mode
+
+    def empty_cache(self) -> None:
+        """Return cached memory, of which there is none; the host waits."""
+        with LOCK:
+            for activity in activities():
+                activity.synchronisations.append(f"empty_cache: {call_site()}")
+
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        """Return free bytes and all bytes."""
+        del device
+        capacity = MEMORY.capacity or 80 * 2**30
+        return capacity - MEMORY.in_use, capacity
+
+    def memory_allocated(self, device: Any = None) -> int:
+        """Return bytes of tensors."""
+        del device
+        return MEMORY.in_use
+
+    def max_memory_allocated(self, device: Any = None) -> int:
+        """Return the most bytes since the last reset."""
+        del device
+        return MEMORY.peak
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None:
+        """Forget the most bytes."""
+        del device
+        MEMORY.peak = MEMORY.in_use
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Seed nothing: the device draws no numbers."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        """Return the dtypes of autocast."""
+        return [torch.float16, torch.bfloat16]
+
+
+MODULE = DeviceModule()
+
+
+class Hook(torch._C._acc.PrivateUse1Hooks):
+    """What torch asks of an accelerator."""
+
+    def is_available(self) -> bool:
+        """Return whether a test uses it."""
+        return MODULE.is_on
+
+    def has_primary_context(self, dev_id: int) -> bool:
+        """Return whether the device is in use."""
+        del dev_id
+        return True
+
+    def is_built(self) -> bool:
+        """Return whether torch has it."""
+        return True
+
+
+_registered: list[Any] = []
+
+
+def _dispatch(operation: Any, *args: Any, **kwargs: Any) -> Any:
+    return dispatch(operation, args, kwargs)
+
+
+def _register() -> None:
+    if _registered:
+        return
+    _device_constructors()  # a cache, which must not have what is patched below
+    _setup_privateuseone_for_python_backend(NAME, MODULE, Hook(), _DummyDeviceGuard())
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(_dispatch, "PrivateUse1")
+    # torch makes these by resizing an empty tensor, which a tensor that wraps another cannot follow.
+    numbers = torch.library.Library("aten", "IMPL")
+    for overload in ("arange", "arange.start", "arange.start_step"):
+        operation = getattr(torch.ops.aten.arange, overload.partition(".")[2] or "default")
+        numbers.impl(overload, partial(_dispatch, operation), "PrivateUse1")
+    _registered.extend((library, numbers))
+
+
+# -- the host's memory ------------------------------------------------------------------------------------
+
+_pinned: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
+
+
+def _pin(tensor: Tensor) -> Tensor:
+    storage = tensor.untyped_storage()
+    _pinned[storage._cdata] = storage
+    return tensor
+
+
+def _is_pinned(tensor: Tensor, device: Any = None) -> bool:
+    del device
+    return tensor.device.type == "cpu" and tensor.untyped_storage()._cdata in _pinned
+
+
+def _pin_copy(tensor: Tensor, device: Any = None) -> Tensor:
+    """As ``Tensor.pin_memory``: a copy that the host makes."""
+    del device
+    return tensor if _is_pinned(tensor) else _pin(tensor.clone())
+
+
+def _host_factory(factory: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return ``torch.empty`` and the like with ``pin_memory``, which a CPU build refuses."""
+
+    def make(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Tensor:
+        made = factory(*args, **kwargs)
+        return _pin(made) if pin_memory else made
+
+    return make
+
+
+def _from_data(factory: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return ``torch.tensor`` and the like, whose data comes from pageable memory."""
+
+    def make(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
+        if device is None or torch.device(device).type != NAME:
+            return factory(data, *args, device=device, **kwargs)
+        return factory(data, *args, **kwargs).to(device)
+
+    return make
+
+
+@contextmanager
+def simulated_device(*, computes: bool = True, capacity: int | None = None) -> Iterator[torch.device]:
+    """Have a simulated device within the block, with so many bytes of memory."""
+    _register()
+    gc.collect()  # of tensors of an earlier block
+    ORDER.reset()
+    MEMORY.peak = MEMORY.in_use
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MODULE, "is_on", True)
+        patch.setattr(Settings, "computes", computes)
+        patch.setattr(MEMORY, "capacity", capacity)
+        patch.setattr(torch, "empty", _host_factory(torch.empty))
+        patch.setattr(torch, "tensor", _from_data(torch.tensor))
+        patch.setattr(torch, "as_tensor", _from_data(torch.as_tensor))
+        patch.setattr(Tensor, "pin_memory", _pin_copy)
+        patch.setattr(Tensor, "is_pinned", _is_pinned)
+        yield torch.device(NAME, 0)

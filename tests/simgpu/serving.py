@@ -1,0 +1,125 @@
+"""Models of every kind, loaded onto the simulated device as the server loads them."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import pytest
+import torch
+from attrs import frozen
+
+from tests.model_folders import write_json
+from tests.models.classifier_families import write_classifier
+from tests.models.model_families import FAMILIES, ServedModel, write_family
+from tests.models.retrieval_families import colbert_v2, splade_max, splade_sum, write_bge_m3
+from tests.models.test_reranking_agreement import write_process_reward, write_reranker
+from tests.models.vision_families import (
+    DUAL_ENCODERS,
+    PAGE_RETRIEVERS,
+    PICTURES,
+    SENTENCES,
+    VISION_LANGUAGE,
+    SeeingModel,
+)
+from tests.simgpu.device import simulated_device
+from trio_pool_serve.models.loading import runner_loading
+from trio_pool_serve.prompts import PairPrompt, RenderingParams
+from trio_pool_serve.types import (
+    Classify,
+    Embed,
+    HeldQuery,
+    HoldQuery,
+    MaxSim,
+    PoolingParams,
+    PoolingRequest,
+    SparseEmbed,
+    SparseLookup,
+    TokenClassify,
+    TokenEmbed,
+)
+
+Way: TypeAlias = Literal["padded", "packed", "graphed"]
+
+WAYS: Mapping[Way, Mapping[str, Any]] = {
+    "padded": {"attention": "padded", "cuda_graphs": False},
+    "packed": {"cuda_graphs": False},
+    "graphed": {},
+}
+"""Settings of a model that is computed in one of the ways; a kind that cannot be packed is padded in all of them."""
+
+TEXTS = (
+    "An event loop that is blocked serves nobody.",
+    "Yes",
+    "A nursery owns its tasks, every wait can be cancelled, and every failure has somewhere to go.",
+)
+
+
+@frozen(eq=False)
+class Kind:
+    """A kind of model: how to write one, and what is computed of it. ``sees``: its inputs may be images, too."""
+
+    name: str
+    write: Callable[[Path], Path]
+    params: tuple[PoolingParams, ...]
+    sees: bool = False
+    scores_pairs: bool = False
+
+    async def requests(self, served: ServedModel) -> list[PoolingRequest]:
+        """Return the rows of a batch of mixed lengths; where it can be, also those of two stages."""
+        if isinstance(served, SeeingModel):
+            items = [*SENTENCES[:2], *PICTURES[:3], SENTENCES[2]]
+            return [PoolingRequest(await served.read(item), self.params) for item in items]
+        if self.scores_pairs:
+            prompts: Any = [PairPrompt(TEXTS[0], text) for text in TEXTS]
+            params = RenderingParams(truncate_to=served.folder.max_model_len)
+            return [PoolingRequest(await served.renderer.render(prompt, params), self.params) for prompt in prompts]
+        return [
+            *await served.ask(TEXTS, [self.params] * len(TEXTS), "document"),
+            *await served.ask(TEXTS[:2], [self.params] * 2, "query"),
+        ]
+
+    def serve(self, path: Path, **settings: Any) -> ServedModel:
+        """Load a folder."""
+        model = SeeingModel if self.sees else ServedModel
+        return model(path, dtype=settings.pop("dtype", "bfloat16"), settings=settings)
+
+
+def write_classifier_of(name: str, head: str = "SequenceClassification", **config: Any) -> Callable[[Path], Path]:
+    """Return a writer of a classifier."""
+    return lambda folder: write_classifier(folder, name, head, **config)
+
+
+def _embedding(name: str) -> Kind:
+    return Kind(name, lambda folder: write_family(folder, name), (Embed(), TokenEmbed()))
+
+
+KINDS: Mapping[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        *map(_embedding, FAMILIES),
+        *(
+            Kind(f"cross-encoder {name}", write_classifier_of(name, num_labels=1), (Classify("score"),), scores_pairs=True)
+            for name in ("bert", "distilbert", "modernbert", "deberta-v2", "qwen3")
+        ),
+        Kind("classifier roberta", write_classifier_of("roberta", num_labels=3), (Classify(), TokenClassify("raw"))),
+        Kind("token classifier bert", write_classifier_of("bert", "TokenClassification", num_labels=4), (TokenClassify(),)),
+        Kind("reranker qwen3", write_reranker, (Classify("score"),), scores_pairs=True),
+        Kind("process reward model", write_process_reward, (TokenClassify(),)),
+        Kind("splade max", splade_max, (SparseEmbed(),)),
+        Kind("splade sum", splade_sum, (SparseEmbed(),)),
+        Kind("bge-m3", write_bge_m3, (Embed(), SparseEmbed(), TokenEmbed())),
+        Kind("colbert", colbert_v2, (TokenEmbed(),)),
+        *(Kind(name, DUAL_ENCODERS[name], (Embed(),), sees=True) for name in ("clip", "siglip", "siglip2_naflex")),
+        *(Kind(name, write, (Embed(), TokenEmbed()), sees=True) for name, write in VISION_LANGUAGE.items() if name != "qwen2_vl_of_old"),
+        *(Kind(name, PAGE_RETRIEVERS[name], (TokenEmbed(),), sees=True) for name in ("colqwen2", "colpali")),
+    )
+}
+
+
+@contextmanager
+def on_simulated_device(**device: Any) -> Iterator[torch.device]:
+    """Have models loaded onto the simulated device within the block."""
+    with simulated_device(**device) as found, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner_loading, "resolve_device", lambda name: found)
+        yield found

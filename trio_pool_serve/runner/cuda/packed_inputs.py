@@ -1,0 +1,94 @@
+"""The rows of a batch one after the other, without padding, as a transformer takes them."""
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from trio_pool_serve.runner.forward_pass import type_ids_of
+from trio_pool_serve.runner.transfers import host_buffer
+from trio_pool_serve.types import RenderedPrompt
+
+PositionRule: TypeAlias = Literal["counted", "past padding"]
+"""How a model numbers a row's positions. counted: 0, 1, 2 …. past padding: as RoBERTa does, from the padding token's id
+plus 1, without counting padding tokens inside the row."""
+
+POSITION_RULES: tuple[PositionRule, ...] = ("counted", "past padding")
+
+
+@frozen(order=True)
+class PackedShape:
+    """What determines the kernels of a pass: the number of ``tokens``, of ``rows``, and the longest row's tokens.
+
+    Fewer rows of fewer tokens fit into a shape; what is left of it belongs to no row.
+    """
+
+    tokens: int
+    rows: int
+    longest: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the inputs: ids, positions and segments int64, and begins int32."""
+        return 3 * 8 * self.tokens + 4 * (self.rows + 1)
+
+
+@frozen(eq=False)
+class PackedInputs:
+    """Inputs of a shape: ``ids``, ``positions`` and ``segments`` are int64, [1, tokens].
+
+    Row i reaches from ``begins[i]`` to ``begins[i + 1]`` (int32, [rows + 1]).
+    """
+
+    shape: PackedShape
+    ids: Tensor
+    positions: Tensor
+    segments: Tensor
+    begins: Tensor
+
+    @classmethod
+    def of_buffer(cls, shape: PackedShape, buffer: Tensor) -> "PackedInputs":
+        """Return views of ``shape.nbytes`` bytes."""
+        numbers = buffer[: 24 * shape.tokens].view(torch.int64).view(3, 1, shape.tokens)
+        return cls(shape, *numbers.unbind(), buffer[24 * shape.tokens :].view(torch.int32))
+
+
+def shape_of(prompts: Sequence[RenderedPrompt]) -> PackedShape:
+    """Return the shape that rows fill."""
+    lengths = [len(prompt.token_ids) for prompt in prompts]
+    return PackedShape(sum(lengths), len(lengths), max(lengths))
+
+
+def fill(
+    shape: PackedShape, prompts: Sequence[RenderedPrompt], rule: PositionRule, pad_token_id: int, device: torch.device
+) -> Tensor:
+    """Return the bytes of ``PackedInputs`` for rows that fit into the shape, on the host, pinned for a GPU."""
+    buffer = host_buffer(shape.nbytes, device)
+    inputs = PackedInputs.of_buffer(shape, buffer)
+    ids, positions, segments = (tensor.numpy()[0] for tensor in (inputs.ids, inputs.positions, inputs.segments))
+    begins = inputs.begins.numpy()
+    lengths = np.array([len(prompt.token_ids) for prompt in prompts])
+    rows, total = len(lengths), int(lengths.sum())
+    begins[0] = 0
+    np.cumsum(lengths, out=begins[1 : rows + 1])
+    begins[rows + 1 :] = total
+    ids[:total] = np.concatenate([prompt.token_ids for prompt in prompts])
+    ids[total:] = pad_token_id
+    row_begins = np.repeat(begins[:rows], lengths)
+    positions[:total] = np.arange(total) - row_begins
+    positions[total:] = 0
+    if rule == "past padding":
+        is_token = ids[:total] != pad_token_id
+        for prompt, begin in zip(prompts, begins.tolist(), strict=False):
+            if prompt.embeds is not None:  # whose ids stand for nothing
+                is_token[begin : begin + len(prompt.token_ids)] = True
+        counted = np.cumsum(is_token)
+        before = (counted - is_token)[row_begins]
+        positions[:total] = (counted - before) * is_token + pad_token_id
+    segments[:] = 0
+    if any(prompt.type_ids is not None for prompt in prompts):
+        segments[:total] = np.concatenate([type_ids_of(prompt) for prompt in prompts])
+    return buffer
