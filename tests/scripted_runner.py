@@ -82,6 +82,9 @@ class ScriptedRunner:
     def __attrs_post_init__(self) -> None:
         self.gate.set()
 
+    def fit_batch_tokens(self, wanted: int | None) -> int:
+        return wanted or self.default_batch_tokens
+
     def launch(self, batch: Batch) -> PooledBatch:
         """Compute a batch, or return the script's handle. Raises what the script raises."""
         self.batches.append(batch)

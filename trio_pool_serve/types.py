@@ -303,9 +303,11 @@ class Runner(Protocol):
     def embeds_width(self) -> int:
         """Width of the token embeddings accepted in place of ids; 0 if none are."""
 
-    @property
-    def default_batch_tokens(self) -> int:
-        """Token budget of a batch on this device if none is configured."""
+    def fit_batch_tokens(self, wanted: int | None) -> int:
+        """Return the token budget of batches: ``wanted``, or the device's default; less if memory does not suffice.
+
+        Called once, before any launch. May block for seconds to find out. Raises ``ModelLoadError``.
+        """
 
     @property
     def probe_request(self) -> PoolingRequest | None:
@@ -329,10 +331,7 @@ class Runner(Protocol):
 
     @property
     def pads(self) -> bool:
-        """Whether padding is computed like tokens. If not, a batch's duration depends on its own tokens only.
-
-        Its memory depends on the padded rows all the same: heads get padded states.
-        """
+        """Whether padding is computed. If not, a batch's duration and memory depend on its own tokens only."""
 
 
 @frozen(eq=False)

@@ -186,11 +186,12 @@ def test_a_length_is_rounded_up_by_an_eighth_at_most():
     assert len({length_class(tokens) for tokens in range(1, 8193)}) < 90
 
 
-def test_where_padding_is_not_computed_the_budget_is_of_tokens_and_padding_takes_memory_only():
+def test_where_padding_is_not_computed_the_budget_is_of_tokens():
     budget = BatchBudget(max_tokens=10, free_padding=0, pads=False)
     assert [budget.try_add(tokens) for tokens in (5, 1, 1, 1, 1, 2)] == [True, True, True, True, True, False]
-    budget = BatchBudget(max_tokens=100, free_padding=0, pads=False)
-    assert [budget.try_add(tokens) for tokens in (90, 1, 1, 1, 1)] == [True, True, True, True, False]
+    assert not budget.is_full
+    assert budget.try_add(1)
+    assert budget.is_full
     queue = RequestQueue(pads=False)
     entries = [entry(8), entry(1), entry(1)]
     for each in entries:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from trio_pool_serve.engine.admission import Admission, EstimatedWork
-from trio_pool_serve.engine.batching import FREE_PADDING_DIVISOR, MAX_PADDED_FACTOR, MAX_PADDING_SHARE
+from trio_pool_serve.engine.batching import FREE_PADDING_DIVISOR, MAX_PADDING_SHARE
 from trio_pool_serve.engine.compute_rates import WORK_CLASSES
 from trio_pool_serve.engine.queue import FAIRNESS, QueueEntry, RequestQueue, batch_of, is_long
 from trio_pool_serve.types import Client, PoolingRequest, RenderedPrompt
@@ -195,7 +195,6 @@ class QueueModel(RuleBasedStateMachine):
             assert batch.padded_tokens - batch.tokens <= max(free, MAX_PADDING_SHARE * batch.padded_tokens)
         else:
             assert batch.tokens <= max_tokens
-            assert batch.padded_tokens <= MAX_PADDED_FACTOR * max_tokens
 
     @invariant()
     def holds_what_waits(self) -> None:

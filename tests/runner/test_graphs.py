@@ -1,6 +1,7 @@
-"""Replayed shapes give what batches of any shape give: on a processor with a device that only pretends."""
+"""Replayed graphs give what batches of any shape give: on a CPU, with a device that computes again instead."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ from attrs import define, field
 from torch import Tensor
 
 from tests.models.classifier_families import PROMPTS, write_classifier
-from tests.models.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
-from trio_pool_serve.runner.cuda.graphs import GraphedBackbone, Shape, shapes_to_capture
+from tests.models.model_families import TEXTS, ServedModel, largest_difference, write_family
+from tests.runner.test_varlen import PACKED, packed_backbone
+from trio_pool_serve.runner.cuda.graphs import GraphedBackbone, shapes_to_capture
+from trio_pool_serve.runner.cuda.packed_inputs import PackedShape
 from trio_pool_serve.types import Batch, Classify, Embed, PoolingRequest, RenderedPrompt, TokenEmbed
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-5
-SHAPES = (Shape(8, 48), Shape(2, 48), Shape(2, 16))
+SHAPES = (PackedShape(256, 16, 48), PackedShape(64, 8, 48), PackedShape(16, 2, 16))
 
 
 @define(eq=False)
@@ -38,26 +41,18 @@ class FakeGraphBackend:
 
 @define(eq=False)
 class Graphed:
-    """A served model, its graphs, and what it computes beside those."""
+    """A served model and its graphs."""
 
     served: ServedModel
     backend: FakeGraphBackend = field(factory=FakeGraphBackend)
-    others: list[int] = field(factory=list)
-    """Rows of each batch that fitted no graph."""
 
     def __attrs_post_init__(self) -> None:
-        runner = self.served.runner
-
-        def otherwise(forward: Any) -> Tensor:
-            self.others.append(len(forward.requests))
-            return runner.backbone(forward)
-
-        graphs = GraphedBackbone(runner.backbone, otherwise, self.backend, runner.pad_token_id)
-        graphs.capture(SHAPES, CPU)
-        runner.compute = graphs
+        graphs = GraphedBackbone(packed_backbone(self.served), self.backend, CPU)
+        graphs.capture(SHAPES)
+        self.served.runner.compute = graphs
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=PACKED)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_family(tmp_path_factory.mktemp("family") / request.param, request.param)
 
@@ -95,21 +90,21 @@ async def test_a_later_batch_leaves_the_rows_of_an_earlier_one_alone(bert: Path)
     assert np.array_equal(first, before)
 
 
-async def test_segments_are_replayed(tmp_path: Path):
-    path = write_classifier(tmp_path / "bert", "bert", num_labels=1)
-    short = PROMPTS[:2]
-    expected = await ServedModel(path).compute(short, Classify("raw"))
+@pytest.mark.parametrize("name", ["bert", "distilbert"])
+async def test_classifiers_are_replayed_with_their_segments(tmp_path: Path, name: str):
+    """DistilBERT's head is part of the model, and reads the first token of each row."""
+    path = write_classifier(tmp_path / name, name, num_labels=1)
+    expected = await ServedModel(path).compute(PROMPTS[:2], Classify("raw"))
     graphed = Graphed(ServedModel(path))
-    assert largest_difference(await graphed.served.compute(short, Classify("raw")), expected) < TOLERANCE
+    assert largest_difference(await graphed.served.compute(PROMPTS[:2], Classify("raw")), expected) < TOLERANCE
     assert graphed.backend.replays == 1
 
 
-async def test_what_fits_no_graph_is_computed_otherwise(bert: Path):
+async def test_what_fits_no_graph_is_computed_without(bert: Path):
     graphed = Graphed(ServedModel(bert))
-    texts = [*TEXTS, *TEXTS]
+    texts = [*TEXTS, *TEXTS, *TEXTS]
     rows = await graphed.served.embed(texts)
     assert largest_difference(rows, await ServedModel(bert).embed(texts)) < TOLERANCE
-    assert graphed.others == [len(texts)]
     assert graphed.backend.replays == 0
 
 
@@ -117,7 +112,7 @@ async def test_embeddings_fit_no_graph(bert: Path):
     graphed = Graphed(ServedModel(bert))
     prompt = RenderedPrompt(np.zeros(3, dtype=np.int32), embeds=np.ones((3, 32), dtype=np.float32))
     await graphed.served.runner.launch(Batch((PoolingRequest(prompt),)))
-    assert graphed.others == [1]
+    assert graphed.backend.replays == 0
 
 
 async def test_a_capture_that_fails_leaves_no_graphs(bert: Path):
@@ -128,24 +123,43 @@ async def test_a_capture_that_fails_leaves_no_graphs(bert: Path):
             self.replays = 1
             return super().capture(compute)
 
-    runner = ServedModel(bert).runner
-    graphs = GraphedBackbone(runner.backbone, runner.backbone, Failing(), runner.pad_token_id)
+    graphs = GraphedBackbone(packed_backbone(ServedModel(bert)), Failing(), CPU)
     with pytest.raises(RuntimeError, match="not permitted"):
-        graphs.capture(SHAPES, CPU)
+        graphs.capture(SHAPES)
     assert graphs.shapes == ()
 
 
-def test_shapes_are_few_and_bounded():
-    shapes = shapes_to_capture(parameters=110_000_000, max_tokens=512)
+async def test_a_shape_without_memory_is_left_out(bert: Path):
+    class Small(FakeGraphBackend):
+        def capture(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Any]]:
+            self.replays += 1
+            if self.replays == 1:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().capture(compute)
+
+    graphs = GraphedBackbone(packed_backbone(ServedModel(bert)), Small(), CPU)
+    graphs.capture(SHAPES)
+    assert graphs.shapes == (SHAPES[2], SHAPES[1])
+
+
+def test_shapes_are_few_and_cover_a_batch():
+    shapes = shapes_to_capture(parameters=86_000_000, max_tokens=512, max_batch_tokens=16384)
     assert len(shapes) == len(set(shapes)) < 50
-    assert max(shape.cells for shape in shapes) == shapes[0].cells == 4096
+    assert shapes[0].tokens == 16384
+    tokens = sorted({shape.tokens for shape in shapes})
+    assert max(larger / smaller for smaller, larger in pairwise(tokens)) == 1.5
+
+
+def test_a_full_batch_of_any_budget_has_a_shape_of_its_own():
+    shapes = shapes_to_capture(parameters=86_000_000, max_tokens=512, max_batch_tokens=10_000)
+    assert max(shape.tokens for shape in shapes) == 10_000
 
 
 def test_no_shape_is_longer_than_the_model_reads():
-    shapes = shapes_to_capture(parameters=20_000_000, max_tokens=200)
-    assert max(shape.tokens for shape in shapes) == 200
+    shapes = shapes_to_capture(parameters=20_000_000, max_tokens=200, max_batch_tokens=16384)
+    assert max(shape.longest for shape in shapes) == 200
 
 
 def test_a_large_model_has_graphs_for_a_few_tokens_only():
-    shapes = shapes_to_capture(parameters=8_000_000_000, max_tokens=32768)
-    assert max(shape.cells for shape in shapes) == 64
+    shapes = shapes_to_capture(parameters=8_000_000_000, max_tokens=32768, max_batch_tokens=16384)
+    assert max(shape.tokens for shape in shapes) == 512

@@ -11,6 +11,7 @@ from tests.models.model_families import ServedModel
 from tests.models.retrieval_families import DOCUMENTS, WIDTH, colbert_v2, some_tokens_only
 from trio_pool_serve.errors import QueryGoneError
 from trio_pool_serve.runner.heads.maxsim import max_sim
+from trio_pool_serve.runner.row_states import RowStates
 from trio_pool_serve.types import Batch, HeldQuery, HoldQuery, MaxSim, QueryScope, TokenEmbed, Vectors
 
 
@@ -133,6 +134,6 @@ async def test_token_vectors_are_cut_before_they_are_normalised(served: ServedMo
 
 def test_tokens_that_do_not_count_match_nothing():
     query = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    documents = torch.tensor([[[-1.0, -2.0], [5.0, 5.0]], [[3.0, 0.0], [0.0, 4.0]], [[1.0, 1.0], [1.0, 1.0]]])
-    kept = torch.tensor([[True, False], [True, True], [False, False]])
-    assert max_sim(query, documents, kept).tolist() == [-3.0, 7.0, -1e9]
+    vectors = torch.tensor([[-1.0, -2.0], [3.0, 0.0], [0.0, 4.0]])
+    documents = RowStates(vectors, np.array([0, 1, 3]), np.array([1, 2, 0]))
+    assert max_sim(query, documents).tolist() == [-3.0, 7.0, -1e9]

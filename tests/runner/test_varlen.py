@@ -10,7 +10,8 @@ import torch
 
 from tests.models.classifier_families import PROMPTS, write_classifier
 from tests.models.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
-from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone, pack, pack_backbone
+from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone, pack_backbone
+from trio_pool_serve.runner.cuda.packed_inputs import PackedInputs, PackedShape, fill
 from trio_pool_serve.runner.cuda.varlen import ONE_BY_ONE, CannotPackError
 from trio_pool_serve.types import Batch, Classify, Embed, PoolingRequest, RenderedPrompt, TokenEmbed
 
@@ -84,12 +85,11 @@ async def test_rows_with_padding_tokens_inside_agree(padded: ServedModel, packed
 
 async def test_no_token_of_padding_is_computed(packed: ServedModel):
     seen: list[torch.Size] = []
-    transformer = packed.runner.backbone.model
 
-    def note(module: Any, args: Any, kwargs: Any) -> None:
-        seen.append(kwargs["input_ids"].shape)
+    def note(module: Any, args: Any, output: torch.Tensor) -> None:
+        seen.append(output.shape[:2])
 
-    hook = transformer.register_forward_pre_hook(note, with_kwargs=True)
+    hook = packed.runner.backbone.model.get_input_embeddings().register_forward_hook(note)
     requests = await packed.requests(TEXTS)
     await packed.runner.launch(Batch(tuple(requests)))
     hook.remove()
@@ -122,8 +122,9 @@ def test_rows_that_read_one_another_are_noticed(tmp_path: Path):
         packed_backbone(served)
 
 
-async def test_a_row_that_brings_embeddings_is_padded(minilm: Path):
+async def test_a_row_that_brings_embeddings_is_packed_too(minilm: Path):
     served = serve_packed(ServedModel(minilm))
+    assert served.runner.compute.takes_embeds
     requests = await served.requests(TEXTS[:2])
     prompt = requests[0].prompt
     table = served.runner.backbone.embed(torch.from_numpy(prompt.token_ids.astype(np.int64)))
@@ -133,20 +134,39 @@ async def test_a_row_that_brings_embeddings_is_padded(minilm: Path):
     assert largest_difference([row[0] for row in rows], await served.embed(TEXTS[:2])) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["bert", "xlm-roberta", "modernbert"])
+@pytest.mark.parametrize("name", ["bert", "xlm-roberta", "modernbert", "distilbert"])
 async def test_cross_encoders_agree(tmp_path: Path, name: str):
-    """Their own heads read the first token of padded rows, behind the transformer."""
+    """Their own heads read the first token of each row, behind the transformer."""
     served = ServedModel(write_classifier(tmp_path / name, name, num_labels=1))
     expected = await served.compute(PROMPTS, Classify("raw"))
     assert largest_difference(await serve_packed(served).compute(PROMPTS, Classify("raw")), expected) < TOLERANCE
 
 
+async def test_a_row_that_is_not_attended_to_as_a_whole_is_computed_beside_packed_ones(minilm: Path):
+    served = ServedModel(minilm)
+    plain = await served.requests(TEXTS[:2])
+    ids = plain[1].prompt.token_ids
+    expanded = PoolingRequest(RenderedPrompt(np.append(ids, ids[-3:]), attended=len(ids)))
+    batch = Batch((expanded, *plain))
+    expected = await served.runner.launch(batch)
+    rows = await serve_packed(served).runner.launch(batch)
+    assert largest_difference([row[0] for row in rows], [row[0] for row in expected]) < TOLERANCE
+
+
 @pytest.mark.parametrize("rule", ["counted", "past padding"])
 def test_positions_begin_anew_with_each_row(rule: Any):
-    rows = [np.array(row, dtype=np.int32) for row in ([5, 1, 6], [7], [1, 8])]
-    packing = pack(rows, rule, pad_token_id=1, device=CPU)
-    expected = {"counted": [0, 1, 2, 0, 0, 1], "past padding": [2, 1, 3, 2, 1, 2]}
-    assert packing.positions.tolist() == [expected[rule]]
-    assert packing.tokens.tolist() == [0, 1, 2, 3, 6, 7]
-    assert packing.cells.tolist() == [[0, 1, 2], [3, 3, 3], [4, 5, 5]]
-    assert packing.cu_seqlens.tolist() == [0, 3, 4, 6]
+    prompts = [RenderedPrompt(np.array(row, dtype=np.int32)) for row in ([5, 1, 6], [7], [1, 8])]
+    shape = PackedShape(tokens=8, rows=4, longest=3)
+    inputs = PackedInputs.of_buffer(shape, fill(shape, prompts, rule, 1, CPU))
+    expected = {"counted": [0, 1, 2, 0, 0, 1, 0, 0], "past padding": [2, 1, 3, 2, 1, 2, 0, 0]}
+    assert inputs.ids.tolist() == [[5, 1, 6, 7, 1, 8, 1, 1]]
+    assert inputs.positions.tolist() == [expected[rule]]
+    assert inputs.segments.tolist() == [[0] * 8]
+    assert inputs.begins.tolist() == [0, 3, 4, 6, 6]
+
+
+def test_embeddings_have_positions_though_their_ids_are_padding():
+    embeds = RenderedPrompt(np.zeros(2, dtype=np.int32), embeds=np.ones((2, 4), dtype=np.float32))
+    shape = PackedShape(tokens=2, rows=1, longest=2)
+    inputs = PackedInputs.of_buffer(shape, fill(shape, [embeds], "past padding", 0, CPU))
+    assert inputs.positions.tolist() == [[1, 2]]

@@ -20,10 +20,10 @@ def varlen_attention(
     key_begins: Tensor,
     max_q: int,
     max_k: int,
-    is_causal: bool = False,  # noqa: FBT001, FBT002  (torch's signature)
+    is_causal: bool = False,
     scale: float | None = None,
     window_size: list[int] | None = None,
-    enable_gqa: bool = False,  # noqa: FBT001, FBT002
+    enable_gqa: bool = False,
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``torch.ops.torch_attn._varlen_attn``: query, key and value [tokens, heads, d]; ``begins`` int32 [rows + 1].

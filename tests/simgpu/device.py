@@ -17,8 +17,8 @@ from torch.utils.backend_registration import _DummyDeviceGuard, _setup_privateus
 from tests.simgpu import graphs, streams
 from tests.simgpu.activity import LOCK, activities, call_site
 from tests.simgpu.memory import MEMORY
-from tests.simgpu.streams import ORDER
 from tests.simgpu.sim_tensor import NAME, Settings, dispatch
+from tests.simgpu.streams import ORDER
 
 DEVICES = 2
 
@@ -219,4 +219,6 @@ def simulated_device(*, computes: bool = True, capacity: int | None = None) -> I
         patch.setattr(torch, "as_tensor", _from_data(torch.as_tensor))
         patch.setattr(Tensor, "pin_memory", _pin_copy)
         patch.setattr(Tensor, "is_pinned", _is_pinned)
+        # Else torch puts a converted parameter's metadata into the old object, which keeps what it wraps.
+        patch.setattr(torch.__future__, "_overwrite_module_params_on_conversion", True)
         yield torch.device(NAME, 0)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import frozen
 from torch import Tensor
 from torch.utils._pytree import tree_iter
 

@@ -9,11 +9,10 @@ import pytest
 import torch
 from attrs import frozen
 
-from tests.model_folders import write_json
 from tests.models.classifier_families import write_classifier
 from tests.models.model_families import FAMILIES, ServedModel, write_family
 from tests.models.retrieval_families import colbert_v2, splade_max, splade_sum, write_bge_m3
-from tests.models.test_reranking_agreement import write_process_reward, write_reranker
+from tests.models.test_reranking_agreement import FLAT, write_process_reward, write_reranker
 from tests.models.vision_families import (
     DUAL_ENCODERS,
     PAGE_RETRIEVERS,
@@ -28,13 +27,9 @@ from trio_pool_serve.prompts import PairPrompt, RenderingParams
 from trio_pool_serve.types import (
     Classify,
     Embed,
-    HeldQuery,
-    HoldQuery,
-    MaxSim,
     PoolingParams,
     PoolingRequest,
     SparseEmbed,
-    SparseLookup,
     TokenClassify,
     TokenEmbed,
 )
@@ -47,6 +42,9 @@ WAYS: Mapping[Way, Mapping[str, Any]] = {
     "graphed": {},
 }
 """Settings of a model that is computed in one of the ways; a kind that cannot be packed is padded in all of them."""
+
+BATCH_TOKENS = 256
+"""Of the largest batches; those of the server would take minutes to compute on a CPU."""
 
 TEXTS = (
     "An event loop that is blocked serves nobody.",
@@ -82,7 +80,9 @@ class Kind:
     def serve(self, path: Path, **settings: Any) -> ServedModel:
         """Load a folder."""
         model = SeeingModel if self.sees else ServedModel
-        return model(path, dtype=settings.pop("dtype", "bfloat16"), settings=settings)
+        served = model(path, dtype=settings.pop("dtype", "bfloat16"), settings=settings)
+        served.runner.fit_batch_tokens(BATCH_TOKENS)
+        return served
 
 
 def write_classifier_of(name: str, head: str = "SequenceClassification", **config: Any) -> Callable[[Path], Path]:
@@ -99,19 +99,37 @@ KINDS: Mapping[str, Kind] = {
     for kind in (
         *map(_embedding, FAMILIES),
         *(
-            Kind(f"cross-encoder {name}", write_classifier_of(name, num_labels=1), (Classify("score"),), scores_pairs=True)
+            Kind(
+                f"cross-encoder {name}",
+                write_classifier_of(name, num_labels=1),
+                (Classify("score"),),
+                scores_pairs=True,
+            )
             for name in ("bert", "distilbert", "modernbert", "deberta-v2", "qwen3")
         ),
         Kind("classifier roberta", write_classifier_of("roberta", num_labels=3), (Classify(), TokenClassify("raw"))),
-        Kind("token classifier bert", write_classifier_of("bert", "TokenClassification", num_labels=4), (TokenClassify(),)),
-        Kind("reranker qwen3", write_reranker, (Classify("score"),), scores_pairs=True),
+        Kind(
+            "token classifier bert",
+            write_classifier_of("bert", "TokenClassification", num_labels=4),
+            (TokenClassify(),),
+        ),
+        Kind(
+            "reranker qwen3",
+            lambda folder: write_reranker(folder, template=FLAT),
+            (Classify("score"),),
+            scores_pairs=True,
+        ),
         Kind("process reward model", write_process_reward, (TokenClassify(),)),
         Kind("splade max", splade_max, (SparseEmbed(),)),
         Kind("splade sum", splade_sum, (SparseEmbed(),)),
         Kind("bge-m3", write_bge_m3, (Embed(), SparseEmbed(), TokenEmbed())),
         Kind("colbert", colbert_v2, (TokenEmbed(),)),
         *(Kind(name, DUAL_ENCODERS[name], (Embed(),), sees=True) for name in ("clip", "siglip", "siglip2_naflex")),
-        *(Kind(name, write, (Embed(), TokenEmbed()), sees=True) for name, write in VISION_LANGUAGE.items() if name != "qwen2_vl_of_old"),
+        *(
+            Kind(name, write, (Embed(), TokenEmbed()), sees=True)
+            for name, write in VISION_LANGUAGE.items()
+            if name != "qwen2_vl_of_old"
+        ),
         *(Kind(name, PAGE_RETRIEVERS[name], (TokenEmbed(),), sees=True) for name in ("colqwen2", "colpali")),
     )
 }

@@ -52,7 +52,7 @@ class SimTensor(Tensor):
     allocation: Any
 
     @staticmethod
-    def __new__(cls, raw: Tensor, index: int, pool: Arena | None = None) -> "SimTensor":
+    def __new__(cls, raw: Tensor, index: int, pool: Arena | None = None) -> "SimTensor":  # noqa: PYI034  (torch makes it)
         made: SimTensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls,
             raw.size(),
@@ -72,16 +72,30 @@ class SimTensor(Tensor):
         """As ``torch.Tensor.record_stream``."""
         self.allocation.other_streams.add(stream.number)
 
+    def tolist(self) -> Any:
+        """As ``torch.Tensor.tolist``, which refuses subclasses."""
+        _read_by_host("tolist")
+        return self.raw.tolist()
+
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             if function is torch.nn.functional.scaled_dot_product_attention:
                 return launch("sdpa", scaled_dot_product_attention, args, kwargs or {})
+            if function in (Tensor.__getitem__, Tensor.__setitem__):
+                args = (args[0], _with_tensors(args[1]), *args[2:])
             return function(*args, **(kwargs or {}))
 
     @classmethod
     def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return dispatch(operation, args, kwargs or {})
+
+
+def _with_tensors(index: Any) -> Any:
+    """Return an index with tensors for its lists, as torch makes of them: on the host."""
+    if isinstance(index, tuple):
+        return tuple(torch.tensor(part) if isinstance(part, list) else part for part in index)
+    return torch.tensor(index) if isinstance(index, list) else index
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:
@@ -132,7 +146,9 @@ def launch(name: str, function: Callable[..., Any], args: Any, kwargs: dict[str,
     """Run ``function`` on the raw tensors, and note what it reads and writes."""
     used = [tensor for tensor in tensors_in((args, kwargs)) if isinstance(tensor, SimTensor)]
     devices = {tensor.device.index for tensor in used} | {
-        value.index or 0 for value in tree_iter((args, kwargs)) if isinstance(value, torch.device) and value.type == NAME
+        value.index or 0
+        for value in tree_iter((args, kwargs))
+        if isinstance(value, torch.device) and value.type == NAME
     }
     capture = capture_of_thread()
     raw_args, raw_kwargs = tree_map(raw_of, (args, kwargs))
@@ -154,7 +170,7 @@ def launch(name: str, function: Callable[..., Any], args: Any, kwargs: dict[str,
 
     # Without inference mode: torch cannot count versions of a view whose wrapper was made in it and its base not.
     with torch.inference_mode(mode=False), torch.no_grad():
-        computed = function(*raw_args, **raw_kwargs)
+        computed = _compute(function, raw_args, raw_kwargs)
         outputs = _same_objects(computed, raw_args, args) if mutates else tree_map(wrap, computed)
     made = [tensor for tensor in tensors_in(outputs) if isinstance(tensor, SimTensor)]
     is_view = not mutates and bool(made) and all(out.raw.untyped_storage()._cdata in storages for out in made)
@@ -176,17 +192,30 @@ def launch(name: str, function: Callable[..., Any], args: Any, kwargs: dict[str,
     return outputs
 
 
+def _compute(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except NotImplementedError:  # on the CPU in half precision
+        wide = tree_map(lambda value: value.float() if isinstance(value, Tensor) else value, (args, kwargs))
+        return function(*wide[0], **wide[1]).to(next(tensors_in(args)).dtype)
+
+
 def _same_objects(computed: Any, raw_args: Any, args: Any) -> Any:
     """Return for each raw output of an operation in place the argument that it is."""
     by_raw = {id(raw): given for raw, given in zip(tree_iter(raw_args), tree_iter(args), strict=True)}
     return tree_map(lambda value: by_raw.get(id(value), value), computed)
 
 
-def _accesses(schema: Any, args: Any, kwargs: Any, used: list[SimTensor], made: list[SimTensor]) -> tuple[set[int], set[int]]:
+def _accesses(
+    schema: Any, args: Any, kwargs: Any, used: list[SimTensor], made: list[SimTensor]
+) -> tuple[set[int], set[int]]:
     writes = {tensor.allocation.data_ptr for tensor in made}
     if schema is not None:
         by_name = {argument.name: argument for argument in schema.arguments}
-        given = [*zip(schema.arguments, args, strict=False), *((by_name[key], kwargs[key]) for key in kwargs if key in by_name)]
+        given = [
+            *zip(schema.arguments, args, strict=False),
+            *((by_name[key], kwargs[key]) for key in kwargs if key in by_name),
+        ]
         for argument, value in given:
             if argument.alias_info is not None and argument.alias_info.is_write:
                 writes |= {tensor.allocation.data_ptr for tensor in tensors_in(value) if isinstance(tensor, SimTensor)}
@@ -208,8 +237,14 @@ def copy(target: Tensor, source: Tensor, *, non_blocking: bool) -> Tensor:
                 f"{source.device.type} to {target.device.type}, {source.nbytes} bytes: {call_site()}"
             )
     assert capture is None
-    return _copy_to_device(target, source) if isinstance(target, SimTensor) else _copy_to_host(
-        target, source, is_asynchronous=is_asynchronous  # type: ignore[arg-type]
+    return (
+        _copy_to_device(target, source)
+        if isinstance(target, SimTensor)
+        else _copy_to_host(
+            target,
+            source,
+            is_asynchronous=is_asynchronous,  # type: ignore[arg-type]
+        )
     )
 
 

@@ -4,7 +4,6 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
 from types import SimpleNamespace
 
 from attrs import define, field

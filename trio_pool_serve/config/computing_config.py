@@ -3,7 +3,7 @@
 from typing import Annotated, Literal, TypeAlias, get_args
 
 from attrs import field, frozen
-from attrs.validators import and_, ge, gt, in_, le, matches_re, optional
+from attrs.validators import and_, ge, gt, in_, instance_of, le, matches_re, optional, or_
 from cyclopts import Group, Parameter
 
 from trio_pool_serve.config.help import help_
@@ -18,12 +18,13 @@ class SchedulingConfig:
     """How inputs are queued and batched."""
 
     max_batch_tokens: Annotated[
-        int | None,
+        int | Literal["auto"],
         help_(
-            "Maximum number of tokens in a batch, padding included. A longer single input is a batch by itself.",
-            default="16384 on a GPU, 2048 on CPU",
+            "Maximum number of tokens in a batch, computed padding included. A longer single input is a batch by "
+            "itself. auto: 16384 on a GPU, 2048 on CPU. On a GPU full batches are computed at the start, and the "
+            "number is halved until they fit into its memory."
         ),
-    ] = field(default=None, validator=optional(gt(0)))
+    ] = field(default="auto", validator=or_(in_(("auto",)), and_(instance_of(int), gt(0))))
     bulk_batch_s: Annotated[
         float,
         help_(
@@ -87,6 +88,11 @@ class SchedulingConfig:
             "0: never."
         ),
     ] = field(default=0.0, validator=ge(0))
+
+    @property
+    def wanted_batch_tokens(self) -> int | None:
+        """``max_batch_tokens``; ``None``: the device's default."""
+        return None if self.max_batch_tokens == "auto" else self.max_batch_tokens
 
 
 @Parameter(name="*", group=Group("Processes", sort_key=4))

@@ -8,9 +8,6 @@ MAX_PADDING_SHARE = 0.1
 FREE_PADDING_DIVISOR = 64
 """A batch's token budget divided by this may always be padding: on CPU one more batch costs about as much."""
 
-MAX_PADDED_FACTOR = 4
-"""Where padding is not computed, padded tokens may be this many times the budget: heads still get padded states."""
-
 BUDGET_STEP = 1.25
 """Factor by which ``BulkBudget`` grows and shrinks, and ``TokenBudget`` grows."""
 
@@ -26,7 +23,7 @@ class BatchBudget:
     """Includes padding if padding is computed."""
     free_padding: int
     pads: bool = True
-    """Whether padding is computed; if not, it only takes memory."""
+    """Whether padding is computed."""
     rows: int = field(default=0, init=False)
     tokens: int = field(default=0, init=False)
     """Without padding."""
@@ -35,18 +32,12 @@ class BatchBudget:
     @property
     def is_full(self) -> bool:
         """Whether not even the shortest row fits."""
-        return self.longest * (self.rows + 1) > self._max_padded
-
-    @property
-    def _max_padded(self) -> int:
-        return self.max_tokens if self.pads else self.max_tokens * MAX_PADDED_FACTOR
+        return (self.longest * (self.rows + 1) if self.pads else self.tokens + 1) > self.max_tokens
 
     def _fits(self, tokens: int, padded: int) -> bool:
-        if padded > self._max_padded:
-            return False
         if not self.pads:
             return tokens <= self.max_tokens
-        return padded - tokens <= max(self.free_padding, MAX_PADDING_SHARE * padded)
+        return padded <= self.max_tokens and padded - tokens <= max(self.free_padding, MAX_PADDING_SHARE * padded)
 
     def try_add(self, tokens: int) -> bool:
         """Add a row if it fits, and return whether it did; the first row always fits."""

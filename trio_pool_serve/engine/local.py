@@ -64,8 +64,7 @@ class LocalEngine(Engine):
     _admission: Admission = field(init=False)
     _rates: ComputeRates = field(init=False, factory=ComputeRates)
     _bulk: BulkBudget = field(init=False)
-    _budget: TokenBudget = field(init=False, factory=lambda: TokenBudget(0))
-    """Set once the model is loaded."""
+    _budget: TokenBudget = field(init=False, factory=lambda: TokenBudget(0))  # until the model is loaded
     _in_flight: set[InFlightBatch] = field(init=False, factory=set)
     _drain_clock: DrainClock = field(init=False, factory=DrainClock)
     _launched: int = field(default=0, init=False)
@@ -117,7 +116,7 @@ class LocalEngine(Engine):
 
     @property
     def max_batch_tokens(self) -> int:  # noqa: D102
-        return self.config.max_batch_tokens or self._loaded.default_batch_tokens
+        return self._budget.max_tokens
 
     @property
     def cosine_with_float32(self) -> float | None:  # noqa: D102
@@ -191,8 +190,7 @@ class LocalEngine(Engine):
         task_status.started()
         try:
             # Loading cannot be interrupted: a process that is to exit meanwhile does not wait for it.
-            runner = self.runner = await self.offload.run("load", contain_exits(self.load))
-            self._budget = TokenBudget(self.config.max_batch_tokens or runner.default_batch_tokens)
+            runner = self.runner = await self.offload.run("load", contain_exits(self._load))
             self._queue.pads, self._probe.request = runner.pads, runner.probe_request
             passes = ForwardPasses(runner, self.offload, self.config.batch_timeout_s)
             async with trio.open_nursery() as nursery:
@@ -216,6 +214,11 @@ class LocalEngine(Engine):
         finally:
             self._fail_all()
             self.offload.close()
+
+    def _load(self) -> Runner:
+        runner = self.load()
+        self._budget = TokenBudget(runner.fit_batch_tokens(self.config.wanted_batch_tokens))
+        return runner
 
     async def _return_freed_memory(self) -> None:
         """Return what loading, and later batches, have freed: between two batches, so that none waits for the heap."""
@@ -340,8 +343,9 @@ class LocalEngine(Engine):
         # Without the time in which the batch before was computed: by any thread, and by the same one.
         left_waiting = len(self._queue) > 0
         seconds = self._drain_clock.note_done(launched, now, left_waiting=left_waiting)
-        has_images = batch.requests[0].prompt.images is not None
-        measured = work_class(batch.tokens // len(batch.requests), has_images=has_images)
+        measured = work_class(
+            batch.tokens // len(batch.requests), has_images=batch.requests[0].prompt.images is not None
+        )
         self._rates.observe(measured, batch.tokens, seconds, left_waiting=left_waiting)
         self._bulk.observe(batch.tokens, now - max(launched, thread.last_done))
         thread.last_done = now

@@ -9,6 +9,7 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from trio_pool_serve.runner.forward_pass import ForwardPass, overwrite_embeds
+from trio_pool_serve.runner.transformer_masks import masks_of
 
 Output: TypeAlias = Literal["last_hidden_state", "logits"]
 
@@ -22,14 +23,15 @@ class Backbone:
 
     def __call__(self, forward: ForwardPass) -> Tensor:
         """Return the output for each row: [rows, tokens, …] or, for logits of whole rows, [rows, labels]."""
-        inputs: dict[str, Any] = {"attention_mask": self.mask_of(forward)}
+        inputs: dict[str, Any] = {"attention_mask": forward.attention_mask}
         if any(request.prompt.embeds is not None for request in forward.requests):
             inputs["inputs_embeds"] = overwrite_embeds(self.embed(forward.input_ids), forward.requests)
         else:
             inputs["input_ids"] = forward.input_ids
         if self.takes_type_ids and any(request.prompt.type_ids is not None for request in forward.requests):
             inputs["token_type_ids"] = forward.type_ids
-        computed = getattr(self.model(**inputs), self.output)
+        with masks_of(forward):
+            computed = getattr(self.model(**inputs), self.output)
         assert isinstance(computed, torch.Tensor)  # noqa: S101
         return computed
 
@@ -44,15 +46,6 @@ class Backbone:
         computed = getattr(self.model(**inputs), self.output)
         assert isinstance(computed, torch.Tensor)  # noqa: S101
         return computed
-
-    def mask_of(self, forward: ForwardPass) -> Tensor | None:
-        """Return the mask of rows; on a GPU ``None`` if all tokens are attended to and none is padding.
-
-        There is a faster kernel then, which needs no mask of longest × longest: a GiB for 32,768 tokens.
-        """
-        if forward.device.type != "cpu" and int(forward.attended.min()) == int(forward.lengths.max()):
-            return None
-        return forward.attention_mask
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return the model's own embeddings of token ids: [rows, tokens] to [rows, tokens, ``embeds_width``]."""

@@ -1,7 +1,10 @@
 """The choice of how a backbone is computed: directly, compiled, packed, or from CUDA graphs."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
-from attrs import evolve, frozen
+from attrs import frozen
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
@@ -17,6 +20,7 @@ from trio_pool_serve.runner.openvino.selection import CannotUseOpenVinoError, ch
 from trio_pool_serve.runner.probe import TOLERANCES, compute_rows, difference, probe_rows
 from trio_pool_serve.runner.progress import with_progress_bar
 from trio_pool_serve.runner.transformer_masks import skip_mask_checks
+from trio_pool_serve.runner.transformer_synchronisations import replace_synchronisations
 
 
 @frozen(eq=False)
@@ -32,6 +36,8 @@ class Computation:
     """Whether ``compute`` computes in threads of its own, without the interpreter lock."""
     mean_cosine: float | None = None
     """Agreement of a quantised model with float32, on texts."""
+    capture: Callable[[int], str] | None = None
+    """Captures CUDA graphs for batches of at most so many tokens, and returns words for the log."""
 
 
 def choose_computation(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> Computation:
@@ -82,12 +88,14 @@ def _on_gpu(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> 
     # cuDNN's attention makes a plan for each shape: 0.44 s each (pytorch 2.11 on Hopper, FunASR issue 3704).
     torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     skip_mask_checks(loaded.backbone.model)
+    replace_synchronisations(loaded.backbone.model)
     try:
         packed = _pack(loaded.backbone, config, params)
     except CannotPackError as reason:
         return Computation(Padded(loaded.backbone), about=(f"padded ({reason})",))
     if config.cuda_graphs and not loaded.output_width:  # a vocabulary's logits take memory, and take long to compute
-        return _graphed(packed, params)
+        graphs = GraphedBackbone(packed, CudaGraphBackend(params.device), params.device)
+        return Computation(graphs, pads=False, about=("without padding",), capture=partial(_capture, graphs, params))
     return Computation(packed, pads=False, about=("without padding",))
 
 
@@ -104,25 +112,24 @@ def _pack(backbone: Backbone, config: ModelConfig, params: ComputeParams) -> Pac
     )
 
 
-def _graphed(packed: PackedBackbone, params: ComputeParams) -> Computation:
-    """Capture graphs; without any if capturing fails or the graphs' output differs."""
-    backbone = packed.backbone
+def _capture(graphs: GraphedBackbone, params: ComputeParams, max_batch_tokens: int) -> str:
+    """Capture graphs, and return words for the log; none are left if capturing fails or their output differs."""
+    backbone = graphs.packed.backbone
     shapes = shapes_to_capture(
         parameters=backbone.parameters - backbone.embedding_parameters,
         max_tokens=params.max_tokens,
-        max_batch_tokens=params.max_batch_tokens,
+        max_batch_tokens=max_batch_tokens,
     )
-    graphs = GraphedBackbone(packed, CudaGraphBackend(params.device), params.device)
-    without = Computation(packed, pads=False, about=("without padding",))
     try:
         graphs.capture(with_progress_bar(shapes, "Capturing CUDA graphs"))
         rows = probe_rows(backbone.vocab_size, (min(12, params.max_tokens), 5, 1))
         ours, expected = (
             compute_rows(compute, rows, pad_token_id=params.pad_token_id, device=params.device)
-            for compute in (graphs, packed)
+            for compute in (graphs, graphs.packed)
         )
     except Exception as error:
-        return evolve(without, about=(*without.about, f"no CUDA graphs ({repr(error).splitlines()[0]})"))
+        return f", no CUDA graphs ({repr(error).splitlines()[0]})"
     if not difference(ours, expected) <= TOLERANCES[params.dtype]:
-        return evolve(without, about=(*without.about, "no CUDA graphs (they differ)"))
-    return evolve(without, compute=graphs, about=(*without.about, f"{len(graphs.shapes)} CUDA graphs"))
+        graphs.clear()
+        return ", no CUDA graphs (they differ)"
+    return f", {len(graphs.shapes)} CUDA graphs"

@@ -26,8 +26,6 @@ def _no_samples() -> SamplePrompts:
 class ComputeParams:
     """Device, dtype, and the rows: at most ``max_tokens`` tokens each, padded with ``pad_token_id``.
 
-    Batches have ``max_batch_tokens``, or one longer row.
-
     At most ``concurrent_launches`` batches are computed at a time here, and ``cores_shared_by`` on these cores, other
     processes included. ``folder`` is where the model was loaded from; without it nothing is cached. ``sample_prompts``
     blocks, as it loads the tokenizer.
@@ -37,7 +35,6 @@ class ComputeParams:
     dtype: torch.dtype
     pad_token_id: int
     max_tokens: int
-    max_batch_tokens: int
     concurrent_launches: int = 1
     cores_shared_by: int = 1
     folder: Path | None = None

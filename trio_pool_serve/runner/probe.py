@@ -32,7 +32,7 @@ def compute_rows(
 
 def states_of_rows(states: RowStates) -> list[Tensor]:
     """Return the states of each row in float32, [tokens, width]."""
-    return list(states.at(states.cells).float().split(states.lengths.tolist()))
+    return list(torch.split(states.at(states.cells).float(), states.lengths.tolist()))
 
 
 def difference(ours: Sequence[Tensor], expected: Sequence[Tensor]) -> float:

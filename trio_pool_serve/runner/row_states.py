@@ -58,16 +58,17 @@ class RowStates:
         """Return the cells of all tokens but the first ``skipped[r]`` of each row."""
         counts = self.lengths - skipped
         ends = np.cumsum(counts)
-        return np.arange(ends[-1] if len(ends) else 0) + np.repeat(self.begins + skipped - (ends - counts), counts)
+        cells: Indices = np.arange(ends[-1]) + np.repeat(self.begins + skipped - (ends - counts), counts)
+        return cells
 
     def sums(self, skipped: Indices, weights: npt.NDArray[np.float32] | None = None) -> Tensor:
         """Return the sums over all tokens but the first ``skipped[r]`` of each row: [rows, width] float32.
 
         ``weights`` has one number for each of these tokens.
         """
-        cells, begins = self._bags(skipped)
+        cells, bags = self._bags(skipped)
         scales = None if weights is None else to_device(weights, self.flat.device)
-        return nn.functional.embedding_bag(cells, self.flat.float(), begins, mode="sum", per_sample_weights=scales)
+        return nn.functional.embedding_bag(cells, self.flat.float(), bags, mode="sum", per_sample_weights=scales)
 
     def maxima(self, skipped: Indices) -> Tensor:
         """Return the maxima over these tokens, [rows, width]; zeros for a row without any."""
@@ -75,8 +76,8 @@ class RowStates:
             begins, ends = self.begins + skipped, self.begins + self.lengths
             spans = [self.flat[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
             return torch.stack([span.amax(dim=0) if len(span) else span.sum(dim=0) for span in spans])
-        cells, begins = self._bags(skipped)
-        return nn.functional.embedding_bag(cells, self.flat, begins, mode="max")
+        cells, bags = self._bags(skipped)
+        return nn.functional.embedding_bag(cells, self.flat, bags, mode="max")
 
     def _bags(self, skipped: Indices) -> tuple[Tensor, Tensor]:
         cells = self.cells_from(skipped)

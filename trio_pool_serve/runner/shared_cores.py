@@ -147,10 +147,9 @@ class SharingRunner:
         """Width of the token embeddings accepted in place of ids."""
         return self.runner.embeds_width
 
-    @property
-    def default_batch_tokens(self) -> int:
-        """Padded tokens per batch that suit this device."""
-        return self.runner.default_batch_tokens
+    def fit_batch_tokens(self, wanted: int | None) -> int:
+        """Return the token budget of batches. Raises what the runner raises."""
+        return self.runner.fit_batch_tokens(wanted)
 
     @property
     def probe_request(self) -> PoolingRequest | None:

@@ -10,6 +10,7 @@ from attrs import Factory, define, field, frozen
 
 from trio_pool_serve.errors import OutOfDeviceMemoryError, RunnerDeadError
 from trio_pool_serve.runner.backbone import Backbone
+from trio_pool_serve.runner.batch_memory import fit_budget
 from trio_pool_serve.runner.forward_pass import Compute, ForwardPass, Padded
 from trio_pool_serve.runner.heads.head import Head, HeadRows
 from trio_pool_serve.runner.heads.maxsim import HeldMemory, QueryVectors
@@ -35,6 +36,9 @@ from trio_pool_serve.types import (
 Heads = Mapping[type[Any], Head]
 """A model's heads, by the class of the ``PoolingParams`` that they serve."""
 
+PROBED = (Embed, TokenEmbed, SparseEmbed, Classify, TokenClassify)
+"""Params whose heads are tried with rows that are made up."""
+
 PROBE_TOKENS = 8
 
 PROBE_TOLERANCE = 1e-3
@@ -53,8 +57,8 @@ class HeadOutput:
 class TransformerRunner:
     """Computes batches with one backbone and its heads on one device.
 
-    ``copier`` is ``None`` on a device that computes synchronously. ``default_batch_tokens`` is the token budget that
-    suits a model of this size on this device.
+    ``copier`` is ``None`` on a device that computes synchronously. ``max_tokens`` is the length of the longest row.
+    ``default_batch_tokens`` is the token budget that suits a model of this size on this device.
     """
 
     backbone: Backbone
@@ -62,6 +66,7 @@ class TransformerRunner:
     device: torch.device
     pad_token_id: int
     default_batch_tokens: int
+    max_tokens: int
     copier: OutputCopier | None = None
     compute: Compute = Factory(lambda self: Padded(self.backbone), takes_self=True)
     """Computes the backbone's output: the backbone itself, or something faster whose output agrees."""
@@ -79,6 +84,8 @@ class TransformerRunner:
     """Width of the token embeddings accepted in place of ids, known after ``warm_up``; 0 if none are."""
     probe_request: PoolingRequest | None = field(default=None, init=False)
     """A short row for one of the heads, known after ``warm_up``."""
+    capture: Callable[[int], str] | None = None
+    """Captures CUDA graphs for batches of at most so many tokens, and returns words for the log."""
     description: str = field(default="", init=False)
     _memory: HeldMemory = field(init=False, factory=HeldMemory)
 
@@ -115,7 +122,7 @@ class TransformerRunner:
         no_padding = int(self.pad_token_id == 0)  # the padding token may be the vocabulary's last
         prompt = RenderedPrompt(np.full(8, no_padding, dtype=np.int32))
         widths = {}
-        for param_type in (Embed, TokenEmbed, SparseEmbed, Classify, TokenClassify):
+        for param_type in PROBED:
             if param_type in self.heads:
                 request = PoolingRequest(prompt, (param_type(),))
                 (output,) = self._compute(Batch((request,)))
@@ -124,6 +131,28 @@ class TransformerRunner:
         self.dimensions = widths.get(Embed) or widths.get(TokenEmbed) or 0
         if self._accepts_embeds():
             self.embeds_width = self.backbone.embeds_width
+
+    def fit_batch_tokens(self, wanted: int | None) -> int:
+        """Return the token budget of batches: ``wanted``, by default what suits the device, or what fits into memory.
+
+        On a GPU computes full batches, and captures graphs for batches up to the budget. Blocks for seconds. Raises
+        ``ModelLoadError``.
+        """
+        budget = wanted or self.default_batch_tokens
+        if self.on_cpu:
+            return budget
+        params = tuple(kind() for kind in PROBED if kind in self.heads)
+        for prepare in filter(None, (lambda _: "", self.capture)):
+            prepared = prepare(budget)
+            budget = fit_budget(self._compute_all, budget, max_tokens=self.max_tokens, params=params)
+            self.description += prepared
+        self.description += f", batches of {budget} tokens"
+        return budget
+
+    def _compute_all(self, batches: Sequence[Batch]) -> None:
+        handles = [self.launch(batch) for batch in batches]
+        torch.get_device_module(self.device).synchronize(self.device)
+        del handles
 
     def _accepts_embeds(self) -> bool:
         """Return whether rows of token embeddings give what their ids give: some models use ids for more."""

@@ -45,6 +45,7 @@ def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -
         # Padding is masked, so any id serves; some configs have none, or −1.
         pad_token_id=max(0, folder.transformer_config.get("pad_token_id") or 0),
         default_batch_tokens=_default_batch_tokens(loaded, params),
+        max_tokens=folder.max_model_len,
         copier=OutputCopier(CudaCopyBackend(device), offload) if device.type != "cpu" else None,
     )
     try:
@@ -56,14 +57,13 @@ def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -
         dtype=params.dtype,
         pad_token_id=runner.pad_token_id,
         max_tokens=folder.max_model_len,
-        max_batch_tokens=runner.default_batch_tokens,
         concurrent_launches=offload.launch,
         cores_shared_by=offload.cores_shared_by,
         folder=folder.path,
         sample_prompts=partial(sample_prompts, folder, trust_remote_code=config.trust_remote_code),
     )
     computation = choose_computation(loaded, config, compute_params)
-    runner.compute, runner.pads = computation.compute, computation.pads
+    runner.compute, runner.pads, runner.capture = computation.compute, computation.pads, computation.capture
     runner.concurrent_launches = computation.concurrent_launches
     runner.has_own_threads = computation.has_own_threads
     runner.cosine_with_float32 = computation.mean_cosine

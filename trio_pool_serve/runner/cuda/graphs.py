@@ -147,8 +147,12 @@ class GraphedBackbone:
                         raise
                 release_caches(self.device)
         except Exception:
-            self._graphs.clear()
+            self.clear()
             raise
+
+    def clear(self) -> None:
+        """Drop all graphs."""
+        self._graphs.clear()
 
     @property
     def shapes(self) -> Sequence[PackedShape]:

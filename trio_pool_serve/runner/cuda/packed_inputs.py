@@ -53,7 +53,7 @@ class PackedInputs:
     def of_buffer(cls, shape: PackedShape, buffer: Tensor) -> "PackedInputs":
         """Return views of ``shape.nbytes`` bytes."""
         numbers = buffer[: 24 * shape.tokens].view(torch.int64).view(3, 1, shape.tokens)
-        return cls(shape, *numbers.unbind(), buffer[24 * shape.tokens :].view(torch.int32))
+        return cls(shape, numbers[0], numbers[1], numbers[2], buffer[24 * shape.tokens :].view(torch.int32))
 
 
 def shape_of(prompts: Sequence[RenderedPrompt]) -> PackedShape:

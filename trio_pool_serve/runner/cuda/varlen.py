@@ -114,6 +114,7 @@ def one_by_one_attention(
             enable_gqa=query.shape[1] != key.shape[1],
         )
         parts.append(part)
+    parts.append(torch.zeros_like(query[:, :, sum(part.shape[2] for part in parts) :]))  # what belongs to no row
     return torch.cat(parts, dim=2).transpose(1, 2), None
 
 

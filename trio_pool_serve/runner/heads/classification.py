@@ -66,7 +66,7 @@ def _activate(
     logits = logits.float()
     if len(set(activations)) == 1:
         return functions[activations[0]](logits)
-    parts = logits.split(1 if repeats is None else repeats.tolist())
+    parts = torch.split(logits, 1 if repeats is None else repeats.tolist())
     return torch.cat([functions[name](part) for name, part in zip(activations, parts, strict=True)])
 
 

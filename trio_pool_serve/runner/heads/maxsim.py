@@ -83,7 +83,7 @@ class HoldQueryHead:
     def __call__(self, forward: ForwardPass, params: Sequence[HoldQuery]) -> HeadRows:
         """Hold each row's vectors under its query; return their numbers, [rows]."""
         vectors, counts = self.tokens.vectors(forward, [TokenEmbed()] * len(params))
-        for own, param in zip(vectors.split(counts.tolist()), params, strict=True):
+        for own, param in zip(torch.split(vectors, counts.tolist()), params, strict=True):
             scope = param.query.scope
             assert isinstance(scope, QueryVectors)  # noqa: S101  (this runner opened it)
             # A copy: a view would keep the whole batch's memory.

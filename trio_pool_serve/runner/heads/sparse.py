@@ -71,7 +71,7 @@ def compact(weights: Tensor) -> HeadRows:
     return HeadRows(numbers, split)
 
 
-def _groups(lengths: Indices, max_tokens: int) -> list[Sequence[int]]:
+def _groups(lengths: Indices, max_tokens: int) -> list[list[int]]:
     """Return the rows in groups of at most so many tokens, or of one row."""
     groups: list[list[int]] = []
     room = 0
@@ -166,7 +166,7 @@ def _by_token(
     found: list[PooledValue] = []
     rows = split_tokens(array, np.array([request.tokens for request in requests]))
     for of_row, request in zip(rows, requests, strict=True):
-        ids, of_tokens = (each[: request.prompt.attended] for each in (request.prompt.token_ids, of_row))
+        ids, of_tokens = request.prompt.token_ids[: request.prompt.attended], of_row[: request.prompt.attended]
         indices, first, places = np.unique(ids, return_index=True, return_inverse=True)
         weights = of_tokens[first]
         np.maximum.at(weights, places, of_tokens)
