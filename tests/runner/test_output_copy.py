@@ -68,7 +68,12 @@ class FakeCopyBackend:
     """Traces what is asked of it. The copies are done at once, as if the device were very quick."""
 
     trace: list[str] = field(factory=list)
+    threads: set[int] = field(factory=set)
+    """Those that have made the device their own."""
     events: list[FakeEvent] = field(factory=list)
+
+    def use_device(self) -> None:
+        self.threads.add(threading.get_ident())
 
     def open_stream(self) -> str:
         self.trace.append("open stream")

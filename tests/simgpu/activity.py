@@ -37,6 +37,8 @@ class Activity:
     """By operation: what takes at least one kernel on CUDA. A replayed graph is one."""
     attentions: list[tuple[str, tuple[int, ...]]] = field(factory=list)
     """Function and shape of the query of each attention."""
+    masks: list[tuple[int, ...] | None] = field(factory=list)
+    """Shapes of the masks of attentions in padded rows."""
     cudnn_plans: set[tuple[int, ...]] = field(factory=set)
     """Shapes that cuDNN would have made a plan for."""
     blocking_copies: list[str] = field(factory=list)

@@ -1,7 +1,6 @@
 """The simulated device, registered with torch: ``torch.simgpu`` has what is used of ``torch.cuda``."""
 
 import gc
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,9 +22,6 @@ from tests.simgpu.streams import ORDER
 DEVICES = 2
 
 
-_current_device = threading.local()
-
-
 class DeviceModule:
     """``torch.simgpu``. Available only within ``simulated_device``, for the sake of other tests in the process."""
 
@@ -37,6 +33,8 @@ class DeviceModule:
     current_stream = staticmethod(streams.current_stream)
     stream = staticmethod(streams.stream)
     synchronize = staticmethod(streams.synchronize)
+    current_device = staticmethod(streams.current_device)
+    set_device = staticmethod(streams.set_device)
     is_on = False
     sync_debug_mode: int | str = "default"
 
@@ -52,24 +50,15 @@ class DeviceModule:
         """Return the number of devices."""
         return DEVICES
 
-    def current_device(self) -> int:
-        """Return this thread's device."""
-        found: int = getattr(_current_device, "index", 0)
-        return found
-
-    def set_device(self, device: Any) -> None:
-        """Set this thread's device."""
-        _current_device.index = torch.device(device).index or 0
-
     @contextmanager
     def device(self, device: Any) -> Iterator[None]:
         """Set this thread's device within the block."""
-        before = self.current_device()
-        self.set_device(device)
+        before = streams.current_device()
+        streams.set_device(device)
         try:
             yield
         finally:
-            _current_device.index = before
+            streams.set_device(torch.device(NAME, before))
 
     def get_device_capability(self, device: Any = None) -> tuple[int, int]:
         """Return that of Hopper."""

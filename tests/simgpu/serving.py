@@ -139,5 +139,8 @@ KINDS: Mapping[str, Kind] = {
 def on_simulated_device(**device: Any) -> Iterator[torch.device]:
     """Have models loaded onto the simulated device within the block."""
     with simulated_device(**device) as found, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner_loading, "resolve_device", lambda name: found)
+        # The setting names a kind of device that this torch has not; its number counts.
+        patch.setattr(
+            runner_loading, "resolve_device", lambda name: torch.device(found.type, int(name.partition(":")[2] or 0))
+        )
         yield found

@@ -328,6 +328,8 @@ def _note_attention(name: str, args: Any, kwargs: dict[str, Any]) -> int:
     with LOCK:
         for activity in activities():
             activity.attentions.append((name, tuple(query.shape)))
+            if name == "sdpa":
+                activity.masks.append(None if mask is None else tuple(mask.shape))
             if mask is not None and torch.backends.cuda.cudnn_sdp_enabled():
                 activity.cudnn_plans.add((query.shape[0], query.shape[-2]))
     # A mask of truth values is made one of numbers, in its own shape.

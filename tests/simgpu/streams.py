@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import torch
 from attrs import define, field
 from torch.cuda import _sanitizer
 
@@ -102,6 +103,7 @@ class Event:
     def __init__(self, *, enable_timing: bool = False, blocking: bool = False) -> None:
         del enable_timing
         self.blocking = blocking
+        self.device = current_device()
         with LOCK:
             self.number = next(_numbers)
             ORDER.handler._handle_event_creation(self.number)
@@ -115,8 +117,22 @@ class Event:
         """Wait for what was on the stream when the event was recorded."""
         with LOCK:
             Event.waits.append(self)
+            if current_device() != self.device:
+                for activity in activities():
+                    activity.races.append(f"a thread of device {current_device()} waits for device {self.device}")
             ORDER.handler._handle_event_synchronization(self.number)
             ORDER.complete()
+
+
+def current_device() -> int:
+    """Return this thread's device."""
+    found: int = getattr(_current, "device", 0)
+    return found
+
+
+def set_device(device: object) -> None:
+    """Set this thread's device."""
+    _current.device = torch.device(device).index or 0  # type: ignore[arg-type]
 
 
 DEFAULT_STREAM = Stream(number=0)

@@ -35,6 +35,15 @@ def resolve_dtype(name: Dtype, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if has_native_bfloat16(device) else torch.float32
 
 
+def use_device(device: torch.device) -> None:
+    """Make a GPU the calling thread's current device, as which CUDA takes the first one in each new thread.
+
+    A thread that only waits for an event of another GPU would give the first one a context, of hundreds of MB.
+    """
+    if device.type != "cpu":
+        torch.get_device_module(device).set_device(device)
+
+
 def has_native_bfloat16(device: torch.device) -> bool:
     """Return whether the hardware multiplies bfloat16 natively: NVIDIA Ampere or later, AVX512-BF16, AMX."""
     if device.type == "cuda":

@@ -22,6 +22,7 @@ from attrs import define, field
 from torch import Tensor
 
 from trio_pool_serve.errors import RunnerDeadError
+from trio_pool_serve.runner.device import use_device
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import PooledBatch, PooledValue
 
@@ -38,6 +39,9 @@ class Event(Protocol):
 
 class CopyBackend(Protocol):
     """Asynchronous copies of one kind of device. Tests implement it on CPU."""
+
+    def use_device(self) -> None:
+        """Make the device the calling thread's current one."""
 
     def open_stream(self) -> Any:
         """Return a new side stream."""
@@ -64,6 +68,10 @@ class CudaCopyBackend:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._cuda: Any = torch.get_device_module(device)
+
+    def use_device(self) -> None:
+        """Make the device the calling thread's current one."""
+        use_device(self.device)
 
     def open_stream(self) -> torch.cuda.Stream:
         """Return a new side stream."""
@@ -121,7 +129,7 @@ class OutputCopier:
             event.record(self._stream)
         for tensor in tensors:
             self.backend.protect(tensor, self._stream)
-        return CopyingBatch(list(tensors), host, event, split, self.offload)
+        return CopyingBatch(list(tensors), host, event, split, self)
 
 
 @define(eq=False)
@@ -136,16 +144,17 @@ class CopyingBatch:
     _host: list[Tensor]
     _event: Event
     _split: Split
-    _offload: Offload
+    _copier: OutputCopier
 
     def __await__(self) -> Generator[Any, Any, list[tuple[PooledValue, ...]]]:
         return self._wait().__await__()
 
     async def _wait(self) -> list[tuple[PooledValue, ...]]:
         device, self._device = self._device, []
-        event, host, split = self._event, self._host, self._split
+        event, host, split, backend = self._event, self._host, self._split, self._copier.backend
 
         def wait_for_copy() -> list[tuple[PooledValue, ...]]:
+            backend.use_device()
             try:
                 event.synchronize()
             except torch.AcceleratorError as error:  # errors of kernels appear after their launch
@@ -154,4 +163,4 @@ class CopyingBatch:
                 device.clear()  # the copies are done, or have failed
             return split([buffer.numpy() for buffer in host])
 
-        return await self._offload.run("copy", wait_for_copy, abandon_on_cancel=True)
+        return await self._copier.offload.run("copy", wait_for_copy, abandon_on_cancel=True)

@@ -11,6 +11,7 @@ from attrs import Factory, define, field, frozen
 from trio_pool_serve.errors import OutOfDeviceMemoryError, RunnerDeadError
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.batch_memory import fit_budget
+from trio_pool_serve.runner.device import use_device
 from trio_pool_serve.runner.forward_pass import Compute, ForwardPass, Padded
 from trio_pool_serve.runner.heads.head import Head, HeadRows
 from trio_pool_serve.runner.heads.maxsim import HeldMemory, QueryVectors
@@ -95,6 +96,7 @@ class TransformerRunner:
 
         Raises ``RunnerDeadError`` once the CUDA context is lost, and ``OutOfDeviceMemoryError``.
         """
+        use_device(self.device)
         try:
             return self._launch(batch)
         except Exception as error:

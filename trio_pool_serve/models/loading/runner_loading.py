@@ -11,7 +11,7 @@ from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.allocator import MMAP_THRESHOLD_BYTES, retain_freed_memory
 from trio_pool_serve.runner.computation import choose_computation
 from trio_pool_serve.runner.compute_params import ComputeParams
-from trio_pool_serve.runner.device import resolve_device, resolve_dtype
+from trio_pool_serve.runner.device import resolve_device, resolve_dtype, use_device
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.runner.output_copy import CudaCopyBackend, OutputCopier
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
@@ -32,6 +32,7 @@ def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -
     Blocks for seconds. Raises ``ModelLoadError``.
     """
     device = resolve_device(config.device)
+    use_device(device)
     params = LoadingParams(
         device=device, dtype=resolve_dtype(config.dtype, device), trust_remote_code=config.trust_remote_code
     )

@@ -1,0 +1,208 @@
+"""Faults of code for GPUs that cost memory, time or the whole device, each shown by what the device is asked to do."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import trio
+
+from tests.models.model_families import ServedModel, write_family
+from tests.simgpu.activity import watched
+from tests.simgpu.memory import MEMORY
+from tests.simgpu.serving import BATCH_TOKENS, KINDS, WAYS, on_simulated_device
+from trio_pool_serve.config import SchedulingConfig
+from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.errors import ModelLoadError, OutOfDeviceMemoryError
+from trio_pool_serve.runner.batch_memory import full_batch
+from trio_pool_serve.runner.cuda.graphs import GraphedBackbone
+from trio_pool_serve.runner.transformer_runner import TransformerRunner
+from trio_pool_serve.telemetry.metrics import Metrics
+from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import Batch, Embed, PoolingRequest, RenderedPrompt, SparseEmbed
+
+
+def rows(*lengths: int, params: tuple = (Embed(),)) -> Batch:
+    prompts = [RenderedPrompt(np.arange(4, 4 + length, dtype=np.int32) % 40 + 4) for length in lengths]
+    return Batch(tuple(PoolingRequest(prompt, params) for prompt in prompts))
+
+
+def loaded(folder: Path, name: str, way: str = "graphed", **settings: object) -> TransformerRunner:
+    path = KINDS[name].write(folder / "model")
+    return KINDS[name].serve(path, **WAYS[way], **settings).runner
+
+
+def peak_of(runner: TransformerRunner, batch: Batch) -> int:
+    """Compute a batch; return the bytes that it needed."""
+    torch.get_device_module(runner.device).reset_peak_memory_stats()
+    before = MEMORY.in_use
+    finish(runner, batch)
+    return MEMORY.peak - before
+
+
+def finish(runner: TransformerRunner, batch: Batch) -> None:
+    async def launch() -> None:
+        await runner.launch(batch)
+
+    trio.run(launch)
+
+
+# -- attention --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bert", "t5", "clip"])
+def test_attention_with_a_mask_makes_no_plan_for_each_shape(tmp_path: Path, name: str):
+    """cuDNN would."""
+    torch.backends.cuda.enable_cudnn_sdp(enabled=True)
+    with on_simulated_device(), watched() as activity:
+        runner = loaded(tmp_path, name, "padded")
+        before = set(activity.cudnn_plans)
+        for lengths in ((5, 3), (9, 4, 2), (12,)):
+            finish(runner, rows(*lengths))
+    assert activity.attentions
+    assert activity.cudnn_plans == before
+
+
+def test_rows_without_padding_have_no_mask(tmp_path: Path):
+    """One of 32,768 tokens would have a mask of a GiB."""
+    with on_simulated_device():
+        runner = loaded(tmp_path, "bert", "padded")
+        with watched() as activity:
+            finish(runner, rows(40))
+            without = set(activity.masks)
+            finish(runner, rows(40, 20))
+    assert without == {None}
+    assert activity.masks[-1] == (2, 1, 40, 40)
+
+
+# -- graphs -----------------------------------------------------------------------------------------------
+
+
+def test_graphs_share_one_pool_on_one_stream(tmp_path: Path):
+    """Memory of a pool is used again on the stream that it was allocated on: a stream for each graph shares nothing."""
+    with on_simulated_device():
+        before = set(MEMORY.pools)
+        runner = loaded(tmp_path, "bert")
+        assert isinstance(runner.compute, GraphedBackbone)
+        assert len(runner.compute.shapes) > 4
+        (pool,) = [MEMORY.pools[key] for key in MEMORY.pools.keys() - before]
+        assert len(pool.most) == 1
+        tokens = [shape.tokens for shape in runner.compute.shapes]
+        assert pool.reserved < 2 * pool.most[next(iter(pool.most))]
+        assert sum(tokens) > 3 * max(tokens)
+
+
+def test_what_the_capture_leaves_is_no_current_stream(tmp_path: Path):
+    with on_simulated_device() as device:
+        before = torch.get_device_module(device).current_stream(device)
+        loaded(tmp_path, "bert")
+        assert torch.get_device_module(device).current_stream(device) is before
+
+
+# -- devices ----------------------------------------------------------------------------------------------
+
+
+async def test_threads_that_launch_and_wait_have_made_the_device_their_own(tmp_path: Path):
+    """Else CUDA would make a context on the first GPU."""
+    path = write_family(tmp_path / "bert", "bert")
+    with on_simulated_device(), watched() as activity:
+        runner = ServedModel(path, dtype="bfloat16", device="cuda:1").runner
+        assert runner.device.index == 1
+        handle = await trio.to_thread.run_sync(runner.launch, rows(5, 3))
+        await handle
+    assert activity.races == []
+
+
+# -- memory -----------------------------------------------------------------------------------------------
+
+
+def test_a_vocabulary_s_logits_are_computed_for_tokens_alone(tmp_path: Path):
+    """Padded, one long row would have all others computed in its length."""
+    with on_simulated_device():
+        runner = loaded(tmp_path, "splade max", "packed")
+        batch = rows(40, *[2] * 60, params=(SparseEmbed(),))
+        used = peak_of(runner, batch)
+        logits = batch.padded_tokens * runner.backbone.vocab_size * 2
+    assert runner.pads is False
+    assert used < logits / 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_budget_is_what_fits(tmp_path: Path, way: str):
+    path = write_family(tmp_path / "bert", "bert")
+    with on_simulated_device():
+        runner = ServedModel(path, dtype="bfloat16", settings=WAYS[way]).runner
+        before = MEMORY.in_use
+        assert runner.fit_batch_tokens(BATCH_TOKENS) == BATCH_TOKENS
+        whole = MEMORY.peak - before
+        del runner
+    with on_simulated_device():
+        small = ServedModel(path, dtype="bfloat16", settings=WAYS[way]).runner
+        MEMORY.capacity = MEMORY.in_use + whole * 2 // 3
+        budget = small.fit_batch_tokens(BATCH_TOKENS)
+        assert budget == BATCH_TOKENS // 2
+        assert f"batches of {budget} tokens" in small.describe()
+        finish(small, full_batch(budget, 48, (Embed(),)))
+
+
+def test_a_model_that_leaves_no_memory_is_not_served(tmp_path: Path):
+    path = write_family(tmp_path / "bert", "bert")
+    with on_simulated_device():
+        runner = ServedModel(path, dtype="bfloat16").runner
+        MEMORY.capacity = MEMORY.in_use + 4096
+        with pytest.raises(ModelLoadError, match="too little free memory for a batch of 64 tokens"):
+            runner.fit_batch_tokens(BATCH_TOKENS)
+
+
+async def compute_all(engine: LocalEngine, batch: Sequence[PoolingRequest]) -> list[BaseException | None]:
+    errors: list[BaseException | None] = [None] * len(batch)
+
+    async def compute(index: int) -> None:
+        try:
+            await engine.submit(batch[index])
+        except OutOfDeviceMemoryError as error:
+            errors[index] = error
+
+    async with trio.open_nursery() as nursery:
+        for index in range(len(batch)):
+            nursery.start_soon(compute, index)
+    return errors
+
+
+async def test_out_of_memory_while_serving_splits_the_batch_and_the_budget_recovers(tmp_path: Path):
+    path = write_family(tmp_path / "bert", "bert")
+    with on_simulated_device():
+        offload = Offload(launch=1)
+        runner = ServedModel(path, dtype="bfloat16", settings=WAYS["packed"], offload=offload).runner
+        config = SchedulingConfig(max_batch_tokens=BATCH_TOKENS)
+        engine = LocalEngine(lambda: runner, offload, Metrics().of_engine("bert"), config)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(engine.run)
+            await engine.wait_ready()
+            whole = MEMORY.peak - MEMORY.in_use
+            MEMORY.capacity = MEMORY.in_use + whole // 3  # another process takes the rest
+            assert await compute_all(engine, rows(*[40] * 12).requests) == [None] * 12
+            assert engine.statistics().failed_batches > 0
+            assert engine.statistics().batch_token_budget < BATCH_TOKENS
+            MEMORY.capacity = None
+            while engine.statistics().batch_token_budget < BATCH_TOKENS:
+                assert await compute_all(engine, rows(*[40] * 12).requests) == [None] * 12
+            nursery.cancel_scope.cancel()
+
+
+async def test_the_row_that_does_not_fit_fails_alone(tmp_path: Path):
+    path = write_family(tmp_path / "bert", "bert")
+    with on_simulated_device():
+        offload = Offload(launch=1)
+        runner = ServedModel(path, dtype="bfloat16", settings=WAYS["packed"], offload=offload).runner
+        needed = await trio.to_thread.run_sync(peak_of, runner, rows(48))
+        config = SchedulingConfig(max_batch_tokens=64)
+        engine = LocalEngine(lambda: runner, offload, Metrics().of_engine("bert"), config)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(engine.run)
+            await engine.wait_ready()
+            MEMORY.capacity = MEMORY.in_use + needed * 3 // 4
+            errors = await compute_all(engine, rows(2, 48, 2, 3).requests)
+            nursery.cancel_scope.cancel()
+    assert [error is None for error in errors] == [True, False, True, True]
