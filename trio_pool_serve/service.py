@@ -159,7 +159,6 @@ class Service:
             # Only this user can enter it: a process that can connect to an engine can have it compute anything.
             self._own_socket_folder = TemporaryDirectory(prefix="trio_pool_serve-")
             self.socket_folder = Path(self._own_socket_folder.name)
-            self._engines = EngineProcesses(self.config, loader_name(self.load_runner), self.socket_folder, self.gpus)
         for number, source in enumerate(self.config.sources):
             self.served[source.name] = ServedModel(source, self._make_engine(number, source))
 
@@ -192,7 +191,9 @@ class Service:
                     for processes in self.processes.values():
                         await nursery.start(processes.run)
                     await nursery.start(self.media.run)
-                    if self._engines is not None:
+                    if self._own_socket_folder is not None:
+                        loader, folder = loader_name(self.load_runner), Path(self._own_socket_folder.name)
+                        self._engines = EngineProcesses(self.config, loader, folder, self.gpus)
                         await nursery.start(self._engines.run)
                     if self.socket_folder is not None:
                         nursery.start_soon(serve_snapshots, self.socket_folder, self.snapshot)
@@ -276,7 +277,7 @@ class Service:
     @property
     def _owns_engines(self) -> bool:
         """Whether no other process of the server loads the same models for the same requests."""
-        return self.socket_folder is None or self._engines is not None
+        return self.socket_folder is None or self._own_socket_folder is not None
 
     @property
     def default(self) -> ServedModel:

@@ -138,16 +138,15 @@ def parse_listing(listing: str) -> list[Gpu]:
 
     The MIG devices of a GPU stand in its place.
     """
-    found: dict[str, list[Gpu]] = {}
+    devices: dict[str, Gpu] = {}
+    whole: Gpu | None = None
     for line in listing.splitlines():
         if gpu := GPU_LINE.fullmatch(line.strip()):
-            found.setdefault(gpu[3], [Gpu(int(gpu[1]), _printable(gpu[2]), gpu[3], gpu[3])])
-        elif (mig := MIG_LINE.fullmatch(line.strip())) and found:
-            parts = found[[*found][-1]]
-            whole, *migs = parts
-            if mig[2] not in [part.uuid for part in migs]:
-                parts.append(Gpu(whole.number, _printable(f"{whole.name} MIG {mig[1]}"), mig[2], whole.uuid))
-    return [device for whole, *migs in found.values() for device in migs or [whole]]
+            whole = devices.setdefault(gpu[3], Gpu(int(gpu[1]), _printable(gpu[2]), gpu[3], gpu[3]))
+        elif whole is not None and (mig := MIG_LINE.fullmatch(line.strip())):
+            devices.setdefault(mig[2], Gpu(whole.number, f"{whole.name} MIG {_printable(mig[1])}", mig[2], whole.uuid))
+    divided = {device.whole_uuid for device in devices.values() if device.uuid != device.whole_uuid}
+    return [device for device in devices.values() if device.uuid not in divided]
 
 
 def read_driver_folder(folder: Path) -> list[Gpu]:
