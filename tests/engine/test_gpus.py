@@ -248,6 +248,7 @@ def test_mig_devices_are_visible_by_their_names_and_by_their_gpus(variable, uuid
         ("3", [3]),
         (" 7 , 0", [7, 0]),
         ("+2", [2]),
+        ("00000000000000000003,00", [3, 0]),
         ("1gpu,2ampere", [1, 2]),
         ("0,2,-1,1", [0, 2]),
         ("0,8,1", [0]),

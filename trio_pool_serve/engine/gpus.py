@@ -185,7 +185,7 @@ def visible_among(gpus: Sequence[Gpu], variable: str | None) -> list[Gpu]:
             devices = _of_uuid(gpus, entry) if entry.startswith(kind) else []
         else:
             # Read as by strtoul: 1gpu is 1.
-            digits = re.match(r"\+?([0-9]{1,9})(?![0-9])", entry)
+            digits = re.match(r"\+?0*([0-9]{1,9})", entry)
             devices = [gpu for gpu in gpus if digits and gpu.number == int(digits[1])]
         if not devices:
             break

@@ -70,7 +70,7 @@ def machine(scripted_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @asynccontextmanager
 async def running(engines: EngineProcesses) -> AsyncIterator[None]:
-    with unwrap_exception_groups(ModelLoadError, EngineDeadError):
+    with trio.fail_after(300), unwrap_exception_groups(ModelLoadError, EngineDeadError):
         async with trio.open_nursery() as nursery:
             await nursery.start(engines.run)
             yield
@@ -249,6 +249,19 @@ async def test_a_failed_replica_that_dies_again_soon_fails_at_once(machine, capl
             await until(lambda restarts=failures + 1: second.restarts == restarts and second.state == "ready")
             assert caplog.text.count("has failed") == failures
         assert engines.replicas[0].restarts == 0
+
+
+async def test_a_process_on_cpu_that_is_killed_leaves_its_share_of_the_cores_to_the_others(machine, caplog):
+    caplog.set_level(logging.INFO)
+    engines = machine.make(gpus=[], device="cpu", replicas=2)
+    async with running(engines):
+        await until(lambda: states(engines) == ["ready"] * 2)
+        computed_at = np.memmap(machine.sockets / "cores", np.float64)
+        computed_at[1] = np.inf  # as while it computes
+        kill(engines, engines.replicas[1], caplog)
+        await until(lambda: engines.replicas[1].restarts == 1)
+        assert computed_at[1] == -np.inf
+        assert computed_at[0] > 0
 
 
 # -- what is told ---------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import logging
 import math
 import socket
+import struct
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -169,11 +170,26 @@ class EngineProcesses:
                 replica.state, replica.has_loaded, ready_at = "ready", True, trio.current_time()
             end = await child.wait()
         replica.state = "loading"
+        self._release_cores(replica)
         failure = status.message if isinstance(status, LoadFailed) else f"The engine process of {replica} has {end}."
         if not replica.has_loaded:
             raise ModelLoadError(failure)
         logger.error("%s", failure)
         return ChildEnd(end, max(0.0, trio.current_time() - ready_at))
+
+    def _release_cores(self, replica: Replica) -> None:
+        """Record that a process which has ended does not compute: others leave its share of the cores to one that does.
+
+        The file has the time at which each last computed, as a float64; its successor may not come for long.
+        """
+        if self._cores.exists():
+            with self._cores.open("r+b") as cores:
+                cores.seek(8 * replica.numbers.process)
+                cores.write(struct.pack("d", -math.inf))
+
+    @property
+    def _cores(self) -> Path:
+        return self.socket_folder / "cores"
 
     def _job_of(self, replica: Replica, listening: socket.socket) -> EngineJob:
         config, path = self.config, replica.path
@@ -190,7 +206,7 @@ class EngineProcesses:
             replica.numbers,
             replica.device,
             str(path.with_name(path.stem.rpartition("-")[0] + ".small_requests")),
-            str(self.socket_folder / "cores") if shares_cores else "",
+            str(self._cores) if shares_cores else "",
         )
 
     def snapshot(self) -> Snapshot:
