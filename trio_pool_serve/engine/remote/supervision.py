@@ -5,6 +5,7 @@ import math
 import socket
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
@@ -182,10 +183,9 @@ class EngineProcesses:
 
         The file has the time at which each last computed, as a float64; its successor may not come for long.
         """
-        if self._cores.exists():
-            with self._cores.open("r+b") as cores:
-                cores.seek(8 * replica.numbers.process)
-                cores.write(struct.pack("d", -math.inf))
+        with suppress(OSError), self._cores.open("r+b") as cores:  # none of them may share cores
+            cores.seek(8 * replica.numbers.process)
+            cores.write(struct.pack("d", -math.inf))
 
     @property
     def _cores(self) -> Path:
