@@ -63,7 +63,7 @@ class Settings:
     rounds: int = 5
     seconds: float = 8.0
     shape: Shape = "base"
-    device: str = "cuda"
+    device: str = "cuda:0"
     flags: str = ""
     output_dir: Path = RESULTS
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +16,7 @@ from trio_pool_serve.access.api_keys import ApiKeys
 from trio_pool_serve.config import Config, ModelSource
 from trio_pool_serve.engine.deep_probe import DeepProbe
 from trio_pool_serve.engine.engine import Engine
+from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.placement import replicas_of
 from trio_pool_serve.engine.remote.process_engine import ProcessEngine
@@ -83,6 +84,8 @@ class Service:
     """Where the server's processes have their sockets, if the caller supervises the engine processes."""
     api_worker: int = field(default=0, kw_only=True)
     """The index of this API process."""
+    gpus: Sequence[Gpu] = field(default=(), kw_only=True)
+    """Those for the engine processes of this service."""
     offload: Offload = field(kw_only=True)
     on_loaded: Callable[[], object] = field(default=_do_nothing, kw_only=True)
     """Called once, when all models are loaded and before the service is ready."""
@@ -108,6 +111,7 @@ class Service:
     running_tasks: int = field(default=0, init=False)
     """Number of requests for tasks that have no response yet."""
     _own_socket_folder: TemporaryDirectory[str] | None = field(default=None, init=False)
+    _engines: EngineProcesses | None = field(default=None, init=False)
     _unused_cores: list[Any] = field(init=False, factory=list)
     """``SharedCores`` of the launch threads that compute nothing."""
 
@@ -188,10 +192,9 @@ class Service:
                         await nursery.start(processes.run)
                     await nursery.start(self.media.run)
                     if self._own_socket_folder is not None:
-                        engines = EngineProcesses(
-                            self.config, loader_name(self.load_runner), Path(self._own_socket_folder.name)
-                        )
-                        await nursery.start(engines.run)
+                        loader, folder = loader_name(self.load_runner), Path(self._own_socket_folder.name)
+                        self._engines = EngineProcesses(self.config, loader, folder, self.gpus)
+                        await nursery.start(self._engines.run)
                     if self.socket_folder is not None:
                         nursery.start_soon(serve_snapshots, self.socket_folder, self.snapshot)
                     for served in self.served.values():
@@ -359,7 +362,7 @@ class Service:
         self.metrics.take_gauges()
         load = {
             "server_load": self.running_tasks,
-            "models": {name: self._load_of(served.engine) for name, served in self.served.items()},
+            "models": {name: served.engine.reported_load for name, served in self.served.items()},
             "limiters": {kind: attrs.asdict(limiter) for kind, limiter in self.offload.statistics().items()},
             "workers": {name: attrs.asdict(processes.statistics()) for name, processes in self.processes.items()},
             "media_cache": attrs.asdict(self.media.cache.statistics()),
@@ -368,16 +371,10 @@ class Service:
         }
         return Snapshot(families_of(self.metrics.registry), load)
 
-    def _load_of(self, engine: Engine) -> dict[str, Any]:
-        """Return an engine's statistics, but only those that engine processes do not report themselves."""
-        statistics = attrs.asdict(engine.statistics())
-        names = statistics if self.socket_folder is None else ("state", "admitted_tokens")
-        return {name: statistics[name] for name in names}
-
     async def snapshots(self) -> list[Snapshot]:
         """Return the snapshots of all processes of the server, this one first. Cancellation: at once."""
         others = [] if self.socket_folder is None else await gather_snapshots(self.socket_folder)
-        return [self.snapshot(), *others]
+        return [self.snapshot(), *([] if self._engines is None else [self._engines.snapshot()]), *others]
 
     def _gauges(self) -> Gauges:
         stats = self.offload.statistics()

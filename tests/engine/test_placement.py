@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from attrs import frozen
 
-from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
-from trio_pool_serve.engine.placement import default_placement, has_gpu, replicas_of
+from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig, decode_config, encode_config
+from trio_pool_serve.engine.placement import default_placement, has_gpu, replicas_of, with_replicas
 
 CUDA_BUILD = "__version__ = '2.8.0+cu128'\ncuda: Optional[str] = '12.8'\nhip: Optional[str] = None\n"
 CPU_BUILD = "__version__ = '2.8.0+cpu'\ndebug = False\ncuda: Optional[str] = None\nhip: Optional[str] = None\n"
@@ -113,3 +113,28 @@ def test_a_cpu_build_gets_several_replicas_and_a_given_number_wins():
     assert replicas_of(named) == 1
     given = Config(models=("m",), loading=ModelConfig(device="cuda"), processes=ProcessesConfig(replicas=3))
     assert replicas_of(given) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpus", "replicas"),
+    [
+        ({}, 8, 8),
+        ({"replicas_per_gpu": 2}, 8, 16),
+        ({"replicas": 3}, 8, 3),
+        ({}, 1, 1),
+        ({}, 0, 1),
+        ({"replicas_per_gpu": 2}, 0, 2),
+    ],
+    ids=str,
+)
+def test_each_gpu_gets_so_many_replicas_unless_their_number_is_given(settings, gpus, replicas):
+    """No GPU is known where only torch can tell which there are."""
+    config = Config(models=("m",), loading=ModelConfig(device="cuda"), processes=ProcessesConfig(**settings))
+    placed = with_replicas(config, gpus)
+    assert placed.processes.replicas == replicas_of(placed) == replicas
+    assert decode_config(encode_config(placed)) == placed
+
+
+def test_on_cpu_gpus_do_not_count():
+    config = Config(models=("m",), loading=ModelConfig(device="cpu"), processes=ProcessesConfig(replicas_per_gpu=40))
+    assert replicas_of(with_replicas(config, 0)) == replicas_of(config) <= 4

@@ -111,8 +111,15 @@ class ProcessesConfig:
         int | None,
         help_(
             "Number of batches of each model that are computed at a time: in as many engine processes, or threads with "
-            "`--engine local`.",
-            default="1 on a GPU; on CPU one per core, at most 4",
+            "`--engine local`. Engine processes are spread over the GPUs of `--device`.",
+            default="1 per GPU; on CPU one per core, at most 4",
+        ),
+    ] = field(default=None, validator=optional(gt(0)))
+    replicas_per_gpu: Annotated[
+        int | None,
+        help_(
+            "Number of engine processes of each model on each GPU, in place of `--replicas`. Of no effect on CPU.",
+            default="1",
         ),
     ] = field(default=None, validator=optional(gt(0)))
     api_workers: Annotated[
@@ -123,7 +130,8 @@ class ProcessesConfig:
         int,
         help_(
             "Maximum number of restarts in a row of an engine process that dies within a minute of being ready. After "
-            "them the server ends with status 1. 0: no limit."
+            "them it has failed, and is tried again every 5 minutes; when all of a model have failed, the server ends "
+            "with status 1. 0: no limit."
         ),
     ] = field(default=10, validator=ge(0))
     plugins: Annotated[
@@ -138,6 +146,8 @@ class ProcessesConfig:
     def __attrs_post_init__(self) -> None:
         if self.engine == "local" and self.api_workers > 1:
             raise ValueError("--engine local computes in the API process, of which there is one: --api-workers is 1.")
+        if self.replicas is not None and self.replicas_per_gpu is not None:
+            raise ValueError("--replicas is the number on all GPUs, --replicas-per-gpu that on each: give one of them.")
 
 
 @Parameter(name="*", group=Group("Threads", sort_key=5))

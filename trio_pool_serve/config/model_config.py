@@ -44,7 +44,10 @@ class ModelConfig:
     ] = field(default="auto", validator=in_(get_args(Dtype)))
     device: Annotated[
         str,
-        help_("Device to compute on: auto, cpu, cuda or cuda:N. auto: the first GPU, or the CPU if there is none."),
+        help_(
+            "Device to compute on: auto, cpu, cuda or cuda:N. cuda: all visible GPUs; with `--engine local` the first. "
+            "cuda:N: the N-th of them alone, from 0. auto: as cuda, or the CPU if there is no GPU."
+        ),
     ] = "auto"
     cpu_backend: Annotated[
         CpuBackend,

@@ -3,10 +3,10 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import trio
-from attrs import define, field, frozen
+from attrs import asdict, define, field, frozen
 
 from trio_pool_serve.engine.admission import AdmittedRequest, EstimatedWork
 from trio_pool_serve.engine.queue import QueueEntry
@@ -186,6 +186,11 @@ class Engine(ABC):
 
         Cancellation: at once.
         """
+
+    @property
+    def reported_load(self) -> dict[str, Any]:
+        """The engine's part of ``/load``: what no other process of the server reports of it."""
+        return asdict(self.statistics())
 
     @property
     @abstractmethod

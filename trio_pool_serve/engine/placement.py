@@ -8,6 +8,8 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
+from attrs import evolve
+
 from trio_pool_serve.config import Config, ModelConfig, Placement
 
 MAX_REPLICAS = 4
@@ -42,11 +44,23 @@ def _is_torch_built_for_cuda(import_path: Sequence[str]) -> bool:
     return not (version.is_file() and re.search(r"^cuda\b.*=\s*None\b", version.read_text(), re.MULTILINE))
 
 
-def replicas_of(config: Config) -> int:
-    """Return how many batches of each model are computed at a time, each in a thread or process of its own."""
-    if config.processes.replicas is not None:
-        return config.processes.replicas
-    return 1 if has_gpu(config.loading) else min(MAX_REPLICAS, len(os.sched_getaffinity(0)))
+def replicas_of(config: Config, gpus: int = 1) -> int:
+    """Return how many batches of each model are computed at a time, each in a thread or process of its own.
+
+    ``gpus`` is the number of GPUs for the models, if they are computed on any.
+    """
+    processes = config.processes
+    if processes.replicas is not None:
+        return processes.replicas
+    if has_gpu(config.loading):
+        return gpus * (processes.replicas_per_gpu or 1)
+    return min(MAX_REPLICAS, len(os.sched_getaffinity(0)))
+
+
+def with_replicas(config: Config, gpus: int) -> Config:
+    """Return the settings with ``--replicas`` set, so that no other process has to look for the GPUs."""
+    replicas = replicas_of(config, max(1, gpus))
+    return evolve(config, processes=evolve(config.processes, replicas=replicas, replicas_per_gpu=None))
 
 
 def default_placement(config: Config, *, reads_images: bool, cores: int | None = None) -> Placement:

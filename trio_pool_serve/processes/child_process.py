@@ -11,9 +11,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, NoReturn, TypeVar
 
 import trio
@@ -76,9 +77,16 @@ class ChildProcess(Generic[Status]):
 
 @asynccontextmanager
 async def open_child(
-    module: str, job: object, status: Any, *, fds: Sequence[int] = ()
+    module: str,
+    job: object,
+    status: Any,
+    *,
+    fds: Sequence[int] = (),
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[ChildProcess[Any]]:
-    """Run ``python -m MODULE`` with ``job`` for as long as the block lasts; it inherits ``fds``.
+    """Run ``python -m MODULE`` with ``job`` for as long as the block lasts.
+
+    It inherits ``fds`` and this process's environment, with the variables of ``environment`` set in it.
 
     Cancellation: the child is killed unless it leaves within ``EXIT_TIMEOUT_S``.
     """
@@ -88,6 +96,7 @@ async def open_child(
             [sys.executable, "-m", module, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno(), *fds],
+            env={**os.environ, **environment},
         )
     child = ChildProcess[Any](process, FramedStream(trio.SocketStream(trio.socket.from_stdlib_socket(ours)), status))
     try:
@@ -126,13 +135,25 @@ class ChildEnd:
     was_ready_s: float
 
 
-async def keep_alive(name: str, live: Callable[[], Awaitable[ChildEnd]], *, max_restarts: int = 0) -> NoReturn:
+def restart_backoff() -> RestartBackoff:
+    """Return the pauses between crashes of a child, which count as in a row until one was ready for long enough."""
+    return RestartBackoff(RESTART_PAUSES_S, STABLE_AFTER_S)
+
+
+async def keep_alive(
+    name: str,
+    live: Callable[[], Awaitable[ChildEnd]],
+    *,
+    max_restarts: int = 0,
+    backoff: RestartBackoff | None = None,
+) -> NoReturn:
     """Call ``live()``, which runs one child and returns how it ended, again and again, with pauses between crashes.
 
     Raises what ``live`` raises, and ``EngineDeadError`` after more than ``max_restarts`` crashes in a row (0: never):
-    those of children that were ready for at most ``STABLE_AFTER_S``. Cancellation: at once.
+    those of children that were ready for at most ``STABLE_AFTER_S``. Those that ``backoff`` has counted in an earlier
+    call count too. Cancellation: at once.
     """
-    backoff = RestartBackoff(RESTART_PAUSES_S, STABLE_AFTER_S)
+    backoff = restart_backoff() if backoff is None else backoff
     while True:
         end = await live()
         pause_s = backoff.next_pause_s(end.was_ready_s)

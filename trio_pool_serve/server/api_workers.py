@@ -7,7 +7,7 @@ import logging
 import math
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,13 +18,14 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.config import Config, encode_config
+from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.remote.supervision import EngineProcesses
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.processes.child_process import ChildEnd, ChildProcess, keep_alive, open_child
 from trio_pool_serve.server.listener import leave, open_listening, url_of
 from trio_pool_serve.server.reloading import watch_reloads
 from trio_pool_serve.server.systemd import STOPPING, feed_watchdog, notify
-from trio_pool_serve.telemetry.snapshots import gather_snapshots
+from trio_pool_serve.telemetry.snapshots import gather_snapshots, serve_snapshots
 
 logger = logging.getLogger(__name__)
 
@@ -143,9 +144,12 @@ async def _send(child: ChildProcess[ToParent], message: FromParent) -> None:
         logger.debug("API worker %d has exited already", child.process.pid)
 
 
-async def serve_by_workers(config: Config, loader: str, announce: Callable[[str], None]) -> None:
+async def serve_by_workers(
+    config: Config, loader: str, announce: Callable[[str], None], gpus: Sequence[Gpu] = ()
+) -> None:
     """Serve until SIGTERM or SIGINT, then drain; ``announce(url)`` is called when the first API process is ready.
 
+    The engine processes are on the ``gpus``, or on the device of the settings if there are none.
     Raises ``ModelLoadError`` or ``EngineDeadError``. A second signal, and a drain that outlasts ``--drain-timeout-s``,
     end all processes at once. Cancellation: all processes are ended.
     """
@@ -153,15 +157,17 @@ async def serve_by_workers(config: Config, loader: str, announce: Callable[[str]
         TemporaryDirectory(prefix="trio_pool_serve-") as socket_folder,
         open_listening(config.network) as listening,
     ):
-        workers = ApiWorkers(config, Path(socket_folder), listening)
+        folder = Path(socket_folder)
+        workers, engines = ApiWorkers(config, folder, listening), EngineProcesses(config, loader, folder, gpus)
         async with trio.open_nursery() as nursery:
             await nursery.start(_watch_signals, workers, nursery.cancel_scope)
             await nursery.start(watch_reloads, workers.reload)
-            await nursery.start(EngineProcesses(config, loader, Path(socket_folder)).run)
+            await nursery.start(engines.run)
+            nursery.start_soon(serve_snapshots, folder, engines.snapshot)
             nursery.start_soon(workers.run)
             await workers.ready.wait()
             announce(url_of(listening, config.network))
-            await feed_watchdog(partial(gather_snapshots, Path(socket_folder)), config.scheduling.batch_timeout_s)
+            await feed_watchdog(partial(gather_snapshots, folder), config.scheduling.batch_timeout_s)
 
 
 async def _watch_signals(

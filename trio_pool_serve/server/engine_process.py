@@ -21,7 +21,7 @@ from trio_pool_serve.processes.child_process import run_as_child, send_to_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.telemetry.logs import configure_logging
 from trio_pool_serve.telemetry.metrics import Metrics, task_gauges
-from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, serve_snapshots
+from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, families_of_replica, serve_snapshots
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.threads.scheduling import limit_openmp_spinning, relative_niceness
 from trio_pool_serve.types import Runner
@@ -34,7 +34,8 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
     limit_openmp_spinning()  # before torch is imported, as the next
     limit_caches()
     config = decode_config(job.config)
-    configure_logging(config.logging)
+    labels = {"replica": str(job.numbers.replica), "device": job.device}
+    configure_logging(config.logging, {"model": job.model, **labels} if job.numbers.processes > 1 else {})
     import_plugins(config)
     offload = Offload(
         launch=1,
@@ -57,7 +58,11 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
 
     def snapshot() -> Snapshot:
         metrics.take_gauges()
-        return Snapshot(families_of(metrics.registry), {"models": {job.model: attrs.asdict(engine.statistics())}})
+        families, load = families_of(metrics.registry), attrs.asdict(engine.statistics())
+        replicas = {labels["replica"]: load}
+        return Snapshot(
+            families + families_of_replica(families, labels), {"models": {job.model: {**load, "replicas": replicas}}}
+        )
 
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=job.fd)))
     try:

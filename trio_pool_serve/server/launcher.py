@@ -10,7 +10,8 @@ from attrs import evolve
 from rich.console import Console
 
 from trio_pool_serve.config import Config
-from trio_pool_serve.engine.placement import default_placement
+from trio_pool_serve.engine.gpus import Gpu, find_gpus
+from trio_pool_serve.engine.placement import default_placement, with_replicas
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.models.folder import open_model_folder, reads_images_by_its_files
 from trio_pool_serve.models.model_kind import AnyModelFolder
@@ -48,12 +49,15 @@ async def serve(config: Config, service: Service | None = None, load_runner: Run
             await _serve_alone(config, service)
             return
         config = await with_engine_placement(config)
+        gpus: list[Gpu] = []
         if config.processes.engine == "process":
             do_without_torch()
+            gpus = await find_gpus(config.loading)
+            config = with_replicas(config, len(gpus))
         if config.processes.api_workers > 1:
-            await serve_by_workers(config, loader_name(load_runner), partial(_announce_workers, config))
+            await serve_by_workers(config, loader_name(load_runner), partial(_announce_workers, config), gpus)
         else:
-            await _serve_alone(config, Service(config, load_runner))
+            await _serve_alone(config, Service(config, load_runner, gpus=gpus))
 
 
 async def with_engine_placement(config: Config, cores: int | None = None) -> Config:

@@ -6,7 +6,8 @@ Modules log by the standard library's ``logging``, with the fields of an event a
 import logging
 import sys
 import traceback
-from types import TracebackType
+from collections.abc import Mapping
+from types import MappingProxyType, TracebackType
 from typing import Any, TypeAlias
 
 from pythonjsonlogger.core import RESERVED_ATTRS
@@ -28,8 +29,8 @@ VERBOSE = ("hypercorn.error", "httpx", "filelock", "huggingface_hub", "urllib3",
 """Loggers of libraries whose messages below warnings are left out."""
 
 
-def configure_logging(config: LoggingConfig) -> None:
-    """Have this process log to standard error in the format of ``--log-format``."""
+def configure_logging(config: LoggingConfig, fields: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Have this process log to standard error in the format of ``--log-format``, with ``fields`` in every event."""
     shows_text = config.log_level == "debug"
     handler: logging.Handler
     if logs_json(config):
@@ -41,6 +42,12 @@ def configure_logging(config: LoggingConfig) -> None:
     else:
         handler = logging.StreamHandler()
         handler.setFormatter(TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s", shows_text=shows_text))
+
+    def add_fields(record: logging.LogRecord) -> bool:
+        vars(record).update(fields)
+        return True
+
+    handler.addFilter(add_fields)
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     for verbose in VERBOSE:
         logging.getLogger(verbose).setLevel(logging.WARNING)

@@ -6,7 +6,7 @@ snapshots of the others.
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from prometheus_client.core import Metric
 
 from trio_pool_serve.processes.child_process import listening_at
 from trio_pool_serve.processes.framed_stream import FramedStream
+from trio_pool_serve.telemetry.metrics import PREFIX
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +33,13 @@ MINIMA = ("batch_token_budget",)
 
 SUFFIX = ".telemetry"
 
-STATES = ("dead", "loading", "stalled", "ready")
-"""The worst first."""
+STATES = ("dead", "failed", "loading", "stalled", "ready")
+"""The worst first; failed is for replicas."""
+
+OF_REPLICA = {f"{PREFIX}{name}": f"{PREFIX}{of_replica}" for name, of_replica in (
+    ("engine", "replica"), ("tokens", "replica_tokens"), ("faults", "replica_faults"),
+)}  # fmt: skip
+"""The metrics of an engine process that are there once more for each replica, by another name."""
 
 
 class Family(msgspec.Struct, array_like=True):
@@ -62,6 +68,23 @@ def families_of(registry: CollectorRegistry) -> list[Family]:
             [(sample.name, sample.labels, sample.value) for sample in metric.samples],
         )
         for metric in registry.collect()
+    ]
+
+
+def families_of_replica(families: Iterable[Family], labels: Mapping[str, str]) -> list[Family]:
+    """Return the metrics of one replica that are not added up over the replicas of its model: with its labels."""
+    return [
+        Family(
+            OF_REPLICA[family.name],
+            f"{family.help}; of each replica",
+            family.type,
+            [
+                (OF_REPLICA[family.name] + name.removeprefix(family.name), {**known, **labels}, value)
+                for name, known, value in family.samples
+            ],
+        )
+        for family in families
+        if family.name in OF_REPLICA
     ]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.scripted_runner import ScriptedRunner
+from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError, RunnerDeadError
 from trio_pool_serve.types import Batch, CopiedBatch, PooledBatch
 
@@ -44,7 +45,33 @@ def process_settings() -> list[float]:
     return [gc.get_freeze_count(), sys.getswitchinterval(), niceness, float(os.environ.get("GOMP_SPINCOUNT", 0))]
 
 
-def load_scripted(*_) -> ScriptedRunner:
+class PlacedRunner(ScriptedRunner):
+    """Says on which device it computes, as far as this process sees."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__(on_launch=follow_script)
+        self.device = device
+
+    def describe(self) -> str:
+        return f"{self.device} of CUDA_VISIBLE_DEVICES={visible_devices()}"
+
+
+def visible_devices() -> str | None:
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def load_scripted(_, config: ModelConfig, *__) -> ScriptedRunner:
+    """Load a runner, unless the file named by ``SCRIPT_BROKEN`` has this process's device in it.
+
+    As the device is followed there, the process fails to load (``raises``) or ends (``exits``).
+    """
     if "SCRIPT_LOAD_ERROR" in os.environ:
         raise ModelLoadError(os.environ["SCRIPT_LOAD_ERROR"])
-    return ScriptedRunner(on_launch=follow_script)
+    if "SCRIPT_BROKEN" in os.environ:
+        broken = dict(line.split() for line in Path(os.environ["SCRIPT_BROKEN"]).read_text().splitlines())
+        match broken.get(visible_devices()):
+            case "raises":
+                raise ModelLoadError(f"CUDA error: {visible_devices()} is broken")
+            case "exits":
+                os._exit(5)
+    return PlacedRunner(config.device)

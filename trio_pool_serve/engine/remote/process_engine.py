@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import trio
@@ -193,6 +194,11 @@ class ProcessEngine(Engine):
         if not self._ready_links:
             return "loading"
         return "stalled" if self.stall_reason else "ready"
+
+    @property
+    def reported_load(self) -> dict[str, Any]:  # noqa: D102  (engine processes report the rest, but not that they are silent)
+        stalled = {str(number): {"state": "stalled"} for number, link in enumerate(self._links) if link.stall_reason}
+        return {"state": self.state, "admitted_tokens": self._admission.tokens, "replicas": stalled}
 
     def statistics(self) -> EngineStatistics:  # noqa: D102
         return EngineStatistics(

@@ -1,0 +1,227 @@
+"""A server on a machine with eight GPUs, as far as its ``nvidia-smi`` goes: real processes, ended by real signals."""
+
+import json
+import os
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import trio
+
+from tests.conftest import client_of
+from tests.server.programs import script
+from tests.server.server_process import ENGINE_PROCESS, SCRIPTED, ServerProcess, launched
+from tests.simulated_gpus import EIGHT, LABELS, UUIDS, printing, write_nvidia_smi
+
+VISIBLE = "6,1"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in ("launched", "go"):
+        os.mkfifo(tmp_path / name)
+    write_nvidia_smi(tmp_path / "bin", printing(EIGHT))
+    return tmp_path
+
+
+@pytest.fixture
+def mps(root: Path) -> Iterator[Path]:
+    with TemporaryDirectory() as name:
+        os.mkfifo(Path(name) / "control")
+        yield Path(name)
+
+
+@asynccontextmanager
+async def served(
+    root: Path, folder: Path, *arguments: str, device: str = "cuda", visible: str | None = None, **variables: str
+):
+    env = {
+        "SCRIPT_PIPES": str(root),
+        "PATH": f"{root / 'bin'}:{os.environ['PATH']}",
+        **({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}),
+        **variables,
+    }
+    options = ("--engine", "process", "--device", device, *arguments)
+    async with launched(root, f"m={folder}", *options, command=SCRIPTED, env=env) as server:
+        yield server
+
+
+@asynccontextmanager
+async def two_ready(root: Path, folder: Path, *arguments: str, **variables: str) -> AsyncIterator[ServerProcess]:
+    """A server whose two visible GPUs both have a replica that is ready."""
+    async with served(root, folder, *arguments, visible=VISIBLE, **variables) as server:
+        await server.wait_logged("is ready", times=2)
+        yield server
+
+
+async def ask(server: ServerProcess, *ids: int) -> httpx.Response:
+    async with client_of(server.url) as client:
+        return await client.post("/v1/embeddings", json={"input": list(ids)})
+
+
+async def text_of(server: ServerProcess, path: str) -> str:
+    async with client_of(server.url) as client:
+        return (await client.get(path)).text
+
+
+async def replicas_of(server: ServerProcess, model: str = "m") -> dict[str, dict[str, Any]]:
+    return json.loads(await text_of(server, "/load"))["models"][model]["replicas"]
+
+
+async def until_some(server: ServerProcess, condition: Callable[[dict[str, Any]], bool]) -> str:
+    """Wait until a replica is so, and return its number."""
+    with trio.fail_after(60):
+        while True:
+            for number, replica in (await replicas_of(server)).items():
+                if condition(replica):
+                    return number
+            await trio.sleep(0.02)
+
+
+async def until_state(server: ServerProcess, number: str, state: str) -> None:
+    assert await until_some(server, lambda replica: replica["state"] == state) == number
+
+
+def process_of(server: ServerProcess, replica: str) -> psutil.Process:
+    """Return the engine process of a replica: the last that was logged as ready."""
+    (*_, pid) = re.findall(rf"engine process (\d+) is ready: m, replica {replica} on", server.log)
+    return psutil.Process(int(pid))
+
+
+async def kill_until_failed(server: ServerProcess, replica: str, *, meanwhile: Callable) -> None:
+    """Kill a replica's process twice, with one restart allowed."""
+    ready = server.log.count("is ready")
+    process_of(server, replica).kill()
+    await server.wait_logged("is ready", times=ready + 1)
+    await meanwhile()
+    process_of(server, replica).kill()
+
+
+async def test_each_gpu_has_a_replica_and_each_process_sees_its_own_gpu(root, scripted_folder):
+    async with served(root, scripted_folder) as server:
+        await server.wait_logged("is ready", times=8)
+        for number, (uuid, label) in enumerate(zip(UUIDS, LABELS, strict=True)):
+            assert f"m, replica {number} on {label}: cuda:0 of CUDA_VISIBLE_DEVICES={uuid}" in server.log
+        replicas = await replicas_of(server)
+        assert {number: replica["device"] for number, replica in replicas.items()} == {
+            str(number): label for number, label in enumerate(LABELS)
+        }
+        assert {replica["state"] for replica in replicas.values()} == {"ready"}
+        for number in range(16):
+            assert (await ask(server, 5, number)).status_code == 200
+
+
+async def test_two_models_share_the_gpus(root, scripted_folder):
+    arguments = (f"other={scripted_folder}", "--replicas", "1", "--api-workers", "2")
+    async with served(root, scripted_folder, *arguments) as server:
+        await server.wait_logged("is ready", times=2)
+        assert f"m on {LABELS[0]}: cuda:0 of CUDA_VISIBLE_DEVICES={UUIDS[0]}" in server.log
+        assert f"other on {LABELS[1]}: cuda:0 of CUDA_VISIBLE_DEVICES={UUIDS[1]}" in server.log
+        assert (await replicas_of(server, "other"))["0"]["device"] == LABELS[1]
+
+
+async def test_one_device_has_all_replicas_and_mps_lets_them_compute_concurrently(root, scripted_folder, mps):
+    variables = {"CUDA_MPS_PIPE_DIRECTORY": str(mps)}
+    async with served(root, scripted_folder, "--replicas", "2", device="cuda:3", **variables) as server:
+        await server.wait_logged("is ready", times=2)
+        assert server.log.count(f"of CUDA_VISIBLE_DEVICES={UUIDS[3]}") == 2
+        assert f"compute concurrently on each GPU, by the MPS control daemon at {mps}" in server.log
+        for process in server.processes(ENGINE_PROCESS):
+            assert process.environ()["CUDA_MPS_PIPE_DIRECTORY"] == str(mps)
+
+
+async def test_without_gpus_the_processes_have_the_environment_of_the_server(root, scripted_folder):
+    write_nvidia_smi(root / "bin", "echo 'No devices were found'; exit 6")
+    async with served(root, scripted_folder, visible="0") as server:
+        await server.wait_logged("m: cuda of CUDA_VISIBLE_DEVICES=0")
+        assert (await replicas_of(server))["0"]["device"] == "cuda"
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_gpu_whose_replica_keeps_dying_takes_nothing_else_with_it(root, scripted_folder, workers):
+    arguments = ("--max-engine-restarts", "1", "--api-workers", workers)
+    async with two_ready(root, scripted_folder, *arguments) as server:
+        waiting: list[httpx.Response] = []
+
+        async def wait() -> None:
+            waiting.append(await ask(server, script.WAITS))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await trio.to_thread.run_sync((root / "launched").read_text)
+            dying = await until_some(server, lambda replica: replica.get("in_flight_batches", 0) > 0)
+            label = LABELS[int(VISIBLE.split(",")[int(dying)])]
+
+            async def answers_all() -> None:
+                assert (await ask(server, 5)).status_code == 200
+
+            await kill_until_failed(server, dying, meanwhile=answers_all)
+        assert [answer.status_code for answer in waiting] == [503]
+        await until_state(server, dying, "failed")
+        for number in range(20):
+            assert (await ask(server, 5, number)).status_code == 200
+        async with client_of(server.url) as client:
+            assert (await client.get("/readyz")).status_code == 200
+        assert f"m, replica {dying} on {label} has failed, 1 of 2 replicas are left" in server.log
+        assert "the next attempt is in 300 s" in server.log
+
+        load = await text_of(server, "/load")
+        assert f'"{dying}":{{"device":"{label}","state":"failed","restarts":1}}' in load.replace(" ", "")
+        assert json.loads(load)["models"]["m"]["state"] == "ready"
+        metrics = (await text_of(server, "/metrics")).splitlines()
+        (failed,) = (line for line in metrics if 'of="failed"' in line and f'replica="{dying}"' in line)
+        assert failed == f'trio_pool_serve_replica{{device="{label}",model="m",of="failed",replica="{dying}"}} 1.0'
+
+        left = str(1 - int(dying))
+        await kill_until_failed(server, left, meanwhile=answers_all)
+        assert await server.wait_exit() == 1
+        last = server.log.splitlines()[-1]
+        assert "restarted 1 times in a row: giving up" in last
+        assert f"replica {left} on" in last
+
+
+async def test_replicas_are_told_apart_and_added_up(root, scripted_folder):
+    async with two_ready(root, scripted_folder) as server:
+        for number in range(10):
+            assert (await ask(server, 5, number)).status_code == 200
+        assert (await ask(server, script.RAISES)).status_code == 500
+        metrics = (await text_of(server, "/metrics")).splitlines()
+
+        def values(name: str, *labels: str) -> dict[str, float]:
+            lines = (line.rpartition(" ") for line in metrics if line.startswith(name + "{"))
+            return {key: float(value) for key, _, value in lines if all(label in key for label in labels)}
+
+        (total,) = values("trio_pool_serve_tokens_total").values()
+        of_replicas = values("trio_pool_serve_replica_tokens_total")
+        assert sum(of_replicas.values()) == total > 20
+        assert set(of_replicas) == {
+            f'trio_pool_serve_replica_tokens_total{{device="{LABELS[gpu]}",model="m",replica="{number}"}}'
+            for number, gpu in enumerate((6, 1))
+        }
+        assert [*values("trio_pool_serve_engine", 'of="ready"').values()] == [2]
+        assert [*values("trio_pool_serve_replica", 'of="ready"').values()] == [1, 1]
+        assert sorted(values("trio_pool_serve_replica_faults_total", 'of="failed_rows"').values()) == [0, 1]
+        load = json.loads(await text_of(server, "/load"))["models"]["m"]
+        assert load["batches"] == sum(replica["batches"] for replica in load["replicas"].values()) == 10
+        events = [json.loads(line) for line in server.log.splitlines() if line.startswith("{")]
+        (failure,) = (event for event in events if "batch" in event["message"] and event["level"] == "ERROR")
+        assert failure["model"] == "m"
+        assert failure["device"] == LABELS[(6, 1)[int(failure["replica"])]]
+
+
+async def test_a_replica_that_says_nothing_is_stalled(root, scripted_folder):
+    async with two_ready(root, scripted_folder, "--stall-timeout-s", "1") as server:
+        process = process_of(server, "1")
+        process.suspend()
+        await until_state(server, "1", "stalled")
+        assert (await replicas_of(server))["0"]["state"] == "ready"
+        process.resume()
+        with trio.fail_after(60):
+            while "stalled" in await text_of(server, "/load"):
+                await trio.lowlevel.checkpoint()

@@ -1,0 +1,210 @@
+"""The NVIDIA GPUs that engine processes may compute on, found without importing torch."""
+
+import logging
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import trio
+from attrs import frozen
+
+from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.engine.placement import has_gpu
+from trio_pool_serve.threads.offload import Offload
+
+logger = logging.getLogger(__name__)
+
+DRIVER_FOLDER = Path("/proc/driver/nvidia/gpus")
+
+TIMEOUT_S = 15.0
+"""For ``nvidia-smi``: without the persistence daemon it initialises every GPU first."""
+
+EXIT_TIMEOUT_S = 1.0
+"""For ``nvidia-smi`` to end after it was killed: one that waits for the driver cannot be."""
+
+MAX_OUTPUT_BYTES = 64 * 1024
+"""Of ``nvidia-smi``, which prints about 80 bytes for each device."""
+
+MAX_INFORMATION_BYTES = 4096
+
+MAX_NAME = 80
+
+GPU_UUID = re.compile(r"GPU-[0-9A-Fa-f-]{1,60}")
+GPU_LINE = re.compile(rf"GPU ([0-9]{{1,4}}): (.+) \(UUID: ({GPU_UUID.pattern})\)")
+MIG_LINE = re.compile(r"MIG (\S+)\s+Device\s+[0-9]+: \(UUID: (MIG-[0-9A-Za-z/-]{1,80})\)")
+MIG_BY_INSTANCES = re.compile(rf"MIG-({GPU_UUID.pattern})/[0-9]{{1,3}}/[0-9]{{1,3}}")
+"""A MIG device by its GPU's UUID, GPU instance and compute instance, which CUDA accepts besides its own UUID."""
+
+
+@frozen
+class Gpu:
+    """A GPU, or a MIG device: the part of a GPU that CUDA treats as a device of its own."""
+
+    number: int
+    """Of the whole GPU, as ``nvidia-smi`` counts: in the order of PCI addresses."""
+    name: str
+    uuid: str
+    """As ``CUDA_VISIBLE_DEVICES`` takes it; empty if the driver does not tell."""
+    whole_uuid: str
+    """Of the whole GPU."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables with which a process sees this device only, as ``cuda:0``."""
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": self.uuid or str(self.number)}
+
+    @property
+    def label(self) -> str:
+        """A short name for logs and metrics: ``cuda:GPU-8932f937``, or ``cuda:0`` if it has no UUID."""
+        abbreviated = re.match(r"(GPU|MIG)-[0-9A-Fa-f]+(?=-)", self.uuid)
+        return f"cuda:{abbreviated[0] if abbreviated else self.uuid or self.number}"
+
+    def __str__(self) -> str:
+        return f"{self.label} (GPU {self.number}, {self.name})"
+
+
+async def find_gpus(
+    loading: ModelConfig,
+    *,
+    environment: Mapping[str, str] = os.environ,
+    driver_folder: Path = DRIVER_FOLDER,
+    timeout_s: float = TIMEOUT_S,
+) -> list[Gpu]:
+    """Return the GPUs for ``--device`` among those that ``CUDA_VISIBLE_DEVICES`` leaves visible.
+
+    None if the device is the CPU, and if none can be found: torch says then what is wrong. Cancellation: ``nvidia-smi``
+    is killed.
+    """
+    chosen = re.fullmatch(r"cuda:([0-9]{1,4})", loading.device)
+    if not has_gpu(loading, environment=environment) or not (chosen or loading.device in ("auto", "cuda")):
+        return []
+    visible = visible_among(
+        await list_gpus(environment, driver_folder, timeout_s), environment.get("CUDA_VISIBLE_DEVICES")
+    )
+    return visible[int(chosen[1]) :][:1] if chosen else visible
+
+
+async def list_gpus(environment: Mapping[str, str], driver_folder: Path, timeout_s: float) -> list[Gpu]:
+    """Return all GPUs and MIG devices of the machine: as ``nvidia-smi -L`` lists them, else as the driver does.
+
+    Cancellation: ``nvidia-smi`` is killed.
+    """
+    listing = await _run_nvidia_smi(environment, timeout_s)
+    found = [] if listing is None else parse_listing(listing)
+    with trio.move_on_after(timeout_s):
+        return found or await Offload().run("load", partial(read_driver_folder, driver_folder))
+    logger.warning("the driver has not listed its GPUs within %g s", timeout_s)
+    return []
+
+
+async def _run_nvidia_smi(environment: Mapping[str, str], timeout_s: float) -> str | None:
+    """Return what ``nvidia-smi -L`` prints, even if it fails; ``None`` if it cannot be run or does not end in time."""
+    output = bytearray()
+    try:
+        process = await trio.lowlevel.open_process(
+            ["nvidia-smi", "-L"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=dict(environment),
+        )
+    except OSError as error:
+        logger.debug("nvidia-smi cannot be run: %s", error)
+        return None
+    assert process.stdout is not None  # noqa: S101  (it is a pipe)
+    async with process.stdout:
+        try:
+            with trio.move_on_after(timeout_s) as limit:
+                while len(output) < MAX_OUTPUT_BYTES and (part := await process.stdout.receive_some(4096)):
+                    output += part
+                if len(output) < MAX_OUTPUT_BYTES:
+                    await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                with trio.CancelScope(shield=True), trio.move_on_after(EXIT_TIMEOUT_S):
+                    await process.wait()
+    if limit.cancelled_caught:
+        logger.warning("nvidia-smi has not ended within %g s: the GPUs are those that the driver lists", timeout_s)
+        return None
+    return output.decode(errors="replace")
+
+
+def parse_listing(listing: str) -> list[Gpu]:
+    """Return the devices in the output of ``nvidia-smi -L``; lines of any other form are ignored.
+
+    The MIG devices of a GPU stand in its place.
+    """
+    devices: dict[str, Gpu] = {}
+    whole: Gpu | None = None
+    for line in listing.splitlines():
+        if gpu := GPU_LINE.fullmatch(line.strip()):
+            whole = devices.setdefault(gpu[3], Gpu(int(gpu[1]), _printable(gpu[2]), gpu[3], gpu[3]))
+        elif whole is not None and (mig := MIG_LINE.fullmatch(line.strip())):
+            devices.setdefault(mig[2], Gpu(whole.number, f"{whole.name} MIG {_printable(mig[1])}", mig[2], whole.uuid))
+    divided = {device.whole_uuid for device in devices.values() if device.uuid != device.whole_uuid}
+    return [device for device in devices.values() if device.uuid not in divided]
+
+
+def read_driver_folder(folder: Path) -> list[Gpu]:
+    """Return the GPUs that the driver lists in ``/proc/driver/nvidia/gpus``. Blocking."""
+    found: list[Gpu] = []
+    try:
+        for gpu in sorted(folder.iterdir()):  # by PCI address
+            with (gpu / "information").open("rb") as file:
+                text = file.read(MAX_INFORMATION_BYTES).decode(errors="replace")
+            lines = (line.partition(":") for line in text.splitlines())
+            fields = {name.strip(): value.strip() for name, _, value in lines}
+            if fields.get("GPU Excluded", "No") == "No":
+                # The UUID is question marks until the GPU has been used for the first time.
+                uuid = fields.get("GPU UUID", "")
+                uuid = uuid if GPU_UUID.fullmatch(uuid) else ""
+                found.append(Gpu(len(found), _printable(fields.get("Model", "unknown model")), uuid, uuid))
+    except OSError as error:
+        logger.debug("the driver's list of GPUs cannot be read: %s", error)
+    return found
+
+
+def visible_among(gpus: Sequence[Gpu], variable: str | None) -> list[Gpu]:
+    """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` leaves visible, in its order; all if it is not set.
+
+    As in CUDA, the list ends at its first entry that names no device or several, a device that is named twice hides
+    all, and entries are either all numbers or all UUIDs, of which the beginning suffices. An entry that names a GPU
+    which is divided into MIG devices stands for all of them, as each process gets one.
+    """
+    if variable is None:
+        return list(gpus)
+    named: list[list[Gpu]] = []
+    entries = [entry.strip() for entry in variable.split(",")]
+    kind = entries[0][:4]
+    for entry in entries:
+        if kind in ("GPU-", "MIG-"):
+            devices = _of_uuid(gpus, entry) if entry.startswith(kind) else []
+        else:
+            # Read as by strtoul: 1gpu is 1.
+            digits = re.match(r"\+?0*([0-9]{1,9})", entry)
+            devices = [gpu for gpu in gpus if digits and gpu.number == int(digits[1])]
+        if not devices:
+            break
+        if devices in named:
+            return []
+        named.append(devices)
+    return [gpu for devices in named for gpu in devices]
+
+
+def _of_uuid(gpus: Iterable[Gpu], entry: str) -> list[Gpu]:
+    """Return the devices that an entry names: one, or all MIG devices of one GPU; none if it names several."""
+    if instances := MIG_BY_INSTANCES.fullmatch(entry):
+        for gpu in gpus:
+            if gpu.whole_uuid == instances[1] and gpu.uuid != gpu.whole_uuid:
+                return [Gpu(gpu.number, gpu.name.partition(" MIG ")[0] + " MIG", entry, gpu.whole_uuid)]
+    is_mig = entry.startswith("MIG-")
+    devices = [gpu for gpu in gpus if (gpu.uuid if is_mig else gpu.whole_uuid).startswith(entry)]
+    return devices if len({gpu.uuid if is_mig else gpu.whole_uuid for gpu in devices}) == 1 else []
+
+
+def _printable(name: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in name[:MAX_NAME])
