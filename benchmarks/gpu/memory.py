@@ -66,14 +66,18 @@ VIEWER = "https://pytorch.org/memory_viz"
 def _judge(model: str, found: Mapping[str, Any], findings: Findings) -> None:
     peaks = {name: batch["peak_bytes"] for name, batch in found["batches"].items()}
     (_, promised), *others = peaks.items()
-    largest, peak = max(others, key=lambda one: one[1])
-    findings.measured(LARGEST[model], peak / promised, f"{peak / MIB:.0f} MiB: {largest}")
-    if found["logits_bytes"]:
+    too_large = [name for name, peak in peaks.items() if peak is None]
+    if too_large:
+        findings.not_measured(LARGEST[model], f"out of memory: {'; '.join(too_large)}")
+    else:
+        largest, peak = max(others, key=lambda one: one[1])
+        findings.measured(LARGEST[model], peak / promised, f"{peak / MIB:.0f} MiB: {largest}")
+    if found["logits_bytes"] and promised is not None:
         logits = found["logits_bytes"]
         findings.measured(LOGITS, promised / logits, f"{promised / MIB:.0f} MiB ÷ {logits / MIB:.0f} MiB")
+    shown = {name: "out of memory" if peak is None else f"{peak / MIB:.0f}" for name, peak in peaks.items()}
     lines = [
-        f"| {name} | {batch['rows']} | {batch['tokens']} | {batch['peak_bytes'] / MIB:.0f} |"
-        for name, batch in found["batches"].items()
+        f"| {name} | {batch['rows']} | {batch['tokens']} | {shown[name]} |" for name, batch in found["batches"].items()
     ]
     head = f"{found['model']}; at most {found['batch_tokens']} tokens a batch:\n\n"
     table = ["| batch | rows | tokens | peak beyond the weights, MiB |", "| --- | ---: | ---: | ---: |"]
@@ -183,14 +187,19 @@ class CpuRecorder:
 async def measure(loaded: LoadedRunner, snapshot: Path) -> None:
     """Compute each of the full batches once to have everything allocated that stays, and once more while recording."""
     from benchmarks.gpu.batches import full_batches, make_batch
+    from trio_pool_serve.errors import OutOfDeviceMemoryError
     from trio_pool_serve.types import Embed, SparseEmbed
 
     runner = loaded.runner
     params = SparseEmbed() if SparseEmbed in runner.heads else Embed()
     full = full_batches(loaded.batch_tokens, pads=runner.pads)
     batches = {name: make_batch(lengths, [params]) for name, lengths in full.items()}
-    for batch in batches.values():
-        await runner.launch(batch)
+    too_large = set()
+    for name, batch in batches.items():
+        try:
+            await runner.launch(batch)
+        except OutOfDeviceMemoryError:
+            too_large.add(name)
     recorder: Recorder = CpuRecorder() if loaded.is_on_cpu else CudaRecorder(runner.device)
     found = {}
     for name, batch in batches.items():
@@ -198,7 +207,7 @@ async def measure(loaded: LoadedRunner, snapshot: Path) -> None:
         async def compute(batch: Any = batch) -> None:
             await runner.launch(batch)
 
-        peak = await recorder.peak_bytes(compute)
+        peak = None if name in too_large else await recorder.peak_bytes(compute)
         found[name] = {"rows": len(full[name]), "tokens": sum(full[name]), "peak_bytes": peak}
     width = SparseEmbed in runner.heads and runner.backbone.model.config.vocab_size
     itemsize = next(runner.backbone.model.parameters()).element_size()

@@ -50,7 +50,7 @@ def number(value: float) -> str:
     """Return a value with as many digits as mean something."""
     if value == int(value) or abs(value) >= 1000:
         return f"{value:,.0f}"
-    return f"{value:.3g}" if abs(value) < 0.99 or abs(value) >= 1.01 else f"{value:.4f}"
+    return f"{value:.5g}"
 
 
 def _section(report: PartReport) -> str:
