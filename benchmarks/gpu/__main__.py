@@ -11,6 +11,7 @@ part has a time budget and fails alone.
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -69,8 +70,7 @@ async def run_parts(
     reports = []
     for part in parts:
         note_step(part.name, "")
-        told = attrs.evolve(subject, note_step=lambda step, name=part.name: note_step(name, step))
-        reports.append(await part.report(told))
+        reports.append(await part.report(attrs.evolve(subject, note_step=partial(note_step, part.name))))
     return reports
 
 

@@ -26,7 +26,7 @@ def make_batch(lengths: Sequence[int], params: Iterable[PoolingParams]) -> Batch
 def fill(lengths: Iterable[int], max_tokens: int, *, pads: bool) -> list[int]:
     """Return as many of ``lengths``, which may not end, as the queue puts into a batch of ``max_tokens``."""
     budget = BatchBudget(max_tokens, free_padding=max_tokens // FREE_PADDING_DIVISOR, pads=pads)
-    taken = []
+    taken: list[int] = []
     for length in lengths:
         if not budget.try_add(length):
             return taken

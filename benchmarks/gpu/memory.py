@@ -13,6 +13,7 @@ import trio
 from attrs import define, field
 
 from benchmarks.aim import Aim
+from benchmarks.bert_shapes import VOCABULARY
 from benchmarks.gpu.loaded_runner import LoadedRunner, runner_arguments
 from benchmarks.gpu.part import Findings, Subject
 from benchmarks.gpu.part_process import read_job, run_part_process, send_finding
@@ -209,7 +210,7 @@ async def measure(loaded: LoadedRunner, snapshot: Path) -> None:
 
         peak = None if name in too_large else await recorder.peak_bytes(compute)
         found[name] = {"rows": len(full[name]), "tokens": sum(full[name]), "peak_bytes": peak}
-    width = SparseEmbed in runner.heads and runner.backbone.model.config.vocab_size
+    width = VOCABULARY if SparseEmbed in runner.heads else 0
     itemsize = next(runner.backbone.model.parameters()).element_size()
     logits = width * itemsize * sum(next(iter(full.values())))
     send_finding({**loaded.describe(), "batches": found, "logits_bytes": logits})

@@ -43,7 +43,11 @@ ROUNDS = 3
 
 
 async def run(subject: Subject, findings: Findings) -> None:
-    """Run the checks one after the other; one that fails leaves the others. Cancellation: at once, the process ends."""
+    """Run the checks one after the other, whatever becomes of each. Raises ``PartProcessError`` if any has failed.
+
+    Cancellation: at once; the process ends.
+    """
+    failed = []
     for aim, check, flags in (
         (UNORDERED, "sanitizer", ["--no-cuda-graphs"]),
         (UNORDERED_GRAPHS, "sanitizer", []),
@@ -58,9 +62,12 @@ async def run(subject: Subject, findings: Findings) -> None:
         except PartProcessError as error:
             findings.not_measured(aim, str(error).splitlines()[0])
             findings.texts.append(f"{aim.row}:\n\n```\n{error}\n```")
+            failed.append(aim.row)
             continue
         findings.details[aim.row] = found
         _judge(aim, subject, found, written, findings)
+    if failed:
+        raise PartProcessError(f"failed: {'; '.join(failed)}")
 
 
 def _judge(aim: Aim, subject: Subject, found: dict[str, Any], written: str, findings: Findings) -> None:

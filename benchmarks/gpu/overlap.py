@@ -49,7 +49,7 @@ Interval: TypeAlias = tuple[float, float]
 async def run(subject: Subject, findings: Findings) -> None:
     """Measure in a process. Cancellation: at once; the process ends."""
     settings, found = subject.settings, dict[str, Any]()
-    job = {
+    job: dict[str, Any] = {
         "arguments": runner_arguments(subject.bert, settings),
         "rounds": settings.rounds,
         "seconds": min(MOST_SECONDS, settings.seconds),
@@ -149,7 +149,7 @@ async def measure(loaded: LoadedRunner, rounds: int, seconds: float) -> None:
             runner.copier = copiers[way]
             rows = await BatchStream(loaded, batch).run_once()
             answers.append(np.array([value for (value,) in rows]))
-        np.testing.assert_allclose(*answers, rtol=0, atol=DIFFERENCE)
+        np.testing.assert_allclose(answers[0], answers[1], rtol=0, atol=DIFFERENCE)
     measured = Rounds[tuple[str, str]]()
     for number in range(rounds):
         for output, batch in batches.items():

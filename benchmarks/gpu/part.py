@@ -100,8 +100,13 @@ class PartReport:
     took_s: float = 0.0
 
     @property
+    def reason(self) -> str:
+        """The failure in one line: its first, with the last one if that is announced."""
+        first, *others = self.failure.splitlines() or [""]
+        return f"{first} {others[-1]}" if others and first.endswith(":") else first
+
+    @property
     def rows(self) -> list[Row]:
         """A row for each aim."""
-        reason = self.failure.splitlines()[0] if self.failure else ""
-        found = ((aim, *self.findings.values.get(aim, (None, reason))) for aim in self.part.aims)
+        found = ((aim, *self.findings.values.get(aim, (None, self.reason))) for aim in self.part.aims)
         return [Row(aim=aim, value=value, note=note) for aim, value, note in found]

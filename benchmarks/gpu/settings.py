@@ -14,7 +14,10 @@ from benchmarks.report import RESULTS
 
 PartName: TypeAlias = Literal["tests", "ordering", "memory", "overlap", "load"]
 
-CORES = len(os.sched_getaffinity(0))
+
+def share_of_cores(divisor: int, *, most: int) -> int:
+    """Return a number of processes: one for so many cores, at least one, and at most ``most``."""
+    return max(1, min(most, len(os.sched_getaffinity(0)) // divisor))
 
 
 @Parameter(name="*")
@@ -23,8 +26,8 @@ class Settings:
     """What is run: ``rounds`` of ``seconds`` for each load; all parts, or ``only`` those.
 
     ``flags`` are those of the server, and replace the benchmark's own. ``load_processes`` are those that send requests;
-    by default one for four cores. ``device cpu`` tries everything out, and needs an ``output_dir``; ``shape tiny`` also
-    has fewer clients.
+    by default one for four cores, and at most eight. ``device cpu`` tries everything out, and needs an ``output_dir``;
+    ``shape tiny`` also has fewer clients.
     """
 
     rounds: int = field(default=3, validator=gt(0))
@@ -32,7 +35,7 @@ class Settings:
     shape: Shape = "base"
     device: str = "cuda"
     flags: str = ""
-    load_processes: int = field(default=max(1, CORES // 4), validator=gt(0))
+    load_processes: int = field(default=share_of_cores(4, most=8), validator=gt(0))
     only: Annotated[tuple[PartName, ...], Parameter(consume_multiple=True, negative=())] = ()
     output_dir: Path | None = None
 
@@ -60,7 +63,7 @@ class Settings:
         """Return the server's flags: with them, no limit of its own is in the way of 1024 clients."""
         limits = {
             "--engine": "process",
-            "--api-workers": str(max(1, CORES // 2)),
+            "--api-workers": str(share_of_cores(2, most=16)),
             "--max-queue-s": "600",
             "--request-timeout-s": "600",
             "--memory-budget-bytes": str(8 * 2**30),

@@ -98,6 +98,14 @@ async def test_a_page_of_a_gpu_is_no_trial(subject):
     assert TRIAL not in (subject.settings.folder / "gpu.md").read_text()
 
 
+def test_a_failure_that_ends_in_a_log_is_told_by_the_last_line_of_that():
+    assert PartReport(part=FAILING, failure="it has ended; its log:\nstarting\nno such flag").reason == (
+        "it has ended; its log: no such flag"
+    )
+    assert PartReport(part=FAILING, failure="no device\nat all").reason == "no device"
+    assert PartReport(part=FAILING).reason == ""
+
+
 def test_all_parts_together_take_less_than_eight_minutes():
     assert sum(part.budget_s for part in (MODELS, *PARTS)) < 480
 
