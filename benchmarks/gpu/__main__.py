@@ -41,13 +41,13 @@ async def write_models(subject: Subject, findings: Findings) -> None:
     await trio.to_thread.run_sync(write_splade, subject.splade, shape)
 
 
-MODELS = Part(name="models", budget_s=30, run=write_models)
+MODELS = Part(name="models", budget_s=25, run=write_models)
 
 PARTS = (
-    Part(name="tests", budget_s=120, run=cuda_tests.run, aims=(cuda_tests.FAILED,)),
+    Part(name="tests", budget_s=150, run=cuda_tests.run, aims=(cuda_tests.FAILED,)),
     Part(
         name="ordering",
-        budget_s=60,
+        budget_s=45,
         run=ordering.run,
         aims=(ordering.UNORDERED, ordering.UNORDERED_GRAPHS, ordering.WAITING),
     ),
@@ -55,7 +55,7 @@ PARTS = (
     Part(name="overlap", budget_s=40, run=overlap.run, aims=(*overlap.FASTER.values(), overlap.OVERLAPPED)),
     Part(
         name="load",
-        budget_s=180,
+        budget_s=175,
         run=server_load.run,
         aims=(server_load.COSINE, *(load.aim for load in server_load.LOADS), server_load.ADDED),
     ),

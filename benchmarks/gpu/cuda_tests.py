@@ -15,14 +15,14 @@ FAILED = Aim(row="tests marked cuda: failed", at_most=0)
 
 MARK = re.compile(r"pytest\.mark\.cuda\b")
 
-VERDICT = re.compile(r"^(tests/.*\S) (PASSED|FAILED|SKIPPED|ERROR|XFAIL|XPASS)\b")
+VERDICT = re.compile(r"^(\S*::.*\S) (PASSED|FAILED|SKIPPED|ERROR|XFAIL|XPASS)\b")
 """Of pytest -v. A test that fails in its fixture has an ERROR."""
 
 SELECTED = "cuda and not slow"
 """The slow one compiles a model, which takes longer than this part may."""
 
-NO_TESTS = 5
-"""pytest's exit status if no test is selected."""
+COMPLETE = (0, 1, 5)
+"""pytest's exit statuses if all tests were run: they passed, some failed, there are none."""
 
 
 def test_files() -> list[str]:
@@ -44,16 +44,18 @@ async def run(subject: Subject, findings: Findings) -> None:
     """
     ended: dict[str, str] = {}
     written: list[str] = []
+    status = None
     try:
         status = await _run_pytest(subject, ended, written)
     finally:
-        _report(findings, ended)
-    if status not in (0, 1, NO_TESTS):
+        _report(findings, ended, were_all=status in COMPLETE)
+    if status not in COMPLETE:
         raise TestsFailedError("\n".join([f"pytest ended with status {status}", *written[-12:]]))
 
 
 async def _run_pytest(subject: Subject, ended: dict[str, str], written: list[str]) -> int:
-    command = [sys.executable, "-m", "pytest", "-v", "-m", SELECTED, "--color=no", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-u", "-m", "pytest", "-v", "-m", SELECTED, "--color=no", "-p", "no:cacheprovider"]
+    command += ["-c", str(ROOT / "pyproject.toml")]
     async with trio.open_nursery() as nursery:
 
         async def run_it(*, task_status: trio.TaskStatus[trio.Process]) -> None:
@@ -84,15 +86,15 @@ def _note(line: str, ended: dict[str, str], written: list[str], subject: Subject
         subject.note_step(f"{len(ended)} tests")
 
 
-def _report(findings: Findings, ended: dict[str, str]) -> None:
+def _report(findings: Findings, ended: dict[str, str], *, were_all: bool) -> None:
     counts = Counter(ended.values())
     failed = sorted(name for name, verdict in ended.items() if verdict in ("FAILED", "ERROR"))
     passed, skipped = counts["PASSED"], counts["SKIPPED"]
     counted = f"{passed} passed, {len(failed)} failed, {skipped} skipped (`{SELECTED}`)"
-    if passed + len(failed):
+    if failed or (passed and were_all):
         findings.measured(FAILED, len(failed), counted)
     else:
-        findings.not_measured(FAILED, counted)
+        findings.not_measured(FAILED, counted if were_all else f"not all tests were run: {counted}")
     findings.details |= {"passed": passed, "failed": failed, "skipped": skipped}
     if failed:
         findings.texts.append("\n".join(["Failed:", "", *(f"- `{name}`" for name in failed)]))

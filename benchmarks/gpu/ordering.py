@@ -43,29 +43,29 @@ ROUNDS = 3
 
 
 async def run(subject: Subject, findings: Findings) -> None:
-    """Run the checks one after the other, whatever becomes of each. Raises ``PartProcessError`` if any has failed.
+    """Run the checks side by side, whatever becomes of each. Raises ``PartProcessError`` if any has failed.
 
     Cancellation: at once; the process ends.
     """
-    failed = []
-    for aim, check, flags in (
-        (UNORDERED, "sanitizer", ["--no-cuda-graphs"]),
-        (UNORDERED_GRAPHS, "sanitizer", []),
-        (WAITING, "synchronisation", []),
-    ):
-        subject.note_step(aim.row)
-        job = {"check": check, "arguments": runner_arguments(subject.bert, subject.settings, *flags)}
-        found: dict[str, Any] = {}
-        environment = SANITIZER if check == "sanitizer" and subject.gpu is not None else {}
+    failed: list[str] = []
+
+    async def check(aim: Aim, kind: Check, *flags: str) -> None:
+        job = {"check": kind, "arguments": runner_arguments(subject.bert, subject.settings, *flags)}
+        found = findings.details.setdefault(aim.row, {})
+        environment = SANITIZER if kind == "sanitizer" and subject.gpu is not None else {}
         try:
             written = await run_part_process("benchmarks.gpu.ordering", job, found.update, environment=environment)
         except PartProcessError as error:
             findings.not_measured(aim, str(error).splitlines()[0])
             findings.texts.append(f"{aim.row}:\n\n```\n{error}\n```")
             failed.append(aim.row)
-            continue
-        findings.details[aim.row] = found
-        _judge(aim, subject, found, written, findings)
+        else:
+            _judge(aim, subject, found, written, findings)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(check, UNORDERED, "sanitizer", "--no-cuda-graphs")
+        nursery.start_soon(check, UNORDERED_GRAPHS, "sanitizer")
+        nursery.start_soon(check, WAITING, "synchronisation")
     if failed:
         raise PartProcessError(f"failed: {'; '.join(failed)}")
 

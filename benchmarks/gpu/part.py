@@ -16,6 +16,10 @@ Verdict: TypeAlias = Literal["reached", "not reached", "measured", "not measured
 """measured: there is no bar."""
 
 
+TRIAL_FACTOR = 5
+"""How much longer a part may take on CPU, on which it computes slowly and perhaps beside others."""
+
+
 @frozen(kw_only=True)
 class Subject:
     """What the parts measure: the models' folders, and the GPU, of which there is none in a trial on CPU.
@@ -69,7 +73,10 @@ class Findings:
 
 @frozen(kw_only=True)
 class Part:
-    """What is run, for ``budget_s`` seconds at most. Each of its ``aims`` becomes a row, whatever happens."""
+    """What is run, for ``budget_s`` seconds at most, or longer on CPU.
+
+    Each of its ``aims`` becomes a row, whatever happens.
+    """
 
     name: str
     budget_s: float
@@ -80,11 +87,12 @@ class Part:
         """Run it; whatever it raises becomes its failure. Cancellation: as the part's own, which ends its processes."""
         findings, failure = Findings(), ""
         began = trio.current_time()
+        budget_s = self.budget_s * (TRIAL_FACTOR if subject.settings.on_cpu else 1)
         try:
-            with trio.move_on_after(self.budget_s) as scope:
+            with trio.move_on_after(budget_s) as scope:
                 await self.run(subject, findings)
             if scope.cancelled_caught:
-                failure = f"it did not end within {self.budget_s:g} s"
+                failure = f"it did not end within {budget_s:g} s"
         except Exception as error:
             failure = text_of(error)
         return PartReport(part=self, findings=findings, failure=failure, took_s=trio.current_time() - began)

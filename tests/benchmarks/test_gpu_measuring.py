@@ -3,16 +3,20 @@
 import json
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
+import trio
 from torch.cuda._sanitizer import EventHandler
 
 from benchmarks.bert_shapes import write_bert
-from benchmarks.gpu import memory, ordering, overlap
+from benchmarks.gpu import cuda_tests, memory, ordering, overlap
 from benchmarks.gpu.batch_stream import LAUNCH
 from benchmarks.gpu.batches import MAX_TOKENS, SHORT, full_batches
 from benchmarks.gpu.loaded_runner import LoadedRunner
+from benchmarks.gpu.part import Findings, Subject
 from benchmarks.gpu.part_process import FINDING, PartProcessError, run_part_process
+from benchmarks.gpu.settings import Settings
 from benchmarks.servers import ROOT
 
 
@@ -165,3 +169,78 @@ async def test_a_process_that_dies_has_sent_what_it_had_found(tmp_path, monkeypa
     with pytest.raises(PartProcessError, match="status 1: MemoryError: too large"):
         await run_part_process("dying", {"rows": 3}, found.update)
     assert found == {"asked": {"rows": 3}}
+
+
+CUDA_TESTS = """
+import threading
+import pytest
+
+pytestmark = getattr(pytest.mark, "cuda")
+
+def test_one(): pass
+
+@pytest.mark.parametrize("text", ["with a space"])
+def test_two(text): assert 0
+
+@pytest.mark.skip(reason="no GPU")
+def test_three(): pass
+
+@pytest.mark.slow
+def test_four(): assert 0
+"""
+
+ENDLESS_TEST = """
+def test_five(): threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def subject(tmp_path):
+    settings = Settings(device="cpu", output_dir=tmp_path)
+    return Subject(settings=settings, bert=tmp_path, splade=tmp_path)
+
+
+@pytest.fixture
+def test_file(tmp_path, monkeypatch):
+    path = tmp_path / "test_some.py"
+    path.write_text(CUDA_TESTS)
+    monkeypatch.setattr(cuda_tests, "test_files", lambda: [str(path)])
+    return path
+
+
+async def test_tests_that_failed_are_counted_and_named(subject, test_file):
+    findings = Findings()
+    await cuda_tests.run(subject, findings)
+    value, note = findings.values[cuda_tests.FAILED]
+    assert value == 1
+    assert note.startswith("1 passed, 1 failed, 1 skipped")
+    assert "test_two[with a space]" in findings.texts[0]
+
+
+async def test_tests_that_were_cut_off_have_not_passed(subject, test_file):
+    test_file.write_text(CUDA_TESTS.replace("assert 0", "pass") + ENDLESS_TEST)
+    findings = Findings()
+    with trio.fail_after(120), trio.CancelScope() as scope:
+
+        def cancel_after_the_third(step):
+            if step.startswith("3"):
+                scope.cancel()
+
+        await cuda_tests.run(attrs.evolve(subject, note_step=cancel_after_the_third), findings)
+    assert scope.cancelled_caught
+    value, note = findings.values[cuda_tests.FAILED]
+    assert value is None
+    assert note.startswith("not all tests were run: 2 passed, 0 failed, 1 skipped")
+
+
+async def test_tests_that_cannot_be_collected_fail_the_part(subject, test_file):
+    test_file.write_text("import no_such_module")
+    findings = Findings()
+    with pytest.raises(cuda_tests.TestsFailedError, match="no_such_module"):
+        await cuda_tests.run(subject, findings)
+    assert findings.values[cuda_tests.FAILED][0] is None
+
+
+def test_the_files_with_tests_for_a_gpu_are_found():
+    assert "tests/runner/test_cuda.py" in cuda_tests.test_files()
+    assert "tests/runner/test_varlen.py" not in cuda_tests.test_files()
