@@ -49,7 +49,9 @@ class Script:
     @property
     def module(self) -> ModuleType:
         """The script's own code."""
-        return importlib.import_module(self.module_name)
+        spec = importlib.util.find_spec(self.module_name)
+        is_package = spec is not None and spec.submodule_search_locations is not None
+        return importlib.import_module(f"{self.module_name}.__main__" if is_package else self.module_name)
 
     @property
     def question(self) -> str:
@@ -80,8 +82,7 @@ SCRIPTS = (
     Script("refusal_costs", {"rounds": 1, "requests": 50}),
     Script("row_frames", {"rounds": 1, "repeats": 10}),
     Script("request_profile"),
-    Script("output_copy"),
-    Script("accelerator"),
+    Script("gpu"),
     Script("first_answer", {"rounds": 1}),
     Script("start_up", {"rounds": 1}),
     Script("memory_growth", {"rounds": 1, "requests": 60, "every": 30, "idle_s": 0.5}),

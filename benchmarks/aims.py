@@ -19,6 +19,7 @@ import trio
 from attrs import frozen
 from cyclopts import Parameter
 
+from benchmarks.aim import Aim
 from benchmarks.answers import bodies_of, check_answers
 from benchmarks.forward_alone import ForwardAlone
 from benchmarks.load import LoadJob, health_probe, run_load, run_load_and_probe
@@ -53,28 +54,6 @@ BATCH, BATCH_CLIENTS = 64, 8
 """Texts per request, and clients that send such."""
 
 TWO_THREADS = min(2, thread_counts()[-1])
-
-
-@frozen(kw_only=True)
-class Aim:
-    """What is aimed at: a limit on one side, or none if a number is only shown."""
-
-    row: str
-    at_least: float | None = None
-    at_most: float | None = None
-
-    @property
-    def limit(self) -> str:
-        """The limit in words."""
-        if self.at_least is not None:
-            return f"≥ {self.at_least:g}"
-        return "–" if self.at_most is None else f"≤ {self.at_most:g}"
-
-    def is_reached(self, value: float) -> bool | None:
-        """Return whether a value is within the limit; ``None`` without one."""
-        if self.at_least is not None:
-            return value >= self.at_least
-        return None if self.at_most is None else value <= self.at_most
 
 
 HEALTH_LIMITS_MS = {"p50_ms": None, "p95_ms": None, "p99_ms": 3.0, "max_ms": None}

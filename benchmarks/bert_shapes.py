@@ -5,6 +5,9 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from benchmarks.model import MODEL_PATH
 
 Shape: TypeAlias = Literal["base", "tiny"]
@@ -20,32 +23,76 @@ SIZES: dict[Shape, dict[str, int]] = {
     "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128},
 }
 
+VOCABULARY = 30522
+
+MAX_TOKENS = 512
+
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
 
 
 def write_bert(folder: Path, shape: Shape) -> Path:
     """Write the model as sentence-transformers would: BERT, the first token's state, length 1."""
-    import torch
-    from transformers import BertConfig, BertModel
+    from transformers import BertModel
 
-    torch.manual_seed(0)
-    # Wider than the usual initialisation, so that attention matters and texts have different vectors.
-    BertModel(BertConfig(vocab_size=30522, initializer_range=0.05, **SIZES[shape])).save_pretrained(folder)
-    for name in TOKENIZER_FILES:
-        shutil.copyfile(Path(MODEL_PATH) / name, folder / name)
-    modules = ["Transformer", "Pooling", "Normalize"]
-    paths = ["", "1_Pooling", "2_Normalize"]
-    entries = [
-        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{module}"}
-        for index, (module, path) in enumerate(zip(modules, paths, strict=True))
-    ]
-    _write(folder / "modules.json", entries)
-    _write(folder / "sentence_bert_config.json", {"max_seq_length": 512, "do_lower_case": False})
+    _write_transformer(folder, shape, BertModel)
+    models = "sentence_transformers.models"
+    _write_modules(
+        folder, {"": f"{models}.Transformer", "1_Pooling": f"{models}.Pooling", "2_Normalize": f"{models}.Normalize"}
+    )
     _write(
         folder / "1_Pooling" / "config.json",
         {"word_embedding_dimension": SIZES[shape]["hidden_size"], "pooling_mode_cls_token": True},
     )
     return folder
+
+
+def write_splade(folder: Path, shape: Shape) -> Path:
+    """Write a model whose outputs are weights of the vocabulary's tokens, as SPLADE's are."""
+    from transformers import BertForMaskedLM
+
+    _write_transformer(folder, shape, BertForMaskedLM)
+    models = "sentence_transformers.sparse_encoder.models"
+    _write_modules(folder, {"": f"{models}.MLMTransformer", "1_SpladePooling": f"{models}.SpladePooling"})
+    _write(folder / "config_sentence_transformers.json", {"model_type": "SparseEncoder", "prompts": {}})
+    _write(folder / "1_SpladePooling" / "config.json", {"pooling_strategy": "max", "activation_function": "relu"})
+    return folder
+
+
+def bert_oracle(folder: Path, texts: list[str]) -> npt.NDArray[np.float32]:
+    """Return the vectors [texts, hidden size] of ``write_bert`` as transformers computes them in float32 on CPU."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    with torch.inference_mode():
+        states = model(**tokenizer(texts, padding=True, return_tensors="pt")).last_hidden_state
+    vectors: npt.NDArray[np.float32] = torch.nn.functional.normalize(states[:, 0], dim=-1).numpy()
+    return vectors
+
+
+def _write_transformer(folder: Path, shape: Shape, architecture: Any) -> None:
+    import torch
+    from transformers import BertConfig
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.manual_seed(0)
+    # Wider than the usual initialisation, so that attention matters and texts have different vectors.
+    architecture(BertConfig(vocab_size=VOCABULARY, initializer_range=0.05, **SIZES[shape])).save_pretrained(folder)
+    for name in TOKENIZER_FILES:
+        shutil.copyfile(Path(MODEL_PATH) / name, folder / name)
+    _write(folder / "sentence_bert_config.json", {"max_seq_length": MAX_TOKENS, "do_lower_case": False})
+
+
+def _write_modules(folder: Path, types: dict[str, str]) -> None:
+    entries = [
+        {"idx": index, "name": str(index), "path": path, "type": name}
+        for index, (path, name) in enumerate(types.items())
+    ]
+    _write(folder / "modules.json", entries)
 
 
 def _write(path: Path, document: Any) -> None:

@@ -84,7 +84,12 @@ class Load:
     server_cpu_s: float | None = field(init=False, default=None)
 
     async def run(self) -> LoadResult:
-        """Run the job. Raises ``UnexpectedAnswerError`` with the first failure: there must be none."""
+        """Run the job. Raises ``UnexpectedAnswerError``, in a group, with the first failure: there must be none."""
+        await self.send()
+        return self._result()
+
+    async def send(self) -> None:
+        """Send the requests, until the end and the last answer. Raises as ``run``."""
         requests = [request_bytes(self.job.path, body.encode()) for body in self.job.bodies]
         turns = itertools.cycle(requests or [request_bytes(self.job.path)])
         gc.freeze()
@@ -94,7 +99,6 @@ class Load:
             nursery.start_soon(self._watch_cpu)
             for number in range(self.job.clients):
                 nursery.start_soon(self._client, turns, (self.job.every_s or 0.0) * number / self.job.clients)
-        return self._result()
 
     async def _watch_cpu(self) -> None:
         await trio.sleep_until(self.begin)

@@ -2,6 +2,9 @@
 
 Jobs come in on standard input and results go out on standard output, a line of JSON each. The process lives through a
 whole benchmark, so that what it measures is measured in turns with everything else, and does nothing in between.
+
+Its arguments are those of ``trio-pool-serve serve`` for one of the models of ``bert_shapes``, which the ways ``runner``
+and ``text`` then compute; without any, the packaged model.
 """
 
 import gc
@@ -10,8 +13,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -21,6 +25,7 @@ import numpy as np
 import trio
 from attrs import define, field, frozen
 
+from benchmarks.bert_shapes import bert_oracle
 from benchmarks.model import MODEL_PATH, Texts, check_vectors, oracle_vectors
 
 ROOT = Path(__file__).parent.parent
@@ -89,9 +94,9 @@ class Offline:
 
 
 @asynccontextmanager
-async def open_offline() -> AsyncIterator[Offline]:
+async def open_offline(*arguments: str) -> AsyncIterator[Offline]:
     """Run the process for as long as the block; ``CalledProcessError``, in a group, if it fails."""
-    command = [sys.executable, "-m", "benchmarks.offline"]
+    command = [sys.executable, "-m", "benchmarks.offline", *arguments]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     async with trio.open_nursery() as nursery:
 
@@ -111,6 +116,8 @@ Compute: TypeAlias = Callable[[Any], Awaitable[np.ndarray]]
 class Model:
     """Everything that is loaded, each part when it is first needed."""
 
+    arguments: Sequence[str] = ()
+    """Those of a server, for a model of ``bert_shapes``; none: the packaged model."""
     texts: Texts = field(factory=Texts)
     checked: dict[tuple[Way, int, int, int], float] = field(factory=dict)
     """The least cosine with the oracle, by way, threads, batch and tokens."""
@@ -128,7 +135,7 @@ class Model:
         if way == "transformers":
             tokenizer, compute = self._load("transformers", _load_transformers)
             return compute, [tokenizer(texts) for texts in batches]
-        render, compute = self._load("runner", _load_runner)
+        render, compute = self._load("runner", partial(_load_runner, self.arguments))
         if way == "runner":
             return compute, [[render(text) for text in texts] for texts in batches]
 
@@ -136,6 +143,10 @@ class Model:
             return await compute([render(text) for text in texts])
 
         return from_texts, batches
+
+    def oracle(self, texts: list[str]) -> np.ndarray:
+        """Return the vectors of texts as transformers computes them in float32."""
+        return bert_oracle(Path(self.arguments[0]), texts) if self.arguments else oracle_vectors(texts)
 
     def _load(self, name: str, load: Callable[[], Any]) -> Any:
         if name not in self._loaded:
@@ -172,7 +183,8 @@ def _load_transformers() -> tuple[Callable[[list[str]], Any], Compute]:
     return tokenise, compute
 
 
-def _load_runner() -> tuple[Callable[[str], Any], Compute]:
+def _load_runner(arguments: Sequence[str]) -> tuple[Callable[[str], Any], Compute]:
+    from trio_pool_serve.cli import read_config
     from trio_pool_serve.config import Config, ModelConfig
     from trio_pool_serve.engine.placement import replicas_of
     from trio_pool_serve.models.folder import read_model_folder
@@ -183,11 +195,13 @@ def _load_runner() -> tuple[Callable[[str], Any], Compute]:
     from trio_pool_serve.threads.offload import Offload
     from trio_pool_serve.types import Batch, PoolingRequest
 
-    loading = ModelConfig(max_model_len=512)
-    threads = replicas_of(Config(models=(MODEL_PATH,), loading=loading))
-    folder = read_model_folder(Path(MODEL_PATH), loading)
+    packaged = Config(models=(MODEL_PATH,), loading=ModelConfig(max_model_len=512))
+    config = read_config(arguments) if arguments else packaged
+    loading, threads = config.loading, replicas_of(config)
+    folder = read_model_folder(Path(config.models[0]), loading)
     renderer = text_renderer_of(folder, load_tokenizer(folder, trust_remote_code=False), workers=1)
-    runner = load_runner(folder, loading, Offload(launch=threads))  # as in a server
+    # As in a server, but for the thread that waits for copies: there is no event loop to keep free.
+    runner = load_runner(folder, loading, Offload(launch=threads, in_threads=False))
     params = RenderingParams()
 
     def render(text: str) -> PoolingRequest:
@@ -215,7 +229,7 @@ async def do_job(model: Model, job: OfflineJob) -> OfflineResult:
     compute, inputs = model.prepare(job.way, batches)
     what = (job.way, job.threads, job.batch, job.tokens)
     if what not in model.checked:
-        model.checked[what] = check_vectors(await compute(inputs[0]), oracle_vectors(batches[0]))
+        model.checked[what] = check_vectors(await compute(inputs[0]), model.oracle(batches[0]))
     turns: Iterator[Any] = cycle(inputs)
     for _ in range(WARM_UP_BATCHES):
         await compute(next(turns))
@@ -238,7 +252,7 @@ async def do_job(model: Model, job: OfflineJob) -> OfflineResult:
 
 async def main() -> None:
     """Do jobs until there are no more."""
-    model = Model()
+    model = Model(sys.argv[1:])
     for line in sys.stdin.buffer:
         result = await do_job(model, msgspec.json.decode(line, type=OfflineJob))
         sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")

@@ -1,0 +1,147 @@
+"""Several processes that send requests, so that none of them is what limits a server.
+
+Each has its share of the clients, and a connection for each; ``python -m benchmarks.gpu.generators`` is such a process.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Sequence
+
+import attrs
+import msgspec
+import trio
+from attrs import Factory, frozen
+
+from benchmarks.connection import UnexpectedAnswerError
+from benchmarks.gpu.failure import text_of
+from benchmarks.load import ROOT, Load, LoadJob
+
+SATURATED = 0.9
+"""Share of a core's time from which a process may have been what limited the rate: it has one thread."""
+
+
+class RequestFailedError(Exception):
+    """A request was not answered with 200, and nothing that was measured counts; says what was answered."""
+
+
+@frozen(kw_only=True)
+class Generated:
+    """What one process has seen. ``began`` and ``ended``: the measured time, seconds since the epoch.
+
+    ``finished`` counts requests by the share of their duration that is within it. ``failure`` says what ended it early.
+    """
+
+    finished: float = 0.0
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+    began: float = 0.0
+    ended: float = 0.0
+    latencies_s: list[float] = Factory(list)
+    failure: str = ""
+
+
+@frozen(kw_only=True)
+class GeneratedLoad:
+    """What all processes have seen together.
+
+    ``cpu_shares`` are, for each process, its CPU time divided by the time.
+    """
+
+    requests: int
+    requests_per_s: float
+    p50_ms: float
+    p99_ms: float
+    began: float
+    ended: float
+    cpu_shares: list[float]
+
+    @property
+    def is_saturated(self) -> bool:
+        """Whether a faster server might have got more requests from other generators."""
+        return max(self.cpu_shares) >= SATURATED
+
+    @classmethod
+    def merge(cls, parts: Sequence[Generated]) -> "GeneratedLoad":
+        """Add up what the processes have seen. Raises ``RequestFailedError`` with the first failure."""
+        for part in parts:
+            if part.failure:
+                raise RequestFailedError(part.failure)
+        latencies = sorted(latency for part in parts for latency in part.latencies_s)
+        if not latencies:
+            raise RequestFailedError("no request was answered in the measured time")
+        return cls(
+            requests=len(latencies),
+            requests_per_s=sum(part.finished / part.seconds for part in parts),
+            p50_ms=1e3 * _quantile(latencies, 0.5),
+            p99_ms=1e3 * _quantile(latencies, 0.99),
+            began=min(part.began for part in parts),
+            ended=max(part.ended for part in parts),
+            cpu_shares=[part.cpu_s / part.seconds for part in parts],
+        )
+
+
+def _quantile(latencies: Sequence[float], share: float) -> float:
+    return latencies[max(0, math.ceil(share * len(latencies)) - 1)]
+
+
+async def generate(job: LoadJob, processes: int, *, within_s: float) -> GeneratedLoad:
+    """Run a job, its clients divided among at most so many processes.
+
+    Raises ``RequestFailedError`` if a request fails, or if the last one is not answered ``within_s`` seconds.
+    Cancellation: the processes are terminated.
+    """
+    jobs = divided(job, processes)
+    results: dict[int, Generated] = {}
+
+    async def run(number: int) -> None:
+        command = [sys.executable, "-m", "benchmarks.gpu.generators"]
+        done = await trio.run_process(command, stdin=msgspec.json.encode(jobs[number]), capture_stdout=True, cwd=ROOT)
+        results[number] = msgspec.json.decode(done.stdout, type=Generated)
+
+    with trio.move_on_after(within_s) as scope:
+        async with trio.open_nursery() as nursery:
+            for number in range(len(jobs)):
+                nursery.start_soon(run, number)
+    if scope.cancelled_caught:
+        raise RequestFailedError(f"requests were not answered within {within_s:g} s")
+    return GeneratedLoad.merge([results[number] for number in range(len(jobs))])
+
+
+def divided(job: LoadJob, processes: int) -> list[LoadJob]:
+    """Return a job for each process, with its share of the clients; each begins with other bodies."""
+    count = min(processes, job.clients)
+    starts = [len(job.bodies) * number // count for number in range(count)]
+    return [
+        attrs.evolve(
+            job,
+            clients=job.clients // count + (number < job.clients % count),
+            bodies=[*job.bodies[start:], *job.bodies[:start]],
+        )
+        for number, start in enumerate(starts)
+    ]
+
+
+async def send(job: LoadJob) -> Generated:
+    """Run a job in this process."""
+    load = Load(job)
+    failure = ""
+    epoch = time.time() - trio.current_time()
+    try:
+        await load.send()
+    except* (UnexpectedAnswerError, OSError, trio.BrokenResourceError) as errors:
+        failure = text_of(errors).splitlines()[0]
+    return Generated(
+        finished=load.finished,
+        seconds=job.seconds,
+        cpu_s=load.cpu_s,
+        began=load.begin + epoch,
+        ended=load.end + epoch,
+        latencies_s=load.latencies,
+        failure=failure,
+    )
+
+
+if __name__ == "__main__":
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=LoadJob)
+    sys.stdout.buffer.write(msgspec.json.encode(trio.run(send, job)))

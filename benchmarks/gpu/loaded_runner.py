@@ -1,0 +1,54 @@
+"""The real runner in a part's own process, loaded with the settings that a server with the same flags has."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from benchmarks.gpu.settings import Settings
+from trio_pool_serve.cli import read_config
+from trio_pool_serve.config import Config
+from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.loading.runner_loading import load_runner
+from trio_pool_serve.runner.transformer_runner import TransformerRunner
+from trio_pool_serve.threads.offload import Offload
+
+
+def runner_arguments(folder: Path, settings: Settings, *more: str) -> list[str]:
+    """Return the arguments of ``LoadedRunner.load``, as a job for another process."""
+    return [str(folder), *settings.own_flags, *more]
+
+
+@frozen(eq=False, kw_only=True)
+class LoadedRunner:
+    """A runner, with what its batches are formed by."""
+
+    runner: TransformerRunner
+    offload: Offload
+    config: Config
+    batch_tokens: int
+    """The token budget of a batch."""
+
+    @classmethod
+    async def load(cls, arguments: Sequence[str], *, in_this_thread: bool = False) -> "LoadedRunner":
+        """Load a model in the launch thread, as a server does. Cancellation: at once; the thread goes on loading."""
+        config = read_config(arguments)
+        offload = Offload(copy=config.scheduling.max_in_flight)
+        folder = read_model_folder(Path(config.models[0]), config.loading)
+
+        def load() -> tuple[TransformerRunner, int]:
+            runner = load_runner(folder, config.loading, offload)
+            return runner, runner.fit_batch_tokens(config.scheduling.wanted_batch_tokens)
+
+        runner, batch_tokens = load() if in_this_thread else await offload.run("launch", load)
+        return cls(runner=runner, offload=offload, config=config, batch_tokens=batch_tokens)
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether there is no GPU to look at."""
+        return self.runner.on_cpu
+
+    def describe(self) -> dict[str, Any]:
+        """Return what was loaded, for JSON."""
+        return {"model": self.runner.describe(), "batch_tokens": self.batch_tokens, "pads": self.runner.pads}

@@ -1,0 +1,79 @@
+"""What ``python -m benchmarks.gpu`` is told."""
+
+import os
+import shlex
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+from attrs import field, frozen
+from attrs.validators import gt
+from cyclopts import Parameter
+
+from benchmarks.bert_shapes import Shape
+from benchmarks.report import RESULTS
+
+PartName: TypeAlias = Literal["tests", "ordering", "memory", "overlap", "load"]
+
+
+def share_of_cores(divisor: int, *, most: int) -> int:
+    """Return a number of processes: one for so many cores, at least one, and at most ``most``."""
+    return max(1, min(most, len(os.sched_getaffinity(0)) // divisor))
+
+
+@Parameter(name="*")
+@frozen(kw_only=True)
+class Settings:
+    """What is run: ``rounds`` of ``seconds`` for each load; all parts, or ``only`` those.
+
+    ``flags`` are those of the server, and replace the benchmark's own. ``load_processes`` are those that send requests;
+    by default one for four cores, and at most eight. ``device cpu`` tries everything out, and needs an ``output_dir``;
+    ``shape tiny`` also has fewer clients.
+    """
+
+    rounds: int = field(default=3, validator=gt(0))
+    seconds: float = field(default=4.0, validator=gt(0))
+    shape: Shape = "base"
+    device: str = "cuda"
+    flags: str = ""
+    load_processes: int = field(default=share_of_cores(4, most=8), validator=gt(0))
+    only: Annotated[tuple[PartName, ...], Parameter(consume_multiple=True, negative=())] = ()
+    output_dir: Path | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.on_cpu and self.output_dir is None:
+            raise ValueError("--device cpu is a trial, whose results need an --output-dir")
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether this is a trial on a machine without a GPU."""
+        return self.device == "cpu"
+
+    @property
+    def folder(self) -> Path:
+        """Where results go."""
+        return (self.output_dir or RESULTS).resolve()
+
+    @property
+    def own_flags(self) -> list[str]:
+        """The flags given, and those that say which device computes and with what."""
+        given = shlex.split(self.flags)
+        return without_given({"--device": self.device, **({"--cpu-backend": "torch"} if self.on_cpu else {})}, given)
+
+    def server_flags(self) -> list[str]:
+        """Return the server's flags: with them, no limit of its own is in the way of 1024 clients."""
+        limits = {
+            "--engine": "process",
+            "--api-workers": str(share_of_cores(2, most=16)),
+            "--max-queue-s": "600",
+            "--request-timeout-s": "600",
+            "--memory-budget-bytes": str(8 * 2**30),
+            "--client-memory-share": "1",
+            "--max-connections": "8192",
+        }
+        return without_given(limits, self.own_flags)
+
+
+def without_given(flags: dict[str, str], given: list[str]) -> list[str]:
+    """Return ``given`` behind those of ``flags`` that it does not have."""
+    names = {flag.partition("=")[0] for flag in given}
+    return [*(word for name, value in flags.items() if name not in names for word in (name, value)), *given]
