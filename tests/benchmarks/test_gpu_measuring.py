@@ -96,7 +96,7 @@ def test_full_batches_are_those_that_the_queue_forms():
     assert padded[equal] == packed[equal] == [MAX_TOKENS] * 8
     assert padded[short] == [SHORT] * 256
     assert padded[one_long] == [MAX_TOKENS], "padding of nine tenths is not computed"
-    assert packed[one_long] == [MAX_TOKENS] + [SHORT] * 31, "four times the budget once it is padded"
+    assert packed[one_long] == [MAX_TOKENS] + [SHORT] * 224, "no padding is computed"
 
 
 def test_memory_over_time_is_what_the_allocator_has_given_and_got_back():
