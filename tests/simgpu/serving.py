@@ -5,8 +5,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import pytest
 import torch
+import transformers
 from attrs import frozen
 
 from tests.models.classifier_families import write_classifier
@@ -14,13 +16,17 @@ from tests.models.model_families import FAMILIES, ServedModel, write_family
 from tests.models.retrieval_families import colbert_v2, splade_max, splade_sum, write_bge_m3
 from tests.models.test_reranking_agreement import FLAT, write_process_reward, write_reranker
 from tests.models.vision_families import (
+    CONTENTS,
     DUAL_ENCODERS,
     PAGE_RETRIEVERS,
     PICTURES,
     SENTENCES,
     VISION_LANGUAGE,
+    Content,
     SeeingModel,
+    qwen_text,
 )
+from tests.models.vision_oracles import chat_template_kwargs
 from tests.simgpu.device import simulated_device
 from trio_pool_serve.models.loading import runner_loading
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
@@ -29,6 +35,7 @@ from trio_pool_serve.types import (
     Embed,
     PoolingParams,
     PoolingRequest,
+    RenderedPrompt,
     SparseEmbed,
     TokenClassify,
     TokenEmbed,
@@ -66,6 +73,8 @@ class Kind:
     async def requests(self, served: ServedModel) -> list[PoolingRequest]:
         """Return the rows of a batch of mixed lengths; where it can be, also those of two stages."""
         if isinstance(served, SeeingModel):
+            if self.name in VISION_LANGUAGE:
+                return [PoolingRequest(rendered(served, content), self.params) for content in CONTENTS]
             items = [*SENTENCES[:2], *PICTURES[:3], SENTENCES[2]]
             return [PoolingRequest(await served.read(item), self.params) for item in items]
         if self.scores_pairs:
@@ -83,6 +92,15 @@ class Kind:
         served = model(path, dtype=settings.pop("dtype", "bfloat16"), settings=settings)
         served.runner.fit_batch_tokens(BATCH_TOKENS)
         return served
+
+
+def rendered(served: SeeingModel, content: Content) -> RenderedPrompt:
+    """Return texts and images of one message as tokens, in the model's chat template."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(served.path)
+    options = chat_template_kwargs(served.path)
+    ids = np.array(tokenizer(qwen_text(served.path, content, **options))["input_ids"], dtype=np.int32)
+    pictures = [part for part in content if not isinstance(part, str)]
+    return served.images.expand(ids, [served.images.processor(picture) for picture in pictures])
 
 
 def write_classifier_of(name: str, head: str = "SequenceClassification", **config: Any) -> Callable[[Path], Path]:

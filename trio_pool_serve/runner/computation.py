@@ -20,7 +20,6 @@ from trio_pool_serve.runner.openvino.selection import CannotUseOpenVinoError, ch
 from trio_pool_serve.runner.probe import TOLERANCES, compute_rows, difference, probe_rows
 from trio_pool_serve.runner.progress import with_progress_bar
 from trio_pool_serve.runner.transformer_masks import skip_mask_checks
-from trio_pool_serve.runner.transformer_synchronisations import replace_synchronisations
 
 
 @frozen(eq=False)
@@ -88,7 +87,6 @@ def _on_gpu(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> 
     # cuDNN's attention makes a plan for each shape: 0.44 s each (pytorch 2.11 on Hopper, FunASR issue 3704).
     torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     skip_mask_checks(loaded.backbone.model)
-    replace_synchronisations(loaded.backbone.model)
     try:
         packed = _pack(loaded.backbone, config, params)
     except CannotPackError as reason:

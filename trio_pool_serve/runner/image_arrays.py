@@ -1,8 +1,10 @@
 """The images of a batch as tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -15,14 +17,23 @@ def images_of(requests: Sequence[PoolingRequest]) -> list[ImageFeatures]:
     return [request.prompt.images for request in requests if request.prompt.images is not None]
 
 
-def image_inputs(images: Sequence[ImageFeatures], *, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+def image_inputs(
+    images: Sequence[ImageFeatures], *, device: torch.device, dtype: torch.dtype, on_host: Collection[str] = ()
+) -> dict[str, Tensor]:
     """Return the arrays of all images on the device, concatenated along their first dimension.
 
-    Floating-point arrays (pixels) are converted to ``dtype``; the others (grids, masks) stay integers.
+    Floating-point arrays (pixels) are converted to ``dtype``; the others (grids, masks) stay integers. Those named in
+    ``on_host`` stay there: sizes that the model's code reads.
     """
     inputs = {}
     for name in images[0].arrays:
-        parts = [image.arrays[name] for image in images]
-        tensor = to_device(parts[0] if len(parts) == 1 else np.concatenate(parts), device)
+        array = joined(images, name)
+        tensor = torch.from_numpy(array) if name in on_host else to_device(array, device)
         inputs[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
     return inputs
+
+
+def joined(images: Sequence[ImageFeatures], name: str) -> npt.NDArray[Any]:
+    """Return one array of all images, concatenated along its first dimension."""
+    parts = [image.arrays[name] for image in images]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

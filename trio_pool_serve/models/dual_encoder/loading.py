@@ -58,7 +58,9 @@ class TwoTowers(Backbone):
 
     def _of_images(self, forward: ForwardPass) -> Tensor:
         model: Any = self.model
-        inputs = image_inputs(images_of(forward.requests), device=forward.device, dtype=model.dtype)
+        inputs = image_inputs(
+            images_of(forward.requests), device=forward.device, dtype=model.dtype, on_host=("spatial_shapes",)
+        )
         return self._vectors("get_image_features", **inputs)
 
     def _vectors(self, method: str, **inputs: Tensor) -> Tensor:

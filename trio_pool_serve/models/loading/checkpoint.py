@@ -7,6 +7,7 @@ import transformers
 from torch import nn
 
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.loading.synchronisations import replace_synchronisations
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.runner.loaded_model import LoadingParams
 
@@ -47,4 +48,6 @@ def load_checkpoint(
         if hasattr(config, "use_cache"):
             config.use_cache = False
     assert isinstance(model, nn.Module)  # noqa: S101
+    if params.device.type != "cpu":
+        replace_synchronisations(model)
     return model.to(params.device).eval()

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import numpy as np
 from attrs import field, frozen
 from torch import Tensor, nn
 
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
+from trio_pool_serve.models.loading.qwen_vision import encode_images
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.page_retrieval.spec import PageRetrieval
 from trio_pool_serve.runner.backbone import Backbone
@@ -15,6 +15,7 @@ from trio_pool_serve.runner.heads.embedding import TokenEmbeddingHead
 from trio_pool_serve.runner.heads.maxsim import HoldQueryHead, MaxSimHead
 from trio_pool_serve.runner.image_arrays import image_inputs, images_of
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
+from trio_pool_serve.runner.transformer_masks import masks_of
 from trio_pool_serve.types import HoldQuery, ImageFeatures, MaxSim, TokenEmbed
 
 
@@ -26,7 +27,7 @@ def load_page_retrieval(folder: ModelFolder[PageRetrieval], params: LoadingParam
     tokens = TokenEmbeddingHead(nn.Identity(), normalizes=True)
     return LoadedModel(
         backbone=PageRetriever(
-            model, needs_token_type_ids=spec.needs_token_type_ids, pads_images=spec.class_name == "ColQwen2ForRetrieval"
+            model, needs_token_type_ids=spec.needs_token_type_ids, is_qwen=spec.class_name == "ColQwen2ForRetrieval"
         ),
         heads={
             TokenEmbed: tokens,
@@ -41,34 +42,37 @@ def load_page_retrieval(folder: ModelFolder[PageRetrieval], params: LoadingParam
 class PageRetriever(Backbone):
     """transformers' ColPali and ColQwen2, projection included.
 
-    ``needs_token_type_ids``: the model takes segments. ``pads_images``: pages are padded to the most patches of a
-    page in the batch.
+    ``needs_token_type_ids``: the model takes segments. ``is_qwen``: pages are divided into patches of any number.
     """
 
     needs_token_type_ids: bool = field(kw_only=True)
-    pads_images: bool = field(kw_only=True)
+    is_qwen: bool = field(kw_only=True)
 
     def __call__(self, forward: ForwardPass) -> Tensor:
         """Return vectors of unit length, [rows, tokens, d]; queries and pages may be in one batch."""
         model: Any = self.model
-        inputs: dict[str, Any] = {"input_ids": forward.input_ids, "attention_mask": forward.attention_mask}
+        inputs: dict[str, Any] = {"attention_mask": forward.attention_mask}
         if self.needs_token_type_ids:
             inputs["token_type_ids"] = forward.type_ids
         images = images_of(forward.requests)
-        if images:
-            images = _padded(images) if self.pads_images else images
-            inputs |= image_inputs(images, device=forward.device, dtype=model.dtype)
-        vectors: Tensor = model(**inputs, use_cache=False).embeddings
+        if images and self.is_qwen:
+            inputs["inputs_embeds"] = self._embedded(forward, images)
+        else:
+            inputs["input_ids"] = forward.input_ids
+            if images:
+                inputs |= image_inputs(images, device=forward.device, dtype=model.dtype)
+        with masks_of(forward):
+            vectors: Tensor = model(**inputs, use_cache=False).embeddings
         return vectors
 
+    def _embedded(self, forward: ForwardPass, images: list[ImageFeatures]) -> Tensor:
+        """Return the embeddings of tokens, and of images in place of their placeholders, [rows, tokens, hidden].
 
-def _padded(images: list[ImageFeatures]) -> list[ImageFeatures]:
-    """Return images with pixel values [1, most patches, values per patch], padded with zeros."""
-    most_patches = max(len(image.arrays["pixel_values"]) for image in images)
-    padded = []
-    for image in images:
-        pixels = image.arrays["pixel_values"]
-        values = np.zeros((1, most_patches, pixels.shape[1]), dtype=pixels.dtype)
-        values[0, : len(pixels)] = pixels
-        padded.append(ImageFeatures({**image.arrays, "pixel_values": values}, image.tokens))
-    return padded
+        As the model's own code does it, which finds the patches of each page by comparing on the device.
+        """
+        model: Any = self.model
+        embedded = model.vlm.get_input_embeddings()(forward.input_ids)
+        features = encode_images(model.vlm.visual, images, forward.device).pooler_output
+        is_image = (forward.input_ids == model.config.vlm_config.image_token_id).unsqueeze(-1)
+        joint: Tensor = embedded.masked_scatter(is_image, features.to(embedded.dtype))
+        return joint

@@ -8,15 +8,17 @@ from attrs import field, frozen
 from torch import Tensor, nn
 
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
+from trio_pool_serve.models.loading.qwen_vision import add_features, encode_images
 from trio_pool_serve.models.loading.sentence_modules import load_pooler
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.vision_language.spec import VisionLanguage
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.heads.embedding import EmbeddingHead, TokenEmbeddingHead
-from trio_pool_serve.runner.image_arrays import image_inputs, images_of
+from trio_pool_serve.runner.image_arrays import images_of, joined
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.runner.transfers import to_device
+from trio_pool_serve.runner.transformer_masks import masks_of
 from trio_pool_serve.types import Embed, TokenEmbed
 
 
@@ -24,7 +26,9 @@ def load_vision_language(folder: ModelFolder[VisionLanguage], params: LoadingPar
     """Load a ``VisionLanguage`` model. Token embeddings are the transformer's states, before pooling."""
     spec = folder.spec
     pooler = load_pooler(spec.modules, params.device)
-    model = load_checkpoint(folder, params, optional_weights=())
+    model: Any = load_checkpoint(folder, params, optional_weights=())
+    if hasattr(model.language_model, "_deepstack_process"):
+        model.language_model._deepstack_process = add_features  # noqa: SLF001
     return LoadedModel(
         backbone=QwenVision(model, image_token_id=spec.patches.token_id),
         heads={Embed: EmbeddingHead(pooler), TokenEmbed: TokenEmbeddingHead(nn.Identity(), normalizes=False)},
@@ -58,12 +62,18 @@ class QwenVision(Backbone):
 
     def _with_images(self, forward: ForwardPass) -> Tensor:
         model: Any = self.model
-        states: Tensor = model(
-            input_ids=forward.input_ids,
-            attention_mask=forward.attention_mask,
-            position_ids=self._positions(forward),
-            **image_inputs(images_of(forward.requests), device=forward.device, dtype=model.dtype),
-        ).last_hidden_state
+        encoded = encode_images(model.visual, images_of(forward.requests), forward.device)
+        # transformers expects one part per image, and concatenates them.
+        encoded.pooler_output = [encoded.pooler_output]
+        if encoded.get("deepstack_features") is not None:
+            encoded.deepstack_features = [[features] for features in encoded.deepstack_features]
+        with masks_of(forward):
+            states: Tensor = model(
+                input_ids=forward.input_ids,
+                attention_mask=forward.attention_mask,
+                position_ids=self._positions(forward),
+                mm_encoder_outputs={"image": encoded},
+            ).last_hidden_state
         return states
 
     def _positions(self, forward: ForwardPass) -> Tensor:
@@ -78,7 +88,7 @@ class QwenVision(Backbone):
         for row, request in enumerate(forward.requests):
             ids[row, : request.tokens] = request.prompt.token_ids
             attended[row, : request.tokens] = 1
-        grids = np.concatenate([images.arrays["image_grid_thw"] for images in images_of(forward.requests)])
+        grids = joined(images_of(forward.requests), "image_grid_thw")
         model: Any = self.model
         positions, _ = model.get_rope_index(
             torch.from_numpy(ids),

@@ -16,7 +16,7 @@ from transformers.models.deberta_v2 import modeling_deberta_v2
 
 def replace_synchronisations(model: nn.Module) -> None:
     """Replace what the model's code would wait in, for all models of the process."""
-    # Checks that the images' features fit their placeholders: our own are made before anything is launched.
+    # Whether images fit their placeholders, transformers would ask the device; the image formats have made sure of it.
     os.environ["TRANSFORMERS_DISABLE_TORCH_CHECK"] = "1"
     masking_utils.or_masks = or_masks
     if getattr(model.config, "model_type", None) == "deberta-v2":
