@@ -15,8 +15,8 @@ from torch.utils.backend_registration import _DummyDeviceGuard, _setup_privateus
 
 from tests.simgpu import graphs, streams
 from tests.simgpu.activity import LOCK, activities, call_site
-from tests.simgpu.memory import MEMORY
-from tests.simgpu.sim_tensor import NAME, Settings, dispatch
+from tests.simgpu.memory import MEMORY, adopt
+from tests.simgpu.sim_tensor import NAME, Settings, SimTensor, dispatch
 from tests.simgpu.streams import ORDER
 
 DEVICES = 2
@@ -193,7 +193,21 @@ def _from_data(factory: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 @contextmanager
-def simulated_device(*, computes: bool = True, capacity: int | None = None) -> Iterator[torch.device]:
+def without_values() -> Iterator[None]:
+    """Have the device's tensors lose their values, and compute none within the block: any size costs no memory.
+
+    A model can be loaded only with values, which are compared; what is launched afterwards needs none.
+    """
+    for tensor in [found for found in gc.get_objects() if type(found) is SimTensor]:
+        tensor.raw = tensor.raw.to("meta")
+        adopt(tensor.raw, tensor.allocation)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Settings, "computes", False)
+        yield
+
+
+@contextmanager
+def simulated_device(*, capacity: int | None = None) -> Iterator[torch.device]:
     """Have a simulated device within the block, with so many bytes of memory."""
     _register()
     gc.collect()  # of tensors of an earlier block
@@ -201,7 +215,6 @@ def simulated_device(*, computes: bool = True, capacity: int | None = None) -> I
     MEMORY.peak = MEMORY.in_use
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MODULE, "is_on", True)
-        patch.setattr(Settings, "computes", computes)
         patch.setattr(MEMORY, "capacity", capacity)
         patch.setattr(torch, "empty", _host_factory(torch.empty))
         patch.setattr(torch, "tensor", _from_data(torch.tensor))

@@ -111,6 +111,11 @@ class Allocation:
 _allocations: "WeakValueDictionary[int, Allocation]" = WeakValueDictionary()
 
 
+def adopt(raw: Tensor, allocation: Allocation) -> None:
+    """Have a tensor's storage stand for the memory of another."""
+    _allocations[raw.untyped_storage()._cdata] = allocation
+
+
 def allocation_of(raw: Tensor, pool: Arena | None) -> Allocation:
     """Return the allocation of a tensor's storage, made now for a storage that has none."""
     storage = raw.untyped_storage()
