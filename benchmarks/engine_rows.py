@@ -1,4 +1,4 @@
-"""How much processor time does an engine process take per row, besides its forward passes?
+"""How much processor time does an engine process take per row, besides its forward passes? Measured over its socket.
 
 A ``LocalEngine`` behind a Unix socket as an engine process has it, with a runner whose vectors are there at once; the
 rows come from another process. Counted is what the event loop's thread takes to receive, queue, finish and send a
@@ -7,9 +7,11 @@ row, and what the API process takes to send it and to get its vector.
     python -m benchmarks.engine_rows
 """
 
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -124,15 +126,22 @@ async def _measure(settings: Settings, rows: int, path: Path) -> Cost:
     command = [sys.executable, "-m", "benchmarks.row_sender"]
     command += [part for name, value in arguments.items() for part in (f"--{name}", str(value))]
     async with trio.open_nursery() as nursery:
-        process = await nursery.start(
-            lambda task_status: trio.run_process(command, cwd=ROOT, stdout=-1, task_status=task_status)
-        )
-        await process.stdout.receive_some()
+        start = partial(trio.run_process, command, cwd=ROOT, stdout=subprocess.PIPE)
+        process: trio.Process = await nursery.start(start)
+        assert process.stdout is not None
+        await _line_of(process.stdout)
         loop, everything = time.thread_time(), time.process_time()
-        api_us = float(await process.stdout.receive_some())
+        api_us = float(await _line_of(process.stdout))
         loop, everything = time.thread_time() - loop, time.process_time() - everything
     row_us = 1e6 / requests / rows
     return Cost(loop * row_us, (everything - loop) * row_us, api_us)
+
+
+async def _line_of(stream: trio.abc.ReceiveStream) -> str:
+    line = b""
+    while not line.endswith(b"\n"):
+        line += await stream.receive_some()
+    return line.decode()
 
 
 def main(settings: Settings = Settings()) -> None:

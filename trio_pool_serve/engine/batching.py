@@ -31,15 +31,16 @@ class BatchBudget:
     tokens: int = field(default=0, init=False)
     """Without padding."""
     longest: int = field(default=0, init=False)
+    _max_padded: int = field(init=False)
+
+    @_max_padded.default
+    def _times_factor(self) -> int:
+        return self.max_tokens if self.pads else self.max_tokens * MAX_PADDED_FACTOR
 
     @property
     def is_full(self) -> bool:
         """Whether not even the shortest row fits."""
         return self.longest * (self.rows + 1) > self._max_padded
-
-    @property
-    def _max_padded(self) -> int:
-        return self.max_tokens if self.pads else self.max_tokens * MAX_PADDED_FACTOR
 
     def _fits(self, tokens: int, padded: int) -> bool:
         if padded > self._max_padded:

@@ -26,15 +26,16 @@ import itertools
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import trio
 from attrs import Factory, define, field
 
 from trio_pool_serve.engine.batching import FREE_PADDING_DIVISOR, BatchBudget, length_class
+from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.small_requests import SmallRequests
-from trio_pool_serve.types import Batch, PoolingOutput, PoolingRequest
+from trio_pool_serve.types import Batch, PoolingRequest
 
 FAIRNESS = 8
 """Most tokens taken in all per token of one group: a group that always has rows waiting gets at least an eighth."""
@@ -51,45 +52,8 @@ MAX_KEPT_TOGETHER = 8192
 MAX_BATCHES_SINCE_SMALL = 4
 """Bulk gets full batches again once this many full batches of tokens were taken since the last small request."""
 
-
 MAX_CLIENTS_OF_BATCH = 64
 """Clients whose rows are compared for one batch: those whose turn it is soonest."""
-
-
-def _ignore(entry: "QueueEntry") -> None:
-    """Default callback: does nothing."""
-
-
-@define(eq=False)
-class QueueEntry:
-    """One row in the queue. ``settled(entry)`` is called on the loop once the row is finished or has failed."""
-
-    request: PoolingRequest
-    settled: Callable[["QueueEntry"], None] = field(default=_ignore, repr=False)
-    queued_at: float = field(factory=time.perf_counter)
-    output: PoolingOutput | None = None
-    error: Exception | None = None
-    is_abandoned: bool = field(default=False, init=False)
-    """No client waits for the row any more: if it has been launched, it is not computed again."""
-    virtual_deadline: int = field(default=0, init=False)
-    """In tokens on the queue's clock; set by the queue."""
-    queue_class: "QueueClass | None" = field(default=None, init=False, repr=False)
-    """Set while the row waits."""
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the row is finished or has failed."""
-        return self.output is not None or self.error is not None
-
-    def finish(self, output: PoolingOutput) -> None:
-        """Set the output and call ``settled``."""
-        self.output = output
-        self.settled(self)
-
-    def fail(self, error: Exception) -> None:
-        """Set the error and call ``settled``."""
-        self.error = error
-        self.settled(self)
 
 
 ClassKey: TypeAlias = tuple[int, int, int, int]
@@ -127,16 +91,17 @@ class QueueClass:
     length: int
     wait_tokens: int
     entries: OrderedDict[QueueEntry, None] = field(init=False, factory=OrderedDict)
+    is_bulk: bool = field(init=False)
+    """Whether its entries are long rows, or follow many tokens of their group."""
+
+    @is_bulk.default
+    def _follows_many(self) -> bool:
+        return self.wait_tokens > FAIRNESS * BULK_TOKENS
 
     @property
     def first(self) -> QueueEntry:
         """The entry with the earliest virtual deadline."""
         return next(iter(self.entries))
-
-    @property
-    def is_bulk(self) -> bool:
-        """Whether its entries are long rows, or follow many tokens of their group."""
-        return self.wait_tokens > FAIRNESS * BULK_TOKENS
 
 
 @define(eq=False)
@@ -189,30 +154,40 @@ class RequestQueue:
         """Iterate over the waiting entries, in order of arrival."""
         return iter(self._entries)
 
-    def put_nowait(self, entry: QueueEntry) -> None:
-        """Add an entry."""
-        request = entry.request
-        group = self._groups.setdefault(request.group, RequestGroup()) if request.group else RequestGroup()
-        group.rows += 1
-        group.virtual_deadline = max(group.virtual_deadline, self.clock) + FAIRNESS * request.tokens
-        wait_tokens = 1 << (group.virtual_deadline - self.clock - 1).bit_length()
+    def put_nowait(self, *entries: QueueEntry) -> None:
+        """Add entries."""
+        for entry in entries:
+            request = entry.request
+            tokens = entry.tokens = len(request.prompt.token_ids)
+            group = self._groups.get(request.group)
+            if group is None:
+                group = RequestGroup()
+                if request.group:
+                    self._groups[request.group] = group
+            group.rows += 1
+            group.virtual_deadline = max(group.virtual_deadline, self.clock) + FAIRNESS * tokens
+            wait_tokens = 1 << (group.virtual_deadline - self.clock - 1).bit_length()
+            entry.virtual_deadline = self.clock + wait_tokens
+            entry.queue_class = waiting = self._class_of(request, tokens, wait_tokens)
+            waiting.entries[entry] = None
+            self._entries[entry] = None
+            self.tokens += tokens
+            if tokens > BULK_TOKENS:
+                self._long_tokens += tokens
+            else:
+                self._kept_together = min(MAX_KEPT_TOGETHER, self._kept_together + FAIRNESS * tokens)
+        self.note_change()
+
+    def _class_of(self, request: PoolingRequest, tokens: int, wait_tokens: int) -> QueueClass:
         number = request.client if self.is_fair else 0
         client = self._clients.get(number)
         if client is None:
             client = self._clients[number] = WaitingClient(number, next(self._turns), self._virtual_time)
-        key = (request.rank, request.priority, length_class(request.tokens), wait_tokens)
-        if key not in client.classes:
-            client.classes[key] = QueueClass(client, *key)
-        entry.virtual_deadline = self.clock + wait_tokens
-        entry.queue_class = client.classes[key]
-        entry.queue_class.entries[entry] = None
-        self._entries[entry] = None
-        self.tokens += request.tokens
-        if is_long(request):
-            self._long_tokens += request.tokens
-        else:
-            self._kept_together = min(MAX_KEPT_TOGETHER, self._kept_together + FAIRNESS * request.tokens)
-        self.note_change()
+        key = (request.rank, request.priority, length_class(tokens), wait_tokens)
+        waiting = client.classes.get(key)
+        if waiting is None:
+            waiting = client.classes[key] = QueueClass(client, *key)
+        return waiting
 
     def withdraw(self, entry: QueueEntry) -> None:
         """Take an entry out of the queue; does nothing if it is not waiting."""
@@ -229,9 +204,9 @@ class RequestQueue:
             group.rows -= 1
             if not group.rows:
                 del self._groups[entry.request.group]
-        self.tokens -= entry.request.tokens
-        if is_long(entry.request):
-            self._long_tokens -= entry.request.tokens
+        self.tokens -= entry.tokens
+        if entry.tokens > BULK_TOKENS:
+            self._long_tokens -= entry.tokens
 
     def take_batch(
         self, max_tokens: int, bulk_tokens: int | None = None, *, leaves_long: bool = False
@@ -247,12 +222,13 @@ class RequestQueue:
         opening = self._opening(classes, leaves_long=leaves_long)
         if opening is None:
             return []
-        budget = BatchBudget(max_tokens, free_padding=max_tokens // FREE_PADDING_DIVISOR, pads=self.pads)
+        free_padding = max_tokens // FREE_PADDING_DIVISOR
         if bulk_tokens is not None and self._has_recent_small_requests(max_tokens):
             classes = [waiting for waiting in classes if waiting.is_bulk == opening.is_bulk]
-            budget.max_tokens = min(max_tokens, bulk_tokens) if opening.is_bulk else max_tokens
+            max_tokens = min(max_tokens, bulk_tokens) if opening.is_bulk else max_tokens
+        budget = BatchBudget(max_tokens, free_padding, pads=self.pads)
         first = opening.first
-        budget.try_add(first.request.tokens)
+        budget.try_add(first.tokens)
         self._take(first, opening)
         taken = [first, *self._fill(budget, opening, [waiting for waiting in classes if waiting.entries])]
         least = min((client.virtual_time for client in self._clients.values()), default=opening.client.virtual_time)
@@ -292,44 +268,56 @@ class RequestQueue:
 
     def _fill(self, budget: BatchBudget, opening: QueueClass, classes: list[QueueClass]) -> list[QueueEntry]:
         """Take the rows nearest in length to those of ``opening``, in turns between clients, within the budget."""
-
-        def turn(index: int) -> tuple[int, int, int, int, int, int]:
-            waiting = classes[index]
-            distance = abs(waiting.length - opening.length)
-            urgency = waiting.priority - most_urgent[waiting.client]
-            virtual_time, virtual_deadline = waiting.client.virtual_time, waiting.first.virtual_deadline
-            return waiting.rank, urgency, distance, virtual_time, virtual_deadline, index
-
         most_urgent: dict[WaitingClient, int] = {}
         for waiting in classes:
             most_urgent[waiting.client] = min(most_urgent.get(waiting.client, waiting.priority), waiting.priority)
-        turns = [turn(index) for index in range(len(classes))]
-        heapq.heapify(turns)
+
+        def distance(waiting: QueueClass) -> tuple[int, int, int]:
+            urgency = waiting.priority - most_urgent[waiting.client]
+            return waiting.rank, urgency, abs(waiting.length - opening.length)
+
         taken: list[QueueEntry] = []
-        while turns and not budget.is_full:
-            *_, virtual_time, _, index = turns[0]
-            waiting = classes[index]
-            if virtual_time != waiting.client.virtual_time:  # another of its rows has been taken
-                heapq.heapreplace(turns, turn(index))
-                continue
-            entry = waiting.first
-            if not budget.try_add(entry.request.tokens):
-                heapq.heappop(turns)
-                continue
-            self._take(entry, waiting)
-            taken.append(entry)
-            if waiting.entries:
-                heapq.heapreplace(turns, turn(index))
-            else:
-                heapq.heappop(turns)
+        for _, nearest in itertools.groupby(sorted(classes, key=distance), distance):
+            self._take_in_turns(budget, nearest, taken)
         return taken
 
+    def _take_in_turns(self, budget: BatchBudget, classes: Iterable[QueueClass], taken: list[QueueEntry]) -> None:
+        """Take the rows of these queue classes within the budget: of the clients in turns, by virtual deadlines."""
+        rows_of: dict[WaitingClient, list[tuple[int, int, QueueClass]]] = {}
+        for index, waiting in enumerate(classes):
+            rows_of.setdefault(waiting.client, []).append((waiting.first.virtual_deadline, index, waiting))
+        for rows in rows_of.values():
+            heapq.heapify(rows)
+        turns = [(client.virtual_time, rows[0][:2], rows) for client, rows in rows_of.items()]
+        heapq.heapify(turns)
+        while turns and not budget.is_full:
+            *_, rows = heapq.heappop(turns)
+            _, index, waiting = heapq.heappop(rows)
+            client, entries = waiting.client, waiting.entries
+            # Until a row of another queue class comes before the next of this one.
+            next_of_client = rows[0][:2] if rows else None
+            next_of_others = turns[0][:2] if turns else None
+            while budget.try_add((entry := waiting.first).tokens):
+                self._take(entry, waiting)
+                taken.append(entry)
+                if not entries:
+                    break
+                due = waiting.first.virtual_deadline, index
+                if (next_of_client is not None and due > next_of_client) or (
+                    next_of_others is not None and (client.virtual_time, due) > next_of_others
+                ):
+                    heapq.heappush(rows, (*due, waiting))
+                    break
+            if rows:
+                heapq.heappush(turns, (client.virtual_time, rows[0][:2], rows))
+
     def _take(self, entry: QueueEntry, waiting: QueueClass) -> None:
+        tokens = entry.tokens
         self.withdraw(entry)
-        self.clock += entry.request.tokens
-        waiting.client.virtual_time += entry.request.tokens
-        if is_long(entry.request):
-            self._kept_together = max(0, self._kept_together - entry.request.tokens)
+        self.clock += tokens
+        waiting.client.virtual_time += tokens
+        if tokens > BULK_TOKENS:
+            self._kept_together = max(0, self._kept_together - tokens)
         if not waiting.is_bulk and entry.request.group not in self._groups:
             self.small_requests.increment()
 
@@ -363,6 +351,6 @@ def is_long(request: PoolingRequest) -> bool:
     return request.tokens > BULK_TOKENS
 
 
-def batch_of(entries: list[QueueEntry]) -> Batch:
+def batch_of(entries: Sequence[QueueEntry]) -> Batch:
     """Return the batch of these entries' rows, in their order."""
-    return Batch(tuple(entry.request for entry in entries))
+    return Batch(tuple([entry.request for entry in entries]))

@@ -1,0 +1,166 @@
+"""Rows on their way to an engine process: ``PoolingRequest``s to parts of frames, and back."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import trio
+
+from trio_pool_serve.engine.remote.arrays import Array, Payload, buffer_of, buffer_of_rows, header_of, pieces
+from trio_pool_serve.engine.remote.failures import reason_of
+from trio_pool_serve.engine.remote.scopes import Scopes
+from trio_pool_serve.engine.remote.wire import Frame, OptionalArrays, Part, Rows, divided
+from trio_pool_serve.errors import UnsendableError
+from trio_pool_serve.processes.framed_stream import Buffer
+from trio_pool_serve.types import ImageFeatures, PoolingParams, PoolingRequest, RenderedPrompt
+
+NumberedRow = tuple[int, PoolingRequest]
+
+TOKEN_ARRAYS = {"type_ids": np.dtype(np.int32), "kept": np.dtype(np.bool_)}
+"""Arrays that a prompt may have besides its ids, with an element for each token."""
+
+
+def row_frames(rows: Iterable[NumberedRow], failed: Callable[[int, UnsendableError], None]) -> Iterator[Frame]:
+    """Yield frames with all rows, in order. ``failed(number, error)`` is called for each that cannot be sent."""
+    frame = Frame()
+    for _, alike in itertools.groupby(rows, _shared):
+        part = list(alike)
+        longest = max([len(request.prompt.token_ids) for _, request in part])
+        for some in divided(part, 4 * longest):
+            _add(frame, some, failed)
+            if frame.is_full:
+                yield frame
+                frame = Frame()
+    if frame.parts:
+        yield frame
+
+
+def _shared(row: NumberedRow) -> tuple[Any, ...]:
+    """Return what rows of one part have in common. Params are compared by identity: comparing may raise."""
+    request = row[1]
+    prompt = request.prompt
+    return (
+        id(request.params),
+        request.group,
+        request.client,
+        request.priority,
+        request.rank,
+        request.deadline,
+        prompt.instruction_tokens,
+        prompt.attended,
+        prompt.type_ids is None,
+        prompt.kept is None,
+        None if prompt.embeds is None and prompt.images is None else row[0],
+    )
+
+
+def _add(frame: Frame, rows: list[NumberedRow], failed: Callable[[int, UnsendableError], None]) -> None:
+    numbers, requests = [number for number, _ in rows], [request for _, request in rows]
+    try:
+        frame.add(numbers, *_encode(requests))
+    except Exception as error:  # fields of params may be of any type
+        if len(rows) > 1:  # one may be guilty
+            for row in rows:
+                _add(frame, [row], failed)
+            return
+        refused = UnsendableError(f"An input cannot be sent to the engine process: {reason_of(error)}")
+        refused.__cause__ = error
+        failed(numbers[0], refused)
+
+
+def _encode(requests: Sequence[PoolingRequest]) -> tuple[Rows, list[Buffer]]:
+    prompts = [request.prompt for request in requests]
+    request, prompt = requests[0], prompts[0]
+    lengths = [len(prompt.token_ids) for prompt in prompts]
+    buffers = [buffer_of_rows([prompt.token_ids for prompt in prompts], np.int32, lengths)]
+    names = tuple([name for name in TOKEN_ARRAYS if getattr(prompt, name) is not None])
+    buffers += [
+        buffer_of_rows([getattr(prompt, name) for prompt in prompts], TOKEN_ARRAYS[name], lengths) for name in names
+    ]
+    rows = Rows(
+        lengths,
+        [(param.wire_name, param) for param in request.params],
+        request.priority,
+        request.group,
+        request.client,
+        request.rank,
+        None if request.deadline == math.inf else request.deadline - trio.current_time(),
+        prompt.instruction_tokens,
+        prompt.attended,
+        names,
+        _optional_arrays(prompt, buffers),
+    )
+    return rows, buffers
+
+
+def _optional_arrays(prompt: RenderedPrompt, buffers: list[Buffer]) -> OptionalArrays | None:
+    if prompt.embeds is None and prompt.images is None:
+        return None
+    optional_arrays = OptionalArrays()
+    if prompt.embeds is not None:
+        optional_arrays.embeds = header_of(prompt.embeds)
+        buffers.append(buffer_of(prompt.embeds))
+    if prompt.images is not None:
+        optional_arrays.images = [(name, header_of(array)) for name, array in prompt.images.arrays.items()]
+        optional_arrays.image_tokens = prompt.images.tokens
+        buffers += [buffer_of(array) for array in prompt.images.arrays.values()]
+    return optional_arrays
+
+
+def read_rows(part: Part, payload: Payload, scopes: Scopes) -> list[PoolingRequest]:
+    """Decode the rows of a part; their arrays share the payload's memory. Raises ``UnsendableError``."""
+    try:
+        rows = msgspec.msgpack.decode(part.content, type=Rows)
+        if len(rows.lengths) != len(part.ids):
+            raise ValueError(f"{len(rows.lengths)} rows with {len(part.ids)} numbers")  # noqa: TRY301
+        return _requests(rows, payload, scopes)
+    except Exception as error:  # constructors of params may raise anything
+        raise UnsendableError(f"The engine process cannot read an input: {reason_of(error)}") from error
+
+
+def _requests(rows: Rows, payload: Payload, scopes: Scopes) -> list[PoolingRequest]:
+    params = tuple([_param(name, fields, scopes) for name, fields in rows.params])
+    deadline = math.inf if rows.timeout_s is None else trio.current_time() + rows.timeout_s
+    priority, group, client, rank = rows.priority, rows.group, rows.client, rows.rank
+    return [
+        PoolingRequest(prompt, params, priority, group, client, rank, deadline) for prompt in _prompts(rows, payload)
+    ]
+
+
+def _prompts(rows: Rows, payload: Payload) -> list[RenderedPrompt]:
+    total, instruction, attended = sum(rows.lengths), rows.instruction_tokens, rows.attended
+    ids = payload.take(("<i4", (total,)))
+    if not rows.token_arrays and rows.optional_arrays is None:
+        return [RenderedPrompt(row, instruction, None, attended) for row in pieces(ids, rows.lengths)]
+    arrays = {
+        name: pieces(payload.take((TOKEN_ARRAYS[name].str, (total,))), rows.lengths) for name in rows.token_arrays
+    }
+    nothing = [None] * len(rows.lengths)
+    embeds, images = _read_optional_arrays(rows, payload)
+    return [
+        RenderedPrompt(row, instruction, type_ids, attended, kept, images, embeds)
+        for row, type_ids, kept in zip(
+            pieces(ids, rows.lengths), arrays.get("type_ids", nothing), arrays.get("kept", nothing), strict=True
+        )
+    ]
+
+
+def _read_optional_arrays(rows: Rows, payload: Payload) -> tuple[Array | None, ImageFeatures | None]:
+    embeds = images = None
+    if (headers := rows.optional_arrays) is not None:
+        if len(rows.lengths) != 1:
+            raise ValueError("only a row that is alone has these arrays")
+        if headers.embeds is not None:
+            embeds = payload.take(headers.embeds)
+        if headers.images is not None:
+            images = ImageFeatures({name: payload.take(array) for name, array in headers.images}, headers.image_tokens)
+    return embeds, images
+
+
+def _param(name: str, fields: Any, scopes: Scopes) -> PoolingParams:
+    if name not in PoolingParams.by_name:
+        raise LookupError(f"no module that is imported here defines the params {name}")
+    return msgspec.convert(fields, PoolingParams.by_name[name], dec_hook=scopes.query)
