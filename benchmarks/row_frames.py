@@ -65,7 +65,7 @@ def through_frames(requests: list[PoolingRequest], outputs: list[PoolingOutput])
     return read
 
 
-def _refuse(number: int, error: Exception) -> None:
+def _refuse(_: int, error: Exception) -> None:
     raise error
 
 

@@ -288,28 +288,26 @@ class RequestQueue:
             rows_of.setdefault(waiting.client, []).append((waiting.first.virtual_deadline, index, waiting))
         for rows in rows_of.values():
             heapq.heapify(rows)
-        turns = [(client.virtual_time, rows[0][:2], rows) for client, rows in rows_of.items()]
+        # Of each client, the queue class of its next row.
+        turns = [(client.virtual_time, *rows[0][:2], client, rows) for client, rows in rows_of.items()]
         heapq.heapify(turns)
         while turns and not budget.is_full:
-            *_, rows = heapq.heappop(turns)
-            _, index, waiting = heapq.heappop(rows)
-            client, entries = waiting.client, waiting.entries
-            # Until a row of another queue class comes before the next of this one.
-            next_of_client = rows[0][:2] if rows else None
-            next_of_others = turns[0][:2] if turns else None
-            while budget.try_add((entry := waiting.first).tokens):
+            _, virtual_deadline, index, client, rows = turns[0]
+            waiting = rows[0][2]
+            entry = waiting.first
+            if budget.try_add(entry.tokens):
                 self._take(entry, waiting)
                 taken.append(entry)
-                if not entries:
-                    break
-                due = waiting.first.virtual_deadline, index
-                if (next_of_client is not None and due > next_of_client) or (
-                    next_of_others is not None and (client.virtual_time, due) > next_of_others
-                ):
-                    heapq.heappush(rows, (*due, waiting))
-                    break
+                if not waiting.entries:
+                    heapq.heappop(rows)
+                elif (following := waiting.first.virtual_deadline) != virtual_deadline:
+                    heapq.heapreplace(rows, (following, index, waiting))
+            else:
+                heapq.heappop(rows)
             if rows:
-                heapq.heappush(turns, (client.virtual_time, rows[0][:2], rows))
+                heapq.heapreplace(turns, (client.virtual_time, *rows[0][:2], client, rows))
+            else:
+                heapq.heappop(turns)
 
     def _take(self, entry: QueueEntry, waiting: QueueClass) -> None:
         tokens = entry.tokens

@@ -14,6 +14,7 @@ from attrs import define, field, frozen
 from msgspec.structs import replace
 from trio.testing import wait_all_tasks_blocked
 
+from tests.engine.remote.test_wire import COLUMNS
 from tests.scripted_runner import ScriptedRunner, scripted_vector
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import EstimatedWork
@@ -583,8 +584,8 @@ async def test_rows_that_cannot_be_read_are_answered_by_number(replica):
         stream = FramedStream(await trio.open_unix_socket(replica.path), FromEngine)
         assert isinstance((await stream.receive())[0], Hello)
         (frame,) = row_frames([(1, request(5)), (3, request(6)), (3, request(7))], pytest.fail)
-        frame.add([2, 4], Rows([1, 1], [("nowhere:Nothing", {})]), [b"\0" * 8])
-        frame.add([5], Rows([1], [("nowhere:Nothing", {})]))
+        frame.add([2, 4], Rows([1, 1], [("nowhere:Nothing", {})], *COLUMNS), [b"\0" * 8])
+        frame.add([5], Rows([1], [("nowhere:Nothing", {})], *COLUMNS))
         await stream.send(Submit(frame.parts), frame.buffers)
         found: dict[int, type] = {}
         while len(found) < 5:

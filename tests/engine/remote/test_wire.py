@@ -1,4 +1,6 @@
+import math
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -177,7 +179,7 @@ def requests(draw: st.DrawFn) -> PoolingRequest:
 
 @st.composite
 def some_alike(draw: st.DrawFn) -> list[PoolingRequest]:
-    """Requests of which some neighbours have everything in common but their arrays."""
+    """Requests of which some neighbours have the same params, and arrays of the same kinds."""
     found: list[PoolingRequest] = []
     for like in draw(st.lists(requests(), max_size=4)):
         for ids in draw(st.lists(IDS, min_size=1, max_size=3)):
@@ -187,7 +189,7 @@ def some_alike(draw: st.DrawFn) -> list[PoolingRequest]:
                 type_ids=None if like.prompt.type_ids is None else np.arange(len(ids), dtype=np.int32),
                 kept=None if like.prompt.kept is None else ids % 2 == 0,
             )
-            found.append(replace(like, prompt=prompt))
+            found.append(replace(like, prompt=prompt, group=draw(st.integers(0, 2))))
     return found
 
 
@@ -369,29 +371,47 @@ def test_what_rows_have_in_common_is_sent_once():
     (part,) = frame.parts
     assert part.ids == list(range(100))
     assert len(frame.buffers) == 1
-    assert len(part.content) < 1000 + 100 * 2
+    assert len(part.content) < 2 * 1000
+
+
+async def test_rows_of_different_requests_are_one_part_if_their_params_are_equal():
+    rows = [
+        PoolingRequest(ROW, (Embed(dimensions=8),), index % 2, index, 5, 6 - index, deadline)
+        for index, deadline in enumerate([math.inf, 1e9, math.inf])
+    ]
+    (frame,) = row_frames(enumerate(rows), pytest.fail)
+    assert len(frame.parts) == 1
+    for ours, theirs in zip(rows, read(frame).values(), strict=True):
+        assert_same(ours, theirs)
+        assert math.isinf(ours.deadline) == math.isinf(theirs.deadline)
 
 
 def name_of(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
+COLUMNS: list[list[Any]] = [[0], [0], [0], [0], [None], [0], [None]]
+"""What rows have besides their lengths and params: the same for all."""
+
 UNREADABLE = {
-    "unknown params": Rows([2], [("os:system", {"command": "true"})]),
-    "a class that is not params": Rows([2], [(name_of(Threshold), {"least": 1})]),
-    "the base of params": Rows([2], [(name_of(PoolingParams), {})]),
-    "a field of another type": Rows([2], [(Embed.wire_name, {"dimensions": "many"})]),
-    "no fields": Rows([2], [(Spans.wire_name, {})]),
-    "no map": Rows([2], [(Embed.wire_name, 5)]),
-    "a query of no numbers": Rows([2], [(MaxSim.wire_name, {"query": [{}, {}]})]),
-    "a query of one number": Rows([2], [(MaxSim.wire_name, {"query": [1]})]),
-    "more tokens than bytes": Rows([3], []),
-    "fewer than no tokens": Rows([-1], []),
-    "very many tokens": Rows([2**62], []),
-    "more rows than numbers": Rows([1, 1], []),
-    "fewer rows than numbers": Rows([], []),
-    "more type ids than bytes": Rows([2], [], token_arrays=("type_ids",)),
-    "an unknown array": Rows([2], [], token_arrays=("token_ids",)),
+    "unknown params": Rows([2], [("os:system", {"command": "true"})], *COLUMNS),
+    "a class that is not params": Rows([2], [(name_of(Threshold), {"least": 1})], *COLUMNS),
+    "the base of params": Rows([2], [(name_of(PoolingParams), {})], *COLUMNS),
+    "a field of another type": Rows([2], [(Embed.wire_name, {"dimensions": "many"})], *COLUMNS),
+    "no fields": Rows([2], [(Spans.wire_name, {})], *COLUMNS),
+    "no map": Rows([2], [(Embed.wire_name, 5)], *COLUMNS),
+    "a query of no numbers": Rows([2], [(MaxSim.wire_name, {"query": [{}, {}]})], *COLUMNS),
+    "a query of one number": Rows([2], [(MaxSim.wire_name, {"query": [1]})], *COLUMNS),
+    "more tokens than bytes": Rows([3], [], *COLUMNS),
+    "fewer than no tokens": Rows([-1], [], *COLUMNS),
+    "very many tokens": Rows([2**62], [], *COLUMNS),
+    "more rows than numbers": Rows([1, 1], [], *COLUMNS),
+    "fewer rows than numbers": Rows([], [], *COLUMNS),
+    "more type ids than bytes": Rows([2], [], *COLUMNS, token_arrays=("type_ids",)),
+    "an unknown array": Rows([2], [], *COLUMNS, token_arrays=("token_ids",)),
+    "two groups of one row": Rows([2], [], *COLUMNS[:1], [1, 2], *COLUMNS[2:]),
+    "no client": Rows([2], [], *COLUMNS[:2], [], *COLUMNS[3:]),
+    "no instruction": Rows([2], [], *COLUMNS[:5], [], *COLUMNS[6:]),
     "no row": [5],
     "not even an array": {"a": 1},
 }
@@ -414,7 +434,7 @@ def test_a_row_that_cannot_be_read_fails_alone(wrong):
 
 def test_arrays_of_one_row_do_not_come_with_several():
     frame = Frame()
-    several = Rows([1, 1], [], optional_arrays=OptionalArrays(embeds=("<f4", (1,))))
+    several = Rows([1, 1], [], *COLUMNS, optional_arrays=OptionalArrays(embeds=("<f4", (1,))))
     frame.add([1, 2], several, [bytes(12)])
     with pytest.raises(UnsendableError, match="alone"):
         read(frame)

@@ -3,7 +3,8 @@
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -11,13 +12,19 @@ import trio
 
 from trio_pool_serve.engine.remote.arrays import Array, Payload, buffer_of, buffer_of_rows, header_of, pieces
 from trio_pool_serve.engine.remote.failures import reason_of
-from trio_pool_serve.engine.remote.scopes import Scopes
+from trio_pool_serve.engine.remote.scopes import Scopes, numbers_of
 from trio_pool_serve.engine.remote.wire import Frame, OptionalArrays, Part, Rows, divided
 from trio_pool_serve.errors import UnsendableError
 from trio_pool_serve.processes.framed_stream import Buffer
 from trio_pool_serve.types import ImageFeatures, PoolingParams, PoolingRequest, RenderedPrompt
 
-NumberedRow = tuple[int, PoolingRequest]
+T = TypeVar("T")
+
+NumberedRow: TypeAlias = tuple[int, PoolingRequest]
+
+EncodedParams: TypeAlias = tuple[Sequence[PoolingParams], bytes | None]
+"""Params, kept alive, and the bytes by which they are compared: comparing them may do anything. ``None`` if they cannot
+be encoded."""
 
 TOKEN_ARRAYS = {"type_ids": np.dtype(np.int32), "kept": np.dtype(np.bool_)}
 """Arrays that a prompt may have besides its ids, with an element for each token."""
@@ -26,7 +33,8 @@ TOKEN_ARRAYS = {"type_ids": np.dtype(np.int32), "kept": np.dtype(np.bool_)}
 def row_frames(rows: Iterable[NumberedRow], failed: Callable[[int, UnsendableError], None]) -> Iterator[Frame]:
     """Yield frames with all rows, in order. ``failed(number, error)`` is called for each that cannot be sent."""
     frame = Frame()
-    for _, alike in itertools.groupby(rows, _shared):
+    encoded: dict[int, EncodedParams] = {}
+    for _, alike in itertools.groupby(rows, partial(_shared, encoded)):
         part = list(alike)
         longest = max([len(request.prompt.token_ids) for _, request in part])
         for some in divided(part, 4 * longest):
@@ -38,23 +46,22 @@ def row_frames(rows: Iterable[NumberedRow], failed: Callable[[int, UnsendableErr
         yield frame
 
 
-def _shared(row: NumberedRow) -> tuple[Any, ...]:
-    """Return what rows of one part have in common. Params are compared by identity: comparing may raise."""
-    request = row[1]
-    prompt = request.prompt
-    return (
-        id(request.params),
-        request.group,
-        request.client,
-        request.priority,
-        request.rank,
-        request.deadline,
-        prompt.instruction_tokens,
-        prompt.attended,
-        prompt.type_ids is None,
-        prompt.kept is None,
-        None if prompt.embeds is None and prompt.images is None else row[0],
-    )
+def _shared(encoded: dict[int, EncodedParams], row: NumberedRow) -> tuple[Any, ...]:
+    """Return what rows of one part have in common. ``encoded`` has the params that are encoded already, by ``id``."""
+    number, request = row
+    params, prompt = request.params, request.prompt
+    if id(params) not in encoded:
+        encoded[id(params)] = params, _encoded(params)
+    _, of_params = encoded[id(params)]
+    is_alone = prompt.embeds is not None or prompt.images is not None or of_params is None
+    return of_params, prompt.type_ids is None, prompt.kept is None, number if is_alone else None
+
+
+def _encoded(params: Sequence[PoolingParams]) -> bytes | None:
+    try:
+        return msgspec.msgpack.encode([(param.wire_name, param) for param in params], enc_hook=numbers_of)
+    except Exception:  # the row will fail for it
+        return None
 
 
 def _add(frame: Frame, rows: list[NumberedRow], failed: Callable[[int, UnsendableError], None]) -> None:
@@ -83,17 +90,28 @@ def _encode(requests: Sequence[PoolingRequest]) -> tuple[Rows, list[Buffer]]:
     rows = Rows(
         lengths,
         [(param.wire_name, param) for param in request.params],
-        request.priority,
-        request.group,
-        request.client,
-        request.rank,
-        None if request.deadline == math.inf else request.deadline - trio.current_time(),
-        prompt.instruction_tokens,
-        prompt.attended,
+        _column([request.priority for request in requests]),
+        _column([request.group for request in requests]),
+        _column([request.client for request in requests]),
+        _column([request.rank for request in requests]),
+        _column(_timeouts([request.deadline for request in requests])),
+        _column([prompt.instruction_tokens for prompt in prompts]),
+        _column([prompt.attended for prompt in prompts]),
         names,
         _optional_arrays(prompt, buffers),
     )
     return rows, buffers
+
+
+def _timeouts(deadlines: list[float]) -> list[float | None]:
+    if min(deadlines) == math.inf:
+        return [None]
+    now = trio.current_time()
+    return [None if deadline == math.inf else deadline - now for deadline in deadlines]
+
+
+def _column(values: list[T]) -> list[T]:
+    return values[:1] if len({*values}) == 1 else values
 
 
 def _optional_arrays(prompt: RenderedPrompt, buffers: list[Buffer]) -> OptionalArrays | None:
@@ -122,30 +140,53 @@ def read_rows(part: Part, payload: Payload, scopes: Scopes) -> list[PoolingReque
 
 
 def _requests(rows: Rows, payload: Payload, scopes: Scopes) -> list[PoolingRequest]:
+    count = len(rows.lengths)
     params = tuple([_param(name, fields, scopes) for name, fields in rows.params])
-    deadline = math.inf if rows.timeout_s is None else trio.current_time() + rows.timeout_s
-    priority, group, client, rank = rows.priority, rows.group, rows.client, rows.rank
+    now = 0.0 if rows.timeout_s == [None] else trio.current_time()
+    deadlines = [math.inf if timeout_s is None else now + timeout_s for timeout_s in rows.timeout_s]
     return [
-        PoolingRequest(prompt, params, priority, group, client, rank, deadline) for prompt in _prompts(rows, payload)
+        PoolingRequest(prompt, params, *fields)
+        for prompt, *fields in zip(
+            _prompts(rows, payload),
+            _of_each(rows.priority, count),
+            _of_each(rows.group, count),
+            _of_each(rows.client, count),
+            _of_each(rows.rank, count),
+            _of_each(deadlines, count),
+            strict=True,
+        )
     ]
 
 
 def _prompts(rows: Rows, payload: Payload) -> list[RenderedPrompt]:
-    total, instruction, attended = sum(rows.lengths), rows.instruction_tokens, rows.attended
-    ids = payload.take(("<i4", (total,)))
+    total, count = sum(rows.lengths), len(rows.lengths)
+    ids = pieces(payload.take(("<i4", (total,))), rows.lengths)
+    instruction_tokens, attended = _of_each(rows.instruction_tokens, count), _of_each(rows.attended, count)
     if not rows.token_arrays and rows.optional_arrays is None:
-        return [RenderedPrompt(row, instruction, None, attended) for row in pieces(ids, rows.lengths)]
+        return [
+            RenderedPrompt(row, instruction, None, tokens)
+            for row, instruction, tokens in zip(ids, instruction_tokens, attended, strict=True)
+        ]
     arrays = {
         name: pieces(payload.take((TOKEN_ARRAYS[name].str, (total,))), rows.lengths) for name in rows.token_arrays
     }
-    nothing = [None] * len(rows.lengths)
     embeds, images = _read_optional_arrays(rows, payload)
+    nothing = [None] * count
     return [
-        RenderedPrompt(row, instruction, type_ids, attended, kept, images, embeds)
-        for row, type_ids, kept in zip(
-            pieces(ids, rows.lengths), arrays.get("type_ids", nothing), arrays.get("kept", nothing), strict=True
+        RenderedPrompt(row, instruction, type_ids, tokens, kept, images, embeds)
+        for row, instruction, tokens, type_ids, kept in zip(
+            ids,
+            instruction_tokens,
+            attended,
+            arrays.get("type_ids", nothing),
+            arrays.get("kept", nothing),
+            strict=True,
         )
     ]
+
+
+def _of_each(column: list[T], count: int) -> list[T]:
+    return column * count if len(column) == 1 else column
 
 
 def _read_optional_arrays(rows: Rows, payload: Payload) -> tuple[Array | None, ImageFeatures | None]:

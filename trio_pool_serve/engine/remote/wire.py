@@ -42,24 +42,25 @@ class OptionalArrays(msgspec.Struct, array_like=True):
 
 
 class Rows(msgspec.Struct, array_like=True):
-    """``PoolingRequest``s that have everything in common but their tokens.
+    """``PoolingRequest``s with equal params and the same kinds of arrays.
 
     The payload has the token ids of all (int32), then the arrays that are named in ``token_arrays``, with as many
-    elements. A row that has ``optional_arrays`` is alone.
+    elements. A row that has ``optional_arrays`` is alone. Lists that are not of ``lengths`` have one item for each row,
+    or one that is the same for all.
     """
 
     lengths: list[Count]
     """Tokens of each row."""
     params: list[tuple[str, Any]]
     """The ``wire_name`` and fields of each."""
-    priority: int = 0
-    group: int = 0
-    client: int = 0
-    rank: int = 0
-    timeout_s: float | None = None
-    """Until their deadline: clocks of processes differ."""
-    instruction_tokens: int = 0
-    attended: int | None = None
+    priority: list[int]
+    group: list[int]
+    client: list[int]
+    rank: list[int]
+    timeout_s: list[float | None]
+    """Until the deadline: clocks of processes differ."""
+    instruction_tokens: list[int]
+    attended: list[int | None]
     token_arrays: tuple[str, ...] = ()
     """Of ``type_ids`` (int32) and ``kept`` (bool)."""
     optional_arrays: OptionalArrays | None = None
