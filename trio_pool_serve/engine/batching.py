@@ -1,5 +1,7 @@
 """The limits of a batch: its token budget, its padding, and its tokens if it is bulk."""
 
+from functools import lru_cache
+
 from attrs import define, field
 
 MAX_PADDING_SHARE = 0.1
@@ -114,6 +116,7 @@ class TokenBudget:
             self.tokens = min(self.max_tokens, max(self.tokens + 1, int(self.tokens * BUDGET_STEP)))
 
 
+@lru_cache(maxsize=4096)
 def length_class(tokens: int) -> int:
     """Return the length rounded up to one of eight per octave: rows of one class are padded by an eighth at most."""
     shift = max(0, tokens.bit_length() - 4)

@@ -156,27 +156,31 @@ class RequestQueue:
 
     def put_nowait(self, *entries: QueueEntry) -> None:
         """Add entries."""
+        clock, arrived, short_tokens = self.clock, self._entries, 0
         for entry in entries:
             request = entry.request
             tokens = entry.tokens = len(request.prompt.token_ids)
-            group = self._groups.get(request.group)
-            if group is None:
-                group = RequestGroup()
-                if request.group:
-                    self._groups[request.group] = group
+            group = self._groups.get(request.group) or self._open_group(request.group)
             group.rows += 1
-            group.virtual_deadline = max(group.virtual_deadline, self.clock) + FAIRNESS * tokens
-            wait_tokens = 1 << (group.virtual_deadline - self.clock - 1).bit_length()
-            entry.virtual_deadline = self.clock + wait_tokens
+            wait = max(group.virtual_deadline - clock, 0) + FAIRNESS * tokens
+            group.virtual_deadline = clock + wait
+            wait_tokens = 1 << (wait - 1).bit_length()
+            entry.virtual_deadline = clock + wait_tokens
             entry.queue_class = waiting = self._class_of(request, tokens, wait_tokens)
-            waiting.entries[entry] = None
-            self._entries[entry] = None
+            waiting.entries[entry] = arrived[entry] = None
             self.tokens += tokens
             if tokens > BULK_TOKENS:
                 self._long_tokens += tokens
             else:
-                self._kept_together = min(MAX_KEPT_TOGETHER, self._kept_together + FAIRNESS * tokens)
+                short_tokens += tokens
+        self._kept_together = min(MAX_KEPT_TOGETHER, self._kept_together + FAIRNESS * short_tokens)
         self.note_change()
+
+    def _open_group(self, number: int) -> RequestGroup:
+        group = RequestGroup()
+        if number:
+            self._groups[number] = group
+        return group
 
     def _class_of(self, request: PoolingRequest, tokens: int, wait_tokens: int) -> QueueClass:
         number = request.client if self.is_fair else 0
@@ -227,10 +231,13 @@ class RequestQueue:
             classes = [waiting for waiting in classes if waiting.is_bulk == opening.is_bulk]
             max_tokens = min(max_tokens, bulk_tokens) if opening.is_bulk else max_tokens
         budget = BatchBudget(max_tokens, free_padding, pads=self.pads)
-        first = opening.first
-        budget.try_add(first.tokens)
-        self._take(first, opening)
-        taken = [first, *self._fill(budget, opening, [waiting for waiting in classes if waiting.entries])]
+        taken = [opening.first]
+        budget.try_add(taken[0].tokens)
+        self._note_taken(taken)
+        opening.client.virtual_time += taken[0].tokens
+        filling = self._fill(budget, opening, [waiting for waiting in classes if waiting.entries])
+        self._note_taken(filling)
+        taken += filling
         least = min((client.virtual_time for client in self._clients.values()), default=opening.client.virtual_time)
         self._virtual_time = max(self._virtual_time, least)
         return taken
@@ -267,7 +274,7 @@ class RequestQueue:
         )
 
     def _fill(self, budget: BatchBudget, opening: QueueClass, classes: list[QueueClass]) -> list[QueueEntry]:
-        """Take the rows nearest in length to those of ``opening``, in turns between clients, within the budget."""
+        """Return the rows nearest in length to those of ``opening``, in turns between clients, within the budget."""
         most_urgent: dict[WaitingClient, int] = {}
         for waiting in classes:
             most_urgent[waiting.client] = min(most_urgent.get(waiting.client, waiting.priority), waiting.priority)
@@ -282,26 +289,29 @@ class RequestQueue:
         return taken
 
     def _take_in_turns(self, budget: BatchBudget, classes: Iterable[QueueClass], taken: list[QueueEntry]) -> None:
-        """Take the rows of these queue classes within the budget: of the clients in turns, by virtual deadlines."""
-        rows_of: dict[WaitingClient, list[tuple[int, int, QueueClass]]] = {}
+        """Add to ``taken`` rows of these queue classes within the budget: of the clients in turns, by their deadlines.
+
+        They are left in the queue.
+        """
+        rows_of: dict[WaitingClient, list[tuple[int, int, QueueEntry, Iterator[QueueEntry]]]] = {}
         for index, waiting in enumerate(classes):
-            rows_of.setdefault(waiting.client, []).append((waiting.first.virtual_deadline, index, waiting))
+            entries = iter(waiting.entries)
+            first = next(entries)
+            rows_of.setdefault(waiting.client, []).append((first.virtual_deadline, index, first, entries))
         for rows in rows_of.values():
             heapq.heapify(rows)
-        # Of each client, the queue class of its next row.
         turns = [(client.virtual_time, *rows[0][:2], client, rows) for client, rows in rows_of.items()]
         heapq.heapify(turns)
         while turns and not budget.is_full:
-            _, virtual_deadline, index, client, rows = turns[0]
-            waiting = rows[0][2]
-            entry = waiting.first
+            *_, client, rows = turns[0]
+            _, index, entry, entries = rows[0]
+            following = None
             if budget.try_add(entry.tokens):
-                self._take(entry, waiting)
                 taken.append(entry)
-                if not waiting.entries:
-                    heapq.heappop(rows)
-                elif (following := waiting.first.virtual_deadline) != virtual_deadline:
-                    heapq.heapreplace(rows, (following, index, waiting))
+                client.virtual_time += entry.tokens
+                following = next(entries, None)
+            if following is not None:
+                heapq.heapreplace(rows, (following.virtual_deadline, index, following, entries))
             else:
                 heapq.heappop(rows)
             if rows:
@@ -309,15 +319,17 @@ class RequestQueue:
             else:
                 heapq.heappop(turns)
 
-    def _take(self, entry: QueueEntry, waiting: QueueClass) -> None:
-        tokens = entry.tokens
-        self.withdraw(entry)
-        self.clock += tokens
-        waiting.client.virtual_time += tokens
-        if tokens > BULK_TOKENS:
-            self._kept_together = max(0, self._kept_together - tokens)
-        if not waiting.is_bulk and entry.request.group not in self._groups:
-            self.small_requests.increment()
+    def _note_taken(self, entries: Sequence[QueueEntry]) -> None:
+        """Take entries out of the queue, which a batch will have."""
+        for entry in entries:
+            tokens, waiting = entry.tokens, entry.queue_class
+            assert waiting is not None  # noqa: S101  (it waits)
+            self.withdraw(entry)
+            self.clock += tokens
+            if tokens > BULK_TOKENS:
+                self._kept_together = max(0, self._kept_together - tokens)
+            if not waiting.is_bulk and entry.request.group not in self._groups:
+                self.small_requests.increment()
 
     def _has_recent_small_requests(self, max_tokens: int) -> bool:
         if (total := self.small_requests.total) != self._small_requests_seen:

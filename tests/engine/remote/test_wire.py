@@ -447,6 +447,7 @@ UNSENDABLE_VALUES = {
     "complex numbers": np.ones(3, dtype=np.complex64),
     "no axis": np.float32(1),
     "nothing": None,
+    "a sparse vector of numbers": SparseVector(3, 3.0),
     "a sparse matrix": SparseVector(np.ones((3, 2), dtype=np.int32), np.ones(3, dtype=np.float32)),
     "half a sparse vector": SparseVector(np.ones(3, dtype=np.int32), np.ones(2, dtype=np.float32)),
     "a sparse vector of texts": SparseVector(np.array(["a"]), np.ones(1, dtype=np.float32)),
@@ -461,6 +462,12 @@ def test_an_answer_that_cannot_be_sent_fails_alone_among_those_like_it(wrong):
     first, failed, last = back(output(good), output(wrong), output(good))
     assert type(failed) is UnsendableError
     assert type(first) is type(last) is PoolingOutput
+
+
+def test_an_answer_without_values_fails_alone():
+    good = output(np.ones(3, dtype=np.float32))
+    outcomes = back(good, PoolingOutput(None, 0.1, 0.2, 0.3), PoolingOutput(5, 0.1, 0.2, 0.3), good)
+    assert [type(outcome) for outcome in outcomes] == [PoolingOutput, UnsendableError, UnsendableError, PoolingOutput]
 
 
 @st.composite

@@ -22,7 +22,7 @@ def answer_frames(outcomes: Iterable[NumberedOutcome]) -> Iterator[Frame]:
     frame = Frame()
     for _, alike in itertools.groupby(outcomes, _shared):
         part = list(alike)
-        for some in divided(part, _most_bytes(part)) if len(part) > 1 else [part]:
+        for some in divided(part, max(map(_bytes_of, part))) if len(part) > 1 else [part]:
             _add(frame, some)
             if frame.is_full:
                 yield frame
@@ -32,33 +32,27 @@ def answer_frames(outcomes: Iterable[NumberedOutcome]) -> Iterator[Frame]:
 
 
 def _shared(outcome: NumberedOutcome) -> Any:
-    """Return what the outcomes of one part have in common: the times of the batch, and the kinds of values."""
+    """Return what the outcomes of one part have in common: the times of the batch, and the kinds of values.
+
+    Or a number, which they share with no others.
+    """
     number, output = outcome
     if not isinstance(output, PoolingOutput):
         return number
     try:
-        return output.forward_s, output.copy_s, [_kind(value) for value in output.values]
+        kinds = [value.shape[1:] if isinstance(value, np.ndarray) else None for value in output.values]
     except Exception:  # heads may return anything
         return number
+    return output.forward_s, output.copy_s, kinds
 
 
-def _kind(value: PooledValue) -> Any:
-    if isinstance(value, SparseVector):
-        return None
-    shape = value.shape
-    return shape if len(shape) < 2 else (-1, *shape[1:])
-
-
-def _most_bytes(outcomes: Sequence[NumberedOutcome]) -> int:
-    """Return the bytes of the largest output among some whose values are of the same kinds."""
-    kinds = outcomes[0][1].values if isinstance(outcomes[0][1], PoolingOutput) else ()
-    if all(isinstance(value, np.ndarray) and value.ndim < 2 for value in kinds):
-        outcomes = outcomes[:1]  # the others have as many
-    return max([sum(map(_bytes_of, output.values)) for _, output in outcomes if isinstance(output, PoolingOutput)])
-
-
-def _bytes_of(value: PooledValue) -> int:
-    return 2 * value.indices.nbytes if isinstance(value, SparseVector) else value.nbytes
+def _bytes_of(outcome: NumberedOutcome) -> int:
+    """Return about how many bytes the arrays of an output have."""
+    nbytes = 0
+    for value in outcome[1].values:  # type: ignore[union-attr]  # errors share a part with no others
+        array = value if isinstance(value, np.ndarray) else getattr(value, "indices", None)
+        nbytes += getattr(array, "nbytes", 0)
+    return nbytes
 
 
 def _add(frame: Frame, outcomes: list[NumberedOutcome]) -> None:
