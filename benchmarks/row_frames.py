@@ -57,7 +57,7 @@ def through_frames(requests: list[PoolingRequest], outputs: list[PoolingOutput])
         message = msgspec.msgpack.decode(msgspec.msgpack.encode(Submit(frame.parts)), type=Submit)
         for part, payload in parts_of(message.parts, memoryview(b"".join(frame.buffers))):
             read += read_rows(part, payload, scopes)
-    for frame in answer_frames(enumerate(outputs)):
+    for frame in answer_frames([[*enumerate(outputs)]]):
         header = msgspec.msgpack.encode(Answers(frame.parts, 0, 0.0, UNKNOWN.tobytes()))
         answers = msgspec.msgpack.decode(header, type=Answers)
         for part, payload in parts_of(answers.parts, memoryview(b"".join(frame.buffers))):

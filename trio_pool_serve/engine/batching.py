@@ -44,21 +44,21 @@ class BatchBudget:
         """Whether not even the shortest row fits."""
         return self.longest * (self.rows + 1) > self._max_padded
 
-    def _fits(self, tokens: int, padded: int) -> bool:
-        if padded > self._max_padded:
-            return False
-        if not self.pads:
-            return tokens <= self.max_tokens
-        return padded - tokens <= max(self.free_padding, MAX_PADDING_SHARE * padded)
-
     def try_add(self, tokens: int) -> bool:
         """Add a row if it fits, and return whether it did; the first row always fits."""
-        longest = max(self.longest, tokens)
-        padded = longest * (self.rows + 1)
-        if self.rows and not self._fits(self.tokens + tokens, padded):
-            return False
+        longest = tokens if tokens > self.longest else self.longest
+        total, padded = self.tokens + tokens, longest * (self.rows + 1)
+        if self.rows:
+            if padded > self._max_padded:
+                return False
+            if self.pads:
+                padding = padded - total
+                if padding > self.free_padding and padding > MAX_PADDING_SHARE * padded:
+                    return False
+            elif total > self.max_tokens:
+                return False
         self.rows += 1
-        self.tokens += tokens
+        self.tokens = total
         self.longest = longest
         return True
 

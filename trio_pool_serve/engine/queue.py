@@ -156,23 +156,27 @@ class RequestQueue:
 
     def put_nowait(self, *entries: QueueEntry) -> None:
         """Add entries."""
-        clock, arrived, short_tokens = self.clock, self._entries, 0
+        clock, groups, arrived = self.clock, self._groups, self._entries
+        short_tokens = long_tokens = 0
         for entry in entries:
             request = entry.request
             tokens = entry.tokens = len(request.prompt.token_ids)
-            group = self._groups.get(request.group) or self._open_group(request.group)
+            group = groups.get(request.group) or self._open_group(request.group)
             group.rows += 1
-            wait = max(group.virtual_deadline - clock, 0) + FAIRNESS * tokens
+            wait = FAIRNESS * tokens
+            if group.virtual_deadline > clock:
+                wait += group.virtual_deadline - clock
             group.virtual_deadline = clock + wait
             wait_tokens = 1 << (wait - 1).bit_length()
             entry.virtual_deadline = clock + wait_tokens
             entry.queue_class = waiting = self._class_of(request, tokens, wait_tokens)
             waiting.entries[entry] = arrived[entry] = None
-            self.tokens += tokens
             if tokens > BULK_TOKENS:
-                self._long_tokens += tokens
+                long_tokens += tokens
             else:
                 short_tokens += tokens
+        self.tokens += short_tokens + long_tokens
+        self._long_tokens += long_tokens
         self._kept_together = min(MAX_KEPT_TOGETHER, self._kept_together + FAIRNESS * short_tokens)
         self.note_change()
 
@@ -195,22 +199,40 @@ class RequestQueue:
 
     def withdraw(self, entry: QueueEntry) -> None:
         """Take an entry out of the queue; does nothing if it is not waiting."""
-        if (waiting := entry.queue_class) is None:
-            return
-        entry.queue_class = None
-        del waiting.entries[entry], self._entries[entry]
-        if not waiting.entries:
-            client = waiting.client
-            del client.classes[waiting.rank, waiting.priority, waiting.length, waiting.wait_tokens]
-            if not client.classes:
-                del self._clients[client.number]
-        if group := self._groups.get(entry.request.group):
-            group.rows -= 1
-            if not group.rows:
-                del self._groups[entry.request.group]
-        self.tokens -= entry.tokens
-        if entry.tokens > BULK_TOKENS:
-            self._long_tokens -= entry.tokens
+        if entry.queue_class is not None:
+            self._remove([entry])
+
+    def _remove(self, entries: Sequence[QueueEntry]) -> int:
+        """Take waiting entries out of the queue; return of how many small requests no rows are left."""
+        groups, arrived = self._groups, self._entries
+        long_tokens = tokens = ended = 0
+        for entry in entries:
+            waiting = entry.queue_class
+            assert waiting is not None  # noqa: S101  (it waits)
+            entry.queue_class = None
+            del waiting.entries[entry], arrived[entry]
+            if not waiting.entries:
+                self._drop(waiting)
+            number = entry.request.group
+            if (group := groups.get(number)) is not None:
+                group.rows -= 1
+                if not group.rows:
+                    del groups[number]
+                    ended += not waiting.is_bulk
+            else:
+                ended += not waiting.is_bulk
+            tokens += entry.tokens
+            if entry.tokens > BULK_TOKENS:
+                long_tokens += entry.tokens
+        self.tokens -= tokens
+        self._long_tokens -= long_tokens
+        return ended
+
+    def _drop(self, waiting: QueueClass) -> None:
+        client = waiting.client
+        del client.classes[waiting.rank, waiting.priority, waiting.length, waiting.wait_tokens]
+        if not client.classes:
+            del self._clients[client.number]
 
     def take_batch(
         self, max_tokens: int, bulk_tokens: int | None = None, *, leaves_long: bool = False
@@ -302,7 +324,7 @@ class RequestQueue:
             heapq.heapify(rows)
         turns = [(client.virtual_time, *rows[0][:2], client, rows) for client, rows in rows_of.items()]
         heapq.heapify(turns)
-        while turns and not budget.is_full:
+        while turns:
             *_, client, rows = turns[0]
             _, index, entry, entries = rows[0]
             following = None
@@ -310,6 +332,8 @@ class RequestQueue:
                 taken.append(entry)
                 client.virtual_time += entry.tokens
                 following = next(entries, None)
+            elif budget.is_full:
+                return
             if following is not None:
                 heapq.heapreplace(rows, (following.virtual_deadline, index, following, entries))
             else:
@@ -321,15 +345,11 @@ class RequestQueue:
 
     def _note_taken(self, entries: Sequence[QueueEntry]) -> None:
         """Take entries out of the queue, which a batch will have."""
-        for entry in entries:
-            tokens, waiting = entry.tokens, entry.queue_class
-            assert waiting is not None  # noqa: S101  (it waits)
-            self.withdraw(entry)
-            self.clock += tokens
-            if tokens > BULK_TOKENS:
-                self._kept_together = max(0, self._kept_together - tokens)
-            if not waiting.is_bulk and entry.request.group not in self._groups:
-                self.small_requests.increment()
+        long_tokens = self._long_tokens
+        self.clock += sum([entry.tokens for entry in entries])
+        ended = self._remove(entries)
+        self._kept_together = max(0, self._kept_together - (long_tokens - self._long_tokens))
+        self.small_requests.increment(ended)
 
     def _has_recent_small_requests(self, max_tokens: int) -> bool:
         if (total := self.small_requests.total) != self._small_requests_seen:

@@ -111,10 +111,10 @@ def answers_of(frame: Frame) -> dict[int, PoolingOutput | PoolServeError]:
 def back(*outcomes: PoolingOutput | Exception) -> list[PoolingOutput | PoolServeError]:
     """Send what became of rows through the wire's bytes."""
     found: dict[int, PoolingOutput | PoolServeError] = {}
-    for frame in answer_frames(enumerate(outcomes)):
+    for frame in answer_frames([[*enumerate(outcomes)]]):
         found.update(answers_of(frame))
-    assert list(found) == list(range(len(outcomes)))
-    return list(found.values())
+    assert sorted(found) == list(range(len(outcomes)))
+    return [found[number] for number in range(len(outcomes))]
 
 
 def output(*values: PooledValue) -> PoolingOutput:
@@ -495,7 +495,7 @@ def test_outputs_of_any_kinds_in_any_order_arrive_as_they_were_sent(outputs):
 def test_vectors_of_one_batch_arrive_as_rows_of_one_matrix():
     matrix = np.random.default_rng(0).random((50, 8), dtype=np.float32)
     outputs = [PoolingOutput((row[:5],), float(index), 0.2, 0.3) for index, row in enumerate(matrix)]
-    (frame,) = answer_frames(enumerate(outputs))
+    (frame,) = answer_frames([[*enumerate(outputs)]])
     assert len(frame.parts) == len(frame.buffers) == 1
     arrived = answers_of(frame)
     np.testing.assert_array_equal(np.stack([arrived[index].values[0] for index in range(50)]), matrix[:, :5])
@@ -517,7 +517,7 @@ WRONG_VALUES = {
 
 @pytest.mark.parametrize("wrong", WRONG_VALUES.values(), ids=WRONG_VALUES)
 def test_an_answer_of_a_shape_that_is_not_there_is_an_error(wrong):
-    (frame,) = answer_frames([(1, output(np.ones(3, dtype=np.float32)))])
+    (frame,) = answer_frames([[(1, output(np.ones(3, dtype=np.float32)))]])
     ((part, payload),) = sent(frame, Answers)
     content = msgspec.msgpack.encode(["Outputs", [0.0], 0.0, 0.0, [wrong]])
     assert type(read_answers(Part([1], part.nbytes, content), payload)) is UnsendableError
@@ -534,30 +534,40 @@ def test_arrays_of_a_payload_hold_numbers(kind):
         Payload(memoryview(bytearray(64))).take((kind, (1,)))
 
 
-def test_a_frame_is_full_before_it_is_too_large(monkeypatch):
+def rows_of(frames: Iterable[Frame]) -> list[list[int]]:
+    """Return the numbers of rows of the parts of frames."""
+    return [[len(part.ids) for part in frame.parts] for frame in frames]
+
+
+def test_a_part_is_no_larger_than_a_full_frame(monkeypatch):
     monkeypatch.setattr("trio_pool_serve.engine.remote.wire.FULL_FRAME_BYTES", 100)
-    row = RenderedPrompt(np.ones(5, dtype=np.int32))
-    for params in ((Embed(),), None):  # all in one part, and each in a part by itself
-        rows = [PoolingRequest(row, params or (Embed(),)) for _ in range(12)]
-        frames = list(row_frames(enumerate(rows), pytest.fail))
-        assert [sum(len(part.ids) for part in frame.parts) for frame in frames] == [5, 5, 2]
-        assert max(sum(map(len, frame.buffers)) for frame in frames) == 100
-    vectors = [output(np.ones(10, dtype=np.float32)) for _ in range(5)]
-    assert [sum(len(part.ids) for part in frame.parts) for frame in answer_frames(enumerate(vectors))] == [4, 1]
+    prompt, params = RenderedPrompt(np.ones(5, dtype=np.int32)), (Embed(),)
+    rows = [PoolingRequest(prompt, params) for _ in range(12)]
+    assert rows_of(row_frames(enumerate(rows), pytest.fail)) == [[3, 3], [3, 3]]
+    apart = [PoolingRequest(prompt, (Embed(index),)) for index in range(12)]
+    assert rows_of(row_frames(enumerate(apart), pytest.fail)) == [[1] * 5, [1] * 5, [1] * 2]
+    vectors = [[*enumerate([output(np.ones(10, dtype=np.float32))] * 5)]]
+    assert rows_of(answer_frames(vectors)) == [[2, 1], [2]]
+    sparse = SparseVector(np.ones(5, dtype=np.int32), np.ones(5, dtype=np.float32))
+    assert rows_of(answer_frames([[*enumerate([output(sparse)] * 5)]])) == [[2, 1], [2]]
+    large = [[*enumerate([output(np.ones(100, dtype=np.float32))] * 2)]]
+    assert rows_of(answer_frames(large)) == [[1], [1]]
 
 
-def test_a_frame_has_at_most_1024_rows():
-    def rows_of(frames: Iterable[Frame]) -> list[int]:
-        return [sum(len(part.ids) for part in frame.parts) for frame in frames]
-
+def test_a_frame_has_at_most_1024_rows_beyond_the_first_part():
     params = (Embed(),)
-    assert rows_of(row_frames(((n, PoolingRequest(ROW, params)) for n in range(2500)), pytest.fail)) == [
-        1024,
-        1024,
-        452,
-    ]
-    failed = [(number, ValueError("a" * 2**20)) for number in range(1030)]
-    assert rows_of(answer_frames(failed)) == [1024, 6]
+    rows = [PoolingRequest(ROW, params) for _ in range(2500)]
+    assert rows_of(row_frames(enumerate(rows), pytest.fail)) == [[625, 625], [625, 625]]
+    failed = [[(number, ValueError("a" * 2**20))] for number in range(1030)]
+    assert rows_of(answer_frames(failed)) == [[1] * 1024, [1] * 6]
+
+
+def test_one_guilty_row_of_many_costs_few_parts():
+    good, bad = output(np.ones(3, dtype=np.float32)), output(np.array([{}, {}, {}]))
+    frames = list(answer_frames([[*enumerate([good] * 300 + [bad] + [good] * 300)]]))
+    assert sum(len(frame.parts) for frame in frames) <= 2 * 10 + 1
+    outcomes = back(*[good] * 300, bad, *[good] * 300)
+    assert [index for index, outcome in enumerate(outcomes) if isinstance(outcome, UnsendableError)] == [300]
 
 
 def test_an_error_whose_message_cannot_be_read_fails_its_row_alone():

@@ -1,6 +1,6 @@
 """Outcomes of rows on their way back: ``PoolingOutput``s and errors to parts of frames, and back."""
 
-import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -9,21 +9,35 @@ import numpy as np
 
 from trio_pool_serve.engine.remote.arrays import Payload, buffer_of, buffer_of_rows, concatenated, pieces
 from trio_pool_serve.engine.remote.failures import error_of, failure_of, reason_of
-from trio_pool_serve.engine.remote.wire import Failure, Frame, Outputs, Part, Values, divided
+from trio_pool_serve.engine.remote.wire import Failure, Frame, Outputs, Part, Values, fits_in_part
 from trio_pool_serve.errors import PoolServeError, UnsendableError
 from trio_pool_serve.processes.framed_stream import Buffer
 from trio_pool_serve.types import PooledValue, PoolingOutput, SparseVector
 
 NumberedOutcome: TypeAlias = tuple[int, PoolingOutput | Exception]
 
+ITEM_BYTES = 4
+"""Of float32 and int32."""
 
-def answer_frames(outcomes: Iterable[NumberedOutcome]) -> Iterator[Frame]:
-    """Yield frames with all outcomes, in order. An output that cannot be sent is sent as a failure."""
+
+def answer_frames(batches: Iterable[Sequence[NumberedOutcome]]) -> Iterator[Frame]:
+    """Yield frames with the outcomes of rows, of each batch together. An output that cannot be sent becomes a failure.
+
+    Outcomes of one batch are sent as one part if that is possible, else in as few as are found by dividing them.
+    """
     frame = Frame()
-    for _, alike in itertools.groupby(outcomes, _shared):
-        part = list(alike)
-        for some in divided(part, max(map(_bytes_of, part))) if len(part) > 1 else [part]:
-            _add(frame, some)
+    for batch in batches:
+        left = [batch] if batch else []
+        while left:
+            outcomes = left.pop()
+            try:
+                _add_together(frame, outcomes)
+            except Exception as error:  # heads may return anything
+                if len(outcomes) > 1:
+                    left += reversed(_divide(outcomes))
+                    continue
+                failed = UnsendableError(f"The model's output cannot be sent: {reason_of(error)}")
+                frame.add([outcomes[0][0]], failure_of(failed))
             if frame.is_full:
                 yield frame
                 frame = Frame()
@@ -31,62 +45,66 @@ def answer_frames(outcomes: Iterable[NumberedOutcome]) -> Iterator[Frame]:
         yield frame
 
 
-def _shared(outcome: NumberedOutcome) -> Any:
-    """Return what the outcomes of one part have in common: the times of the batch, and the kinds of values.
+def _add_together(frame: Frame, outcomes: Sequence[NumberedOutcome]) -> None:
+    """Add outcomes as one part. Raises anything if they cannot be sent, or not as one."""
+    numbers, outputs = [number for number, _ in outcomes], [output for _, output in outcomes]
+    if isinstance(outputs[0], PoolingOutput):
+        frame.add(numbers, *_encode(outputs))  # type: ignore[arg-type]  # raises for others than outputs
+    elif len(outputs) == 1:
+        frame.add(numbers, failure_of(outputs[0]))
+    else:
+        raise ValueError("each failure is sent by itself")
 
-    Or a number, which they share with no others.
-    """
+
+def _divide(outcomes: Sequence[NumberedOutcome]) -> list[Sequence[NumberedOutcome]]:
+    """Divide outcomes by what they are, or in halves if all are of the same kind."""
+    kinds: dict[Any, list[NumberedOutcome]] = {}
+    for outcome in outcomes:
+        kinds.setdefault(_kind_of(outcome), []).append(outcome)
+    middle = len(outcomes) // 2
+    return [*kinds.values()] if len(kinds) > 1 else [outcomes[:middle], outcomes[middle:]]
+
+
+def _kind_of(outcome: NumberedOutcome) -> Any:
     number, output = outcome
     if not isinstance(output, PoolingOutput):
         return number
     try:
-        kinds = [value.shape[1:] if isinstance(value, np.ndarray) else None for value in output.values]
-    except Exception:  # heads may return anything
+        shapes = [value.shape[1:] if isinstance(value, np.ndarray) else None for value in output.values]
+    except Exception:
         return number
-    return output.forward_s, output.copy_s, kinds
-
-
-def _bytes_of(outcome: NumberedOutcome) -> int:
-    """Return about how many bytes the arrays of an output have."""
-    nbytes = 0
-    for value in outcome[1].values:  # type: ignore[union-attr]  # errors share a part with no others
-        array = value if isinstance(value, np.ndarray) else getattr(value, "indices", None)
-        nbytes += getattr(array, "nbytes", 0)
-    return nbytes
-
-
-def _add(frame: Frame, outcomes: list[NumberedOutcome]) -> None:
-    numbers, outputs = [number for number, _ in outcomes], [output for _, output in outcomes]
-    error = outputs[0]
-    if isinstance(error, PoolingOutput):
-        try:
-            frame.add(numbers, *_encode(outputs))  # type: ignore[arg-type]  # all are outputs if the first one is
-        except Exception as raised:  # heads may return anything
-            if len(outcomes) > 1:  # one may be guilty
-                for outcome in outcomes:
-                    _add(frame, [outcome])
-                return
-            error = UnsendableError(f"The model's output cannot be sent: {reason_of(raised)}")
-        else:
-            return
-    frame.add(numbers, failure_of(error))
+    return output.forward_s, output.copy_s, *shapes
 
 
 def _encode(outputs: Sequence[PoolingOutput]) -> tuple[Outputs, list[Buffer]]:
-    first, buffers = outputs[0], list[Buffer]()
-    values = [_concatenate(values, buffers) for values in zip(*[output.values for output in outputs], strict=True)]
-    return Outputs([output.queue_s for output in outputs], first.forward_s, first.copy_s, values), buffers
+    """Return outputs of one batch as they are sent. Raises anything if there are no such, or if they are too many."""
+    ((forward_s, copy_s),) = {(output.forward_s, output.copy_s) for output in outputs}
+    columns = [*zip(*[output.values for output in outputs], strict=True)]
+    values = [_values_of(column) for column in columns]
+    if not fits_in_part(len(outputs), sum([_nbytes_of(each) for each in values])):
+        raise ValueError("too many outputs for one part")
+    buffers = [buffer for column, each in zip(columns, values, strict=True) for buffer in _buffers_of(column, each)]
+    return Outputs([output.queue_s for output in outputs], forward_s, copy_s, values), buffers
 
 
-def _concatenate(values: Sequence[PooledValue], buffers: list[Buffer]) -> Values:
-    """Return the lengths of values of one kind, and add their arrays to ``buffers``."""
-    if isinstance(values[0], SparseVector):
-        lengths = [len(value.indices) for value in values]  # type: ignore[union-attr]
-        buffers.append(buffer_of_rows([value.indices for value in values], np.int32, lengths))  # type: ignore[union-attr]
-        buffers.append(buffer_of_rows([value.values for value in values], np.float32, lengths))  # type: ignore[union-attr]
-        return Values(lengths, is_sparse=True)
-    buffers.append(buffer_of(concatenated(values, np.float32)))  # type: ignore[arg-type]
-    return Values([len(value) for value in values], values[0].shape[1:])  # type: ignore[arg-type]
+def _nbytes_of(values: Values) -> int:
+    return ITEM_BYTES * sum(values.lengths) * (2 if values.is_sparse else math.prod(values.shape))
+
+
+def _values_of(column: Sequence[PooledValue]) -> Values:
+    first = column[0]
+    if isinstance(first, SparseVector):
+        return Values([len(value.indices) for value in column], is_sparse=True)  # type: ignore[union-attr]
+    return Values([*map(len, column)], first.shape[1:])  # type: ignore[arg-type]
+
+
+def _buffers_of(column: Sequence[Any], values: Values) -> list[Buffer]:
+    if values.is_sparse:
+        return [
+            buffer_of_rows([value.indices for value in column], np.int32, values.lengths),
+            buffer_of_rows([value.values for value in column], np.float32, values.lengths),
+        ]
+    return [buffer_of(concatenated(column, np.float32))]
 
 
 def read_answers(part: Part, payload: Payload) -> list[PoolingOutput] | PoolServeError:

@@ -46,7 +46,8 @@ class EngineConnection:
     engine: LocalEngine
     stream: FramedStream[ToEngine]
     _waiting: dict[int, QueueEntry] = field(init=False, factory=dict)
-    _outcomes: list[NumberedOutcome] = field(init=False, factory=list)
+    _outcomes: list[list[NumberedOutcome]] = field(init=False, factory=list)
+    """Of each batch together."""
     _has_outcomes: trio.Event = field(init=False, factory=trio.Event)
     _scopes: Scopes = field(init=False)
 
@@ -92,7 +93,8 @@ class EngineConnection:
         try:
             requests = read_rows(part, payload, self._scopes)
         except UnsendableError as error:
-            self._finish([(number, error) for number in part.ids])
+            for number in part.ids:
+                self._finish([(number, error)])
             return
         settled, now = self._settled, time.perf_counter()
         entries = [
@@ -114,10 +116,11 @@ class EngineConnection:
                 outcome = entry.output or entry.error
                 assert outcome is not None  # noqa: S101  (it is settled)
                 outcomes.append((number, outcome))
-        self._finish(outcomes)
+        if outcomes:
+            self._finish(outcomes)
 
     def _finish(self, outcomes: list[NumberedOutcome]) -> None:
-        self._outcomes += outcomes
+        self._outcomes.append(outcomes)
         self._has_outcomes.set()
 
     async def _answer(self) -> None:

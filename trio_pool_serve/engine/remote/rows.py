@@ -13,7 +13,7 @@ import trio
 from trio_pool_serve.engine.remote.arrays import Array, Payload, buffer_of, buffer_of_rows, header_of, pieces
 from trio_pool_serve.engine.remote.failures import reason_of
 from trio_pool_serve.engine.remote.scopes import Scopes, numbers_of
-from trio_pool_serve.engine.remote.wire import Frame, OptionalArrays, Part, Rows, divided
+from trio_pool_serve.engine.remote.wire import Frame, OptionalArrays, Part, Rows, fits_in_part
 from trio_pool_serve.errors import UnsendableError
 from trio_pool_serve.processes.framed_stream import Buffer
 from trio_pool_serve.types import ImageFeatures, PoolingParams, PoolingRequest, RenderedPrompt
@@ -35,10 +35,19 @@ def row_frames(rows: Iterable[NumberedRow], failed: Callable[[int, UnsendableErr
     frame = Frame()
     encoded: dict[int, EncodedParams] = {}
     for _, alike in itertools.groupby(rows, partial(_shared, encoded)):
-        part = list(alike)
-        longest = max([len(request.prompt.token_ids) for _, request in part])
-        for some in divided(part, 4 * longest):
-            _add(frame, some, failed)
+        left = [list(alike)]
+        while left:
+            part = left.pop()
+            try:
+                frame.add([number for number, _ in part], *_encode([request for _, request in part]))
+            except Exception as error:  # fields of params may be of any type
+                if len(part) > 1:  # one may be guilty, or they are too many
+                    middle = len(part) // 2
+                    left += part[middle:], part[:middle]
+                    continue
+                refused = UnsendableError(f"An input cannot be sent to the engine process: {reason_of(error)}")
+                refused.__cause__ = error
+                failed(part[0][0], refused)
             if frame.is_full:
                 yield frame
                 frame = Frame()
@@ -64,24 +73,12 @@ def _encoded(params: Sequence[PoolingParams]) -> bytes | None:
         return None
 
 
-def _add(frame: Frame, rows: list[NumberedRow], failed: Callable[[int, UnsendableError], None]) -> None:
-    numbers, requests = [number for number, _ in rows], [request for _, request in rows]
-    try:
-        frame.add(numbers, *_encode(requests))
-    except Exception as error:  # fields of params may be of any type
-        if len(rows) > 1:  # one may be guilty
-            for row in rows:
-                _add(frame, [row], failed)
-            return
-        refused = UnsendableError(f"An input cannot be sent to the engine process: {reason_of(error)}")
-        refused.__cause__ = error
-        failed(numbers[0], refused)
-
-
 def _encode(requests: Sequence[PoolingRequest]) -> tuple[Rows, list[Buffer]]:
     prompts = [request.prompt for request in requests]
     request, prompt = requests[0], prompts[0]
     lengths = [len(prompt.token_ids) for prompt in prompts]
+    if not fits_in_part(len(requests), np.dtype(np.int32).itemsize * sum(lengths)):
+        raise ValueError("too many rows for one part")
     buffers = [buffer_of_rows([prompt.token_ids for prompt in prompts], np.int32, lengths)]
     names = tuple([name for name in TOKEN_ARRAYS if getattr(prompt, name) is not None])
     buffers += [
@@ -145,8 +142,8 @@ def _requests(rows: Rows, payload: Payload, scopes: Scopes) -> list[PoolingReque
     now = 0.0 if rows.timeout_s == [None] else trio.current_time()
     deadlines = [math.inf if timeout_s is None else now + timeout_s for timeout_s in rows.timeout_s]
     return [
-        PoolingRequest(prompt, params, *fields)
-        for prompt, *fields in zip(
+        PoolingRequest(prompt, params, priority, group, client, rank, deadline)
+        for prompt, priority, group, client, rank, deadline in zip(
             _prompts(rows, payload),
             _of_each(rows.priority, count),
             _of_each(rows.group, count),

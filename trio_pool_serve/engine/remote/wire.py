@@ -7,7 +7,7 @@ arrays are in the frame's payload in the order of the parts: one that cannot be 
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from attrs import define, field
@@ -16,8 +16,6 @@ from trio_pool_serve.engine.compute_rates import WORK_CLASSES
 from trio_pool_serve.engine.remote.arrays import ArrayHeader, Payload
 from trio_pool_serve.engine.remote.scopes import numbers_of
 from trio_pool_serve.processes.framed_stream import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, Buffer
-
-T = TypeVar("T")
 
 FULL_FRAME_ROWS = 1024
 FULL_FRAME_BYTES = 2**20
@@ -184,11 +182,9 @@ class Frame:
         return self._rows >= FULL_FRAME_ROWS or self._nbytes >= FULL_FRAME_BYTES
 
 
-def divided(rows: list[T], most_bytes: int) -> Iterator[list[T]]:
-    """Divide rows of up to ``most_bytes`` each so that no part is larger than a full frame, unless it has one row."""
-    count = max(1, min(FULL_FRAME_ROWS, FULL_FRAME_BYTES // max(1, most_bytes)))
-    for begin in range(0, len(rows), count):
-        yield rows[begin : begin + count]
+def fits_in_part(rows: int, nbytes: int) -> bool:
+    """Return whether so many rows, with so many bytes of arrays, may be one part: one row always may."""
+    return rows <= 1 or (rows <= FULL_FRAME_ROWS and nbytes <= FULL_FRAME_BYTES)
 
 
 def parts_of(parts: Sequence[Part], payload: memoryview) -> Iterator[tuple[Part, Payload]]:
