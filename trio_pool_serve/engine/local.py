@@ -273,7 +273,8 @@ class LocalEngine(Engine):
         seconds = 0.0
         if len(self._queue):
             rates = self.seconds_per_token
-            if soonest >= trio.current_time() + sum([entry.request.tokens for entry in entries]) * float(rates.max()):
+            most_tokens = max(self._budget.tokens, entries[0].request.tokens)
+            if soonest >= trio.current_time() + most_tokens * float(rates.max()):
                 return entries
             seconds = sum(entry.request.tokens * rates[class_of(entry.request.prompt)] for entry in entries)
         done_at = trio.current_time() + (seconds if math.isfinite(seconds) else 0.0)

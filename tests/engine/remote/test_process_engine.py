@@ -18,6 +18,7 @@ from tests.engine.remote.test_wire import COLUMNS
 from tests.scripted_runner import ScriptedRunner, scripted_vector
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import EstimatedWork
+from trio_pool_serve.engine.batching import TokenBudget
 from trio_pool_serve.engine.compute_rates import UNKNOWN
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.remote.answers import read_answers
@@ -438,6 +439,38 @@ async def test_an_engine_that_stops_fails_the_requests_that_wait(replica):
         assert engine.statistics().state == "dead"
         with pytest.raises(EngineDeadError):
             await engine.submit(request(1))
+
+
+async def test_ending_the_engine_between_two_slices_of_a_delivery_fails_the_rest(replica):
+    answered: list[int] = []
+    failed: list[int] = []
+
+    async with replica.live():
+        engine = ProcessEngine([replica.path], Metrics().of_engine("m"))
+
+        async def one(token: int) -> None:
+            try:
+                await engine.submit(request(token))
+                answered.append(token)
+            except EngineDeadError:
+                failed.append(token)
+
+        async with trio.open_nursery() as waiters, trio.open_nursery() as nursery:
+            running = await nursery.start(scoped, engine)
+            await engine.wait_ready()
+            replica.engine._budget = TokenBudget(10_000)
+            replica.runner.gate.clear()
+            waiters.start_soon(one, 0)
+            await trio.to_thread.run_sync(replica.runner.launching.wait)
+            for token in range(1, 500):
+                waiters.start_soon(one, token)
+            await until(lambda: replica.engine.statistics().queued_rows >= 498)
+            replica.runner.gate.set()
+            while len(answered) < 5:
+                await trio.lowlevel.checkpoint()
+            running.cancel()
+    assert sorted(answered + failed) == list(range(500))
+    assert failed
 
 
 async def scoped(engine: ProcessEngine, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
