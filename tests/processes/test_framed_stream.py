@@ -9,7 +9,7 @@ import psutil
 import pytest
 import trio
 import trio.testing
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trio_pool_serve.errors import UnsendableError
@@ -67,6 +67,7 @@ def test_frames_arrive_as_they_were_sent(frames):
     trio.run(main)
 
 
+@example([ALONE_FROM - 1] * 12)
 @given(st.lists(st.integers(0, 2 * ALONE_FROM), max_size=12))
 def test_buffers_are_joined_up_to_a_mebibyte_and_large_ones_are_not_copied(sizes):
     buffers = [bytes([index]) * size for index, size in enumerate(sizes)]

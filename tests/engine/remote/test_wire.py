@@ -353,6 +353,14 @@ def test_a_prompt_that_cannot_be_sent_is_refused_alone_among_rows_like_it(wrong)
     assert list(errors) == [1]
 
 
+def test_arrays_of_another_length_than_their_row_are_refused_even_if_their_sum_is_right():
+    params = (Embed(),)
+    rows = [RenderedPrompt(ROW.token_ids, type_ids=np.ones(length, dtype=np.int32)) for length in (1, 3)]
+    arrived, errors = refused(*[PoolingRequest(row, params) for row in rows])
+    assert arrived == []
+    assert list(errors) == [0, 1]
+
+
 def test_ids_of_another_integer_type_arrive_as_int32():
     params = (Embed(),)
     ids = [np.array([1, 2], dtype=dtype) for dtype in (np.int32, np.int64, np.int16)]
