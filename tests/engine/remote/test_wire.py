@@ -562,10 +562,10 @@ def test_a_part_is_no_larger_than_a_full_frame(monkeypatch):
     assert rows_of(answer_frames(large)) == [[1], [1]]
 
 
-def test_a_frame_has_at_most_1024_rows_beyond_the_first_part():
+def test_a_frame_has_at_most_1024_rows():
     params = (Embed(),)
     rows = [PoolingRequest(ROW, params) for _ in range(2500)]
-    assert rows_of(row_frames(enumerate(rows), pytest.fail)) == [[625, 625], [625, 625]]
+    assert rows_of(row_frames(enumerate(rows), pytest.fail)) == [[1024], [1024], [452]]
     failed = [[(number, ValueError("a" * 2**20))] for number in range(1030)]
     assert rows_of(answer_frames(failed)) == [[1] * 1024, [1] * 6]
 

@@ -13,7 +13,7 @@ import trio
 from trio_pool_serve.engine.remote.arrays import Array, Payload, buffer_of, buffer_of_rows, header_of, pieces
 from trio_pool_serve.engine.remote.failures import reason_of
 from trio_pool_serve.engine.remote.scopes import Scopes, numbers_of
-from trio_pool_serve.engine.remote.wire import Frame, OptionalArrays, Part, Rows, fits_in_part
+from trio_pool_serve.engine.remote.wire import FULL_FRAME_ROWS, Frame, OptionalArrays, Part, Rows, fits_in_part
 from trio_pool_serve.errors import UnsendableError
 from trio_pool_serve.processes.framed_stream import Buffer
 from trio_pool_serve.types import ImageFeatures, PoolingParams, PoolingRequest, RenderedPrompt
@@ -35,22 +35,23 @@ def row_frames(rows: Iterable[NumberedRow], failed: Callable[[int, UnsendableErr
     frame = Frame()
     encoded: dict[int, EncodedParams] = {}
     for _, alike in itertools.groupby(rows, partial(_shared, encoded)):
-        left = [list(alike)]
-        while left:
-            part = left.pop()
-            try:
-                frame.add([number for number, _ in part], *_encode([request for _, request in part]))
-            except Exception as error:  # fields of params may be of any type
-                if len(part) > 1:  # one may be guilty, or they are too many
-                    middle = len(part) // 2
-                    left += part[middle:], part[:middle]
-                    continue
-                refused = UnsendableError(f"An input cannot be sent to the engine process: {reason_of(error)}")
-                refused.__cause__ = error
-                failed(part[0][0], refused)
-            if frame.is_full:
-                yield frame
-                frame = Frame()
+        while some := [*itertools.islice(alike, FULL_FRAME_ROWS)]:
+            left = [some]
+            while left:
+                part = left.pop()
+                try:
+                    frame.add([number for number, _ in part], *_encode([request for _, request in part]))
+                except Exception as error:  # fields of params may be of any type
+                    if len(part) > 1:  # one may be guilty, or they are too many
+                        middle = len(part) // 2
+                        left += part[middle:], part[:middle]
+                    else:
+                        refused = UnsendableError(f"An input cannot be sent to the engine process: {reason_of(error)}")
+                        refused.__cause__ = error
+                        failed(part[0][0], refused)
+                if frame.is_full:
+                    yield frame
+                    frame = Frame()
     if frame.parts:
         yield frame
 
