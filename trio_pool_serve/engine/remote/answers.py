@@ -29,20 +29,24 @@ def answer_frames(batches: Iterable[Sequence[NumberedOutcome]]) -> Iterator[Fram
     for batch in batches:
         left = [batch] if batch else []
         while left:
-            outcomes = left.pop()
-            try:
-                _add_together(frame, outcomes)
-            except Exception as error:  # heads may return anything
-                if len(outcomes) > 1:
-                    left += reversed(_divide(outcomes))
-                    continue
-                failed = UnsendableError(f"The model's output cannot be sent: {reason_of(error)}")
-                frame.add([outcomes[0][0]], failure_of(failed))
+            left += _add(frame, left.pop())
             if frame.is_full:
                 yield frame
                 frame = Frame()
     if frame.parts:
         yield frame
+
+
+def _add(frame: Frame, outcomes: Sequence[NumberedOutcome]) -> list[Sequence[NumberedOutcome]]:
+    """Add outcomes as one part; if that is impossible, return them divided, the last ones first."""
+    try:
+        _add_together(frame, outcomes)
+    except Exception as error:  # heads may return anything
+        if len(outcomes) > 1:
+            return _divide(outcomes)[::-1]
+        failed = UnsendableError(f"The model's output cannot be sent: {reason_of(error)}")
+        frame.add([outcomes[0][0]], failure_of(failed))
+    return []
 
 
 def _add_together(frame: Frame, outcomes: Sequence[NumberedOutcome]) -> None:

@@ -38,17 +38,7 @@ def row_frames(rows: Iterable[NumberedRow], failed: Callable[[int, UnsendableErr
         while some := [*itertools.islice(alike, FULL_FRAME_ROWS)]:
             left = [some]
             while left:
-                part = left.pop()
-                try:
-                    frame.add([number for number, _ in part], *_encode([request for _, request in part]))
-                except Exception as error:  # fields of params may be of any type
-                    if len(part) > 1:  # one may be guilty, or they are too many
-                        middle = len(part) // 2
-                        left += part[middle:], part[:middle]
-                    else:
-                        refused = UnsendableError(f"An input cannot be sent to the engine process: {reason_of(error)}")
-                        refused.__cause__ = error
-                        failed(part[0][0], refused)
+                left += _add(frame, left.pop(), failed)
                 if frame.is_full:
                     yield frame
                     frame = Frame()
@@ -72,6 +62,22 @@ def _encoded(params: Sequence[PoolingParams]) -> bytes | None:
         return msgspec.msgpack.encode([(param.wire_name, param) for param in params], enc_hook=numbers_of)
     except Exception:  # the row will fail for it
         return None
+
+
+def _add(
+    frame: Frame, rows: list[NumberedRow], failed: Callable[[int, UnsendableError], None]
+) -> Sequence[list[NumberedRow]]:
+    """Add rows as one part; if that is impossible, return their halves, the second one first."""
+    try:
+        frame.add([number for number, _ in rows], *_encode([request for _, request in rows]))
+    except Exception as error:  # fields of params may be of any type
+        if len(rows) > 1:  # one may be guilty, or they are too many
+            middle = len(rows) // 2
+            return rows[middle:], rows[:middle]
+        refused = UnsendableError(f"An input cannot be sent to the engine process: {reason_of(error)}")
+        refused.__cause__ = error
+        failed(rows[0][0], refused)
+    return ()
 
 
 def _encode(requests: Sequence[PoolingRequest]) -> tuple[Rows, list[Buffer]]:
