@@ -7,7 +7,15 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
-from trio_pool_serve.engine.remote.arrays import Payload, buffer_of, buffer_of_rows, concatenated, pieces
+from trio_pool_serve.engine.remote.arrays import (
+    FLOAT32,
+    INT32,
+    Payload,
+    buffer_of,
+    buffer_of_rows,
+    concatenated,
+    pieces,
+)
 from trio_pool_serve.engine.remote.failures import error_of, failure_of, reason_of
 from trio_pool_serve.engine.remote.wire import Failure, Frame, Outputs, Part, Values, fits_in_part
 from trio_pool_serve.errors import PoolServeError, UnsendableError
@@ -105,10 +113,10 @@ def _values_of(column: Sequence[PooledValue]) -> Values:
 def _buffers_of(column: Sequence[Any], values: Values) -> list[Buffer]:
     if values.is_sparse:
         return [
-            buffer_of_rows([value.indices for value in column], np.int32, values.lengths),
-            buffer_of_rows([value.values for value in column], np.float32, values.lengths),
+            buffer_of_rows([value.indices for value in column], INT32, values.lengths),
+            buffer_of_rows([value.values for value in column], FLOAT32, values.lengths),
         ]
-    return [buffer_of(concatenated(column, np.float32))]
+    return [buffer_of(concatenated(column, FLOAT32))]
 
 
 def read_answers(part: Part, payload: Payload) -> list[PoolingOutput] | PoolServeError:

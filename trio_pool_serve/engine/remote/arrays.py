@@ -13,6 +13,8 @@ from trio_pool_serve.processes.framed_stream import Buffer
 
 Array: TypeAlias = npt.NDArray[Any]
 
+INT32, FLOAT32, BOOL = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_)
+
 ArrayHeader: TypeAlias = tuple[str, tuple[int, ...]]
 """An array's ``dtype.str`` and shape."""
 
@@ -47,20 +49,25 @@ def header_of(array: Array) -> ArrayHeader:
 
 def buffer_of(array: Array) -> Buffer:
     """Return an array's bytes, copied only if they are not contiguous."""
+    if array.size and array.flags.c_contiguous and array.dtype.isnative:
+        return array.data.cast("B")
     return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)) if array.size else b""  # type: ignore[arg-type]
 
 
-def concatenated(arrays: Sequence[Array], dtype: npt.DTypeLike) -> Array:
+def concatenated(arrays: Sequence[Array], dtype: np.dtype[Any]) -> Array:
     """Return several arrays one behind the other, contiguous; a single one is not copied.
 
     Raises ``TypeError`` for values of another kind than ``dtype``'s.
     """
-    if len(arrays) == 1:
-        return np.ascontiguousarray(arrays[0].astype(dtype, copy=False, casting="same_kind"))
-    return np.concatenate(arrays, dtype=dtype, casting="same_kind")
+    if len(arrays) > 1:
+        return np.concatenate(arrays, dtype=dtype, casting="same_kind")
+    array = arrays[0]
+    if array.dtype == dtype and array.flags.c_contiguous:
+        return array
+    return np.ascontiguousarray(array.astype(dtype, copy=False, casting="same_kind"))
 
 
-def buffer_of_rows(arrays: Sequence[Array], dtype: npt.DTypeLike, lengths: Sequence[int]) -> Buffer:
+def buffer_of_rows(arrays: Sequence[Array], dtype: np.dtype[Any], lengths: Sequence[int]) -> Buffer:
     """Return the bytes of rows' arrays, each of shape (its length,), one behind the other.
 
     Raises ``ValueError`` for arrays of other shapes, and as ``concatenated``.
@@ -73,6 +80,8 @@ def buffer_of_rows(arrays: Sequence[Array], dtype: npt.DTypeLike, lengths: Seque
 
 def pieces(array: Array, lengths: Sequence[int]) -> list[Array]:
     """Divide an array along its first axis; the pieces share its memory."""
+    if len(lengths) == 1:
+        return [array]
     if len({*lengths}) == 1:
         return list(array.reshape(len(lengths), lengths[0], *array.shape[1:]))
     ends = list(itertools.accumulate(lengths))

@@ -7,10 +7,18 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
-import numpy as np
 import trio
 
-from trio_pool_serve.engine.remote.arrays import Array, Payload, buffer_of, buffer_of_rows, header_of, pieces
+from trio_pool_serve.engine.remote.arrays import (
+    BOOL,
+    INT32,
+    Array,
+    Payload,
+    buffer_of,
+    buffer_of_rows,
+    header_of,
+    pieces,
+)
 from trio_pool_serve.engine.remote.failures import reason_of
 from trio_pool_serve.engine.remote.scopes import Scopes, numbers_of
 from trio_pool_serve.engine.remote.wire import FULL_FRAME_ROWS, Frame, OptionalArrays, Part, Rows, fits_in_part
@@ -26,7 +34,7 @@ EncodedParams: TypeAlias = tuple[Sequence[PoolingParams], bytes | None]
 """Params, kept alive, and the bytes by which they are compared: comparing them may do anything. ``None`` if they cannot
 be encoded."""
 
-TOKEN_ARRAYS = {"type_ids": np.dtype(np.int32), "kept": np.dtype(np.bool_)}
+TOKEN_ARRAYS = {"type_ids": INT32, "kept": BOOL}
 """Arrays that a prompt may have besides its ids, with an element for each token."""
 
 
@@ -84,9 +92,9 @@ def _encode(requests: Sequence[PoolingRequest]) -> tuple[Rows, list[Buffer]]:
     prompts = [request.prompt for request in requests]
     request, prompt = requests[0], prompts[0]
     lengths = [len(prompt.token_ids) for prompt in prompts]
-    if not fits_in_part(len(requests), np.dtype(np.int32).itemsize * sum(lengths)):
+    if not fits_in_part(len(requests), INT32.itemsize * sum(lengths)):
         raise ValueError("too many rows for one part")
-    buffers = [buffer_of_rows([prompt.token_ids for prompt in prompts], np.int32, lengths)]
+    buffers = [buffer_of_rows([prompt.token_ids for prompt in prompts], INT32, lengths)]
     names = tuple([name for name in TOKEN_ARRAYS if getattr(prompt, name) is not None])
     buffers += [
         buffer_of_rows([getattr(prompt, name) for prompt in prompts], TOKEN_ARRAYS[name], lengths) for name in names
@@ -115,7 +123,7 @@ def _timeouts(deadlines: list[float]) -> list[float | None]:
 
 
 def _column(values: list[T]) -> list[T]:
-    return values[:1] if len({*values}) == 1 else values
+    return values[:1] if len(values) > 1 and len({*values}) == 1 else values
 
 
 def _optional_arrays(prompt: RenderedPrompt, buffers: list[Buffer]) -> OptionalArrays | None:
