@@ -24,6 +24,8 @@ from trio_pool_serve.types import PooledValue, PoolingOutput, SparseVector
 
 NumberedOutcome: TypeAlias = tuple[int, PoolingOutput | Exception]
 
+_decoder: msgspec.msgpack.Decoder[Outputs | Failure] = msgspec.msgpack.Decoder(Outputs | Failure)
+
 ITEM_BYTES = 4
 """Of float32 and int32."""
 
@@ -125,7 +127,7 @@ def read_answers(part: Part, payload: Payload) -> list[PoolingOutput] | PoolServ
     Arrays share the payload's memory.
     """
     try:
-        answer = msgspec.msgpack.decode(part.content, type=Outputs | Failure)
+        answer = _decoder.decode(part.content)
         if isinstance(answer, Failure):
             return error_of(answer)
         columns = [_read_values(values, payload) for values in answer.values]

@@ -34,6 +34,8 @@ EncodedParams: TypeAlias = tuple[Sequence[PoolingParams], bytes | None]
 """Params, kept alive, and the bytes by which they are compared: comparing them may do anything. ``None`` if they cannot
 be encoded."""
 
+_decoder = msgspec.msgpack.Decoder(Rows)
+
 TOKEN_ARRAYS = {"type_ids": INT32, "kept": BOOL}
 """Arrays that a prompt may have besides its ids, with an element for each token."""
 
@@ -143,7 +145,7 @@ def _optional_arrays(prompt: RenderedPrompt, buffers: list[Buffer]) -> OptionalA
 def read_rows(part: Part, payload: Payload, scopes: Scopes) -> list[PoolingRequest]:
     """Decode the rows of a part; their arrays share the payload's memory. Raises ``UnsendableError``."""
     try:
-        rows = msgspec.msgpack.decode(part.content, type=Rows)
+        rows = _decoder.decode(part.content)
         if len(rows.lengths) != len(part.ids):
             raise ValueError(f"{len(rows.lengths)} rows with {len(part.ids)} numbers")  # noqa: TRY301
         return _requests(rows, payload, scopes)
