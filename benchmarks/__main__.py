@@ -81,6 +81,7 @@ SCRIPTS = (
     Script("connection_costs", {"rounds": 1, "requests": 400}),
     Script("refusal_costs", {"rounds": 1, "requests": 50}),
     Script("row_frames", {"rounds": 1, "repeats": 10}),
+    Script("engine_rows", {"rounds": 1, "total": 3280}),
     Script("request_profile"),
     Script("gpu"),
     Script("first_answer", {"rounds": 1}),

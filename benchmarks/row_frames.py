@@ -21,18 +21,12 @@ from cyclopts import Parameter
 from benchmarks.machine import describe_machine
 from benchmarks.report import RESULTS, open_steps, print_table, settings_document, write_json
 from benchmarks.rounds import Rounds
-from trio_pool_serve.engine.remote.wire import (
-    Answers,
-    Frame,
-    Scopes,
-    Submit,
-    add_answer,
-    add_row,
-    parts_of,
-    read_answer,
-    read_row,
-)
-from trio_pool_serve.types import PoolingOutput, PoolingRequest, RenderedPrompt
+from trio_pool_serve.engine.compute_rates import UNKNOWN
+from trio_pool_serve.engine.remote.answers import answer_frames, read_answers
+from trio_pool_serve.engine.remote.rows import read_rows, row_frames
+from trio_pool_serve.engine.remote.scopes import Scopes
+from trio_pool_serve.engine.remote.wire import Answers, Submit, parts_of
+from trio_pool_serve.types import Embed, PoolingOutput, PoolingRequest, RenderedPrompt
 
 TOKENS, DIMENSIONS = 34, 384
 
@@ -57,20 +51,22 @@ class Cost:
 
 def through_frames(requests: list[PoolingRequest], outputs: list[PoolingOutput]) -> list[Any]:
     """Encode and decode rows and answers as the link and the engine connection do."""
-    there, back = Frame(), Frame()
-    for number, request in enumerate(requests):
-        add_row(there, number, request)
-    header = msgspec.msgpack.encode(Submit(there.parts))
-    message = msgspec.msgpack.decode(header, type=Submit)
     scopes = Scopes(lambda: None)  # type: ignore[arg-type, return-value]
-    read: list[Any] = [
-        read_row(part, payload, scopes) for part, payload in parts_of(message.rows, memoryview(b"".join(there.buffers)))
-    ]
-    for number, output in enumerate(outputs):
-        add_answer(back, number, output)
-    answers = msgspec.msgpack.decode(msgspec.msgpack.encode(Answers(back.parts, 0, 0.0)), type=Answers)
-    read += [read_answer(part, payload) for part, payload in parts_of(answers.rows, memoryview(b"".join(back.buffers)))]
+    read: list[Any] = []
+    for frame in row_frames(enumerate(requests), _refuse):
+        message = msgspec.msgpack.decode(msgspec.msgpack.encode(Submit(frame.parts)), type=Submit)
+        for part, payload in parts_of(message.parts, memoryview(b"".join(frame.buffers))):
+            read += read_rows(part, payload, scopes)
+    for frame in answer_frames([[*enumerate(outputs)]]):
+        header = msgspec.msgpack.encode(Answers(frame.parts, 0, 0.0, UNKNOWN.tobytes()))
+        answers = msgspec.msgpack.decode(header, type=Answers)
+        for part, payload in parts_of(answers.parts, memoryview(b"".join(frame.buffers))):
+            read += read_answers(part, payload)  # type: ignore[arg-type]  # none has failed
     return read
+
+
+def _refuse(_: int, error: Exception) -> None:
+    raise error
 
 
 def through_pickle(requests: list[PoolingRequest], outputs: list[PoolingOutput]) -> list[Any]:
@@ -95,7 +91,8 @@ WAYS: dict[str, Callable[[list[PoolingRequest], list[PoolingOutput]], list[Any]]
 
 def measure(way: str, rows: int, repeats: int) -> Cost:
     """Return the cost of one row among ``rows``."""
-    requests = [PoolingRequest(RenderedPrompt(np.arange(TOKENS, dtype=np.int32))) for _ in range(rows)]
+    params = (Embed(),)
+    requests = [PoolingRequest(RenderedPrompt(np.arange(TOKENS, dtype=np.int32)), params) for _ in range(rows)]
     outputs = [PoolingOutput((np.ones(DIMENSIONS, np.float32),), 0.0, 0.0, 0.0) for _ in range(rows)]
     assert len(WAYS[way](requests, outputs)) == 2 * rows
     began = time.process_time()

@@ -3,14 +3,18 @@
 ``Prompt`` (as the client sent it: ``prompts.py``) → ``RenderedPrompt`` (token ids) → ``PoolingRequest`` (one row for
 the engine) → ``Batch`` (the rows of one forward pass) → ``PooledBatch`` (a handle on its outputs) → ``PoolingOutput``
 (the output of one row). Each stage takes the type of the stage before it and nothing else.
+
+Those of which there is one for each row are msgspec structs and not attrs classes: to create one takes 0.1 to 0.2 µs, a
+frozen attrs class with as many fields 0.8 to 1.7 µs.
 """
 
 import math
 from collections.abc import Generator, Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from attrs import field, frozen
@@ -43,8 +47,7 @@ class ImageFeatures:
         return sum(array.nbytes for array in self.arrays.values())
 
 
-@frozen(eq=False)
-class RenderedPrompt:
+class RenderedPrompt(msgspec.Struct, frozen=True, eq=False):
     """The model's input for one row.
 
     ``instruction_tokens`` is the number of leading tokens that belong to the instruction, for models whose pooling
@@ -207,8 +210,7 @@ PooledValue: TypeAlias = Vectors | SparseVector
 """The output for one row and one of its ``PoolingParams``."""
 
 
-@frozen(eq=False)
-class PoolingRequest:
+class PoolingRequest(msgspec.Struct, frozen=True, eq=False):
     """One row of work: the unit that the engine queues, batches and answers.
 
     ``params`` are the outputs to compute from one forward pass over the prompt, one or several. Rows of a smaller
@@ -238,15 +240,20 @@ class Batch:
 
     requests: tuple[PoolingRequest, ...]
 
-    @property
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Tokens of each row."""
+        return [len(request.prompt.token_ids) for request in self.requests]
+
+    @cached_property
     def tokens(self) -> int:
         """Tokens of all rows together, without padding."""
-        return sum(request.tokens for request in self.requests)
+        return sum(self.lengths)
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """Tokens of the longest row."""
-        return max(request.tokens for request in self.requests)
+        return max(self.lengths)
 
     @property
     def padded_tokens(self) -> int:
@@ -334,8 +341,7 @@ class Runner(Protocol):
         """Whether padding is computed. If not, a batch's duration and memory depend on its own tokens only."""
 
 
-@frozen(eq=False)
-class PoolingOutput:
+class PoolingOutput(msgspec.Struct, frozen=True, eq=False):
     """The output of one row, with the times (seconds) that it was queued and that its batch took.
 
     ``values`` are in the order of the request's ``params``.

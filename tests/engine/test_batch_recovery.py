@@ -17,7 +17,7 @@ from tests.scripted_runner import ScriptedRunner, scripted_vector
 from trio_pool_serve.engine.batch_recovery import MAX_PASSES, BatchRecovery, Fault
 from trio_pool_serve.engine.batching import GROW_AFTER
 from trio_pool_serve.engine.local import LocalEngine
-from trio_pool_serve.engine.queue import QueueEntry
+from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.errors import BatchFailedError, EngineDeadError, OutOfDeviceMemoryError, RunnerDeadError
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import trio
-from attrs import evolve
+from msgspec.structs import replace
 from trio.testing import wait_all_tasks_blocked
 
 from tests.scripted_runner import ScriptedRunner, scripted_vector
@@ -16,7 +16,7 @@ from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.compute_rates import MIN_BATCHES
 from trio_pool_serve.engine.local import LocalEngine
-from trio_pool_serve.engine.queue import QueueEntry
+from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.errors import (
     BatchFailedError,
     DeadlineExceededError,
@@ -491,11 +491,11 @@ async def test_the_queue_is_bounded_by_the_time_that_batches_take(scripted):
 
 async def test_a_row_whose_deadline_has_passed_is_not_computed(scripted):
     async with running(engine_over(lambda: scripted)) as engine:
-        late = evolve(request(1), deadline=trio.current_time())
+        late = replace(request(1), deadline=trio.current_time())
         with pytest.raises(DeadlineExceededError):
             await engine.submit(late)
         assert scripted.batches == []
-        await engine.submit_all([request(2), evolve(request(3), deadline=trio.current_time() + 60)])
+        await engine.submit_all([request(2), replace(request(3), deadline=trio.current_time() + 60)])
         assert engine.statistics().queued_rows == 0
 
 
@@ -503,7 +503,7 @@ async def test_a_row_that_could_not_be_computed_before_its_deadline_is_refused_e
     async with running(engine_over(lambda: scripted)) as engine:
         for _ in range(MIN_BATCHES):
             engine._rates.observe(0, 1, 3600.0, left_waiting=True)
-        soon = evolve(request(1), deadline=trio.current_time() + 60)
+        soon = replace(request(1), deadline=trio.current_time() + 60)
         entries = [QueueEntry(soon), QueueEntry(request(2))]
         assert engine._without_late([*entries]) == entries  # nothing waits: it may be faster than it was
         engine._queue.put_nowait(QueueEntry(request(3)))

@@ -9,15 +9,18 @@ import psutil
 import pytest
 import trio
 import trio.testing
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trio_pool_serve.errors import UnsendableError
 from trio_pool_serve.processes.framed_stream import (
-    JOINED_BELOW,
+    ALONE_FROM,
+    CHUNK,
+    JOINED_BYTES,
     MAX_HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
     FramedStream,
+    joined,
     sendable,
 )
 
@@ -49,7 +52,9 @@ async def received(stream: FramedStream[Any]) -> list[tuple[str, bytes]]:
     return found
 
 
-BUFFERS = st.lists(st.binary(max_size=50) | st.integers(0, 3 * JOINED_BELOW).map(bytes), max_size=4)
+SIZES = st.integers(0, 50) | st.integers(0, 2 * CHUNK) | st.integers(0, 2 * ALONE_FROM)
+
+BUFFERS = st.lists(st.binary(max_size=50) | SIZES.map(bytes), max_size=4)
 
 
 @given(frames=st.lists(st.tuples(st.text(max_size=20), BUFFERS), max_size=6))
@@ -60,6 +65,20 @@ def test_frames_arrive_as_they_were_sent(frames):
             assert await received(theirs) == [(text, b"".join(buffers)) for text, buffers in frames]
 
     trio.run(main)
+
+
+@example([ALONE_FROM - 1] * 12)
+@given(st.lists(st.integers(0, 2 * ALONE_FROM), max_size=12))
+def test_buffers_are_joined_up_to_a_mebibyte_and_large_ones_are_not_copied(sizes):
+    buffers = [bytes([index]) * size for index, size in enumerate(sizes)]
+    pieces = list(joined(buffers))
+    assert b"".join(pieces) == b"".join(buffers)
+    large = [buffer for buffer in buffers if len(buffer) >= ALONE_FROM]
+    assert [id(piece) for piece in pieces if any(piece is buffer for buffer in large)] == list(map(id, large))
+    small = [len(piece) for piece in pieces if not any(piece is buffer for buffer in large)]
+    assert max(small, default=0) <= JOINED_BYTES
+    if not large:
+        assert len(small) <= sum(sizes) // (JOINED_BYTES - ALONE_FROM) + 1
 
 
 async def test_a_frame_that_comes_byte_by_byte_is_whole_in_the_end():
@@ -77,7 +96,7 @@ async def test_a_frame_that_comes_byte_by_byte_is_whole_in_the_end():
     assert (message, bytes(payload)) == (Note("slow"), b"abc")
 
 
-@pytest.mark.parametrize("payload", [10, 2 * JOINED_BELOW])
+@pytest.mark.parametrize("payload", [10, 2 * CHUNK])
 async def test_an_end_in_the_middle_of_a_frame_is_the_end(payload):
     header = msgspec.msgpack.encode(Note("cut"))
     frame = struct.pack("<IQ", len(header), payload) + header + bytes(payload)
@@ -89,7 +108,7 @@ async def test_an_end_in_the_middle_of_a_frame_is_the_end(payload):
 
 async def test_arrays_of_a_payload_can_be_written_to():
     """torch warns of arrays that cannot."""
-    for size in (4, JOINED_BELOW):
+    for size in (4, CHUNK):
         async with pair() as (ours, theirs), trio.open_nursery() as nursery:
             nursery.start_soon(ours.send, Note("x"), [np.arange(size, dtype=np.int32).tobytes()])
             _, payload = await theirs.receive()

@@ -12,7 +12,7 @@ from enum import Enum
 import trio
 from attrs import define, field
 
-from trio_pool_serve.engine.queue import QueueEntry
+from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.errors import BatchFailedError, OutOfDeviceMemoryError
 
 logger = logging.getLogger(__name__)

@@ -1,5 +1,7 @@
 """The limits of a batch: its token budget, its padding, and its tokens if it is bulk."""
 
+from functools import lru_cache
+
 from attrs import define, field
 
 MAX_PADDING_SHARE = 0.1
@@ -34,19 +36,17 @@ class BatchBudget:
         """Whether not even the shortest row fits."""
         return (self.longest * (self.rows + 1) if self.pads else self.tokens + 1) > self.max_tokens
 
-    def _fits(self, tokens: int, padded: int) -> bool:
-        if not self.pads:
-            return tokens <= self.max_tokens
-        return padded <= self.max_tokens and padded - tokens <= max(self.free_padding, MAX_PADDING_SHARE * padded)
-
     def try_add(self, tokens: int) -> bool:
         """Add a row if it fits, and return whether it did; the first row always fits."""
-        longest = max(self.longest, tokens)
-        padded = longest * (self.rows + 1)
-        if self.rows and not self._fits(self.tokens + tokens, padded):
-            return False
+        longest = tokens if tokens > self.longest else self.longest
+        total = self.tokens + tokens
+        computed = longest * (self.rows + 1) if self.pads else total
+        if self.rows:
+            padding = computed - total
+            if computed > self.max_tokens or (padding > self.free_padding and padding > MAX_PADDING_SHARE * computed):
+                return False
         self.rows += 1
-        self.tokens += tokens
+        self.tokens = total
         self.longest = longest
         return True
 
@@ -104,6 +104,7 @@ class TokenBudget:
             self.tokens = min(self.max_tokens, max(self.tokens + 1, int(self.tokens * BUDGET_STEP)))
 
 
+@lru_cache(maxsize=4096)
 def length_class(tokens: int) -> int:
     """Return the length rounded up to one of eight per octave: rows of one class are padded by an eighth at most."""
     shift = max(0, tokens.bit_length() - 4)

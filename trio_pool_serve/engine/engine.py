@@ -1,5 +1,6 @@
 """The interface of engines: rows in, outputs out; and the rows that one caller waits for together."""
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -9,7 +10,7 @@ import trio
 from attrs import asdict, define, field, frozen
 
 from trio_pool_serve.engine.admission import AdmittedRequest, EstimatedWork
-from trio_pool_serve.engine.queue import QueueEntry
+from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.types import PoolingOutput, PoolingRequest, QueryScope
 
 EngineState: TypeAlias = Literal["loading", "ready", "stalled", "dead"]
@@ -32,19 +33,21 @@ class Submission:
     _ended: trio.Event = field(init=False, factory=trio.Event)
 
     def __attrs_post_init__(self) -> None:
-        self.entries = {QueueEntry(request, self._settle): index for index, request in enumerate(self.requests)}
+        settled, now = self._settle, time.perf_counter()
+        self.entries = {QueueEntry(request, settled, now): index for index, request in enumerate(self.requests)}
         self._outputs = [None] * len(self.requests)
 
-    def _settle(self, entry: QueueEntry) -> None:
-        index = self.entries.pop(entry)
-        self._outputs[index] = entry.output
-        error = entry.error
-        if entry.output is not None and self.row_done is not None and self._error is None:
-            try:
-                self.row_done(index, entry.output)
-            except Exception as raised:
-                error = raised  # not raised here: this runs in the engine, which has not failed
-        self._error = self._error or error
+    def _settle(self, entries: Sequence[QueueEntry]) -> None:
+        for entry in entries:
+            index = self.entries.pop(entry)
+            self._outputs[index] = entry.output
+            error = entry.error
+            if entry.output is not None and self.row_done is not None and self._error is None:
+                try:
+                    self.row_done(index, entry.output)
+                except Exception as raised:
+                    error = raised  # not raised here: this runs in the engine, which has not failed
+            self._error = self._error or error
         if self._error is not None or not self.entries:
             self._ended.set()
 
@@ -109,8 +112,7 @@ class Engine(ABC):
         """
         submission = Submission(requests, row_done)
         try:
-            for entry in list(submission.entries):
-                self.submit_nowait(entry)
+            self.submit_nowait(*submission.entries)
             return await submission.wait()
         finally:
             submission.row_done = None  # launched rows may still be finished
@@ -118,8 +120,8 @@ class Engine(ABC):
                 self.withdraw(entry)
 
     @abstractmethod
-    def submit_nowait(self, entry: QueueEntry) -> None:
-        """Queue a row; its entry is settled on the loop. Raises as ``submit_all`` when not ready."""
+    def submit_nowait(self, *entries: QueueEntry) -> None:
+        """Queue rows; their entries are settled on the loop, maybe at once. Raises as ``submit_all`` when not ready."""
 
     @abstractmethod
     def withdraw(self, entry: QueueEntry) -> None:

@@ -10,18 +10,20 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.engine.batch_recovery import Fault
-from trio_pool_serve.engine.queue import QueueEntry
+from trio_pool_serve.engine.queue_entry import (
+    SUBMITTERS_BETWEEN_CHECKPOINTS,
+    QueueEntry,
+    by_submitter,
+    finish_together,
+)
 from trio_pool_serve.errors import OutOfDeviceMemoryError, RunnerDeadError
+from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, PooledBatch, PooledValue, PoolingOutput, Runner
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
-
-DELIVERY_SLICE = 4
-"""Rows delivered between two checkpoints. Each may wake a request, which is answered in half a millisecond or more: so
-other requests, such as ``/health``, do not wait for all of a batch."""
 
 RowValues: TypeAlias = list[tuple[PooledValue, ...]]
 
@@ -48,16 +50,29 @@ class InFlightBatch:
     copy_s: float = field(default=0.0, init=False)
     """Seconds between the launch and the outputs."""
 
+    def observe(self, metrics: EngineMetrics) -> None:
+        """Observe the batch that is launched now."""
+        batch = self.batch
+        metrics.queue.observe_all([self.launched - entry.queued_at for entry in self.entries])
+        metrics.batch_rows.observe(len(self.entries))
+        metrics.batch_tokens.observe(batch.padded_tokens)
+        metrics.tokens.inc(batch.tokens)
+        metrics.padding_waste.observe(1 - batch.tokens / batch.padded_tokens)
+
     async def deliver(self, rows: RowValues) -> None:
-        """Finish the entries with their outputs.
+        """Finish the entries with their outputs, those of one submitter together.
 
         Cancellation: between two slices; the entries that are left are not settled.
         """
-        for row, (entry, values) in enumerate(zip(self.entries, rows, strict=True)):
-            if row and row % DELIVERY_SLICE == 0:
+        launched, forward_s, copy_s = self.launched, self.forward_s, self.copy_s
+        outcomes = [
+            (entry, PoolingOutput(values, launched - entry.queued_at, forward_s, copy_s))
+            for entry, values in zip(self.entries, rows, strict=True)
+        ]
+        for index, together in enumerate(by_submitter(outcomes), start=1):
+            finish_together(together)
+            if index % SUBMITTERS_BETWEEN_CHECKPOINTS == 0:
                 await trio.lowlevel.checkpoint()
-            queue_s = self.launched - entry.queued_at
-            entry.finish(PoolingOutput(values, queue_s=queue_s, forward_s=self.forward_s, copy_s=self.copy_s))
 
 
 @define(eq=False)

@@ -20,7 +20,8 @@ from trio_pool_serve.engine.forward_passes import (
     LaunchThread,
     contain_exits,
 )
-from trio_pool_serve.engine.queue import QueueEntry, RequestQueue, batch_of, is_long
+from trio_pool_serve.engine.queue import RequestQueue, batch_of, is_long
+from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.self_probe import SelfProbe
 from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.errors import (
@@ -85,11 +86,12 @@ class LocalEngine(Engine):
         )
         self.metrics.add_gauges(self._gauges)
 
-    def submit_nowait(self, entry: QueueEntry) -> None:  # noqa: D102
+    def submit_nowait(self, *entries: QueueEntry) -> None:  # noqa: D102
         self._require_ready()
-        if not entry.request.tokens:
-            raise BatchFailedError("An input has no tokens.")
-        self._queue.put_nowait(entry)
+        for empty in [entry for entry in entries if not len(entry.request.prompt.token_ids)]:
+            empty.fail(BatchFailedError("An input has no tokens."))
+            entries = tuple([entry for entry in entries if entry is not empty])
+        self._queue.put_nowait(*entries)
 
     def withdraw(self, entry: QueueEntry) -> None:  # noqa: D102
         entry.is_abandoned = True
@@ -245,7 +247,7 @@ class LocalEngine(Engine):
             in_flight = InFlightBatch(batch_of(entries), entries)
             self._launched += 1
             self._in_flight.add(in_flight)
-            self._observe_batch(in_flight)
+            in_flight.observe(self.metrics)
             handle = await passes.launch(in_flight, thread)
             if handle is None:
                 self._forget(in_flight)
@@ -268,11 +270,15 @@ class LocalEngine(Engine):
 
         How long a batch takes counts only while others wait: an estimate that is wrong is corrected by batches only.
         """
-        if all(entry.request.deadline == math.inf for entry in entries):
+        soonest = min([entry.request.deadline for entry in entries])
+        if soonest == math.inf:
             return entries
         seconds = 0.0
         if len(self._queue):
             rates = self.seconds_per_token
+            most_tokens = max(self._budget.tokens, entries[0].request.tokens)
+            if soonest >= trio.current_time() + most_tokens * float(rates.max()):
+                return entries
             seconds = sum(entry.request.tokens * rates[class_of(entry.request.prompt)] for entry in entries)
         done_at = trio.current_time() + (seconds if math.isfinite(seconds) else 0.0)
         for late in [entry for entry in entries if entry.request.deadline < done_at]:
@@ -371,15 +377,6 @@ class LocalEngine(Engine):
             raise EngineLoadingError("The model is being loaded.")
         if self._state == "dead":
             raise EngineDeadError("The engine has stopped.")
-
-    def _observe_batch(self, in_flight: InFlightBatch) -> None:
-        batch = in_flight.batch
-        for entry in in_flight.entries:
-            self.metrics.queue.observe(in_flight.launched - entry.queued_at)
-        self.metrics.batch_rows.observe(len(in_flight.entries))
-        self.metrics.batch_tokens.observe(batch.padded_tokens)
-        self.metrics.tokens.inc(batch.tokens)
-        self.metrics.padding_waste.observe(1 - batch.tokens / batch.padded_tokens)
 
     def _gauges(self) -> Gauges:
         now = self.statistics()

@@ -26,15 +26,16 @@ import itertools
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import trio
 from attrs import Factory, define, field
 
 from trio_pool_serve.engine.batching import FREE_PADDING_DIVISOR, BatchBudget, length_class
+from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.small_requests import SmallRequests
-from trio_pool_serve.types import Batch, PoolingOutput, PoolingRequest
+from trio_pool_serve.types import Batch, PoolingRequest
 
 FAIRNESS = 8
 """Most tokens taken in all per token of one group: a group that always has rows waiting gets at least an eighth."""
@@ -51,45 +52,8 @@ MAX_KEPT_TOGETHER = 8192
 MAX_BATCHES_SINCE_SMALL = 4
 """Bulk gets full batches again once this many full batches of tokens were taken since the last small request."""
 
-
 MAX_CLIENTS_OF_BATCH = 64
 """Clients whose rows are compared for one batch: those whose turn it is soonest."""
-
-
-def _ignore(entry: "QueueEntry") -> None:
-    """Default callback: does nothing."""
-
-
-@define(eq=False)
-class QueueEntry:
-    """One row in the queue. ``settled(entry)`` is called on the loop once the row is finished or has failed."""
-
-    request: PoolingRequest
-    settled: Callable[["QueueEntry"], None] = field(default=_ignore, repr=False)
-    queued_at: float = field(factory=time.perf_counter)
-    output: PoolingOutput | None = None
-    error: Exception | None = None
-    is_abandoned: bool = field(default=False, init=False)
-    """No client waits for the row any more: if it has been launched, it is not computed again."""
-    virtual_deadline: int = field(default=0, init=False)
-    """In tokens on the queue's clock; set by the queue."""
-    queue_class: "QueueClass | None" = field(default=None, init=False, repr=False)
-    """Set while the row waits."""
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the row is finished or has failed."""
-        return self.output is not None or self.error is not None
-
-    def finish(self, output: PoolingOutput) -> None:
-        """Set the output and call ``settled``."""
-        self.output = output
-        self.settled(self)
-
-    def fail(self, error: Exception) -> None:
-        """Set the error and call ``settled``."""
-        self.error = error
-        self.settled(self)
 
 
 ClassKey: TypeAlias = tuple[int, int, int, int]
@@ -127,16 +91,17 @@ class QueueClass:
     length: int
     wait_tokens: int
     entries: OrderedDict[QueueEntry, None] = field(init=False, factory=OrderedDict)
+    is_bulk: bool = field(init=False)
+    """Whether its entries are long rows, or follow many tokens of their group."""
+
+    @is_bulk.default
+    def _follows_many(self) -> bool:
+        return self.wait_tokens > FAIRNESS * BULK_TOKENS
 
     @property
     def first(self) -> QueueEntry:
         """The entry with the earliest virtual deadline."""
         return next(iter(self.entries))
-
-    @property
-    def is_bulk(self) -> bool:
-        """Whether its entries are long rows, or follow many tokens of their group."""
-        return self.wait_tokens > FAIRNESS * BULK_TOKENS
 
 
 @define(eq=False)
@@ -189,49 +154,85 @@ class RequestQueue:
         """Iterate over the waiting entries, in order of arrival."""
         return iter(self._entries)
 
-    def put_nowait(self, entry: QueueEntry) -> None:
-        """Add an entry."""
-        request = entry.request
-        group = self._groups.setdefault(request.group, RequestGroup()) if request.group else RequestGroup()
-        group.rows += 1
-        group.virtual_deadline = max(group.virtual_deadline, self.clock) + FAIRNESS * request.tokens
-        wait_tokens = 1 << (group.virtual_deadline - self.clock - 1).bit_length()
+    def put_nowait(self, *entries: QueueEntry) -> None:
+        """Add entries."""
+        clock, groups, arrived = self.clock, self._groups, self._entries
+        short_tokens = long_tokens = 0
+        for entry in entries:
+            request = entry.request
+            tokens = entry.tokens = len(request.prompt.token_ids)
+            group = groups.get(request.group) or self._open_group(request.group)
+            group.rows += 1
+            wait = FAIRNESS * tokens
+            if group.virtual_deadline > clock:
+                wait += group.virtual_deadline - clock
+            group.virtual_deadline = clock + wait
+            wait_tokens = 1 << (wait - 1).bit_length()
+            entry.virtual_deadline = clock + wait_tokens
+            entry.queue_class = waiting = self._class_of(request, tokens, wait_tokens)
+            waiting.entries[entry] = arrived[entry] = None
+            if tokens > BULK_TOKENS:
+                long_tokens += tokens
+            else:
+                short_tokens += tokens
+        self.tokens += short_tokens + long_tokens
+        self._long_tokens += long_tokens
+        self._kept_together = min(MAX_KEPT_TOGETHER, self._kept_together + FAIRNESS * short_tokens)
+        self.note_change()
+
+    def _open_group(self, number: int) -> RequestGroup:
+        group = RequestGroup()
+        if number:
+            self._groups[number] = group
+        return group
+
+    def _class_of(self, request: PoolingRequest, tokens: int, wait_tokens: int) -> QueueClass:
         number = request.client if self.is_fair else 0
         client = self._clients.get(number)
         if client is None:
             client = self._clients[number] = WaitingClient(number, next(self._turns), self._virtual_time)
-        key = (request.rank, request.priority, length_class(request.tokens), wait_tokens)
-        if key not in client.classes:
-            client.classes[key] = QueueClass(client, *key)
-        entry.virtual_deadline = self.clock + wait_tokens
-        entry.queue_class = client.classes[key]
-        entry.queue_class.entries[entry] = None
-        self._entries[entry] = None
-        self.tokens += request.tokens
-        if is_long(request):
-            self._long_tokens += request.tokens
-        else:
-            self._kept_together = min(MAX_KEPT_TOGETHER, self._kept_together + FAIRNESS * request.tokens)
-        self.note_change()
+        key = (request.rank, request.priority, length_class(tokens), wait_tokens)
+        waiting = client.classes.get(key)
+        if waiting is None:
+            waiting = client.classes[key] = QueueClass(client, *key)
+        return waiting
 
     def withdraw(self, entry: QueueEntry) -> None:
         """Take an entry out of the queue; does nothing if it is not waiting."""
-        if (waiting := entry.queue_class) is None:
-            return
-        entry.queue_class = None
-        del waiting.entries[entry], self._entries[entry]
-        if not waiting.entries:
-            client = waiting.client
-            del client.classes[waiting.rank, waiting.priority, waiting.length, waiting.wait_tokens]
-            if not client.classes:
-                del self._clients[client.number]
-        if group := self._groups.get(entry.request.group):
-            group.rows -= 1
-            if not group.rows:
-                del self._groups[entry.request.group]
-        self.tokens -= entry.request.tokens
-        if is_long(entry.request):
-            self._long_tokens -= entry.request.tokens
+        if entry.queue_class is not None:
+            self._remove([entry])
+
+    def _remove(self, entries: Sequence[QueueEntry]) -> int:
+        """Take waiting entries out of the queue; return of how many small requests no rows are left."""
+        groups, arrived = self._groups, self._entries
+        long_tokens = tokens = ended = 0
+        for entry in entries:
+            waiting = entry.queue_class
+            assert waiting is not None  # noqa: S101  (it waits)
+            entry.queue_class = None
+            del waiting.entries[entry], arrived[entry]
+            if not waiting.entries:
+                self._drop(waiting)
+            number = entry.request.group
+            if (group := groups.get(number)) is not None:
+                group.rows -= 1
+                if not group.rows:
+                    del groups[number]
+                    ended += not waiting.is_bulk
+            else:
+                ended += not waiting.is_bulk
+            tokens += entry.tokens
+            if entry.tokens > BULK_TOKENS:
+                long_tokens += entry.tokens
+        self.tokens -= tokens
+        self._long_tokens -= long_tokens
+        return ended
+
+    def _drop(self, waiting: QueueClass) -> None:
+        client = waiting.client
+        del client.classes[waiting.rank, waiting.priority, waiting.length, waiting.wait_tokens]
+        if not client.classes:
+            del self._clients[client.number]
 
     def take_batch(
         self, max_tokens: int, bulk_tokens: int | None = None, *, leaves_long: bool = False
@@ -247,14 +248,18 @@ class RequestQueue:
         opening = self._opening(classes, leaves_long=leaves_long)
         if opening is None:
             return []
-        budget = BatchBudget(max_tokens, free_padding=max_tokens // FREE_PADDING_DIVISOR, pads=self.pads)
+        free_padding = max_tokens // FREE_PADDING_DIVISOR
         if bulk_tokens is not None and self._has_recent_small_requests(max_tokens):
             classes = [waiting for waiting in classes if waiting.is_bulk == opening.is_bulk]
-            budget.max_tokens = min(max_tokens, bulk_tokens) if opening.is_bulk else max_tokens
-        first = opening.first
-        budget.try_add(first.request.tokens)
-        self._take(first, opening)
-        taken = [first, *self._fill(budget, opening, [waiting for waiting in classes if waiting.entries])]
+            max_tokens = min(max_tokens, bulk_tokens) if opening.is_bulk else max_tokens
+        budget = BatchBudget(max_tokens, free_padding, pads=self.pads)
+        taken = [opening.first]
+        budget.try_add(taken[0].tokens)
+        self._note_taken(taken)
+        opening.client.virtual_time += taken[0].tokens
+        filling = self._fill(budget, opening, [waiting for waiting in classes if waiting.entries])
+        self._note_taken(filling)
+        taken += filling
         least = min((client.virtual_time for client in self._clients.values()), default=opening.client.virtual_time)
         self._virtual_time = max(self._virtual_time, least)
         return taken
@@ -291,47 +296,60 @@ class RequestQueue:
         )
 
     def _fill(self, budget: BatchBudget, opening: QueueClass, classes: list[QueueClass]) -> list[QueueEntry]:
-        """Take the rows nearest in length to those of ``opening``, in turns between clients, within the budget."""
-
-        def turn(index: int) -> tuple[int, int, int, int, int, int]:
-            waiting = classes[index]
-            distance = abs(waiting.length - opening.length)
-            urgency = waiting.priority - most_urgent[waiting.client]
-            virtual_time, virtual_deadline = waiting.client.virtual_time, waiting.first.virtual_deadline
-            return waiting.rank, urgency, distance, virtual_time, virtual_deadline, index
-
+        """Return the rows nearest in length to those of ``opening``, in turns between clients, within the budget."""
         most_urgent: dict[WaitingClient, int] = {}
         for waiting in classes:
             most_urgent[waiting.client] = min(most_urgent.get(waiting.client, waiting.priority), waiting.priority)
-        turns = [turn(index) for index in range(len(classes))]
-        heapq.heapify(turns)
+
+        def distance(waiting: QueueClass) -> tuple[int, int, int]:
+            urgency = waiting.priority - most_urgent[waiting.client]
+            return waiting.rank, urgency, abs(waiting.length - opening.length)
+
         taken: list[QueueEntry] = []
-        while turns and not budget.is_full:
-            *_, virtual_time, _, index = turns[0]
-            waiting = classes[index]
-            if virtual_time != waiting.client.virtual_time:  # another of its rows has been taken
-                heapq.heapreplace(turns, turn(index))
-                continue
-            entry = waiting.first
-            if not budget.try_add(entry.request.tokens):
-                heapq.heappop(turns)
-                continue
-            self._take(entry, waiting)
-            taken.append(entry)
-            if waiting.entries:
-                heapq.heapreplace(turns, turn(index))
-            else:
-                heapq.heappop(turns)
+        for _, nearest in itertools.groupby(sorted(classes, key=distance), distance):
+            self._take_in_turns(budget, nearest, taken)
         return taken
 
-    def _take(self, entry: QueueEntry, waiting: QueueClass) -> None:
-        self.withdraw(entry)
-        self.clock += entry.request.tokens
-        waiting.client.virtual_time += entry.request.tokens
-        if is_long(entry.request):
-            self._kept_together = max(0, self._kept_together - entry.request.tokens)
-        if not waiting.is_bulk and entry.request.group not in self._groups:
-            self.small_requests.increment()
+    def _take_in_turns(self, budget: BatchBudget, classes: Iterable[QueueClass], taken: list[QueueEntry]) -> None:
+        """Add to ``taken`` rows of these queue classes within the budget: of the clients in turns, by their deadlines.
+
+        They are left in the queue.
+        """
+        rows_of: dict[WaitingClient, list[tuple[int, int, QueueEntry, Iterator[QueueEntry]]]] = {}
+        for index, waiting in enumerate(classes):
+            entries = iter(waiting.entries)
+            first = next(entries)
+            rows_of.setdefault(waiting.client, []).append((first.virtual_deadline, index, first, entries))
+        for rows in rows_of.values():
+            heapq.heapify(rows)
+        turns = [(client.virtual_time, *rows[0][:2], client, rows) for client, rows in rows_of.items()]
+        heapq.heapify(turns)
+        while turns:
+            *_, client, rows = turns[0]
+            _, index, entry, entries = rows[0]
+            following = None
+            if budget.try_add(entry.tokens):
+                taken.append(entry)
+                client.virtual_time += entry.tokens
+                following = next(entries, None)
+            elif budget.is_full:
+                return
+            if following is not None:
+                heapq.heapreplace(rows, (following.virtual_deadline, index, following, entries))
+            else:
+                heapq.heappop(rows)
+            if rows:
+                heapq.heapreplace(turns, (client.virtual_time, *rows[0][:2], client, rows))
+            else:
+                heapq.heappop(turns)
+
+    def _note_taken(self, entries: Sequence[QueueEntry]) -> None:
+        """Take entries out of the queue, which a batch will have."""
+        long_tokens = self._long_tokens
+        self.clock += sum([entry.tokens for entry in entries])
+        ended = self._remove(entries)
+        self._kept_together = max(0, self._kept_together - (long_tokens - self._long_tokens))
+        self.small_requests.increment(ended)
 
     def _has_recent_small_requests(self, max_tokens: int) -> bool:
         if (total := self.small_requests.total) != self._small_requests_seen:
@@ -363,6 +381,6 @@ def is_long(request: PoolingRequest) -> bool:
     return request.tokens > BULK_TOKENS
 
 
-def batch_of(entries: list[QueueEntry]) -> Batch:
+def batch_of(entries: Sequence[QueueEntry]) -> Batch:
     """Return the batch of these entries' rows, in their order."""
-    return Batch(tuple(entry.request for entry in entries))
+    return Batch(tuple([entry.request for entry in entries]))

@@ -28,8 +28,7 @@ class SelfProbe:
         submission = Submission([self.request])
         entries = list(submission.entries)
         try:
-            for entry in entries:
-                self.queue.put_nowait(entry)
+            self.queue.put_nowait(*entries)
             await submission.wait()
         except PoolServeError as error:
             self.failure = f"the probe pass failed: {error}"

@@ -28,9 +28,10 @@ class SmallRequests:
             shared = mmap.mmap(file.fileno(), 8 * replicas)
         return cls(np.frombuffer(shared, np.int64), replica)
 
-    def increment(self) -> None:
-        """Count one small request taken by this replica."""
-        self.taken[self.replica] += 1
+    def increment(self, count: int = 1) -> None:
+        """Count small requests taken by this replica."""
+        if count:
+            self.taken[self.replica] += count
 
     @property
     def total(self) -> int:

@@ -7,7 +7,7 @@ the receiver.
 
 import logging
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -25,10 +25,15 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 PREFIX = struct.Struct("<IQ")
 
-JOINED_BELOW = 64 * 1024
-"""Smaller payloads are copied into one buffer with their header and sent by one call; larger ones are not copied."""
+JOINED_BYTES = 2**20
+"""Buffers are copied into one of up to so many bytes, which is sent by one call. Of vectors of 384 float32 a MiB took
+0.61 ms of CPU time that way, 0.73 in pieces of 256 KiB, 1.2 in pieces of 64 KiB, and 25 one by one."""
+
+ALONE_FROM = 256 * 1024
+"""Buffers of at least so many bytes are sent by themselves, without a copy: smaller ones took longer that way."""
 
 CHUNK = 64 * 1024
+"""Larger payloads are received into memory of their own."""
 
 MAX_HEADER_BYTES = 64 * 2**20
 """A row takes a few hundred bytes of a header."""
@@ -48,6 +53,23 @@ FAILURES_TO_DECODE = (ValueError, RecursionError, msgspec.MsgspecError)
 def sendable(text: str) -> str:
     """Return a text that can be sent: truncated to ``MAX_TEXT``, and without lone surrogates."""
     return text[:MAX_TEXT].encode(errors="replace").decode()
+
+
+def joined(buffers: Iterable[Buffer]) -> Iterator[Buffer]:
+    """Yield the bytes of the buffers in order, in as few pieces as ``JOINED_BYTES`` and ``ALONE_FROM`` allow."""
+    small: list[Buffer] = []
+    nbytes = 0
+    for buffer in buffers:
+        if small and (len(buffer) >= ALONE_FROM or nbytes + len(buffer) > JOINED_BYTES):
+            yield b"".join(small)
+            small, nbytes = [], 0
+        if len(buffer) >= ALONE_FROM:
+            yield buffer
+        else:
+            small.append(buffer)
+            nbytes += len(buffer)
+    if small:
+        yield b"".join(small)
 
 
 @define(eq=False)
@@ -80,12 +102,8 @@ class FramedStream(Generic[Message]):
         if len(header) > MAX_HEADER_BYTES or payload > MAX_PAYLOAD_BYTES:
             raise UnsendableError(f"This is too large to be sent between processes: {len(header) + payload} bytes.")
         prefix = PREFIX.pack(len(header), payload)
-        if payload < JOINED_BELOW:
-            await self.stream.send_all(b"".join([prefix, header, *buffers]))
-            return
-        await self.stream.send_all(prefix + header)
-        for buffer in buffers:
-            await self.stream.send_all(buffer)
+        for piece in joined([prefix, header, *buffers]):
+            await self.stream.send_all(piece)
 
     async def receive(self) -> tuple[Message, memoryview] | None:
         """Return the next message and its payload; ``None`` at the end of the stream, even within a frame.
@@ -100,7 +118,7 @@ class FramedStream(Generic[Message]):
             logger.warning("a connection between processes ends: a frame of %d and %d bytes", header, payload)
             return None
         begin = PREFIX.size + header
-        if payload < JOINED_BELOW:
+        if payload < CHUNK:
             if not await self._has(begin + payload):
                 return None
             behind = memoryview(self._received[begin : begin + payload])

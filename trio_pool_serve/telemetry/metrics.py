@@ -1,6 +1,8 @@
 """Prometheus metrics, one registry per server."""
 
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_left
+from collections import Counter as Counts
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 import trio
@@ -30,11 +32,21 @@ FAULTS = ("failed_batches", "out_of_memory", "retries", "failed_rows")
 """Batches that failed; passes that ran out of memory; passes with parts of failed batches; rows that got an error."""
 
 
+class BatchHistogram(Histogram):
+    """A histogram of which one batch brings many observations."""
+
+    def observe_all(self, amounts: Sequence[float]) -> None:
+        """Observe each amount. Equal ones, as of rows that arrived together, cost one observation."""
+        for amount, count in Counts(amounts).items():
+            self._sum.inc(amount * count)
+            self._buckets[bisect_left(self._upper_bounds, amount)].inc(count)
+
+
 @define(eq=False)
 class EngineMetrics:
     """The metrics of one model's engine: the server's metrics labelled with the model's name."""
 
-    queue: Histogram
+    queue: BatchHistogram
     forward: Histogram
     copy_wait: Histogram
     batch_rows: Histogram
@@ -77,8 +89,8 @@ class Metrics:
         def seconds(name: str, what: str) -> Histogram:
             return Histogram(f"{PREFIX}{name}_seconds", what, buckets=SECONDS, registry=self.registry)
 
-        def by_model(name: str, what: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
-            return Histogram(PREFIX + name, what, labelnames=["model"], buckets=buckets, registry=self.registry)
+        def by_model(name: str, what: str, buckets: tuple[float, ...] = SECONDS) -> BatchHistogram:
+            return BatchHistogram(PREFIX + name, what, labelnames=["model"], buckets=buckets, registry=self.registry)
 
         def count(name: str, what: str) -> Counter:
             return Counter(PREFIX + name, what, registry=self.registry)

@@ -10,27 +10,22 @@ import msgspec
 import numpy as np
 import pytest
 import trio
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
+from msgspec.structs import replace
 from trio.testing import wait_all_tasks_blocked
 
+from tests.engine.remote.test_wire import COLUMNS
 from tests.scripted_runner import ScriptedRunner, scripted_vector
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import EstimatedWork
+from trio_pool_serve.engine.batching import TokenBudget
 from trio_pool_serve.engine.compute_rates import UNKNOWN
 from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.engine.remote.answers import read_answers
 from trio_pool_serve.engine.remote.engine_connection import serve_engine
 from trio_pool_serve.engine.remote.process_engine import MAX_TOKENS_BEFORE_LONG, ProcessEngine
-from trio_pool_serve.engine.remote.wire import (
-    Answers,
-    Frame,
-    FromEngine,
-    Hello,
-    Row,
-    Submit,
-    add_row,
-    parts_of,
-    read_answer,
-)
+from trio_pool_serve.engine.remote.rows import row_frames
+from trio_pool_serve.engine.remote.wire import Answers, FromEngine, Hello, Rows, Submit, parts_of
 from trio_pool_serve.errors import (
     BatchFailedError,
     DeadlineExceededError,
@@ -418,12 +413,12 @@ async def test_a_row_s_client_rank_and_deadline_reach_the_engine_process(replica
     async with replica.live(), asking(replica) as engine:
         await engine.wait_ready()
         deadline = trio.current_time() + 60
-        await engine.submit(evolve(request(1), client=2**63 - 1, rank=-3, deadline=deadline))
+        await engine.submit(replace(request(1), client=2**63 - 1, rank=-3, deadline=deadline))
         (received,) = replica.runner.batches[-1].requests
         assert (received.client, received.rank) == (2**63 - 1, -3)
         assert deadline <= received.deadline < deadline + 30
         with pytest.raises(DeadlineExceededError):
-            await engine.submit(evolve(request(1), deadline=trio.current_time()))
+            await engine.submit(replace(request(1), deadline=trio.current_time()))
 
 
 async def test_an_engine_that_stops_fails_the_requests_that_wait(replica):
@@ -444,6 +439,38 @@ async def test_an_engine_that_stops_fails_the_requests_that_wait(replica):
         assert engine.statistics().state == "dead"
         with pytest.raises(EngineDeadError):
             await engine.submit(request(1))
+
+
+async def test_ending_the_engine_between_two_slices_of_a_delivery_fails_the_rest(replica):
+    answered: list[int] = []
+    failed: list[int] = []
+
+    async with replica.live():
+        engine = ProcessEngine([replica.path], Metrics().of_engine("m"))
+
+        async def one(token: int) -> None:
+            try:
+                await engine.submit(request(token))
+                answered.append(token)
+            except EngineDeadError:
+                failed.append(token)
+
+        async with trio.open_nursery() as waiters, trio.open_nursery() as nursery:
+            running = await nursery.start(scoped, engine)
+            await engine.wait_ready()
+            replica.engine._budget = TokenBudget(10_000)
+            replica.runner.gate.clear()
+            waiters.start_soon(one, 0)
+            await trio.to_thread.run_sync(replica.runner.launching.wait)
+            for token in range(1, 500):
+                waiters.start_soon(one, token)
+            await until(lambda: replica.engine.statistics().queued_rows >= 498)
+            replica.runner.gate.set()
+            while len(answered) < 5:
+                await trio.lowlevel.checkpoint()
+            running.cancel()
+    assert sorted(answered + failed) == list(range(500))
+    assert failed
 
 
 async def scoped(engine: ProcessEngine, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
@@ -563,7 +590,8 @@ GARBAGE = {
     "an unknown message": frame_of(["Explode", 5]),
     "a message of other fields": frame_of(["Submit", "rows"]),
     "very deep": struct.pack("<IQ", 50_000, 0) + b"\x91" * 50_000,
-    "a part with fewer than no bytes": frame_of(["Submit", [[1, -5, []]]]),
+    "a part with fewer than no bytes": frame_of(["Submit", [[[1], -5, []]]]),
+    "a part without numbers": frame_of(["Submit", [[1, 0, []]]]),
     "a number of 64 bits": frame_of(["Withdraw", [2**64 - 1]]),
     "half a frame": frame_of(["Withdraw", [1]])[:-1],
     "a scope that was never opened": frame_of(["CloseScope", 77]),
@@ -588,18 +616,19 @@ async def test_rows_that_cannot_be_read_are_answered_by_number(replica):
     async with replica.live():
         stream = FramedStream(await trio.open_unix_socket(replica.path), FromEngine)
         assert isinstance((await stream.receive())[0], Hello)
-        frame = Frame()
-        add_row(frame, 1, request(5))
-        frame.add(2, Row(1, [("nowhere:Nothing", {})]), [b"\0" * 4])
-        add_row(frame, 3, request(6))
-        add_row(frame, 3, request(7))
+        (frame,) = row_frames([(1, request(5)), (3, request(6)), (3, request(7))], pytest.fail)
+        frame.add([2, 4], Rows([1, 1], [("nowhere:Nothing", {})], *COLUMNS), [b"\0" * 8])
+        frame.add([5], Rows([1], [("nowhere:Nothing", {})], *COLUMNS))
         await stream.send(Submit(frame.parts), frame.buffers)
-        found = []
-        while len(found) < 3:
+        found: dict[int, type] = {}
+        while len(found) < 5:
             message, behind = await stream.receive()
-            found += [(part.id, type(read_answer(part, payload))) for part, payload in parts_of(message.rows, behind)]
-        assert (2, UnsendableError) in found
-        assert (1, PoolingOutput) in found
+            for part, payload in parts_of(message.parts, behind):
+                answers = read_answers(part, payload)
+                kind = type(answers) if isinstance(answers, Exception) else type(answers[0])
+                found.update(dict.fromkeys(part.ids, kind))
+        assert {number for number, kind in found.items() if kind is UnsendableError} == {2, 4, 5}
+        assert {number for number, kind in found.items() if kind is PoolingOutput} == {1, 3}
         await stream.aclose()
         await until(lambda: not replica.engine.statistics().queued_rows)
         async with asking(replica) as engine:

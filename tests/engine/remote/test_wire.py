@@ -1,3 +1,7 @@
+import math
+from collections.abc import Iterable
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -5,25 +9,25 @@ from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from msgspec.structs import replace
 
 from trio_pool_serve import errors
 from trio_pool_serve.engine.compute_rates import UNKNOWN
+from trio_pool_serve.engine.remote.answers import answer_frames, read_answers
 from trio_pool_serve.engine.remote.arrays import Payload
+from trio_pool_serve.engine.remote.failures import FAILURES
+from trio_pool_serve.engine.remote.rows import read_rows, row_frames
+from trio_pool_serve.engine.remote.scopes import RemoteScope, Scopes
 from trio_pool_serve.engine.remote.wire import (
-    FAILURES,
     MAX_PART_BYTES,
     Answers,
     Frame,
+    OptionalArrays,
     Part,
-    RemoteScope,
-    Row,
-    Scopes,
+    Rows,
     Submit,
-    add_answer,
-    add_row,
+    Values,
     parts_of,
-    read_answer,
-    read_row,
 )
 from trio_pool_serve.errors import (
     BatchFailedError,
@@ -66,25 +70,51 @@ def sent(frame: Frame, kind: type) -> list[tuple[Part, Payload]]:
     """Send a frame's parts through the wire's bytes."""
     message = Submit(frame.parts) if kind is Submit else Answers(frame.parts, 0, 0.0, UNKNOWN.tobytes())
     decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=kind)
-    return list(parts_of(decoded.rows, memoryview(bytearray(b"".join(frame.buffers)))))
+    return list(parts_of(decoded.parts, memoryview(bytearray(b"".join(frame.buffers)))))
+
+
+def read(frame: Frame, scopes: Scopes | None = None) -> dict[int, PoolingRequest]:
+    """Return a frame's rows, as they arrive, by number."""
+    scopes = scopes or Scopes(Scope)
+    found: dict[int, PoolingRequest] = {}
+    for part, payload in sent(frame, Submit):
+        found.update(zip(part.ids, read_rows(part, payload, scopes), strict=True))
+    return found
 
 
 def through(requests: list[PoolingRequest], scopes: Scopes | None = None) -> list[PoolingRequest]:
     """Send rows through the wire's bytes."""
-    frame = Frame()
-    for number, request in enumerate(requests, start=7):
-        add_row(frame, number, request)
-    parts = sent(frame, Submit)
-    assert [part.id for part, _ in parts] == list(range(7, 7 + len(requests)))
-    return [read_row(part, payload, scopes or Scopes(Scope)) for part, payload in parts]
+    arrived: dict[int, PoolingRequest] = {}
+    for frame in row_frames(enumerate(requests, start=7), pytest.fail):
+        arrived.update(read(frame, scopes))
+    assert list(arrived) == list(range(7, 7 + len(requests)))
+    return list(arrived.values())
+
+
+def refused(*requests: PoolingRequest) -> tuple[list[int], dict[int, UnsendableError]]:
+    """Send rows; return the numbers of those that arrive, and the errors of the others."""
+    errors: dict[int, UnsendableError] = {}
+    frames = list(row_frames(enumerate(requests), errors.__setitem__))
+    return [number for frame in frames for number in read(frame)], errors
+
+
+def answers_of(frame: Frame) -> dict[int, PoolingOutput | PoolServeError]:
+    """Return a frame's outcomes, as they arrive, by number."""
+    found: dict[int, PoolingOutput | PoolServeError] = {}
+    for part, payload in sent(frame, Answers):
+        answers = read_answers(part, payload)
+        outcomes = [answers] * len(part.ids) if isinstance(answers, PoolServeError) else answers
+        found.update(zip(part.ids, outcomes, strict=True))
+    return found
 
 
 def back(*outcomes: PoolingOutput | Exception) -> list[PoolingOutput | PoolServeError]:
     """Send what became of rows through the wire's bytes."""
-    frame = Frame()
-    for number, outcome in enumerate(outcomes):
-        add_answer(frame, number, outcome)
-    return [read_answer(part, payload) for part, payload in sent(frame, Answers)]
+    found: dict[int, PoolingOutput | PoolServeError] = {}
+    for frame in answer_frames([[*enumerate(outcomes)]]):
+        found.update(answers_of(frame))
+    assert sorted(found) == list(range(len(outcomes)))
+    return [found[number] for number in range(len(outcomes))]
 
 
 def output(*values: PooledValue) -> PoolingOutput:
@@ -92,7 +122,8 @@ def output(*values: PooledValue) -> PoolingOutput:
 
 
 def assert_same(ours: PoolingRequest, theirs: PoolingRequest) -> None:
-    assert (ours.params, ours.priority, ours.group) == (theirs.params, theirs.priority, theirs.group)
+    for name in ("params", "priority", "group", "client", "rank"):
+        assert getattr(ours, name) == getattr(theirs, name)
     for name in ("instruction_tokens", "attended"):
         assert getattr(ours.prompt, name) == getattr(theirs.prompt, name)
     for name in ("token_ids", "type_ids", "kept", "embeds"):
@@ -146,7 +177,23 @@ def requests(draw: st.DrawFn) -> PoolingRequest:
     return PoolingRequest(prompt, params, draw(st.integers(-5, 5)), draw(st.integers(0, 2**62)))
 
 
-@given(st.lists(requests(), max_size=5))
+@st.composite
+def some_alike(draw: st.DrawFn) -> list[PoolingRequest]:
+    """Requests of which some neighbours have the same params, and arrays of the same kinds."""
+    found: list[PoolingRequest] = []
+    for like in draw(st.lists(requests(), max_size=4)):
+        for ids in draw(st.lists(IDS, min_size=1, max_size=3)):
+            prompt = replace(
+                like.prompt,
+                token_ids=ids,
+                type_ids=None if like.prompt.type_ids is None else np.arange(len(ids), dtype=np.int32),
+                kept=None if like.prompt.kept is None else ids % 2 == 0,
+            )
+            found.append(replace(like, prompt=prompt, group=draw(st.integers(0, 2))))
+    return found
+
+
+@given(some_alike())
 def test_rows_arrive_as_they_were_sent(asked):
     for ours, theirs in zip(asked, through(asked), strict=True):
         assert_same(ours, theirs)
@@ -276,40 +323,103 @@ UNSENDABLE = {
 
 @pytest.mark.parametrize("wrong", UNSENDABLE.values(), ids=UNSENDABLE)
 def test_a_row_that_cannot_be_sent_is_refused_and_leaves_nothing_in_the_frame(wrong):
-    frame = Frame()
-    add_row(frame, 1, PoolingRequest(ROW))
-    with pytest.raises(UnsendableError, match="cannot be sent"):
-        add_row(frame, 2, PoolingRequest(ROW, (wrong,)))
-    add_row(frame, 3, PoolingRequest(ROW))
-    parts = sent(frame, Submit)
-    assert [part.id for part, _ in parts] == [1, 3]
-    for part, payload in parts:
-        assert_same(PoolingRequest(ROW), read_row(part, payload, Scopes(Scope)))
+    good = PoolingRequest(ROW)
+    arrived, errors = refused(good, PoolingRequest(ROW, (wrong,)), good)
+    assert arrived == [0, 2]
+    assert [(number, "cannot be sent" in str(error)) for number, error in errors.items()] == [(1, True)]
 
 
-def test_a_prompt_that_cannot_be_sent_is_refused():
-    with pytest.raises(UnsendableError):
-        add_row(Frame(), 1, PoolingRequest(RenderedPrompt(ROW.token_ids, embeds=[1.0])))
-    with pytest.raises(UnsendableError):
-        add_row(Frame(), 1, PoolingRequest(ROW, priority=2**64))
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        RenderedPrompt(ROW.token_ids, embeds=[1.0]),
+        RenderedPrompt(np.array([0.5, 1.5])),
+        RenderedPrompt(np.ones((2, 2), dtype=np.int32)),
+        RenderedPrompt(ROW.token_ids, type_ids=np.ones(1, dtype=np.int32)),
+        RenderedPrompt(ROW.token_ids, kept=np.ones(2, dtype=np.int32)),
+    ],
+    ids=["a list", "broken ids", "a matrix", "too few type ids", "numbers for bools"],
+)
+def test_a_prompt_that_cannot_be_sent_is_refused_alone_among_rows_like_it(wrong):
+    """They would have been sent as one array."""
+    good = replace(wrong, token_ids=ROW.token_ids, embeds=None)
+    if wrong.type_ids is not None:
+        good = replace(good, type_ids=np.ones(2, dtype=np.int32))
+    if wrong.kept is not None:
+        good = replace(good, kept=np.ones(2, dtype=np.bool_))
+    params = (Embed(),)
+    arrived, errors = refused(*[PoolingRequest(prompt, params) for prompt in (good, wrong, good)])
+    assert arrived == [0, 2]
+    assert list(errors) == [1]
+
+
+def test_arrays_of_another_length_than_their_row_are_refused_even_if_their_sum_is_right():
+    params = (Embed(),)
+    rows = [RenderedPrompt(ROW.token_ids, type_ids=np.ones(length, dtype=np.int32)) for length in (1, 3)]
+    arrived, errors = refused(*[PoolingRequest(row, params) for row in rows])
+    assert arrived == []
+    assert list(errors) == [0, 1]
+
+
+def test_ids_of_another_integer_type_arrive_as_int32():
+    params = (Embed(),)
+    ids = [np.array([1, 2], dtype=dtype) for dtype in (np.int32, np.int64, np.int16)]
+    for arrived in through([PoolingRequest(RenderedPrompt(each), params) for each in ids]):
+        assert_same_array(np.array([1, 2], dtype=np.int32), arrived.prompt.token_ids)
+
+
+def test_a_number_that_cannot_be_sent_is_refused():
+    assert list(refused(PoolingRequest(ROW, priority=2**64))[1]) == [0]
+
+
+def test_what_rows_have_in_common_is_sent_once():
+    params = (Spans(Threshold(0.5), ("a" * 1000,)),)
+    rows = [PoolingRequest(ROW, params, group=1) for _ in range(100)]
+    (frame,) = row_frames(enumerate(rows), pytest.fail)
+    (part,) = frame.parts
+    assert part.ids == list(range(100))
+    assert len(frame.buffers) == 1
+    assert len(part.content) < 2 * 1000
+
+
+async def test_rows_of_different_requests_are_one_part_if_their_params_are_equal():
+    rows = [
+        PoolingRequest(ROW, (Embed(dimensions=8),), index % 2, index, 5, 6 - index, deadline)
+        for index, deadline in enumerate([math.inf, 1e9, math.inf])
+    ]
+    (frame,) = row_frames(enumerate(rows), pytest.fail)
+    assert len(frame.parts) == 1
+    for ours, theirs in zip(rows, read(frame).values(), strict=True):
+        assert_same(ours, theirs)
+        assert math.isinf(ours.deadline) == math.isinf(theirs.deadline)
 
 
 def name_of(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
+COLUMNS: list[list[Any]] = [[0], [0], [0], [0], [None], [0], [None]]
+"""What rows have besides their lengths and params: the same for all."""
+
 UNREADABLE = {
-    "unknown params": Row(2, [("os:system", {"command": "true"})]),
-    "a class that is not params": Row(2, [(name_of(Threshold), {"least": 1})]),
-    "the base of params": Row(2, [(name_of(PoolingParams), {})]),
-    "a field of another type": Row(2, [(Embed.wire_name, {"dimensions": "many"})]),
-    "no fields": Row(2, [(Spans.wire_name, {})]),
-    "no map": Row(2, [(Embed.wire_name, 5)]),
-    "a query of no numbers": Row(2, [(MaxSim.wire_name, {"query": [{}, {}]})]),
-    "a query of one number": Row(2, [(MaxSim.wire_name, {"query": [1]})]),
-    "more tokens than bytes": Row(3, []),
-    "fewer than no tokens": Row(-1, []),
-    "very many tokens": Row(2**62, []),
+    "unknown params": Rows([2], [("os:system", {"command": "true"})], *COLUMNS),
+    "a class that is not params": Rows([2], [(name_of(Threshold), {"least": 1})], *COLUMNS),
+    "the base of params": Rows([2], [(name_of(PoolingParams), {})], *COLUMNS),
+    "a field of another type": Rows([2], [(Embed.wire_name, {"dimensions": "many"})], *COLUMNS),
+    "no fields": Rows([2], [(Spans.wire_name, {})], *COLUMNS),
+    "no map": Rows([2], [(Embed.wire_name, 5)], *COLUMNS),
+    "a query of no numbers": Rows([2], [(MaxSim.wire_name, {"query": [{}, {}]})], *COLUMNS),
+    "a query of one number": Rows([2], [(MaxSim.wire_name, {"query": [1]})], *COLUMNS),
+    "more tokens than bytes": Rows([3], [], *COLUMNS),
+    "fewer than no tokens": Rows([-1], [], *COLUMNS),
+    "very many tokens": Rows([2**62], [], *COLUMNS),
+    "more rows than numbers": Rows([1, 1], [], *COLUMNS),
+    "fewer rows than numbers": Rows([], [], *COLUMNS),
+    "more type ids than bytes": Rows([2], [], *COLUMNS, token_arrays=("type_ids",)),
+    "an unknown array": Rows([2], [], *COLUMNS, token_arrays=("token_ids",)),
+    "two groups of one row": Rows([2], [], *COLUMNS[:1], [1, 2], *COLUMNS[2:]),
+    "no client": Rows([2], [], *COLUMNS[:2], [], *COLUMNS[3:]),
+    "no instruction": Rows([2], [], *COLUMNS[:5], [], *COLUMNS[6:]),
     "no row": [5],
     "not even an array": {"a": 1},
 }
@@ -318,32 +428,112 @@ UNREADABLE = {
 @pytest.mark.parametrize("wrong", UNREADABLE.values(), ids=UNREADABLE)
 def test_a_row_that_cannot_be_read_fails_alone(wrong):
     good, ids = PoolingRequest(ROW), ROW.token_ids.tobytes()
-    frame = Frame()
-    add_row(frame, 1, good)
-    frame.add(2, wrong, [ids])
-    add_row(frame, 3, good)
+    (frame,) = row_frames([(1, good)], pytest.fail)
+    (last,) = row_frames([(3, good)], pytest.fail)
+    frame.add([2], wrong, [ids])
+    frame.parts += last.parts
+    frame.buffers += last.buffers
     first, second, third = sent(frame, Submit)
     with pytest.raises(UnsendableError, match="cannot read"):
-        read_row(*second, Scopes(Scope))
+        read_rows(*second, Scopes(Scope))
     for part in (first, third):
-        assert_same(good, read_row(*part, Scopes(Scope)))
+        assert_same(good, *read_rows(*part, Scopes(Scope)))
 
 
-def test_an_answer_that_cannot_be_sent_or_read_fails_alone():
-    good = output(np.ones(3, dtype=np.float32))
-    first, text, mixed, last = back(good, output("no array"), output(np.array([{}])), good)
-    for answer in (first, last):
-        assert_same_array(good.values[0], answer.values[0])
-    assert type(text) is type(mixed) is UnsendableError
-
-
-@pytest.mark.parametrize("shape", [(4,), (2**40, 2**40), (2, -3), (-1,), (-1, 2**62), (-1, -1)], ids=str)
-def test_an_answer_of_a_shape_that_is_not_there_is_an_error(shape):
+def test_arrays_of_one_row_do_not_come_with_several():
     frame = Frame()
-    add_answer(frame, 1, output(np.ones(3, dtype=np.float32)))
+    several = Rows([1, 1], [], *COLUMNS, optional_arrays=OptionalArrays(embeds=("<f4", (1,))))
+    frame.add([1, 2], several, [bytes(12)])
+    with pytest.raises(UnsendableError, match="alone"):
+        read(frame)
+
+
+UNSENDABLE_VALUES = {
+    "no array": "text",
+    "objects": np.array([{}, {}, {}]),
+    "text": np.array(["a", "b", "c"]),
+    "complex numbers": np.ones(3, dtype=np.complex64),
+    "no axis": np.float32(1),
+    "nothing": None,
+    "a sparse vector of numbers": SparseVector(3, 3.0),
+    "a sparse matrix": SparseVector(np.ones((3, 2), dtype=np.int32), np.ones(3, dtype=np.float32)),
+    "half a sparse vector": SparseVector(np.ones(3, dtype=np.int32), np.ones(2, dtype=np.float32)),
+    "a sparse vector of texts": SparseVector(np.array(["a"]), np.ones(1, dtype=np.float32)),
+}
+
+
+@pytest.mark.parametrize("wrong", UNSENDABLE_VALUES.values(), ids=UNSENDABLE_VALUES)
+def test_an_answer_that_cannot_be_sent_fails_alone_among_those_like_it(wrong):
+    good: PooledValue = np.ones(3, dtype=np.float32)
+    if isinstance(wrong, SparseVector):
+        good = SparseVector(np.ones(3, dtype=np.int32), np.ones(3, dtype=np.float32))
+    first, failed, last = back(output(good), output(wrong), output(good))
+    assert type(failed) is UnsendableError
+    assert type(first) is type(last) is PoolingOutput
+
+
+def test_an_answer_without_values_fails_alone():
+    good = output(np.ones(3, dtype=np.float32))
+    outcomes = back(good, PoolingOutput(None, 0.1, 0.2, 0.3), PoolingOutput(5, 0.1, 0.2, 0.3), good)
+    assert [type(outcome) for outcome in outcomes] == [PoolingOutput, UnsendableError, UnsendableError, PoolingOutput]
+
+
+@st.composite
+def values(draw: st.DrawFn) -> PooledValue:
+    if draw(st.booleans()):
+        length = draw(st.integers(0, 4))
+        return SparseVector(draw(hnp.arrays(np.int32, length)), draw(hnp.arrays(np.float32, length)))
+    return draw(hnp.arrays(np.float32, hnp.array_shapes(max_dims=3, min_side=0, max_side=3)))
+
+
+@given(st.lists(st.lists(values(), max_size=3), max_size=8))
+def test_outputs_of_any_kinds_in_any_order_arrive_as_they_were_sent(outputs):
+    for ours, theirs in zip(outputs, back(*[output(*row) for row in outputs]), strict=True):
+        assert len(ours) == len(theirs.values)
+        for value, arrived in zip(ours, theirs.values, strict=True):
+            assert type(value) is type(arrived)
+            if isinstance(value, SparseVector):
+                assert_same_array(value.indices, arrived.indices)
+                assert_same_array(value.values, arrived.values)
+            else:
+                assert value.shape == arrived.shape
+                assert_same_array(value, arrived)
+
+
+def test_vectors_of_one_batch_arrive_as_rows_of_one_matrix():
+    matrix = np.random.default_rng(0).random((50, 8), dtype=np.float32)
+    outputs = [PoolingOutput((row[:5],), float(index), 0.2, 0.3) for index, row in enumerate(matrix)]
+    (frame,) = answer_frames([[*enumerate(outputs)]])
+    assert len(frame.parts) == len(frame.buffers) == 1
+    arrived = answers_of(frame)
+    np.testing.assert_array_equal(np.stack([arrived[index].values[0] for index in range(50)]), matrix[:, :5])
+    assert [arrived[index].queue_s for index in range(50)] == list(range(50))
+
+
+WRONG_VALUES = {
+    "too many": Values([4]),
+    "very many": Values([2**62]),
+    "very many of very many": Values([2**40], (2**40,)),
+    "fewer than none": Values([-1]),
+    "fewer than none of some": Values([2], (-3,)),
+    "a sparse vector": Values([3], is_sparse=True),
+    "a sparse vector that is very long": Values([2**62], is_sparse=True),
+    "values of no row": Values([]),
+    "values of two rows": Values([1, 2]),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_VALUES.values(), ids=WRONG_VALUES)
+def test_an_answer_of_a_shape_that_is_not_there_is_an_error(wrong):
+    (frame,) = answer_frames([[(1, output(np.ones(3, dtype=np.float32)))]])
     ((part, payload),) = sent(frame, Answers)
-    content = ["Answer", 0.0, 0.0, 0.0, [shape]]
-    assert type(read_answer(Part(1, part.nbytes, msgspec.msgpack.encode(content)), payload)) is UnsendableError
+    content = msgspec.msgpack.encode(["Outputs", [0.0], 0.0, 0.0, [wrong]])
+    assert type(read_answers(Part([1], part.nbytes, content), payload)) is UnsendableError
+
+
+def test_outputs_with_a_missing_time_are_an_error():
+    content = msgspec.msgpack.encode(["Outputs", [0.0], 0.0, 0.0, []])
+    assert type(read_answers(Part([1, 2], 0, content), Payload(memoryview(b"")))) is UnsendableError
 
 
 @pytest.mark.parametrize("kind", ["|O", "<U4", "|V4", "|S4", "<M8[s]", "i4,O", "nonsense"])
@@ -352,18 +542,40 @@ def test_arrays_of_a_payload_hold_numbers(kind):
         Payload(memoryview(bytearray(64))).take((kind, (1,)))
 
 
-def test_a_frame_is_full_before_it_is_too_large(monkeypatch):
+def rows_of(frames: Iterable[Frame]) -> list[list[int]]:
+    """Return the numbers of rows of the parts of frames."""
+    return [[len(part.ids) for part in frame.parts] for frame in frames]
+
+
+def test_a_part_is_no_larger_than_a_full_frame(monkeypatch):
     monkeypatch.setattr("trio_pool_serve.engine.remote.wire.FULL_FRAME_BYTES", 100)
-    frame, added = Frame(), 0
-    while not frame.is_full:
-        add_row(frame, added, PoolingRequest(RenderedPrompt(np.ones(5, dtype=np.int32))))
-        added += 1
-    assert added == 5
-    many = Frame()
-    for number in range(1024):
-        assert not many.is_full
-        add_answer(many, number, ValueError("a" * 2**20))
-    assert many.is_full
+    prompt, params = RenderedPrompt(np.ones(5, dtype=np.int32)), (Embed(),)
+    rows = [PoolingRequest(prompt, params) for _ in range(12)]
+    assert rows_of(row_frames(enumerate(rows), pytest.fail)) == [[3, 3], [3, 3]]
+    apart = [PoolingRequest(prompt, (Embed(index),)) for index in range(12)]
+    assert rows_of(row_frames(enumerate(apart), pytest.fail)) == [[1] * 5, [1] * 5, [1] * 2]
+    vectors = [[*enumerate([output(np.ones(10, dtype=np.float32))] * 5)]]
+    assert rows_of(answer_frames(vectors)) == [[2, 1], [2]]
+    sparse = SparseVector(np.ones(5, dtype=np.int32), np.ones(5, dtype=np.float32))
+    assert rows_of(answer_frames([[*enumerate([output(sparse)] * 5)]])) == [[2, 1], [2]]
+    large = [[*enumerate([output(np.ones(100, dtype=np.float32))] * 2)]]
+    assert rows_of(answer_frames(large)) == [[1], [1]]
+
+
+def test_a_frame_has_at_most_1024_rows():
+    params = (Embed(),)
+    rows = [PoolingRequest(ROW, params) for _ in range(2500)]
+    assert rows_of(row_frames(enumerate(rows), pytest.fail)) == [[1024], [1024], [452]]
+    failed = [[(number, ValueError("a" * 2**20))] for number in range(1030)]
+    assert rows_of(answer_frames(failed)) == [[1] * 1024, [1] * 6]
+
+
+def test_one_guilty_row_of_many_costs_few_parts():
+    good, bad = output(np.ones(3, dtype=np.float32)), output(np.array([{}, {}, {}]))
+    frames = list(answer_frames([[*enumerate([good] * 300 + [bad] + [good] * 300)]]))
+    assert sum(len(frame.parts) for frame in frames) <= 2 * 10 + 1
+    outcomes = back(*[good] * 300, bad, *[good] * 300)
+    assert [index for index, outcome in enumerate(outcomes) if isinstance(outcome, UnsendableError)] == [300]
 
 
 def test_an_error_whose_message_cannot_be_read_fails_its_row_alone():
@@ -371,9 +583,6 @@ def test_an_error_whose_message_cannot_be_read_fails_its_row_alone():
         def __str__(self) -> str:
             raise ValueError("no message")
 
-    frame = Frame()
-    add_answer(frame, 1, UnreadableError())
-    add_answer(frame, 2, output(np.ones(3, dtype=np.float32)))
-    (failed, _), (good, payload) = sent(frame, Answers)
-    assert type(read_answer(failed, _)) is BatchFailedError
-    assert type(read_answer(good, payload)) is PoolingOutput
+    failed, good = back(UnreadableError(), output(np.ones(3, dtype=np.float32)))
+    assert type(failed) is BatchFailedError
+    assert type(good) is PoolingOutput

@@ -1,30 +1,31 @@
 """The server side of an engine process: connections of API processes, whose rows one engine computes."""
 
 import logging
+import time
+from collections.abc import Sequence
 
 import trio
 from attrs import define, field
 
 from trio_pool_serve.engine.local import LocalEngine
-from trio_pool_serve.engine.queue import QueueEntry
+from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.engine.remote.answers import NumberedOutcome, answer_frames
 from trio_pool_serve.engine.remote.arrays import Payload
+from trio_pool_serve.engine.remote.rows import read_rows
+from trio_pool_serve.engine.remote.scopes import Scopes
 from trio_pool_serve.engine.remote.wire import (
     Answers,
     CloseScope,
     Frame,
     Hello,
     Part,
-    Scopes,
     Submit,
     ToEngine,
     Withdraw,
-    add_answer,
     parts_of,
-    read_row,
 )
 from trio_pool_serve.errors import UnsendableError
 from trio_pool_serve.processes.framed_stream import FramedStream
-from trio_pool_serve.types import PoolingOutput
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +46,8 @@ class EngineConnection:
     engine: LocalEngine
     stream: FramedStream[ToEngine]
     _waiting: dict[int, QueueEntry] = field(init=False, factory=dict)
-    _number_of: dict[QueueEntry, int] = field(init=False, factory=dict)
-    _outcomes: list[tuple[int, PoolingOutput | Exception]] = field(init=False, factory=list)
+    _outcomes: list[list[NumberedOutcome]] = field(init=False, factory=list)
+    """Of each batch together."""
     _has_outcomes: trio.Event = field(init=False, factory=trio.Event)
     _scopes: Scopes = field(init=False)
 
@@ -77,42 +78,49 @@ class EngineConnection:
         while (received := await self.stream.receive()) is not None:
             message, frame_payload = received
             match message:
-                case Submit(rows):
-                    for part, payload in parts_of(rows, frame_payload):
+                case Submit(parts):
+                    for part, payload in parts_of(parts, frame_payload):
                         self._submit(part, payload)
                 case Withdraw(ids):
                     for number in ids:
                         entry = self._waiting.pop(number, None)
                         if entry is not None:
-                            del self._number_of[entry]
                             self.engine.withdraw(entry)
                 case CloseScope(scope):
                     self._scopes.close(scope)
 
     def _submit(self, part: Part, payload: Payload) -> None:
         try:
-            request = read_row(part, payload, self._scopes)
+            requests = read_rows(part, payload, self._scopes)
         except UnsendableError as error:
-            self._finish(part.id, error)
+            for number in part.ids:
+                self._finish([(number, error)])
             return
-        entry = QueueEntry(request, self._settled)
-        self._waiting[part.id] = entry
-        self._number_of[entry] = part.id
+        settled, now = self._settled, time.perf_counter()
+        entries = [
+            QueueEntry(request, settled, now, number) for number, request in zip(part.ids, requests, strict=True)
+        ]
+        self._waiting.update(zip(part.ids, entries, strict=True))
         try:
-            self.engine.submit_nowait(entry)
+            self.engine.submit_nowait(*entries)
         except Exception as error:
-            entry.fail(error)
+            for entry in entries:
+                entry.fail(error)
 
-    def _settled(self, entry: QueueEntry) -> None:
-        number = self._number_of.pop(entry, None)
-        if number is not None:  # not withdrawn after its launch
-            self._waiting.pop(number, None)
-            outcome = entry.output or entry.error
-            assert outcome is not None  # noqa: S101  (it is settled)
-            self._finish(number, outcome)
+    def _settled(self, entries: Sequence[QueueEntry]) -> None:
+        outcomes: list[NumberedOutcome] = []
+        for entry in entries:
+            number = entry.number
+            if self._waiting.get(number) is entry:  # not withdrawn after its launch
+                del self._waiting[number]
+                outcome = entry.output or entry.error
+                assert outcome is not None  # noqa: S101  (it is settled)
+                outcomes.append((number, outcome))
+        if outcomes:
+            self._finish(outcomes)
 
-    def _finish(self, number: int, outcome: PoolingOutput | Exception) -> None:
-        self._outcomes.append((number, outcome))
+    def _finish(self, outcomes: list[NumberedOutcome]) -> None:
+        self._outcomes.append(outcomes)
         self._has_outcomes.set()
 
     async def _answer(self) -> None:
@@ -125,15 +133,14 @@ class EngineConnection:
             with trio.move_on_after(heartbeat_s):
                 await self._has_outcomes.wait()
             self._has_outcomes = trio.Event()
-            outcomes, self._outcomes = self._outcomes, []
-            frame = Frame()
-            for number, outcome in outcomes:
-                add_answer(frame, number, outcome)
-                if frame.is_full:
-                    await self._send(frame)
-                    frame = Frame()
-            if frame.parts or not outcomes:
-                await self._send(frame)
+            await self._send_outcomes()
+
+    async def _send_outcomes(self) -> None:
+        outcomes, self._outcomes = self._outcomes, []
+        for frame in answer_frames(outcomes):
+            await self._send(frame)
+        if not outcomes:
+            await self._send(Frame())
 
     async def _send(self, frame: Frame) -> None:
         engine = self.engine

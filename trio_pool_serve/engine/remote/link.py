@@ -12,28 +12,29 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.engine.compute_rates import UNKNOWN, SecondsPerToken
-from trio_pool_serve.engine.queue import QueueEntry
+from trio_pool_serve.engine.queue_entry import (
+    SUBMITTERS_BETWEEN_CHECKPOINTS,
+    QueueEntry,
+    by_submitter,
+    finish_together,
+)
+from trio_pool_serve.engine.remote.answers import read_answers
+from trio_pool_serve.engine.remote.rows import row_frames
+from trio_pool_serve.engine.remote.scopes import RemoteScope
 from trio_pool_serve.engine.remote.wire import (
     Answers,
     CloseScope,
-    Frame,
     FromEngine,
     Hello,
-    RemoteScope,
     Submit,
     Withdraw,
-    add_row,
     parts_of,
-    read_answer,
 )
-from trio_pool_serve.errors import EngineDeadError, UnsendableError
+from trio_pool_serve.errors import EngineDeadError, PoolServeError, UnsendableError
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.types import PoolingOutput
 
 logger = logging.getLogger(__name__)
-
-DELIVERY_SLICE = 64
-"""Rows delivered between two checkpoints, as in ``LocalEngine``."""
 
 RECONNECT_S = 0.1
 """Pause before the next connection, in case the engine process breaks each of them."""
@@ -63,7 +64,6 @@ class Link:
     _others_tokens: int = field(default=0, init=False)
     _numbers: Iterator[int] = field(init=False, factory=itertools.count)
     _waiting: dict[int, QueueEntry] = field(init=False, factory=dict)
-    _number_of: dict[QueueEntry, int] = field(init=False, factory=dict)
     _unsent: dict[int, QueueEntry] = field(init=False, factory=dict)
     _withdrawn: list[int] = field(init=False, factory=list)
     _closed_scopes: list[int] = field(init=False, factory=list)
@@ -92,16 +92,15 @@ class Link:
 
     def send_nowait(self, entry: QueueEntry) -> None:
         """Send a row soon; its entry is settled on the loop."""
-        number = next(self._numbers)
+        number = entry.number = next(self._numbers)
         self._waiting[number] = self._unsent[number] = entry
-        self._number_of[entry] = number
         self.own_tokens += entry.request.tokens
         self._has_work.set()
 
     def withdraw(self, entry: QueueEntry) -> None:
         """Withdraw a row, unless it is settled."""
-        number = self._number_of.get(entry)
-        if number is None:
+        number = entry.number
+        if self._waiting.get(number) is not entry:
             return
         self._settle(number)
         if self._unsent.pop(number, None) is None:
@@ -123,7 +122,6 @@ class Link:
     def _settle(self, number: int) -> QueueEntry | None:
         entry = self._waiting.pop(number, None)
         if entry is not None:
-            del self._number_of[entry]
             self.own_tokens -= entry.request.tokens
         return entry
 
@@ -207,30 +205,32 @@ class Link:
                 await stream.send(CloseScope(scope))
 
     async def _send_rows(self, stream: FramedStream[FromEngine], unsent: dict[int, QueueEntry]) -> None:
-        frame = Frame()
-        for number, entry in unsent.items():
-            try:
-                add_row(frame, number, entry.request)
-            except UnsendableError as error:
-                logger.error("a row failed: %s", error)  # noqa: TRY400
-                self._settle(number)
-                entry.fail(error)
-            if frame.is_full:
-                await stream.send(Submit(frame.parts), frame.buffers)
-                frame = Frame()
-        if frame.parts:
+        rows = ((number, entry.request) for number, entry in unsent.items() if number in self._waiting)
+        for frame in row_frames(rows, self._refuse):
             await stream.send(Submit(frame.parts), frame.buffers)
 
+    def _refuse(self, number: int, error: UnsendableError) -> None:
+        logger.error("a row failed: %s", error)
+        entry = self._settle(number)
+        if entry is not None:
+            entry.fail(error)
+
     async def _deliver(self, message: Answers, frame_payload: memoryview) -> None:
-        for index, (part, payload) in enumerate(parts_of(message.rows, frame_payload), start=1):
-            entry = self._settle(part.id)
-            if entry is not None:
-                outcome = read_answer(part, payload)
-                if isinstance(outcome, PoolingOutput):
-                    entry.finish(outcome)
-                else:
-                    entry.fail(outcome)
-            if index % DELIVERY_SLICE == 0:
+        outcomes: list[tuple[QueueEntry, PoolingOutput]] = []
+        for part, payload in parts_of(message.parts, frame_payload):
+            answers = read_answers(part, payload)
+            if isinstance(answers, PoolServeError):
+                for number in part.ids:
+                    if (failed := self._settle(number)) is not None:
+                        failed.fail(answers)
+            else:
+                for number, output in zip(part.ids, answers, strict=True):
+                    if (entry := self._waiting.get(number)) is not None:
+                        outcomes.append((entry, output))
+        for index, together in enumerate(by_submitter(outcomes), start=1):
+            if waiting := [outcome for outcome in together if self._settle(outcome[0].number) is not None]:
+                finish_together(waiting)
+            if index % SUBMITTERS_BETWEEN_CHECKPOINTS == 0:
                 await trio.lowlevel.checkpoint()
         self.tokens_per_s, self._stall_reason = message.tokens_per_s, message.stall_reason
         self.seconds_per_token = np.frombuffer(message.seconds_per_token, np.float64)

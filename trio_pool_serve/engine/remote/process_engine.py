@@ -13,13 +13,8 @@ from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import Admission, AdmittedRequest, EstimatedWork
 from trio_pool_serve.engine.compute_rates import SecondsPerToken, rates_together
 from trio_pool_serve.engine.engine import Engine, EngineState, EngineStatistics
-from trio_pool_serve.engine.queue import (
-    FAIRNESS,
-    MAX_KEPT_TOGETHER,
-    MAX_TOKENS_BEFORE_LONG,
-    QueueEntry,
-    is_long,
-)
+from trio_pool_serve.engine.queue import FAIRNESS, MAX_KEPT_TOGETHER, MAX_TOKENS_BEFORE_LONG, is_long
+from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.link import Link
 from trio_pool_serve.engine.remote.wire import Hello
 from trio_pool_serve.engine.waiting_work import WaitingWork
@@ -62,39 +57,40 @@ class ProcessEngine(Engine):
         # The engine processes count everything else.
         self.metrics.add_gauges(lambda: {"engine": {"admitted_tokens": self._admission.tokens}})
 
-    def submit_nowait(self, entry: QueueEntry) -> None:  # noqa: D102
-        self._link_for(entry.request).send_nowait(entry)
+    def submit_nowait(self, *entries: QueueEntry) -> None:  # noqa: D102
+        self._require_ready()
+        usable = self._usable_links
+        for entry in entries:
+            self._link_for(entry.request, usable).send_nowait(entry)
 
     def withdraw(self, entry: QueueEntry) -> None:  # noqa: D102
         for link in self._links:
             link.withdraw(entry)
 
-    def _link_for(self, request: PoolingRequest) -> Link:
-        self._require_ready()
+    def _link_for(self, request: PoolingRequest, usable: Sequence[Link]) -> Link:
         for param in request.params:
             if isinstance(param, QueryParams):
                 return self._link_holding(param.query.scope)
+        if len(usable) == 1:
+            return usable[0]
         if is_long(request):
-            return self._link_for_long(request.tokens)
+            return self._link_for_long(request.tokens, usable)
         self._kept_together = min(MAX_KEPT_TOGETHER, self._kept_together + FAIRNESS * request.tokens)
-        return self._least_busy()
+        return _least_busy(usable)
 
-    def _link_for_long(self, tokens: int) -> Link:
+    def _link_for_long(self, tokens: int, usable: Sequence[Link]) -> Link:
         together, self._kept_together = self._kept_together, max(0, self._kept_together - tokens)
         if together >= tokens:
-            for link in reversed(self._usable_links):
+            for link in reversed(usable):
                 if link.waiting_tokens <= MAX_TOKENS_BEFORE_LONG:
                     return link
-        return self._least_busy()
+        return _least_busy(usable)
 
     def _link_holding(self, scope: QueryScope) -> Link:
         for link in self._links:
             if scope in link.scopes:
                 return link
         raise EngineDeadError("The engine process that held the query has died.")
-
-    def _least_busy(self) -> Link:
-        return min(self._usable_links, key=lambda link: link.waiting_tokens)
 
     def _tokens_per_s(self) -> float:
         return sum(link.tokens_per_s for link in self._links)
@@ -125,7 +121,7 @@ class ProcessEngine(Engine):
 
     def open_scope(self) -> AbstractContextManager[QueryScope]:  # noqa: D102
         self._require_ready()
-        return closing(self._least_busy().open_scope())
+        return closing(_least_busy(self._usable_links).open_scope())
 
     @property
     def dimensions(self) -> int:  # noqa: D102
@@ -162,7 +158,7 @@ class ProcessEngine(Engine):
     @property
     def _hello(self) -> Hello:
         self._require_ready()
-        hello = self._least_busy().hello
+        hello = _least_busy(self._usable_links).hello
         assert hello is not None  # noqa: S101  (ready links have one)
         return hello
 
@@ -225,3 +221,7 @@ class ProcessEngine(Engine):
 
     def __repr__(self) -> str:
         return f"<ProcessEngine {self.state}, {self._links!r}>"
+
+
+def _least_busy(links: Sequence[Link]) -> Link:
+    return min(links, key=lambda link: link.waiting_tokens)

@@ -1,0 +1,221 @@
+"""Rows on their way to an engine process: ``PoolingRequest``s to parts of frames, and back."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+import trio
+
+from trio_pool_serve.engine.remote.arrays import (
+    BOOL,
+    INT32,
+    Array,
+    Payload,
+    buffer_of,
+    buffer_of_rows,
+    header_of,
+    pieces,
+)
+from trio_pool_serve.engine.remote.failures import reason_of
+from trio_pool_serve.engine.remote.scopes import Scopes, numbers_of
+from trio_pool_serve.engine.remote.wire import FULL_FRAME_ROWS, Frame, OptionalArrays, Part, Rows, fits_in_part
+from trio_pool_serve.errors import UnsendableError
+from trio_pool_serve.processes.framed_stream import Buffer
+from trio_pool_serve.types import ImageFeatures, PoolingParams, PoolingRequest, RenderedPrompt
+
+T = TypeVar("T")
+
+NumberedRow: TypeAlias = tuple[int, PoolingRequest]
+
+EncodedParams: TypeAlias = tuple[Sequence[PoolingParams], bytes | None]
+"""Params, kept alive, and the bytes by which they are compared: comparing them may do anything. ``None`` if they cannot
+be encoded."""
+
+_decoder = msgspec.msgpack.Decoder(Rows)
+
+TOKEN_ARRAYS = {"type_ids": INT32, "kept": BOOL}
+"""Arrays that a prompt may have besides its ids, with an element for each token."""
+
+
+def row_frames(rows: Iterable[NumberedRow], failed: Callable[[int, UnsendableError], None]) -> Iterator[Frame]:
+    """Yield frames with all rows, in order. ``failed(number, error)`` is called for each that cannot be sent."""
+    frame = Frame()
+    encoded: dict[int, EncodedParams] = {}
+    for _, alike in itertools.groupby(rows, partial(_shared, encoded)):
+        while some := [*itertools.islice(alike, FULL_FRAME_ROWS)]:
+            left = [some]
+            while left:
+                left += _add(frame, left.pop(), failed)
+                if frame.is_full:
+                    yield frame
+                    frame = Frame()
+    if frame.parts:
+        yield frame
+
+
+def _shared(encoded: dict[int, EncodedParams], row: NumberedRow) -> tuple[Any, ...]:
+    """Return what rows of one part have in common. ``encoded`` has the params that are encoded already, by ``id``."""
+    number, request = row
+    params, prompt = request.params, request.prompt
+    if id(params) not in encoded:
+        encoded[id(params)] = params, _encoded(params)
+    _, of_params = encoded[id(params)]
+    is_alone = prompt.embeds is not None or prompt.images is not None or of_params is None
+    return of_params, prompt.type_ids is None, prompt.kept is None, number if is_alone else None
+
+
+def _encoded(params: Sequence[PoolingParams]) -> bytes | None:
+    try:
+        return msgspec.msgpack.encode([(param.wire_name, param) for param in params], enc_hook=numbers_of)
+    except Exception:  # the row will fail for it
+        return None
+
+
+def _add(
+    frame: Frame, rows: list[NumberedRow], failed: Callable[[int, UnsendableError], None]
+) -> Sequence[list[NumberedRow]]:
+    """Add rows as one part; if that is impossible, return their halves, the second one first."""
+    try:
+        frame.add([number for number, _ in rows], *_encode([request for _, request in rows]))
+    except Exception as error:  # fields of params may be of any type
+        if len(rows) > 1:  # one may be guilty, or they are too many
+            middle = len(rows) // 2
+            return rows[middle:], rows[:middle]
+        refused = UnsendableError(f"An input cannot be sent to the engine process: {reason_of(error)}")
+        refused.__cause__ = error
+        failed(rows[0][0], refused)
+    return ()
+
+
+def _encode(requests: Sequence[PoolingRequest]) -> tuple[Rows, list[Buffer]]:
+    prompts = [request.prompt for request in requests]
+    request, prompt = requests[0], prompts[0]
+    lengths = [len(prompt.token_ids) for prompt in prompts]
+    if not fits_in_part(len(requests), INT32.itemsize * sum(lengths)):
+        raise ValueError("too many rows for one part")
+    buffers = [buffer_of_rows([prompt.token_ids for prompt in prompts], INT32, lengths)]
+    names = tuple([name for name in TOKEN_ARRAYS if getattr(prompt, name) is not None])
+    buffers += [
+        buffer_of_rows([getattr(prompt, name) for prompt in prompts], TOKEN_ARRAYS[name], lengths) for name in names
+    ]
+    rows = Rows(
+        lengths,
+        [(param.wire_name, param) for param in request.params],
+        _column([request.priority for request in requests]),
+        _column([request.group for request in requests]),
+        _column([request.client for request in requests]),
+        _column([request.rank for request in requests]),
+        _column(_timeouts([request.deadline for request in requests])),
+        _column([prompt.instruction_tokens for prompt in prompts]),
+        _column([prompt.attended for prompt in prompts]),
+        names,
+        _optional_arrays(prompt, buffers),
+    )
+    return rows, buffers
+
+
+def _timeouts(deadlines: list[float]) -> list[float | None]:
+    if min(deadlines) == math.inf:
+        return [None]
+    now = trio.current_time()
+    return [None if deadline == math.inf else deadline - now for deadline in deadlines]
+
+
+def _column(values: list[T]) -> list[T]:
+    return values[:1] if len(values) > 1 and len({*values}) == 1 else values
+
+
+def _optional_arrays(prompt: RenderedPrompt, buffers: list[Buffer]) -> OptionalArrays | None:
+    if prompt.embeds is None and prompt.images is None:
+        return None
+    optional_arrays = OptionalArrays()
+    if prompt.embeds is not None:
+        optional_arrays.embeds = header_of(prompt.embeds)
+        buffers.append(buffer_of(prompt.embeds))
+    if prompt.images is not None:
+        optional_arrays.images = [(name, header_of(array)) for name, array in prompt.images.arrays.items()]
+        optional_arrays.image_tokens = prompt.images.tokens
+        buffers += [buffer_of(array) for array in prompt.images.arrays.values()]
+    return optional_arrays
+
+
+def read_rows(part: Part, payload: Payload, scopes: Scopes) -> list[PoolingRequest]:
+    """Decode the rows of a part; their arrays share the payload's memory. Raises ``UnsendableError``."""
+    try:
+        rows = _decoder.decode(part.content)
+        if len(rows.lengths) != len(part.ids):
+            raise ValueError(f"{len(rows.lengths)} rows with {len(part.ids)} numbers")  # noqa: TRY301
+        return _requests(rows, payload, scopes)
+    except Exception as error:  # constructors of params may raise anything
+        raise UnsendableError(f"The engine process cannot read an input: {reason_of(error)}") from error
+
+
+def _requests(rows: Rows, payload: Payload, scopes: Scopes) -> list[PoolingRequest]:
+    count = len(rows.lengths)
+    params = tuple([_param(name, fields, scopes) for name, fields in rows.params])
+    now = 0.0 if rows.timeout_s == [None] else trio.current_time()
+    deadlines = [math.inf if timeout_s is None else now + timeout_s for timeout_s in rows.timeout_s]
+    return [
+        PoolingRequest(prompt, params, priority, group, client, rank, deadline)
+        for prompt, priority, group, client, rank, deadline in zip(
+            _prompts(rows, payload),
+            _of_each(rows.priority, count),
+            _of_each(rows.group, count),
+            _of_each(rows.client, count),
+            _of_each(rows.rank, count),
+            _of_each(deadlines, count),
+            strict=True,
+        )
+    ]
+
+
+def _prompts(rows: Rows, payload: Payload) -> list[RenderedPrompt]:
+    total, count = sum(rows.lengths), len(rows.lengths)
+    ids = pieces(payload.take(("<i4", (total,))), rows.lengths)
+    instruction_tokens, attended = _of_each(rows.instruction_tokens, count), _of_each(rows.attended, count)
+    if not rows.token_arrays and rows.optional_arrays is None:
+        return [
+            RenderedPrompt(row, instruction, None, tokens)
+            for row, instruction, tokens in zip(ids, instruction_tokens, attended, strict=True)
+        ]
+    arrays = {
+        name: pieces(payload.take((TOKEN_ARRAYS[name].str, (total,))), rows.lengths) for name in rows.token_arrays
+    }
+    embeds, images = _read_optional_arrays(rows, payload)
+    nothing = [None] * count
+    return [
+        RenderedPrompt(row, instruction, type_ids, tokens, kept, images, embeds)
+        for row, instruction, tokens, type_ids, kept in zip(
+            ids,
+            instruction_tokens,
+            attended,
+            arrays.get("type_ids", nothing),
+            arrays.get("kept", nothing),
+            strict=True,
+        )
+    ]
+
+
+def _of_each(column: list[T], count: int) -> list[T]:
+    return column * count if len(column) == 1 else column
+
+
+def _read_optional_arrays(rows: Rows, payload: Payload) -> tuple[Array | None, ImageFeatures | None]:
+    embeds = images = None
+    if (headers := rows.optional_arrays) is not None:
+        if len(rows.lengths) != 1:
+            raise ValueError("only a row that is alone has these arrays")
+        if headers.embeds is not None:
+            embeds = payload.take(headers.embeds)
+        if headers.images is not None:
+            images = ImageFeatures({name: payload.take(array) for name, array in headers.images}, headers.image_tokens)
+    return embeds, images
+
+
+def _param(name: str, fields: Any, scopes: Scopes) -> PoolingParams:
+    if name not in PoolingParams.by_name:
+        raise LookupError(f"no module that is imported here defines the params {name}")
+    return msgspec.convert(fields, PoolingParams.by_name[name], dec_hook=scopes.query)
