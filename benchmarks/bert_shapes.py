@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from benchmarks.model import MODEL_PATH
 
-Shape: TypeAlias = Literal["base", "tiny"]
-"""base: that of BERT-base, bge-base-en and arctic-embed-m. tiny: to see whether a script works."""
+Shape: TypeAlias = Literal["base", "tiny", "narrow"]
+"""base: that of BERT-base, bge-base-en and arctic-embed-m. tiny: to see whether a script works. narrow: the layers of
+base, which compute next to nothing."""
 
 SIZES: dict[Shape, dict[str, int]] = {
     "base": {
@@ -21,6 +22,7 @@ SIZES: dict[Shape, dict[str, int]] = {
         "intermediate_size": 3072,
     },
     "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128},
+    "narrow": {"hidden_size": 16, "num_hidden_layers": 12, "num_attention_heads": 2, "intermediate_size": 32},
 }
 
 VOCABULARY = 30522

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from attrs import evolve, frozen
+from attrs import frozen
+from msgspec.structs import replace
 
 from tests.models.classifier_families import (
     DECODERS,
@@ -199,7 +200,7 @@ async def test_only_kept_tokens_are_judged(tmp_path: Path):
     ours = ServedModel(write_classifier(tmp_path / "bert", "bert", "TokenClassification"))
     prompt = await ours.renderer.render(TextPrompt(TEXTS[0]), RenderingParams())
     kept = np.arange(len(prompt.token_ids)) % 3 == 1
-    requests = [PoolingRequest(one, (TokenClassify(),)) for one in (prompt, evolve(prompt, kept=kept))]
+    requests = [PoolingRequest(one, (TokenClassify(),)) for one in (prompt, replace(prompt, kept=kept))]
     (every,), (some,) = await ours.runner.launch(Batch(tuple(requests)))
     assert np.array_equal(some, every[kept])
 

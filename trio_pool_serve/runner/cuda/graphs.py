@@ -142,10 +142,11 @@ class GraphedBackbone:
             for shape in shapes:
                 try:
                     self._graphs.insert(0, self._capture(shape))
+                    continue
                 except Exception as error:
                     if not is_out_of_memory(error):
                         raise
-                release_caches(self.device)
+                release_caches(self.device)  # here the error is gone, and what its traceback kept
         except Exception:
             self.clear()
             raise
