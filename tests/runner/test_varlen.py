@@ -13,6 +13,7 @@ from tests.models.model_families import FAMILIES, TEXTS, ServedModel, largest_di
 from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone, pack_backbone
 from trio_pool_serve.runner.cuda.packed_inputs import PackedInputs, PackedShape, fill
 from trio_pool_serve.runner.cuda.varlen import ONE_BY_ONE, CannotPackError
+from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.types import Batch, Classify, Embed, PoolingRequest, RenderedPrompt, TokenEmbed
 
 CPU = torch.device("cpu")
@@ -157,7 +158,8 @@ async def test_a_row_that_is_not_attended_to_as_a_whole_is_computed_beside_packe
 def test_positions_begin_anew_with_each_row(rule: Any):
     prompts = [RenderedPrompt(np.array(row, dtype=np.int32)) for row in ([5, 1, 6], [7], [1, 8])]
     shape = PackedShape(tokens=8, rows=4, longest=3)
-    inputs = PackedInputs.of_buffer(shape, fill(shape, prompts, rule, 1, CPU))
+    forward = ForwardPass([PoolingRequest(prompt) for prompt in prompts], CPU, pad_token_id=1)
+    inputs = PackedInputs.of_buffer(shape, fill(shape, forward, rule))
     expected = {"counted": [0, 1, 2, 0, 0, 1, 0, 0], "past padding": [2, 1, 3, 2, 1, 2, 0, 0]}
     assert inputs.ids.tolist() == [[5, 1, 6, 7, 1, 8, 1, 1]]
     assert inputs.positions.tolist() == [expected[rule]]
@@ -168,5 +170,6 @@ def test_positions_begin_anew_with_each_row(rule: Any):
 def test_embeddings_have_positions_though_their_ids_are_padding():
     embeds = RenderedPrompt(np.zeros(2, dtype=np.int32), embeds=np.ones((2, 4), dtype=np.float32))
     shape = PackedShape(tokens=2, rows=1, longest=2)
-    inputs = PackedInputs.of_buffer(shape, fill(shape, [embeds], "past padding", 0, CPU))
+    forward = ForwardPass([PoolingRequest(embeds)], CPU, pad_token_id=0)
+    inputs = PackedInputs.of_buffer(shape, fill(shape, forward, "past padding"))
     assert inputs.positions.tolist() == [[1, 2]]

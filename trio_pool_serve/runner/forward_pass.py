@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from torch import Tensor
 
 from trio_pool_serve.runner.row_states import Indices, RowStates
@@ -29,17 +29,18 @@ class ForwardPass:
     """Rows that are computed together on ``device``.
 
     ``states`` is the backbone's output for them; ``None`` before it is computed, and where no head needs it.
+    ``lengths`` are the numbers of tokens of the rows, int64.
     """
 
     requests: Sequence[PoolingRequest]
     device: torch.device
     pad_token_id: int
     states: RowStates | None = None
+    lengths: Indices = field(kw_only=True)
 
-    @cached_property
-    def lengths(self) -> Indices:
-        """Number of tokens of each row, int64."""
-        return np.array([request.tokens for request in self.requests])
+    @lengths.default
+    def _of_requests(self) -> Indices:
+        return np.array([len(request.prompt.token_ids) for request in self.requests])
 
     @cached_property
     def skipped(self) -> Indices:
@@ -103,8 +104,12 @@ class ForwardPass:
         """Return the rows at these indices, which may repeat; nothing is copied."""
         if list(rows) == list(range(len(self.requests))):
             return self
-        requests = [self.requests[row] for row in rows]
-        return evolve(self, requests=requests, states=None if self.states is None else self.states.select(rows))
+        return evolve(
+            self,
+            requests=[self.requests[row] for row in rows],
+            states=None if self.states is None else self.states.select(rows),
+            lengths=self.lengths[rows],
+        )
 
 
 def _pad(forward: ForwardPass) -> PaddedInputs:

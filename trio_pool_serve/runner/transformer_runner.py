@@ -198,38 +198,40 @@ class TransformerRunner:
 
     def _compute(self, batch: Batch) -> list[HeadOutput]:
         """Return the heads' outputs, on the device. Rows of which no head needs states have no forward pass."""
-        forwarded: list[int] = []
-        lookups: list[int] = []
-        for row, request in enumerate(batch.requests):
-            needs_states = any(self.heads[type(param)].reads_states for param in request.params)
-            (forwarded if needs_states else lookups).append(row)
-        outputs: list[HeadOutput] = []
-        if forwarded:
-            forward = self._assemble(batch, forwarded)
-            outputs += self._apply_heads(forward.with_states(self.compute(forward)), forwarded)
-        if lookups:
-            outputs += self._apply_heads(self._assemble(batch, lookups), lookups)
+        reads_states = {kind: self.heads[kind].reads_states for kind in _kinds_of(batch.requests)}
+        forward = ForwardPass(batch.requests, self.device, self.pad_token_id)
+        rows = range(len(batch.requests))
+        if all(reads_states.values()):
+            return self._apply_heads(forward.with_states(self.compute(forward)), rows)
+        lookups = [row for row in rows if not any(reads_states[type(param)] for param in batch.requests[row].params)]
+        outputs = self._apply_heads(forward.select(lookups), lookups) if lookups else []
+        if forwarded := sorted(set(rows) - set(lookups)):
+            some = forward.select(forwarded)
+            outputs += self._apply_heads(some.with_states(self.compute(some)), forwarded)
         return outputs
-
-    def _assemble(self, batch: Batch, rows: Sequence[int]) -> ForwardPass:
-        requests = [batch.requests[row] for row in rows]
-        return ForwardPass(requests, self.device, self.pad_token_id)
 
     def _apply_heads(self, forward: ForwardPass, rows: Sequence[int]) -> list[HeadOutput]:
         """Apply each head to the rows that request it; ``rows`` are the batch's indices of those of ``forward``."""
+        requests = forward.requests
+        kinds = _kinds_of(requests)
+        if len(kinds) == 1 and all(len(request.params) == 1 for request in requests):
+            params = [request.params[0] for request in requests]
+            return [HeadOutput(self.heads[kinds.pop()](forward, params), [(row, 0) for row in rows])]
         requested: dict[type[Any], list[tuple[int, int, PoolingParams]]] = {}
-        for position, request in enumerate(forward.requests):
+        for position, request in enumerate(requests):
             for index, param in enumerate(request.params):
                 requested.setdefault(type(param), []).append((position, index, param))
         return [
             HeadOutput(
-                self.heads[param_type](
-                    forward.select([position for position, _, _ in uses]), [param for *_, param in uses]
-                ),
+                self.heads[kind](forward.select([position for position, _, _ in uses]), [param for *_, param in uses]),
                 [(rows[position], index) for position, index, _ in uses],
             )
-            for param_type, uses in requested.items()
+            for kind, uses in requested.items()
         ]
+
+
+def _kinds_of(requests: Sequence[PoolingRequest]) -> set[type[Any]]:
+    return {type(param) for request in requests for param in request.params}
 
 
 def _splitter(

@@ -167,10 +167,10 @@ class GraphedBackbone:
         return Graph(shape, buffer, output, replay)
 
     def _graph_for(self, forward: ForwardPass) -> Graph | None:
-        prompts = [request.prompt for request in forward.requests]
-        if any(prompt.embeds is not None or prompt.attended is not None for prompt in prompts):
-            return None
-        wanted = shape_of(prompts)
+        for request in forward.requests:
+            if request.prompt.embeds is not None or request.prompt.attended is not None:
+                return None
+        wanted = shape_of(forward.lengths)
         fitting = (
             graph
             for graph in self._graphs

@@ -86,8 +86,7 @@ class PackedBackbone:
 
     def fill(self, shape: PackedShape, forward: ForwardPass) -> Tensor:
         """Return the bytes of ``PackedInputs`` for rows, on the host."""
-        prompts = [request.prompt for request in forward.requests]
-        return fill(shape, prompts, self.rule, self.pad_token_id, forward.device)
+        return fill(shape, forward, self.rule)
 
     def states_of(self, output: Tensor, forward: ForwardPass) -> RowStates:
         """Return the states of rows in an output of ``compute``, which may be larger."""
@@ -127,7 +126,7 @@ class PackedBackbone:
             remove()
 
     def _compute_packed(self, forward: ForwardPass) -> RowStates:
-        shape = shape_of([request.prompt for request in forward.requests])
+        shape = shape_of(forward.lengths)
         buffer = self.fill(shape, forward).to(forward.device, non_blocking=True)
         begins = (np.cumsum(forward.lengths) - forward.lengths).tolist()
         embeds = [

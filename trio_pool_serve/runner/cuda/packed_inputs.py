@@ -1,6 +1,5 @@
 """The rows of a batch one after the other, without padding, as a transformer takes them."""
 
-from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -8,9 +7,9 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from trio_pool_serve.runner.forward_pass import type_ids_of
+from trio_pool_serve.runner.forward_pass import ForwardPass, type_ids_of
+from trio_pool_serve.runner.row_states import Indices
 from trio_pool_serve.runner.transfers import host_buffer
-from trio_pool_serve.types import RenderedPrompt
 
 PositionRule: TypeAlias = Literal["counted", "past padding"]
 """How a model numbers a row's positions. counted: 0, 1, 2 …. past padding: as RoBERTa does, from the padding token's id
@@ -56,38 +55,35 @@ class PackedInputs:
         return cls(shape, numbers[0], numbers[1], numbers[2], buffer[24 * shape.tokens :].view(torch.int32))
 
 
-def shape_of(prompts: Sequence[RenderedPrompt]) -> PackedShape:
-    """Return the shape that rows fill."""
-    lengths = [len(prompt.token_ids) for prompt in prompts]
-    return PackedShape(sum(lengths), len(lengths), max(lengths))
+def shape_of(lengths: Indices) -> PackedShape:
+    """Return the shape that rows of so many tokens fill."""
+    return PackedShape(int(lengths.sum()), len(lengths), int(lengths.max()))
 
 
-def fill(
-    shape: PackedShape, prompts: Sequence[RenderedPrompt], rule: PositionRule, pad_token_id: int, device: torch.device
-) -> Tensor:
+def fill(shape: PackedShape, forward: ForwardPass, rule: PositionRule) -> Tensor:
     """Return the bytes of ``PackedInputs`` for rows that fit into the shape, on the host, pinned for a GPU."""
-    buffer = host_buffer(shape.nbytes, device)
+    buffer = host_buffer(shape.nbytes, forward.device)
     inputs = PackedInputs.of_buffer(shape, buffer)
     ids, positions, segments = (tensor.numpy()[0] for tensor in (inputs.ids, inputs.positions, inputs.segments))
     begins = inputs.begins.numpy()
-    lengths = np.array([len(prompt.token_ids) for prompt in prompts])
-    rows, total = len(lengths), int(lengths.sum())
+    prompts = [request.prompt for request in forward.requests]
+    rows, total = len(prompts), int(forward.lengths.sum())
     begins[0] = 0
-    np.cumsum(lengths, out=begins[1 : rows + 1])
+    np.cumsum(forward.lengths, out=begins[1 : rows + 1])
     begins[rows + 1 :] = total
     ids[:total] = np.concatenate([prompt.token_ids for prompt in prompts])
-    ids[total:] = pad_token_id
-    row_begins = np.repeat(begins[:rows], lengths)
-    positions[:total] = np.arange(total) - row_begins
+    ids[total:] = forward.pad_token_id
+    row_begins = np.repeat(begins[:rows], forward.lengths)
+    np.subtract(np.arange(total), row_begins, out=positions[:total])
     positions[total:] = 0
     if rule == "past padding":
-        is_token = ids[:total] != pad_token_id
+        is_token = ids[:total] != forward.pad_token_id
         for prompt, begin in zip(prompts, begins.tolist(), strict=False):
             if prompt.embeds is not None:  # whose ids stand for nothing
                 is_token[begin : begin + len(prompt.token_ids)] = True
         counted = np.cumsum(is_token)
         before = (counted - is_token)[row_begins]
-        positions[:total] = (counted - before) * is_token + pad_token_id
+        positions[:total] = (counted - before) * is_token + forward.pad_token_id
     segments[:] = 0
     if any(prompt.type_ids is not None for prompt in prompts):
         segments[:total] = np.concatenate([type_ids_of(prompt) for prompt in prompts])
