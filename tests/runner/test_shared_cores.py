@@ -78,7 +78,6 @@ def test_the_runner_computes_with_its_share(tmp_path, clock):
     for name in (
         "dimensions",
         "embeds_width",
-        "default_batch_tokens",
         "held_bytes",
         "pads",
         "concurrent_launches",
@@ -86,6 +85,7 @@ def test_the_runner_computes_with_its_share(tmp_path, clock):
         "probe_request",
     ):
         assert getattr(sharing, name) == getattr(runner, name)
+    assert sharing.fit_batch_tokens(7) == runner.fit_batch_tokens(7) == 7
     assert sharing.describe() == runner.describe()
 
 
