@@ -36,6 +36,11 @@ def test_the_page_of_cpu_backends_is_generated_from_its_record():
     assert (ROOT / "docs" / "cpu-backends.md").read_text() == generator["cpu_backends_page"]()
 
 
+def test_the_page_of_launches_is_generated_from_its_record():
+    generator = runpy.run_path(str(ROOT / "docs" / "generate_gpu_launches.py"))
+    assert (ROOT / "docs" / "gpu-launches.md").read_text() == generator["gpu_launches_page"]()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_names_of_files_lead_somewhere(page: Path):
     text = page.read_text()

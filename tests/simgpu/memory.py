@@ -78,19 +78,20 @@ class Allocation:
     """Memory of one tensor and of its views."""
 
     def __init__(self, nbytes: int, pool: Arena | None) -> None:
-        self.nbytes = -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+        self.nbytes = 0  # of an allocation that fails
+        rounded = -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
         self.pool = pool
         self.stream: Stream = current_stream()
         self.other_streams: set[int] = set()
         self.uses: dict[int, int] = {}
         self.data_ptr = next(_ids) if pool is None else pool.data_ptr
         with LOCK:
+            MEMORY.require(rounded if pool is None else 0)
+            self.nbytes = rounded
             if pool is None:
-                MEMORY.require(self.nbytes)
-                MEMORY.allocated += self.nbytes
+                MEMORY.allocated += rounded
             else:
-                pool.add(self.stream.number, self.nbytes)
-                MEMORY.require(0)
+                pool.add(self.stream.number, rounded)
             MEMORY.note_peak()
 
     def __del__(self) -> None:

@@ -86,11 +86,12 @@ class Kind:
             *await served.ask(TEXTS[:2], [self.params] * 2, "query"),
         ]
 
-    def serve(self, path: Path, **settings: Any) -> ServedModel:
-        """Load a folder."""
+    def serve(self, path: Path, *, fits: bool = True, **settings: Any) -> ServedModel:
+        """Load a folder, and find the budget of batches that fit."""
         model = SeeingModel if self.sees else ServedModel
         served = model(path, dtype=settings.pop("dtype", "bfloat16"), settings=settings)
-        served.runner.fit_batch_tokens(BATCH_TOKENS)
+        if fits:
+            served.runner.fit_batch_tokens(BATCH_TOKENS)
         return served
 
 

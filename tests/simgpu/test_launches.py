@@ -1,21 +1,25 @@
 """A launch of any kind of model, computed in any way, does not wait for the device, and gives what a CPU gives."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.simgpu.activity import watched
-from tests.simgpu.serving import KINDS, WAYS, Way, on_simulated_device
+from tests.simgpu.launch_counts import RECORD, launch
+from tests.simgpu.serving import KINDS, WAYS, Way
 from trio_pool_serve.types import Batch, SparseVector
 
 NEAR = 0.98
 """Cosine of an output in bfloat16 with the same in float32."""
 
+VOCABULARY = 4096
+"""More than any tiny model has."""
 
-def dense(value: object, width: int = 4096) -> np.ndarray:
+
+def dense(value: object) -> np.ndarray:
     if isinstance(value, SparseVector):
-        row = np.zeros(width, np.float32)
+        row = np.zeros(VOCABULARY, np.float32)
         row[value.indices] = value.values
         return row
     return np.asarray(value).ravel()
@@ -29,15 +33,13 @@ async def test_a_launch_does_not_wait_and_gives_what_a_cpu_gives(tmp_path: Path,
     on_cpu = kind.serve(path, dtype="float32")
     batch = Batch(tuple(await kind.requests(on_cpu)))
     expected = await on_cpu.runner.launch(batch)
-    with on_simulated_device():
-        runner = kind.serve(path, **WAYS[way]).runner
-        with watched() as activity:
-            handle = runner.launch(batch)
-        activity.require_asynchronous()
-        rows = await handle
-        del runner
-    for ours, theirs in zip(rows, expected, strict=True):
+    launched = await launch(kind, path, way, batch)
+    launched.activity.require_asynchronous()
+    for ours, theirs in zip(launched.rows, expected, strict=True):
         for value, other in zip(ours, theirs, strict=True):
             a, b = dense(value), dense(other)
             assert a.shape == b.shape
             assert a @ b >= NEAR * np.linalg.norm(a) * np.linalg.norm(b)
+    recorded = json.loads(RECORD.read_text())[name][way]
+    assert launched.counts.launches <= recorded["launches"], "more kernels and copies than docs/gpu-launches.md has"
+    assert (launched.counts.peak_share or 0) <= 1, "the most uneven batch needs more memory than was tried at the start"

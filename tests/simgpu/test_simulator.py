@@ -1,0 +1,222 @@
+"""The simulated GPU finds what it is there to find, and computes what a CPU computes."""
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.simgpu.activity import Activity, SimulatedFaultError, watched
+from tests.simgpu.device import MODULE, simulated_device, without_values
+from tests.simgpu.memory import MEMORY
+
+
+@pytest.fixture
+def device() -> Iterator[torch.device]:
+    with simulated_device() as found, torch.inference_mode():
+        yield found
+
+
+def pinned(*numbers: float) -> Tensor:
+    made = torch.empty(len(numbers), pin_memory=True)
+    made.copy_(torch.tensor(numbers))
+    return made
+
+
+def on(device: torch.device, *numbers: float) -> Tensor:
+    return pinned(*numbers).to(device, non_blocking=True)
+
+
+def asynchronous(activity: Activity) -> bool:
+    try:
+        activity.require_asynchronous()
+    except SimulatedFaultError:
+        return False
+    return True
+
+
+# -- waiting ----------------------------------------------------------------------------------------------
+
+WAITS: dict[str, Callable[[Tensor], Any]] = {
+    "item": lambda rows: rows.sum().item(),
+    "truth": lambda rows: bool(rows.sum() > 0),
+    "nonzero": lambda rows: rows.nonzero(),
+    "boolean index": lambda rows: rows[rows > 1],
+    "to the host": lambda rows: rows.cpu(),
+    "a list": lambda rows: rows.tolist(),
+    "repeat by numbers on the device": lambda rows: rows.repeat_interleave(rows.long()),
+    "equal": lambda rows: torch.equal(rows, rows),
+    "a number to the device": lambda rows: torch.tensor(2.0, device=rows.device),
+    "pageable memory to the device": lambda rows: torch.ones(3).to(rows.device, non_blocking=True),
+    "a blocking copy to the device": lambda rows: pinned(1.0).to(rows.device),
+    "an index on the host": lambda rows: rows[torch.tensor([0])],
+    "a list as an index": lambda rows: rows[[0, 1]],
+    "a stream": lambda rows: MODULE.current_stream().synchronize(),
+    "the device": lambda rows: MODULE.synchronize(),
+}
+
+
+@pytest.mark.parametrize("what", WAITS)
+def test_what_waits_for_the_device_is_found(device: torch.device, what: str):
+    rows = on(device, 1.0, 2.0)
+    with watched() as activity:
+        WAITS[what](rows)
+    assert not asynchronous(activity)
+
+
+GOES_ON: dict[str, Callable[[Tensor], Any]] = {
+    "arithmetic with a number of the host": lambda rows: rows * torch.tensor(2.0),
+    "a slice": lambda rows: rows[:1],
+    "an index on the device": lambda rows: rows[torch.arange(2, device=rows.device)],
+    "a masked fill": lambda rows: rows.masked_fill(rows > 1, 0.0),
+    "a number at a mask": lambda rows: rows.__setitem__(rows > 1, 0.0),
+    "so many non-zeros": lambda rows: rows.nonzero_static(size=4),
+    "bags": lambda rows: torch.nn.functional.embedding_bag(
+        torch.arange(2, device=rows.device), rows[:, None], torch.arange(1, device=rows.device), mode="sum"
+    ),
+    "pinned memory": lambda rows: on(rows.device, 3.0),
+}
+
+
+@pytest.mark.parametrize("what", GOES_ON)
+def test_what_does_not_wait_is_not_reported(device: torch.device, what: str):
+    rows = on(device, 1.0, 2.0)
+    with watched() as activity:
+        GOES_ON[what](rows)
+    activity.require_asynchronous()
+
+
+def test_values_are_those_of_a_cpu(device: torch.device):
+    ours = torch.nn.functional.softmax(on(device, 1.0, 2.0, 4.0) @ torch.eye(3).to(device), dim=0)
+    assert torch.equal(ours.cpu(), torch.nn.functional.softmax(torch.tensor([1.0, 2.0, 4.0]), dim=0))
+
+
+def test_tensors_of_two_devices_are_refused(device: torch.device):
+    with pytest.raises(RuntimeError, match="same device"):
+        on(device, 1.0, 2.0) + torch.ones(2)
+    with pytest.raises(RuntimeError, match="same device"):
+        on(device, 1.0) + on(torch.device(device.type, 1), 1.0)
+
+
+# -- order ------------------------------------------------------------------------------------------------
+
+
+def copy_on_a_side_stream(rows: Tensor, *, waits: bool) -> tuple[Tensor, Any]:
+    side, event = MODULE.Stream(), MODULE.Event()
+    host = torch.empty(len(rows), pin_memory=True)
+    if waits:
+        side.wait_stream(MODULE.current_stream())
+    with MODULE.stream(side):
+        host.copy_(rows, non_blocking=True)
+        event.record()
+    return host, event
+
+
+def test_a_copy_that_waits_for_what_it_copies_is_accepted(device: torch.device):
+    with watched() as activity:
+        rows = on(device, 1.0, 2.0) * 2
+        host, event = copy_on_a_side_stream(rows, waits=True)
+        event.synchronize()
+    activity.require_asynchronous()
+    assert host.tolist() == [2.0, 4.0]
+
+
+def test_a_copy_that_does_not_wait_is_found(device: torch.device):
+    with watched() as activity:
+        copy_on_a_side_stream(on(device, 1.0, 2.0) * 2, waits=False)
+    assert any("UnsynchronizedAccess" in race for race in activity.races)
+
+
+def test_the_host_sees_nothing_before_it_has_waited(device: torch.device):
+    rows = on(device, 1.0, 2.0)
+    host, event = copy_on_a_side_stream(rows, waits=True)
+    assert host.isnan().all()
+    event.synchronize()
+    assert host.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("protected", [True, False])
+def test_memory_that_is_freed_while_another_stream_reads_it_is_found(device: torch.device, protected: bool):
+    side = MODULE.Stream()
+    with watched() as activity:
+        rows = on(device, 1.0, 2.0) * 2
+        side.wait_stream(MODULE.current_stream())
+        with MODULE.stream(side):
+            torch.empty(2, pin_memory=True).copy_(rows, non_blocking=True)
+        if protected:
+            rows.record_stream(side)
+        del rows
+        gc.collect()
+    assert bool(activity.races) is not protected
+
+
+def test_a_thread_of_another_device_that_waits_is_found(device: torch.device):
+    with MODULE.device(torch.device(device.type, 1)):
+        event = MODULE.Event()
+        event.record()
+    with watched() as activity:
+        event.synchronize()
+    assert activity.races == ["a thread of device 0 waits for device 1"]
+
+
+# -- graphs -----------------------------------------------------------------------------------------------
+
+
+def test_a_replay_computes_again_from_and_to_the_same_memory(device: torch.device):
+    inputs = on(device, 1.0, 2.0)
+    graph = MODULE.CUDAGraph()
+    with MODULE.graph(graph, stream=MODULE.Stream(), capture_error_mode="thread_local"):
+        outputs = (inputs * 2)[1:] + 1
+    with watched() as activity:
+        inputs.copy_(pinned(5.0, 6.0), non_blocking=True)
+        graph.replay()
+    assert activity.kernels == {"graph": 1}
+    assert outputs.cpu().tolist() == [13.0]
+
+
+@pytest.mark.parametrize("what", ["item", "a number to the device", "nonzero"])
+def test_what_waits_cannot_be_captured(device: torch.device, what: str):
+    rows, graph = on(device, 1.0), MODULE.CUDAGraph()
+    with (
+        pytest.raises(SimulatedFaultError, match="not permitted when stream is capturing"),
+        MODULE.graph(graph, stream=MODULE.Stream(), capture_error_mode="thread_local"),
+    ):
+        WAITS[what](rows)
+
+
+# -- memory -----------------------------------------------------------------------------------------------
+
+
+def test_memory_is_counted_once_for_a_tensor_and_its_views(device: torch.device):
+    gc.collect()
+    before = MEMORY.in_use
+    rows = torch.zeros(1024, device=device)
+    views = rows.view(2, 512), rows[:7]
+    assert MEMORY.in_use - before == 4096
+    del rows
+    gc.collect()
+    assert MEMORY.in_use - before == 4096
+    del views
+    gc.collect()
+    assert MEMORY.in_use == before
+
+
+def test_more_than_there_is_is_out_of_memory(device: torch.device):
+    gc.collect()
+    MEMORY.capacity = MEMORY.in_use + 4096
+    kept = torch.zeros(512, device=device)
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.zeros(1024, device=device)
+    del kept
+    gc.collect()
+    torch.zeros(1024, device=device)
+
+
+def test_without_values_any_size_costs_no_memory(device: torch.device):
+    rows = on(device, 1.0, 2.0)
+    with without_values():
+        large = torch.empty(2**34, device=device)
+        assert MEMORY.in_use >= 2**36
+        assert (large[:2] + rows).shape == (2,)
