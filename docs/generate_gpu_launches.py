@@ -18,7 +18,7 @@ reads them. *Launches* are kernels and copies, of which a replayed graph is one.
 launch of any kind. *Peak ÷ budget* is the memory that the most uneven batch within the token budget needs, divided by
 what full batches of equal rows needed when the model was loaded. A kind that cannot be packed is padded in every way.
 
-| kind of model | way | launches | bytes to device | bytes to host | blocking copies | synchronisations | peak ÷ budget |
+| kind of model | way | launches | bytes to GPU | bytes to host | blocking copies | synchronisations | peak ÷ budget |
 | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |
 """
 

@@ -21,7 +21,7 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from trio_pool_serve.errors import RunnerDeadError
+from trio_pool_serve.errors import OutOfDeviceMemoryError, RunnerDeadError
 from trio_pool_serve.runner.device import use_device
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import PooledBatch, PooledValue
@@ -157,10 +157,13 @@ class CopyingBatch:
             backend.use_device()
             try:
                 event.synchronize()
+                device.clear()  # the copies are done
+                return split([buffer.numpy() for buffer in host])
             except torch.AcceleratorError as error:  # errors of kernels appear after their launch
                 raise RunnerDeadError(f"the device failed: {error}") from error
+            except torch.OutOfMemoryError as error:  # of a further copy
+                raise OutOfDeviceMemoryError(" ".join(str(error).split())) from None
             finally:
-                device.clear()  # the copies are done, or have failed
-            return split([buffer.numpy() for buffer in host])
+                device.clear()
 
         return await self._copier.offload.run("copy", wait_for_copy, abandon_on_cancel=True)

@@ -124,9 +124,12 @@ class GraphedBackbone:
 
     def __call__(self, forward: ForwardPass) -> RowStates:
         """Return what ``packed`` returns."""
+        return self.packed.divide(forward, self._replay)
+
+    def _replay(self, forward: ForwardPass) -> RowStates:
         graph = self._graph_for(forward)
         if graph is None:
-            return self.packed(forward)
+            return self.packed.compute_packed(forward)
         graph.inputs.copy_(self.packed.fill(graph.shape, forward), non_blocking=True)
         graph.replay()
         # As much as belongs to rows, in memory that the next replay does not write.
@@ -167,9 +170,8 @@ class GraphedBackbone:
         return Graph(shape, buffer, output, replay)
 
     def _graph_for(self, forward: ForwardPass) -> Graph | None:
-        for request in forward.requests:
-            if request.prompt.embeds is not None or request.prompt.attended is not None:
-                return None
+        if any(request.prompt.embeds is not None for request in forward.requests):
+            return None
         wanted = shape_of(forward.lengths)
         fitting = (
             graph

@@ -70,15 +70,19 @@ class PackedBackbone:
         )
 
     def __call__(self, forward: ForwardPass) -> RowStates:
-        """Return what ``backbone`` returns; rows that cannot be packed are computed in a pass of their own."""
+        """Return what ``backbone`` returns."""
+        return self.divide(forward, self.compute_packed)
+
+    def divide(self, forward: ForwardPass, compute_packed: Compute) -> RowStates:
+        """Have the rows that can be packed computed by ``compute_packed``, and the others padded, in another pass."""
         padded = [row for row, request in enumerate(forward.requests) if not self.packs(request.prompt)]
         if not padded:
-            return self._compute_packed(forward)
+            return compute_packed(forward)
         packed = [row for row, request in enumerate(forward.requests) if self.packs(request.prompt)]
         apart = Padded(self.backbone)(forward.select(padded))
         if not packed:
             return apart
-        return concatenate([self._compute_packed(forward.select(packed)), apart], [packed, padded])
+        return concatenate([compute_packed(forward.select(packed)), apart], [packed, padded])
 
     def packs(self, prompt: RenderedPrompt) -> bool:
         """Return whether a row is computed packed."""
@@ -125,7 +129,8 @@ class PackedBackbone:
         for remove in self._remove_hooks:
             remove()
 
-    def _compute_packed(self, forward: ForwardPass) -> RowStates:
+    def compute_packed(self, forward: ForwardPass) -> RowStates:
+        """Compute rows that can be packed."""
         shape = shape_of(forward.lengths)
         buffer = self.fill(shape, forward).to(forward.device, non_blocking=True)
         begins = (np.cumsum(forward.lengths) - forward.lengths).tolist()
