@@ -68,7 +68,6 @@ class InstantRunner:
     """Computes nothing: the vectors of a batch are the rows of one array that is there already."""
 
     dimensions: int
-    default_batch_tokens: int = MAX_BATCH_TOKENS
     embeds_width: int = 0
     held_bytes: int = 0
     concurrent_launches: int = 1
@@ -85,6 +84,10 @@ class InstantRunner:
     def launch(self, batch: Batch) -> CopiedBatch:
         """Return a vector for each row."""
         return CopiedBatch([(vector,) for vector in self._vectors[: len(batch.requests)]])
+
+    def fit_batch_tokens(self, wanted: int | None) -> int:
+        """Return the budget of a GPU's batches."""
+        return wanted or MAX_BATCH_TOKENS
 
     def open_scope(self) -> QueryScope:
         """Raise ``NotImplementedError``: no queries are sent."""
