@@ -1,6 +1,7 @@
 """Faults of code for GPUs that cost memory, time or the whole device, each shown by what the device is asked to do."""
 
 import gc
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -110,8 +111,14 @@ async def test_threads_that_launch_and_wait_have_made_the_device_their_own(tmp_p
     with on_simulated_device(), watched() as activity:
         runner = ServedModel(path, dtype="bfloat16", device="cuda:1").runner
         assert runner.device.index == 1
-        handle = await trio.to_thread.run_sync(runner.launch, rows(5, 3))
-        await handle
+        handles = []
+        launching = threading.Thread(target=lambda: handles.append(runner.launch(rows(5, 3))))
+        launching.start()
+        launching.join()
+        # The thread that waits has had no device, or another one.
+        cuda = torch.get_device_module(runner.device)
+        await trio.to_thread.run_sync(cuda.set_device, torch.device(runner.device.type, 0))
+        await handles[0]
     assert activity.races == []
 
 
