@@ -70,10 +70,10 @@ async def send(settings: Settings) -> None:
         nursery.cancel_scope.cancel()
 
 
-def main(settings: Settings) -> None:
+def send_rows(settings: Settings) -> None:
     """Send rows to an engine process."""
     trio.run(send, settings)
 
 
 if __name__ == "__main__":
-    cyclopts.run(main)
+    cyclopts.run(send_rows)

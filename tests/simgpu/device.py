@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.cuda import _sanitizer
 from torch.utils._device import _device_constructors
 from torch.utils.backend_registration import _DummyDeviceGuard, _setup_privateuseone_for_python_backend
 
@@ -17,7 +18,7 @@ from tests.simgpu import graphs, streams
 from tests.simgpu.activity import LOCK, activities, call_site
 from tests.simgpu.memory import MEMORY, adopt
 from tests.simgpu.sim_tensor import NAME, Settings, SimTensor, dispatch
-from tests.simgpu.streams import ORDER
+from tests.simgpu.streams import NO_STACKS, ORDER
 
 DEVICES = 2
 
@@ -36,7 +37,6 @@ class DeviceModule:
     current_device = staticmethod(streams.current_device)
     set_device = staticmethod(streams.set_device)
     is_on = False
-    sync_debug_mode: int | str = "default"
 
     def is_available(self) -> bool:
         """Return whether a test uses it."""
@@ -65,9 +65,13 @@ class DeviceModule:
         del device
         return (9, 0)
 
+    def get_sync_debug_mode(self) -> int:
+        """Return 2 if synchronisations are refused, else 0."""
+        return 2 if Settings.refuses_synchronisations else 0
+
     def set_sync_debug_mode(self, mode: int | str) -> None:
-        """Set what is done about synchronisations."""
-        self.sync_debug_mode = mode
+        """Set whether synchronisations are refused, as ``error`` and 2 say."""
+        Settings.refuses_synchronisations = mode in (2, "error")
 
     def empty_cache(self) -> None:
         """Return cached memory, of which there is none; the host waits."""
@@ -215,6 +219,7 @@ def simulated_device(*, capacity: int | None = None) -> Iterator[torch.device]:
     MEMORY.peak = MEMORY.in_use
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MODULE, "is_on", True)
+        patch.setattr(_sanitizer, "traceback", NO_STACKS)
         patch.setattr(MEMORY, "capacity", capacity)
         patch.setattr(torch, "empty", _host_factory(torch.empty))
         patch.setattr(torch, "tensor", _from_data(torch.tensor))

@@ -47,6 +47,14 @@ class CUDAGraph:
         self.pool_id: Any = None
         self.computes = True
 
+    def __del__(self) -> None:
+        with LOCK:
+            arena = MEMORY.pools.get(self.pool_id)
+            if arena is not None:
+                arena.graphs -= 1
+                if not arena.graphs:
+                    del MEMORY.pools[self.pool_id]
+
     def pool(self) -> Any:
         """Return the number of the pool, for other captures."""
         return self.pool_id
@@ -99,7 +107,7 @@ def graph(
     assert capture_error_mode == "thread_local", "other threads' allocations would end the capture"
     gc.collect()
     captured.pool_id = pool or graph_pool_handle()
-    MEMORY.pools.setdefault(captured.pool_id, Arena())
+    MEMORY.pools.setdefault(captured.pool_id, Arena()).graphs += 1
     with _on(stream or Stream()):
         _captures.graph = captured
         try:

@@ -31,6 +31,8 @@ class Arena:
 
     live: dict[int, int] = field(factory=dict)
     most: dict[int, int] = field(factory=dict)
+    graphs: int = 0
+    """Those that use the pool: it is freed with the last of them."""
     data_ptr: int = field(factory=lambda: next(_ids))
 
     def add(self, stream: int, nbytes: int) -> None:

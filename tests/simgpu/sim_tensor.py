@@ -43,6 +43,8 @@ class Settings:
     """``computes``: whether there are values; without, tensors have shapes alone, and any size costs no memory."""
 
     computes = True
+    refuses_synchronisations = False
+    """As ``torch.cuda.set_sync_debug_mode`` has it."""
 
 
 class SimTensor(Tensor):
@@ -234,6 +236,7 @@ def copy(target: Tensor, source: Tensor, *, non_blocking: bool) -> Tensor:
     if not is_asynchronous:
         if capture is not None:
             raise SimulatedFaultError("operation not permitted when stream is capturing: a copy that blocks")
+        _require_allowed("a copy that blocks")
         for activity in activities():
             activity.blocking_copies.append(
                 f"{source.device.type} to {target.device.type}, {source.nbytes} bytes: {call_site()}"
@@ -288,9 +291,15 @@ def _write(target: Tensor, values: Tensor) -> None:
 def _read_by_host(what: str) -> None:
     if capture_of_thread() is not None:
         raise SimulatedFaultError(f"operation not permitted when stream is capturing: {what}")
+    _require_allowed(what)
     with LOCK:
         for activity in activities():
             activity.synchronisations.append(f"{what}: {call_site()}")
+
+
+def _require_allowed(what: str) -> None:
+    if Settings.refuses_synchronisations:
+        raise RuntimeError(f"called a synchronizing CUDA operation: {what}")
 
 
 def _without_values(name: str) -> Any:

@@ -12,10 +12,11 @@ from torch.cuda import _sanitizer
 
 from tests.simgpu.activity import LOCK, activities, call_site
 
-# The sanitizer reads a stack for each kernel, which takes a hundred times as long as all the rest.
-_sanitizer.traceback = SimpleNamespace(  # type: ignore[attr-defined]
+NO_STACKS = SimpleNamespace(
     StackSummary=SimpleNamespace(extract=lambda *stack, **options: []), walk_stack=lambda frame: ()
 )
+"""In place of the module by which the sanitizer reads a stack for each kernel, which takes a hundred times as long as
+all the rest."""
 
 _numbers = itertools.count(1)
 _current = threading.local()
@@ -131,8 +132,11 @@ def current_device() -> int:
 
 
 def set_device(device: object) -> None:
-    """Set this thread's device."""
-    _current.device = torch.device(device).index or 0  # type: ignore[arg-type]
+    """Set this thread's device. Raises ``ValueError`` for one without a number, as torch does."""
+    index = torch.device(device).index  # type: ignore[call-overload]
+    if index is None:
+        raise ValueError(f"Expected a torch.device with a specified index, but got {device}")
+    _current.device = index
 
 
 DEFAULT_STREAM = Stream(number=0)

@@ -23,8 +23,8 @@ def fit_budget(
     """Return the largest budget of ``wanted`` and its halves with which full batches fit into the device's memory.
 
     ``compute`` computes batches one after the other, without waiting for one before it launches the next, and raises
-    ``OutOfDeviceMemoryError``. The rows ask for all ``params``, and are as long as they can be (``max_tokens``), or as
-    many. Blocks. Raises ``ModelLoadError`` if not even ``MIN_TOKENS`` fit.
+    ``OutOfDeviceMemoryError``. The rows ask for all ``params``, and are as long as they can be within the budget, up to
+    ``max_tokens``, or as many. Blocks. Raises ``ModelLoadError`` if not even ``MIN_TOKENS`` fit.
     """
     budget = wanted
     while True:
@@ -39,12 +39,18 @@ def fit_budget(
         if budget < 2 * MIN_TOKENS:
             raise ModelLoadError(f"The device has too little free memory for a batch of {budget} tokens: {reason}")
         budget //= 2
+    if max_tokens > budget:  # longer rows are batches by themselves
+        try:
+            compute([full_batch(max_tokens, max_tokens, params)])
+        except OutOfDeviceMemoryError:
+            logger.warning("an input of %d tokens, the longest, does not fit into the device's memory", max_tokens)
     if budget < wanted:
         logger.warning("batches have %d tokens, not %d: more do not fit into the device's memory", budget, wanted)
     return budget
 
 
 def full_batch(budget: int, length: int, params: tuple[PoolingParams, ...]) -> Batch:
-    """Return a batch of ``budget`` tokens, in rows of ``length``, and one of what is left."""
+    """Return a batch of about ``budget`` tokens: rows of ``length``, the last one shorter."""
     lengths = [length] * (budget // length) + [budget % length] * (budget % length > 0)
+    lengths[-1] = max(1, lengths[-1] - 1)  # of unequal lengths, since equal rows have no mask, which takes memory
     return Batch(tuple(PoolingRequest(RenderedPrompt(np.ones(each, dtype=np.int32)), params) for each in lengths))

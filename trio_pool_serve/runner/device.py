@@ -16,7 +16,10 @@ def resolve_device(name: str) -> torch.device:
         raise ModelLoadError(f"--device {name}: no such kind of device.") from error
     if device.type not in ("cpu", "cuda"):
         raise ModelLoadError(f"--device {name}: only cpu and cuda are supported.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if device.type == "cpu":
+        return device
+    device = torch.device(device.type, device.index or 0)  # a current device cannot be set without a number
+    if device.index >= torch.cuda.device_count():
         raise ModelLoadError(f"--device {name}: {torch.cuda.device_count()} CUDA devices are usable here.")
     return device
 

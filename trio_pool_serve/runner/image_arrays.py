@@ -17,6 +17,18 @@ def images_of(requests: Sequence[PoolingRequest]) -> list[ImageFeatures]:
     return [request.prompt.images for request in requests if request.prompt.images is not None]
 
 
+def require_placeholders(requests: Sequence[PoolingRequest], token_id: int) -> None:
+    """Raise ``ValueError`` unless each row has a placeholder for each position of its images.
+
+    A model that finds another number of them on a GPU ends the process instead.
+    """
+    for request in requests:
+        prompt = request.prompt
+        places = 0 if prompt.images is None else sum(prompt.images.tokens)
+        if prompt.embeds is None and np.count_nonzero(prompt.token_ids == token_id) != places:
+            raise ValueError(f"an input has not {places} placeholders for its images")
+
+
 def image_inputs(
     images: Sequence[ImageFeatures], *, device: torch.device, dtype: torch.dtype, on_host: Collection[str] = ()
 ) -> dict[str, Tensor]:

@@ -5,6 +5,8 @@ import torch
 MESSAGES = (
     "defaultcpuallocator:",  # torch on CPU: a RuntimeError
     "cuda error: out of memory",  # an AcceleratorError, of pinned memory; it leaves the context usable
+    "cuda driver error: out of memory",  # of memory that is mapped piece by piece (expandable segments)
+    "cublas_status_alloc_failed",  # of a thread's first multiplication
     "std::bad_alloc",  # oneDNN and OpenVINO
     "failed to allocate",  # OpenVINO: "Failed to allocate 6400000000 bytes of memory"
     "cannot allocate memory",  # of the C library
@@ -13,14 +15,14 @@ MESSAGES = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error, or one that it was raised from, means that memory did not suffice."""
+    """Return whether an error, or one that led to it, means that memory did not suffice."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, (torch.OutOfMemoryError, MemoryError)):
             return True
         if isinstance(seen, RuntimeError) and any(message in str(seen).lower() for message in MESSAGES):
             return True
-        seen = seen.__cause__
+        seen = seen.__cause__ or seen.__context__  # a capture that ends because of it raises an error of its own
     return False
 
 

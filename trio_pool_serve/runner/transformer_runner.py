@@ -1,6 +1,7 @@
 """The runner of transformers models: batches to forward passes, heads and output copies."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -144,11 +145,15 @@ class TransformerRunner:
         if self.on_cpu:
             return budget
         params = tuple(kind() for kind in PROBED if kind in self.heads)
-        for prepare in filter(None, (lambda _: "", self.capture)):
-            prepared = prepare(budget)
-            budget = fit_budget(self._compute_all, budget, max_tokens=self.max_tokens, params=params)
-            self.description += prepared
-        self.description += f", batches of {budget} tokens"
+        fit = partial(fit_budget, self._compute_all, max_tokens=self.max_tokens, params=params)
+        budget = fit(budget)
+        captured = ""
+        if self.capture is not None:
+            captured = self.capture(budget)
+            while (with_graphs := fit(budget)) < budget:  # graphs keep memory; those of larger batches are of no use
+                budget = with_graphs
+                captured = self.capture(budget)
+        self.description += f"{captured}, batches of {budget} tokens"
         return budget
 
     def _compute_all(self, batches: Sequence[Batch]) -> None:

@@ -166,9 +166,9 @@ def requests(draw: st.DrawFn) -> PoolingRequest:
         images = ImageFeatures({"pixel_values": pixels, "grid": np.array([[1, 2, 3]])}, tokens=(len(ids),))
     prompt = RenderedPrompt(
         ids,
-        draw(st.integers(0, 3)),
+        draw(st.integers(0, len(ids))),
         type_ids=draw(st.none() | st.just(np.ones(len(ids), dtype=np.int32))),
-        attended=draw(st.none() | st.integers(1, 20)),
+        attended=draw(st.none() | st.integers(0, len(ids))),
         kept=draw(st.none() | hnp.arrays(np.bool_, len(ids))),
         embeds=draw(st.none() | hnp.arrays(st.sampled_from([np.float32, np.float16, np.uint16]), (len(ids), 2))),
         images=images,
@@ -186,6 +186,9 @@ def some_alike(draw: st.DrawFn) -> list[PoolingRequest]:
             prompt = replace(
                 like.prompt,
                 token_ids=ids,
+                instruction_tokens=min(like.prompt.instruction_tokens, len(ids)),
+                attended=None if like.prompt.attended is None else min(like.prompt.attended, len(ids)),
+                embeds=None if like.prompt.embeds is None else np.zeros((len(ids), 2), like.prompt.embeds.dtype),
                 type_ids=None if like.prompt.type_ids is None else np.arange(len(ids), dtype=np.int32),
                 kept=None if like.prompt.kept is None else ids % 2 == 0,
             )
@@ -199,9 +202,30 @@ def test_rows_arrive_as_they_were_sent(asked):
         assert_same(ours, theirs)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"instruction_tokens": -1},
+        {"instruction_tokens": 3},
+        {"attended": -1},
+        {"attended": 3},
+        {"embeds": np.zeros((5, 4), np.float32)},
+        {"embeds": np.zeros(2, np.float32)},
+    ],
+)
+def test_a_row_of_which_more_is_said_than_it_has_is_refused(said):
+    """On a GPU such numbers would be addresses of other rows."""
+    prompt = RenderedPrompt(np.array([1, 2], dtype=np.int32), **said)
+    (frame,) = row_frames([(0, PoolingRequest(prompt))], pytest.fail)
+    ((part, payload),) = sent(frame, Submit)
+    with pytest.raises(UnsendableError, match="cannot read an input"):
+        read_rows(part, payload, Scopes(Scope))
+
+
 def test_arrays_that_do_not_lie_together_arrive_as_they_are():
     ids = np.arange(20, dtype=np.int32)[::2]
     embeds = np.arange(40, dtype=np.float32).reshape(4, 10).T
+    assert len(ids) == len(embeds)
     (arrived,) = through([PoolingRequest(RenderedPrompt(ids, embeds=embeds))])
     np.testing.assert_array_equal(arrived.prompt.token_ids, ids)
     np.testing.assert_array_equal(arrived.prompt.embeds, embeds)

@@ -176,6 +176,7 @@ def _prompts(rows: Rows, payload: Payload) -> list[RenderedPrompt]:
     total, count = sum(rows.lengths), len(rows.lengths)
     ids = pieces(payload.take(("<i4", (total,))), rows.lengths)
     instruction_tokens, attended = _of_each(rows.instruction_tokens, count), _of_each(rows.attended, count)
+    _require_within(rows.lengths, instruction_tokens, attended)
     if not rows.token_arrays and rows.optional_arrays is None:
         return [
             RenderedPrompt(row, instruction, None, tokens)
@@ -199,6 +200,15 @@ def _prompts(rows: Rows, payload: Payload) -> list[RenderedPrompt]:
     ]
 
 
+def _require_within(lengths: Sequence[int], *counts: Sequence[int | None]) -> None:
+    """Raise ``ValueError`` for numbers of a row's tokens that it does not have: on a GPU they would be addresses."""
+    for column in counts:
+        if column.count(column[0]) == len(column) and not column[0]:  # nothing is said of any row
+            continue
+        if any(count is not None and not 0 <= count <= length for count, length in zip(column, lengths, strict=True)):
+            raise ValueError("a row has fewer tokens than are said of it")
+
+
 def _of_each(column: list[T], count: int) -> list[T]:
     return column * count if len(column) == 1 else column
 
@@ -210,6 +220,8 @@ def _read_optional_arrays(rows: Rows, payload: Payload) -> tuple[Array | None, I
             raise ValueError("only a row that is alone has these arrays")
         if headers.embeds is not None:
             embeds = payload.take(headers.embeds)
+            if embeds.ndim != 2 or len(embeds) != rows.lengths[0]:
+                raise ValueError("token embeddings are not one for each token")
         if headers.images is not None:
             images = ImageFeatures({name: payload.take(array) for name, array in headers.images}, headers.image_tokens)
     return embeds, images

@@ -13,7 +13,7 @@ from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.heads.embedding import TokenEmbeddingHead
 from trio_pool_serve.runner.heads.maxsim import HoldQueryHead, MaxSimHead
-from trio_pool_serve.runner.image_arrays import image_inputs, images_of
+from trio_pool_serve.runner.image_arrays import image_inputs, images_of, require_placeholders
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.runner.transformer_masks import masks_of
 from trio_pool_serve.types import HoldQuery, ImageFeatures, MaxSim, TokenEmbed
@@ -55,6 +55,8 @@ class PageRetriever(Backbone):
         if self.needs_token_type_ids:
             inputs["token_type_ids"] = forward.type_ids
         images = images_of(forward.requests)
+        if images:
+            require_placeholders(forward.requests, model.config.vlm_config.image_token_id)
         if images and self.is_qwen:
             inputs["inputs_embeds"] = self._embedded(forward, images)
         else:

@@ -15,7 +15,7 @@ from trio_pool_serve.models.vision_language.spec import VisionLanguage
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.heads.embedding import EmbeddingHead, TokenEmbeddingHead
-from trio_pool_serve.runner.image_arrays import images_of, joined
+from trio_pool_serve.runner.image_arrays import images_of, joined, require_placeholders
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.runner.transfers import to_device
 from trio_pool_serve.runner.transformer_masks import masks_of
@@ -62,6 +62,7 @@ class QwenVision(Backbone):
 
     def _with_images(self, forward: ForwardPass) -> Tensor:
         model: Any = self.model
+        require_placeholders(forward.requests, self.image_token_id)
         encoded = encode_images(model.visual, images_of(forward.requests), forward.device)
         # transformers expects one part per image, and concatenates them.
         encoded.pooler_output = [encoded.pooler_output]

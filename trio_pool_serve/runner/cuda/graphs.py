@@ -45,7 +45,7 @@ graphs would only take memory. It admits BERT-base with 16,384 tokens."""
 def shapes_to_capture(*, parameters: int, max_tokens: int, max_batch_tokens: int) -> list[PackedShape]:
     """Return the shapes to capture, the largest first: smaller graphs then fit into the memory of larger ones.
 
-    Their tokens are powers of two and half-way between those, so a batch is computed with a third more at most.
+    Their tokens are powers of two and half-way between those, so a batch is computed with half as many more at most.
     """
     most = min(max_batch_tokens, MAX_PRODUCTS // max(1, parameters))
     counts = [
@@ -155,8 +155,9 @@ class GraphedBackbone:
             raise
 
     def clear(self) -> None:
-        """Drop all graphs."""
+        """Drop all graphs, and return their memory."""
         self._graphs.clear()
+        release_caches(self.device)
 
     @property
     def shapes(self) -> Sequence[PackedShape]:
