@@ -150,8 +150,8 @@ class TransformerRunner:
         captured = ""
         if self.capture is not None:
             captured = self.capture(budget)
-            while (with_graphs := fit(budget)) < budget:  # graphs keep memory; those of larger batches are of no use
-                budget = with_graphs
+            while fit(budget) < budget:  # graphs take memory, too
+                budget //= 2
                 captured = self.capture(budget)
         self.description += f"{captured}, batches of {budget} tokens"
         return budget
