@@ -46,6 +46,8 @@ def _weighted_mean(states: RowStates, skipped: Indices) -> Tensor:
 
 
 def _divided(rows: Tensor, divisors: npt.NDArray[np.generic]) -> Tensor:
+    if len(divisors) == 1:
+        return rows / float(divisors[0])
     return rows / to_device(divisors.astype(np.float32)[:, None], rows.device)
 
 
