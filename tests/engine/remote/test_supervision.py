@@ -227,7 +227,7 @@ async def test_a_replica_that_keeps_dying_fails_alone_and_the_last_one_ends_the_
                 kill(engines, second, caplog)
                 if death == 0:
                     await until(lambda: second.restarts == 1 and second.state == "ready")
-            await until(lambda: second.state == "failed")
+            await until(lambda: second.state == "failed" and len(engine._ready_links) == 1)
             assert engine.state == "ready"
             await engine.submit_all([REQUEST] * 50)
             for death in range(2):
