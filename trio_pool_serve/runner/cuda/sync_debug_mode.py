@@ -1,4 +1,4 @@
-"""Operations for which the host waits until the device has computed all that was launched before."""
+"""CUDA's debug mode for synchronisations: operations for which the host waits until the device has computed everything."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
