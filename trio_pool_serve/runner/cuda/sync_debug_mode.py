@@ -1,4 +1,4 @@
-"""CUDA's debug mode for synchronisations: operations for which the host waits until the device has computed everything."""
+"""CUDA's debug mode for synchronisations: what makes the host wait for the device raises an error."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
