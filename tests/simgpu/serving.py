@@ -54,7 +54,7 @@ BATCH_TOKENS = 256
 """Of the largest batches; those of the server would take minutes to compute on a CPU."""
 
 TEXTS = (
-    "An event loop that is blocked serves nobody.",
+    "An event loop that is blocked answers no request.",
     "Yes",
     "A nursery owns its tasks, every wait can be cancelled, and every failure has somewhere to go.",
 )

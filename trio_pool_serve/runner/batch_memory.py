@@ -33,7 +33,7 @@ def fit_budget(
                 batch = full_batch(budget, length, params)
                 compute((batch, batch))
         except OutOfDeviceMemoryError as error:
-            reason = error
+            reason = str(error)  # the error's traceback refers to the tensors of batches before
         else:
             break
         if budget < 2 * MIN_TOKENS:

@@ -60,7 +60,7 @@ class SharedCores:
     """The time at which each replica last computed, in shared memory; ``replica`` is the index of this one.
 
     ``computed_at`` is in seconds of the monotonic clock, which all processes share, and infinity while a replica
-    computes. A replica that is killed meanwhile counts as busy until its successor opens the file.
+    computes. Of a replica that is killed meanwhile, the process that restarts it clears the time.
     """
 
     computed_at: npt.NDArray[np.float64]

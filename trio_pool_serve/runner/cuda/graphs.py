@@ -31,7 +31,7 @@ LONGEST = (128, 512)
 longest row has 20 tokens or 128, it launches as many blocks."""
 
 TOKENS_PER_ROW = 8
-"""A shape has room for as many rows as it has tokens, divided by this. Rows that are not there cost next to nothing."""
+"""A shape's tokens divided by this are its most rows. An estimate, as all limits here: not measured on a GPU yet."""
 
 MAX_ROWS = 1024
 
@@ -39,7 +39,7 @@ MIN_TOKENS = 16
 
 MAX_PRODUCTS = 2**42
 """Limit of parameters times tokens of a shape: above it, a GPU computes for so much longer than Python launches that
-graphs would only take memory. It admits BERT-base with 16,384 tokens."""
+graphs would only take memory (estimated). It admits BERT-base with 16,384 tokens."""
 
 
 def shapes_to_capture(*, parameters: int, max_tokens: int, max_batch_tokens: int) -> list[PackedShape]:

@@ -18,8 +18,8 @@ from trio_pool_serve.runner.transfers import to_device
 from trio_pool_serve.types import PooledValue, PoolingRequest, SparseEmbed, SparseLookup, SparseVector
 
 USUAL_WEIGHTS = 512
-"""Weights above zero of a row that are copied at once, as a mean over the batch. SPLADE's models are trained to give
-one or two hundred for a passage."""
+"""Weights above zero of a row that are copied at once, as a mean over the batch: more than trained models are expected
+to give. If one gives more, a second copy has all."""
 
 ACTIVATED_AT_ONCE = 512
 """Tokens whose logits are activated at a time where they are summed: all would take the memory of the logits twice."""
@@ -50,16 +50,16 @@ def compact(weights: Tensor) -> HeadRows:
     if weights.device.type == "cpu":  # nothing is copied
         return HeadRows(weights, _nonzero)
     rows, vocabulary = weights.shape
-    room = min(weights.numel(), USUAL_WEIGHTS * rows)
+    copied = min(weights.numel(), USUAL_WEIGHTS * rows)
     flat = weights.flatten()
-    places = flat.nonzero_static(size=room, fill_value=0).squeeze(1)
+    places = flat.nonzero_static(size=copied, fill_value=0).squeeze(1)
     counts = weights.count_nonzero(dim=1)
     numbers = torch.cat([counts.int(), (places % vocabulary).int(), flat.index_select(0, places).view(torch.int32)])
 
     def split(array: npt.NDArray[np.int32]) -> list[PooledValue]:
-        found, indices, values = array[:rows], array[rows : rows + room], array[rows + room :].view(np.float32)
+        found, indices, values = array[:rows], array[rows : rows + copied], array[rows + copied :].view(np.float32)
         total = int(found.sum())
-        if total > room:
+        if total > copied:
             every = flat.nonzero().squeeze(1)
             indices, values = (every % vocabulary).int().cpu().numpy(), flat.index_select(0, every).cpu().numpy()
         ends = np.cumsum(found)[:-1]
@@ -74,12 +74,12 @@ def compact(weights: Tensor) -> HeadRows:
 def _groups(lengths: Indices, max_tokens: int) -> list[list[int]]:
     """Return the rows in groups of at most so many tokens, or of one row."""
     groups: list[list[int]] = []
-    room = 0
+    tokens_left = 0
     for row, length in enumerate(lengths.tolist()):
-        room -= length
-        if room < 0:
+        tokens_left -= length
+        if tokens_left < 0:
             groups.append([])
-            room = max_tokens - length
+            tokens_left = max_tokens - length
         groups[-1].append(row)
     return groups
 
