@@ -29,7 +29,7 @@ UNHURRIED = SchedulingConfig(max_queue_s=600)
 
 NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
-pytest_plugins = ["tests.agreement_record", "tests.kept_folders", "tests.parallel", "pytester"]
+pytest_plugins = ["tests.agreement_record", "tests.kept_folders", "tests.parallel", "tests.small_disk", "pytester"]
 
 contain_connections()  # as both ways to start a server do
 
@@ -42,6 +42,14 @@ def pytest_collection_finish() -> None:
     """Leave what the imports made out of later collections, which some tests ask for dozens of times."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_of_the_suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Files and batches of the user who runs the tests are none of theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture(scope="session")

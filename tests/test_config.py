@@ -81,6 +81,7 @@ WRITTEN = {
     "renderer_num_workers": ("5", 5),
     "media_num_workers": ("4", 4),
     "postprocess_num_workers": ("6", 6),
+    "steady_threads": ("true", True),
     "switch_interval_s": ("0.001", 0.001),
     "niceness": ("3", 3),
     "request_timeout_s": ("9", 9.0),
@@ -102,6 +103,11 @@ WRITTEN = {
     "log_format": ("json", "json"),
     "access_log": ("true", True),
     "access_log_rate": ("7", 7),
+    "batch_api": ("false", False),
+    "data_dir": ("/srv/batches", Path("/srv/batches")),
+    "file_retention_days": ("7.5", 7.5),
+    "max_stored_bytes": ("4096", 4096),
+    "max_unfinished_batches": ("3", 3),
     "otlp_endpoint": ("http://collector:4318", "http://collector:4318"),
 }
 

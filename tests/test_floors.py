@@ -18,15 +18,16 @@ FLOORS = [
     {"config"},
     {"threads"},
     {"processes"},
-    {"access", "telemetry"},
+    {"access", "storage", "telemetry"},
     {"engine", "rendering", "runner"},
     {"models"},
     {"tasks"},
+    {"batches"},
     {"service"},
     {"api"},
     {"process_setup"},
     {"app"},
-    {"__main__", "asgi", "cli", "server"},
+    {"__main__", "asgi", "bulk", "cli", "server"},
 ]
 
 NEIGHBOURS_THAT_NEVER_MEET = {(a, b) for a in FLOORS[5] for b in FLOORS[5] if a != b}

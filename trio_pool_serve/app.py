@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
 import trio
@@ -18,15 +19,20 @@ from trio_pool_serve.api.dialects.tei.info import INFO_PATH, info_routes
 from trio_pool_serve.api.dialects.vllm.tokenizer_info import TOKENIZER_INFO_PATH, tokenizer_info_routes
 from trio_pool_serve.api.http.connection import PoolServeConnection
 from trio_pool_serve.api.http.dispatch import TaskHandler, endpoints_by_path, task_routes
+from trio_pool_serve.api.http.forwarding import serve_forwarded
+from trio_pool_serve.api.http.line_responses import LineResponder
 from trio_pool_serve.api.http.middleware import Middleware
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.request_log import log_request
 from trio_pool_serve.api.http.route_table import RouteTable
+from trio_pool_serve.api.routes.batches import batch_routes
 from trio_pool_serve.api.routes.model_list import model_routes
 from trio_pool_serve.api.routes.openapi import openapi_routes
 from trio_pool_serve.api.routes.operations import ADMIN_PATHS, PROBE_ROUTES, operational_routes
+from trio_pool_serve.api.routes.stored_files import file_routes
+from trio_pool_serve.batches.batch_runner import LineRoutes
 from trio_pool_serve.config import Config
-from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
+from trio_pool_serve.errors import EngineDeadError, ModelLoadError, NotFoundError, unwrap_exception_groups
 from trio_pool_serve.process_setup import configure_process
 from trio_pool_serve.service import Service
 
@@ -139,15 +145,22 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
     for blueprint in BLUEPRINTS:
         app.register_blueprint(blueprint)
     has_tokenizer_info = config.input.enable_tokenizer_info_endpoint
+    stored_routes = {**file_routes(app.service), **batch_routes(app.service)}
     app.routes = RouteTable(
         {
             **task_routes(app.service, DIALECTS, INVOCATIONS),
             **info_routes(app.service),
             **(tokenizer_info_routes(app.service) if has_tokenizer_info else {}),
             **model_routes(app.service),
+            **(stored_routes if config.batch.batch_api else {}),
             **operational_routes(app.service),
             **openapi_routes(
-                tuple(DIALECTS), INVOCATIONS, without=() if has_tokenizer_info else (TOKENIZER_INFO_PATH,)
+                tuple(DIALECTS),
+                INVOCATIONS,
+                without=(
+                    *(() if has_tokenizer_info else (TOKENIZER_INFO_PATH,)),
+                    *(() if config.batch.batch_api else (path for _, path in stored_routes)),
+                ),
             ),
         }
     )
@@ -159,7 +172,21 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
         open_routes=PROBE_ROUTES,
         for_admins=ADMIN_PATHS,
     )
+    responder = LineResponder(app.service, DIALECTS, INVOCATIONS, OPENAI)
+    routes = LineRoutes(responder.respond_all, responder.paths, partial(_model_of, app.service))
+    app.service.batches.connect(routes, serve_forwarded(app))
     return app
+
+
+def _model_of(service: Service, name: str | None, among: frozenset[str] | None) -> str:
+    """Return the name of the model that a name stands for, whatever its state is. Raises ``NotFoundError``."""
+    models = service.models(among)
+    served = service.named(name) if name else next(iter(models), None)
+    if served is None and service.config.network.accept_any_model:
+        served = next(iter(models), None)
+    if served is None or served not in models:
+        raise NotFoundError(f"The model `{name}` does not exist.")
+    return served.source.name
 
 
 async def _raise(error: HTTPException) -> NoReturn:

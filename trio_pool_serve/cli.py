@@ -14,7 +14,9 @@ from rich.console import Console
 
 import trio_pool_serve
 from trio_pool_serve.access.api_keys import ApiKeys
+from trio_pool_serve.bulk.commands import COMMANDS, add_commands, leave_with
 from trio_pool_serve.config import (
+    BatchConfig,
     Config,
     InputConfig,
     LoggingConfig,
@@ -41,6 +43,7 @@ app = App(
     help="A server for pooling models, built on structured concurrency.",
     version=trio_pool_serve.__version__,
 )
+add_commands(app)
 
 
 @app.command
@@ -66,6 +69,7 @@ def serve(
     time_limits: TimeLimitsConfig = DEFAULTS.time_limits,
     inputs: InputConfig = DEFAULTS.input,
     log: LoggingConfig = DEFAULTS.logging,
+    batch: BatchConfig = DEFAULTS.batch,
 ) -> Config:
     """Serve models until SIGTERM or SIGINT."""
     del config  # ``read_config`` reads the file
@@ -79,6 +83,7 @@ def serve(
         time_limits=time_limits,
         input=inputs,
         logging=log,
+        batch=batch,
     )
 
 
@@ -141,9 +146,17 @@ def main() -> None:
     """Run the command line."""
     arguments = sys.argv[1:]
     if arguments[:1] != ["serve"] or {"--help", "-h"} & set(arguments):
-        app.config = [Env(ENVIRONMENT_PREFIX, command=False)]
-        app(arguments)
-        return
+        # The variables are the server's: --dtype of embed is another setting than that of serve.
+        app.config = [] if arguments[:1] and arguments[0] in COMMANDS else [Env(ENVIRONMENT_PREFIX, command=False)]
+        try:
+            command, bound, _ = app.parse_args(arguments)
+        except ValueError as error:  # of a check of several options together
+            _print_error(error)
+            sys.exit(2)
+        status = command(*bound.args, **bound.kwargs)
+        if isinstance(status, int):  # not that of --help
+            leave_with(status)
+        sys.exit(0)
     try:
         config = read_config(arguments[1:])
         import_plugins(config)

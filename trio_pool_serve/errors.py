@@ -108,6 +108,14 @@ class NotFoundError(PoolServeError):
     """No such model or route."""
 
 
+class ConflictError(PoolServeError):
+    """The request does not fit the state of what it is for: a batch has ended already, a file is in use."""
+
+
+class QuotaExceededError(PoolServeError):
+    """The client has stored as much as it may, or has as many batches; some must be removed, or end, first."""
+
+
 class MethodNotAllowedError(PoolServeError):
     """The route exists, but not for this HTTP method. ``allowed`` are those it has, as in the header ``Allow``."""
 
@@ -167,6 +175,45 @@ class UnsendableError(PoolServeError):
 
 class QueryGoneError(PoolServeError):
     """Stage two of late interaction refers to a query that is not held: its request has ended."""
+
+
+class BulkRowError(PoolServeError):
+    """A row of a table cannot be computed, and the run is to stop for it; the message has its place and its id."""
+
+
+class StorageError(PoolServeError):
+    """A file or a database cannot be read or written, because the disk is full or read-only for example.
+
+    What had been committed before is still there. Once the cause is mended, the same work can go on.
+    """
+
+
+class StorageLostError(StorageError):
+    """A file has been deleted or cut off by someone else: work that needs it cannot go on."""
+
+
+class StorageInUseError(StorageError):
+    """Another process has opened the database; try again when that has ended."""
+
+    retry_after_s = 5.0
+
+
+class BulkInputError(PoolServeError):
+    """A table of bulk work cannot be read, or not be written as asked; the message is for the user at the terminal.
+
+    No such file, an unknown format or column, a damaged file, a package that is not installed.
+    """
+
+
+class TransferError(PoolServeError):
+    """A file cannot be downloaded from a URL, or not be uploaded to one; the message has the method and the reason.
+
+    What was computed is still on the disk. The same command tries it again.
+    """
+
+
+class InputChangedError(BulkInputError):
+    """A file of the input was changed or removed since it was scanned: the rows are no longer those of the run."""
 
 
 class WorkerTooSlowError(PoolServeError):

@@ -13,6 +13,7 @@ import trio
 from attrs import Factory, define, field
 
 from trio_pool_serve.access.api_keys import ApiKeys
+from trio_pool_serve.batches.batch_api import BatchApi
 from trio_pool_serve.config import Config, ModelSource
 from trio_pool_serve.engine.deep_probe import DeepProbe
 from trio_pool_serve.engine.engine import Engine
@@ -45,7 +46,7 @@ from trio_pool_serve.rendering.memory_budget import MemoryBudget
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.access_log import AccessLog
-from trio_pool_serve.telemetry.metrics import Gauges, Metrics, sample_loop_lag, task_gauges
+from trio_pool_serve.telemetry.metrics import Gauges, Metrics, sample_loop_lag, task_gauges, thread_gauges
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, gather_snapshots, serve_snapshots
 from trio_pool_serve.telemetry.tracing import Tracing, open_tracing
 from trio_pool_serve.threads.offload import Offload
@@ -99,6 +100,7 @@ class Service:
     )
     memory: MemoryBudget = field(init=False)
     media: MediaLoader = field(init=False)
+    batches: BatchApi = field(init=False)
     started: float = field(factory=time.time, init=False)
     """Seconds since the epoch."""
     processes: dict[str, WorkerProcesses] = field(init=False)
@@ -159,6 +161,7 @@ class Service:
             # Only this user can enter it: a process that can connect to an engine can have it compute anything.
             self._own_socket_folder = TemporaryDirectory(prefix="trio_pool_serve-")
             self.socket_folder = Path(self._own_socket_folder.name)
+        self.batches = BatchApi(self.config, self.offload, None if self._own_socket_folder else self.socket_folder)
         for number, source in enumerate(self.config.sources):
             self.served[source.name] = ServedModel(source, self._make_engine(number, source))
 
@@ -201,6 +204,7 @@ class Service:
                         # In this order local engines queue for the one thread that loads.
                         await nursery.start(served.engine.run)
                         nursery.start_soon(served.probe.run)
+                    await nursery.start(self.batches.run)
                     await self._load()
         finally:
             if self._own_socket_folder is not None:
@@ -243,7 +247,7 @@ class Service:
 
         if not self._unused_cores:
             self._unused_cores += SharedCores.private(self.offload.launch)
-        return SharingRunner(runner, self._unused_cores)
+        return SharingRunner(runner, self._unused_cores, self.config.threads.steady_threads)
 
     def _make_model(self, served: ServedModel, folder: AnyModelFolder, tokenizer: Tokenizer) -> Model:
         config = self.config
@@ -368,6 +372,7 @@ class Service:
             "media_cache": attrs.asdict(self.media.cache.statistics()),
             "media_fetches": attrs.asdict(self.media.fetcher.statistics()),
             "request_memory_bytes": self.memory.held_bytes,
+            "batches": attrs.asdict(self.batches.statistics()),
         }
         return Snapshot(families_of(self.metrics.registry), load)
 
@@ -377,18 +382,13 @@ class Service:
         return [self.snapshot(), *([] if self._engines is None else [self._engines.snapshot()]), *others]
 
     def _gauges(self) -> Gauges:
-        stats = self.offload.statistics()
         workers = {name: processes.statistics() for name, processes in self.processes.items()}
-        uses = ("capacity", "borrowed", "waiting")
         return {
-            **{f"limiter_{use}": {kind: getattr(limiter, use) for kind, limiter in stats.items()} for use in uses},
-            "worker_capacity": {name: pool.capacity for name, pool in workers.items()},
-            "worker_borrowed": {name: pool.borrowed for name, pool in workers.items()},
-            "worker_waiting": {name: pool.waiting for name, pool in workers.items()},
-            "worker_killed": {name: pool.killed for name, pool in workers.items()},
+            **thread_gauges(self.offload.statistics(), workers),
             "media_cache": attrs.asdict(self.media.cache.statistics()),
             "media_fetches": attrs.asdict(self.media.fetcher.statistics()),
             "request_memory_bytes": {"all": self.memory.held_bytes},
+            "batches": attrs.asdict(self.batches.statistics()),
         }
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Generator, Mapping
 from functools import cached_property, lru_cache
 from hashlib import blake2b
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -142,11 +142,13 @@ class Client:
     """Who sends a request, as far as fairness and limits go: the name of an API key, or else an address.
 
     ``number`` stands for it in the queues: below 2⁶³, the same in all processes. ``may_outrank``: its priorities count
-    against those of other clients, not only among its own requests.
+    against those of other clients, not only among its own requests. ``is_background``: it is never refused, and what it
+    sends is computed when nothing of other clients waits.
     """
 
     label: str = ""
     may_outrank: bool = False
+    is_background: bool = False
     number: int = field(init=False)
 
     @number.default
@@ -210,6 +212,16 @@ PooledValue: TypeAlias = Vectors | SparseVector
 """The output for one row and one of its ``PoolingParams``."""
 
 
+class PlannedBatch(msgspec.Struct, frozen=True, array_like=True):
+    """The batch that a row of background work is computed in: its number, and how many rows it has.
+
+    The number is below 2⁶³, and unique among all processes.
+    """
+
+    number: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+    rows: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+
+
 class PoolingRequest(msgspec.Struct, frozen=True, eq=False):
     """One row of work: the unit that the engine queues, batches and answers.
 
@@ -217,7 +229,8 @@ class PoolingRequest(msgspec.Struct, frozen=True, eq=False):
     ``rank`` are computed first; ``client`` is the number of a ``Client``, and of its rows those of a smaller
     ``priority`` are computed first. ``group`` is the request group: rows with the same number share one turn in the
     queue. Each client request has its own number below 2⁶³, unique among all processes; 0 is a group of this row alone.
-    ``deadline``, in the trio clock's seconds, is when the row is of no use any more.
+    ``deadline``, in the trio clock's seconds, is when the row is of no use any more. A row with ``planned`` is
+    background work: it is computed when no other rows wait, in exactly that batch.
     """
 
     prompt: RenderedPrompt
@@ -227,6 +240,7 @@ class PoolingRequest(msgspec.Struct, frozen=True, eq=False):
     client: int = 0
     rank: int = 0
     deadline: float = math.inf
+    planned: PlannedBatch | None = None
 
     @property
     def tokens(self) -> int:

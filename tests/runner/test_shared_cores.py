@@ -195,3 +195,22 @@ def test_a_batch_that_fails_leaves_its_share(tmp_path, clock):
         torch.set_num_threads(threads)
     later(clock)
     assert second.take() == 8
+
+
+def test_steady_threads_are_the_share_of_each_whoever_computes(tmp_path, clock):
+    """However many others compute, and however contended the cores are, a batch has the same number of threads."""
+    seen: list[int] = []
+    shared = [SharedCores.open(tmp_path / "cores", index, 2) for index in range(2)]
+    threads = torch.get_num_threads()
+    runner = ScriptedRunner(on_launch=lambda _: seen.append(torch.get_num_threads()))
+    sharing = SharingRunner(runner, shared[:1], is_steady=True)
+    batch = Batch((PoolingRequest(RenderedPrompt(np.ones(3, dtype=np.int32))),))
+    try:
+        sharing.launch(batch)
+        shared[1].take()
+        sharing.launch(batch)
+        sharing.contention.observe(took_s=1.0, cpu_s=0.1, threads=4, now=clock[0])
+        sharing.launch(batch)
+    finally:
+        torch.set_num_threads(threads)
+    assert seen == [4, 4, 4]

@@ -80,12 +80,13 @@ def test_each_kind_has_the_capacity_it_was_given():
         "load": 1,
         "launch": 4,
         "copy": 5,
+        "files": 2,
     }
 
 
 async def test_the_repr_tells_who_is_busy_and_who_waits():
     offload, blocker = Offload(), Blocker()
-    kinds = "media 0/1+0, postprocess 0/1+0, load 0/1+0, launch 0/1+0, copy 0/2+0"
+    kinds = "media 0/1+0, postprocess 0/1+0, load 0/1+0, launch 0/1+0, copy 0/2+0, files 0/2+0"
     assert repr(offload) == f"<Offload render 0/1+0, {kinds}>"
     async with trio.open_nursery() as nursery:
         for _ in range(2):

@@ -11,6 +11,7 @@ import msgspec
 from attrs import Factory, field, frozen
 from attrs.validators import deep_iterable, min_len
 
+from trio_pool_serve.config.batch_config import BatchConfig as BatchConfig
 from trio_pool_serve.config.computing_config import Placement as Placement
 from trio_pool_serve.config.computing_config import ProcessesConfig as ProcessesConfig
 from trio_pool_serve.config.computing_config import SchedulingConfig as SchedulingConfig
@@ -61,6 +62,7 @@ class Config:
     time_limits: TimeLimitsConfig = Factory(TimeLimitsConfig)
     input: InputConfig = Factory(InputConfig)
     logging: LoggingConfig = Factory(LoggingConfig)
+    batch: BatchConfig = Factory(BatchConfig)
 
     def __attrs_post_init__(self) -> None:
         names = [name for source in self.sources for name in (source.name, *source.aliases)]

@@ -6,7 +6,7 @@ from attrs import field, frozen
 from attrs.validators import and_, ge, gt, in_, instance_of, le, matches_re, optional, or_
 from cyclopts import Group, Parameter
 
-from trio_pool_serve.config.help import help_
+from trio_pool_serve.config.help import help_, switch
 
 Fairness: TypeAlias = Literal["client", "request"]
 Placement: TypeAlias = Literal["local", "process"]
@@ -164,6 +164,13 @@ class ThreadsConfig:
     postprocess_num_workers: Annotated[int, help_("Number of threads that encode responses.")] = field(
         default=1, validator=gt(0)
     )
+    steady_threads: Annotated[
+        bool,
+        switch(
+            "Compute every batch on CPU with the same number of threads, also while fewer would be faster or more are "
+            "free. The last bits of what torch computes depend on it, those of OpenVINO do not."
+        ),
+    ] = False
     switch_interval_s: Annotated[
         float, help_("Seconds for which a thread may hold the GIL while the event loop waits for it.")
     ] = field(default=0.0005, validator=gt(0))

@@ -173,7 +173,10 @@ class Admission:
 
     @contextmanager
     def admit(self, work: EstimatedWork) -> Iterator[AdmittedRequest]:
-        """Count a request's work until the context ends. Raises ``OverloadedError``."""
+        """Count a request's work until the context ends; not that of background work. Raises ``OverloadedError``."""
+        if work.client.is_background:
+            yield AdmittedRequest(work, WaitingWork(), {}, ImageRows())
+            return
         if work.has_images and self._image_rows.tokens:  # which says more than a guess that is the same for all models
             work = evolve(work, tokens=math.ceil(self._image_rows.tokens * work.rows))
         self.refuse_late(work)
@@ -189,6 +192,8 @@ class Admission:
 
     def refuse_late(self, work: EstimatedWork) -> None:
         """Raise ``OverloadedError`` if a request would wait for too long."""
+        if work.client.is_background:
+            return
         left_s = work.deadline - trio.current_time() if work.deadline < math.inf else math.inf
         queue_s = self.max_queue_s - work.waited_s
         limit_s = min(queue_s, left_s)

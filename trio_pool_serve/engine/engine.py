@@ -110,9 +110,15 @@ class Engine(ABC):
         ``BatchFailedError``, or what ``row_done`` raised. Then, and on cancellation, rows that have not been launched
         leave the queue; those that have are computed, and their outputs dropped.
         """
-        submission = Submission(requests, row_done)
+        return await self.complete(Submission(requests, row_done), self.submit_nowait)
+
+    async def complete(self, submission: Submission, submit: Callable[..., object]) -> list[PoolingOutput]:
+        """Call ``submit(*entries)``, which submits the entries now or later, and return their outputs.
+
+        Raises and is cancelled as ``submit_all``.
+        """
         try:
-            self.submit_nowait(*submission.entries)
+            submit(*submission.entries)
             return await submission.wait()
         finally:
             submission.row_done = None  # launched rows may still be finished

@@ -32,6 +32,7 @@ from typing import TypeAlias
 import trio
 from attrs import Factory, define, field
 
+from trio_pool_serve.engine.background_queue import BackgroundQueue
 from trio_pool_serve.engine.batching import FREE_PADDING_DIVISOR, BatchBudget, length_class
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.small_requests import SmallRequests
@@ -125,6 +126,8 @@ class RequestQueue:
     """Whether clients take turns; if not, all rows count as one client's."""
     max_age_s: float = math.inf
     small_requests: SmallRequests = Factory(SmallRequests)
+    background: BackgroundQueue = field(init=False, factory=BackgroundQueue)
+    """Planned batches, which do not count as waiting rows."""
     tokens: int = field(default=0, init=False)
     """Tokens of all waiting rows."""
     clock: int = field(default=0, init=False)
@@ -151,8 +154,8 @@ class RequestQueue:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[QueueEntry]:
-        """Iterate over the waiting entries, in order of arrival."""
-        return iter(self._entries)
+        """Iterate over the waiting entries, in order of arrival; last those of background work."""
+        return itertools.chain(self._entries, self.background)
 
     def put_nowait(self, *entries: QueueEntry) -> None:
         """Add entries."""
@@ -160,6 +163,9 @@ class RequestQueue:
         short_tokens = long_tokens = 0
         for entry in entries:
             request = entry.request
+            if request.planned is not None:
+                self.background.put_nowait(entry, request.planned.number)
+                continue
             tokens = entry.tokens = len(request.prompt.token_ids)
             group = groups.get(request.group) or self._open_group(request.group)
             group.rows += 1
@@ -201,6 +207,8 @@ class RequestQueue:
         """Take an entry out of the queue; does nothing if it is not waiting."""
         if entry.queue_class is not None:
             self._remove([entry])
+        elif entry.request.planned is not None:
+            self.background.withdraw(entry.request.planned.number)
 
     def _remove(self, entries: Sequence[QueueEntry]) -> int:
         """Take waiting entries out of the queue; return of how many small requests no rows are left."""
@@ -246,8 +254,8 @@ class RequestQueue:
         leaves_long = leaves_long and self._long_tokens <= min(self._kept_together, MAX_TOKENS_BEFORE_LONG)
         classes = self._classes_in_turn(leaves_long=leaves_long)
         opening = self._opening(classes, leaves_long=leaves_long)
-        if opening is None:
-            return []
+        if opening is None:  # while long rows are left to other threads, this one is kept free
+            return [] if self._entries else self.background.take_batch()
         free_padding = max_tokens // FREE_PADDING_DIVISOR
         if bulk_tokens is not None and self._has_recent_small_requests(max_tokens):
             classes = [waiting for waiting in classes if waiting.is_bulk == opening.is_bulk]
@@ -359,7 +367,7 @@ class RequestQueue:
 
     async def wait_not_empty(self) -> None:
         """Wait until an entry waits. Cancellation: at once; nothing is taken."""
-        while not self._entries:
+        while not self._entries and not self.background.has_batch:
             await self.wait_change()
 
     async def wait_change(self) -> None:

@@ -104,6 +104,8 @@ class SharingRunner:
 
     runner: Runner
     unused: list[SharedCores]
+    is_steady: bool = False
+    """Whether every batch is computed with as many threads: on that depend the last bits of what torch computes."""
     contention: CoreContention = field(init=False, factory=CoreContention)
 
     def launch(self, batch: Batch) -> PooledBatch:
@@ -111,7 +113,9 @@ class SharingRunner:
         shared = self.unused.pop()
         share = threads = shared.take()
         began, spent = time.monotonic(), time.process_time()
-        if self.contention.is_contended(began):
+        if self.is_steady:
+            threads = max(1, shared.cores // len(shared.computed_at))
+        elif self.contention.is_contended(began):
             threads = max(1, share // 2)
         if threads != torch.get_num_threads():
             torch.set_num_threads(threads)

@@ -51,7 +51,7 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
         module, _, function = job.loader.partition(":")
         folder = open_model_folder(source.location, config.loading)
         runner: Runner = getattr(import_module(module), function)(folder, config.loading, offload)
-        return runner if not job.cores else _share_cores(runner, job)
+        return runner if not job.cores else _share_cores(runner, job, is_steady=config.threads.steady_threads)
 
     small_requests = SmallRequests.open(Path(job.small_requests), job.numbers.replica, job.numbers.replicas)
     engine = LocalEngine(load, offload, metrics.of_engine(job.model), config.scheduling, small_requests)
@@ -87,10 +87,11 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
     return 0
 
 
-def _share_cores(runner: Runner, job: EngineJob) -> Runner:
+def _share_cores(runner: Runner, job: EngineJob, *, is_steady: bool) -> Runner:
     from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner  # imported here: it imports torch
 
-    return SharingRunner(runner, [SharedCores.open(Path(job.cores), job.numbers.process, job.numbers.processes)])
+    shared = SharedCores.open(Path(job.cores), job.numbers.process, job.numbers.processes)
+    return SharingRunner(runner, [shared], is_steady)
 
 
 if __name__ == "__main__":

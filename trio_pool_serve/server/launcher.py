@@ -48,16 +48,21 @@ async def serve(config: Config, service: Service | None = None, load_runner: Run
         if service is not None:
             await _serve_alone(config, service)
             return
-        config = await with_engine_placement(config)
-        gpus: list[Gpu] = []
-        if config.processes.engine == "process":
-            do_without_torch()
-            gpus = await find_gpus(config.loading)
-            config = with_replicas(config, len(gpus))
+        config, gpus = await place_engines(config)
         if config.processes.api_workers > 1:
             await serve_by_workers(config, loader_name(load_runner), partial(_announce_workers, config), gpus)
         else:
             await _serve_alone(config, Service(config, load_runner, gpus=gpus))
+
+
+async def place_engines(config: Config) -> tuple[Config, list[Gpu]]:
+    """Return the settings with what they leave open about engines, and the GPUs for those. Cancellation: at once."""
+    config = await with_engine_placement(config)
+    if config.processes.engine != "process":
+        return config, []
+    do_without_torch()
+    gpus = await find_gpus(config.loading)
+    return with_replicas(config, len(gpus)), gpus
 
 
 async def with_engine_placement(config: Config, cores: int | None = None) -> Config:

@@ -13,7 +13,7 @@ from typing import NoReturn
 import trio
 from hypercorn.config import Config as HypercornConfig
 
-from trio_pool_serve.app import create_app
+from trio_pool_serve.app import PoolServeApp, create_app
 from trio_pool_serve.config import Config, NetworkConfig
 from trio_pool_serve.processes.restart_backoff import RestartBackoff
 from trio_pool_serve.server.acceptor import refuse_rest, serve_app
@@ -89,9 +89,16 @@ def hypercorn_config(config: Config) -> HypercornConfig:
 
 
 async def serve_listeners(
-    config: Config, service: Service, listening: socket.socket, stop: trio.Event, tls: ssl.SSLContext | None = None
+    config: Config,
+    service: Service,
+    listening: socket.socket,
+    stop: trio.Event,
+    tls: ssl.SSLContext | None = None,
+    create: Callable[[Config, Service], PoolServeApp] = create_app,
 ) -> None:
     """Serve on the socket until ``stop`` is set, and drain then; with a new listener whenever one crashes.
+
+    Each listener has an app of its own, which ``create`` makes.
 
     Cancellation: at once, but for what hypercorn is writing.
     """
@@ -102,7 +109,7 @@ async def serve_listeners(
         began = trio.current_time()
         try:
             # A new app each time: quart's cannot start twice.
-            app, context = create_app(config, service), ServerContext(connections=connections)
+            app, context = create(config, service), ServerContext(connections=connections)
             await serve_app(app, settings, context, listening, stop, tls=tls, refusing=app)
         except Exception as error:
             service.metrics.listener_restarts.inc()

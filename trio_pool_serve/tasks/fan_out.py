@@ -127,14 +127,19 @@ async def compute_rows(
         timings.add_rendered(rows=len(requests), tokens=sum(request.tokens for request in requests))
         outputs = ChunkOutputs(chunk, rendered, timings, admitted, done)
         with model.renderer.memory.holding((request.prompt for request in requests), work.client):
-            await model.engine.submit_all(requests, outputs.add)
+            await model.submit_all(requests, outputs.add)
 
-    async def render_and_compute(chunk: range) -> None:
+    rendered_chunks: dict[range, list[list[RenderedPrompt]]] = {}
+
+    async def render_one_of_several(chunk: range) -> None:
         try:
             rendered = await render(chunk)
         finally:
             ahead.release_on_behalf_of(chunk)
-        await compute(chunk, rendered)
+        if model.window is None:
+            await compute(chunk, rendered)
+        else:
+            rendered_chunks[chunk] = rendered
 
     chunks = list(_chunks(rows, model.renderer))
     if len(chunks) == 1:
@@ -144,7 +149,11 @@ async def compute_rows(
             async with trio.open_nursery() as nursery:
                 for chunk in chunks:
                     await ahead.acquire_on_behalf_of(chunk)
-                    nursery.start_soon(render_and_compute, chunk)
+                    nursery.start_soon(render_one_of_several, chunk)
+        if model.window is not None and chunks:
+            # Whether all members of the window wait can be told if each waits for all of its rows at once.
+            all_rows = [prompts for chunk in chunks for prompts in rendered_chunks[chunk]]
+            await compute(range(len(rows)), all_rows)
     return [computed[index] for index in range(len(rows))]
 
 

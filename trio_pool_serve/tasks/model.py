@@ -1,13 +1,16 @@
 """A model that tasks can use."""
 
+from collections.abc import Sequence
+
 from attrs import frozen
 
-from trio_pool_serve.engine.engine import Engine
+from trio_pool_serve.engine.engine import Engine, RowDone
+from trio_pool_serve.engine.planned_window import WindowMember
 from trio_pool_serve.errors import JobField, TaskNotSupportedError
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.rendering.renderer import Renderer
-from trio_pool_serve.types import PoolingTask
+from trio_pool_serve.types import PoolingOutput, PoolingRequest, PoolingTask
 
 
 @frozen(eq=False)
@@ -24,6 +27,16 @@ class Model:
     engine: Engine
     splits_long_texts: bool = False
     truncates_by_default: bool = False
+    window: WindowMember | None = None
+    """The window that a request of background work belongs to."""
+
+    async def submit_all(
+        self, requests: Sequence[PoolingRequest], row_done: RowDone | None = None
+    ) -> list[PoolingOutput]:
+        """Compute the rows of a request by the engine. Raises and is cancelled as ``Engine.submit_all``."""
+        if self.window is None:
+            return await self.engine.submit_all(requests, row_done)
+        return await self.window.submit_all(self.engine, requests, row_done)
 
     def label(self, index: int) -> str:
         """Return the name of a label; ``LABEL_0`` and so on, as in transformers, where the model has none."""

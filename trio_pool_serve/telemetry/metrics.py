@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from trio_pool_serve.threads.offload import LimiterName
+from trio_pool_serve.processes.worker_processes import WorkerStatistics
+from trio_pool_serve.threads.offload import LimiterName, LimiterStatistics
 
 PREFIX = "trio_pool_serve_"
 
@@ -156,6 +157,15 @@ class Metrics:
 def task_gauges() -> Gauges:
     """Return the number of tasks that have not ended; on the loop. It does not grow unless something leaks."""
     return {"tasks": {"living": trio.lowlevel.current_statistics().tasks_living}}
+
+
+def thread_gauges(limiters: Mapping[LimiterName, LimiterStatistics], workers: Mapping[str, WorkerStatistics]) -> Gauges:
+    """Return the use of each limiter of threads, and of each pool of worker processes."""
+    uses = ("capacity", "borrowed", "waiting")
+    return {
+        **{f"limiter_{use}": {kind: getattr(limiter, use) for kind, limiter in limiters.items()} for use in uses},
+        **{f"worker_{use}": {name: getattr(pool, use) for name, pool in workers.items()} for use in (*uses, "killed")},
+    }
 
 
 async def sample_loop_lag(histogram: Histogram, *, every_s: float = 0.1) -> NoReturn:

@@ -20,10 +20,10 @@ from trio_pool_serve.threads.scheduling import lower_priority
 
 T = TypeVar("T")
 
-LimiterName: TypeAlias = Literal["render", "media", "postprocess", "load", "launch", "copy"]
+LimiterName: TypeAlias = Literal["render", "media", "postprocess", "load", "launch", "copy", "files"]
 """render: prompts to token ids, and decoding large bodies. media: image bytes to the image processor's arrays.
 postprocess: outputs to bytes. load: loading models, one at a time. launch: forward passes. copy: waiting for copies
-from the device."""
+from the device. files: reading and writing files of bulk work."""
 
 
 PREPARED_AT_ONCE = 32
@@ -60,6 +60,8 @@ class Offload:
     copy: int = 2
     load: int = field(default=1, init=False)
     """Imports and conversions are no faster two at a time, and take the memory of both."""
+    files: int = field(default=2, init=False)
+    """One reads while another writes."""
     cores_shared_by: int = field(default=Factory(lambda self: self.launch, takes_self=True), kw_only=True)
     """Launch threads on these cores, those of the server's other processes included."""
     niceness: int | None = None

@@ -21,6 +21,7 @@ from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.batching import TokenBudget
 from trio_pool_serve.engine.compute_rates import UNKNOWN
 from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.engine.planned_window import PlannedWindow
 from trio_pool_serve.engine.remote.answers import read_answers
 from trio_pool_serve.engine.remote.engine_connection import serve_engine
 from trio_pool_serve.engine.remote.process_engine import MAX_TOKENS_BEFORE_LONG, ProcessEngine
@@ -668,3 +669,72 @@ async def test_rows_of_more_than_one_frame_are_all_computed(replica, monkeypatch
         await engine.wait_ready()
         outputs = await engine.submit_all([request(index) for index in range(50)])
         assert [output.values[0][1] for output in outputs] == list(range(50))
+
+
+async def compute_window(engine: ProcessEngine, *of_members: list[PoolingRequest]) -> list[list[object] | Exception]:
+    """Return the lengths that each member of a window is given for its rows, or its error."""
+    window = PlannedWindow(len(of_members))
+    results: list[list[object] | Exception] = [[] for _ in of_members]
+
+    async def submit(index: int) -> None:
+        try:
+            with window.members[index] as member:
+                outputs = await member.submit_all(engine, of_members[index])
+        except PoolServeError as error:
+            results[index] = error
+        else:
+            results[index] = [output.values[0][0] for output in outputs]
+
+    async with trio.open_nursery() as nursery:
+        for index in range(len(of_members)):
+            nursery.start_soon(submit, index)
+    return results
+
+
+async def test_all_rows_of_a_planned_batch_go_to_one_replica(tmp_path):
+    replicas = [Replica(tmp_path / f"{number}.engine") for number in range(2)]
+    rows = [[request(*range(1, 2 + length)) for length in range(1 + index % 7)] for index in range(20)]
+    async with two_alive(*replicas), asking(*replicas) as engine:
+        await until(lambda: len(engine._ready_links) == 2)
+        results = await compute_window(engine, *rows)
+    assert results == [[each.tokens for each in of_member] for of_member in rows]
+    assert all(replica.runner.batches for replica in replicas)
+    for batch in [batch for replica in replicas for batch in replica.runner.batches]:
+        (planned,) = {each.planned for each in batch.requests}
+        assert planned is not None
+        assert planned.rows == len(batch.requests)
+
+
+async def test_a_planned_batch_with_a_row_that_cannot_be_sent_fails_and_no_other(replica):
+    """The engine process would wait for its last row for ever."""
+    unsendable = PoolingRequest(RenderedPrompt(np.ones(4, dtype=np.int32)), (Unsendable(),))
+    async with replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        results = await compute_window(engine, [unsendable], [request(1, 2, 3, 4)], [request(1)])
+        assert isinstance(results[0], UnsendableError)
+        assert isinstance(results[1], BatchFailedError) or results[1] == [4]
+        assert await compute_window(engine, [request(1, 2)]) == [[2]]
+        assert [link.waiting_rows for link in engine._links] == [0]
+
+
+async def test_a_planned_row_withdrawn_before_it_is_sent_is_computed_with_its_batch(replica):
+    window = PlannedWindow(2)
+    scope = trio.CancelScope()
+    computed: list[int] = []
+
+    async def submit(index: int) -> None:
+        with window.members[index] as member:
+            outputs = await member.submit_all(engine, [request(1, 2, 3)])
+            computed.append(outputs[0].values[0][0])
+
+    async with replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        async with trio.open_nursery() as nursery:
+            with scope, window.members[1] as member:
+                nursery.start_soon(submit, 0)
+                await wait_all_tasks_blocked()
+                # Planned in this step, and cancelled before the link's task runs.
+                scope.cancel()
+                await member.submit_all(engine, [request(7, 8, 9)])
+    assert computed == [3]
+    assert [len(batch.requests) for batch in replica.runner.batches] == [2]

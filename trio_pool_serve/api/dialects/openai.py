@@ -1,6 +1,5 @@
 """The OpenAI dialect: ``/v1/embeddings``."""
 
-import time
 from functools import partial
 from typing import Any, Literal
 
@@ -120,7 +119,7 @@ async def respond_embeddings(call: Call[Any, PoolJob]) -> HttpResponse:
         prompt_tokens=pooled.prompt_tokens,
         response_id=f"embd-{call.wire.request_id or call.request_id}",
         model=call.model.name,
-        created=int(time.time()),
+        created=call.created,
     )
     return await call.encode(encode, rows=len(vectors), nbytes=sum(vector.nbytes for vector in vectors))
 

@@ -1,5 +1,6 @@
 """One HTTP request on its connection: the seam between quart-trio and hypercorn."""
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Protocol
 from urllib.parse import urlparse
@@ -9,7 +10,8 @@ from quart import Request, Response
 from quart.wrappers.request import Body
 from quart_trio.asgi import TrioASGIHTTPConnection
 
-from trio_pool_serve.api.http.request import Handler, HttpRequest
+from trio_pool_serve.api.http.body_pieces import BodyPieces
+from trio_pool_serve.api.http.request import Handler, HttpRequest, StreamingHandler
 from trio_pool_serve.api.http.request_body import RequestBody
 from trio_pool_serve.api.http.request_log import begin_trace, log_request
 from trio_pool_serve.api.http.response import HttpResponse
@@ -87,30 +89,54 @@ class PoolServeConnection(TrioASGIHTTPConnection):
         if handler is None:
             quart_request = self._create_request_from_scope(send)
             self._body, handler = quart_request.body, partial(_respond_by_quart, self.app, quart_request)
-        elif request.is_bodiless_get:
+        elif request.is_bodiless_get and not isinstance(handler, StreamingHandler):
             response = await self.app.middleware.respond(request, handler)
             await response.send(send)
             return
         with self._request_scope:
+            respond = partial(self._respond, request, handler, send)
+            if isinstance(handler, StreamingHandler):
+                response = await self._response_to_stream(request, handler, receive)
+                respond = partial(self._send, response, send)
             deliver_to: Any = self.scope.get("extensions", {}).get(DELIVER_TO)
             if deliver_to is not None:
                 deliver_to(self)
-                await self._respond(request, handler, send)
+                await respond()
             else:
-                await self._respond_while_receiving(request, handler, receive, send)
+                await self._respond_while_receiving(respond, receive)
         if self._request_scope.cancelled_caught:
             request.has_left, request.cancel_reason = True, CLIENT_LEFT
 
-    async def _respond_while_receiving(self, request: HttpRequest, handler: Handler, receive: Any, send: Any) -> None:
+    async def _response_to_stream(self, request: HttpRequest, handler: Handler, receive: Any) -> HttpResponse:
+        """Return the response to a request whose handler receives the body: as fast as it can, and no faster."""
+
+        async def receive_piece() -> tuple[bytes, bool]:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.leave()
+                await trio.sleep_forever()  # cancelled
+            self._body_ended = not message.get("more_body", False)
+            return message.get("body", b""), self._body_ended
+
+        time_limits = self.app.service.config.time_limits
+        request.pieces = BodyPieces(receive_piece, time_limits.body_timeout_s)
+        response: HttpResponse = await self.app.middleware.respond(request, handler)
+        await request.pieces.discard_rest(time_limits.body_timeout_s, SILENCE_S)
+        return response
+
+    async def _respond_while_receiving(self, respond: Callable[[], Awaitable[None]], receive: Any) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._receive, receive)
-            await self._respond(request, handler, send)
+            await respond()
             nursery.cancel_scope.cancel(reason="the request has been answered")
 
     async def _respond(self, request: HttpRequest, handler: Handler, send: Any) -> None:
         response = await self.app.middleware.respond(request, handler)
         if not self._body_ended:
             await self._wait_for_body_end()
+        await self._send(response, send)
+
+    async def _send(self, response: HttpResponse, send: Any) -> None:
         if isinstance(response.body, bytes):
             self._is_finishing = True
             await response.send(send)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 import trio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from trio_pool_serve.api.http.endpoint import Call, Dialect, DialectEndpoint, WireError
 from trio_pool_serve.api.http.json_body import decode_json, model_named_in, read_body
@@ -127,7 +127,9 @@ class TaskHandler:
         service, limits = self.service, self.service.config.time_limits
         request.is_task = True
         service.require_open()
-        timeout_s = min(_client_timeout_s(request), limits.request_timeout_s)
+        # Background work waits for as long as other clients' requests are computed.
+        limit_s = math.inf if request.client.is_background else limits.request_timeout_s
+        timeout_s = min(_client_timeout_s(request), limit_s)
         request.deadline = trio.current_time() - request.timings.waited_s + timeout_s
         self.refuse_undecoded(request)
         service.running_tasks += 1
@@ -154,6 +156,8 @@ class TaskHandler:
         if decoded.error is not None:
             raise decoded.error
         model = service.model(getattr(wire, "model", None), among=request.models)
+        if request.window is not None:
+            model = evolve(model, window=request.window)
         request.model = model.name
         call = Call(
             wire=wire,
@@ -166,6 +170,7 @@ class TaskHandler:
             deadline=request.deadline,
             client=request.client,
             reservation=reservation,
+            created=request.created,
         )
         return await claimed_by.endpoint.respond(call)
 
@@ -187,8 +192,10 @@ def _refuse(service: Service, request: HttpRequest, body: Buffer | None = None, 
     """Raise ``OverloadedError`` if no model could take a request, or not the one that its body names.
 
     It is taken to have priority 0. Without its body, it may be for any model, and have no images. It will wait
-    ``decoding_s`` seconds to be decoded.
+    ``decoding_s`` seconds to be decoded. Background work is never refused.
     """
+    if request.client.is_background:
+        return
     work = EstimatedWork(
         tokens=max(1, min(request.body.announced // BYTES_PER_TOKEN, MAX_GUESSED_TOKENS)),
         has_images=body is not None and body.find(IMAGE_URL) >= 0,
@@ -230,7 +237,7 @@ def _refuse_before_hop(service: Service, request: HttpRequest, body: Buffer) -> 
     waits_s = wait_s + request.timings.waited_s
     if len(body) <= SEARCHED_BYTES and any(served.engine.is_overloaded(waits_s) for served in service.served.values()):
         _refuse_by_body(service, request, body, decoding_s=wait_s)
-    if wait_s and waits_s > max_queue_s:
+    if wait_s and waits_s > max_queue_s and not request.client.is_background:
         raise OverloadedError(
             f"This request would wait for about {waits_s:.1f} s to be decoded, longer than {max_queue_s:g} s.",
             retry_after_s=retry_after_s(wait_s, max_queue_s),

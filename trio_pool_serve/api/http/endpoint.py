@@ -48,6 +48,8 @@ class Call(Generic[Wire, Job]):
     deadline: float
     client: Client
     reservation: Reservation
+    created: int = field(factory=lambda: int(time.time()))
+    """Seconds since the epoch."""
 
     @property
     def context(self) -> RequestContext:

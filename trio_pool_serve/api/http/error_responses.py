@@ -18,9 +18,11 @@ logger = logging.getLogger(__name__)
 TABLE: dict[type[errors.PoolServeError], tuple[int, str]] = {
     errors.InvalidRequestError: (400, "BadRequestError"),
     errors.AuthenticationError: (401, "AuthenticationError"),
+    errors.QuotaExceededError: (403, "QuotaExceededError"),
     errors.PermissionDeniedError: (403, "PermissionDeniedError"),
     errors.NotFoundError: (404, "NotFoundError"),
     errors.MethodNotAllowedError: (405, "MethodNotAllowedError"),
+    errors.ConflictError: (409, "ConflictError"),
     errors.BodyTimeoutError: (408, "RequestTimeoutError"),
     errors.PayloadTooLargeError: (413, "PayloadTooLarge"),
     errors.UnsupportedMediaTypeError: (415, "UnsupportedMediaType"),
@@ -28,6 +30,8 @@ TABLE: dict[type[errors.PoolServeError], tuple[int, str]] = {
     errors.OverloadedError: (429, "RateLimitError"),
     errors.UnavailableError: (503, "ServiceUnavailableError"),
     errors.DeadlineExceededError: (504, "DeadlineExceeded"),
+    errors.StorageInUseError: (503, "ServiceUnavailableError"),
+    errors.StorageError: (507, "InsufficientStorageError"),
     errors.OutOfDeviceMemoryError: (507, "InsufficientMemoryError"),
     errors.PoolServeError: (500, "InternalServerError"),
 }

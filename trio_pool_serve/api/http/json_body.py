@@ -144,5 +144,5 @@ def _literals(hint: Any) -> Iterator[Any]:
 
 def _param(message: str) -> str | None:
     """Return the field that a message of msgspec names: ``… - at `$.input[0]``` is ``input``."""
-    found = re.search(r"at `\$\.(\w+)", message) or re.search(r"field `(\w+)`", message)
+    found = re.search(r"(?:at|key` in) `\$\.(\w+)", message) or re.search(r"field `(\w+)`", message)
     return found[1] if found else None

@@ -89,7 +89,10 @@ class Middleware:
         key = self._identify(request)
         if key is None:
             return
-        request.use_key(key, self._service.api_keys.usage_of(key))
+        if request.is_forwarded:
+            request.identify(key)
+        else:
+            request.use_key(key, self._service.api_keys.usage_of(key))
         if request.path in self._for_admins and not key.admin:
             raise PermissionDeniedError("The API key may not use this route: that takes one with `admin`.")
 
@@ -101,7 +104,7 @@ class Middleware:
         try:
             key = self._identify(request)
             if key is not None:
-                request.key, request.client = key, key.client
+                request.identify(key)
             handler.refuse_undecoded(request)
         except OverloadedError as error:
             request.is_task = True
@@ -167,7 +170,7 @@ class Middleware:
         if origin != "*":
             headers["vary"] = "origin"
         if request.scope["method"] == "OPTIONS":
-            headers["access-control-allow-methods"] = "GET, POST, OPTIONS"
+            headers["access-control-allow-methods"] = "GET, POST, DELETE, OPTIONS"
             # Clients in browsers send headers of their own, none of which means anything here.
             asked = request.header(b"access-control-request-headers")
             headers["access-control-allow-headers"] = asked or "authorization, content-type"

@@ -2,17 +2,20 @@
 
 import math
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
 import trio
-from attrs import define, field
+from attrs import define, field, frozen
 
 from trio_pool_serve.access.key_file import ApiKey
 from trio_pool_serve.access.key_usage import KeyUsage
+from trio_pool_serve.api.http.body_pieces import BodyPieces
 from trio_pool_serve.api.http.endpoint import DialectEndpoint
 from trio_pool_serve.api.http.request_body import RequestBody
 from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.engine.planned_window import WindowMember
 from trio_pool_serve.errors import DeadlineExceededError, DrainingError
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import Client
@@ -23,6 +26,9 @@ MAX_REQUEST_ID = 128
 
 WAITED_S = "trio_pool_serve.waited_s"
 """The ASGI extension of a server that knows how many seconds ago a request had arrived when it was read."""
+
+FORWARDED = "trio_pool_serve.forwarded"
+"""The ASGI extension of requests that another process of this server has received."""
 
 Outcome: TypeAlias = Literal["answered", "refused", "failed", "deadline", "drained", "client left", "cancelled"]
 """refused: answered with a status below 500 that tells what is wrong with the request. failed: one from 500 on."""
@@ -42,8 +48,12 @@ class HttpRequest:
     scope: Mapping[str, Any]
     path: str
     max_body_bytes: int
+    created: int = field(factory=lambda: int(time.time()), kw_only=True)
+    """Seconds since the epoch, for responses that say when they were made."""
     headers: Mapping[bytes, bytes] = field(init=False)
     body: RequestBody = field(init=False)
+    pieces: BodyPieces | None = field(init=False, default=None)
+    """The body of a request whose handler is a ``StreamingHandler``."""
     request_id: str = field(init=False)
     claimed_by: DialectEndpoint | None = None
     wire: Any = None
@@ -52,6 +62,10 @@ class HttpRequest:
     is_task: bool = False
     client: Client = field(init=False, factory=Client)
     key: ApiKey | None = field(init=False, default=None)
+    window: WindowMember | None = field(init=False, default=None)
+    """Of a line of a batch: the window that it belongs to."""
+    models: frozenset[str] | None = field(init=False, default=None)
+    """Names of the models that the request may use, ``None`` for all."""
     usage: KeyUsage | None = field(init=False, default=None)
     """Of the key, once it counts the request as running."""
     route: str = field(init=False, default="")
@@ -101,14 +115,9 @@ class HttpRequest:
             return "deadline"
         return "refused" if self.status is not None and self.status < 500 else "failed"
 
-    @property
-    def models(self) -> frozenset[str] | None:
-        """Names of the models that the request may use, ``None`` for all."""
-        return None if self.key is None else self.key.models
-
     def use_key(self, key: ApiKey, usage: KeyUsage) -> None:
         """Apply the limits of a key. Raises ``OverloadedError``."""
-        self.key, self.client = key, key.client
+        self.identify(key)
         now = trio.current_time()
         usage.enter(now)
         self.usage = usage
@@ -123,10 +132,24 @@ class HttpRequest:
             self.usage.leave()
             self.usage = None
 
+    def identify(self, key: ApiKey) -> None:
+        """Note the key of the request, without its limits."""
+        self.key, self.client, self.models = key, key.client, key.models
+
     def header(self, name: bytes) -> str | None:
         """Return a header by its name in lower case; the first, if there are several."""
         value = self.headers.get(name)
         return None if value is None else value.decode("latin1")
+
+    @property
+    def owner(self) -> str:
+        """The name of the request's key; empty without keys. Files and batches are its own."""
+        return "" if self.key is None else self.key.name
+
+    @property
+    def is_forwarded(self) -> bool:
+        """Whether another process of this server has received it, and counts it among those of its key."""
+        return FORWARDED in self.scope.get("extensions", {})
 
     @property
     def is_bodiless_get(self) -> bool:
@@ -142,3 +165,14 @@ class HttpRequest:
 
 Handler: TypeAlias = Callable[[HttpRequest], Awaitable[HttpResponse]]
 """Returns the response to a request of one route."""
+
+
+@frozen(eq=False)
+class StreamingHandler:
+    """A handler whose requests have bodies that may not fit in memory: it iterates over ``request.pieces``."""
+
+    respond: Handler
+
+    async def __call__(self, request: HttpRequest) -> HttpResponse:
+        """Return the response. Cancellation: as ``respond``."""
+        return await self.respond(request)

@@ -55,9 +55,12 @@ class HttpResponse:
         ``send`` is the ASGI server's.
         """
         body = self.body
-        await send({"type": "http.response.start", "status": self.status, "headers": self.encoded_headers()})
-        if not isinstance(body, bytes):
-            async with body as parts:
+        start = {"type": "http.response.start", "status": self.status, "headers": self.encoded_headers()}
+        if isinstance(body, bytes):
+            await send(start)
+        else:
+            async with body as parts:  # first: what it holds must be let go of, whatever happens
+                await send(start)
                 async for part in parts:
                     data = part if isinstance(part, bytes) else part.encode()
                     await send({"type": "http.response.body", "body": data, "more_body": True})

@@ -5,16 +5,42 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NoReturn, TypeAlias
 
+from attrs import frozen
+
 from trio_pool_serve.api.http.request import Handler, HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.errors import MethodNotAllowedError
 
 Routes: TypeAlias = Mapping[tuple[str, str], Handler]
-"""Handlers by method and path. A path that ends in ``/{name}`` stands for all that go on there, slashes included."""
+"""Handlers by method and path. A path with ``/{name}`` stands for all with something in its place, slashes included;
+of several such paths the one counts that has most behind it."""
 
 SLASHES = re.compile("/{2,}")
 
 OTHER_METHODS = ""
+
+PLACE = "{name}"
+
+
+@frozen
+class _Pattern:
+    """A path with something in it that differs: what is in front of it, and behind it."""
+
+    prefix: str
+    suffix: str
+
+    @property
+    def path(self) -> str:
+        """The path as a route declares it."""
+        return f"{self.prefix}{PLACE}{self.suffix}"
+
+    def matches(self, path: str) -> bool:
+        """Return whether a path has this form."""
+        return (
+            len(path) > len(self.prefix) + len(self.suffix)
+            and path.startswith(self.prefix)
+            and path.endswith(self.suffix)
+        )
 
 
 class RouteTable:
@@ -35,9 +61,8 @@ class RouteTable:
             methods = ", ".join(sorted({*handlers, "OPTIONS"}))
             handlers["OPTIONS"] = partial(_list_methods, methods)
             handlers[OTHER_METHODS] = partial(_refuse_method, methods)
-        self._by_prefix = {
-            path.partition("{")[0]: handlers for path, handlers in self._by_path.items() if path.endswith("}")
-        }
+        patterns = [path for path in self._by_path if PLACE in path]
+        self._patterns = sorted((_Pattern(*path.split(PLACE)) for path in patterns), key=lambda it: -len(it.suffix))
 
     def find(self, method: str, path: str) -> Handler | None:
         """Return the handler of a request; ``None`` if no route has its path."""
@@ -48,7 +73,7 @@ class RouteTable:
         """Return the path as a route declares it, with ``{name}`` for what differs; empty if no route has it."""
         if path in self._by_path:
             return path
-        return next((f"{prefix}{{name}}" for prefix in self._by_prefix if path.startswith(prefix)), "")
+        return next((pattern.path for pattern in self._patterns if pattern.matches(path)), "")
 
     def path_of_route(self, path: str) -> str:
         """Return a path as the routes have it: with single slashes, and none at its end; as it is if none has it."""
@@ -58,10 +83,8 @@ class RouteTable:
         return plain if plain in self._by_path or self._by_longer_path(plain) else path
 
     def _by_longer_path(self, path: str) -> dict[str, Handler] | None:
-        for prefix, handlers in self._by_prefix.items():
-            if path.startswith(prefix) and path != prefix:
-                return handlers
-        return None
+        template = next((pattern.path for pattern in self._patterns if pattern.matches(path)), None)
+        return None if template is None else self._by_path[template]
 
 
 async def _list_methods(methods: str, _: HttpRequest) -> HttpResponse:

@@ -68,6 +68,15 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/version"): Operation("The server's version.", {"version": trio_pool_serve.__version__}),
     ("GET", "/openapi.json"): Operation("This document.", {"openapi": "3.1.0"}),
     ("GET", "/docs"): Operation("This document as a web page.", "<!doctype html>", "text/html"),
+    ("POST", "/v1/files"): Operation("Upload a file of requests, as multipart/form-data.", {"id": "file-0"}),
+    ("GET", "/v1/files"): Operation("The files of the API key.", {"object": "list", "data": []}),
+    ("GET", "/v1/files/{name}"): Operation("One file.", {"id": "file-0", "object": "file", "purpose": "batch"}),
+    ("DELETE", "/v1/files/{name}"): Operation("Remove a file.", {"id": "file-0", "object": "file", "deleted": True}),
+    ("GET", "/v1/files/{name}/content"): Operation("The bytes of a file.", "{}", "application/octet-stream"),
+    ("POST", "/v1/batches"): Operation("Have the requests of a file computed.", {"id": "batch_0", "object": "batch"}),
+    ("GET", "/v1/batches"): Operation("The batches of the API key.", {"object": "list", "data": []}),
+    ("GET", "/v1/batches/{name}"): Operation("One batch.", {"id": "batch_0", "status": "in_progress"}),
+    ("POST", "/v1/batches/{name}/cancel"): Operation("Cancel a batch.", {"id": "batch_0", "status": "cancelling"}),
     ("POST", "/reset_mm_cache"): Operation("Clear the cache of prepared images.", {"status": "cleared"}),
 }
 

@@ -30,7 +30,7 @@ from trio_pool_serve.engine.remote.wire import (
     Withdraw,
     parts_of,
 )
-from trio_pool_serve.errors import EngineDeadError, PoolServeError, UnsendableError
+from trio_pool_serve.errors import BatchFailedError, EngineDeadError, PoolServeError, UnsendableError
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.types import PoolingOutput
 
@@ -103,7 +103,8 @@ class Link:
         if self._waiting.get(number) is not entry:
             return
         self._settle(number)
-        if self._unsent.pop(number, None) is None:
+        # The engine process waits for all rows of a planned batch.
+        if entry.request.planned is not None or self._unsent.pop(number, None) is None:
             self._withdrawn.append(number)
             self._has_work.set()
 
@@ -205,7 +206,11 @@ class Link:
                 await stream.send(CloseScope(scope))
 
     async def _send_rows(self, stream: FramedStream[FromEngine], unsent: dict[int, QueueEntry]) -> None:
-        rows = ((number, entry.request) for number, entry in unsent.items() if number in self._waiting)
+        rows = (
+            (number, entry.request)
+            for number, entry in unsent.items()
+            if number in self._waiting or entry.request.planned is not None
+        )
         for frame in row_frames(rows, self._refuse):
             await stream.send(Submit(frame.parts), frame.buffers)
 
@@ -214,6 +219,16 @@ class Link:
         entry = self._settle(number)
         if entry is not None:
             entry.fail(error)
+            self._fail_planned_with(entry, error)
+
+    def _fail_planned_with(self, entry: QueueEntry, error: PoolServeError) -> None:
+        """Fail the other rows of a planned batch, which the engine process would never have complete."""
+        planned = entry.request.planned
+        if planned is None or not isinstance(error, UnsendableError):
+            return
+        for other in [waiting for waiting in self._waiting.values() if waiting.request.planned == planned]:
+            self.withdraw(other)
+            other.fail(BatchFailedError(f"Another input of the batch has failed: {error}"))
 
     async def _deliver(self, message: Answers, frame_payload: memoryview) -> None:
         outcomes: list[tuple[QueueEntry, PoolingOutput]] = []
@@ -223,6 +238,7 @@ class Link:
                 for number in part.ids:
                     if (failed := self._settle(number)) is not None:
                         failed.fail(answers)
+                        self._fail_planned_with(failed, answers)
             else:
                 for number, output in zip(part.ids, answers, strict=True):
                     if (entry := self._waiting.get(number)) is not None:

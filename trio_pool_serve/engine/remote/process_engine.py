@@ -20,7 +20,7 @@ from trio_pool_serve.engine.remote.wire import Hello
 from trio_pool_serve.engine.waiting_work import WaitingWork
 from trio_pool_serve.errors import EngineDeadError, EngineLoadingError
 from trio_pool_serve.telemetry.metrics import EngineMetrics
-from trio_pool_serve.types import PoolingParams, PoolingRequest, QueryParams, QueryScope, RenderedPrompt
+from trio_pool_serve.types import PlannedBatch, PoolingParams, PoolingRequest, QueryParams, QueryScope, RenderedPrompt
 
 
 @define(eq=False)
@@ -60,8 +60,14 @@ class ProcessEngine(Engine):
     def submit_nowait(self, *entries: QueueEntry) -> None:  # noqa: D102
         self._require_ready()
         usable = self._usable_links
+        of_planned: dict[PlannedBatch, Link] = {}
         for entry in entries:
-            self._link_for(entry.request, usable).send_nowait(entry)
+            planned = entry.request.planned
+            link = of_planned.get(planned) if planned is not None else None
+            link = link or self._link_for(entry.request, usable)
+            if planned is not None:
+                of_planned[planned] = link
+            link.send_nowait(entry)
 
     def withdraw(self, entry: QueueEntry) -> None:  # noqa: D102
         for link in self._links:

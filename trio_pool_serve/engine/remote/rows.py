@@ -113,6 +113,7 @@ def _encode(requests: Sequence[PoolingRequest]) -> tuple[Rows, list[Buffer]]:
         _column([prompt.attended for prompt in prompts]),
         names,
         _optional_arrays(prompt, buffers),
+        _column([request.planned for request in requests]),
     )
     return rows, buffers
 
@@ -159,14 +160,15 @@ def _requests(rows: Rows, payload: Payload, scopes: Scopes) -> list[PoolingReque
     now = 0.0 if rows.timeout_s == [None] else trio.current_time()
     deadlines = [math.inf if timeout_s is None else now + timeout_s for timeout_s in rows.timeout_s]
     return [
-        PoolingRequest(prompt, params, priority, group, client, rank, deadline)
-        for prompt, priority, group, client, rank, deadline in zip(
+        PoolingRequest(prompt, params, priority, group, client, rank, deadline, planned)
+        for prompt, priority, group, client, rank, deadline, planned in zip(
             _prompts(rows, payload),
             _of_each(rows.priority, count),
             _of_each(rows.group, count),
             _of_each(rows.client, count),
             _of_each(rows.rank, count),
             _of_each(deadlines, count),
+            _of_each(rows.planned, count),
             strict=True,
         )
     ]

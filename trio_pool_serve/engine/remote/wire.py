@@ -16,6 +16,7 @@ from trio_pool_serve.engine.compute_rates import WORK_CLASSES
 from trio_pool_serve.engine.remote.arrays import ArrayHeader, Payload
 from trio_pool_serve.engine.remote.scopes import numbers_of
 from trio_pool_serve.processes.framed_stream import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, Buffer
+from trio_pool_serve.types import PlannedBatch
 
 FULL_FRAME_ROWS = 1024
 FULL_FRAME_BYTES = 2**20
@@ -62,6 +63,7 @@ class Rows(msgspec.Struct, array_like=True):
     token_arrays: tuple[str, ...] = ()
     """Of ``type_ids`` (int32) and ``kept`` (bool)."""
     optional_arrays: OptionalArrays | None = None
+    planned: list[PlannedBatch | None] = msgspec.field(default_factory=lambda: [None])
 
 
 class Part(msgspec.Struct, array_like=True):

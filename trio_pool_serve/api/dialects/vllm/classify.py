@@ -1,6 +1,5 @@
 """``/classify`` of vLLM: texts to labels."""
 
-import time
 from typing import Literal
 
 import msgspec
@@ -92,7 +91,7 @@ async def respond_classify(call: Call[ClassifyRequest, PoolJob]) -> HttpResponse
     def encode() -> HttpResponse:
         response = ClassifyResponse(
             id=f"classify-{call.wire.request_id or call.request_id}",
-            created=int(time.time()),
+            created=call.created,
             model=call.model.name,
             data=[item(index, row) for index, row in enumerate(rows)],
             usage=Usage.of(pooled.prompt_tokens),

@@ -1,6 +1,5 @@
 """``/pooling`` of vLLM: any of a model's tasks, or several from one forward pass."""
 
-import time
 from functools import partial
 
 from attrs import evolve, frozen
@@ -96,7 +95,7 @@ async def respond_pooling(call: Call[PoolingRequest, PoolJob]) -> HttpResponse:
         by_task=call.wire.tasks is not None,
         response_id=f"pooling-{call.wire.request_id or call.request_id}",
         model=model.name,
-        created=int(time.time()),
+        created=call.created,
     )
     nbytes = sum(nbytes_of(value) for row in pooled.rows for value in row)
     return await call.encode(encode, rows=len(pooled.rows), nbytes=nbytes)

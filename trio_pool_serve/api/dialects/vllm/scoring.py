@@ -1,6 +1,5 @@
 """``/score`` of vLLM: how well texts match, one by one or one with many."""
 
-import time
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -171,7 +170,7 @@ async def respond_score(call: Call[ScoreRequest, ScoreJob]) -> HttpResponse:
     def encode() -> HttpResponse:
         response = ScoreResponse(
             id=f"score-{call.wire.request_id or call.request_id}",
-            created=int(time.time()),
+            created=call.created,
             model=call.model.name,
             data=[ScoreItem(index=index, score=value) for index, value in enumerate(scores.values.tolist())],
             usage=Usage.of(scores.prompt_tokens),

@@ -1,0 +1,79 @@
+"""Lines of batches are responded to as requests over HTTP are."""
+
+import json
+
+import httpx
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from trio_pool_serve.api.dialects import DIALECTS
+from trio_pool_serve.api.dialects.invocations import INVOCATIONS
+from trio_pool_serve.api.dialects.openai import OPENAI
+from trio_pool_serve.api.http.line_responses import LineResponder
+from trio_pool_serve.batches.line_request import LineRequest, Submitter
+from trio_pool_serve.service import Service
+
+LINES = [
+    ("/v1/embeddings", {"input": ["a", "b c"]}),
+    ("/embed", {"inputs": "a"}),
+    ("/v1/embeddings", {"input": []}),
+    ("/embed", {"inputs": ""}),
+    ("/v1/embeddings", {"input": "a", "model": "other"}),
+    ("/v1/nothing", {"input": "a"}),
+    ("/v1/embeddings", {"input": "a", "encoding_format": "bytes"}),
+    ("/v1/embeddings", {"input": "a", "stream": True}),
+]
+
+
+def responder_of(service: Service) -> LineResponder:
+    return LineResponder(service, DIALECTS, INVOCATIONS, OPENAI)
+
+
+def requests_of(lines: list[tuple[str, dict]]) -> list[LineRequest]:
+    return [LineRequest(path, json.dumps(body).encode(), f"r{n}", 7) for n, (path, body) in enumerate(lines)]
+
+
+async def test_a_line_has_the_response_that_a_request_has(service: Service, client: httpx.AsyncClient):
+    responses = await responder_of(service).respond_all(requests_of(LINES), Submitter())
+    for (path, body), response in list(zip(LINES, responses, strict=True))[:-3]:
+        over_http = await client.post(path, json=body)
+        assert response.status == over_http.status_code, (path, body)
+        found, expected = json.loads(response.body), over_http.json()
+        if response.status == 200 and isinstance(found, dict):
+            assert found.pop("created") == 7
+            assert found.pop("id") == f"embd-r{LINES.index((path, body))}"
+            del expected["created"], expected["id"]
+        assert found == expected
+    assert [response.status for response in responses[-3:]] == [404, 400, 400]
+
+
+async def test_other_requests_have_their_turn_between_the_lines(service: Service):
+    """As many turns as there are lines: not one after all of them."""
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count_turns)
+        responder = responder_of(service)
+        lines = requests_of([("/nothing", {})] * 50)  # which wait for nothing by themselves
+        assert {response.status for response in await responder.respond_all(lines, Submitter())} == {404}
+        nursery.cancel_scope.cancel()
+    assert turns >= 50
+
+
+async def test_a_cancelled_window_leaves_nothing_behind(service: Service, scripted):
+    scripted.gate.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(responder_of(service).respond_all, requests_of(LINES), Submitter())
+        await trio.to_thread.run_sync(scripted.launching.wait)
+        await wait_all_tasks_blocked()
+        assert service.running_tasks > 0
+        nursery.cancel_scope.cancel()
+    scripted.gate.set()
+    assert service.running_tasks == 0
+    assert service.default.engine.statistics().queued_rows == 0

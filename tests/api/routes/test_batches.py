@@ -1,0 +1,374 @@
+"""OpenAI's Files and Batch API with OpenAI's client, over real sockets."""
+
+import functools
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import attrs
+import httpx
+import openai
+import pytest
+import trio
+
+from tests.batches.line_files import ENDPOINT, decoded, encoded, line
+from tests.conftest import client_of, listening, running
+from trio_pool_serve.config import BatchConfig, Config, NetworkConfig
+from trio_pool_serve.service import Service
+
+
+@pytest.fixture
+def config(scripted_folder: Path, tmp_path: Path) -> Config:
+    return Config(
+        models=(f"model={scripted_folder}", f"other={scripted_folder}"), batch=BatchConfig(data_dir=tmp_path / "data")
+    )
+
+
+def client_at(url: str, key: str = "none") -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with client_at(url) as one:
+        yield one
+
+
+async def uploaded(client: openai.AsyncOpenAI, content: bytes, **options) -> openai.types.FileObject:
+    return await client.files.create(file=("rows.jsonl", content), purpose="batch", **options)
+
+
+async def created(client: openai.AsyncOpenAI, content: bytes, **options) -> openai.types.Batch:
+    file = await uploaded(client, content)
+    options = {"endpoint": ENDPOINT, "completion_window": "24h"} | options
+    return await client.batches.create(input_file_id=file.id, **options)
+
+
+async def ended(client: openai.AsyncOpenAI, batch: openai.types.Batch) -> openai.types.Batch:
+    with trio.fail_after(60):
+        while batch.status in ("validating", "in_progress", "finalizing", "cancelling"):
+            await trio.sleep(0.01)
+            batch = await client.batches.retrieve(batch.id)
+    return batch
+
+
+async def content_of(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict]:
+    assert file_id is not None
+    return decoded((await client.files.content(file_id)).content)
+
+
+async def test_a_batch_of_the_client_of_openai_is_computed(client):
+    rows = 600
+    file = await uploaded(client, encoded([line(number) for number in range(rows)]))
+    assert (file.filename, file.purpose, file.object) == ("rows.jsonl", "batch", "file")
+    batch = await client.batches.create(
+        input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h", metadata={"a": "b"}
+    )
+    assert (batch.object, batch.status, batch.metadata) == ("batch", "validating", {"a": "b"})
+    assert batch.expires_at == batch.created_at + 24 * 3600
+    batch = await ended(client, batch)
+    assert batch.status == "completed", batch
+    assert batch.error_file_id is None
+    assert batch.model == "model"
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (rows, rows, 0)
+    assert batch.created_at <= batch.in_progress_at <= batch.finalizing_at <= batch.completed_at
+    results = await content_of(client, batch.output_file_id)
+    assert [result["custom_id"] for result in results] == [f"row-{number}" for number in range(rows)]
+    direct = await client.embeddings.create(model="model", input="w3 hello world")
+    body = results[3]["response"]["body"]
+    assert body["data"][0]["embedding"] == direct.data[0].embedding
+    assert body["usage"]["prompt_tokens"] == direct.usage.prompt_tokens
+    assert body["created"] == file.created_at
+    assert {result["response"]["status_code"] for result in results} == {200}
+    assert len({result["id"] for result in results}) == rows
+    assert batch.usage.input_tokens == batch.usage.total_tokens == rows * direct.usage.total_tokens
+    output = await client.files.retrieve(batch.output_file_id)
+    assert output.purpose == "batch_output"
+    assert output.bytes == len((await client.files.content(output.id)).content)
+
+
+async def test_two_batches_of_one_file_have_the_same_bytes(client):
+    file = await uploaded(client, encoded([line(number) for number in range(300)]))
+    contents = []
+    for _ in range(2):
+        batch = await client.batches.create(input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h")
+        batch = await ended(client, batch)
+        contents.append((await client.files.content(batch.output_file_id)).content)
+    assert contents[0] == contents[1]
+
+
+async def test_lines_that_fail_are_in_a_file_of_errors(client):
+    lines = [line(0), line(1, dimensions=10_000), line(2)]
+    batch = await ended(client, await created(client, encoded(lines)))
+    assert batch.status == "completed"
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (2, 1)
+    (failure,) = await content_of(client, batch.error_file_id)
+    assert (failure["custom_id"], failure["response"]["status_code"], failure["error"]) == ("row-1", 400, None)
+    assert "dimensions" in failure["response"]["body"]["error"]["message"]
+    assert [result["custom_id"] for result in await content_of(client, batch.output_file_id)] == ["row-0", "row-2"]
+
+
+async def test_a_batch_all_of_whose_lines_fail_is_completed_without_an_output(client):
+    batch = await ended(client, await created(client, encoded([line(0, dimensions=10_000)])))
+    assert (batch.status, batch.output_file_id) == ("completed", None)
+    assert len(await content_of(client, batch.error_file_id)) == 1
+
+
+def raw(**changes: object) -> dict:
+    return {name: value for name, value in {**line(1), **changes}.items() if value is not None}
+
+
+WRONG = {
+    "no JSON": (b"{\n", [(1, "invalid_json_line")]),
+    "a list": (b"[1]\n", [(1, "invalid_json_line")]),
+    "a body that is no object": (encoded([raw(body="text")]), [(1, "invalid_json_line")]),
+    "no custom id": (encoded([line(0), raw(custom_id=None)]), [(2, "missing_required_parameter")]),
+    "no body": (encoded([raw(body=None)]), [(1, "missing_required_parameter")]),
+    "another method": (encoded([raw(method="GET")]), [(1, "invalid_method")]),
+    "an id twice": (encoded([line(1), line(2), line(1)]), [(3, "duplicate_custom_id")]),
+    "another url": (encoded([line(1), raw(custom_id="b", url="/v1/rerank")]), [(2, "url_mismatch")]),
+    "a model that is not there": (encoded([line(1, model="none")]), [(1, "model_mismatch")]),
+    "two models": (encoded([line(1), line(2, model="other")]), [(2, "model_mismatch")]),
+    "nothing": (b"", [(None, "empty_file")]),
+    "blank lines": (b"\n \r\n\n", [(None, "empty_file")]),
+    "a line that is too long": (encoded([line(1), line(2, input="x" * 9000)]), [(2, "line_too_long")]),
+    "two things": (b"{\n" + encoded([raw(url="/x")]), [(1, "invalid_json_line"), (2, "url_mismatch")]),
+}
+
+
+async def test_bad_input_is_a_batch_that_fails_and_says_which_lines_are_wrong(config, scripted, subtests):
+    config = attrs.evolve(config, network=NetworkConfig(max_body_bytes=8192))
+    async with (
+        running(Service(config, lambda *_: scripted)) as service,
+        listening(service) as url,
+        client_at(url) as client,
+    ):
+        for name, (content, errors) in WRONG.items():
+            with subtests.test(name):
+                batch = await ended(client, await created(client, content))
+                assert (batch.status, batch.output_file_id, batch.error_file_id) == ("failed", None, None)
+                assert batch.failed_at is not None
+                assert batch.errors.object == "list"
+                assert [(error.line, error.code) for error in batch.errors.data] == errors
+    assert not scripted.batches
+
+
+async def test_more_lines_than_a_batch_may_have_fail_it(client):
+    batch = await ended(client, await created(client, encoded([line(number) for number in range(50_001)])))
+    assert batch.status == "failed"
+    assert [error.code for error in batch.errors.data] == ["too_many_tasks"]
+
+
+async def test_requests_that_are_wrong_are_refused(client):
+    file = await uploaded(client, encoded([line(0)]))
+    wrong = {
+        "endpoint": {"endpoint": "/v1/chat/completions"},
+        "completion_window": {"completion_window": "soon"},
+        "input_file_id": {"input_file_id": ""},
+        "metadata": {"metadata": {"k" * 65: "v"}},
+    }
+    for param, changes in wrong.items():
+        options = {"input_file_id": file.id, "endpoint": ENDPOINT, "completion_window": "24h"} | changes
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.batches.create(**options)
+        assert caught.value.body["param"] == param
+    with pytest.raises(openai.NotFoundError):
+        await client.batches.create(input_file_id="file-0", endpoint=ENDPOINT, completion_window="24h")
+    with pytest.raises(openai.BadRequestError):
+        await client.files.create(file=("x", b"{}"), purpose="fine-tune")
+    for missing in (client.files.retrieve, client.files.content, client.files.delete):
+        with pytest.raises(openai.NotFoundError):
+            await missing("file-0")
+    for missing in (client.batches.retrieve, client.batches.cancel):
+        with pytest.raises(openai.NotFoundError):
+            await missing("batch_0")
+
+
+async def test_lists_are_paged(client):
+    files = [await uploaded(client, b"%d" % number) for number in range(5)]
+    ids = [file.id for file in files]
+    assert [file.id async for file in client.files.list()] == ids[::-1]
+    assert [file.id async for file in client.files.list(limit=2, order="asc")] == ids
+    page = await client.files.list(limit=2, after=ids[3])
+    assert ([file.id for file in page.data], page.has_more) == ([ids[2], ids[1]], True)
+    assert [file.id async for file in client.files.list(purpose="batch_output")] == []
+    batches = []
+    for file_id in ids[:3]:
+        options = {"input_file_id": file_id, "endpoint": ENDPOINT, "completion_window": "24h"}
+        batches.append((await client.batches.create(**options)).id)
+    assert [batch.id async for batch in client.batches.list(limit=1)] == batches[::-1]
+
+
+async def test_nothing_is_on_the_disk_before_the_first_upload(client, config):
+    assert (await client.files.list()).data == []
+    assert (await client.batches.list()).data == []
+    with pytest.raises(openai.NotFoundError):
+        await client.batches.create(input_file_id="file-0", endpoint=ENDPOINT, completion_window="24h")
+    assert not config.batch.data_dir.exists()
+    await uploaded(client, b"{}")
+    assert config.batch.data_dir.stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_deleted_file_is_gone_and_one_that_is_read_stays(client, config, scripted):
+    scripted.gate.clear()
+    batch = await created(client, encoded([line(0)]))
+    with pytest.raises(openai.ConflictError):
+        await client.files.delete(batch.input_file_id)
+    scripted.gate.set()
+    await ended(client, batch)
+    assert (await client.files.delete(batch.input_file_id)).deleted
+    with pytest.raises(openai.NotFoundError):
+        await client.files.content(batch.input_file_id)
+    assert not (config.batch.data_dir / "files" / batch.input_file_id).exists()
+
+
+async def test_an_idempotency_key_creates_one_batch(client):
+    file = await uploaded(client, encoded([line(0)]))
+    create = functools.partial(
+        client.batches.create, input_file_id=file.id, endpoint=ENDPOINT, extra_headers={"Idempotency-Key": "k"}
+    )
+    first, second = await create(completion_window="24h"), await create(completion_window="24h")
+    assert first.id == second.id
+    with pytest.raises(openai.ConflictError):
+        await create(completion_window="25h")
+    assert len((await client.batches.list()).data) == 1
+
+
+async def test_a_cancelled_batch_keeps_what_was_committed(client, scripted, service):
+    batch = await created(client, encoded([line(number) for number in range(2000)]))
+    with trio.fail_after(60):
+        while (await client.batches.retrieve(batch.id)).request_counts.completed == 0:  # noqa: ASYNC110
+            await trio.sleep(0.001)
+    scripted.gate.clear()
+    cancelled = await client.batches.cancel(batch.id)
+    assert cancelled.status in ("cancelling", "cancelled")
+    scripted.gate.set()
+    batch = await ended(client, cancelled)
+    assert batch.status == "cancelled"
+    assert batch.cancelling_at <= batch.cancelled_at
+    results = await content_of(client, batch.output_file_id)
+    assert 0 < len(results) < 2000
+    assert [result["custom_id"] for result in results] == [f"row-{number}" for number in range(len(results))]
+    assert batch.request_counts.completed == len(results)
+    assert batch.error_file_id is None
+    again = await client.batches.cancel(batch.id)
+    assert again.status == "cancelled"
+
+
+async def test_a_batch_that_has_ended_cannot_be_cancelled(client):
+    batch = await ended(client, await created(client, encoded([line(0)])))
+    with pytest.raises(openai.ConflictError):
+        await client.batches.cancel(batch.id)
+
+
+async def test_a_batch_that_expires_has_the_other_lines_among_its_errors(client, scripted, service):
+    scripted.gate.clear()
+    batch = await created(client, encoded([line(number) for number in range(700)]), completion_window="1m")
+    with trio.fail_after(60):
+        while (await client.batches.retrieve(batch.id)).status != "in_progress":  # noqa: ASYNC110
+            await trio.sleep(0.001)
+    store = service.batches._opened.store
+    (stored,) = await store.unfinished()
+
+    def expire(connection) -> None:
+        import msgspec
+
+        past = attrs.evolve(stored, expires_at=1)
+        connection.execute("UPDATE batches SET record = ?", (msgspec.json.encode(past),))
+
+    await store.database.run(expire)
+    service.batches._opened.runner._working[batch.id].cancel()
+    scripted.gate.set()
+    batch = await ended(client, batch)
+    assert batch.status == "expired"
+    assert batch.finalizing_at <= batch.expired_at
+    failures = await content_of(client, batch.error_file_id)
+    counts = batch.request_counts
+    assert len(failures) == counts.failed == 700 - counts.completed
+    assert {failure["error"]["code"] for failure in failures} == {"batch_expired"}
+    assert {failure["response"] for failure in failures} == {None}
+
+
+async def test_ranges_of_a_file(url, client):
+    file = await uploaded(client, bytes(range(100)))
+    async with client_of(url) as http:
+
+        async def part(value: str) -> httpx.Response:
+            return await http.get(f"/v1/files/{file.id}/content", headers={"Range": value})
+
+        for asked, begin, end in (("bytes=10-19", 10, 20), ("bytes=90-", 90, 100), ("bytes=-5", 95, 100)):
+            answer = await part(asked)
+            assert (answer.status_code, answer.content) == (206, bytes(range(begin, end)))
+            assert answer.headers["content-range"] == f"bytes {begin}-{end - 1}/100"
+        past = await part("bytes=100-")
+        assert (past.status_code, past.headers["content-range"]) == (416, "bytes */100")
+        for ignored in ("bytes=1-2,4-5", "bytes=9-1", "lines=1-2"):
+            answer = await part(ignored)
+            assert (answer.status_code, answer.content) == (200, bytes(range(100)))
+        head = await http.head(f"/v1/files/{file.id}/content")
+        assert (head.status_code, head.headers["content-length"], head.content) == (200, "100", b"")
+
+
+async def test_files_may_expire(client):
+    file = await uploaded(client, b"{}", expires_after={"anchor": "created_at", "seconds": 3600})
+    assert file.expires_at == file.created_at + 3600
+    with pytest.raises(openai.BadRequestError):
+        await uploaded(client, b"{}", expires_after={"anchor": "created_at", "seconds": 10})
+
+
+async def test_what_one_key_has_does_not_exist_for_another(config, scripted):
+    config = attrs.evolve(config, network=NetworkConfig(api_key="one,two"))
+    async with (
+        running(Service(config, lambda *_: scripted)) as service,
+        listening(service) as url,
+        client_at(url, "one") as one,
+        client_at(url, "two") as two,
+        client_at(url, "three") as unknown,
+    ):
+        batch = await ended(one, await created(one, encoded([line(0)])))
+        for file_id in (batch.input_file_id, batch.output_file_id):
+            for method in (two.files.retrieve, two.files.content, two.files.delete):
+                with pytest.raises(openai.NotFoundError):
+                    await method(file_id)
+        for method in (two.batches.retrieve, two.batches.cancel):
+            with pytest.raises(openai.NotFoundError):
+                await method(batch.id)
+        with pytest.raises(openai.NotFoundError):
+            await two.batches.create(input_file_id=batch.input_file_id, endpoint=ENDPOINT, completion_window="24h")
+        assert (await two.files.list()).data == []
+        assert (await two.batches.list()).data == []
+        assert len((await one.files.list()).data) == 2
+        with pytest.raises(openai.AuthenticationError):
+            await unknown.files.list()
+
+
+async def test_quotas_are_of_each_key(config, scripted):
+    batch_config = attrs.evolve(config.batch, max_stored_bytes=3000, max_unfinished_batches=1)
+    config = attrs.evolve(config, network=NetworkConfig(api_key="one,two"), batch=batch_config)
+    async with (
+        running(Service(config, lambda *_: scripted)) as service,
+        listening(service) as url,
+        client_at(url, "one") as one,
+        client_at(url, "two") as two,
+    ):
+        scripted.gate.clear()
+        first = await created(one, encoded([line(0)]))
+        with pytest.raises(openai.PermissionDeniedError, match="unfinished"):
+            await created(one, encoded([line(0)]))
+        with pytest.raises(openai.PermissionDeniedError, match="3000 bytes"):
+            await uploaded(one, b"x" * 3000)
+        await uploaded(two, b"x" * 2000)
+        scripted.gate.set()
+        await ended(one, first)
+        await created(one, encoded([line(0)]))
+
+
+async def test_the_api_can_be_switched_off(config, scripted):
+    config = attrs.evolve(config, batch=attrs.evolve(config.batch, batch_api=False))
+    async with (
+        running(Service(config, lambda *_: scripted)) as service,
+        listening(service) as url,
+        client_of(url) as client,
+    ):
+        assert (await client.get("/v1/files")).status_code == 404
+        assert "/v1/files" not in (await client.get("/openapi.json")).json()["paths"]

@@ -1,0 +1,217 @@
+"""Uploads that go wrong: what they leave behind, and what they cost."""
+
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import attrs
+import httpx
+import psutil
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import assert_idle, client_of, listening, running
+from trio_pool_serve.api.http.upload_form import UploadForm
+from trio_pool_serve.api.routes.stored_files import MAX_FILE_BYTES
+from trio_pool_serve.config import BatchConfig, Config
+from trio_pool_serve.errors import InvalidRequestError, PayloadTooLargeError
+from trio_pool_serve.service import Service
+
+BOUNDARY = "b0undary"
+
+BEGIN = (
+    f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n'
+).encode()
+
+END = f"\r\n--{BOUNDARY}--\r\n".encode()
+
+HEADERS = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
+
+
+@pytest.fixture
+def config(scripted_folder: Path, tmp_path: Path) -> Config:
+    return Config(models=(f"model={scripted_folder}",), batch=BatchConfig(data_dir=tmp_path / "data"))
+
+
+@pytest.fixture
+def data(config: Config) -> Path:
+    assert config.batch.data_dir is not None
+    return config.batch.data_dir
+
+
+def left_in(data: Path) -> list[str]:
+    """Return the names of all that is stored beside the database."""
+    return sorted(each.name for each in [*(data / "files").glob("*"), *(data / "uploads").glob("*")])
+
+
+async def upload(client: httpx.AsyncClient, content: bytes, **options) -> httpx.Response:
+    return await client.post("/v1/files", content=content, headers=HEADERS, **options)
+
+
+async def test_an_upload_is_stored_as_it_was_sent(client, data):
+    content = random.Random(0).randbytes(3_000_000) + b"\r\n--" + BOUNDARY[:-1].encode() + b"\r\n"
+    answer = await upload(client, BEGIN + content + END)
+    assert (answer.status_code, answer.json()["bytes"]) == (200, len(content))
+    assert left_in(data) == [answer.json()["id"]]
+    assert (await client.get(f"/v1/files/{answer.json()['id']}/content")).content == content
+
+
+async def test_an_upload_without_a_length_is_stored(client):
+    async def pieces() -> AsyncIterator[bytes]:
+        yield BEGIN
+        for _ in range(100):
+            yield b"x" * 10_000
+        yield END
+
+    answer = await client.post("/v1/files", content=pieces(), headers=HEADERS)
+    assert (answer.status_code, answer.json()["bytes"]) == (200, 1_000_000)
+
+
+WRONG = {
+    "no multipart": ({"content-type": "application/json"}, b"{}", 415),
+    "no content type": ({}, BEGIN + b"x" + END, 415),
+    "no boundary": ({"content-type": "multipart/form-data"}, BEGIN + b"x" + END, 400),
+    "a boundary that is too long": ({"content-type": f"multipart/form-data; boundary={'b' * 300}"}, b"", 400),
+    "another boundary": ({"content-type": "multipart/form-data; boundary=other"}, BEGIN + b"x" + END, 400),
+    "nothing": (HEADERS, b"", 400),
+    "no end": (HEADERS, BEGIN + b"x" * 1000, 400),
+    "no file": (HEADERS, BEGIN.split(b"--b0undary\r\n")[1].join([b"--b0undary\r\n", b"--b0undary--\r\n"]), 400),
+    "no purpose": (HEADERS, b"--b0undary\r\n" + BEGIN.split(b"--b0undary\r\n")[2] + b"x" + END, 400),
+    "two files": (HEADERS, BEGIN + b"x\r\n" + BEGIN + b"x" + END, 400),
+    "many parts": (
+        HEADERS,
+        BEGIN.split(b'--b0undary\r\nContent-Disposition: form-data; name="file"')[0] * 40 + END,
+        400,
+    ),
+    "a field that is too long": (HEADERS, BEGIN.replace(b"batch", b"batch" * 1000) + b"x" + END, 400),
+    "a header that never ends": (HEADERS, b"--b0undary\r\nX: " + b"x" * 2_000_000, 400),
+    "no disposition": (HEADERS, b"--b0undary\r\nX: y\r\n\r\nx" + END, 400),
+    "a part without a name": (HEADERS, b"--b0undary\r\nContent-Disposition: form-data\r\n\r\nx" + END, 400),
+    "a name that is no text": (HEADERS, BEGIN.replace(b"purpose", b"\xff\xfe") + b"x" + END, 400),
+    "line ends only": (HEADERS, b"\r\n" * 500_000, 400),
+    "boundaries only": (HEADERS, b"--b0undary" * 50_000, 400),
+}
+
+
+async def test_a_form_that_is_not_understood_leaves_nothing(client, data, subtests):
+    for name, (headers, content, status) in WRONG.items():
+        with subtests.test(name):
+            answer = await client.post("/v1/files", content=content, headers=headers)
+            assert answer.status_code == status, answer.text
+            assert answer.json()["error"]["message"]
+            assert left_in(data) == []
+    assert (await upload(client, BEGIN + b"x" + END)).status_code == 200
+
+
+@given(
+    st.lists(
+        st.sampled_from([BEGIN, END, b"\r\n", b"--", b"\r", b"\n", b"--b0undary", b"x" * 99, b"\xff"]), max_size=12
+    )
+)
+def test_any_bytes_are_a_form_or_refused(parts):
+    form = UploadForm(BOUNDARY.encode(), 1000)
+    try:
+        for part in [*parts, None]:
+            form.take(part)
+    except (InvalidRequestError, PayloadTooLargeError):
+        pass
+
+
+@given(st.binary(max_size=300), st.integers(1, 40))
+def test_a_file_does_not_depend_on_how_its_form_is_cut(content, size):
+    whole = BEGIN + content + END
+    form = UploadForm(BOUNDARY.encode(), 1000)
+    found = [part for begin in range(0, len(whole), size) for part in form.take(whole[begin : begin + size])]
+    assert b"".join([*found, *form.take(None)]) == content
+    assert (form.fields, form.filename) == ({"purpose": "batch"}, "a.jsonl")
+
+
+async def test_a_client_that_leaves_in_the_middle_leaves_nothing(client, service, data, url):
+    assert (await upload(client, BEGIN + b"x" + END)).status_code == 200
+    before = left_in(data)
+    host, _, port = url.removeprefix("http://").partition(":")
+    stream = await trio.open_tcp_stream(host, int(port))
+    async with stream:
+        head = f"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-type: {HEADERS['content-type']}\r\n"
+        await stream.send_all(f"{head}content-length: 9000000\r\n\r\n".encode() + BEGIN + b"x" * 1_000_000)
+        with trio.fail_after(30):
+            while not any(path.stat().st_size for path in (data / "uploads").glob("*")):  # noqa: ASYNC110
+                await trio.sleep(0.01)
+    with trio.fail_after(30):
+        while left_in(data) != before:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+    assert (await client.get("/v1/files")).json()["data"][0]["bytes"] == 1
+    assert_idle(service)
+
+
+async def test_a_file_that_is_too_large_is_refused_before_it_is_sent_and_while_it_is(client, data, url, monkeypatch):
+    host, _, port = url.removeprefix("http://").partition(":")
+    async with await trio.open_tcp_stream(host, int(port)) as stream:
+        head = f"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-type: {HEADERS['content-type']}\r\n"
+        await stream.send_all(f"{head}content-length: {MAX_FILE_BYTES + 10**6}\r\n\r\n".encode())
+        with trio.fail_after(30):
+            assert (await stream.receive_some()).startswith(b"HTTP/1.1 413 ")
+    monkeypatch.setattr("trio_pool_serve.api.routes.stored_files.MAX_FILE_BYTES", 1000)
+    assert (await upload(client, BEGIN + b"x" * 1001 + END)).status_code == 413
+    assert (await upload(client, BEGIN + b"x" * 1000 + END)).status_code == 200
+    assert len(left_in(data)) == 1
+
+
+async def test_an_upload_is_not_kept_in_memory_and_other_routes_refuse_such_bodies(client, config):
+    process = psutil.Process()
+    size = 100 * 2**20
+    before = process.memory_info().rss
+    peak = 0
+
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal peak
+        yield BEGIN
+        piece = b"x" * 2**16
+        for _ in range(size // len(piece)):
+            peak = max(peak, process.memory_info().rss)
+            yield piece
+        yield END
+
+    answer = await client.post("/v1/files", content=pieces(), headers=HEADERS, timeout=120)
+    assert answer.json()["bytes"] == size
+    assert peak - before < size / 4
+    large = b" " * (50 * 2**20)
+    for path in ("/v1/embeddings", "/v1/batches"):
+        assert (await client.post(path, content=large)).status_code == 413
+
+
+async def test_a_full_disk_refuses_uploads_and_keeps_the_rest(config, scripted, small_disk):
+    config = attrs.evolve(config, batch=attrs.evolve(config.batch, data_dir=small_disk / "data"))
+    async with (
+        running(Service(config, lambda *_: scripted)) as service,
+        listening(service) as url,
+        client_of(url) as client,
+    ):
+        kept = await upload(client, BEGIN + b"x" * 1000 + END)
+        assert kept.status_code == 200
+        for _ in range(3):
+            answer = await upload(client, BEGIN + b"x" * 3_000_000 + END)
+            assert answer.status_code == 507
+            assert "No space left" in answer.json()["error"]["message"]
+            assert left_in(small_disk / "data") == [kept.json()["id"]]
+        assert (await client.get(f"/v1/files/{kept.json()['id']}/content")).content == b"x" * 1000
+        assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
+
+
+async def test_a_folder_that_cannot_be_created_is_said_and_nothing_else_fails(config, scripted, tmp_path):
+    (tmp_path / "file").write_text("")
+    config = attrs.evolve(config, batch=attrs.evolve(config.batch, data_dir=tmp_path / "file" / "data"))
+    async with (
+        running(Service(config, lambda *_: scripted)) as service,
+        listening(service) as url,
+        client_of(url) as client,
+    ):
+        answer = await upload(client, BEGIN + b"x" + END)
+        assert answer.status_code == 507
+        assert str(tmp_path / "file" / "data") in answer.json()["error"]["message"]
+        assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
+        (tmp_path / "file").unlink()
+        assert (await upload(client, BEGIN + b"x" + END)).status_code == 200

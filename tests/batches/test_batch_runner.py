@@ -1,0 +1,216 @@
+"""Batches on a disk that fails, and files that someone removes; cancellation of everything behind the routes."""
+
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from tests.batches.line_files import ENDPOINT, encoded, line
+from tests.conftest import wait_idle
+from trio_pool_serve.app import create_app
+from trio_pool_serve.batches import batch_runner
+from trio_pool_serve.batches.batch_state import FINAL
+from trio_pool_serve.batches.batch_store import Page
+from trio_pool_serve.batches.open_batches import OpenBatches
+from trio_pool_serve.batches.stored_records import StoredBatch, StoredFile, new_id
+from trio_pool_serve.config import BatchConfig, Config
+from trio_pool_serve.service import Service
+
+
+@pytest.fixture
+def config(scripted_folder: Path, tmp_path: Path) -> Config:
+    return Config(models=(f"model={scripted_folder}",), batch=BatchConfig(data_dir=tmp_path / "data"))
+
+
+@pytest.fixture
+async def opened(service: Service) -> OpenBatches:
+    create_app(service.config, service)
+    return await service.batches.locate(create=True)
+
+
+async def stored(batches: OpenBatches, content: bytes, owner: str = "") -> StoredFile:
+    async with batches.reserving(owner) as reserve, batches.receiving() as upload:
+        await reserve(len(content))
+        upload.append([content])
+        return await batches.complete(upload, owner, purpose="batch", filename="x", expire_s=None)
+
+
+async def created(batches: OpenBatches, content: bytes, owner: str = "") -> StoredBatch:
+    file = await stored(batches, content, owner)
+    batch = StoredBatch(
+        id=new_id("batch_"),
+        owner=owner,
+        endpoint=ENDPOINT,
+        input_file_id=file.id,
+        completion_window="24h",
+        expires_at=int(batches.store.clock()) + 86400,
+        output_id=new_id("file-"),
+        error_id=new_id("file-"),
+    )
+    return await batches.add_batch(batch, idempotency_key=None, request=b"")
+
+
+async def ended(batches: OpenBatches, batch: StoredBatch) -> StoredBatch:
+    with trio.fail_after(60):
+        while (found := await batches.store.batch(None, batch.id)).status not in FINAL:  # noqa: ASYNC110
+            await trio.sleep(0.005)
+    return found
+
+
+async def until(batches: OpenBatches, batch: StoredBatch, condition) -> StoredBatch:
+    with trio.fail_after(60):
+        while not condition(found := await batches.store.batch(None, batch.id)):  # noqa: ASYNC110
+            await trio.sleep(0.002)
+    return found
+
+
+async def test_a_batch_waits_while_the_disk_is_full_and_goes_on(config, scripted, small_disk, monkeypatch, caplog):
+    monkeypatch.setattr(batch_runner, "STORAGE_RETRY_S", 0.05)
+    config = attrs.evolve(config, batch=attrs.evolve(config.batch, data_dir=small_disk / "data"))
+    service = Service(config, lambda *_: scripted)
+    content = encoded([line(number) for number in range(1200)])
+    async with trio.open_nursery() as nursery:
+        await nursery.start(service.run)
+        await service.wait_ready()
+        create_app(config, service)
+        batches = await service.batches.locate(create=True)
+        scripted.gate.clear()
+        batch = await created(batches, content)
+        batch = await until(batches, batch, lambda found: found.status == "in_progress")
+        filler = small_disk / "filler"
+        with pytest.raises(OSError, match="No space"), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(512))
+        scripted.gate.set()
+        with trio.fail_after(60):
+            while "waits" not in caplog.text:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        waiting = await batches.store.batch(None, batch.id)
+        assert waiting.status == "in_progress"
+        filler.unlink()
+        batch = await ended(batches, batch)
+        assert (batch.status, batch.position.completed) == ("completed", 1200)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_batch_whose_output_was_removed_fails_and_others_go_on(opened, scripted, monkeypatch):
+    monkeypatch.setattr(batch_runner, "STORAGE_RETRY_S", 0.05)
+    lines = encoded([line(number) for number in range(2000)])
+    batch = await created(opened, lines)
+    await until(opened, batch, lambda found: found.position.completed > 0)
+    scripted.gate.clear()
+    opened.folder.file(batch.output_id).unlink()
+    # The run has the file open; it is opened again when the batch ends.
+    scripted.gate.set()
+    batch = await ended(opened, batch)
+    assert (batch.status, [error.code for error in batch.errors]) == ("failed", ["file_lost"])
+    assert batch.output_file_id is None
+    other = await ended(opened, await created(opened, lines))
+    assert other.status == "completed"
+
+
+async def test_owners_take_turns(opened, scripted, monkeypatch):
+    monkeypatch.setattr(batch_runner, "TURN_S", 0.0)
+    lines = encoded([line(number) for number in range(2000)])
+    large = await created(opened, lines, "one")
+    await until(opened, large, lambda found: found.position.completed > 0)
+    small = await created(opened, encoded([line(0)]), "two")
+    assert (await ended(opened, small)).status == "completed"
+    assert (await opened.store.batch(None, large.id)).status == "in_progress"
+    assert (opened.runner.statistics().unfinished, opened.runner.statistics().waiting) == (1, 0)
+    assert (await ended(opened, large)).position.completed == 2000
+    assert opened.runner.statistics().lines == 2001
+    await trio.testing.wait_all_tasks_blocked()
+    assert opened.runner.statistics().unfinished == 0
+
+
+async def test_a_sweep_removes_what_belongs_to_nothing_and_no_files_of_others(opened):
+    file = await stored(opened, b"{}")
+    left, other = opened.folder.file(new_id("file-")), opened.folder.file("notes.txt")
+    left.write_bytes(b"x")
+    other.write_bytes(b"x")
+    await opened.sweep()
+    assert sorted(each.name for each in left.parent.iterdir()) == sorted([file.id, "notes.txt"])
+
+
+async def steps_of(batches: OpenBatches) -> dict:
+    file = await stored(batches, encoded([line(0)]))
+    batch = await ended(batches, await created(batches, encoded([line(0)])))
+    store = batches.store
+
+    async def cancel_one() -> None:
+        await batches.runner.cancel("", (await created(batches, encoded([line(number) for number in range(600)]))).id)
+
+    return {
+        "store a file": lambda: stored(batches, b"{}"),
+        "create a batch": lambda: created(batches, encoded([line(0)])),
+        "cancel a batch": cancel_one,
+        "read": lambda: store.file("", file.id),
+        "list files": lambda: store.files("", Page(5)),
+        "list batches": lambda: store.batches("", Page(5)),
+        "read a batch": lambda: store.batch("", batch.id),
+        "unfinished": store.unfinished,
+        "sweep": batches.sweep,
+        "commit": lambda: store.commit(batch.id, batch.position),
+        "check room": lambda: store.check_room("", 5, batches.quota),
+    }
+
+
+class Abort(trio.abc.Instrument):
+    """Cancels a scope before a step of a task."""
+
+    def __init__(self, at: int, scope: trio.CancelScope) -> None:
+        self.left, self.scope, self.task = at, scope, trio.lowlevel.current_task()
+
+    def before_task_step(self, task) -> None:
+        if task is self.task:
+            self.left -= 1
+            if not self.left:
+                self.scope.cancel()
+
+
+async def test_everything_can_be_cancelled_at_each_of_its_steps_and_nothing_stays(opened, service, subtests):
+    for name, work in (await steps_of(opened)).items():
+        with subtests.test(name):
+            for at in range(1, 60):
+                with trio.CancelScope() as scope:
+                    abort = Abort(at, scope)
+                    trio.lowlevel.add_instrument(abort)
+                    try:
+                        await work()
+                    finally:
+                        trio.lowlevel.remove_instrument(abort)
+                if not scope.cancelled_caught:
+                    break
+            else:
+                raise AssertionError
+            for batch in await opened.store.unfinished():
+                await ended(opened, batch)
+            assert list(opened.folder.upload("x").parent.iterdir()) == []
+            assert opened._incomplete == {}
+            await wait_idle(service)
+    await opened.sweep()
+    known = await opened.store.known_ids()
+    assert {each.name for each in opened.folder.file("x").parent.iterdir()} == known
+
+
+async def test_a_service_that_is_run_again_goes_on_with_what_it_had(config, scripted):
+    batch = None
+    for attempt in range(3):
+        service = Service(config, lambda *_: scripted)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(service.run)
+            await service.wait_ready()
+            create_app(config, service)
+            batches = await service.batches.locate(create=True)
+            if batch is None:
+                batch = await created(batches, encoded([line(number) for number in range(3000)]))
+            if attempt < 2:
+                before = (await batches.store.batch(None, batch.id)).position.completed
+                await until(batches, batch, lambda found, before=before: found.position.completed > before)
+            else:
+                batch = await ended(batches, batch)
+            nursery.cancel_scope.cancel()
+    assert (batch.status, batch.position.completed) == ("completed", 3000)

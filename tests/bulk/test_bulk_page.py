@@ -1,0 +1,136 @@
+"""The commands and examples of the page on bulk work are executed, in the order in which a reader does it."""
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow.dataset
+import pyarrow.parquet
+import pytest
+
+from tests.models.model_families import WORDS, write_family
+from tests.server.server_process import ROOT
+from trio_pool_serve.bulk.commands import COMMANDS
+from trio_pool_serve.cli import app
+
+PAGE = (ROOT / "docs/bulk.md").read_text()
+
+EXAMPLES = dict(re.findall(r"^`(\w+\.py)`:\n```python\n(.*?)```", PAGE, re.M | re.S))
+
+LINES = re.findall(r"^trio-pool-serve embed (.+) --model \S+(.*)$", PAGE, re.M)
+"""Arguments before the model, and behind it."""
+
+N_ROWS = 60
+
+
+def executed(folder: Path, *command: str, env: Mapping[str, str] | None = None) -> str:
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ended = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": paths, **(env or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def run_example(folder: Path, name: str, env: Mapping[str, str] | None = None) -> object:
+    """Run an example of the page; return what it prints."""
+    return ast.literal_eval(executed(folder, "-c", EXAMPLES[name], env=env))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the page's commands have been run, with a model of the tests in place of the page's."""
+    folder = tmp_path_factory.mktemp("page")
+    model = write_family(folder / "model", "bert")
+    words = np.random.default_rng(0).choice(WORDS, (N_ROWS, 5))
+    rows = {"id": range(100, 100 + N_ROWS), "text": [" ".join(of_row) for of_row in words]}
+    pyarrow.parquet.write_table(pyarrow.table(rows), folder / "texts.parquet")
+    assert len(LINES) == 3
+    for before, behind in LINES:
+        line = f"-m trio_pool_serve embed {before} --model {model} {behind} --device cpu --cpu-backend torch"
+        executed(folder, *shlex.split(line))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def nearest(folder: Path) -> list[str]:
+    """Ids of the three rows that are nearest to the first."""
+    table = pyarrow.dataset.dataset(folder / "vectors.parquet").to_table()
+    vectors = np.array(table["embedding"].to_pylist())
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    distances = 1 - vectors @ vectors[0]
+    order = np.argsort(distances)[:4]
+    assert np.diff(distances[order]).min() > 1e-5  # no example's rounding changes the order
+    return [table["id"][int(row)].as_py() for row in order[:3]]
+
+
+def test_vectors_and_shards_have_all_rows(folder):
+    assert run_example(folder, "read_vectors.py") == N_ROWS
+    assert run_example(folder, "read_shards.py") == N_ROWS
+
+
+def test_lancedb_finds_the_nearest_rows(folder, nearest):
+    pytest.importorskip("lancedb", exc_type=ImportError)
+    assert run_example(folder, "into_lancedb.py") == nearest
+
+
+def test_qdrant_finds_the_nearest_rows(folder, nearest):
+    pytest.importorskip("qdrant_client", exc_type=ImportError)
+    assert run_example(folder, "into_qdrant.py") == nearest
+
+
+def test_pgvector_finds_the_nearest_rows(folder, nearest):
+    pytest.importorskip("psycopg", exc_type=ImportError)
+    pytest.importorskip("pgvector", exc_type=ImportError)
+    if "PGHOST" not in os.environ:
+        pytest.skip("PGHOST names no PostgreSQL server")
+    with new_database() as name:
+        assert run_example(folder, "into_pgvector.py", {"PGDATABASE": name}) == nearest
+
+
+@contextmanager
+def new_database() -> Iterator[str]:
+    import psycopg
+
+    name = f"trio_pool_serve_test_{os.getpid()}"
+    with psycopg.connect(dbname="postgres", autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+        try:
+            yield name
+        finally:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def test_the_tables_of_options_are_those_of_the_commands():
+    section = PAGE.partition("## Options")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")]
+    listed = sorted(option for row in rows for option in re.findall(r"`(--[a-z-]+)`", row.split("|")[2]))
+    of_tables = [name for name in COMMANDS if name != "run-batch"]
+    arguments = [argument for name in of_tables for argument in app[name].assemble_argument_collection()]
+    names = {argument.names[0] for argument in arguments if argument.names[0] not in ("*", "--IN", "--OUT")}
+    assert listed == sorted(names)
+
+
+def test_options_are_marked_that_a_run_compares():
+    from trio_pool_serve.bulk.bulk_options import RunOptions, TaskOptions, TextOptions
+    from trio_pool_serve.bulk.command import _arguments
+    from trio_pool_serve.bulk.table_formats import format_of
+
+    task = TaskOptions(task="embed", columns=("text",))
+    compared = _arguments(task, RunOptions(), TextOptions(), format_of("out.parquet", None))
+    rows = [line.split("|") for line in PAGE.splitlines() if line.startswith("|") and line.endswith("| ✓ |")]
+    marked = {option for row in rows for option in re.findall(r"`(--[a-z-]+)`", row[2])}
+    columns = {"--query-column", "--document-column", "--documents-column"}  # compared as --column
+    assert marked - columns == {name for name in compared if name.startswith("--")}

@@ -1,0 +1,324 @@
+"""The commands for files, with real models: in this process, and by a real server."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import evolve
+
+from tests.end_to_end.folder_over_http import farthest, in_order, serving_folder
+from tests.models.classifier_families import write_classifier
+from tests.models.model_families import TEXTS, write_family
+from tests.models.retrieval_families import pylate_bert, splade_max
+from tests.server.server_process import ROOT
+from trio_pool_serve.bulk.bulk_options import OwnModelOptions, RunOptions, TaskOptions, TextOptions
+from trio_pool_serve.bulk.command import ROWS_FAILED, run_command
+
+OWN = OwnModelOptions(model_dtype="float32", device="cpu", cpu_backend="torch")
+
+WORDS = [text for text in TEXTS if text.strip()]
+
+ROWS = [
+    {"id": f"r{index}", "text": text, "query": WORDS[0], "document": text, "documents": WORDS[: 1 + index % 4]}
+    for index, text in enumerate(WORDS)
+]
+
+
+def write_rows(path: Path, rows: Sequence[object] = ROWS) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+async def run(
+    source: Path | str, target: Path | str, task: TaskOptions, *, truncate: bool = True, **options: Any
+) -> int:
+    return await run_command(str(source), str(target), task, RunOptions(**options), TextOptions(truncate=truncate), OWN)
+
+
+EMBED = TaskOptions(task="embed", columns=("text",))
+
+
+scorer = partial(write_classifier, name="bert", num_labels=1)
+
+CASES = [
+    (EMBED, partial(write_family, name="bert"), "embedding"),
+    (TaskOptions(task="token-embed", columns=("text",)), pylate_bert, "embeddings"),
+    (TaskOptions(task="sparse", columns=("text",)), splade_max, "sparse_embedding"),
+    (
+        TaskOptions(task="classify", columns=("text",)),
+        partial(write_classifier, name="bert", num_labels=3),
+        "probabilities",
+    ),
+    (TaskOptions(task="score", columns=("query", "document")), scorer, "score"),
+    (TaskOptions(task="rerank", columns=("query", "documents"), top_n=2), scorer, "results"),
+]
+
+
+@pytest.mark.parametrize(("task", "write", "column"), CASES, ids=[case[0].task for case in CASES])
+async def test_each_command_gives_what_the_server_gives(
+    tmp_path: Path, task: TaskOptions, write: Callable[[Path], Path], column: str
+):
+    model, rows = write(tmp_path / "model"), write_rows(tmp_path / "rows.jsonl")
+    async with serving_folder(model) as asked:
+        assert await run(rows, tmp_path / "own.jsonl", task, model=str(model)) == 0
+        assert await run(rows, tmp_path / "remote.jsonl", task, url=str(asked.client.base_url)) == 0
+        own, remote = read_rows(tmp_path / "own.jsonl"), read_rows(tmp_path / "remote.jsonl")
+        assert [row["id"] for row in own] == [row["id"] for row in remote] == [row["id"] for row in ROWS]
+        expected = await VALUES[task.task](asked, task)
+    for results in (own, remote):
+        if task.task in ("sparse", "rerank"):
+            indices = [[item["index"] for item in row[column]] for row in results]
+            assert indices == [[int(index) for index in row[0]] for row in expected]
+            numbers = [[item["score"] for item in row[column]] for row in results]
+            assert farthest(numbers, [row[1] for row in expected]) < 1e-5
+        else:
+            assert farthest([row[column] for row in results], expected) < 1e-5
+
+
+async def embeddings_of(asked: Any, _: TaskOptions) -> list[Any]:
+    return list(await asked.embeddings(WORDS, truncate_prompt_tokens=-1))
+
+
+async def token_embeddings_of(asked: Any, _: TaskOptions) -> list[Any]:
+    return [np.array(rows, np.float32) for rows in await asked.pooled(WORDS, task="token_embed")]
+
+
+async def sparse_of(asked: Any, _: TaskOptions) -> list[Any]:
+    pooled = await asked.pooled(WORDS, task="sparse_embed")
+    return [([item["index"] for item in row], [item["value"] for item in row]) for row in pooled]
+
+
+async def probabilities_of(asked: Any, _: TaskOptions) -> list[Any]:
+    answer = await asked.post("/classify", input=WORDS, truncate_prompt_tokens=-1)
+    return [item["probs"] for item in in_order(answer["data"])]
+
+
+async def scores_of(asked: Any, _: TaskOptions) -> list[Any]:
+    return list(await asked.scores(WORDS[0], WORDS))
+
+
+async def rankings_of(asked: Any, task: TaskOptions) -> list[Any]:
+    found = []
+    for row in ROWS:
+        scores = await asked.reranked(row["query"], row["documents"])
+        order = np.argsort(-scores, kind="stable")[: task.top_n]
+        found.append((order, scores[order]))
+    return found
+
+
+VALUES = {
+    "embed": embeddings_of,
+    "token-embed": token_embeddings_of,
+    "sparse": sparse_of,
+    "classify": probabilities_of,
+    "score": scores_of,
+    "rerank": rankings_of,
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(write_family(tmp_path / "bert", name="bert"))
+
+
+GOOD = {"id": "good", "text": "a text"}
+
+
+@pytest.fixture
+def rows_with_errors(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    lines = [json.dumps(GOOD), "{not JSON", json.dumps({"id": "no text"}), json.dumps({"id": 4, "text": 5})]
+    lines += [json.dumps({"id": "long", "text": "word " * 500}), json.dumps(GOOD)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["own engine", "server"])
+async def test_rows_that_fail_are_null_or_left_out_and_listed_with_place_id_and_reason(
+    tmp_path, model, rows_with_errors, remote
+):
+    async with serving_folder(Path(model)) as asked:
+        where = {"url": str(asked.client.base_url)} if remote else {"model": model}
+        for on_error in ("null", "skip"):
+            out = tmp_path / f"{on_error}.jsonl"
+            status = await run(rows_with_errors, out, EMBED, truncate=False, on_error=on_error, **where)
+            assert status == ROWS_FAILED
+            written = read_rows(out)
+            assert [row["id"] for row in written if row["embedding"]] == ["good", "good"]
+            assert len(written) == (6 if on_error == "null" else 2)
+            errors = read_rows(tmp_path / f"{on_error}.jsonl.errors.jsonl")
+            assert [(row["line"], row["id"]) for row in errors] == [
+                ("rows.jsonl:2", 1),
+                ("rows.jsonl:3", "no text"),
+                ("rows.jsonl:4", 4),
+                ("rows.jsonl:5", "long"),
+            ]
+            assert [bool(row["reason"]) for row in errors] == [True] * 4
+            assert "is not a text" in errors[2]["reason"]
+
+
+async def test_by_default_the_first_row_that_fails_ends_the_run(tmp_path, model, rows_with_errors, capsys):
+    assert await run(rows_with_errors, tmp_path / "out.jsonl", EMBED, model=model) == ROWS_FAILED
+    assert "rows.jsonl:2" in capsys.readouterr().err
+
+
+async def test_shards_together_have_every_row_once(tmp_path, model):
+    rows = write_rows(tmp_path / "rows.jsonl")
+    seen: list[str] = []
+    for shard in range(1, 4):
+        out = tmp_path / f"{shard}.jsonl"
+        assert await run(rows, out, EMBED, model=model, shard=f"{shard}/3", limit=len(ROWS) - 1) == 0
+        seen += [row["id"] for row in read_rows(out)]
+    assert sorted(seen) == sorted(row["id"] for row in ROWS[:-1])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": TaskOptions(task="embed", columns=("text",), dimensions=4)}, "--dimensions is 4, where it was None"),
+        ({"limit": 3}, "--limit is 3, where it was None"),
+        ({"input": b"other\n"}, "rows.jsonl has 6 bytes"),
+        ({"model": "other"}, "the digest of the model's files"),
+    ],
+    ids=["argument", "limit", "input", "model"],
+)
+async def test_a_run_of_something_else_refuses_to_go_on_and_says_what_has_changed(
+    tmp_path, model, capsys, change, message
+):
+    rows, out = write_rows(tmp_path / "rows.jsonl"), tmp_path / "out.jsonl"
+    assert await run(rows, out, EMBED, model=model) == 0
+    written = out.read_bytes()
+    if "input" in change:
+        rows.write_bytes(change.pop("input"))
+    if "model" in change:
+        change["model"] = str(write_family(tmp_path / "other", name="roberta"))
+    task = change.pop("task", EMBED)
+    assert await run(rows, out, task, **{"model": model, **change}) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert "--overwrite" in error
+    assert out.read_bytes() == written
+    assert await run(rows, out, task, **{"model": model, "on_error": "skip", "overwrite": True, **change}) in (0, 3)
+
+
+async def test_a_complete_run_is_not_computed_again(tmp_path, model, capsys):
+    rows, out = write_rows(tmp_path / "rows.jsonl"), tmp_path / "out.jsonl"
+    assert await run(rows, out, EMBED, model=model) == 0
+    before = out.stat()
+    assert await run(rows, out, EMBED, model=model) == 0
+    assert "is complete" in capsys.readouterr().err
+    assert out.stat() == before
+
+
+async def test_a_file_that_no_journal_knows_is_not_touched(tmp_path, model, capsys):
+    rows, out = write_rows(tmp_path / "rows.jsonl"), tmp_path / "out.jsonl"
+    out.write_text("precious")
+    assert await run(rows, out, EMBED, model=model) == 1
+    assert "--overwrite" in capsys.readouterr().err
+    assert out.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.csv.gz", "out.jsonl.zst", "out.parquet", "out.arrow"])
+async def test_every_format_has_the_same_vectors(tmp_path, model, name):
+    from trio_pool_serve.bulk.inputs.input_table import open_input
+
+    rows = write_rows(tmp_path / "rows.jsonl")
+    assert await run(rows, tmp_path / "out.jsonl", EMBED, model=model) == 0
+    assert await run(rows, tmp_path / name, EMBED, model=model, rows_per_file=4) == 0
+    expected = read_rows(tmp_path / "out.jsonl")
+    found = [row for block in open_input(str(tmp_path / name)).rows(["embedding"], None) for row in block]
+    assert [row.id for row in found] == [row["id"] for row in expected]
+    vectors = [json.loads(value) if isinstance(value, str) else value for row in found for value in row.values]
+    np.testing.assert_array_equal(in_float32(vectors), in_float32([row["embedding"] for row in expected]))
+
+
+def in_float32(vectors: Sequence[Any]) -> Any:
+    return np.array(vectors, np.float32)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8", "binary"])
+async def test_vectors_are_of_the_type_that_is_asked_for(tmp_path, model, dtype):
+    import pyarrow.parquet
+
+    rows = write_rows(tmp_path / "rows.jsonl")
+    task = TaskOptions(task="embed", columns=("text",), dimensions=16, dtype=dtype)
+    assert await run(rows, tmp_path / "out.parquet", task, model=model) == 0
+    table = pyarrow.parquet.read_table(tmp_path / "out.parquet")
+    expected = {"float16": "fixed_size_list<element: halffloat>[16]", "int8": "fixed_size_list<element: int8>[16]",
+                "binary": "fixed_size_list<element: int8>[2]"}[dtype]  # fmt: skip
+    assert str(table.schema.field("embedding").type).replace("item", "element") == expected
+    assert table.num_rows == len(ROWS)
+
+
+async def test_with_another_on_error_a_run_that_has_stopped_for_a_row_goes_on(tmp_path, model, rows_with_errors):
+    out = tmp_path / "out.jsonl"
+    assert await run(rows_with_errors, out, EMBED, model=model, truncate=False) == ROWS_FAILED
+    assert await run(rows_with_errors, out, EMBED, model=model, truncate=False, on_error="skip") == ROWS_FAILED
+    assert [row["id"] for row in read_rows(out)] == ["good", "good"]
+    assert await run(rows_with_errors, out, EMBED, model=model, truncate=False, on_error="null") == 1
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+async def test_a_complete_output_of_which_something_was_deleted_is_an_error(tmp_path, model, capsys, name):
+    rows, out = write_rows(tmp_path / "rows.jsonl"), tmp_path / name
+    assert await run(rows, out, EMBED, model=model, rows_per_file=3) == 0
+    (out if out.is_file() else out / "part-00001.parquet").unlink()
+    assert await run(rows, out, EMBED, model=model, rows_per_file=3) == 1
+    assert "has been deleted" in capsys.readouterr().err
+
+
+async def test_another_budget_of_batches_is_another_run(tmp_path, model, capsys):
+    rows, out = write_rows(tmp_path / "rows.jsonl"), tmp_path / "out.jsonl"
+    assert await run(rows, out, EMBED, model=model) == 0
+    own = evolve(OWN, max_batch_tokens=128)
+    options = RunOptions(model=model)
+    assert await run_command(str(rows), str(out), EMBED, options, TextOptions(truncate=True), own) == 1
+    assert "the maximum of tokens in a batch is '128', where it was '2048'" in capsys.readouterr().err
+
+
+async def test_a_model_that_cannot_be_loaded_is_said(tmp_path, model, capsys):
+    own = evolve(OWN, max_model_len=10**6)
+    options = RunOptions(model=model)
+    rows = write_rows(tmp_path / "rows.jsonl")
+    assert await run_command(str(rows), str(tmp_path / "out.jsonl"), EMBED, options, TextOptions(), own) == 1
+    assert "1000000" in capsys.readouterr().err
+
+
+def test_standard_input_and_output_are_a_dash(model):
+    command = [sys.executable, "-m", "trio_pool_serve", "embed", "-", "-", "--input-format", "jsonl", "--model", model]
+    command += ["--cpu-backend", "torch", "--truncate"]
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS)
+    ran = subprocess.run(command, cwd=ROOT, input=lines.encode(), check=False, capture_output=True)
+    assert ran.returncode == 0, ran.stderr.decode()
+    assert [json.loads(line)["id"] for line in ran.stdout.splitlines()] == [row["id"] for row in ROWS]
+
+
+def test_options_that_do_not_go_together_are_one_line(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "trio_pool_serve",
+        "embed",
+        "in.jsonl",
+        "out.jsonl",
+        "--model",
+        "m",
+        "--shard",
+        "9/3",
+    ]
+    ran = subprocess.run(
+        command, cwd=tmp_path, check=False, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert ran.returncode == 2
+    assert ran.stderr.decode().splitlines() == ["trio-pool-serve: --shard 9/3: there are 3 shards, numbered from 1."]

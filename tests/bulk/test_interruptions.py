@@ -1,0 +1,220 @@
+"""Runs that are killed go on where they were, and write the bytes of one that was not."""
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.bulk.test_commands import ROWS, write_rows
+from tests.models.model_families import write_family
+from tests.server.server_process import ROOT
+from trio_pool_serve.bulk.journal import Progress
+
+PROGRAM = """
+import os
+import sys
+from trio_pool_serve.bulk import commands, run
+from trio_pool_serve.bulk.bulk_options import OwnModelOptions, RunOptions, TaskOptions, TextOptions
+from trio_pool_serve.bulk.journal import Journal
+from trio_pool_serve.bulk.outputs.line_output import LineOutput
+from trio_pool_serve.bulk.outputs.part_folder import PartFolder
+
+model, source, target, moment, times, number = sys.argv[1:]
+seen = 0
+
+
+def come_to(name):
+    global seen
+    if name == moment:
+        seen += 1
+        if seen == int(times):
+            os.kill(os.getpid(), int(number))
+
+
+def around(kind, method, name):
+    original = getattr(kind, method)
+
+    def wrapped(self, *arguments):
+        come_to(f"before {name}")
+        result = original(self, *arguments)
+        come_to(f"after {name}")
+        return result
+
+    setattr(kind, method, wrapped)
+
+
+async def commit(self, progress, original=Journal.commit):
+    await original(self, progress)
+    come_to("after journal")
+
+
+for kind in (LineOutput, PartFolder):
+    around(kind, "write", "write")
+    around(kind, "commit", "commit")
+Journal.commit = commit
+run.WINDOW_ROWS = 64
+task = TaskOptions(task="embed", columns=("text",))
+options = RunOptions(model=model, rows_per_file=128, on_error="skip")
+own = OwnModelOptions(model_dtype="float32", device="cpu", cpu_backend="torch")
+commands.leave_with(commands.start(source, target, task, options, TextOptions(truncate=True), own))
+"""
+"""The command with small windows, so that a short run has many commits. It sends itself a signal at a moment."""
+
+MOMENTS_OF = {
+    ".jsonl": ("before write", "after commit"),
+    ".gz": ("after write", "after journal"),
+    ".parquet": ("before commit", "after commit"),
+}
+
+
+def start(
+    model: Path, rows: Path, out: Path, moment: str = "", times: int = 0, number: int = signal.SIGKILL
+) -> subprocess.Popen[bytes]:
+    """Start a run that sends itself a signal when it comes to a moment for so many times."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+    command = [sys.executable, "-c", PROGRAM, *map(str, (model, rows, out)), moment, str(times), str(int(number))]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE)
+
+
+def ended(run: subprocess.Popen[bytes]) -> tuple[int, str]:
+    """Wait for the end of a run; return its status, and what it has printed."""
+    _, printed = run.communicate()
+    return run.returncode, printed.decode()
+
+
+def wait_until_stopped(run: subprocess.Popen[bytes]) -> None:
+    _, status = os.waitpid(run.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+
+
+def committed(out: Path) -> Progress:
+    """Return what the journal says of a run that has ended."""
+    with closing(sqlite3.connect(out.with_name(f"{out.name}.journal"))) as connection:
+        (value,) = connection.execute("SELECT value FROM run WHERE name = 'progress'").fetchone()
+    return msgspec.json.decode(value, type=Progress)
+
+
+def content(out: Path) -> dict[str, bytes]:
+    files = sorted(out.iterdir()) if out.is_dir() else [out]
+    return {file.name: file.read_bytes() for file in [*files, Path(f"{out}.errors.jsonl")]}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_family(tmp_path_factory.mktemp("model") / "bert", name="bert")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory) -> Path:
+    many = [{**row, "id": f"{number}-{row['id']}"} for number in range(200) for row in ROWS]
+    many[100] = {"id": "wrong"}
+    return write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", many)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(model, rows, tmp_path_factory) -> Callable[[str], Path]:
+    """Returns the output of that name of a run that was not interrupted: a process takes seconds to start."""
+    folder = tmp_path_factory.mktemp("whole")
+
+    def output_named(name: str) -> Path:
+        out = folder / name
+        if not out.exists():
+            assert ended(start(model, rows, out))[0] == 3
+        return out
+
+    return output_named
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet", pytest.param("out.csv.gz", marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_again_and_again_writes_the_same_bytes(tmp_path, model, rows, uninterrupted, name):
+    """Killed at two moments; what was committed stays, and no row before it is computed again."""
+    whole, out = uninterrupted(name), tmp_path / name
+    rng, before = random.Random(name), 0
+    for moment in MOMENTS_OF[whole.suffix]:
+        status, printed = ended(start(model, rows, out, moment, rng.randint(2, 3)))
+        assert status == -signal.SIGKILL, printed
+        journal = out.with_name(f"{out.name}.journal")
+        assert journal.exists()
+        with closing(sqlite3.connect(journal)) as connection:
+            found = connection.execute("SELECT value FROM run WHERE name = 'progress'").fetchone()
+        now = msgspec.json.decode(found[0], type=Progress).next_row if found else 0
+        assert now >= before
+        before = now
+    assert before > 0
+    assert ended(start(model, rows, out))[0] == 3
+    assert content(out) == content(whole)
+
+
+def test_two_runs_on_one_output_are_an_error_for_the_second(tmp_path, model, rows):
+    out = tmp_path / "out.jsonl"
+    first = start(model, rows, out, "after journal", 1, signal.SIGSTOP)
+    wait_until_stopped(first)
+    status, printed = ended(start(model, rows, out))
+    assert status == 1
+    assert "Another run is writing this output" in printed
+    first.send_signal(signal.SIGCONT)
+    assert ended(first)[0] == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_a_signal_commits_and_stops_and_the_same_command_goes_on(tmp_path, model, rows, uninterrupted, number):
+    out = tmp_path / "out.jsonl"
+    status, printed = ended(start(model, rows, out, "after journal", 2, number))
+    assert status == 130
+    assert "The same command goes on" in printed
+    stopped = committed(out)
+    assert not stopped.is_finished
+    assert out.stat().st_size == msgspec.json.decode(stopped.output)["n_bytes"]
+    assert ended(start(model, rows, out))[0] == 3
+    assert content(out) == content(uninterrupted("out.jsonl"))
+
+
+def test_an_output_that_was_deleted_is_said_and_nothing_is_written(tmp_path, model, rows):
+    out = tmp_path / "out.jsonl"
+    assert ended(start(model, rows, out, "after journal", 2))[0] == -signal.SIGKILL
+    out.unlink()
+    status, printed = ended(start(model, rows, out))
+    assert status == 1
+    assert "has been deleted" in printed
+    assert not out.exists()
+
+
+def test_an_input_that_changes_under_a_run_ends_it_with_an_error(tmp_path, model, rows):
+    source, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(rows.read_bytes())
+    run = start(model, source, out, "after journal", 1, signal.SIGSTOP)
+    wait_until_stopped(run)
+    with source.open("ab") as file:
+        file.write(b'{"id": "more", "text": "a"}\n')
+    run.send_signal(signal.SIGCONT)
+    status, printed = ended(run)
+    assert status == 1
+    assert "rows.jsonl was changed while it was being read" in printed
+
+
+def test_a_full_disk_loses_nothing(small_disk, model, rows, uninterrupted):
+    """A disk of 2 MiB; the run goes on once there is room."""
+    filler, out = small_disk / "filler", small_disk / "out.jsonl"
+    filler.write_bytes(bytes(1_600_000))
+    status, printed = ended(start(model, rows, out))
+    assert status == 1, printed
+    assert "No space left on device" in printed
+    filler.unlink()
+    assert 0 < committed(out).next_row < 200 * len(ROWS)
+    assert ended(start(model, rows, out))[0] == 3
+    assert content(out) == content(uninterrupted("out.jsonl"))
+
+
+def test_a_folder_that_cannot_be_written_to_is_an_error(small_disk, model, rows):
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    status, printed = ended(start(model, rows, small_disk / "out.jsonl"))
+    assert status == 1
+    assert str(small_disk) in printed

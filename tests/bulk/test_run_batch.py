@@ -1,0 +1,264 @@
+"""``run-batch`` in this process, with a real model: what it does with files that it finds, and with URLs."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from tests.models.model_families import write_family
+from tests.server.server_process import ROOT
+from trio_pool_serve.bulk import run_batch as module
+from trio_pool_serve.bulk.batch_options import BatchModelOptions, BatchOptions, MetricsOptions
+from trio_pool_serve.bulk.run_batch import run_batch
+from trio_pool_serve.storage.database import open_database
+
+OWN = BatchModelOptions(model_dtype="float32", device="cpu", cpu_backend="torch", served_model_name="m")
+
+LINES = 600
+"""More than a window has."""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(write_family(tmp_path / "bert", name="bert"))
+
+
+def write_lines(path: Path, count: int = LINES) -> Path:
+    """Write requests, of which every sixth fails."""
+    lines = (
+        {"custom_id": f"c{number}", "method": "POST", "url": "/v1/embeddings", "body": {"input": "a b"[:part] or 5}}
+        for number, part in ((number, number % 6) for number in range(1, count + 1))
+    )
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    os.utime(path, (1_000_000_000, 1_000_000_000))
+    return path
+
+
+async def run(source: Path | str, target: Path | str, model: str, own: BatchModelOptions = OWN, **options: Any) -> int:
+    batch = BatchOptions(input_file=str(source), output_file=str(target), model=model, **options)
+    return await run_batch(batch, MetricsOptions(), own)
+
+
+def ids_in(path: Path) -> list[str]:
+    return [json.loads(line)["custom_id"] for line in path.read_text().splitlines()]
+
+
+async def stopped_run(source: Path, target: Path, model: str, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run until ``after`` windows are committed, and have the next commit fail as by a crash."""
+    commits = 0
+    commit = module.Journal.commit
+
+    async def failing(journal: Any, progress: Any) -> None:
+        nonlocal commits
+        commits += 1
+        if commits > after:
+            raise OSError("the machine is gone")
+        await commit(journal, progress)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module.Journal, "commit", failing)
+        assert await run(source, target, model) == 1
+
+
+@pytest.mark.parametrize("windows", [0, 1, 2])
+async def test_a_run_that_has_failed_goes_on_with_the_same_bytes(tmp_path, model, monkeypatch, windows):
+    source = write_lines(tmp_path / "in.jsonl")
+    assert await run(source, tmp_path / "whole.jsonl", model) == 3
+    whole = (tmp_path / "whole.jsonl").read_bytes()
+    target = tmp_path / "out.jsonl"
+    await stopped_run(source, target, model, windows, monkeypatch)
+    assert 0 < len(target.read_bytes()) <= len(whole)
+    with target.open("ab") as file:
+        file.write(b"half a li")
+    if windows:
+        os.utime(source)  # the time in the responses is that of the first run
+    assert await run(source, target, model) == 3
+    if windows:
+        assert target.read_bytes() == whole
+    assert ids_in(target) == [f"c{number}" for number in range(1, LINES + 1)]
+
+
+async def test_a_complete_run_says_so_and_does_nothing(tmp_path, model, capsys):
+    source, target = write_lines(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
+    assert await run(source, target, model) == 0
+    before = target.stat()
+    assert await run(source, target, model) == 0
+    assert f"{target} is complete: 3 lines." in capsys.readouterr().err
+    assert target.stat() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lines": 4}, "in.jsonl has"),
+        (
+            {"own": BatchModelOptions(served_model_name="m", max_model_len=8)},
+            "the maximum of tokens in a text is '8', where it was",
+        ),
+        ({"own": BatchModelOptions(served_model_name="n")}, "--served-model-name is 'n', where it was 'm'"),
+        ({"model": "roberta"}, "the digest of the model's files"),
+    ],
+    ids=["input", "length", "name", "model"],
+)
+async def test_a_run_of_something_else_refuses_and_says_what_has_changed(tmp_path, model, capsys, change, message):
+    source, target = write_lines(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
+    assert await run(source, target, model) == 0
+    before = target.read_bytes()
+    write_lines(source, change.get("lines", 3))
+    if "model" in change:
+        model = str(write_family(tmp_path / "other", name=change["model"]))
+    own = change.get("own", OWN)
+    assert await run(source, target, model, own) == 1
+    assert message in capsys.readouterr().err
+    assert target.read_bytes() == before
+    assert await run(source, target, model, own, overwrite=True) == 0
+    assert len(ids_in(target)) == change.get("lines", 3)
+
+
+async def test_files_that_are_not_of_a_run_are_not_touched(tmp_path, model, capsys):
+    source, target = write_lines(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
+    target.write_text("precious")
+    assert await run(source, target, model) == 1
+    assert "--overwrite removes it" in capsys.readouterr().err
+    assert target.read_text() == "precious"
+    for url in ("http://", "https://[x/y"):
+        assert await run(url, target, model) == 1
+        assert f"'{url}'" in capsys.readouterr().err
+    lines = source.read_bytes()
+    assert await run(source, source, model, overwrite=True) == 1
+    assert "is the input" in capsys.readouterr().err
+    assert source.read_bytes() == lines
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+async def test_the_output_of_another_run_is_not_touched(tmp_path, model, capsys, overwrite):
+    source, target = write_lines(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
+    assert await run(source, target, model) == 0
+    before = target.read_bytes()
+    async with open_database(tmp_path / "out.jsonl.journal", ""):
+        assert await run(source, target, model, overwrite=overwrite) == 1
+    assert "Another run is writing this output" in capsys.readouterr().err
+    assert target.read_bytes() == before
+
+
+async def test_an_output_that_was_removed_or_cut_off_is_an_error(tmp_path, model, capsys, monkeypatch):
+    source, target = write_lines(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    await stopped_run(source, target, model, 1, monkeypatch)
+    os.truncate(target, 10)
+    assert await run(source, target, model) == 1
+    assert "has 10 bytes" in capsys.readouterr().err
+    assert await run(source, target, model, overwrite=True) == 3
+    target.unlink()
+    assert await run(source, target, model) == 1
+    assert "has been removed or changed" in capsys.readouterr().err
+
+
+async def test_an_input_that_changes_during_the_run_ends_it(tmp_path, model, capsys, monkeypatch):
+    source, target = write_lines(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    commit = module.Journal.commit
+
+    async def changing(journal: Any, progress: Any) -> None:
+        await commit(journal, progress)
+        os.utime(source)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module.Journal, "commit", changing)
+        assert await run(source, target, model) == 1
+    assert "was changed while it was read" in capsys.readouterr().err
+
+
+async def test_a_missing_input_and_an_empty_one(tmp_path, model, capsys):
+    assert await run(tmp_path / "in.jsonl", tmp_path / "out.jsonl", model) == 1
+    assert "No such file" in capsys.readouterr().err
+    (tmp_path / "in.jsonl").write_text("\n \n")
+    assert await run(tmp_path / "in.jsonl", tmp_path / "out.jsonl", model) == 0
+    assert (tmp_path / "out.jsonl").read_bytes() == b""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    folder = tmp_path / "store"
+    folder.mkdir()
+    command = [sys.executable, "-m", "tests.bulk.file_store", folder]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True) as process:
+        assert process.stdout is not None
+        yield folder, f"http://127.0.0.1:{process.stdout.readline().strip()}"
+        process.terminate()
+
+
+async def test_files_at_urls_are_got_and_put_once_they_are_complete(tmp_path, model, store, capsys):
+    folder, base = store
+    write_lines(folder / "in.jsonl", 3)
+    work = tmp_path / "work"
+    work.mkdir()
+    begin = partial(run, f"{base}/in.jsonl?signature=1", f"{base}/out.jsonl?signature=2", model, output_tmp_dir=work)
+    assert await begin() == 0
+    assert ids_in(folder / "out.jsonl") == ["c1", "c2", "c3"]
+    created = json.loads((folder / "out.jsonl").read_text().splitlines()[0])["response"]["body"]["created"]
+    assert created == 1445412480  # what the store says of the input's age
+    asked = [line.split("?")[0] for line in (folder / "requests").read_text().splitlines()]
+    assert asked == ["GET /in.jsonl"] * 2 + ["PUT /out.jsonl"] * 2
+    (journal,) = work.iterdir()
+    assert journal.name.endswith(".journal")
+    assert await begin() == 0
+    said = capsys.readouterr().err
+    assert "/out.jsonl is complete: 3 lines." in said
+    assert "signature" not in said
+    assert list(work.iterdir()) == [journal]
+
+
+async def test_an_output_that_the_store_refuses_is_kept_and_put_later(tmp_path, model, store, capsys):
+    folder, base = store
+    write_lines(folder / "in.jsonl", 3)
+    target = f"{base}/forbidden/out.jsonl"
+    assert await run(folder / "in.jsonl", target, model, output_tmp_dir=tmp_path / "store") == 1
+    said = capsys.readouterr().err
+    assert "status 403" in said
+    (kept,) = folder.glob("run-batch-*.jsonl")
+    assert str(kept) in said
+    assert ids_in(kept) == ["c1", "c2", "c3"]
+    assert await run(folder / "in.jsonl", target, model, output_tmp_dir=tmp_path / "store") == 1
+    assert kept.exists()
+
+
+async def test_metrics_and_probes_are_served_during_a_run_and_nothing_else(tmp_path, model, monkeypatch):
+    source, target = write_lines(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
+    statuses = {}
+    finish = module.OwnBatch._finish
+
+    async def asking(batch: Any, journal: Any) -> None:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{urls[0]}") as client:
+            for method, path in (
+                ("GET", "/metrics"),
+                ("GET", "/readyz"),
+                ("GET", "/health"),
+                ("POST", "/v1/embeddings"),
+            ):
+                with trio.fail_after(30):
+                    response = await client.request(method, path)
+                statuses[path] = response.status_code
+                if path == "/metrics":
+                    assert "# TYPE" in response.text
+        await finish(batch, journal)
+
+    urls: list[int] = []
+    opened = module.open_listening_socket
+
+    def remembering(network: Any) -> Any:
+        listening = opened(network)
+        urls.append(listening.getsockname()[1])
+        return listening
+
+    monkeypatch.setattr(module.OwnBatch, "_finish", asking)
+    monkeypatch.setattr(module, "open_listening_socket", remembering)
+    batch = BatchOptions(input_file=str(source), output_file=str(target), model=model)
+    assert await run_batch(batch, MetricsOptions(enable_metrics=True, port=0), OWN) == 0
+    assert statuses == {"/metrics": 200, "/readyz": 200, "/health": 200, "/v1/embeddings": 404}

@@ -1,0 +1,212 @@
+"""Files and batches of servers of several processes: real ones, killed by real signals."""
+
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+import trio
+
+from tests.api.routes.test_batches import client_at, created, ended, uploaded
+from tests.batches.line_files import ENDPOINT, encoded, line
+from tests.conftest import client_of
+from tests.server.server_process import API_PROCESS, SCRIPTED, ServerProcess, hypercorned, launched
+
+ROWS = 2048
+CONTENT = encoded([line(number) for number in range(ROWS)])
+
+
+@asynccontextmanager
+async def scripted(tmp_path: Path, folder: Path, *arguments: str, **options) -> AsyncIterator[ServerProcess]:
+    tmp_path.mkdir(exist_ok=True)  # noqa: ASYNC240
+    async with launched(
+        tmp_path, f"model={folder}", *arguments, command=SCRIPTED, env={"SCRIPT_PIPES": str(tmp_path)}, **options
+    ) as server:
+        yield server
+
+
+def workers(count: int, data: Path) -> list[str]:
+    return ["--engine", "process", "--replicas", "1", "--api-workers", str(count), "--data-dir", str(data)]
+
+
+async def until_committed(client: openai.AsyncOpenAI, batch_id: str) -> None:
+    with trio.fail_after(60):
+        while not (await client.batches.retrieve(batch_id)).request_counts.completed:  # noqa: ASYNC110
+            await trio.sleep(0.002)
+
+
+async def uninterrupted(client: openai.AsyncOpenAI, file_id: str) -> bytes:
+    batch = await client.batches.create(input_file_id=file_id, endpoint=ENDPOINT, completion_window="24h")
+    batch = await ended(client, batch)
+    assert batch.status == "completed", batch
+    return (await client.files.content(batch.output_file_id)).content
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_a_server_that_is_killed_goes_on_with_its_batches_and_writes_the_same_bytes(
+    tmp_path, scripted_folder, count
+):
+    arguments = workers(count, tmp_path / "data")
+    async with scripted(tmp_path / "first", scripted_folder, *arguments) as server, client_at(server.url) as client:
+        batch = await created(client, CONTENT)
+        await until_committed(client, batch.id)
+        server.signal(signal.SIGKILL)
+        await server.wait_exit()
+    async with scripted(tmp_path / "second", scripted_folder, *arguments) as server, client_at(server.url) as client:
+        known = await client.batches.retrieve(batch.id)
+        assert known.status == "in_progress"
+        assert 0 < known.request_counts.completed < ROWS
+        batch = await ended(client, known)
+        assert batch.status == "completed"
+        assert batch.request_counts.completed == ROWS
+        interrupted = (await client.files.content(batch.output_file_id)).content
+        assert interrupted == await uninterrupted(client, batch.input_file_id)
+        server.signal()
+        assert await server.wait_exit() == 0
+
+
+async def test_a_server_that_drains_leaves_its_batches_to_the_next(tmp_path, scripted_folder):
+    arguments = workers(1, tmp_path / "data")
+    async with scripted(tmp_path / "first", scripted_folder, *arguments) as server, client_at(server.url) as client:
+        batch = await created(client, CONTENT)
+        await until_committed(client, batch.id)
+        server.signal()
+        assert await server.wait_exit() == 0
+    async with scripted(tmp_path / "second", scripted_folder, *arguments) as server, client_at(server.url) as client:
+        batch = await ended(client, await client.batches.retrieve(batch.id))
+        assert (batch.status, batch.request_counts.completed) == ("completed", ROWS)
+
+
+def owner_of(server: ServerProcess, data: Path) -> psutil.Process:
+    """Return the process that has the data folder open."""
+    (owner,) = (
+        process
+        for process in server.processes(API_PROCESS)
+        if str(data / "batches.sqlite") in (file.path for file in process.open_files())
+    )
+    return owner
+
+
+async def test_the_process_that_has_the_files_may_be_killed(tmp_path, scripted_folder):
+    data = tmp_path / "data"
+    async with scripted(tmp_path / "first", scripted_folder, *workers(3, data)) as server:
+        await until_all_have_loaded(server, 3)
+        async with client_at(server.url) as client:
+            file = await uploaded(client, CONTENT)
+            expected = await uninterrupted(client, file.id)
+            batch = await client.batches.create(input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h")
+            await until_committed(client, batch.id)
+        owner = owner_of(server, data)
+        owner.kill()
+        await trio.to_thread.run_sync(owner.wait)
+        async with client_of(server.url) as http:
+            answer = await http.get(f"/v1/batches/{batch.id}")
+            if answer.status_code == 503:  # of a process that had begun to ask the one that was killed
+                assert "retry-after" in answer.headers
+        async with client_at(server.url) as client:
+            batch = await ended(client, await client.batches.retrieve(batch.id))
+            assert (batch.status, batch.request_counts.completed) == ("completed", ROWS)
+            assert (await client.files.content(batch.output_file_id)).content == expected
+        assert owner_of(server, data).pid != owner.pid
+
+
+async def until_all_have_loaded(server: ServerProcess, count: int) -> None:
+    async with client_of(server.url) as client:
+        client.headers["authorization"] = "Bearer one"
+        with trio.fail_after(60):
+            while (await client.get("/load")).json()["limiters"]["render"]["capacity"] != 2 * count:  # noqa: ASYNC110
+                await trio.sleep(0.02)
+
+
+@asynccontextmanager
+async def connected_to(
+    process: psutil.Process, server: ServerProcess, **headers: str
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client with a connection that the process has accepted: the only one that could."""
+    others = [other for other in server.processes(API_PROCESS) if other != process]
+    for other in others:
+        other.suspend()
+    try:
+        async with client_of(server.url) as client:
+            client.headers.update(headers)
+            await client.get("/livez")
+            for other in others:
+                other.resume()
+            yield client
+    finally:
+        for other in others:
+            other.resume()
+
+
+async def test_every_process_answers_for_the_one_that_has_the_files(tmp_path, scripted_folder):
+    data = tmp_path / "data"
+    keys = ("--api-key", "one,two")
+    async with scripted(tmp_path / "first", scripted_folder, *workers(3, data), *keys) as server:
+        await until_all_have_loaded(server, 3)
+        large = bytes(range(256)) * 20_000
+        async with client_at(server.url, "one") as client:
+            file = await uploaded(client, large)
+        owner = owner_of(server, data)
+        others = [process for process in server.processes(API_PROCESS) if process != owner]
+        assert len(others) == 2
+        for process in (owner, *others):
+            async with connected_to(process, server, authorization="Bearer one") as http:
+                content = f"/v1/files/{file.id}/content"
+                whole = await http.get(content, headers={"X-Request-Id": "mine"})
+                assert (whole.status_code, whole.content, whole.headers["x-request-id"]) == (200, large, "mine")
+                assert [name for name, _ in whole.headers.multi_items()].count("x-request-id") == 1
+                part = await http.get(content, headers={"Range": "bytes=5-9"})
+                assert (part.status_code, part.content) == (206, large[5:10])
+                head = await http.head(content)
+                assert (head.status_code, head.headers["content-length"]) == (200, str(len(large)))
+                assert (await http.get("/v1/files", headers={"Authorization": "Bearer two"})).json()["data"] == []
+                for key, status in (("two", 404), ("three", 401)):
+                    refused = await http.get(f"/v1/files/{file.id}", headers={"Authorization": f"Bearer {key}"})
+                    assert refused.status_code == status
+                fields = {"files": {"file": ("rows.jsonl", large)}, "data": {"purpose": "batch"}}
+                stored = (await http.post("/v1/files", **fields)).json()
+                assert stored["bytes"] == len(large)
+                wrong = await http.post("/v1/batches", json={"input_file_id": stored["id"], "endpoint": "/x"})
+                assert wrong.status_code == 400
+                assert (await http.delete(f"/v1/files/{stored['id']}")).json()["deleted"]
+
+
+async def test_a_folder_that_another_server_has_is_said_to_be(tmp_path, scripted_folder):
+    arguments = workers(1, tmp_path / "data")
+    async with (
+        scripted(tmp_path / "first", scripted_folder, *arguments) as one,
+        scripted(tmp_path / "second", scripted_folder, *arguments) as two,
+    ):
+        async with client_at(one.url) as client:
+            await uploaded(client, b"{}")
+        async with client_of(two.url) as http:
+            answer = await http.get("/v1/files")
+            assert answer.status_code == 503
+            assert "in use by another server" in answer.json()["error"]["message"]
+            assert int(answer.headers["retry-after"]) > 0
+            assert (await http.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
+        one.signal()
+        await one.wait_exit()
+        async with client_at(two.url) as client:
+            assert len((await client.files.list()).data) == 1
+
+
+async def test_workers_of_plain_hypercorn_share_the_files(tmp_path, scripted_folder):
+    env = {
+        "TRIO_POOL_SERVE_MODEL": f"model={scripted_folder}",
+        "TRIO_POOL_SERVE_DATA_DIR": str(tmp_path / "data"),
+        "TRIO_POOL_SERVE_ENGINE": "local",
+        "SCRIPT_PIPES": str(tmp_path),
+    }
+    app = "tests.server.programs.scripted_asgi:app"
+    async with hypercorned(tmp_path, app, "--workers", "2", env=env) as server:
+        for _ in range(10):
+            async with client_at(server.url).with_options(max_retries=10) as client:  # one of them may be loading
+                batch = await ended(client, await created(client, encoded([line(0)])))
+                assert batch.status == "completed"
+        async with client_at(server.url) as client:
+            assert len((await client.batches.list()).data) == 10

@@ -1,0 +1,117 @@
+"""Requests that another process of the server has to answer: over its Unix socket, by HTTP, streamed both ways."""
+
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+from urllib.parse import quote
+
+import httpx
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config as HypercornConfig
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from quart.wrappers.response import ResponseBody
+
+from trio_pool_serve.api.http.request import FORWARDED, HttpRequest
+from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.errors import UnavailableError
+
+NOT_FORWARDED = frozenset(
+    {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"x-request-id"}
+)
+"""Headers of requests and responses that are those of one connection, or are added again."""
+
+KEPT_BYTES = 1024 * 1024
+"""Responses up to this size are received before they are sent on."""
+
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""By itself httpx reads all certificate authorities for each client."""
+
+ASGIApp: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+class ForwardedBody(ResponseBody):
+    """The body of another process's response; ``opened`` is closed behind it."""
+
+    def __init__(self, response: httpx.Response, opened: AsyncExitStack) -> None:
+        self._pieces = response.aiter_raw()
+        self._opened = opened
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._pieces
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        await self._opened.aclose()
+
+
+async def forward(request: HttpRequest, socket: Path, *, max_body_timeout_s: float) -> HttpResponse:
+    """Return the response of the process that listens at ``socket``.
+
+    Raises ``UnavailableError`` if that ends meanwhile. Cancellation: at once; the other process cancels the request.
+    """
+    content: Any = None
+    if request.pieces is not None and not request.is_bodiless_get:
+        content = request.pieces
+    elif not request.is_bodiless_get:
+        content = bytes(await request.body.take(max_body_timeout_s))
+    headers = [(name, value) for name, value in request.scope["headers"] if name not in NOT_FORWARDED]
+    headers.append((b"x-request-id", request.request_id.encode()))
+    query = request.scope["query_string"]
+    target = quote(request.path).encode() + (b"?" + query if query else b"")
+    url = httpx.URL(scheme="http", host="localhost", raw_path=target)
+    async with AsyncExitStack() as stack:
+        transport = httpx.AsyncHTTPTransport(uds=str(socket), verify=NO_TLS)
+        client = await stack.enter_async_context(httpx.AsyncClient(transport=transport, timeout=None))  # noqa: S113  (the client has one)
+        client.headers.clear()
+        outgoing = client.build_request(request.scope["method"], url, headers=headers, content=content)
+        try:
+            response = await client.send(outgoing, stream=True)
+            stack.push_async_callback(response.aclose)
+            return await _received(response, stack)
+        except httpx.TransportError as error:
+            raise UnavailableError(f"The process that has the files has ended, or cannot answer: {error!r}.") from error
+
+
+async def _received(response: httpx.Response, stack: AsyncExitStack) -> HttpResponse:
+    headers = [
+        (name.decode(), value.decode("latin1"))
+        for name, value in response.headers.raw
+        if name.lower() not in NOT_FORWARDED | {b"date", b"server", b"content-length"}
+    ]
+    length = response.headers.get("content-length")
+    is_head = response.request.method == "HEAD"
+    if not is_head and length is not None and int(length) <= KEPT_BYTES:
+        body = b"".join([piece async for piece in response.aiter_raw()])
+        return HttpResponse(body, None, response.status_code, tuple(headers))
+    if length is not None:
+        headers.append(("content-length", length))
+    body_of_it = ForwardedBody(response, stack.pop_all())
+    return HttpResponse(body_of_it, None, response.status_code, tuple(headers))
+
+
+def serve_forwarded(app: ASGIApp) -> Callable[[trio.SocketStream], Awaitable[None]]:
+    """Return a function that serves the requests on a connection of another process by ``app``."""
+    settings = HypercornConfig()
+    settings.include_server_header = False
+    settings.errorlog = None
+
+    async def marked(scope: Mapping[str, Any], receive: Any, send: Any) -> None:
+        extensions = {**scope.get("extensions", {}), FORWARDED: {}}
+        await app({**scope, "extensions": extensions}, receive, send)
+
+    async def serve(stream: trio.SocketStream) -> None:
+        await TCPServer(ASGIWrapper(marked), settings, WorkerContext(None), {}, stream)  # type: ignore[arg-type]
+
+    return serve

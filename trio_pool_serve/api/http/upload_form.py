@@ -1,0 +1,116 @@
+"""A ``multipart/form-data`` body with one file, of which only the fields are kept in memory."""
+
+from attrs import define, field
+from werkzeug.exceptions import RequestEntityTooLarge
+from werkzeug.http import parse_options_header
+from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
+
+from trio_pool_serve.api.http.request import HttpRequest
+from trio_pool_serve.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedMediaTypeError
+
+FILE_FIELD = "file"
+
+MAX_BUFFERED = 2 * 1024 * 1024
+"""Bytes: a piece of the body, and what of the piece before it may belong to a boundary or to a part's headers."""
+
+MAX_PARTS = 32
+
+MAX_HELD = MAX_BUFFERED // 4
+
+MAX_PADDING = 64
+"""Bytes behind a boundary: those that end the form, and blanks."""
+
+MAX_FIELD_BYTES = 4096
+
+MAX_BOUNDARY = 200
+"""Characters; 70 by RFC 2046."""
+
+
+def boundary_of(request: HttpRequest) -> bytes:
+    """Return the boundary that a request declares. Raises ``UnsupportedMediaTypeError``, ``InvalidRequestError``."""
+    kind, options = parse_options_header(request.header(b"content-type"))
+    if kind.lower() != "multipart/form-data":
+        raise UnsupportedMediaTypeError("A file is uploaded as multipart/form-data.")
+    boundary = options.get("boundary", "")
+    if not 0 < len(boundary) <= MAX_BOUNDARY or not boundary.isascii():
+        raise InvalidRequestError("The content type has no boundary, or one that is not understood.")
+    return boundary.encode()
+
+
+@define(eq=False)
+class UploadForm:
+    """The fields of a form, and where its file begins and ends in the body."""
+
+    boundary: bytes
+    max_file_bytes: int
+    fields: dict[str, str] = field(init=False, factory=dict)
+    filename: str | None = field(default=None, init=False)
+    _decoder: MultipartDecoder = field(init=False)
+    _part: str | None = field(default=None, init=False)
+    """Name of the part that is being read; ``None`` in the file."""
+    _value: bytearray = field(init=False, factory=bytearray)
+    _file_bytes: int = field(default=0, init=False)
+    _held: bytes = field(default=b"", init=False)
+
+    @_decoder.default
+    def _of_boundary(self) -> MultipartDecoder:
+        return MultipartDecoder(self.boundary, MAX_BUFFERED, max_parts=MAX_PARTS)
+
+    def take(self, piece: bytes | None) -> list[bytes]:
+        """Take a piece of the body, ``None`` at its end; return what of the file has become known.
+
+        Raises ``InvalidRequestError`` for what is not understood, and ``PayloadTooLargeError``.
+        """
+        found: list[bytes] = []
+        try:
+            if data := self._without_a_cut_boundary(piece):
+                self._decode(data, found)
+            if piece is None:
+                self._decode(None, found)
+        except RequestEntityTooLarge as error:
+            raise InvalidRequestError("The form has too many parts, or headers that are too long.") from error
+        except (ValueError, AttributeError) as error:  # the latter for a part without a line break behind its headers
+            raise InvalidRequestError(f"The form is not understood: {error}.") from error
+        return found
+
+    def _decode(self, data: bytes | None, found: list[bytes]) -> None:
+        self._decoder.receive_data(data)
+        while not isinstance(event := self._decoder.next_event(), NeedData | Epilogue):
+            if isinstance(event, File | Field):
+                self._begin(event)
+            elif isinstance(event, Data):
+                self._take_data(event, found)
+
+    def _without_a_cut_boundary(self, piece: bytes | None) -> bytes:
+        """Return what is to be decoded now: nothing while there is a boundary at the end that may go on.
+
+        werkzeug 3.1 takes the CR in front of a boundary for data if what it is given ends just behind that.
+        """
+        data, self._held = self._held + (piece or b""), b""
+        behind = len(self.boundary) + MAX_PADDING
+        if piece is None or len(data) > MAX_HELD:
+            return data
+        if b"--" + self.boundary in (bytes(self._decoder.buffer[-behind:]) + data[-behind:])[-behind:]:
+            data, self._held = b"", data
+        return data
+
+    def _begin(self, event: File | Field) -> None:
+        is_file = isinstance(event, File) and event.name == FILE_FIELD
+        if is_file and self.filename is not None:
+            raise InvalidRequestError("The form has two files.", param=FILE_FIELD)
+        if isinstance(event, File) and is_file:
+            self.filename = event.filename
+        self._part, self._value = None if is_file else str(event.name), bytearray()
+
+    def _take_data(self, event: Data, found: list[bytes]) -> None:
+        if self._part is None:
+            self._file_bytes += len(event.data)
+            if self._file_bytes > self.max_file_bytes:
+                raise PayloadTooLargeError(f"A file may have {self.max_file_bytes} bytes, and this has more.")
+            found.append(event.data)
+            return
+        self._value += event.data
+        if len(self._value) > MAX_FIELD_BYTES:
+            raise InvalidRequestError(f"A field of the form may have {MAX_FIELD_BYTES} bytes.", param=self._part[:64])
+        if not event.more_data:
+            self.fields[self._part] = self._value.decode()

@@ -1,0 +1,180 @@
+"""OpenAI's Batch API: ``/v1/batches``."""
+
+import re
+from hashlib import sha256
+from typing import Annotated
+
+import msgspec
+from attrs import Factory, frozen
+
+from trio_pool_serve.api.http.json_body import decode_json
+from trio_pool_serve.api.http.query import decode_query
+from trio_pool_serve.api.http.request import Handler, HttpRequest
+from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.api.http.route_table import Routes
+from trio_pool_serve.api.routes.stored_files import ExpiresAfter, LocalHandler, StoredRoute, id_in, list_page
+from trio_pool_serve.batches.batch_store import Page
+from trio_pool_serve.batches.open_batches import FILE_PREFIX, OpenBatches
+from trio_pool_serve.batches.stored_records import StoredBatch, new_id
+from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.service import Service
+
+BATCHES_PATH = "/v1/batches"
+
+COMPLETION_WINDOW = re.compile(r"([1-9][0-9]{0,5})([mhd])")
+
+SECONDS = {"m": 60, "h": 3600, "d": 24 * 3600}
+
+MAX_WINDOW_S = 30 * 24 * 3600
+
+MAX_BODY_BYTES = 1024 * 1024
+
+MAX_METADATA = 16
+
+MAX_IDEMPOTENCY_KEY = 255
+
+Key = Annotated[str, msgspec.Meta(max_length=64)]
+Value = Annotated[str, msgspec.Meta(max_length=512)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+
+
+class BatchRequest(msgspec.Struct, frozen=True):
+    """The body of a request for a new batch."""
+
+    input_file_id: Name
+    endpoint: Name
+    completion_window: Name
+    metadata: Annotated[dict[Key, Value], msgspec.Meta(max_length=MAX_METADATA)] | None = None
+    output_expires_after: ExpiresAfter | None = None
+
+    @property
+    def window_s(self) -> int:
+        """The completion window in seconds. Raises ``InvalidRequestError``."""
+        found = COMPLETION_WINDOW.fullmatch(self.completion_window)
+        seconds = int(found[1]) * SECONDS[found[2]] if found else 0
+        if not 0 < seconds <= MAX_WINDOW_S:
+            raise InvalidRequestError(
+                "completion_window must be a number of minutes, hours or days, such as 24h, and at most 30d.",
+                param="completion_window",
+            )
+        return seconds
+
+
+class BatchesQuery(msgspec.Struct, frozen=True):
+    """What a list of batches asks for."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
+    after: str | None = None
+
+
+@frozen(kw_only=True)
+class RequestCounts:
+    """The lines of a batch."""
+
+    total: int
+    completed: int
+    failed: int
+
+
+@frozen(kw_only=True)
+class Usage:
+    """The tokens that were computed for a batch, by OpenAI's names."""
+
+    input_tokens: int
+    total_tokens: int
+    input_tokens_details: dict[str, int] = Factory(lambda: {"cached_tokens": 0})
+    output_tokens: int = 0
+    output_tokens_details: dict[str, int] = Factory(lambda: {"reasoning_tokens": 0})
+
+
+def batch_object(batch: StoredBatch) -> dict[str, object]:
+    """Return a batch as OpenAI describes it."""
+    times = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+    position = batch.position
+    errors = {"object": "list", "data": list(batch.errors)} if batch.errors else None
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "model": batch.model,
+        "errors": errors,
+        "input_file_id": batch.input_file_id,
+        "completion_window": batch.completion_window,
+        "status": batch.status,
+        "output_file_id": batch.output_file_id,
+        "error_file_id": batch.error_file_id,
+        "created_at": batch.times.get("created_at", 0),
+        "expires_at": batch.expires_at,
+        **{f"{name}_at": batch.times.get(f"{name}_at") for name in times},
+        "request_counts": RequestCounts(total=batch.total, completed=position.completed, failed=position.failed),
+        "usage": Usage(input_tokens=position.tokens, total_tokens=position.tokens),
+        "metadata": batch.metadata,
+    }
+
+
+def batch_routes(service: Service) -> Routes:
+    """Return the routes of batches over a service."""
+
+    async def create(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
+        """Create a batch. Cancellation: it may have been created."""
+        request.body.lower_limit(MAX_BODY_BYTES)
+        body = await request.body.take(service.config.time_limits.body_timeout_s)
+        wire = _decoded(bytes(body))
+        idempotency_key = request.header(b"idempotency-key") or None
+        if idempotency_key is not None and len(idempotency_key) > MAX_IDEMPOTENCY_KEY:
+            raise InvalidRequestError(f"An Idempotency-Key may have {MAX_IDEMPOTENCY_KEY} characters.")
+        paths = batches.runner.paths
+        if wire.endpoint not in paths:
+            known = ", ".join(sorted(paths))
+            raise InvalidRequestError(f"The endpoint {wire.endpoint} is none of {known}.", param="endpoint")
+        expires_after = wire.output_expires_after
+        now = int(batches.store.clock())
+        batch = StoredBatch(
+            id=new_id("batch_"),
+            owner=request.owner,
+            endpoint=wire.endpoint,
+            input_file_id=wire.input_file_id,
+            completion_window=wire.completion_window,
+            times={"created_at": now},
+            expires_at=now + wire.window_s,
+            output_id=new_id(FILE_PREFIX),
+            error_id=new_id(FILE_PREFIX),
+            metadata=wire.metadata,
+            models=request.models,
+            results_expire_s=None if expires_after is None else expires_after.checked(),
+        )
+        digest = sha256(msgspec.json.encode(wire, order="deterministic")).digest()
+        added = await batches.add_batch(batch, idempotency_key=idempotency_key, request=digest)
+        return HttpResponse.json(batch_object(added))
+
+    async def batches_of(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
+        """List batches, the newest first. Cancellation: at once."""
+        query = decode_query(request, BatchesQuery)
+        found, has_more = await batches.store.batches(request.owner, Page(query.limit, query.after))
+        ids = [batch.id for batch in found]
+        return list_page([batch_object(batch) for batch in found], ids, has_more=has_more)
+
+    async def batch(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
+        """Describe a batch. Cancellation: at once."""
+        return HttpResponse.json(batch_object(await batches.store.batch(request.owner, id_in(request, BATCHES_PATH))))
+
+    async def cancel(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
+        """Cancel a batch. Cancellation of the request: the batch may have been cancelled."""
+        cancelled = await batches.runner.cancel(request.owner, id_in(request, BATCHES_PATH, "/cancel"))
+        return HttpResponse.json(batch_object(cancelled))
+
+    def stored(respond: LocalHandler) -> Handler:
+        return StoredRoute(service, respond)
+
+    return {
+        ("POST", BATCHES_PATH): stored(create),
+        ("GET", BATCHES_PATH): stored(batches_of),
+        ("GET", f"{BATCHES_PATH}/{{name}}"): stored(batch),
+        ("POST", f"{BATCHES_PATH}/{{name}}/cancel"): stored(cancel),
+    }
+
+
+def _decoded(body: bytes) -> BatchRequest:
+    wire = decode_json(body, BatchRequest)
+    wire.window_s  # noqa: B018  (raises)
+    return wire

@@ -1,0 +1,228 @@
+"""OpenAI's Files API: ``/v1/files``."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from attrs import frozen
+
+from trio_pool_serve.api.http.file_response import file_response
+from trio_pool_serve.api.http.forwarding import forward
+from trio_pool_serve.api.http.query import decode_query
+from trio_pool_serve.api.http.request import Handler, HttpRequest, StreamingHandler
+from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.api.http.route_table import Routes
+from trio_pool_serve.api.http.upload_form import FILE_FIELD, UploadForm, boundary_of
+from trio_pool_serve.batches.batch_store import Page
+from trio_pool_serve.batches.open_batches import OpenBatches, Upload
+from trio_pool_serve.batches.stored_records import StoredFile
+from trio_pool_serve.errors import InvalidRequestError, PayloadTooLargeError, StorageInUseError
+from trio_pool_serve.service import Service
+
+FILES_PATH = "/v1/files"
+
+MAX_FILE_BYTES = 200 * 2**20
+"""As OpenAI's limit for inputs of batches."""
+
+FORM_BYTES = 64 * 1024
+"""That a form may have around its file."""
+
+MAX_FILENAME = 255
+
+EXPIRY_S = range(3600, 2_592_001)
+"""Seconds that ``expires_after`` may have, as in OpenAI's API."""
+
+LocalHandler: TypeAlias = Callable[[HttpRequest, OpenBatches], Awaitable[HttpResponse]]
+"""Responds in the process that has the files."""
+
+
+class ExpiresAfter(msgspec.Struct, frozen=True):
+    """When a file is to be removed: so many seconds after its creation."""
+
+    seconds: int
+    anchor: Literal["created_at"] = "created_at"
+
+    def checked(self) -> int:
+        """Return the seconds. Raises ``InvalidRequestError``."""
+        if self.seconds not in EXPIRY_S:
+            raise InvalidRequestError(
+                f"A file can expire after {EXPIRY_S[0]} to {EXPIRY_S[-1]} seconds.", param="expires_after"
+            )
+        return self.seconds
+
+
+@frozen(kw_only=True)
+class FileObject:
+    """A file as OpenAI describes it."""
+
+    id: str
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    expires_at: int | None
+    status: str = "processed"
+    status_details: None = None
+    object: str = "file"
+
+    @classmethod
+    def of(cls, file: StoredFile) -> "FileObject":
+        """Return the description of a file."""
+        return cls(
+            id=file.id,
+            bytes=file.bytes,
+            created_at=file.created_at,
+            filename=file.filename,
+            purpose=file.purpose,
+            expires_at=file.expires_at,
+        )
+
+
+@frozen(kw_only=True)
+class ObjectList:
+    """A page of a list."""
+
+    data: Sequence[object]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: str = "list"
+
+
+class FilesQuery(msgspec.Struct, frozen=True):
+    """What a list of files asks for."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 10_000
+    order: Literal["asc", "desc"] = "desc"
+    after: str | None = None
+    purpose: str | None = None
+
+
+@frozen(eq=False)
+class StoredRoute:
+    """Has a request answered where the files are: by ``respond`` in this process, or by another process.
+
+    While nothing has been stored, ``respond`` is given what has nothing in it. ``creates``: it is for storing.
+    """
+
+    service: Service
+    respond: LocalHandler
+    creates: bool = False
+
+    async def __call__(self, request: HttpRequest) -> HttpResponse:
+        """Return the response. Raises ``StorageError``, ``UnavailableError``. Cancellation: at once."""
+        place = await self.service.batches.locate(create=self.creates)
+        if isinstance(place, Path):
+            if request.is_forwarded:
+                raise StorageInUseError("The process that has the files has just changed: try again.")
+            timeout_s = self.service.config.time_limits.body_timeout_s
+            return await forward(request, place, max_body_timeout_s=timeout_s)
+        if place is not None:
+            return await self.respond(request, place)
+        async with self.service.batches.empty() as empty:
+            return await self.respond(request, empty)
+
+
+def list_page(objects: Sequence[object], ids: Sequence[str], *, has_more: bool) -> HttpResponse:
+    """Return the response with a page of a list of objects that have these ids."""
+    first, last = (ids[0], ids[-1]) if ids else (None, None)
+    return HttpResponse.json(ObjectList(data=objects, first_id=first, last_id=last, has_more=has_more))
+
+
+def id_in(request: HttpRequest, path: str, suffix: str = "") -> str:
+    """Return the id in a request's path."""
+    return request.path.removeprefix(f"{path}/").removesuffix(suffix)
+
+
+def file_routes(service: Service) -> Routes:
+    """Return the routes of files over a service."""
+
+    async def upload(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
+        """Store a file; it is there once all of it is on the disk. Cancellation: nothing of it stays."""
+        assert request.pieces is not None  # noqa: S101  (a ``StreamingHandler``)
+        form = UploadForm(boundary_of(request), MAX_FILE_BYTES)
+        announced = request.body.announced
+        if announced > MAX_FILE_BYTES + FORM_BYTES:
+            raise PayloadTooLargeError(f"A file may have {MAX_FILE_BYTES} bytes, and this has more.")
+        async with batches.reserving(request.owner) as reserve, batches.receiving() as received:
+            await reserve(announced)
+            async for piece in request.pieces:
+                if not announced:
+                    await reserve(len(piece))
+                await service.offload.run("files", partial(_take, form, received, piece))
+            await service.offload.run("files", partial(_take, form, received, None))
+            file = await batches.complete(
+                received,
+                request.owner,
+                purpose=_purpose_of(form),
+                filename=_filename_of(form),
+                expire_s=_expiry_of(form),
+            )
+        return HttpResponse.json(FileObject.of(file))
+
+    async def files(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
+        """List files. Cancellation: at once."""
+        query = decode_query(request, FilesQuery)
+        page = Page(query.limit, query.after, newest_first=query.order == "desc")
+        found, has_more = await batches.store.files(request.owner, page, query.purpose)
+        return list_page([FileObject.of(file) for file in found], [file.id for file in found], has_more=has_more)
+
+    async def file(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
+        """Describe a file. Cancellation: at once."""
+        return HttpResponse.json(FileObject.of(await batches.store.file(request.owner, id_in(request, FILES_PATH))))
+
+    async def content(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
+        """Send a file. Cancellation: at once."""
+        found = await batches.store.file(request.owner, id_in(request, FILES_PATH, "/content"))
+        return file_response(request, batches.folder.file(found.id), found.bytes, service.offload)
+
+    async def delete(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
+        """Remove a file. Cancellation: it may have been removed."""
+        file_id = id_in(request, FILES_PATH)
+        await batches.remove_file(request.owner, file_id)
+        return HttpResponse.json({"id": file_id, "object": "file", "deleted": True})
+
+    def stored(respond: LocalHandler) -> Handler:
+        return StoredRoute(service, respond)
+
+    return {
+        ("POST", FILES_PATH): StreamingHandler(StoredRoute(service, upload, creates=True)),
+        ("GET", FILES_PATH): stored(files),
+        ("GET", f"{FILES_PATH}/{{name}}"): stored(file),
+        ("GET", f"{FILES_PATH}/{{name}}/content"): StreamingHandler(stored(content)),
+        ("DELETE", f"{FILES_PATH}/{{name}}"): stored(delete),
+    }
+
+
+def _take(form: UploadForm, received: Upload, piece: bytes | None) -> None:
+    """Take a piece of the form, ``None`` at its end. Runs in a thread."""
+    received.append(form.take(piece))
+
+
+def _purpose_of(form: UploadForm) -> str:
+    purpose = form.fields.get("purpose")
+    if purpose != "batch":
+        raise InvalidRequestError("The purpose of a file must be `batch`.", param="purpose")
+    return purpose
+
+
+def _filename_of(form: UploadForm) -> str:
+    if form.filename is None:
+        raise InvalidRequestError("The form has no file.", param=FILE_FIELD)
+    return form.filename.replace("\\", "/").rpartition("/")[2][:MAX_FILENAME]
+
+
+def _expiry_of(form: UploadForm) -> int | None:
+    fields = {
+        name: form.fields[f"expires_after[{name}]"]
+        for name in ("anchor", "seconds")
+        if f"expires_after[{name}]" in form.fields
+    }
+    if not fields:
+        return None
+    try:
+        return msgspec.convert(fields, ExpiresAfter, strict=False).checked()
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(f"expires_after is not understood: {error}.", param="expires_after") from error

@@ -1,0 +1,1 @@
+"""Files of requests, a line each, and their responses: of ``run-batch`` and of the Batch API."""

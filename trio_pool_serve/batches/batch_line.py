@@ -1,0 +1,98 @@
+"""One line of a file of requests, as it is written in the file."""
+
+from hashlib import sha256
+
+import msgspec
+from attrs import frozen
+
+MAX_CUSTOM_ID = 512
+"""Characters."""
+
+PREFIX = "batch_req_"
+
+
+class LineError(msgspec.Struct, frozen=True):
+    """Why a line has no response: OpenAI's code for it, and the field at fault."""
+
+    code: str
+    message: str
+    param: str | None = None
+
+
+@frozen
+class BatchLine:
+    """The request of a line: the path that it is for, and its JSON body. ``number`` counts a file's lines from 0."""
+
+    number: int
+    custom_id: str
+    url: str
+    body: bytes
+
+    @property
+    def model(self) -> str | None:
+        """The model that the body names; ``None`` if it names none, or not by a string."""
+        try:
+            return msgspec.json.decode(self.body, type=_Body).model or None
+        except msgspec.DecodeError:
+            return None
+
+
+@frozen
+class RefusedLine:
+    """A line that is no request."""
+
+    number: int
+    custom_id: str | None
+    error: LineError
+
+
+class _Body(msgspec.Struct):
+    model: str | None = None
+
+
+class _Line(msgspec.Struct):
+    custom_id: str | None = None
+    method: str | None = None
+    url: str | None = None
+    body: msgspec.Raw = msgspec.Raw()
+
+
+def decode_line(number: int, data: bytes) -> BatchLine | RefusedLine:
+    """Return the request of a line, or why it is none."""
+    try:
+        line = msgspec.json.decode(data, type=_Line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return RefusedLine(number, None, LineError("invalid_json_line", f"The line is not understood: {error}."))
+    found = _error_in(line)
+    custom_id = line.custom_id if line.custom_id and len(line.custom_id) <= MAX_CUSTOM_ID else None
+    if found is not None:
+        return RefusedLine(number, custom_id, found)
+    return BatchLine(number, line.custom_id or "", line.url or "", bytes(line.body))
+
+
+def _error_in(line: _Line) -> LineError | None:
+    for name in ("custom_id", "method", "url"):
+        if not getattr(line, name):
+            return LineError("missing_required_parameter", f"Missing required parameter: '{name}'.", name)
+    if len(line.custom_id or "") > MAX_CUSTOM_ID:
+        return LineError("invalid_custom_id", f"custom_id may have {MAX_CUSTOM_ID} characters.", "custom_id")
+    if line.method != "POST":
+        return LineError("invalid_method", "The method of a line must be POST.", "method")
+    body = bytes(line.body).lstrip()
+    if not body:
+        return LineError("missing_required_parameter", "Missing required parameter: 'body'.", "body")
+    if not body.startswith(b"{"):
+        return LineError("invalid_json_line", "The body of a line must be a JSON object.", "body")
+    return None
+
+
+def too_long(number: int, max_bytes: int) -> RefusedLine:
+    """Return what stands for a line of more than ``max_bytes`` bytes."""
+    return RefusedLine(
+        number, None, LineError("line_too_long", f"A line may have {max_bytes} bytes, and this has more.")
+    )
+
+
+def request_id_of(digest: str, number: int) -> str:
+    """Return the id of a line's request: the same whenever a file with this SHA-256 is run."""
+    return sha256(f"{digest}:{number}".encode()).hexdigest()[:32]

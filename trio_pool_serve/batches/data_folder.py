@@ -1,0 +1,89 @@
+"""The folder of ``--data-dir``: the database, complete files by their ids, and uploads that are not complete."""
+
+import os
+import re
+from collections.abc import Collection
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+
+from attrs import frozen
+
+from trio_pool_serve.config import Config
+from trio_pool_serve.storage.durable_files import storage_errors, sync_folder
+
+ID = re.compile(r"file-[0-9a-f]{32}")
+"""Nothing else is ever removed from the folder: it may have been there before."""
+
+
+@frozen
+class DataFolder:
+    """The paths in it. All methods block."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, config: Config) -> "DataFolder":
+        """Return the folder of the settings; by default one of the user's for this port, or for this Unix socket."""
+        if config.batch.data_dir is not None:
+            return cls(config.batch.data_dir.absolute())
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        uds = config.network.uds
+        name = f"port-{config.network.port}" if uds is None else f"uds-{sha256(bytes(uds.absolute())).hexdigest()[:16]}"
+        return cls(Path(state).absolute() / "trio_pool_serve" / name)
+
+    @property
+    def database(self) -> Path:
+        """The path of the database."""
+        return self.path / "batches.sqlite"
+
+    def file(self, file_id: str) -> Path:
+        """Return the path of a file's bytes."""
+        return self.path / "files" / file_id
+
+    def upload(self, file_id: str) -> Path:
+        """Return the path of an upload that is not complete."""
+        return self.path / "uploads" / file_id
+
+    def exists(self) -> bool:
+        """Whether anything has been stored in it."""
+        return self.database.exists()
+
+    def create(self) -> None:
+        """Create the folder, which only this user can enter. Raises ``StorageError``."""
+        if self.exists():
+            return
+        with storage_errors(self.path):
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for each in (self.path / "files", self.path / "uploads"):
+                each.mkdir(mode=0o700, exist_ok=True)
+            sync_folder(self.path)
+
+    def remove_uploads(self) -> None:
+        """Remove what is left of uploads that a process has not completed before it ended."""
+        with storage_errors(self.path):
+            for left in (self.path / "uploads").iterdir():
+                if ID.fullmatch(left.name):
+                    left.unlink(missing_ok=True)
+
+    def remove_sockets(self, current: Path, suffix: str) -> None:
+        """Remove a socket, and those in the folder, of processes that have ended."""
+        with storage_errors(self.path):
+            for left in (current, *self.path.glob(f"*.{suffix}")):
+                if left.is_socket():
+                    left.unlink(missing_ok=True)
+
+    def file_ids(self) -> set[str]:
+        """Return the ids of all complete files. Raises ``StorageError``."""
+        with storage_errors(self.path):
+            return {file.name for file in (self.path / "files").iterdir() if ID.fullmatch(file.name)}
+
+    def remove_files(self, ids: Collection[str]) -> None:
+        """Remove the bytes of complete files."""
+        for file_id in ids:
+            self.remove_file(file_id)
+
+    def remove_file(self, file_id: str) -> None:
+        """Remove a file's bytes. What cannot be removed now is removed by a later sweep."""
+        with suppress(OSError):
+            self.file(file_id).unlink(missing_ok=True)

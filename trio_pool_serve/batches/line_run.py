@@ -1,0 +1,248 @@
+"""A run over a file of requests: responses in the order of its lines, and it is known what of them is on the disk."""
+
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+import trio
+from attrs import define, evolve, field, frozen
+
+from trio_pool_serve.batches.batch_line import BatchLine, LineError, RefusedLine, request_id_of
+from trio_pool_serve.batches.line_request import LineRequest, LineResponse, RespondAll, Submitter
+from trio_pool_serve.batches.line_window import Window, read_window
+from trio_pool_serve.errors import StorageError, UnavailableError, unwrap_exception_groups
+from trio_pool_serve.storage.durable_files import AppendedFile, open_appended, storage_errors
+from trio_pool_serve.threads.offload import Offload
+
+MAX_COMPUTING = 2
+"""Windows at a time: one is computed while the other is read or written."""
+
+RETRY_S = (0.1, 0.5, 1.0, 2.0, 5.0)
+"""Pauses before a window is computed again that the server could not compute; the last one from then on."""
+
+
+@frozen
+class Position:
+    """How far a run has come: all before it is on the disk, nothing behind it counts.
+
+    ``line`` and ``offset`` (bytes of the input) are where the next window begins; ``completed`` and ``failed`` are the
+    lines with a response of status 200 and all others.
+    """
+
+    line: int = 0
+    offset: int = 0
+    output_bytes: int = 0
+    error_bytes: int = 0
+    completed: int = 0
+    failed: int = 0
+    tokens: int = 0
+
+
+@frozen
+class FinishedLine:
+    """A line with its response, or with the error for which it has none."""
+
+    number: int
+    custom_id: str | None
+    request_id: str
+    response: LineResponse | None = None
+    error: LineError | None = None
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether its response has status 200."""
+        return self.response is not None and self.response.status == 200
+
+
+ComputeLines: TypeAlias = Callable[[Sequence[BatchLine | RefusedLine]], Awaitable[list[FinishedLine]]]
+"""Returns the lines of one window, finished, in their order."""
+
+WriteLine: TypeAlias = Callable[[FinishedLine], tuple[bytes, bool]]
+"""Returns what is written for a line, and whether to the file of errors. Called in a thread."""
+
+CommitPosition: TypeAlias = Callable[[Position], Awaitable[None]]
+"""Makes a position durable: after it has returned, a run is resumed there."""
+
+
+def _do_nothing(_: Position) -> None:
+    """Default callback: does nothing."""
+
+
+def _never() -> bool:
+    return False
+
+
+@frozen(eq=False, kw_only=True)
+class LineRun:
+    """What a run reads, how it computes, and where it writes.
+
+    ``input`` must not change during the run. Without ``errors`` there is one output. ``on_progress`` is called with
+    each position that has been committed. No window is begun while ``should_pause()``.
+    """
+
+    input: Path
+    output: Path
+    errors: Path | None = None
+    compute: ComputeLines
+    write: WriteLine
+    commit: CommitPosition
+    offload: Offload
+    max_line_bytes: int
+    on_progress: Callable[[Position], None] = _do_nothing
+    should_pause: Callable[[], bool] = _never
+
+
+async def run_lines(run: LineRun, position: Position) -> bool:
+    """Run the lines from a position, the last that was committed; return whether the end of the file was reached.
+
+    The outputs are cut off where ``position`` says that they end. After each window they are synced, and then the next
+    position is committed. Raises ``StorageError``, and what ``compute`` and ``commit`` raise. Cancellation: as soon as
+    a thread that reads or writes has finished; a window that is not committed does not count.
+    """
+    with unwrap_exception_groups(StorageError):
+        async with _open_files(run, position) as (source, outputs), trio.open_nursery() as nursery:
+            return await _run_windows(run, position, source, outputs, nursery)
+    raise AssertionError  # nothing is suppressed
+
+
+async def _run_windows(
+    run: LineRun, position: Position, source: BinaryIO, outputs: list[AppendedFile], nursery: trio.Nursery
+) -> bool:
+    computing: deque[_ComputingWindow] = deque()
+    line, offset = position.line, position.offset
+    has_ended = False
+    while True:
+        while len(computing) < MAX_COMPUTING and not has_ended and not run.should_pause():
+            window = await _read(run, source, line, offset)
+            if window is None:
+                has_ended = True
+                break
+            line, offset = window.next_line, window.next_offset
+            computing.append(_ComputingWindow(window))
+            nursery.start_soon(computing[-1].compute, run.compute)
+        if not computing:
+            return has_ended
+        first = computing.popleft()
+        await first.done.wait()
+        position = await run.offload.run("files", partial(_write, run, outputs, position, first))
+        await run.commit(position)
+        run.on_progress(position)
+
+
+@define(eq=False)
+class _ComputingWindow:
+    window: Window
+    lines: list[FinishedLine] = field(init=False, factory=list)
+    done: trio.Event = field(init=False, factory=trio.Event)
+
+    async def compute(self, compute: ComputeLines) -> None:
+        if self.window.lines:
+            self.lines = await compute(self.window.lines)
+        self.done.set()
+
+
+@asynccontextmanager
+async def _open_files(run: LineRun, position: Position) -> AsyncIterator[tuple[BinaryIO, list[AppendedFile]]]:
+    opened: list[BinaryIO | AppendedFile] = []
+
+    def open_all() -> tuple[BinaryIO, list[AppendedFile]]:
+        with storage_errors(run.input):
+            source = run.input.open("rb")
+        opened.append(source)
+        outputs = [open_appended(run.output, position.output_bytes)]
+        opened.append(outputs[0])
+        if run.errors is not None:
+            outputs.append(open_appended(run.errors, position.error_bytes))
+            opened.append(outputs[1])
+        return source, outputs
+
+    try:
+        yield await run.offload.run("files", open_all)
+    finally:
+        for file in opened:
+            file.close()
+
+
+async def _read(run: LineRun, source: BinaryIO, line: int, offset: int) -> Window | None:
+    def read() -> Window | None:
+        with storage_errors(run.input):
+            return read_window(source, line, offset, run.max_line_bytes)
+
+    return await run.offload.run("files", read)
+
+
+def _write(run: LineRun, outputs: list[AppendedFile], position: Position, finished: _ComputingWindow) -> Position:
+    """Append a window's lines and sync; return the position behind it. Runs in a thread."""
+    parts: list[list[bytes]] = [[] for _ in outputs]
+    for line in finished.lines:
+        data, is_error = run.write(line)
+        parts[is_error and len(outputs) > 1].append(data)
+    lengths = []
+    for output, written in zip(outputs, parts, strict=True):
+        if written:
+            output.append(b"".join(written))
+            output.sync()
+        lengths.append(output.length)
+    completed = sum(line.is_completed for line in finished.lines)
+    return evolve(
+        position,
+        line=finished.window.next_line,
+        offset=finished.window.next_offset,
+        output_bytes=lengths[0],
+        error_bytes=lengths[1] if len(lengths) > 1 else 0,
+        completed=position.completed + completed,
+        failed=position.failed + len(finished.lines) - completed,
+        tokens=position.tokens + sum(line.response.tokens for line in finished.lines if line.response is not None),
+    )
+
+
+def compute_by(respond_all: RespondAll, submitter: Submitter, *, digest: str, created: int) -> ComputeLines:
+    """Return a function that has lines computed by ``respond_all``, for as long as the server is unavailable again.
+
+    ``digest`` is the SHA-256 of the input, of which ids are made, and ``created`` is in the bodies (seconds since the
+    epoch). Cancellation of the returned function: at once.
+    """
+
+    async def compute(lines: Sequence[BatchLine | RefusedLine]) -> list[FinishedLine]:
+        ids = [request_id_of(digest, line.number) for line in lines]
+        requests = [
+            LineRequest(line.url, line.body, request_id, created)
+            for line, request_id in zip(lines, ids, strict=True)
+            if isinstance(line, BatchLine)
+        ]
+        responses = iter(await _respond_once_available(respond_all, requests, submitter) if requests else ())
+        return [
+            FinishedLine(line.number, line.custom_id, request_id, response=next(responses))
+            if isinstance(line, BatchLine)
+            else FinishedLine(line.number, line.custom_id, request_id, error=line.error)
+            for line, request_id in zip(lines, ids, strict=True)
+        ]
+
+    return compute
+
+
+async def _respond_once_available(
+    respond_all: RespondAll, requests: Sequence[LineRequest], submitter: Submitter
+) -> list[LineResponse]:
+    attempts = 0
+    while True:
+        try:
+            return await respond_all(requests, submitter)
+        except UnavailableError:
+            await trio.sleep(RETRY_S[min(attempts, len(RETRY_S) - 1)])
+            attempts += 1
+
+
+def refuse_by(error: LineError, *, digest: str) -> ComputeLines:
+    """Return a function that computes nothing, and finishes all lines with an error."""
+
+    async def refuse(lines: Sequence[BatchLine | RefusedLine]) -> list[FinishedLine]:
+        await trio.lowlevel.checkpoint()
+        return [
+            FinishedLine(line.number, line.custom_id, request_id_of(digest, line.number), error=error) for line in lines
+        ]
+
+    return refuse

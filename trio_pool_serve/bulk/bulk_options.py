@@ -1,0 +1,184 @@
+"""The options of the commands for files, each declared once."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias, get_args
+
+from attrs import field, frozen
+from attrs.validators import ge, gt, in_, matches_re, min_len, optional
+from cyclopts import Group, Parameter
+
+from trio_pool_serve.api.fields.encodings import EmbedDtype
+from trio_pool_serve.config.help import help_, switch
+from trio_pool_serve.config.model_config import CpuBackend, Dtype, ModelConfig
+from trio_pool_serve.prompts import InputType
+
+OnError: TypeAlias = Literal["fail", "null", "skip"]
+VectorFormat: TypeAlias = Literal["float32", "float16", "int8", "binary"]
+
+SHARD = re.compile(r"([1-9]\d{0,5})/([1-9]\d{0,5})")
+
+
+@frozen
+class Shard:
+    """One of several runs that share an input: the rows whose number, divided by ``of``, leaves ``index``."""
+
+    index: int = 0
+    of: int = 1
+
+    def has(self, number: int) -> bool:
+        """Return whether a row belongs to it."""
+        return number % self.of == self.index
+
+
+@Parameter(name="*", group=Group("Run", sort_key=1))
+@frozen(kw_only=True)
+class RunOptions:
+    """What is read and written, and what happens to rows that fail."""
+
+    model: Annotated[
+        str | None,
+        help_(
+            "Model to compute with, in this process: a local folder or the id of a model on the Hugging Face hub. With "
+            "`--url`, the name of the server's model.",
+            default="none",
+        ),
+    ] = None
+    url: Annotated[
+        str | None,
+        help_("Server to compute with, such as `http://127.0.0.1:8000`: this one or another one with OpenAI's API."),
+    ] = None
+    api_key: Annotated[str | None, help_("API key of the server.", default="`OPENAI_API_KEY`")] = field(
+        default=None, repr=False
+    )
+    concurrency: Annotated[int, help_("Number of requests that the server gets at a time.")] = field(
+        default=8, validator=gt(0)
+    )
+    id_column: Annotated[
+        str | None,
+        Parameter(
+            name=("--id",),
+            help="Column with the ids of rows, which the output repeats.",
+            show_default=lambda _: "`id` if there is one, else the number of the row",
+        ),
+    ] = None
+    input_format: Annotated[
+        str | None,
+        help_("Format of the input: jsonl, csv, tsv, parquet or arrow.", default="by the file name's extension"),
+    ] = None
+    output_format: Annotated[
+        str | None, help_("Format of the output, as those of the input.", default="by the file name's extension")
+    ] = None
+    on_error: Annotated[
+        OnError,
+        help_(
+            "What to do with a row that cannot be computed. fail: stop. null: write it without a result. skip: leave "
+            "it out. With null and skip the file OUT.errors.jsonl has the place, the id and the reason."
+        ),
+    ] = field(default="fail", validator=in_(get_args(OnError)))
+    shard: Annotated[
+        str,
+        help_("Compute a part of the rows: `3/16` is every sixteenth row from the third on, for the third of 16 runs."),
+    ] = field(default="1/1", validator=matches_re(SHARD))
+    limit: Annotated[int | None, help_("Compute only the first so many rows of the input.", default="all")] = field(
+        default=None, validator=optional(ge(0))
+    )
+    rows_per_file: Annotated[
+        int, help_("Rows of the input for each file of a Parquet or Arrow output. A resumed run begins with a file.")
+    ] = field(default=8192, validator=gt(0))
+    overwrite: Annotated[bool, switch("Remove what an earlier run has written, and begin again.")] = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.shard_of_rows.index >= self.shard_of_rows.of:
+            raise ValueError(f"--shard {self.shard}: there are {self.shard_of_rows.of} shards, numbered from 1.")
+
+    @property
+    def shard_of_rows(self) -> Shard:
+        """The shard to compute."""
+        found = SHARD.fullmatch(self.shard)
+        assert found is not None  # noqa: S101  (validated)
+        return Shard(int(found[1]) - 1, int(found[2]))
+
+
+@Parameter(name="*", group=Group("Text", sort_key=2))
+@frozen(kw_only=True)
+class TextOptions:
+    """How texts are rendered."""
+
+    prompt_name: Annotated[
+        str | None, help_("Name of the model's prompt template that is put in front of texts.", default="the model's")
+    ] = None
+    input_type: Annotated[
+        InputType | None, help_("Role of the texts in a search: query or document.", default="none")
+    ] = field(default=None, validator=optional(in_(get_args(InputType))))
+    truncate: Annotated[
+        bool, switch("Truncate texts that are longer than the model's maximum. Without it, such a row fails.")
+    ] = False
+
+
+@Parameter(name="*", group=Group("Model", sort_key=4))
+@frozen(kw_only=True)
+class OwnModelOptions:
+    """How a model that is computed in this process is loaded; of no effect with ``--url``."""
+
+    revision: Annotated[
+        str | None, help_("Version of a model on the hub: a branch, a tag or a commit.", default="main")
+    ] = None
+    trust_remote_code: Annotated[bool, switch("Run Python code from the model's repository.")] = False
+    model_dtype: Annotated[Dtype, help_("Data type of weights and activations, as `--dtype` of `serve`.")] = field(
+        default="auto", validator=in_(get_args(Dtype))
+    )
+    device: Annotated[str, help_("Device to compute on, as for `serve`: auto, cpu, cuda or cuda:N.")] = "auto"
+    cpu_backend: Annotated[CpuBackend, help_("What computes the model on CPU, as for `serve`.")] = field(
+        default="auto", validator=in_(get_args(CpuBackend))
+    )
+    max_model_len: Annotated[
+        int | None, help_("Maximum length of an input in tokens.", default="from the model's files")
+    ] = field(default=None, validator=optional(gt(0)))
+    max_batch_tokens: Annotated[
+        int | None, help_("Maximum number of tokens in a batch.", default="16384 on a GPU, 2048 on CPU")
+    ] = field(default=None, validator=optional(gt(0)))
+    replicas: Annotated[
+        int | None, help_("Number of batches computed at a time.", default="1 per GPU; on CPU one per core, at most 4")
+    ] = field(default=None, validator=optional(gt(0)))
+
+    @property
+    def loading(self) -> ModelConfig:
+        """The settings by which the server would load the model."""
+        return ModelConfig(
+            revision=self.revision,
+            trust_remote_code=self.trust_remote_code,
+            dtype=self.model_dtype,
+            device=self.device,
+            cpu_backend=self.cpu_backend,
+            max_model_len=self.max_model_len,
+        )
+
+
+@frozen(kw_only=True)
+class TaskOptions:
+    """What is computed from which columns; those of the other commands have no meaning.
+
+    ``columns`` are the text's, or the query's and the document's.
+    """
+
+    task: str
+    columns: tuple[str, ...] = field(validator=min_len(1))
+    dimensions: int | None = None
+    dtype: VectorFormat = "float32"
+    top_n: int | None = None
+
+    @property
+    def embed_dtype(self) -> EmbedDtype:
+        """The type as requests name it."""
+        return self.dtype
+
+
+def errors_path(output: Path) -> Path:
+    """Return where the rows that failed are listed."""
+    return output.with_name(f"{output.name}.errors.jsonl")
+
+
+def journal_path(output: Path) -> Path:
+    """Return where the journal of a run is."""
+    return output.with_name(f"{output.name}.journal")

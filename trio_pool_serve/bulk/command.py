@@ -1,0 +1,203 @@
+"""What the commands for files do, from their options to the exit status."""
+
+import os
+import signal
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
+from pathlib import Path
+
+import trio
+from attrs import evolve
+from rich.console import Console
+
+from trio_pool_serve.bulk.bulk_options import (
+    OwnModelOptions,
+    RunOptions,
+    TaskOptions,
+    TextOptions,
+    errors_path,
+    journal_path,
+)
+from trio_pool_serve.bulk.earlier_output import check_output
+from trio_pool_serve.bulk.inputs.fingerprint import Fingerprint
+from trio_pool_serve.bulk.inputs.input_table import InputTable, open_input
+from trio_pool_serve.bulk.journal import ON_ERROR, Identity, Journal, open_journal
+from trio_pool_serve.bulk.outputs.column_types import IdType, OutputColumn
+from trio_pool_serve.bulk.outputs.output_table import open_output
+from trio_pool_serve.bulk.remote_server import open_remote_server
+from trio_pool_serve.bulk.row_results import Computer
+from trio_pool_serve.bulk.run import CLOSE_TIMEOUT_S, BulkRun
+from trio_pool_serve.bulk.run_progress import RunProgress, scanning
+from trio_pool_serve.bulk.stop_signals import StopSignals
+from trio_pool_serve.bulk.table_formats import Format, format_of
+from trio_pool_serve.errors import BulkInputError, BulkRowError, PoolServeError, unwrap_exception_groups
+from trio_pool_serve.storage.durable_files import open_appended
+from trio_pool_serve.threads.offload import Offload
+
+ROWS_FAILED = 3
+"""Exit status when rows have failed."""
+
+STDIO = "-"
+
+
+async def run_command(
+    source: str, target: str, task: TaskOptions, run: RunOptions, text: TextOptions, own: OwnModelOptions
+) -> int:
+    """Compute ``source`` into ``target``; return the exit status: 0, 1 for errors, 3 if rows failed, 130 if stopped.
+
+    Cancellation: at once; what was committed stays.
+    """
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    try:
+        with unwrap_exception_groups(BulkRowError, PoolServeError, OSError):
+            return await _run(console, source, target, task, run, text, own)
+    except BulkRowError as error:
+        console.print(f"trio-pool-serve: {error}", style="red", markup=False)
+        console.print("The same command with --on-error null or skip goes on before this row.", markup=False)
+        return ROWS_FAILED
+    except (PoolServeError, OSError) as error:
+        console.print(f"trio-pool-serve: {error}", style="red", markup=False)
+        return 1
+
+
+async def _run(
+    console: Console,
+    source: str,
+    target: str,
+    task: TaskOptions,
+    run: RunOptions,
+    text: TextOptions,
+    own: OwnModelOptions,
+) -> int:
+    offload = Offload()
+    table = await offload.run("files", lambda: open_input(source, format=run.input_format))
+    path = None if target == STDIO else Path(target)
+    format = format_of(target, run.output_format) if path else format_of("stdout", run.output_format or "jsonl")  # noqa: A001
+    keeps_journal = path is not None and not table.is_stdin
+    if path is not None:
+        check = partial(
+            check_output, path, overwrite=run.overwrite, keeps_journal=keeps_journal, beside=(errors_path(path),)
+        )
+        await offload.run("files", check)
+    stopping = StopSignals()
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(stopping.watch())
+        fingerprint = await _scan(console, offload, table)
+        computer: Computer = await stack.enter_async_context(_computer(task, run, text, own))
+        identity = Identity(input=fingerprint, arguments=_arguments(task, run, text, format), model=computer.model)
+        journal = await stack.enter_async_context(
+            open_journal(journal_path(path) if path and keeps_journal else None, identity)
+        )
+        if journal.progress.is_finished:
+            columns, position = _columns(computer), journal.progress.output
+            await offload.run("files", lambda: open_output(path, format, columns, position).close())  # checks it
+            console.print(f"{target} is complete: {journal.progress.done:,} rows.", markup=False)
+            return ROWS_FAILED if journal.progress.failed else 0
+        return await _compute(console, stopping.stop, offload, table, path, format, task, run, computer, journal)
+
+
+async def _compute(
+    console: Console,
+    stop: trio.Event,
+    offload: Offload,
+    table: InputTable,
+    path: Path | None,
+    format: Format,  # noqa: A002
+    task: TaskOptions,
+    run: RunOptions,
+    computer: Computer,
+    journal: Journal,
+) -> int:
+    before = journal.progress
+    columns = _columns(computer)
+    output = await offload.run("files", lambda: open_output(path, format, columns, before.output))
+    errors = None
+    try:
+        if path is not None and run.on_error != "fail":
+            errors = await offload.run("files", lambda: open_appended(errors_path(path), before.error_bytes))
+        with RunProgress(task.task, _total(run, journal.identity.input), before, console) as progress:
+            bulk_run = BulkRun(
+                table,
+                output,
+                errors,
+                computer,
+                journal,
+                task,
+                run,
+                offload,
+                progress,
+                in_parts=not format.in_lines,
+                stop=stop,
+            )
+            await bulk_run.run()
+    finally:
+        with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
+            await offload.run("files", lambda: [each.close() for each in (output, errors) if each is not None])
+    after = journal.progress
+    console.print(f"{task.task}: {progress.counts(after)}", markup=False)
+    if not after.is_finished:
+        console.print("Stopped. The same command goes on where this run has ended.", markup=False)
+        return 128 + signal.SIGINT
+    if errors is not None and not after.failed and path is not None:
+        await offload.run("files", errors_path(path).unlink)
+    return ROWS_FAILED if after.failed else 0
+
+
+def _computer(
+    task: TaskOptions, run: RunOptions, text: TextOptions, own: OwnModelOptions
+) -> AbstractAsyncContextManager[Computer]:
+    if run.url is not None:
+        key = run.api_key or os.environ.get("OPENAI_API_KEY")
+        return open_remote_server(evolve(run, api_key=key), task, text)
+    from trio_pool_serve.bulk.own_engine import open_own_engine  # imported here: with --url nothing of it is needed
+
+    if run.model is None:
+        raise BulkInputError("--model or --url is needed.")
+    return open_own_engine(run.model, own, task, text)
+
+
+async def _scan(console: Console, offload: Offload, table: InputTable) -> Fingerprint:
+    with scanning(console, table.n_bytes) as bar:
+
+        def progress(n_bytes: int) -> None:
+            if bar is not None:
+                bar.update(bar.task_ids[0], completed=n_bytes)
+
+        return await offload.run("files", lambda: table.scan(progress))
+
+
+def _arguments(
+    task: TaskOptions,
+    run: RunOptions,
+    text: TextOptions,
+    format: Format,  # noqa: A002
+) -> dict[str, str | int | bool | None]:
+    """Return the arguments on which the bytes of the output depend."""
+    return {
+        "the command": task.task,
+        "--column": ",".join(task.columns),
+        "--id": run.id_column,
+        "--dimensions": task.dimensions,
+        "--dtype": task.dtype,
+        "--top-n": task.top_n,
+        "--prompt-name": text.prompt_name,
+        "--input-type": text.input_type,
+        "--truncate": text.truncate,
+        ON_ERROR: run.on_error,
+        "--shard": run.shard,
+        "--limit": run.limit,
+        "--rows-per-file": None if format.in_lines else run.rows_per_file,
+        "the format": str(format),
+    }
+
+
+def _columns(computer: Computer) -> list[OutputColumn]:
+    return [OutputColumn("id", IdType()), *computer.columns]
+
+
+def _total(run: RunOptions, fingerprint: Fingerprint) -> int | None:
+    if fingerprint.rows is None:
+        return None
+    rows = fingerprint.rows if run.limit is None else min(run.limit, fingerprint.rows)
+    shard = run.shard_of_rows
+    return len(range(shard.index, rows, shard.of))

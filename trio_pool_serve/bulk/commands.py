@@ -1,0 +1,183 @@
+"""The commands for files: those for tables, and ``run-batch`` for requests."""
+
+import logging
+import os
+import sys
+from functools import partial
+from typing import Annotated, NoReturn
+
+import trio
+from cyclopts import App, Parameter
+
+from trio_pool_serve.bulk.batch_options import BatchModelOptions, BatchOptions, IgnoredOptions, MetricsOptions
+from trio_pool_serve.bulk.bulk_options import (
+    OwnModelOptions,
+    RunOptions,
+    TaskOptions,
+    TextOptions,
+    VectorFormat,
+)
+
+In = Annotated[
+    str,
+    Parameter(
+        name="IN",
+        allow_leading_hyphen=True,
+        help="What to read: a file, a glob, a folder of files or of `save_to_disk`, `-` for standard input, or "
+        "`hf://datasets/OWNER/NAME`.",
+    ),
+]
+Out = Annotated[
+    str,
+    Parameter(
+        name="OUT",
+        allow_leading_hyphen=True,
+        help="What to write: a file of JSONL or CSV, a folder of Parquet or Arrow files, or `-` for standard output.",
+    ),
+]
+Column = Annotated[str, Parameter(help="Column with the texts.")]
+QueryColumn = Annotated[str, Parameter(help="Column with the queries.")]
+Dimensions = Annotated[int | None, Parameter(help="Length to which vectors are truncated.")]
+VectorDtype = Annotated[VectorFormat, Parameter(help="Type of the vectors' numbers; binary: a bit for each dimension.")]
+
+RUN = RunOptions()
+TEXT = TextOptions()
+OWN = OwnModelOptions()
+
+METRICS = MetricsOptions()
+BATCH_MODEL = BatchModelOptions()
+IGNORED = IgnoredOptions()
+
+COMMANDS = ("embed", "sparse", "token-embed", "classify", "score", "rerank", "run-batch")
+
+
+def start(source: str, target: str, task: TaskOptions, run: RunOptions, text: TextOptions, own: OwnModelOptions) -> int:
+    """Run a command for tables; return the exit status."""
+    from trio_pool_serve.bulk.command import run_command  # imported here: for --help it is not needed
+
+    return trio.run(partial(run_command, source, target, task, run, text, own))
+
+
+def leave_with(status: int) -> NoReturn:
+    """End the process with an exit status, even while a batch is still computed: its thread would abort the end."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def embed(
+    source: In,
+    target: Out,
+    *,
+    column: Column = "text",
+    dimensions: Dimensions = None,
+    dtype: VectorDtype = "float32",
+    run: RunOptions = RUN,
+    text: TextOptions = TEXT,
+    own: OwnModelOptions = OWN,
+) -> int:
+    """Embed the texts of a table: one vector for each row."""
+    task = TaskOptions(task="embed", columns=(column,), dimensions=dimensions, dtype=dtype)
+    return start(source, target, task, run, text, own)
+
+
+def token_embed(
+    source: In,
+    target: Out,
+    *,
+    column: Column = "text",
+    dimensions: Dimensions = None,
+    dtype: VectorDtype = "float32",
+    run: RunOptions = RUN,
+    text: TextOptions = TEXT,
+    own: OwnModelOptions = OWN,
+) -> int:
+    """Embed the tokens of each text: one vector for each token, as for late interaction."""
+    task = TaskOptions(task="token-embed", columns=(column,), dimensions=dimensions, dtype=dtype)
+    return start(source, target, task, run, text, own)
+
+
+def sparse(
+    source: In,
+    target: Out,
+    *,
+    column: Column = "text",
+    run: RunOptions = RUN,
+    text: TextOptions = TEXT,
+    own: OwnModelOptions = OWN,
+) -> int:
+    """Compute a sparse vector for each text: weights of the vocabulary's tokens."""
+    return start(source, target, TaskOptions(task="sparse", columns=(column,)), run, text, own)
+
+
+def classify(
+    source: In,
+    target: Out,
+    *,
+    column: Column = "text",
+    run: RunOptions = RUN,
+    text: TextOptions = TEXT,
+    own: OwnModelOptions = OWN,
+) -> int:
+    """Classify each text: its label, the label's probability, and those of all labels."""
+    return start(source, target, TaskOptions(task="classify", columns=(column,)), run, text, own)
+
+
+def score(
+    source: In,
+    target: Out,
+    *,
+    query_column: QueryColumn = "query",
+    document_column: Annotated[str, Parameter(help="Column with the documents.")] = "document",
+    run: RunOptions = RUN,
+    text: TextOptions = TEXT,
+    own: OwnModelOptions = OWN,
+) -> int:
+    """Score each row's query and document."""
+    task = TaskOptions(task="score", columns=(query_column, document_column))
+    return start(source, target, task, run, text, own)
+
+
+def rerank(
+    source: In,
+    target: Out,
+    *,
+    query_column: QueryColumn = "query",
+    documents_column: Annotated[str, Parameter(help="Column with a list of documents in each row.")] = "documents",
+    top_n: Annotated[int | None, Parameter(help="Most documents of the result.")] = None,
+    run: RunOptions = RUN,
+    text: TextOptions = TEXT,
+    own: OwnModelOptions = OWN,
+) -> int:
+    """Rank the documents of each row for its query: their indices and scores, the best first."""
+    task = TaskOptions(task="rerank", columns=(query_column, documents_column), top_n=top_n)
+    return start(source, target, task, run, text, own)
+
+
+def run_batch(
+    *,
+    batch: BatchOptions,
+    metrics: MetricsOptions = METRICS,
+    own: BatchModelOptions = BATCH_MODEL,
+    ignored: IgnoredOptions = IGNORED,
+) -> int:
+    """Run a file of requests, in the format of vLLM's run-batch and of OpenAI's Batch API.
+
+    Each line of the input is `{"custom_id": …, "method": "POST", "url": "/v1/embeddings", "body": {…}}`, for any route
+    that `serve` has for models. Each line of the output is
+    `{"id": …, "custom_id": …, "response": {"status_code": …, "request_id": …, "body": {…}}, "error": null}`.
+
+    The same command goes on with a run that was stopped, killed or interrupted by an error. The exit status is 0, or 3
+    if lines failed, 1 if the run failed, and 130 if it was stopped.
+    """
+    del ignored
+    from trio_pool_serve.bulk import run_batch as batches  # imported here: for --help it is not needed
+
+    return trio.run(partial(batches.run_batch, batch, metrics, own))
+
+
+def add_commands(app: App) -> None:
+    """Add the commands to an app."""
+    for command in (embed, sparse, token_embed, classify, score, rerank, run_batch):
+        app.command(command)

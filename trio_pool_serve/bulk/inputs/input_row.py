@@ -1,0 +1,90 @@
+"""One row of an input, and the blocks in which rows are handed on."""
+
+import math
+from collections.abc import Iterable, Iterator
+from sys import maxsize
+from typing import Any
+
+import msgspec
+from attrs import define
+
+DEFAULT_ID = "id"
+"""The id column where none is named, if there is one."""
+
+MAX_ROW_BYTES = 64 * 2**20
+"""A longer line or value is an error of its row: a missing quote must not fill the memory."""
+
+BLOCK_ROWS = 1024
+BLOCK_BYTES = 8 * 2**20
+"""After the row with which a block has as many bytes of input, it ends."""
+
+
+class InputRow(msgspec.Struct, frozen=True):
+    """A row that was read.
+
+    ``number`` counts over all files, from 0. ``place`` is for people: ``texts.jsonl:17``, the line of a text file or
+    the row of others, from 1. ``id`` is the value of the id column, or the number. ``values`` has those of the columns
+    that were asked for; it is empty if ``error`` says why the row cannot be used.
+    """
+
+    number: int
+    place: str
+    id: str | int | float | bool
+    values: tuple[Any, ...] = ()
+    error: str = ""
+
+
+@define
+class Cursor:
+    """Where in a table reading is: the number of the next row, and that of the first one that is wanted."""
+
+    start: int = 0
+    number: int = 0
+
+    @property
+    def skipping(self) -> int:
+        """How many rows are still to be skipped."""
+        return max(0, self.start - self.number)
+
+
+def counting() -> Cursor:
+    """Return a cursor for which every row is skipped."""
+    return Cursor(start=maxsize)
+
+
+def in_blocks(rows: Iterable[tuple[InputRow, int]]) -> Iterator[list[InputRow]]:
+    """Collect rows, each with its size in bytes, into blocks."""
+    block: list[InputRow] = []
+    n_bytes = 0
+    for row, size in rows:
+        block.append(row)
+        n_bytes += size
+        if len(block) == BLOCK_ROWS or n_bytes >= BLOCK_BYTES:
+            yield block
+            block, n_bytes = [], 0
+    if block:
+        yield block
+
+
+def json_id(value: Any) -> str | int | float | bool | None:
+    """Return an id that every output can write, or None for a missing one; raises ``TypeError`` for lists and objects.
+
+    Integers of more than 64 bits become strings: JSON encoders and Arrow refuse them.
+    """
+    if isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        return value if -(2**63) <= value < 2**63 else str(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, list | dict):
+        raise TypeError("The id is a list or an object.")
+    return None if value is None else str(value)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names for an error message, at most twenty of them."""
+    found = [repr(name if len(name) <= 100 else f"{name[:100]}…") for name in names]
+    return ", ".join(found[:20]) + (f" and {len(found) - 20} more" if len(found) > 20 else "")

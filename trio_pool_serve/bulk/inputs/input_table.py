@@ -1,0 +1,195 @@
+"""A table in files, read row by row. Everything here blocks."""
+
+import io
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import Any, BinaryIO
+
+from attrs import define, field
+
+from trio_pool_serve.bulk.inputs.arrow_rows import arrow_rows, count_arrow_rows
+from trio_pool_serve.bulk.inputs.compressed_files import READ_BYTES, decompressed, read_errors
+from trio_pool_serve.bulk.inputs.csv_rows import csv_rows
+from trio_pool_serve.bulk.inputs.fingerprint import FilePrint, Fingerprint
+from trio_pool_serve.bulk.inputs.input_files import InputFile, find_files
+from trio_pool_serve.bulk.inputs.input_row import Cursor, InputRow, counting, in_blocks
+from trio_pool_serve.bulk.inputs.jsonl_rows import jsonl_rows
+from trio_pool_serve.bulk.table_formats import Format
+from trio_pool_serve.errors import BulkInputError, InputChangedError
+
+DIGEST_BYTES = 32
+
+
+def open_input(source: str, *, format: str | None = None) -> "InputTable":  # noqa: A002
+    """Find the files of a table; those of a dataset on the hub are downloaded.
+
+    ``source`` is a path; a glob, whose files are sorted by name; ``-`` for standard input, which needs a format; a
+    folder of files, such as one that ``open_output`` wrote; a folder of ``save_to_disk``; or
+    ``hf://datasets/OWNER/NAME[@REVISION][/GLOB]``. ``format`` is ``jsonl``, ``csv``, ``tsv``, ``parquet`` or ``arrow``,
+    the first three also with ``.gz`` or ``.zst``; without one, the extension decides. Raises ``BulkInputError``.
+    """
+    found = find_files(source, format)
+    return InputTable(source, found.format, found.files)
+
+
+@define(eq=False)
+class InputTable:
+    """Files of one format. It holds no file open except while it is read; standard input can be read once."""
+
+    source: str
+    format: Format
+    files: tuple[InputFile, ...]
+    _rows_of_file: dict[str, int] = field(factory=dict, init=False)
+    """As far as they have been scanned."""
+    _was_read: bool = field(default=False, init=False)
+
+    @property
+    def is_stdin(self) -> bool:
+        """Whether the table is standard input: it is not scanned, and a run cannot be resumed."""
+        return self.files[0].path is None
+
+    @property
+    def n_bytes(self) -> int | None:
+        """The size of all files now, compressed as they are; None for standard input. Raises ``BulkInputError``."""
+        if self.is_stdin:
+            return None
+        return sum(_state(file)[0] for file in self.files)
+
+    def scan(self, progress: Callable[[int], None]) -> Fingerprint:
+        """Read every byte once; call ``progress`` with how many bytes have been read so far, of ``n_bytes``.
+
+        Of standard input nothing is read; the fingerprint has no files. Raises ``BulkInputError`` for a damaged file,
+        ``InputChangedError`` for one that changes meanwhile.
+        """
+        if self.is_stdin:
+            return Fingerprint()
+        prints = []
+        done = 0
+        for file in self.files:
+            prints.append(self._scan_file(file, lambda n_bytes, before=done: progress(before + n_bytes)))  # type: ignore[misc]
+            done += prints[-1].n_bytes
+        return Fingerprint(tuple(prints), sum(self._rows_of_file.values()))
+
+    def check_unchanged(self, fingerprint: Fingerprint) -> None:
+        """Raise ``InputChangedError`` if size or modification time of a file are not those of a scan of this table."""
+        for file in fingerprint.files:
+            _check_state(InputFile(file.name, self._path_of(file.name)), (file.n_bytes, file.mtime_ns))
+
+    def rows(self, columns: Sequence[str], id_column: str | None, start: int = 0) -> Iterator[list[InputRow]]:
+        """Yield the rows from number ``start`` on, in blocks of at most 1024 rows and about 8 MiB.
+
+        An id is the value of ``id_column``; if that is None, of the column ``id`` where there is one; or else the row's
+        number. Rows that cannot be used have an ``error``: lines that are not JSON or not UTF-8, null, a line or value
+        of more than 64 MiB; for JSONL, where each line has columns of its own, also a missing column. Files that were
+        scanned are skipped without being read, and so are row groups of Parquet; of others, the rows before ``start``
+        are read. Arrow files are held in memory one record batch at a time, only the columns asked for.
+
+        Raises ``BulkInputError`` for a damaged file, and for a missing column where a header or schema has columns.
+        """
+        cursor = Cursor(start)
+        for file in self.files:
+            n_rows = self._rows_of_file.get(file.name)
+            if n_rows is not None and n_rows <= cursor.skipping:
+                cursor.number += n_rows
+                continue
+            with read_errors(file.name), self._opened(file) as opened:
+                yield from self._blocks(opened, file.name, columns, id_column, cursor)
+
+    def _path_of(self, name: str) -> Any:
+        return next((file.path for file in self.files if file.name == name), None)
+
+    @contextmanager
+    def _opened(self, file: InputFile) -> Iterator[BinaryIO]:
+        if file.path is not None:
+            with file.path.open("rb", buffering=READ_BYTES) as opened:
+                yield opened
+            return
+        if self._was_read:
+            raise BulkInputError("Standard input can be read only once.")
+        self._was_read = True
+        yield sys.stdin.buffer
+
+    def _blocks(
+        self, opened: BinaryIO, name: str, columns: Sequence[str], id_column: str | None, cursor: Cursor
+    ) -> Iterator[list[InputRow]]:
+        kind = self.format.kind
+        if not self.format.in_lines:
+            return in_blocks(arrow_rows(opened, name, kind, columns, id_column, cursor))
+        content = decompressed(opened, self.format.compression)
+        if kind == "jsonl":
+            return in_blocks(jsonl_rows(content, name, columns, id_column, cursor))
+        return in_blocks(csv_rows(content, name, "\t" if kind == "tsv" else ",", columns, id_column, cursor))
+
+    def _scan_file(self, file: InputFile, progress: Callable[[int], None]) -> FilePrint:
+        before = _state(file)
+        with read_errors(file.name), self._opened(file) as opened:
+            hashed = HashedFile(opened, progress)
+            self._rows_of_file[file.name] = self._count(opened, hashed, file.name)
+            hashed.read_to_end()
+        _check_state(file, before)
+        return FilePrint(file.name, before[0], hashed.digest, before[1])
+
+    def _count(self, opened: BinaryIO, hashed: "HashedFile", name: str) -> int:
+        if not self.format.in_lines:
+            n_rows = count_arrow_rows(opened, name, self.format.kind)
+            opened.seek(0)
+            return n_rows
+        cursor = counting()
+        for _ in self._blocks(io.BufferedReader(hashed, READ_BYTES), name, (), None, cursor):
+            pass
+        return cursor.number
+
+
+class HashedFile(io.RawIOBase):
+    """What is read of a file, hashed and counted on the way."""
+
+    def __init__(self, file: BinaryIO, progress: Callable[[int], None]) -> None:
+        self._file = file
+        self._progress = progress
+        self._digest = blake2b(digest_size=DIGEST_BYTES)
+        self._n_bytes = 0
+
+    @property
+    def digest(self) -> str:
+        """The digest of what has been read so far, in hexadecimal."""
+        return self._digest.hexdigest()
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer; return how many bytes were written to it, 0 at the end."""
+        n = self._file.readinto(buffer)  # type: ignore[attr-defined]  # a buffered file has it
+        self._digest.update(memoryview(buffer)[:n])
+        self._n_bytes += n
+        self._progress(self._n_bytes)
+        return int(n)
+
+    def read_to_end(self) -> None:
+        """Read what others have left."""
+        buffer = bytearray(READ_BYTES)
+        while self.readinto(buffer):
+            pass
+
+
+def _state(file: InputFile) -> tuple[int, int]:
+    if file.path is None:
+        raise InputChangedError(f"{file.name} is not a file of this input.")
+    try:
+        found = file.path.stat()
+    except OSError as error:
+        raise InputChangedError(f"{file.path} cannot be found any longer: {error.strerror}.") from error
+    return found.st_size, found.st_mtime_ns
+
+
+def _check_state(file: InputFile, expected: tuple[int, int]) -> None:
+    found = _state(file)
+    if found != expected:
+        raise InputChangedError(
+            f"{file.path} was changed while it was being read: it has {found[0]} bytes, where it had {expected[0]}."
+            if found[0] != expected[0]
+            else f"{file.path} was changed while it was being read: it was written to."
+        )

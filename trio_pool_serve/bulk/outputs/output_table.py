@@ -1,0 +1,55 @@
+"""A table that is written up to positions. Everything here blocks."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from trio_pool_serve.bulk.outputs.column_types import OutputColumn
+from trio_pool_serve.bulk.outputs.line_encoding import Rows
+from trio_pool_serve.bulk.outputs.line_output import LineOutput
+from trio_pool_serve.bulk.outputs.part_folder import PartFolder
+from trio_pool_serve.bulk.table_formats import Format
+from trio_pool_serve.errors import BulkInputError
+
+
+class OutputTable(Protocol):
+    """Rows in a file or in a folder of parts; the same rows and commits give the same bytes.
+
+    Its methods raise ``StorageError`` if the disk is full, for example. What was committed is still there then, and the
+    output can be opened again at its position.
+    """
+
+    @property
+    def committed_rows(self) -> int:
+        """How many rows the last commit covers."""
+
+    def write(self, rows: Rows) -> None:
+        """Write rows, each with a value or None for each column: strings, ids, and numpy arrays as in the types."""
+
+    def commit(self) -> bytes:
+        """Make all rows durable, with parts by ending one; return the position, b"" for standard output."""
+
+    def finish(self) -> bytes:
+        """Commit all rows, once none is left to write; return the last position."""
+
+    def close(self) -> None:
+        """Let go of files, without a commit."""
+
+
+def open_output(
+    path: Path | None,
+    format: Format,  # noqa: A002
+    columns: Sequence[OutputColumn],
+    position: bytes | None,
+) -> OutputTable:
+    """Open an output behind ``position``, or a new one without; then what an earlier run wrote to it is removed.
+
+    ``path`` is a file for JSONL and CSV, None for standard output, and a folder for Parquet and Arrow, whose files have
+    the rows of one commit each. Raises ``BulkInputError`` for a folder with other files
+    in it, and ``StorageError`` if what had been committed is no longer there.
+    """
+    if format.in_lines:
+        return LineOutput(path, format, columns, position)
+    if path is None:
+        raise BulkInputError(f"{format} cannot be written to standard output. Use jsonl or csv, or a folder.")
+    return PartFolder(path, format, columns, position)

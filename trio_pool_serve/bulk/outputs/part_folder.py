@@ -1,0 +1,152 @@
+"""Parquet and Arrow: a folder of files, each with the rows of one commit."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve
+
+from trio_pool_serve.bulk.outputs.arrow_batches import BatchBuilder
+from trio_pool_serve.bulk.outputs.column_arrays import size_of
+from trio_pool_serve.bulk.outputs.column_types import OutputColumn
+from trio_pool_serve.bulk.outputs.line_encoding import Rows
+from trio_pool_serve.bulk.outputs.part_file import PartFile
+from trio_pool_serve.bulk.outputs.position import Position, decoded_position
+from trio_pool_serve.bulk.table_formats import Format
+from trio_pool_serve.errors import BulkInputError, StorageError
+from trio_pool_serve.storage.durable_files import make_folder, remove_files, storage_errors
+
+GROUP_ROWS = 1024
+GROUP_BYTES = 16 * 2**20
+"""A row group ends after the row with which it has as many bytes: vectors of tokens are much larger than texts."""
+
+MAX_PARTS = 100_000
+"""With five digits, the order of names is that of rows."""
+
+
+class PartFolder:
+    """Writes rows to ``part-00000.parquet`` and so on; only complete parts have these names, and are committed.
+
+    Where row groups begin depends on the rows alone, not on how they are divided among calls.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        table_format: Format,
+        columns: Sequence[OutputColumn],
+        position: bytes | None,
+    ) -> None:
+        self._folder = folder
+        self._format = table_format
+        self._builder = BatchBuilder(columns)
+        new = Position(format=str(table_format))
+        self._position = decoded_position(position, new)
+        self._group: list[Sequence[Any]] = []
+        self._group_bytes = 0
+        self._part: PartFile | None = None
+        self._failed = False
+        with storage_errors(folder):
+            self._prepare(fresh=position is None)
+
+    @property
+    def committed_rows(self) -> int:
+        """How many rows the last commit covers."""
+        return self._position.rows
+
+    def write(self, rows: Rows) -> None:
+        """Write rows, each with a value for each column. Raises ``StorageError``; then only ``close`` is of use."""
+        self._check_open()
+        self._failed = True
+        for row in rows:
+            self._write_row(row)
+        self._failed = False
+
+    def commit(self) -> bytes:
+        """End a part with the rows since the last commit, if there are any; return the position, once it is durable."""
+        self._check_open()
+        self._failed = True
+        self._end_group()
+        self._end_part()
+        self._failed = False
+        return self._position.encoded()
+
+    def finish(self) -> bytes:
+        """Commit, with an empty part if there were no rows at all; return the last position."""
+        self._check_open()
+        self._end_group()
+        if self._part is None and not self._position.parts:
+            self._part = self._new_part()
+        self.commit()
+        self._position = evolve(self._position, finished=True)
+        return self._position.encoded()
+
+    def close(self) -> None:
+        """Remove the part that is not complete. Complete ones stay, until a resume from a position before them."""
+        if self._part is not None:
+            self._part.discard()
+            self._part = None
+
+    def _check_open(self) -> None:
+        if self._failed:
+            raise StorageError(f"{self._folder}: an earlier write has failed.")
+        if self._position.finished:
+            raise ValueError("The output is finished.")
+
+    def _write_row(self, row: Sequence[Any]) -> None:
+        self._group.append(row)
+        self._group_bytes += size_of(row)
+        if len(self._group) == GROUP_ROWS or self._group_bytes >= GROUP_BYTES:
+            self._end_group()
+
+    def _end_group(self) -> None:
+        if not self._group:
+            return
+        if self._part is None:
+            self._part = self._new_part()
+        self._part.write(self._builder.batch(self._group))
+        self._group, self._group_bytes = [], 0
+
+    def _new_part(self) -> PartFile:
+        if self._position.parts == MAX_PARTS:
+            raise StorageError(f"{self._folder} has {MAX_PARTS} parts, which is the most. Use more rows per file.")
+        return PartFile(self._path(self._position.parts), self._format.kind, self._builder.schema)
+
+    def _end_part(self) -> None:
+        if self._part is None:
+            return
+        size = self._part.complete()
+        before = self._position
+        self._position = evolve(
+            before, parts=before.parts + 1, rows=before.rows + self._part.rows, n_bytes=before.n_bytes + size
+        )
+        self._part = None
+
+    def _path(self, part: int) -> Path:
+        return self._folder / f"part-{part:05d}{self._format.extension}"
+
+    def _prepare(self, *, fresh: bool) -> None:
+        """Check the parts up to the position, and remove those behind it."""
+        make_folder(self._folder)
+        own = re.compile(rf"part-(\d{{5}}){re.escape(self._format.extension)}(\.tmp)?")
+        found = {path: own.fullmatch(path.name) for path in self._folder.iterdir()}
+        foreign = sorted(path.name for path, match in found.items() if not match and path.name[0] not in "._")
+        if fresh and foreign:
+            raise BulkInputError(f"{self._folder} has other files in it ({foreign[0]}): name a new or empty folder.")
+        self._check_parts()
+        left = [path for path, match in found.items() if match and (match[2] or int(match[1]) >= self._position.parts)]
+        remove_files(self._folder, left)
+
+    def _check_parts(self) -> None:
+        n_bytes = 0
+        for part in range(self._position.parts):
+            path = self._path(part)
+            if not path.is_file():
+                raise StorageError(f"{path} has been deleted: it was complete.")
+            n_bytes += path.stat().st_size
+        if n_bytes != self._position.n_bytes:
+            raise StorageError(
+                f"{self._folder}: its first {self._position.parts} parts have {n_bytes} bytes, where "
+                f"{self._position.n_bytes} had been written: one of them has been changed."
+            )

@@ -1,0 +1,198 @@
+"""Computes rows with a model in this process: the server's engine, without HTTP."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import trio
+from attrs import define, evolve, field
+
+from trio_pool_serve.api.fields.encodings import as_dtype
+from trio_pool_serve.bulk.bulk_options import OwnModelOptions, TaskOptions, TextOptions
+from trio_pool_serve.bulk.inputs.input_row import InputRow
+from trio_pool_serve.bulk.outputs.column_types import OutputColumn
+from trio_pool_serve.bulk.own_service import identity_of, open_own_service
+from trio_pool_serve.bulk.row_results import RowResult, WindowResult
+from trio_pool_serve.bulk.table_tasks import columns_of, text_in
+from trio_pool_serve.engine.planned_window import PlannedWindow
+from trio_pool_serve.errors import InvalidRequestError, PoolServeError, UnavailableError, unwrap_exception_groups
+from trio_pool_serve.prompts import TextPrompt
+from trio_pool_serve.service import Service
+from trio_pool_serve.tasks.input_params import InputParams
+from trio_pool_serve.tasks.job import PoolJob
+from trio_pool_serve.tasks.model import Model
+from trio_pool_serve.tasks.pool import pool
+from trio_pool_serve.tasks.request_context import RequestContext
+from trio_pool_serve.tasks.score import ScoreJob, score
+from trio_pool_serve.types import Client, PoolingTask, SparseVector
+
+ROWS_PER_JOB = 64
+"""If one row of a job fails, all of them are computed again, each by itself."""
+
+SAMPLE = "Every task has a parent, every wait can be cancelled, and every failure has somewhere to go. " * 11
+"""A thousand characters."""
+
+NEEDS: Mapping[str, PoolingTask] = {
+    "embed": "embed",
+    "token-embed": "token_embed",
+    "sparse": "sparse_embed",
+    "classify": "classify",
+    "score": "score",
+    "rerank": "score",
+}
+"""The task that a command's model must support."""
+
+
+@define(eq=False)
+class OwnEngine:
+    """Computes windows of rows in planned batches, so that the same rows give the same bytes."""
+
+    service: Service
+    task: TaskOptions
+    text: TextOptions
+    columns: Sequence[OutputColumn]
+    model: dict[str, str] = field(init=False, factory=dict)
+    _context: RequestContext = field(
+        init=False, factory=lambda: RequestContext(client=Client("bulk", is_background=True))
+    )
+
+    async def compute(self, rows: Sequence[InputRow]) -> WindowResult:
+        """Compute a window; see ``Computer``."""
+        per_job = 1 if self.task.task == "rerank" else ROWS_PER_JOB
+        jobs = [rows[begin : begin + per_job] for begin in range(0, len(rows), per_job)]
+        window = PlannedWindow(len(jobs))
+        results: list[WindowResult] = [WindowResult([], 0)] * len(jobs)
+
+        async def compute(index: int) -> None:
+            with window.members[index] as member:
+                results[index] = await self._compute(evolve(self.service.model(), window=member), jobs[index])
+
+        with unwrap_exception_groups(PoolServeError):
+            async with trio.open_nursery() as nursery:
+                for index in range(len(jobs)):
+                    nursery.start_soon(compute, index)
+        return WindowResult([row for job in results for row in job.rows], sum(job.tokens for job in results))
+
+    async def _compute(self, model: Model, rows: Sequence[InputRow]) -> WindowResult:
+        """Compute the rows of a job; of one that fails, each by itself."""
+        try:
+            values, tokens = await COMMANDS[self.task.task](self, model, [row.values for row in rows])
+        except UnavailableError:
+            raise
+        except PoolServeError as error:
+            if len(rows) == 1:
+                return WindowResult([RowResult(error=str(error))], 0)
+        else:
+            return WindowResult([RowResult(of_row) for of_row in values], tokens)
+        alone = [await self._compute(model, [row]) for row in rows]
+        return WindowResult([row for job in alone for row in job.rows], sum(job.tokens for job in alone))
+
+    async def digest_of_sample(self) -> str:
+        """Return a digest of what is computed from some rows: it differs if a library or the CPU computes otherwise.
+
+        Cancellation: at once.
+        """
+        of_columns: dict[str, tuple[Any, ...]] = {"score": (SAMPLE, SAMPLE[:500]), "rerank": (SAMPLE[:20], [SAMPLE])}
+        task, self.task = self.task, evolve(self.task, dimensions=None, dtype="float32", top_n=None)
+        rows = [
+            InputRow(number, "", number, of_columns.get(self.task.task, (SAMPLE[:characters],)))
+            for number, characters in enumerate((20, 100, 1000))
+        ]
+        try:
+            results = (await self.compute(rows)).rows
+        finally:
+            self.task = task
+        return blake2b(repr([_exact(result) for result in results]).encode(), digest_size=16).hexdigest()
+
+    def _input_params(self) -> InputParams:
+        return InputParams(
+            truncate_to=-1 if self.text.truncate else None,
+            prompt_name=self.text.prompt_name,
+            input_type=self.text.input_type,
+        )
+
+    async def pool(self, model: Model, rows: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], int]:
+        """Return what is computed from one text a row."""
+        job = PoolJob(
+            prompts=[TextPrompt(text_in(values[0], self.task.columns[0])) for values in rows],
+            tasks=(NEEDS[self.task.task],),
+            input_params=self._input_params(),
+            dimensions=self.task.dimensions,
+            # As ``/pooling`` does.
+            normalize=True if self.task.task == "token-embed" and model.folder.spec.normalizes else None,
+        )
+        pooled = await pool(model, job, self._context)
+        return [self._values_of(model, value) for (value,) in pooled.rows], pooled.prompt_tokens
+
+    def _values_of(self, model: Model, value: Any) -> tuple[Any, ...]:
+        match self.task.task:
+            case "sparse":
+                assert isinstance(value, SparseVector)  # noqa: S101  (what the task computes)
+                return ((value.indices, value.values),)
+            case "classify":
+                best = int(np.argmax(value))
+                return model.label(best), value[best], value
+            case _:
+                return (as_dtype(value, self.task.embed_dtype),)
+
+    async def score_pairs(self, model: Model, rows: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], int]:
+        """Return the score of each row's two texts."""
+        sides = [[text_in(values[side], self.task.columns[side]) for values in rows] for side in (0, 1)]
+        job = ScoreJob(queries=sides[0], documents=sides[1], input_params=self._input_params())
+        scores = await score(model, job, self._context)
+        return [(value,) for value in scores.values], scores.prompt_tokens
+
+    async def rerank(self, model: Model, rows: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], int]:
+        """Return the indices and scores of a row's documents, best first."""
+        ((query, documents),) = rows
+        if not isinstance(documents, list):
+            raise InvalidRequestError(f"The column {self.task.columns[1]} is not a list of texts.")
+        job = ScoreJob(
+            queries=[text_in(query, self.task.columns[0])],
+            documents=[text_in(document, self.task.columns[1]) for document in documents],
+            input_params=self._input_params(),
+        )
+        scores = await score(model, job, self._context)
+        order = np.argsort(-scores.values, kind="stable")[: self.task.top_n]
+        return [((order.astype(np.int32), scores.values[order]),)], scores.prompt_tokens
+
+
+COMMANDS: Mapping[
+    str, Callable[[OwnEngine, Model, Sequence[tuple[Any, ...]]], Awaitable[tuple[list[tuple[Any, ...]], int]]]
+] = {
+    "embed": OwnEngine.pool,
+    "token-embed": OwnEngine.pool,
+    "sparse": OwnEngine.pool,
+    "classify": OwnEngine.pool,
+    "score": OwnEngine.score_pairs,
+    "rerank": OwnEngine.rerank,
+}
+
+
+def _exact(result: RowResult) -> list[Any]:
+    """Return all of a result, arrays as their bytes."""
+    values = [part for value in result.values for part in (value if isinstance(value, tuple) else (value,))]
+    return [
+        result.error,
+        *(value.tobytes() if isinstance(value, np.ndarray | np.generic) else value for value in values),
+    ]
+
+
+@asynccontextmanager
+async def open_own_engine(
+    location: str, options: OwnModelOptions, task: TaskOptions, text: TextOptions
+) -> AsyncIterator[OwnEngine]:
+    """Load a model and compute with it for as long as the block lasts.
+
+    Raises ``ModelLoadError``, ``InvalidRequestError`` if the model cannot do the task, and ``EngineDeadError`` if the
+    engine ends. Cancellation: at once.
+    """
+    async with open_own_service(location, options) as service:
+        model = service.model()
+        model.require(NEEDS[task.task])
+        engine = OwnEngine(service, task, text, columns_of(task, model.engine.dimensions))
+        engine.model.update(await identity_of(service, location))
+        engine.model["the digest of what the model computes from a sample"] = await engine.digest_of_sample()
+        yield engine

@@ -1,0 +1,82 @@
+"""The server's service in the process of a command, with one model and without HTTP."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import blake2b
+from pathlib import Path
+
+import trio
+
+from trio_pool_serve.bulk.bulk_options import OwnModelOptions
+from trio_pool_serve.config import (
+    BatchConfig,
+    Config,
+    LoggingConfig,
+    NetworkConfig,
+    ProcessesConfig,
+    SchedulingConfig,
+    ThreadsConfig,
+)
+from trio_pool_serve.engine.placement import has_gpu
+from trio_pool_serve.errors import EngineDeadError, PoolServeError, unwrap_exception_groups
+from trio_pool_serve.process_setup import configure_process
+from trio_pool_serve.server.launcher import place_engines
+from trio_pool_serve.service import Service
+
+
+@asynccontextmanager
+async def open_own_service(
+    location: str, options: OwnModelOptions, network: NetworkConfig | None = None
+) -> AsyncIterator[Service]:
+    """Load a model, and have it compute for as long as the block lasts.
+
+    ``network`` is for a listener that the caller adds. Raises ``ModelLoadError``, and ``EngineDeadError`` if the engine
+    ends. Cancellation: at once.
+    """
+    tokens = options.max_batch_tokens
+    config = Config(
+        models=(location,),
+        loading=options.loading,
+        network=NetworkConfig() if network is None else network,
+        scheduling=SchedulingConfig() if tokens is None else SchedulingConfig(max_batch_tokens=tokens),
+        # In this process, where there are no other requests whose event loop computing could slow down.
+        processes=ProcessesConfig(engine=None if has_gpu(options.loading) else "local", replicas=options.replicas),
+        threads=ThreadsConfig(steady_threads=True, niceness=0),
+        logging=LoggingConfig(log_level="warning"),
+        batch=BatchConfig(batch_api=False),  # a server's data folder is not for this process
+    )
+    config, gpus = await place_engines(config)
+    service = Service(config, gpus=gpus)
+    configure_process(service)
+    with unwrap_exception_groups(PoolServeError):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(service.run)
+            try:
+                await service.wait_ready()
+            except EngineDeadError:
+                await trio.sleep_forever()  # ``Service.run`` raises the reason
+            yield service
+            nursery.cancel_scope.cancel(reason="the command has computed what it has to")
+
+
+async def identity_of(service: Service, location: str) -> dict[str, str]:
+    """Return what a journal keeps of the model. Cancellation: as soon as its files have been read."""
+    model = service.model()
+    folder = model.folder.path
+    return {
+        "--model": location,
+        "the maximum of tokens in a text": str(model.renderer.max_model_len),
+        "the maximum of tokens in a batch": str(model.engine.max_batch_tokens),
+        "the digest of the model's files": await service.offload.run("files", lambda: digest_of_folder(folder)),
+    }
+
+
+def digest_of_folder(folder: Path) -> str:
+    """Return the BLAKE2b digest of all files of a model. Blocking: about a second for a gigabyte."""
+    digest = blake2b(digest_size=16)
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as file:
+            while data := file.read(2**20):
+                digest.update(data)
+    return digest.hexdigest()

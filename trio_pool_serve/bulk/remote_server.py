@@ -1,0 +1,248 @@
+"""Computes rows by requests to a server: this one, or for embeddings any with OpenAI's API."""
+
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import pybase64
+import trio
+from attrs import define, field
+
+from trio_pool_serve.api.fields.encodings import as_dtype
+from trio_pool_serve.bulk.bulk_options import RunOptions, TaskOptions, TextOptions
+from trio_pool_serve.bulk.inputs.input_row import InputRow
+from trio_pool_serve.bulk.outputs.column_types import OutputColumn
+from trio_pool_serve.bulk.row_results import RowResult, WindowResult
+from trio_pool_serve.bulk.table_tasks import columns_of, text_in
+from trio_pool_serve.errors import BulkInputError, InvalidRequestError, PoolServeError, UnavailableError
+
+ROWS_PER_REQUEST = 64
+
+ATTEMPTS = 8
+"""Of one request, with pauses between them that double from ``FIRST_PAUSE_S``, or that the server asks for."""
+
+FIRST_PAUSE_S = 0.5
+MAX_PAUSE_S = 60.0
+
+TIMEOUT_S = 600.0
+
+MAX_ERROR = 500
+"""Characters of a server's error that are kept."""
+
+
+class RefusedRowsError(PoolServeError):
+    """The server refuses a request for what is in it: one row of it, or all."""
+
+
+@define(eq=False)
+class RemoteServer:
+    """Sends the rows of a window in requests of up to 64, at most ``--concurrency`` of them at a time."""
+
+    client: httpx.AsyncClient
+    task: TaskOptions
+    text: TextOptions
+    name: str
+    """Of the model."""
+    columns: Sequence[OutputColumn] = field(init=False, default=())
+    model: dict[str, str] = field(init=False, factory=dict)
+    _limiter: trio.CapacityLimiter = field(init=False)
+    concurrency: int = 8
+
+    def __attrs_post_init__(self) -> None:
+        self._limiter = trio.CapacityLimiter(self.concurrency)
+
+    async def compute(self, rows: Sequence[InputRow]) -> WindowResult:
+        """Compute a window; see ``Computer``. What the bytes depend on is up to the server."""
+        per_request = 1 if self.task.task == "rerank" else ROWS_PER_REQUEST
+        parts = [rows[begin : begin + per_request] for begin in range(0, len(rows), per_request)]
+        results: list[WindowResult] = [WindowResult([], 0)] * len(parts)
+
+        async def compute(index: int) -> None:
+            results[index] = await self._compute(parts[index])
+
+        async with trio.open_nursery() as nursery:
+            for index in range(len(parts)):
+                nursery.start_soon(compute, index)
+        return WindowResult([row for part in results for row in part.rows], sum(part.tokens for part in results))
+
+    async def _compute(self, rows: Sequence[InputRow]) -> WindowResult:
+        try:
+            async with self._limiter:
+                values, tokens = await self._request([row.values for row in rows])
+        except (RefusedRowsError, InvalidRequestError) as error:
+            if len(rows) == 1:
+                return WindowResult([RowResult(error=str(error))], 0)
+        else:
+            return WindowResult([RowResult(of_row) for of_row in values], tokens)
+        alone = [await self._compute([row]) for row in rows]
+        return WindowResult([row for part in alone for row in part.rows], sum(part.tokens for part in alone))
+
+    async def _request(self, rows: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], int]:
+        """Return the values of rows, and their tokens. Raises ``RefusedRowsError`` and ``UnavailableError``."""
+        path, body = self._body_of(rows)
+        answer = await self._post(path, {"model": self.name, **body})
+        try:
+            values = self._values_in(answer)
+            tokens = int((answer.get("usage") or {}).get("total_tokens") or 0)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise UnavailableError(f"The server's response to {path} is not understood: {error!r}.") from error
+        if len(values) != len(rows):
+            raise UnavailableError(f"The server's response to {path} has {len(values)} rows for {len(rows)}.")
+        return values, tokens
+
+    def _body_of(self, rows: Sequence[tuple[Any, ...]]) -> tuple[str, dict[str, Any]]:
+        task, columns = self.task, self.task.columns
+        shared: dict[str, Any] = {
+            "truncate_prompt_tokens": -1 if self.text.truncate else None,
+            "prompt_name": self.text.prompt_name,
+            "input_type": self.text.input_type,
+        }
+        shared = {name: value for name, value in shared.items() if value is not None}
+        if task.task == "rerank":
+            ((query, documents),) = rows
+            if not isinstance(documents, list):
+                raise InvalidRequestError(f"The column {columns[1]} is not a list of texts.")
+            texts = [text_in(document, columns[1]) for document in documents]
+            top_n = {} if task.top_n is None else {"top_n": task.top_n}
+            return "/v1/rerank", {"query": text_in(query, columns[0]), "documents": texts, **shared, **top_n}
+        sides = [[text_in(values[side], column) for values in rows] for side, column in enumerate(columns)]
+        if task.task == "score":
+            return "/score", {"text_1": sides[0], "text_2": sides[1], **shared}
+        if task.task == "classify":
+            return "/classify", {"input": sides[0], **shared}
+        dimensions = {} if task.dimensions is None else {"dimensions": task.dimensions}
+        if task.task == "embed":
+            return "/v1/embeddings", {"input": sides[0], "encoding_format": "base64", **shared, **dimensions}
+        pooling_task = "sparse_embed" if task.task == "sparse" else "token_embed"
+        return "/pooling", {"input": sides[0], "task": pooling_task, **shared, **dimensions}
+
+    def _values_in(self, answer: dict[str, Any]) -> list[tuple[Any, ...]]:
+        if self.task.task == "rerank":
+            found = answer["results"]
+            indices = np.array([result["index"] for result in found], np.int32)
+            return [((indices, np.array([result["relevance_score"] for result in found], np.float32)),)]
+        data = sorted(answer["data"], key=lambda item: item["index"])
+        match self.task.task:
+            case "score":
+                return [(np.float32(item["score"]),) for item in data]
+            case "classify":
+                probabilities = [np.array(item["probs"], np.float32) for item in data]
+                return [(item["label"], of.max(), of) for item, of in zip(data, probabilities, strict=True)]
+            case "sparse":
+                return [(_sparse(item["data"]),) for item in data]
+            case "token-embed":
+                return [(as_dtype(np.array(item["data"], np.float32), self.task.embed_dtype),) for item in data]
+            case _:
+                return [(as_dtype(_vector(item["embedding"]), self.task.embed_dtype),) for item in data]
+
+    async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the response, after as many attempts as it takes. Cancellation: at once."""
+        content = msgspec.json.encode(body)
+        pause_s, reason = FIRST_PAUSE_S, ""
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                await trio.sleep(pause_s)
+                pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+            try:
+                response = await self.client.post(path, content=content, headers={"content-type": "application/json"})
+            except httpx.TransportError as error:
+                reason = f"{type(error).__name__}: {error}"
+                continue
+            if response.status_code == 200:
+                return decoded(response, path)
+            reason = f"status {response.status_code}: {message_of(response)}"
+            if response.status_code in (401, 403, 404, 405):
+                raise BulkInputError(f"The server refuses {path}, {reason}")
+            if response.status_code not in (408, 409, 425, 429) and response.status_code < 500:
+                raise RefusedRowsError(message_of(response))
+            pause_s = max(pause_s, min(MAX_PAUSE_S, _retry_after_s(response)))
+        raise UnavailableError(f"The server does not compute {path} after {ATTEMPTS} attempts: {reason}")
+
+    async def describe(self) -> None:
+        """Ask the server for its model, and for a sample's vector, whose length the columns need.
+
+        Raises ``UnavailableError`` and ``BulkInputError``. Cancellation: at once.
+        """
+        try:
+            response = await self.client.get("/v1/models")
+            cards = decoded(response, "/v1/models").get("data") or [] if response.status_code == 200 else []
+        except httpx.TransportError as error:
+            raise UnavailableError(f"The server at {self.client.base_url} does not respond: {error!r}.") from error
+        names = [str(card.get("id")) for card in cards if isinstance(card, dict)]
+        if not self.name:
+            if not names:
+                raise BulkInputError("The server does not say which models it has: name one with --model.")
+            self.name = names[0]
+        self.model = {"--url": str(self.client.base_url), "the server's model": self.name}
+        length = 0
+        if self.task.task in ("embed", "token-embed"):
+            ((vector,),), _ = await self._request_sample()
+            length = vector.shape[-1]
+        self.columns = columns_of(self.task, length)
+
+    async def _request_sample(self) -> tuple[list[tuple[Any, ...]], int]:
+        task, self.task = self.task, TaskOptions(task=self.task.task, columns=self.task.columns)
+        try:
+            return await self._request([("sample",)])
+        except RefusedRowsError as error:
+            raise BulkInputError(f"The server refuses a sample: {error}") from error
+        finally:
+            self.task = task
+
+
+def _vector(embedding: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return a vector that is base64 of float32, or a list of numbers where the server knows no base64."""
+    if isinstance(embedding, str):
+        return np.frombuffer(pybase64.b64decode(embedding, validate=True), np.dtype("<f4"))
+    return np.array(embedding, np.float32)
+
+
+def _sparse(items: list[dict[str, Any]]) -> tuple[Any, Any]:
+    indices = np.array([item["index"] for item in items], np.int32)
+    return indices, np.array([item["value"] for item in items], np.float32)
+
+
+def decoded(response: httpx.Response, path: str) -> dict[str, Any]:
+    """Return a response's JSON object. Raises ``UnavailableError``."""
+    try:
+        return msgspec.json.decode(response.content, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise UnavailableError(f"The server's response to {path} is not JSON: {error}.") from error
+
+
+def message_of(response: httpx.Response) -> str:
+    """Return the message in an error's body, or some of the body."""
+    try:
+        found: Any = msgspec.json.decode(response.content)
+    except msgspec.MsgspecError:
+        return response.text[:MAX_ERROR]
+    for name in ("error", "message"):
+        found = found.get(name, found) if isinstance(found, dict) else found
+    return str(found)[:MAX_ERROR]
+
+
+def _retry_after_s(response: httpx.Response) -> float:
+    try:
+        seconds = float(response.headers.get("retry-after", "0"))
+    except ValueError:
+        return 0.0
+    return seconds if math.isfinite(seconds) else 0.0
+
+
+@asynccontextmanager
+async def open_remote_server(options: RunOptions, task: TaskOptions, text: TextOptions) -> AsyncIterator[RemoteServer]:
+    """Compute by the server of ``--url`` for as long as the block lasts. Raises as ``RemoteServer.describe``.
+
+    Cancellation: at once.
+    """
+    headers = {} if options.api_key is None else {"authorization": f"Bearer {options.api_key}"}
+    base_url = (options.url or "").rstrip("/").removesuffix("/v1")
+    limits = httpx.Limits(max_connections=options.concurrency, max_keepalive_connections=options.concurrency)
+    async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=TIMEOUT_S, limits=limits) as client:
+        server = RemoteServer(client, task, text, options.model or "", concurrency=options.concurrency)
+        await server.describe()
+        yield server

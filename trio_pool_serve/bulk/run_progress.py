@@ -1,0 +1,94 @@
+"""The progress of a run: a bar on a terminal, otherwise a line now and then."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from attrs import define, field
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from trio_pool_serve.bulk.journal import Progress as Committed
+
+LINE_EVERY_S = 10.0
+
+
+@define(eq=False)
+class RunProgress:
+    """Shows rows and tokens, their rates, the time left and failures, on standard error.
+
+    ``total`` is the number of rows if it is known; ``before`` is what an earlier run has done.
+    """
+
+    title: str
+    total: int | None
+    before: Committed
+    console: Console = field(factory=lambda: Console(stderr=True, soft_wrap=True, highlight=False))
+    is_quiet: bool = False
+    _began: float = field(init=False, factory=time.monotonic)
+    _last_line: float = field(init=False, factory=time.monotonic)
+    _bar: Progress | None = field(init=False, default=None)
+    _task: TaskID = field(init=False, default=TaskID(0))
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal and not self.is_quiet:
+            self._bar = Progress(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[counts]}"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self._bar.start()
+            self._task = self._bar.add_task(self.title, total=self.total, completed=self.before.done, counts="")
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def show(self, now: Committed) -> None:
+        """Show what has been written so far."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=now.done, counts=self.counts(now))
+        elif not self.is_quiet and time.monotonic() - self._last_line >= LINE_EVERY_S:
+            self._last_line = time.monotonic()
+            self.note(f"{self.title}: {self.counts(now)}{self._left(now)}")
+
+    def note(self, text: str) -> None:
+        """Print a line."""
+        self.console.print(text, markup=False)
+
+    def counts(self, now: Committed) -> str:
+        """Return rows and tokens with their rates, and the failures."""
+        seconds = max(1e-3, time.monotonic() - self._began)
+        of_total = "" if self.total is None else f" of {self.total:,}"
+        rows_per_s = (now.done - self.before.done) / seconds
+        tokens_per_s = (now.tokens - self.before.tokens) / seconds
+        return (
+            f"{now.done:,}{of_total} rows, {now.tokens:,} tokens, "
+            f"{rows_per_s:,.0f} rows/s, {tokens_per_s:,.0f} tokens/s, {now.failed:,} failed"
+        )
+
+    def _left(self, now: Committed) -> str:
+        done = now.done - self.before.done
+        if self.total is None or not done:
+            return ""
+        left_s = (self.total - now.done) * (time.monotonic() - self._began) / done
+        return f", {left_s / 60:.0f} min left" if left_s >= 90 else f", {left_s:.0f} s left"
+
+
+@contextmanager
+def scanning(console: Console, n_bytes: int | None) -> Iterator[Progress | None]:
+    """Show how much of an input has been read before the run, on a terminal and if that takes long."""
+    if not console.is_terminal or (n_bytes or 0) < 2**28:
+        yield None
+        return
+    with Progress(TextColumn("reading the input"), BarColumn(), TimeRemainingColumn(), console=console) as bar:
+        bar.add_task("", total=n_bytes)
+        yield bar

@@ -1,0 +1,70 @@
+"""The formats of files with tables, by their extensions."""
+
+from pathlib import Path, PurePath
+from typing import Literal, TypeAlias, get_args
+
+from attrs import frozen
+
+from trio_pool_serve.errors import BulkInputError
+
+Kind: TypeAlias = Literal["jsonl", "csv", "tsv", "parquet", "arrow"]
+Compression: TypeAlias = Literal["", "gz", "zst"]
+
+KINDS: dict[str, Kind] = {kind: kind for kind in get_args(Kind)} | {"ndjson": "jsonl", "feather": "arrow"}
+COMPRESSIONS: dict[str, Compression] = {"gz": "gz", "zst": "zst"}
+KNOWN = ".jsonl, .ndjson, .csv and .tsv (each also with .gz or .zst), .parquet, .arrow and .feather"
+
+
+@frozen
+class Format:
+    """A kind of file, and how all of it is compressed: Parquet and Arrow are compressed inside, if at all."""
+
+    kind: Kind
+    compression: Compression = ""
+
+    @property
+    def in_lines(self) -> bool:
+        """Whether the file is text, and its rows are lines."""
+        return self.kind in {"jsonl", "csv", "tsv"}
+
+    @property
+    def extension(self) -> str:
+        """The usual end of a file's name: ``.jsonl.gz``."""
+        return f".{self.kind}" + (f".{self.compression}" if self.compression else "")
+
+    def __str__(self) -> str:
+        return self.extension[1:]
+
+
+def format_of(source: str | Path, given: str | None = None) -> Format:
+    """Return the format that is given (``csv``, ``jsonl.zst``), or else the one that the extension stands for.
+
+    A compression that is not given is that of the extension: ``texts.txt.gz`` as ``jsonl`` is compressed with gzip.
+    Raises ``BulkInputError``, with the formats there are.
+    """
+    name = PurePath(source).name
+    if given is None:
+        found = known_format(name)
+        if found is None:
+            raise BulkInputError(f"{source}: the extension stands for no known format. Known are {KNOWN}. Or name one.")
+        return found
+    found = known_format(f".{given}")
+    if found is None:
+        raise BulkInputError(f"'{given}' is no known format. Known are {KNOWN}, without the first dot.")
+    compression = COMPRESSIONS.get(name.rpartition(".")[2].lower(), "")
+    if found.in_lines and not found.compression and compression:
+        return Format(found.kind, compression)
+    return found
+
+
+def known_format(name: str) -> Format | None:
+    """Return the format that the extension of a name stands for, or None."""
+    rest, dot, last = name.lower().rpartition(".")
+    compression = COMPRESSIONS.get(last, "") if dot else ""
+    if compression:
+        rest, dot, last = rest.rpartition(".")
+    kind = KINDS.get(last) if dot else None
+    if kind is None:
+        return None
+    found = Format(kind, compression)
+    return found if found.in_lines or not compression else None

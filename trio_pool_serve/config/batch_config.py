@@ -1,0 +1,39 @@
+"""Settings of the Batch API."""
+
+from pathlib import Path
+from typing import Annotated
+
+from attrs import field, frozen
+from attrs.validators import ge
+from cyclopts import Group, Parameter
+
+from trio_pool_serve.config.help import help_
+
+
+@Parameter(name="*", group=Group("Batch API", sort_key=9))
+@frozen(kw_only=True)
+class BatchConfig:
+    """The Batch API: files of requests, and where they and their results are stored."""
+
+    batch_api: Annotated[bool, help_("Serve OpenAI's Files and Batch API: `/v1/files` and `/v1/batches`.")] = True
+    data_dir: Annotated[
+        Path | None,
+        help_(
+            "Directory for uploaded files, batches and their results. One server uses it at a time; it is created with "
+            "the first upload.",
+            default="`trio_pool_serve/port-PORT` in `$XDG_STATE_HOME` or `~/.local/state`",
+        ),
+    ] = None
+    file_retention_days: Annotated[
+        float,
+        help_(
+            "Days after which uploaded files, and finished batches with their results, are removed; 0 keeps them until "
+            "they are deleted."
+        ),
+    ] = field(default=30.0, validator=ge(0))
+    max_stored_bytes: Annotated[
+        int, help_("Maximum size of all files of one API key in bytes, results included; 0 for any size.")
+    ] = field(default=20 * 2**30, validator=ge(0))
+    max_unfinished_batches: Annotated[
+        int, help_("Maximum number of unfinished batches of one API key; 0 for any number.")
+    ] = field(default=100, validator=ge(0))

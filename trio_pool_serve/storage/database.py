@@ -1,0 +1,98 @@
+"""A SQLite database that one process uses, on a thread of its own."""
+
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import trio
+from attrs import define, field
+
+from trio_pool_serve.errors import StorageError, StorageInUseError
+from trio_pool_serve.threads.dedicated_threads import DedicatedThreads
+
+T = TypeVar("T")
+
+CLOSE_TIMEOUT_S = 5.0
+
+SETTINGS = """
+PRAGMA locking_mode = EXCLUSIVE;
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = FULL;
+PRAGMA foreign_keys = ON;
+"""
+"""EXCLUSIVE: held by the first transaction until the process ends, however it ends. FULL: a transaction that has been
+committed is on the disk."""
+
+
+@define(eq=False)
+class Database:
+    """Runs transactions on one connection, one after the other, in the thread that has opened it.
+
+    A transaction that has been committed survives the process and the machine. No other process can use the database
+    at the same time.
+    """
+
+    path: Path
+    _connection: sqlite3.Connection | None = field(default=None, init=False)
+    _thread: DedicatedThreads = field(init=False, factory=lambda: DedicatedThreads("database"))
+    _turn: trio.CapacityLimiter = field(init=False, factory=lambda: trio.CapacityLimiter(1))
+
+    async def run(self, transaction: Callable[[sqlite3.Connection], T]) -> T:
+        """Return what ``transaction(connection)`` returns, after it was committed; rolled back if it raises.
+
+        Raises ``StorageError`` for what SQLite raises about the disk. Cancellation: at once; a transaction that has
+        begun is finished, and committed.
+        """
+        return await self._in_thread(lambda: self._transact(transaction))
+
+    async def _in_thread(self, blocking: Callable[[], T]) -> T:
+        try:
+            return await self._thread.run(blocking, limiter=self._turn)
+        except sqlite3.OperationalError as error:
+            raise storage_error(self.path, error) from error
+
+    def _transact(self, transaction: Callable[[sqlite3.Connection], T]) -> T:
+        assert self._connection is not None  # noqa: S101  (``open_database`` yields it open)
+        with self._connection as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            return transaction(connection)
+
+    def _open(self, schema: str) -> None:
+        self._connection = sqlite3.connect(self.path, timeout=0, isolation_level=None)
+        self._connection.row_factory = sqlite3.Row
+        self._connection.executescript(SETTINGS)
+        self._transact(lambda _: None)  # takes the lock
+        self._connection.executescript(schema)
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+
+@asynccontextmanager
+async def open_database(path: Path, schema: str) -> AsyncIterator[Database]:
+    """Open a database, which is created if there is none, for as long as the block lasts.
+
+    ``schema`` is SQL that changes nothing when it is run again. Raises ``StorageInUseError`` if another process has
+    opened it, and ``StorageError`` if it cannot be opened. Cancellation: at once; at the end it is closed first, which
+    takes at most ``CLOSE_TIMEOUT_S``.
+    """
+    database = Database(path)
+    try:
+        await database._in_thread(lambda: database._open(schema))  # noqa: SLF001  (the other half of the class)
+        yield database
+    except sqlite3.DatabaseError as error:
+        raise StorageError(f"{path} is not a database of this program, or is damaged: {error}.") from error
+    finally:
+        with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_TIMEOUT_S):
+            await database._in_thread(database._close)  # noqa: SLF001
+        database._thread.close()  # noqa: SLF001
+
+
+def storage_error(path: Path, error: sqlite3.OperationalError) -> StorageError:
+    """Return the error that says what SQLite met."""
+    if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return StorageInUseError(f"{path} is in use by another process.")
+    return StorageError(f"{path}: {error}.")

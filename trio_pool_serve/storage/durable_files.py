@@ -1,0 +1,113 @@
+"""Files whose bytes are on the disk when a call returns. All functions block."""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from attrs import define
+
+from trio_pool_serve.errors import StorageError, StorageLostError
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Raise ``StorageError`` for what the system says about a file: that the disk is full, or permission denied."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise StorageLostError(f"{path}: {error.strerror}.") from error
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}.") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renamed, created and removed files of a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def publish(temporary: Path, path: Path) -> None:
+    """Rename a file that is complete to its name, durably: after a crash it has all of its bytes, or is not there."""
+    with storage_errors(path):
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder durably, unless it is there; its parent has to be."""
+    with storage_errors(folder):
+        if not folder.is_dir():
+            folder.mkdir()
+            sync_folder(folder.parent)
+
+
+def remove_files(folder: Path, paths: Iterable[Path]) -> None:
+    """Remove files of a folder durably."""
+    removed = False
+    for path in paths:
+        with storage_errors(path):
+            path.unlink()
+        removed = True
+    if removed:
+        with storage_errors(folder):
+            sync_folder(folder)
+
+
+@define(eq=False)
+class AppendedFile:
+    """A file that grows at its end, from a length up to which its bytes count."""
+
+    path: Path
+    file: BinaryIO
+    length: int
+
+    def append(self, data: bytes) -> None:
+        """Write at the end. Raises ``StorageError``; then what was written since ``sync`` does not count."""
+        with storage_errors(self.path):
+            view = memoryview(data)
+            while view:
+                view = view[self.file.write(view) :]
+        self.length += len(data)
+
+    def sync(self) -> int:
+        """Make all that was appended durable; return the length. Raises ``StorageError``."""
+        with storage_errors(self.path):
+            os.fsync(self.file.fileno())
+        return self.length
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+
+def open_appended(path: Path, length: int) -> AppendedFile:
+    """Open a file to append to it, cut off at ``length``: what lies behind was never committed.
+
+    It is created for a length of 0, where a file that is already there is cut off, too. Raises ``StorageError``, and
+    ``StorageLostError`` if the file is shorter or has been deleted.
+    """
+    with storage_errors(path):
+        if length:
+            _check_length(path, length)
+        file = path.open("r+b" if length else "w+b", buffering=0)
+        if os.fstat(file.fileno()).st_size > length:  # a file that is complete keeps its time
+            file.truncate(length)
+        file.seek(length)
+        if not length:
+            sync_folder(path.parent)
+    return AppendedFile(path, file, length)
+
+
+def _check_length(path: Path, length: int) -> None:
+    if not path.exists():
+        raise StorageLostError(f"{path} has been deleted: {length} bytes had been written to it.")
+    size = path.stat().st_size
+    if size < length:
+        raise StorageLostError(f"{path} has {size} bytes, where {length} had been written: it has been changed.")
