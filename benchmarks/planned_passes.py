@@ -1,16 +1,12 @@
 """The forward passes of a table's planned batches, and nothing else: what ``benchmarks.bulk`` compares with.
 
-Rows are rendered before, and nothing is written. Prints rows per second, and the share of tokens that are padding.
-
-    python -m benchmarks.planned_passes MODEL ROWS.jsonl --seconds 20
+Rows are rendered before, and nothing is written.
 """
 
 import json
 import time
 from pathlib import Path
 
-import cyclopts
-import msgspec
 import trio
 
 from trio_pool_serve.bulk.bulk_options import OwnModelOptions, TaskOptions, TextOptions
@@ -44,7 +40,10 @@ async def batches_of(engine: OwnEngine, path: Path) -> tuple[list[Batch], float]
 
 
 async def measure(model: str, path: Path, seconds: float) -> dict[str, float]:
-    """Launch the batches from as many threads as the engine has, for some seconds; return rows/s and the padding."""
+    """Launch the batches from as many threads as the engine has, for some seconds; return rows/s and the padding.
+
+    The padding is its share of the tokens. Cancellation: after the batches in flight.
+    """
     task = TaskOptions(task="embed", columns=("text",))
     async with open_own_engine(model, OwnModelOptions(), task, TextOptions()) as engine:
         batches, padding = await batches_of(engine, path)
@@ -67,10 +66,6 @@ async def measure(model: str, path: Path, seconds: float) -> dict[str, float]:
         return {"rows_per_s": rows / (time.perf_counter() - began), "padding": padding}
 
 
-def main(model: str, path: Path, *, seconds: float = 20.0) -> None:
-    """Measure, and print JSON."""
-    print(msgspec.json.encode(trio.run(measure, model, path, seconds)).decode())
-
-
-if __name__ == "__main__":
-    cyclopts.run(main)
+def measure_here(model: str, path: Path, seconds: float) -> dict[str, float]:
+    """Return what ``measure`` does; for a process that does nothing else."""
+    return trio.run(measure, model, path, seconds)

@@ -113,17 +113,25 @@ async def test_a_batch_whose_output_was_removed_fails_and_others_go_on(opened, s
 
 async def test_owners_take_turns(opened, scripted, monkeypatch):
     monkeypatch.setattr(batch_runner, "TURN_S", 0.0)
-    lines = encoded([line(number) for number in range(2000)])
-    large = await created(opened, lines, "one")
-    await until(opened, large, lambda found: found.position.completed > 0)
-    small = await created(opened, encoded([line(0)]), "two")
+    runner = opened.runner
+    scripted.gate.clear()
+    large = await created(opened, encoded([line(number) for number in range(2000)]), "one")
+    await until(opened, large, lambda found: found.status == "in_progress")
+    small = await created(opened, encoded([line(0, input="hello hello world hello hello world")]), "two")
+    with trio.fail_after(60):
+        while runner.statistics().waiting == 0:  # noqa: ASYNC110
+            await trio.sleep(0.002)
+    assert (runner.statistics().unfinished, runner.statistics().waiting) == (2, 1)
+    scripted.gate.set()
     assert (await ended(opened, small)).status == "completed"
-    assert (await opened.store.batch(None, large.id)).status == "in_progress"
-    assert (opened.runner.statistics().unfinished, opened.runner.statistics().waiting) == (1, 0)
     assert (await ended(opened, large)).position.completed == 2000
-    assert opened.runner.statistics().lines == 2001
+    of_small = max(len(row.prompt.token_ids) for batch in scripted.batches for row in batch.requests)
+    (turn,) = [at for at, batch in enumerate(scripted.batches) if len(batch.requests[0].prompt.token_ids) == of_small]
+    rows_before = sum(len(batch.requests) for batch in scripted.batches[:turn])
+    assert 0 < rows_before < 2000
+    assert runner.statistics().lines == 2001
     await trio.testing.wait_all_tasks_blocked()
-    assert opened.runner.statistics().unfinished == 0
+    assert runner.statistics().unfinished == 0
 
 
 async def test_a_sweep_removes_what_belongs_to_nothing_and_no_files_of_others(opened):
