@@ -75,6 +75,7 @@ class InstantRunner:
     pads: bool = False
     on_cpu: bool = False
     has_own_threads: bool = False
+    background_launches: int = 0
     probe_request: PoolingRequest | None = None
     _vectors: npt.NDArray[np.float32] = field(init=False)
 

@@ -70,6 +70,7 @@ class ScriptedRunner:
     on_cpu: bool = False
     concurrent_launches: int = 1
     has_own_threads: bool = False
+    background_launches: int = 0
     probe_request: PoolingRequest | None = None
     on_launch: Callable[[Batch], PooledBatch | None] | None = None
     batches: list[Batch] = field(factory=list, init=False)

@@ -82,6 +82,7 @@ WRITTEN = {
     "media_num_workers": ("4", 4),
     "postprocess_num_workers": ("6", 6),
     "steady_threads": ("true", True),
+    "idle_batches": ("false", False),
     "switch_interval_s": ("0.001", 0.001),
     "niceness": ("3", 3),
     "request_timeout_s": ("9", 9.0),

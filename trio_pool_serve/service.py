@@ -19,7 +19,7 @@ from trio_pool_serve.engine.deep_probe import DeepProbe
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.local import LocalEngine
-from trio_pool_serve.engine.placement import replicas_of
+from trio_pool_serve.engine.placement import idle_launches_of, replicas_of
 from trio_pool_serve.engine.remote.process_engine import ProcessEngine
 from trio_pool_serve.engine.remote.supervision import EngineProcesses, socket_paths
 from trio_pool_serve.engine.waiting_work import WaitingWork
@@ -111,7 +111,7 @@ class Service:
     """By name, in the order of the settings: the first is the default."""
     draining: bool = field(default=False, init=False)
     running_tasks: int = field(default=0, init=False)
-    """Number of requests for tasks that have no response yet."""
+    """Number of requests for tasks that have no response yet; lines of batches are not counted."""
     _own_socket_folder: TemporaryDirectory[str] | None = field(default=None, init=False)
     _engines: EngineProcesses | None = field(default=None, init=False)
     _unused_cores: list[Any] = field(init=False, factory=list)
@@ -125,6 +125,7 @@ class Service:
             media=threads.media_num_workers,
             postprocess=threads.postprocess_num_workers,
             launch=1 if self.config.processes.engine == "process" else replicas_of(self.config),
+            idle_launches=idle_launches_of(self.config),
             copy=self.config.scheduling.max_in_flight * len(self.config.models),
             takes_turns=self.config.scheduling.fairness == "client",
         )

@@ -254,6 +254,11 @@ class Batch:
 
     requests: tuple[PoolingRequest, ...]
 
+    @property
+    def is_planned(self) -> bool:
+        """Whether its submitter has chosen its rows."""
+        return self.requests[0].planned is not None
+
     @cached_property
     def lengths(self) -> list[int]:
         """Tokens of each row."""
@@ -345,6 +350,10 @@ class Runner(Protocol):
     @property
     def concurrent_launches(self) -> int:
         """Number of threads that may call ``launch`` at a time."""
+
+    @property
+    def background_launches(self) -> int:
+        """Number of further threads that may launch planned batches, which are computed at idle priority; maybe 0."""
 
     @property
     def cosine_with_float32(self) -> float | None:

@@ -1,5 +1,7 @@
 """A backbone computed by OpenVINO: what it returns is its caller's own, in any number of threads."""
 
+import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,13 +10,15 @@ import numpy as np
 import pytest
 import torch
 from attrs import frozen
+from msgspec.structs import replace
 from torch import Tensor
 
 from tests.models.model_families import ServedModel, write_family
 from trio_pool_serve.runner.forward_pass import ForwardPass, Padded
 from trio_pool_serve.runner.openvino.agreement import all_batches
 from trio_pool_serve.runner.probe import compute_rows, probe_rows
-from trio_pool_serve.types import PoolingRequest, RenderedPrompt
+from trio_pool_serve.threads.scheduling import HAS_IDLE_PRIORITY
+from trio_pool_serve.types import PlannedBatch, PoolingRequest, RenderedPrompt
 
 pytest.importorskip("openvino")
 
@@ -87,6 +91,34 @@ def test_shares_of_the_cores_give_what_all_cores_give(tmp_path: Path, monkeypatc
         outputs.append(compiled(forward))
     assert programs == ["for_shares"] * 3 + ["for_all_cores"], "a second thread for little work waits for the first"
     assert torch.allclose(outputs[2], outputs[3], atol=1e-5)
+
+
+@pytest.mark.skipif(not HAS_IDLE_PRIORITY, reason="this system has no idle priority")
+def test_planned_batches_are_computed_by_threads_of_idle_priority_to_the_same_bits(tmp_path: Path):
+    from trio_pool_serve.runner.openvino.conversion import convert
+    from trio_pool_serve.runner.openvino.openvino_backbone import CompileParams, compile_model
+
+    backbone = ServedModel(write_family(tmp_path / "bert", "bert")).runner.backbone
+    compiled = compile_model(backbone, convert(backbone), CompileParams("f32", cores=2, streams=2, idle_streams=2))
+    ordinary = forward_of(20, 3)
+    rows = [replace(request, planned=PlannedBatch(1, 2)) for request in ordinary.requests]
+    planned = ForwardPass(rows, CPU, pad_token_id=0)
+    expected = compiled(ordinary)
+    assert idle_threads() == set()
+    with ThreadPoolExecutor(4) as threads:
+        outputs = list(threads.map(lambda _: compiled(planned), range(8)))
+    assert all(torch.equal(output, expected) for output in outputs)
+    idle = idle_threads()
+    assert len(idle) >= 2
+    assert threading.get_native_id() not in idle
+    compiled(ordinary)
+    assert idle_threads() == idle
+
+
+def idle_threads() -> set[int]:
+    """Return the threads of this process that have idle priority."""
+    threads = (int(path.name) for path in Path("/proc/self/task").iterdir())
+    return {thread for thread in threads if os.sched_getscheduler(thread) == os.SCHED_IDLE}
 
 
 def test_rows_of_token_embeddings_are_computed_by_torch(served: ServedModel):

@@ -121,6 +121,7 @@ class CopyingRunner:
     pads: bool = True
     on_cpu: bool = False
     has_own_threads: bool = False
+    background_launches: int = 0
     concurrent_launches: int = 1
     cosine_with_float32: float | None = None
     probe_request: None = None

@@ -82,6 +82,7 @@ def test_the_runner_computes_with_its_share(tmp_path, clock):
         "pads",
         "concurrent_launches",
         "has_own_threads",
+        "background_launches",
         "probe_request",
     ):
         assert getattr(sharing, name) == getattr(runner, name)

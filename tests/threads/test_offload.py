@@ -72,13 +72,14 @@ async def test_no_more_callables_of_a_kind_run_at_once_than_its_capacity():
 
 
 def test_each_kind_has_the_capacity_it_was_given():
-    offload = Offload(render=2, media=6, postprocess=3, launch=4, copy=5)
+    offload = Offload(render=2, media=6, postprocess=3, launch=4, copy=5, idle_launches=7)
     assert {kind: limiter.capacity for kind, limiter in offload.statistics().items()} == {
         "render": 2,
         "media": 6,
         "postprocess": 3,
         "load": 1,
         "launch": 4,
+        "background": 7,
         "copy": 5,
         "files": 2,
     }
@@ -86,7 +87,7 @@ def test_each_kind_has_the_capacity_it_was_given():
 
 async def test_the_repr_tells_who_is_busy_and_who_waits():
     offload, blocker = Offload(), Blocker()
-    kinds = "media 0/1+0, postprocess 0/1+0, load 0/1+0, launch 0/1+0, copy 0/2+0, files 0/2+0"
+    kinds = "media 0/1+0, postprocess 0/1+0, load 0/1+0, launch 0/1+0, background 0/1+0, copy 0/2+0, files 0/2+0"
     assert repr(offload) == f"<Offload render 0/1+0, {kinds}>"
     async with trio.open_nursery() as nursery:
         for _ in range(2):

@@ -217,10 +217,12 @@ class BatchRunner:
                     digest=batch.digest,
                     created=batch.input_created_at,
                 )
-                ends = trio.current_time() + TURN_S
+                ends, lines_before = trio.current_time() + TURN_S, self._lines
 
                 def should_pause() -> bool:
-                    return trio.current_time() >= ends and self._turns.is_wanted_by_others(batch.owner)
+                    has_committed = self._lines > lines_before  # or turns that are too short would get nowhere
+                    is_over = has_committed and trio.current_time() >= ends
+                    return is_over and self._turns.is_wanted_by_others(batch.owner)
 
                 has_ended = await self._run_lines(batch, compute, should_pause)
         if has_ended:

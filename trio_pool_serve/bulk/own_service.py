@@ -41,7 +41,7 @@ async def open_own_service(
         scheduling=SchedulingConfig() if tokens is None else SchedulingConfig(max_batch_tokens=tokens),
         # In this process, where there are no other requests whose event loop computing could slow down.
         processes=ProcessesConfig(engine=None if has_gpu(options.loading) else "local", replicas=options.replicas),
-        threads=ThreadsConfig(steady_threads=True, niceness=0),
+        threads=ThreadsConfig(steady_threads=True, niceness=0, idle_batches=False),
         logging=LoggingConfig(log_level="warning"),
         batch=BatchConfig(batch_api=False),  # a server's data folder is not for this process
     )

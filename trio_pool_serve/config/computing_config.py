@@ -171,6 +171,13 @@ class ThreadsConfig:
             "free. The last bits of what torch computes depend on it, those of OpenVINO do not."
         ),
     ] = False
+    idle_batches: Annotated[
+        bool,
+        help_(
+            "Compute batches of the Batch API at idle priority, in the time that everything else on the machine leaves "
+            "(models that OpenVINO computes, on Linux). Otherwise they are computed when no other inputs wait."
+        ),
+    ] = True
     switch_interval_s: Annotated[
         float, help_("Seconds for which a thread may hold the GIL while the event loop waits for it.")
     ] = field(default=0.0005, validator=gt(0))

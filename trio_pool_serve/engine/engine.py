@@ -11,6 +11,7 @@ from attrs import asdict, define, field, frozen
 
 from trio_pool_serve.engine.admission import AdmittedRequest, EstimatedWork
 from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.telemetry.metrics import Gauges
 from trio_pool_serve.types import PoolingOutput, PoolingRequest, QueryScope
 
 EngineState: TypeAlias = Literal["loading", "ready", "stalled", "dead"]
@@ -82,6 +83,23 @@ class EngineStatistics:
     """Bytes of device memory that held queries take."""
     batch_token_budget: int
     """The current token budget of a batch: less than configured after the device ran out of memory; 0 if unknown."""
+
+    def gauges(self) -> Gauges:
+        """Return what the engine's metrics have."""
+        return {
+            "engine": {
+                "ready": float(self.state == "ready"),
+                "stalled": float(self.state == "stalled"),
+                "queued_rows": self.queued_rows,
+                "queued_tokens": self.queued_tokens,
+                "in_flight_batches": self.in_flight_batches,
+                "oldest_in_flight_seconds": self.oldest_in_flight_s,
+                "admitted_tokens": self.admitted_tokens,
+                "waiting_seconds": self.waiting_s,
+                "held_bytes": self.held_bytes,
+                "batch_token_budget": self.batch_token_budget,
+            }
+        }
 
 
 class Engine(ABC):

@@ -1,10 +1,11 @@
 """Forward passes of a runner: launched in threads under a time limit, with what fails them told apart."""
 
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import trio
 from attrs import define, field
@@ -30,9 +31,13 @@ RowValues: TypeAlias = list[tuple[PooledValue, ...]]
 
 @define(eq=False)
 class LaunchThread:
-    """One of the threads that launch: a slot for each of its batches in flight, and when it last had one done."""
+    """One of the threads that launch: a slot for each of its batches in flight, and when it last had one done.
+
+    One for the ``background`` launches planned batches, which are computed at idle priority.
+    """
 
     slots: trio.Semaphore
+    kind: Literal["launch", "background"] = "launch"
     launching: trio.Lock = field(factory=trio.Lock)
     """Held for each launch: a batch that is computed again takes turns with new ones."""
     last_done: float = 0.0
@@ -44,6 +49,8 @@ class InFlightBatch:
 
     batch: Batch
     entries: Sequence[QueueEntry]
+    is_background: bool = False
+    """Whether it is computed at idle priority: for as long as others keep the cores busy, it does not come back."""
     launched: float = field(factory=time.perf_counter)
     forward_s: float = field(default=0.0, init=False)
     """Seconds that the launch took."""
@@ -71,7 +78,7 @@ class InFlightBatch:
         ]
         for index, together in enumerate(by_submitter(outcomes), start=1):
             finish_together(together)
-            if index % SUBMITTERS_BETWEEN_CHECKPOINTS == 0:
+            if self.is_background or index % SUBMITTERS_BETWEEN_CHECKPOINTS == 0:
                 await trio.lowlevel.checkpoint()
 
 
@@ -99,9 +106,9 @@ class ForwardPasses:
             return self.runner.launch(in_flight.batch)
 
         lowers_priority = not self.runner.has_own_threads
-        run = partial(self.offload.run, "launch", contain_exits(launch), lowers_priority=lowers_priority)
+        run = partial(self.offload.run, thread.kind, contain_exits(launch), lowers_priority=lowers_priority)
         async with thread.launching:
-            handle = await self._attempt(run, in_flight.batch)
+            handle = await self._attempt(run, in_flight)
         in_flight.forward_s = time.perf_counter() - in_flight.launched
         return handle
 
@@ -116,13 +123,14 @@ class ForwardPasses:
                 raise ValueError(f"{len(rows)} answers to {len(in_flight.entries)} rows")
             return rows
 
-        rows = await self._attempt(collect, in_flight.batch)
+        rows = await self._attempt(collect, in_flight)
         in_flight.copy_s = time.perf_counter() - in_flight.launched - in_flight.forward_s
         return rows
 
-    async def _attempt(self, step: Callable[[], Awaitable[T]], batch: Batch) -> T | Fault:
+    async def _attempt(self, step: Callable[[], Awaitable[T]], in_flight: InFlightBatch) -> T | Fault:
+        batch = in_flight.batch
         try:
-            with trio.fail_after(self.timeout_s):
+            with trio.fail_after(math.inf if in_flight.is_background else self.timeout_s):
                 return await step()
         except trio.TooSlowError as error:
             wedged = f"a batch has not come back for {self.timeout_s:g} s: the device is wedged"

@@ -33,7 +33,7 @@ from trio_pool_serve.errors import (
     innermost,
 )
 from trio_pool_serve.processes.allocator import RETURN_EVERY_S, return_freed_memory
-from trio_pool_serve.telemetry.metrics import EngineMetrics, Gauges
+from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, PooledBatch, PoolingRequest, QueryScope, Runner
 
@@ -84,7 +84,7 @@ class LocalEngine(Engine):
         self._admission = Admission(
             self.config.max_queue_s, lambda: self.seconds_per_token, is_fair=self.config.fairness == "client"
         )
-        self.metrics.add_gauges(self._gauges)
+        self.metrics.add_gauges(lambda: self.statistics().gauges())
 
     def submit_nowait(self, *entries: QueueEntry) -> None:  # noqa: D102
         self._require_ready()
@@ -171,7 +171,7 @@ class LocalEngine(Engine):
     @property
     def _oldest_in_flight_s(self) -> float:
         now = time.perf_counter()
-        return max((now - batch.launched for batch in self._in_flight), default=0.0)
+        return max((now - batch.launched for batch in self._in_flight if not batch.is_background), default=0.0)
 
     @property
     def waiting_tokens(self) -> int:
@@ -194,11 +194,14 @@ class LocalEngine(Engine):
             # Loading cannot be interrupted: a process that is to exit meanwhile does not wait for it.
             runner = self.runner = await self.offload.run("load", contain_exits(self._load))
             self._queue.pads, self._probe.request = runner.pads, runner.probe_request
+            self._queue.takes_background = not runner.background_launches
             passes = ForwardPasses(runner, self.offload, self.config.batch_timeout_s)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._return_freed_memory)
                 for _ in range(runner.concurrent_launches):
                     nursery.start_soon(self._compute, passes, nursery)
+                for _ in range(runner.background_launches):
+                    nursery.start_soon(self._compute_background, passes, nursery)
                 await self._probe.compute()
                 if self._probe.failure:
                     raise ModelLoadError(f"The model was loaded, but cannot compute a batch: {self._probe.failure}")  # noqa: TRY301
@@ -209,8 +212,7 @@ class LocalEngine(Engine):
         except ModelLoadError:
             raise
         except Exception as error:
-            cause = innermost(error)
-            if isinstance(cause, ModelLoadError):
+            if isinstance(cause := innermost(error), ModelLoadError):
                 raise cause from None
             raise EngineDeadError(f"The engine stopped: {type(cause).__name__}: {cause}") from cause
         finally:
@@ -227,13 +229,13 @@ class LocalEngine(Engine):
         returned = -1
         while True:
             await trio.sleep(RETURN_EVERY_S)
-            if (launched := self._launched) != returned:
-                returned = launched
+            if self._launched != returned:
+                returned = self._launched
                 await self._return_memory()
 
     async def _return_memory(self) -> None:
-        own_threads = self.runner is not None and self.runner.has_own_threads
-        await self.offload.run("launch", self.return_freed_memory, lowers_priority=not own_threads)
+        lowers_priority = self.runner is None or not self.runner.has_own_threads
+        await self.offload.run("launch", self.return_freed_memory, lowers_priority=lowers_priority)
 
     async def _compute(self, passes: ForwardPasses, nursery: trio.Nursery) -> None:
         thread = LaunchThread(trio.Semaphore(self.config.max_in_flight))
@@ -244,20 +246,34 @@ class LocalEngine(Engine):
             await self._queue.wait_not_empty()
             while not (entries := self._take_batch(passes.runner)):
                 await self._queue.wait_change()
-            in_flight = InFlightBatch(batch_of(entries), entries)
-            self._launched += 1
-            self._in_flight.add(in_flight)
-            in_flight.observe(self.metrics)
-            handle = await passes.launch(in_flight, thread)
-            if handle is None:
-                self._forget(in_flight)
-                thread.slots.release()
-            else:
-                nursery.start_soon(self._finish, passes, in_flight, handle, thread)
+            await self._launch(entries, passes, nursery, thread)
+
+    async def _compute_background(self, passes: ForwardPasses, nursery: trio.Nursery) -> None:
+        thread = LaunchThread(trio.Semaphore(1), "background")
+        while True:
+            await thread.slots.acquire()
+            while not (entries := self._queue.background.take_batch()):
+                await self._queue.wait_change()
+            await self._launch(entries, passes, nursery, thread)
+
+    async def _launch(
+        self, entries: list[QueueEntry], passes: ForwardPasses, nursery: trio.Nursery, thread: LaunchThread
+    ) -> None:
+        """Launch a batch; another task settles its rows, and releases its slot."""
+        in_flight = InFlightBatch(batch_of(entries), entries, is_background=thread.kind == "background")
+        self._launched += 1
+        self._in_flight.add(in_flight)
+        in_flight.observe(self.metrics)
+        handle = await passes.launch(in_flight, thread)
+        if handle is None:
+            self._forget(in_flight)
+            thread.slots.release()
+        else:
+            nursery.start_soon(self._finish, passes, in_flight, handle, thread)
 
     def _take_batch(self, runner: Runner) -> list[QueueEntry]:
         """Take a batch; of long rows only if another thread stays free for short ones, or is not to be kept free."""
-        computing_long = sum(is_long(in_flight.batch.requests[0]) for in_flight in self._in_flight)
+        computing_long = sum(not each.is_background and is_long(each.batch.requests[0]) for each in self._in_flight)
         leaves_long = 0 < runner.concurrent_launches - 1 <= computing_long
         while entries := self._queue.take_batch(self._budget.tokens, self._bulk.tokens, leaves_long=leaves_long):
             if in_time := self._without_late(entries):
@@ -307,7 +323,7 @@ class LocalEngine(Engine):
         """Compute the rows of a batch that failed again, in parts: see ``BatchRecovery``."""
 
         async def compute(entries: list[QueueEntry]) -> Fault | None:
-            part = InFlightBatch(batch_of(entries), entries)
+            part = InFlightBatch(batch_of(entries), entries, in_flight.is_background)
             in_flight.launched = part.launched
             handle = await passes.launch(part, thread)
             if handle is None:
@@ -345,6 +361,8 @@ class LocalEngine(Engine):
         batch, launched, now = in_flight.batch, in_flight.launched, time.perf_counter()
         self._batches += 1
         self._probe.failure = ""
+        if in_flight.is_background:
+            return  # how long it took depends on what others computed
         self._budget.observe(self._budgeted_tokens(batch))
         # Without the time in which the batch before was computed: by any thread, and by the same one.
         left_waiting = len(self._queue) > 0
@@ -377,23 +395,6 @@ class LocalEngine(Engine):
             raise EngineLoadingError("The model is being loaded.")
         if self._state == "dead":
             raise EngineDeadError("The engine has stopped.")
-
-    def _gauges(self) -> Gauges:
-        now = self.statistics()
-        return {
-            "engine": {
-                "ready": float(now.state == "ready"),
-                "stalled": float(now.state == "stalled"),
-                "queued_rows": now.queued_rows,
-                "queued_tokens": now.queued_tokens,
-                "in_flight_batches": now.in_flight_batches,
-                "oldest_in_flight_seconds": now.oldest_in_flight_s,
-                "admitted_tokens": now.admitted_tokens,
-                "waiting_seconds": now.waiting_s,
-                "held_bytes": now.held_bytes,
-                "batch_token_budget": now.batch_token_budget,
-            }
-        }
 
     def __repr__(self) -> str:
         return f"<LocalEngine {self._state}, {self._queue!r}, {len(self._in_flight)} batches in flight>"

@@ -57,6 +57,14 @@ def replicas_of(config: Config, gpus: int = 1) -> int:
     return min(MAX_REPLICAS, len(os.sched_getaffinity(0)))
 
 
+def idle_launches_of(config: Config, processes: int = 1) -> int:
+    """Return how many planned batches are computed at a time at idle priority: one on each core; 0 if none are.
+
+    ``processes`` share the cores.
+    """
+    return max(1, len(os.sched_getaffinity(0)) // processes) if config.threads.idle_batches else 0
+
+
 def with_replicas(config: Config, gpus: int) -> Config:
     """Return the settings with ``--replicas`` set, so that no other process has to look for the GPUs."""
     replicas = replicas_of(config, max(1, gpus))

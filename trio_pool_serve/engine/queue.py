@@ -128,6 +128,8 @@ class RequestQueue:
     small_requests: SmallRequests = Factory(SmallRequests)
     background: BackgroundQueue = field(init=False, factory=BackgroundQueue)
     """Planned batches, which do not count as waiting rows."""
+    takes_background: bool = field(default=True, init=False)
+    """Whether ``take_batch`` takes these when no rows wait. Otherwise they are taken from ``background``."""
     tokens: int = field(default=0, init=False)
     """Tokens of all waiting rows."""
     clock: int = field(default=0, init=False)
@@ -255,7 +257,7 @@ class RequestQueue:
         classes = self._classes_in_turn(leaves_long=leaves_long)
         opening = self._opening(classes, leaves_long=leaves_long)
         if opening is None:  # while long rows are left to other threads, this one is kept free
-            return [] if self._entries else self.background.take_batch()
+            return self.background.take_batch() if self.takes_background and not self._entries else []
         free_padding = max_tokens // FREE_PADDING_DIVISOR
         if bulk_tokens is not None and self._has_recent_small_requests(max_tokens):
             classes = [waiting for waiting in classes if waiting.is_bulk == opening.is_bulk]
@@ -367,7 +369,7 @@ class RequestQueue:
 
     async def wait_not_empty(self) -> None:
         """Wait until an entry waits. Cancellation: at once; nothing is taken."""
-        while not self._entries and not self.background.has_batch:
+        while not self._entries and not (self.takes_background and self.background.has_batch):
             await self.wait_change()
 
     async def wait_change(self) -> None:

@@ -34,6 +34,8 @@ class Computation:
     """Number of batches that may be computed at a time, each in a thread of its own."""
     has_own_threads: bool = False
     """Whether ``compute`` computes in threads of its own, without the interpreter lock."""
+    background_launches: int = 0
+    """Number of planned batches that may be computed besides these, at idle priority."""
     mean_cosine: float | None = None
     """Agreement of a quantised model with float32, on texts."""
     capture: Callable[[int], str] | None = None
@@ -82,6 +84,7 @@ def _on_cpu(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> 
         about=(chosen.about,),
         concurrent_launches=params.concurrent_launches,
         has_own_threads=True,
+        background_launches=params.background_launches,
         mean_cosine=chosen.mean_cosine,
     )
 

@@ -27,8 +27,8 @@ class ComputeParams:
     """Device, dtype, and the rows: at most ``max_tokens`` tokens each, padded with ``pad_token_id``.
 
     At most ``concurrent_launches`` batches are computed at a time here, and ``cores_shared_by`` on these cores, other
-    processes included. ``folder`` is where the model was loaded from; without it nothing is cached. ``sample_prompts``
-    blocks, as it loads the tokenizer.
+    processes included; besides these, ``background_launches`` at idle priority. ``folder`` is where the model was
+    loaded from; without it nothing is cached. ``sample_prompts`` blocks, as it loads the tokenizer.
     """
 
     device: torch.device
@@ -37,5 +37,6 @@ class ComputeParams:
     max_tokens: int
     concurrent_launches: int = 1
     cores_shared_by: int = 1
+    background_launches: int = 0
     folder: Path | None = None
     sample_prompts: Callable[[], SamplePrompts] = field(default=_no_samples)

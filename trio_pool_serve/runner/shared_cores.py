@@ -110,6 +110,8 @@ class SharingRunner:
 
     def launch(self, batch: Batch) -> PooledBatch:
         """Compute a batch. Raises what the runner raises."""
+        if self.runner.background_launches and batch.is_planned:
+            return self.runner.launch(batch)  # in what the others leave, without a share of its own
         shared = self.unused.pop()
         share = threads = shared.take()
         began, spent = time.monotonic(), time.process_time()
@@ -174,6 +176,11 @@ class SharingRunner:
     def concurrent_launches(self) -> int:
         """Number of threads that may call ``launch`` at a time."""
         return self.runner.concurrent_launches
+
+    @property
+    def background_launches(self) -> int:
+        """Number of further threads that may launch planned batches."""
+        return self.runner.background_launches
 
     @property
     def cosine_with_float32(self) -> float | None:

@@ -78,6 +78,8 @@ class TransformerRunner:
     """Number of threads that may call ``launch`` at a time."""
     has_own_threads: bool = False
     """Whether ``compute`` computes in threads of its own, without the interpreter lock."""
+    background_launches: int = 0
+    """Number of further threads that may launch planned batches, which are computed at idle priority."""
     cosine_with_float32: float | None = None
     """Agreement of a quantised model with float32: the mean over some texts."""
     dimensions: int = field(default=0, init=False)

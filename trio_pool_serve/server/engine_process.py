@@ -11,6 +11,7 @@ import trio
 from trio_pool_serve.cli import import_plugins
 from trio_pool_serve.config import decode_config
 from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.engine.placement import idle_launches_of
 from trio_pool_serve.engine.remote.engine_connection import serve_engine
 from trio_pool_serve.engine.remote.supervision import EngineJob, Loaded, LoadFailed
 from trio_pool_serve.engine.small_requests import SmallRequests
@@ -39,6 +40,7 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
     import_plugins(config)
     offload = Offload(
         launch=1,
+        idle_launches=idle_launches_of(config, job.numbers.processes if job.cores else 1),
         copy=config.scheduling.max_in_flight,
         niceness=relative_niceness(config.threads.niceness),
         cores_shared_by=job.numbers.processes if job.cores else 1,

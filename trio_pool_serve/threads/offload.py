@@ -20,10 +20,10 @@ from trio_pool_serve.threads.scheduling import lower_priority
 
 T = TypeVar("T")
 
-LimiterName: TypeAlias = Literal["render", "media", "postprocess", "load", "launch", "copy", "files"]
+LimiterName: TypeAlias = Literal["render", "media", "postprocess", "load", "launch", "background", "copy", "files"]
 """render: prompts to token ids, and decoding large bodies. media: image bytes to the image processor's arrays.
-postprocess: outputs to bytes. load: loading models, one at a time. launch: forward passes. copy: waiting for copies
-from the device. files: reading and writing files of bulk work."""
+postprocess: outputs to bytes. load: loading models, one at a time. launch: forward passes. background: those of planned
+batches at idle priority. copy: waiting for copies from the device. files: reading and writing files of bulk work."""
 
 
 PREPARED_AT_ONCE = 32
@@ -62,6 +62,9 @@ class Offload:
     """Imports and conversions are no faster two at a time, and take the memory of both."""
     files: int = field(default=2, init=False)
     """One reads while another writes."""
+    idle_launches: int = field(default=0, kw_only=True)
+    """Planned batches that may be computed at idle priority at a time; 0 if none are."""
+    background: int = field(default=Factory(lambda self: max(1, self.idle_launches), takes_self=True), init=False)
     cores_shared_by: int = field(default=Factory(lambda self: self.launch, takes_self=True), kw_only=True)
     """Launch threads on these cores, those of the server's other processes included."""
     niceness: int | None = None
@@ -97,12 +100,13 @@ class Offload:
     ) -> T:
         """Return what ``blocking()`` returns, run in a thread once the limiter ``kind`` has a token.
 
-        ``launch`` always uses the same threads, until ``close``. Without ``lowers_priority`` the thread keeps the
-        priority that it has: for what computes in threads of its own, and itself holds the interpreter lock.
+        ``launch`` and ``background`` always use the same threads, until ``close``. Without ``lowers_priority`` the
+        thread keeps the priority that it has: for what computes in threads of its own, and itself holds the interpreter
+        lock.
 
         Cancellation: at once while waiting for the token. While the thread runs, only after it has finished; with
-        ``abandon_on_cancel``, and always for ``load`` and ``launch``, at once, and the thread holds its token until it
-        has ended.
+        ``abandon_on_cancel``, and always for ``load``, ``launch`` and ``background``, at once, and the thread holds its
+        token until it has ended.
         """
         called = time.perf_counter()
         started = finished = called
@@ -118,7 +122,7 @@ class Offload:
                 finished = time.perf_counter()
 
         try:
-            if self.in_threads and kind == "launch":
+            if self.in_threads and kind in ("launch", "background"):
                 return await self._launch_threads.run(timed, limiter=self._limiters[kind])
             if self.in_threads and kind == "load":
                 # Its own, so that the threads which torch starts for it end with it.
@@ -165,7 +169,7 @@ class Offload:
         return client if self.takes_turns else 0
 
     def close(self) -> None:
-        """Let the ``launch`` threads end; the next launch starts another."""
+        """Let the threads that launch end; the next launch starts another."""
         self._launch_threads.close()
 
     def statistics(self) -> dict[LimiterName, LimiterStatistics]:

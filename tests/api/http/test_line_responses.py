@@ -72,8 +72,9 @@ async def test_a_cancelled_window_leaves_nothing_behind(service: Service, script
         nursery.start_soon(responder_of(service).respond_all, requests_of(LINES), Submitter())
         await trio.to_thread.run_sync(scripted.launching.wait)
         await wait_all_tasks_blocked()
-        assert service.running_tasks > 0
+        assert service.running_tasks == 0, "lines are not requests"
+        assert service.default.engine.statistics().in_flight_batches == 1
         nursery.cancel_scope.cancel()
     scripted.gate.set()
-    assert service.running_tasks == 0
+    assert len([*service.default.engine._queue.background]) == 0
     assert service.default.engine.statistics().queued_rows == 0

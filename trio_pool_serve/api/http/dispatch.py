@@ -127,20 +127,21 @@ class TaskHandler:
         service, limits = self.service, self.service.config.time_limits
         request.is_task = True
         service.require_open()
-        # Background work waits for as long as other clients' requests are computed.
-        limit_s = math.inf if request.client.is_background else limits.request_timeout_s
+        is_background = request.client.is_background  # which waits for as long as other clients' requests are computed
+        limit_s = math.inf if is_background else limits.request_timeout_s
         timeout_s = min(_client_timeout_s(request), limit_s)
         request.deadline = trio.current_time() - request.timings.waited_s + timeout_s
         self.refuse_undecoded(request)
-        service.running_tasks += 1
+        service.running_tasks += not is_background
         try:
             with trio.fail_at(request.deadline), service.memory.reserving(request.client) as reservation:
                 response = await self._respond(request, reservation)
         except trio.TooSlowError:
             raise DeadlineExceededError(f"The deadline of {timeout_s:g} s has passed.") from None
         finally:
-            service.running_tasks -= 1
-        service.metrics.total.observe(request.timings.total_s)
+            service.running_tasks -= not is_background
+        if not is_background:
+            service.metrics.total.observe(request.timings.total_s)
         return response
 
     async def _respond(self, request: HttpRequest, reservation: Reservation) -> HttpResponse:

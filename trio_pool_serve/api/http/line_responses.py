@@ -17,9 +17,13 @@ from trio_pool_serve.engine.planned_window import PlannedWindow, WindowMember
 from trio_pool_serve.errors import InvalidRequestError, NotFoundError, UnavailableError, unwrap_exception_groups
 from trio_pool_serve.service import Service
 
-CPU_TOKEN_DIVISOR = 64
+CPU_TOKEN_DIVISOR = 128
 GPU_TOKEN_DIVISOR = 4
 """For lines beside requests over HTTP, which wait while a batch of lines is computed."""
+
+
+PAUSE_S = 0.003
+"""Before another line is begun while there are requests: the event loop has half a millisecond of work for each."""
 
 
 @define(eq=False)
@@ -70,7 +74,7 @@ class LineResponder:
                 for index, line in enumerate(lines):
                     nursery.start_soon(respond, index, line)
                     # All at once they would keep the event loop from other requests for a tenth of a second.
-                    await trio.lowlevel.checkpoint()
+                    await trio.sleep(PAUSE_S if self.service.running_tasks else 0)
         return [response for response in responses if response is not None]
 
     async def _respond(self, line: LineRequest, submitter: Submitter, member: WindowMember) -> LineResponse:

@@ -63,6 +63,7 @@ def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -
         max_tokens=folder.max_model_len,
         concurrent_launches=offload.launch,
         cores_shared_by=offload.cores_shared_by,
+        background_launches=offload.idle_launches,
         folder=folder.path,
         sample_prompts=partial(sample_prompts, folder, trust_remote_code=config.trust_remote_code),
     )
@@ -70,6 +71,7 @@ def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -
     runner.compute, runner.pads, runner.capture = computation.compute, computation.pads, computation.capture
     runner.concurrent_launches = computation.concurrent_launches
     runner.has_own_threads = computation.has_own_threads
+    runner.background_launches = computation.background_launches
     runner.cosine_with_float32 = computation.mean_cosine
     dimensions = f", {runner.dimensions} dimensions" if runner.dimensions else ""
     runner.description = (

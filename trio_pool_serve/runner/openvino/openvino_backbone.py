@@ -1,9 +1,11 @@
 """A backbone computed by OpenVINO, which takes about half the time of torch for short rows and holds no lock.
 
 It is compiled twice. A pass that has all cores for itself uses them all; while several batches are computed at once,
-each is computed by its share of the cores, which the threads of one pass then do not fight for.
+each is computed by its share of the cores, which the threads of one pass then do not fight for. With the first planned
+batch it is compiled again, for threads of idle priority.
 """
 
+import threading
 from typing import Any
 
 import openvino as ov
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.forward_pass import ForwardPass
+from trio_pool_serve.threads.scheduling import idle_priority
 
 PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 """OpenVINO's names of the precisions in which it computes what torch computes in a dtype."""
@@ -33,13 +36,15 @@ two, for 1.4 times the CPU time; four texts 54 and 28 ms, for the same CPU time 
 class CompileParams:
     """Precision, the cores to use, and how many passes are computed at a time.
 
-    ``streams`` of them in this process, and ``sharers`` on these cores, those of other processes included.
+    ``streams`` of them in this process, and ``sharers`` on these cores, those of other processes included; besides
+    these ``idle_streams`` of planned batches, at idle priority and with a thread each.
     """
 
     precision: str
     cores: int
     streams: int = 1
     sharers: int = 1
+    idle_streams: int = 0
 
     @property
     def share(self) -> int:
@@ -90,11 +95,14 @@ class OpenVinoBackbone:
     """
 
     backbone: Backbone
+    model: ov.Model
     params: CompileParams
     for_all_cores: Program
     for_shares: Program
     _multiplications: int = field(init=False)
     """For each token."""
+    _for_background: Program | None = field(default=None, init=False)
+    _compiling: threading.Lock = field(init=False, factory=threading.Lock)
 
     def __attrs_post_init__(self) -> None:
         self._multiplications = self.backbone.parameters - self.backbone.embedding_parameters
@@ -103,6 +111,8 @@ class OpenVinoBackbone:
         """Return what ``backbone`` returns, in float32."""
         if any(request.prompt.embeds is not None for request in forward.requests):
             return self.backbone(forward)
+        if self.params.idle_streams and forward.requests[0].planned is not None:
+            return self._background_program()(forward.input_ids, forward.attention_mask, forward.type_ids)
         return self.forward_ids(forward.input_ids, forward.attention_mask, forward.type_ids)
 
     def forward_ids(self, input_ids: Tensor, attention_mask: Tensor, type_ids: Tensor) -> Tensor:
@@ -112,6 +122,16 @@ class OpenVinoBackbone:
         program = self.for_all_cores if has_all_cores and pays else self.for_shares
         return program(input_ids, attention_mask, type_ids)
 
+    def _background_program(self) -> Program:
+        """Return the program of planned batches. The first call compiles it, in half a second; it takes 40 MB more."""
+        with self._compiling:
+            if self._for_background is None:
+                streams = self.params.idle_streams
+                # A thread each: further ones would be from a pool that all programs share, whatever their priority.
+                with idle_priority():
+                    self._for_background = _compile(self.model, self.params.precision, threads=streams, streams=streams)
+            return self._for_background
+
 
 def compile_model(backbone: Backbone, model: ov.Model, params: CompileParams) -> OpenVinoBackbone:
     """Return the backbone, computed as its converted ``model`` says. Blocks for up to a second."""
@@ -119,7 +139,7 @@ def compile_model(backbone: Backbone, model: ov.Model, params: CompileParams) ->
     for_all_cores = for_shares
     if params.share < params.cores:
         for_all_cores = _compile(model, params.precision, threads=params.cores, streams=1)
-    return OpenVinoBackbone(backbone, params, for_all_cores, for_shares)
+    return OpenVinoBackbone(backbone, model, params, for_all_cores, for_shares)
 
 
 def _compile(model: ov.Model, precision: str, *, threads: int, streams: int) -> Program:

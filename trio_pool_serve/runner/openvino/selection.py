@@ -241,6 +241,7 @@ class Preparation:
             cores=torch.get_num_threads(),
             streams=self.params.concurrent_launches,
             sharers=self.params.cores_shared_by,
+            idle_streams=self.params.background_launches,
         )
         return compile_model(self.loaded.backbone, model, compile_params)
 
