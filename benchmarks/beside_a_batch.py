@@ -110,12 +110,16 @@ class BatchClient:
         sent = await self.client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("rows.jsonl", content)})
         self.file_id = sent.raise_for_status().json()["id"]
 
+    async def create(self) -> str:
+        """Create a batch of the file, and return its id. Cancellation: at once; there may be a batch."""
+        body = {"input_file_id": self.file_id, "endpoint": "/v1/embeddings", "completion_window": "24h"}
+        created = await self.client.post("/v1/batches", json=body)
+        return str(created.raise_for_status().json()["id"])
+
     @asynccontextmanager
     async def computing(self) -> AsyncIterator[str]:
         """Have a batch computed in the block; yield its id, once there are rows. It is cancelled afterwards."""
-        body = {"input_file_id": self.file_id, "endpoint": "/v1/embeddings", "completion_window": "24h"}
-        created = await self.client.post("/v1/batches", json=body)
-        batch_id = created.raise_for_status().json()["id"]
+        batch_id = await self.create()
         with trio.fail_after(BEGIN_TIMEOUT_S):
             while not await self.rows(batch_id):  # noqa: ASYNC110  (another process)
                 await trio.sleep(0.1)

@@ -65,13 +65,14 @@ class RunProgress:
         self.console.print(text, markup=False)
 
     def counts(self, now: Committed) -> str:
-        """Return rows and tokens with their rates, and the failures."""
+        """Return rows and tokens with their rates, and the failures; the rates are this run's own."""
         seconds = max(1e-3, time.monotonic() - self._began)
         of_total = "" if self.total is None else f" of {self.total:,}"
         rows_per_s = (now.done - self.before.done) / seconds
         tokens_per_s = (now.tokens - self.before.tokens) / seconds
+        earlier = f" ({self.before.done:,} by an earlier run)" if self.before.done else ""
         return (
-            f"{now.done:,}{of_total} rows, {now.tokens:,} tokens, "
+            f"{now.done:,}{of_total} rows{earlier}, {now.tokens:,} tokens, "
             f"{rows_per_s:,.0f} rows/s, {tokens_per_s:,.0f} tokens/s, {now.failed:,} failed"
         )
 
