@@ -348,7 +348,6 @@ def test_memory_does_not_grow_with_the_output(tmp_path, kind):
 NUMBERS = np.array([0.1, 1e-7, 3.0], np.float32)
 EVERY_TYPE = {
     "id": (IdType(), True, True),
-    "integer": (IdType(integers=True), 2**63 - 1, 2**63 - 1),
     "text": (StringType(), 'a,"b"\n', 'a,"b"\n'),
     "number": (NumberType(), NUMBERS[0], 0.1),
     "vector": (VectorType(3), NUMBERS, [0.1, 1e-7, 3.0]),

@@ -43,8 +43,6 @@ class BatchBuilder:
     def _type(self, kind: ColumnType) -> Any:
         arrow = self._arrow
         match kind:
-            case IdType(integers=True):
-                return arrow.int64()
             case NumberType():
                 return arrow.float32()
             case NumberListType():
@@ -63,7 +61,7 @@ class BatchBuilder:
 
     def _array(self, kind: ColumnType, values: list[Any], arrow_type: Any) -> Any:
         match kind:
-            case IdType(integers=False):
+            case IdType():
                 return self._arrow.array([_string_id(value) for value in values], arrow_type)
             case NumberType():
                 return self._arrow.array([None if value is None else float(value) for value in values], arrow_type)

@@ -17,9 +17,7 @@ class StringType:
 
 @frozen
 class IdType:
-    """An id, a JSON scalar. In Arrow a string, or int64 if the caller knows that all of them are integers."""
-
-    integers: bool = False
+    """An id, a JSON scalar; in Arrow a string."""
 
 
 @frozen
