@@ -10,12 +10,13 @@ import trio.testing
 from tests.batches.line_files import ENDPOINT, encoded, line
 from tests.conftest import wait_idle
 from trio_pool_serve.app import create_app
-from trio_pool_serve.batches import batch_runner
+from trio_pool_serve.batches import batch_runner, line_run
 from trio_pool_serve.batches.batch_state import FINAL
-from trio_pool_serve.batches.batch_store import Page
+from trio_pool_serve.batches.batch_store import Page, Quota
 from trio_pool_serve.batches.open_batches import OpenBatches
 from trio_pool_serve.batches.stored_records import StoredBatch, StoredFile, new_id
 from trio_pool_serve.config import BatchConfig, Config
+from trio_pool_serve.errors import EngineLoadingError
 from trio_pool_serve.service import Service
 
 
@@ -67,7 +68,7 @@ async def until(batches: OpenBatches, batch: StoredBatch, condition) -> StoredBa
 
 
 async def test_a_batch_waits_while_the_disk_is_full_and_goes_on(config, scripted, small_disk, monkeypatch, caplog):
-    monkeypatch.setattr(batch_runner, "STORAGE_RETRY_S", 0.05)
+    monkeypatch.setattr(batch_runner, "RETRY_PAUSE_S", 0.05)
     config = attrs.evolve(config, batch=attrs.evolve(config.batch, data_dir=small_disk / "data"))
     service = Service(config, lambda *_: scripted)
     content = encoded([line(number) for number in range(1200)])
@@ -96,7 +97,7 @@ async def test_a_batch_waits_while_the_disk_is_full_and_goes_on(config, scripted
 
 
 async def test_a_batch_whose_output_was_removed_fails_and_others_go_on(opened, scripted, monkeypatch):
-    monkeypatch.setattr(batch_runner, "STORAGE_RETRY_S", 0.05)
+    monkeypatch.setattr(batch_runner, "RETRY_PAUSE_S", 0.05)
     lines = encoded([line(number) for number in range(2000)])
     batch = await created(opened, lines)
     await until(opened, batch, lambda found: found.position.completed > 0)
@@ -109,6 +110,37 @@ async def test_a_batch_whose_output_was_removed_fails_and_others_go_on(opened, s
     assert batch.output_file_id is None
     other = await ended(opened, await created(opened, lines))
     assert other.status == "completed"
+
+
+async def test_results_count_towards_the_quota_of_their_owner(opened, scripted):
+    opened.runner.quota = Quota(stored_bytes=300_000)
+    lines = encoded([line(number) for number in range(1200)])  # of 130 bytes, with results of 400
+    batch = await ended(opened, await created(opened, lines, "one"))
+    assert (batch.status, [error.code for error in batch.errors]) == ("failed", ["quota_exceeded"])
+    assert 0 < batch.position.completed < 1200
+    kept = await opened.store.file("one", batch.output_file_id)
+    assert kept.bytes == batch.position.output_bytes < 300_000
+    other = await ended(opened, await created(opened, encoded([line(0)]), "two"))
+    assert other.status == "completed"
+
+
+async def test_a_batch_gives_its_turn_back_while_no_engine_is_ready(opened, monkeypatch):
+    monkeypatch.setattr(batch_runner, "RETRY_PAUSE_S", 0.05)
+    monkeypatch.setattr(line_run, "RETRY_S", (0.01,))
+    respond_all, is_ready = opened.runner.routes.respond_all, False
+
+    async def refuse(lines, submitter):
+        if submitter.client.label == "one" and not is_ready:
+            raise EngineLoadingError("The model is being loaded.")
+        return await respond_all(lines, submitter)
+
+    opened.runner.routes = attrs.evolve(opened.runner.routes, respond_all=refuse)
+    waiting = await created(opened, encoded([line(0)]), "one")
+    await until(opened, waiting, lambda found: found.status == "in_progress")
+    assert (await ended(opened, await created(opened, encoded([line(0)]), "two"))).status == "completed"
+    assert (await opened.store.batch(None, waiting.id)).status == "in_progress"
+    is_ready = True
+    assert (await ended(opened, waiting)).status == "completed"
 
 
 async def test_owners_take_turns(opened, scripted, monkeypatch):

@@ -11,13 +11,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.batches.line_files import encoded, line, written
-from trio_pool_serve.batches.batch_line import BatchLine, LineError, RefusedLine, decode_line
+from trio_pool_serve.batches.batch_line import BatchLine, LineError, RefusedLine, decode_line, request_id_of
 from trio_pool_serve.batches.line_format import write_result
 from trio_pool_serve.batches.line_request import LineResponse, Submitter
 from trio_pool_serve.batches.line_run import LineRun, Position, compute_by, refuse_by, run_lines
 from trio_pool_serve.batches.line_window import WINDOW_BYTES, WINDOW_INPUTS, WINDOW_LINES, read_window
 from trio_pool_serve.batches.owner_turns import OwnerTurns
-from trio_pool_serve.errors import DrainingError, StorageLostError
+from trio_pool_serve.errors import DrainingError, EngineDeadError, StorageLostError
 from trio_pool_serve.threads.offload import Offload
 
 MAX_LINE_BYTES = 100_000
@@ -173,6 +173,37 @@ async def test_windows_that_the_server_cannot_compute_now_are_computed_again(run
     assert await run.go()
     assert run.committed[-1].completed + run.committed[-1].failed == 1499
     assert len(run.server.requests) == len(run.committed) - 1 + 7
+
+
+async def test_a_line_with_which_the_engine_dies_fails_alone(tmp_path, autojump_clock):
+    run = Run(tmp_path, encoded([line(number) for number in range(40)]))
+    poisoned, respond_all = request_id_of("d", 1), run.server.respond_all
+
+    async def die(lines, submitter):
+        if any(each.request_id == poisoned for each in lines):
+            await trio.lowlevel.checkpoint()
+            raise EngineDeadError("The engine process has died; another one is being started.")
+        return await respond_all(lines, submitter)
+
+    run.server.respond_all = die
+    assert await run.go()
+    output, errors = ([json.loads(each) for each in part.splitlines()] for part in run.written)
+    assert [each["custom_id"] for each in output] == [f"row-{number}" for number in range(40) if number != 1]
+    assert [(each["custom_id"], each["response"]["status_code"]) for each in errors] == [("row-1", 500)]
+
+
+async def test_a_server_that_stays_unavailable_ends_the_run_at_its_last_commit(run, autojump_clock):
+    run.server.unavailable = 1000
+    with pytest.raises(DrainingError):
+        await run.go()
+    assert run.committed == [Position()]
+
+
+def test_a_line_that_is_not_utf_8_is_refused_wherever():
+    data = b'{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"model": "\xff"}}'
+    refused = decode_line(3, data)
+    assert isinstance(refused, RefusedLine)
+    assert refused.error.code == "invalid_json_line"
 
 
 async def test_what_fails_otherwise_ends_the_run_at_its_last_commit(run):

@@ -17,7 +17,7 @@ from tests.models.model_families import ServedModel, write_family
 from trio_pool_serve.runner.forward_pass import ForwardPass, Padded
 from trio_pool_serve.runner.openvino.agreement import all_batches
 from trio_pool_serve.runner.probe import compute_rows, probe_rows
-from trio_pool_serve.threads.scheduling import HAS_IDLE_PRIORITY
+from trio_pool_serve.threads.dedicated_threads import HAS_IDLE_PRIORITY
 from trio_pool_serve.types import PlannedBatch, PoolingRequest, RenderedPrompt
 
 pytest.importorskip("openvino")

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import trio
 from attrs import define, field
 
-from trio_pool_serve.batches.batch_runner import STORAGE_RETRY_S, BatchRunner, BatchStatistics, LineRoutes
+from trio_pool_serve.batches.batch_runner import RETRY_PAUSE_S, BatchRunner, BatchStatistics, LineRoutes
 from trio_pool_serve.batches.batch_store import SCHEMA, BatchStore, Quota
 from trio_pool_serve.batches.data_folder import DataFolder
 from trio_pool_serve.batches.open_batches import SWEEP_S, OpenBatches
@@ -193,7 +193,7 @@ class BatchApi:
         if is_in_use and self._waiting:
             await trio.sleep(SHORT_RETRY_S)
             return
-        with trio.move_on_after(RETRY_S if is_in_use else STORAGE_RETRY_S):
+        with trio.move_on_after(RETRY_S if is_in_use else RETRY_PAUSE_S):
             await self._hurry.wait()
 
     def _note_attempt(self) -> None:
@@ -222,10 +222,10 @@ class BatchApi:
     def _batches_in(self, database: Database) -> OpenBatches:
         batch = self.config.batch
         store = BatchStore(database)
-        runner = BatchRunner(store, self.folder, self.offload, self.config.network.max_body_bytes)
+        quota = Quota(batch.max_stored_bytes, batch.max_unfinished_batches)
+        runner = BatchRunner(store, self.folder, self.offload, self.config.network.max_body_bytes, quota)
         if self._routes is not None:
             runner.connect(self._routes)
-        quota = Quota(batch.max_stored_bytes, batch.max_unfinished_batches)
         return OpenBatches(self.folder, store, runner, self.offload, quota, batch.file_retention_days * DAY_S)
 
     async def _own(self, database: Database) -> None:

@@ -60,6 +60,7 @@ class _Line(msgspec.Struct):
 def decode_line(number: int, data: bytes) -> BatchLine | RefusedLine:
     """Return the request of a line, or why it is none."""
     try:
+        data.decode()  # all of it: msgspec does not look into the body
         line = msgspec.json.decode(data, type=_Line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return RefusedLine(number, None, LineError("invalid_json_line", f"The line is not understood: {error}."))

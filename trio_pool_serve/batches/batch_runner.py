@@ -13,7 +13,7 @@ from attrs import define, field, frozen
 
 from trio_pool_serve.batches.batch_line import LineError
 from trio_pool_serve.batches.batch_state import FINAL, BatchStatus
-from trio_pool_serve.batches.batch_store import BatchStore
+from trio_pool_serve.batches.batch_store import BatchStore, Quota
 from trio_pool_serve.batches.data_folder import DataFolder
 from trio_pool_serve.batches.input_check import InputCheck
 from trio_pool_serve.batches.line_format import write_result
@@ -21,15 +21,22 @@ from trio_pool_serve.batches.line_request import RespondAll, Submitter
 from trio_pool_serve.batches.line_run import ComputeLines, LineRun, Position, compute_by, refuse_by, run_lines
 from trio_pool_serve.batches.owner_turns import OwnerTurns
 from trio_pool_serve.batches.stored_records import BatchError, StoredBatch, StoredFile
-from trio_pool_serve.errors import ConflictError, NotFoundError, StorageError, StorageLostError
+from trio_pool_serve.errors import (
+    ConflictError,
+    NotFoundError,
+    QuotaExceededError,
+    StorageError,
+    StorageLostError,
+    UnavailableError,
+)
 from trio_pool_serve.storage.durable_files import open_appended, storage_errors
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Client
 
 logger = logging.getLogger(__name__)
 
-STORAGE_RETRY_S = 10.0
-"""Pause before a batch goes on whose files or database could not be written."""
+RETRY_PAUSE_S = 10.0
+"""Pause before a batch goes on whose files or database could not be written, or whose lines could not be computed."""
 
 TURN_S = 10.0
 """For which a batch is computed before another owner's has its turn."""
@@ -76,6 +83,7 @@ class BatchRunner:
     folder: DataFolder
     offload: Offload
     max_line_bytes: int
+    quota: Quota = field(factory=Quota)
     routes: LineRoutes | None = None
     _connected: trio.Event = field(init=False, factory=trio.Event)
     _nursery: trio.Nursery | None = field(default=None, init=False)
@@ -150,9 +158,11 @@ class BatchRunner:
             except StorageLostError as error:
                 logger.error("the batch %s fails: %s", batch_id, error)  # noqa: TRY400  (the message says it all)
                 await self._fail(batch_id, BatchError(code="file_lost", message="A file of the batch was removed."))
-            except (StorageError, sqlite3.Error) as error:
+            except (StorageError, UnavailableError, sqlite3.Error) as error:
                 logger.warning("the batch %s waits: %s", batch_id, error)
-                await trio.sleep(STORAGE_RETRY_S)
+                await trio.sleep(RETRY_PAUSE_S)
+            except QuotaExceededError as error:
+                await self._fail(batch_id, BatchError(code="quota_exceeded", message=str(error)))
             except Exception:
                 logger.exception("the batch %s fails", batch_id)
                 await self._fail(batch_id, BatchError(code="internal_error", message="Internal error."))
@@ -239,7 +249,7 @@ class BatchRunner:
             errors=self.folder.file(batch.error_id),
             compute=compute,
             write=write_result,
-            commit=partial(self.store.commit, batch.id),
+            commit=partial(self.store.commit, batch.id, quota=self.quota),
             offload=self.offload,
             max_line_bytes=self.max_line_bytes,
             on_progress=self._note_progress(batch.position),
@@ -318,7 +328,7 @@ class BatchRunner:
                 await self.store.advance(batch_id, "failed", errors=(error,))
         except Exception as failure:  # it is tried again when the batch goes on
             logger.warning("the batch %s waits: %s", batch_id, failure)
-            await trio.sleep(STORAGE_RETRY_S)
+            await trio.sleep(RETRY_PAUSE_S)
 
     async def _is_unfinished(self, batch_id: str) -> bool:
         try:

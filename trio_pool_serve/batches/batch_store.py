@@ -192,11 +192,12 @@ class BatchStore:
             return batch
         return await self.advance(batch_id, "cancelling")
 
-    async def commit(self, batch_id: str, position: Position) -> None:
-        """Note how far a batch has come."""
+    async def commit(self, batch_id: str, position: Position, quota: Quota = Quota()) -> None:
+        """Note how far a batch has come. Raises ``QuotaExceededError`` if its results take more than the owner may."""
 
         def change(connection: sqlite3.Connection) -> None:
-            _update_batch(connection, evolve(_find_batch(connection, None, batch_id), position=position))
+            batch = _update_batch(connection, evolve(_find_batch(connection, None, batch_id), position=position))
+            _check_bytes(connection, batch.owner, 0, quota)
 
         await self.database.run(change)
 
@@ -282,9 +283,13 @@ def _check_bytes(connection: sqlite3.Connection, owner: str, nbytes: int, quota:
     if not quota.stored_bytes:
         return
     row = connection.execute("SELECT COALESCE(SUM(bytes), 0) AS stored FROM files WHERE owner = ?", (owner,)).fetchone()
-    if row["stored"] + nbytes > quota.stored_bytes:
+    stored = row["stored"]
+    for unfinished in connection.execute("SELECT record FROM batches WHERE owner = ? AND NOT is_final", (owner,)):
+        position = _decode(unfinished, StoredBatch).position
+        stored += position.output_bytes + position.error_bytes
+    if stored + nbytes > quota.stored_bytes:
         raise QuotaExceededError(
-            f"All files together may have {quota.stored_bytes} bytes; there are {row['stored']} already. Delete some."
+            f"All files together may have {quota.stored_bytes} bytes; there are {stored} already. Delete some."
         )
 
 

@@ -13,15 +13,24 @@ from attrs import define, evolve, field, frozen
 from trio_pool_serve.batches.batch_line import BatchLine, LineError, RefusedLine, request_id_of
 from trio_pool_serve.batches.line_request import LineRequest, LineResponse, RespondAll, Submitter
 from trio_pool_serve.batches.line_window import Window, read_window
-from trio_pool_serve.errors import StorageError, UnavailableError, unwrap_exception_groups
+from trio_pool_serve.errors import EngineDeadError, PoolServeError, UnavailableError, unwrap_exception_groups
 from trio_pool_serve.storage.durable_files import AppendedFile, open_appended, storage_errors
 from trio_pool_serve.threads.offload import Offload
 
 MAX_COMPUTING = 2
 """Windows at a time: one is computed while the other is read or written."""
 
-RETRY_S = (0.1, 0.5, 1.0, 2.0, 5.0)
-"""Pauses before a window is computed again that the server could not compute; the last one from then on."""
+RETRY_S = (0.1, 0.5, 1.0, 2.0, 5.0, 5.0, 10.0, 10.0, 20.0, 30.0, 30.0)
+"""Pauses before lines are computed again that the server could not compute: an engine process loads for so long."""
+
+MAX_DEATHS = 2
+"""An engine that dies while it computes a window, and again: then its lines are computed one by one, and one with which
+it dies so often fails."""
+
+
+ENGINE_DIED = LineResponse(
+    500, b'{"error":{"message":"The engine died while it computed this line.","type":"InternalServerError","code":500}}'
+)
 
 
 @frozen
@@ -102,7 +111,7 @@ async def run_lines(run: LineRun, position: Position) -> bool:
     position is committed. Raises ``StorageError``, and what ``compute`` and ``commit`` raise. Cancellation: as soon as
     a thread that reads or writes has finished; a window that is not committed does not count.
     """
-    with unwrap_exception_groups(StorageError):
+    with unwrap_exception_groups(PoolServeError):
         async with _open_files(run, position) as (source, outputs), trio.open_nursery() as nursery:
             return await _run_windows(run, position, source, outputs, nursery)
     raise AssertionError  # nothing is suppressed
@@ -200,10 +209,10 @@ def _write(run: LineRun, outputs: list[AppendedFile], position: Position, finish
 
 
 def compute_by(respond_all: RespondAll, submitter: Submitter, *, digest: str, created: int) -> ComputeLines:
-    """Return a function that has lines computed by ``respond_all``, for as long as the server is unavailable again.
+    """Return a function that has lines computed by ``respond_all``, and again for two minutes while it cannot.
 
     ``digest`` is the SHA-256 of the input, of which ids are made, and ``created`` is in the bodies (seconds since the
-    epoch). Cancellation of the returned function: at once.
+    epoch). The function raises ``UnavailableError`` if that is not enough. Its cancellation: at once.
     """
 
     async def compute(lines: Sequence[BatchLine | RefusedLine]) -> list[FinishedLine]:
@@ -227,13 +236,20 @@ def compute_by(respond_all: RespondAll, submitter: Submitter, *, digest: str, cr
 async def _respond_once_available(
     respond_all: RespondAll, requests: Sequence[LineRequest], submitter: Submitter
 ) -> list[LineResponse]:
-    attempts = 0
-    while True:
+    deaths = 0
+    for pause_s in (*RETRY_S, None):
         try:
             return await respond_all(requests, submitter)
-        except UnavailableError:
-            await trio.sleep(RETRY_S[min(attempts, len(RETRY_S) - 1)])
-            attempts += 1
+        except UnavailableError as error:
+            deaths += isinstance(error, EngineDeadError)
+            if deaths == MAX_DEATHS:
+                break
+            if pause_s is None:
+                raise
+            await trio.sleep(pause_s)
+    if len(requests) == 1:
+        return [ENGINE_DIED]
+    return [(await _respond_once_available(respond_all, [request], submitter))[0] for request in requests]
 
 
 def refuse_by(error: LineError, *, digest: str) -> ComputeLines:

@@ -339,7 +339,7 @@ class LocalEngine(Engine):
 
         self._failed_batches += 1
         await self._note_fault(in_flight.batch, fault)
-        recovery = BatchRecovery(compute, self.config.batch_retry_s)
+        recovery = BatchRecovery(compute, math.inf if in_flight.is_background else self.config.batch_retry_s)
         await recovery.run(in_flight.entries, fault)
         thread.last_done = self._drain_clock.restart()
         self.metrics.faults["failed_batches"].inc()

@@ -114,7 +114,7 @@ async def compute_rows(
         admitted.note_rendered(itertools.chain.from_iterable(rendered), len(chunk))
         return rendered
 
-    async def compute(chunk: range, rendered: Sequence[Sequence[RenderedPrompt]]) -> None:
+    async def compute(chunk: Sequence[int], rendered: Sequence[Sequence[RenderedPrompt]]) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
         work = admitted.work
         requests = [
@@ -136,8 +136,8 @@ async def compute_rows(
             rendered = await render(chunk)
         finally:
             ahead.release_on_behalf_of(chunk)
-        if model.window is None:
-            await compute(chunk, rendered)
+        if model.window is None or not model.renderer.is_plain(rows[chunk[0]].prompt):
+            await compute(chunk, rendered)  # images hold memory until they are computed
         else:
             rendered_chunks[chunk] = rendered
 
@@ -150,10 +150,11 @@ async def compute_rows(
                 for chunk in chunks:
                     await ahead.acquire_on_behalf_of(chunk)
                     nursery.start_soon(render_one_of_several, chunk)
-        if model.window is not None and chunks:
-            # Whether all members of the window wait can be told if each waits for all of its rows at once.
-            all_rows = [prompts for chunk in chunks for prompts in rendered_chunks[chunk]]
-            await compute(range(len(rows)), all_rows)
+        if rendered_chunks:
+            # Whether all members of the window wait can be told if each waits for all of its texts at once.
+            texts = [chunk for chunk in chunks if chunk in rendered_chunks]
+            indices = [index for chunk in texts for index in chunk]
+            await compute(indices, [prompts for chunk in texts for prompts in rendered_chunks[chunk]])
     return [computed[index] for index in range(len(rows))]
 
 
@@ -184,7 +185,7 @@ async def _render(rows: Sequence[RowToCompute], renderer: Renderer) -> list[list
 class ChunkOutputs:
     """Collects the outputs of one chunk, and calls ``row_done`` for each row whose windows are all computed."""
 
-    chunk: range
+    chunk: Sequence[int]
     rendered: Sequence[Sequence[RenderedPrompt]]
     timings: RequestTimings
     admitted: AdmittedRequest

@@ -5,9 +5,11 @@ shared with other work: forward passes that move between them leave a team behin
 the cores.
 """
 
+import os
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeAlias, TypeVar
 
 import outcome
@@ -18,6 +20,10 @@ T = TypeVar("T")
 
 Jobs: TypeAlias = queue.SimpleQueue[Callable[[], None] | None]
 """The callables that one thread has yet to run; ``None`` ends it."""
+
+
+HAS_IDLE_PRIORITY = hasattr(os, "SCHED_IDLE")
+"""Whether threads can have it: on Linux."""
 
 
 @define(eq=False)
@@ -83,3 +89,26 @@ class DedicatedThreads:
 def _run_jobs(jobs: Jobs) -> None:
     while (work := jobs.get()) is not None:
         work()
+
+
+def at_idle_priority(blocking: Callable[[], T]) -> T:
+    """Return what ``blocking()`` returns, run in a thread that ends with it; raise what it raises.
+
+    Threads that it starts get a core only when no others want it (SCHED_IDLE); or as this one does, if the system does
+    not allow that, or has none.
+    """
+    result: outcome.Outcome[T] | None = None
+
+    def run() -> None:
+        nonlocal result
+        if HAS_IDLE_PRIORITY:
+            with suppress(PermissionError):
+                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        result = outcome.capture(blocking)
+
+    # Its own: without CAP_SYS_NICE a thread cannot go back.
+    thread = threading.Thread(target=run, name="idle", daemon=True)
+    thread.start()
+    thread.join()
+    assert result is not None  # noqa: S101  (it has run)
+    return result.unwrap()

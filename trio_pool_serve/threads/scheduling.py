@@ -6,11 +6,6 @@ otherwise wait for its fair share behind threads whose work it started.
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-
-HAS_IDLE_PRIORITY = hasattr(os, "SCHED_IDLE")
-"""Whether threads can have it: on Linux."""
 
 
 def relative_niceness(by: int) -> int | None:
@@ -25,24 +20,6 @@ def lower_priority(niceness: int | None) -> None:
     """Raise the calling thread's niceness to at least ``niceness``; threads that it starts afterwards inherit it."""
     if niceness is not None and os.getpriority(os.PRIO_PROCESS, 0) < niceness:
         os.setpriority(os.PRIO_PROCESS, 0, niceness)
-
-
-@contextmanager
-def idle_priority() -> Iterator[None]:
-    """Have the threads that are started in the block computed only when no others want their core (SCHED_IDLE).
-
-    They keep the priority that they have if the system does not allow it, or has none.
-    """
-    if not HAS_IDLE_PRIORITY:
-        yield
-        return
-    before = os.sched_getscheduler(0)
-    with suppress(PermissionError):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    try:
-        yield
-    finally:
-        os.sched_setscheduler(0, before, os.sched_param(0))
 
 
 SPIN_ROUNDS = 10_000

@@ -3,6 +3,7 @@
 import json
 
 import httpx
+import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
@@ -11,7 +12,9 @@ from trio_pool_serve.api.dialects.invocations import INVOCATIONS
 from trio_pool_serve.api.dialects.openai import OPENAI
 from trio_pool_serve.api.http.line_responses import LineResponder
 from trio_pool_serve.batches.line_request import LineRequest, Submitter
+from trio_pool_serve.errors import UnavailableError
 from trio_pool_serve.service import Service
+from trio_pool_serve.types import Client
 
 LINES = [
     ("/v1/embeddings", {"input": ["a", "b c"]}),
@@ -64,6 +67,17 @@ async def test_other_requests_have_their_turn_between_the_lines(service: Service
         assert {response.status for response in await responder.respond_all(lines, Submitter())} == {404}
         nursery.cancel_scope.cancel()
     assert turns >= 50
+
+
+async def test_memory_that_other_requests_hold_is_no_fault_of_a_line(service: Service):
+    large = requests_of([("/v1/embeddings", {"input": "a " * 16_000})])
+    with service.memory.reserving(Client("other")) as reservation:
+        service.memory.add(reservation.client, service.memory.max_bytes)
+        with pytest.raises(UnavailableError):
+            await responder_of(service).respond_all(large, Submitter())
+        service.memory.add(reservation.client, -service.memory.max_bytes)
+    (response,) = await responder_of(service).respond_all(large, Submitter())
+    assert response.status != 429
 
 
 async def test_a_cancelled_window_leaves_nothing_behind(service: Service, scripted):

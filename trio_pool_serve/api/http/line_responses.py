@@ -14,7 +14,13 @@ from trio_pool_serve.api.http.route_table import RouteTable
 from trio_pool_serve.batches.line_request import LineRequest, LineResponse, Submitter
 from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.engine.planned_window import PlannedWindow, WindowMember
-from trio_pool_serve.errors import InvalidRequestError, NotFoundError, UnavailableError, unwrap_exception_groups
+from trio_pool_serve.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+    unwrap_exception_groups,
+)
 from trio_pool_serve.service import Service
 
 CPU_TOKEN_DIVISOR = 128
@@ -88,6 +94,8 @@ class LineResponder:
             response = _json_of(await handler(request))
         except UnavailableError:
             raise
+        except OverloadedError as error:  # other requests hold the memory: it is not the line's fault
+            raise UnavailableError(str(error)) from error
         except Exception as error:
             is_json = not isinstance(error, _NotJsonError)
             response = error_response(error, request, _dialects_of(request, handler, self.default))

@@ -18,7 +18,7 @@ from trio_pool_serve.api.http.upload_form import FILE_FIELD, UploadForm, boundar
 from trio_pool_serve.batches.batch_store import Page
 from trio_pool_serve.batches.open_batches import OpenBatches, Upload
 from trio_pool_serve.batches.stored_records import StoredFile
-from trio_pool_serve.errors import InvalidRequestError, PayloadTooLargeError, StorageInUseError
+from trio_pool_serve.errors import InvalidRequestError, NotFoundError, PayloadTooLargeError, StorageInUseError
 from trio_pool_serve.service import Service
 
 FILES_PATH = "/v1/files"
@@ -176,7 +176,10 @@ def file_routes(service: Service) -> Routes:
     async def content(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
         """Send a file. Cancellation: at once."""
         found = await batches.store.file(request.owner, id_in(request, FILES_PATH, "/content"))
-        return file_response(request, batches.folder.file(found.id), found.bytes, service.offload)
+        path = batches.folder.file(found.id)
+        if not await service.offload.run("files", path.is_file):
+            raise NotFoundError(f"The bytes of the file {found.id} have been removed from the server's disk.")
+        return file_response(request, path, found.bytes, service.offload)
 
     async def delete(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
         """Remove a file. Cancellation: it may have been removed."""

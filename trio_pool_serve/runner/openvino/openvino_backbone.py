@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.forward_pass import ForwardPass
-from trio_pool_serve.threads.scheduling import idle_priority
+from trio_pool_serve.threads.dedicated_threads import at_idle_priority
 
 PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 """OpenVINO's names of the precisions in which it computes what torch computes in a dtype."""
@@ -128,8 +128,9 @@ class OpenVinoBackbone:
             if self._for_background is None:
                 streams = self.params.idle_streams
                 # A thread each: further ones would be from a pool that all programs share, whatever their priority.
-                with idle_priority():
-                    self._for_background = _compile(self.model, self.params.precision, threads=streams, streams=streams)
+                self._for_background = at_idle_priority(
+                    lambda: _compile(self.model, self.params.precision, threads=streams, streams=streams)
+                )
             return self._for_background
 
 
