@@ -59,6 +59,14 @@ async def test_an_upload_is_stored_as_it_was_sent(client, data):
     assert (await client.get(f"/v1/files/{answer.json()['id']}/content")).content == content
 
 
+async def test_a_file_whose_bytes_were_removed_is_not_found(client, data):
+    file = (await upload(client, BEGIN + b"{}" + END)).json()
+    (data / "files" / file["id"]).unlink()
+    answer = await client.get(f"/v1/files/{file['id']}/content")
+    assert answer.status_code == 404
+    assert file["id"] in answer.json()["error"]["message"]
+
+
 async def test_an_upload_without_a_length_is_stored(client):
     async def pieces() -> AsyncIterator[bytes]:
         yield BEGIN
