@@ -76,7 +76,13 @@ async def _run(
     keeps_journal = path is not None and not table.is_stdin
     if path is not None:
         check = partial(
-            check_output, path, overwrite=run.overwrite, keeps_journal=keeps_journal, beside=(errors_path(path),)
+            check_output,
+            path,
+            inputs=[file.path for file in table.files if file.path is not None],
+            overwrite=run.overwrite,
+            in_parts=not format.in_lines,
+            keeps_journal=keeps_journal,
+            beside=(errors_path(path),),
         )
         await offload.run("files", check)
     stopping = StopSignals()
