@@ -269,13 +269,38 @@ async def test_with_another_on_error_a_run_that_has_stopped_for_a_row_goes_on(tm
     assert await run(rows_with_errors, out, EMBED, model=model, truncate=False, on_error="null") == 1
 
 
-@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
-async def test_a_complete_output_of_which_something_was_deleted_is_an_error(tmp_path, model, capsys, name):
+@pytest.mark.parametrize(
+    ("name", "changed", "message"),
+    [
+        ("out.jsonl", None, "has been deleted"),
+        ("out.jsonl", "out.jsonl", "bytes, where"),
+        ("out.parquet", None, "has been deleted"),
+        ("out.parquet", "out.parquet/part-00001.parquet", "bytes, where"),
+        ("out.parquet", "out.parquet/part-99999.parquet", "is new"),
+    ],
+    ids=["file deleted", "lines appended", "part deleted", "part appended to", "part added"],
+)
+async def test_a_complete_output_that_was_changed_is_an_error_and_stays_as_it_is(
+    tmp_path, model, capsys, name, changed, message
+):
     rows, out = write_rows(tmp_path / "rows.jsonl"), tmp_path / name
     assert await run(rows, out, EMBED, model=model, rows_per_file=3) == 0
-    (out if out.is_file() else out / "part-00001.parquet").unlink()
+    if changed is None:
+        (out if out.is_file() else out / "part-00001.parquet").unlink()
+    else:
+        with (tmp_path / changed).open("ab") as file:
+            file.write(b'{"id": "of another program"}\n')
+    before = content_of(out)
     assert await run(rows, out, EMBED, model=model, rows_per_file=3) == 1
-    assert "has been deleted" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert message in error
+    assert "--overwrite begins again" in error
+    assert content_of(out) == before
+
+
+def content_of(out: Path) -> dict[str, bytes]:
+    files = out.iterdir() if out.is_dir() else [out] if out.exists() else []
+    return {file.name: file.read_bytes() for file in files}
 
 
 async def test_another_budget_of_batches_is_another_run(tmp_path, model, capsys):

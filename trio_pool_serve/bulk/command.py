@@ -23,6 +23,7 @@ from trio_pool_serve.bulk.inputs.fingerprint import Fingerprint
 from trio_pool_serve.bulk.inputs.input_table import InputTable, open_input
 from trio_pool_serve.bulk.journal import ON_ERROR, Identity, Journal, open_journal
 from trio_pool_serve.bulk.outputs.column_types import IdType, OutputColumn
+from trio_pool_serve.bulk.outputs.finished_output import check_finished
 from trio_pool_serve.bulk.outputs.output_table import open_output
 from trio_pool_serve.bulk.remote_server import open_remote_server
 from trio_pool_serve.bulk.row_results import Computer
@@ -94,9 +95,8 @@ async def _run(
         journal = await stack.enter_async_context(
             open_journal(journal_path(path) if path and keeps_journal else None, identity)
         )
-        if journal.progress.is_finished:
-            columns, position = _columns(computer), journal.progress.output
-            await offload.run("files", lambda: open_output(path, format, columns, position).close())  # checks it
+        if path is not None and journal.progress.is_finished:
+            await offload.run("files", partial(check_finished, path, format, journal.progress.output))
             console.print(f"{target} is complete: {journal.progress.done:,} rows.", markup=False)
             return ROWS_FAILED if journal.progress.failed else 0
         return await _compute(console, stopping.stop, offload, table, path, format, task, run, computer, journal)
