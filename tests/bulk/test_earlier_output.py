@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.bulk.test_commands import EMBED, run, write_rows
+from tests.bulk.test_commands import EMBED, ROWS, run, write_rows
 from tests.bulk.test_run_batch import run as run_requests
+from tests.models.model_families import write_family
 from trio_pool_serve.bulk.earlier_output import check_output
+from trio_pool_serve.bulk.journal import Journal, Progress
 from trio_pool_serve.errors import BulkInputError
 
 NO_MODEL = "no model"
@@ -80,3 +82,46 @@ def test_a_folder_with_other_files_is_not_overwritten(tmp_path, name):
     with pytest.raises(BulkInputError, match="has other files in it"):
         check_output(out, inputs=(), overwrite=True, in_parts=True)
     assert files_in(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("*.jsonl", "out.jsonl"),
+        ("", "out.jsonl"),
+        ("*", "out.jsonl"),
+        ("**/*", "out.arrow"),
+    ],
+    ids=["glob", "folder", "glob with the journal", "glob with the parts"],
+)
+async def test_what_a_run_has_written_is_not_among_its_inputs_when_it_goes_on(
+    tmp_path, monkeypatch, capsys, source, target
+):
+    model = str(write_family(tmp_path / "model" / "bert", name="bert"))
+    data = tmp_path / "data"
+    data.mkdir()
+    write_rows(data / "rows.jsonl", [*ROWS, {"id": "wrong"}])
+    options = {"model": model, "on_error": "skip", "input_format": "jsonl"}
+    commit = Journal.commit
+
+    async def failing(journal: Journal, progress: Progress) -> None:
+        await commit(journal, progress)
+        raise OSError("the machine is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "commit", failing)
+        assert await run(data / source, data / target, EMBED, **options) == 1
+    assert (data / f"{target}.errors.jsonl").stat().st_size
+    for overwrite in (False, False, True):
+        assert await run(data / source, data / target, EMBED, overwrite=overwrite, **options) == 3
+    assert f"embed: {len(ROWS) + 1} of {len(ROWS) + 1} rows" in capsys.readouterr().err
+
+
+async def test_an_input_of_nothing_but_the_output_is_refused(tmp_path, capsys):
+    """Of a glob the output is left out, so there is no file; a file that is named is refused as the input."""
+    for name in ("out.jsonl", "out.jsonl.journal"):
+        write_rows(tmp_path / name)
+    for source, message in (("*.jsonl", "no file found"), ("out.jsonl", "Name another output")):
+        assert await run(tmp_path / source, tmp_path / "out.jsonl", EMBED, model=NO_MODEL, overwrite=True) == 1
+        assert message in capsys.readouterr().err
+    assert (tmp_path / "out.jsonl").exists()

@@ -18,7 +18,7 @@ from trio_pool_serve.bulk.bulk_options import (
     errors_path,
     journal_path,
 )
-from trio_pool_serve.bulk.earlier_output import check_output
+from trio_pool_serve.bulk.earlier_output import check_output, files_of_run
 from trio_pool_serve.bulk.inputs.fingerprint import Fingerprint
 from trio_pool_serve.bulk.inputs.input_table import InputTable, open_input
 from trio_pool_serve.bulk.journal import ON_ERROR, Identity, Journal, open_journal
@@ -71,8 +71,8 @@ async def _run(
     own: OwnModelOptions,
 ) -> int:
     offload = Offload()
-    table = await offload.run("files", lambda: open_input(source, format=run.input_format))
     path = None if target == STDIO else Path(target)
+    table = await offload.run("files", partial(_open_input, source, run.input_format, path))
     format = format_of(target, run.output_format) if path else format_of("stdout", run.output_format or "jsonl")  # noqa: A001
     keeps_journal = path is not None and not table.is_stdin
     if path is not None:
@@ -147,6 +147,11 @@ async def _compute(
     if errors is not None and not after.failed and path is not None:
         await offload.run("files", errors_path(path).unlink)
     return ROWS_FAILED if after.failed else 0
+
+
+def _open_input(source: str, given: str | None, output: Path | None) -> InputTable:
+    """Open the input: what this run has written is no part of it, even where a glob or a folder has it. Blocking."""
+    return open_input(source, format=given, left_out=files_of_run(output) if output is not None else frozenset())
 
 
 def _computer(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
-from trio_pool_serve.bulk.bulk_options import journal_path
+from trio_pool_serve.bulk.bulk_options import errors_path, journal_path
 from trio_pool_serve.errors import BulkInputError, StorageInUseError
 from trio_pool_serve.storage.database import SETTINGS
 
@@ -43,6 +43,16 @@ def check_output(
             found.unlink(missing_ok=True)
     elif path.exists() and not (keeps_journal and journal.exists()) and not (path.is_dir() and not any(path.iterdir())):
         raise BulkInputError(f"{path} exists, and no journal of a run that has written it. --overwrite removes it.")
+
+
+def files_of_run(path: Path) -> frozenset[Path]:
+    """Return what an earlier run has written for this output, resolved; nothing without its journal. Blocking."""
+    journal = journal_path(path)
+    if not journal.exists():
+        return frozenset()
+    parts = [found for found in path.iterdir() if _is_part(found)] if path.is_dir() else [path]
+    journals = [journal.with_name(f"{journal.name}{end}") for end in ("", "-wal", "-shm", "-journal")]
+    return frozenset(found.resolve() for found in (*parts, errors_path(path), *journals))
 
 
 def _check_inputs(inputs: Iterable[Path], written: Iterable[Path]) -> None:

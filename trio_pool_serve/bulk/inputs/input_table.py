@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from attrs import define, field
@@ -22,15 +23,21 @@ from trio_pool_serve.errors import BulkInputError, InputChangedError
 DIGEST_BYTES = 32
 
 
-def open_input(source: str, *, format: str | None = None) -> "InputTable":  # noqa: A002
+def open_input(
+    source: str,
+    *,
+    format: str | None = None,  # noqa: A002
+    left_out: frozenset[Path] = frozenset(),
+) -> "InputTable":
     """Find the files of a table; those of a dataset on the hub are downloaded.
 
     ``source`` is a path; a glob, whose files are sorted by name; ``-`` for standard input, which needs a format; a
     folder of files, such as one that ``open_output`` wrote; a folder of ``save_to_disk``; or
     ``hf://datasets/OWNER/NAME[@REVISION][/GLOB]``. ``format`` is ``jsonl``, ``csv``, ``tsv``, ``parquet`` or ``arrow``,
-    the first three also with ``.gz`` or ``.zst``; without one, the extension decides. Raises ``BulkInputError``.
+    the first three also with ``.gz`` or ``.zst``; without one, the extension decides. Files that are ``left_out``,
+    by resolved paths, are not among those that a glob or a folder stands for. Raises ``BulkInputError``.
     """
-    found = find_files(source, format)
+    found = find_files(source, format, left_out)
     return InputTable(source, found.format, found.files)
 
 
