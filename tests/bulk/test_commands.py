@@ -212,6 +212,15 @@ async def test_a_run_of_something_else_refuses_to_go_on_and_says_what_has_change
     assert await run(rows, out, task, **{"model": model, "on_error": "skip", "overwrite": True, **change}) in (0, 3)
 
 
+async def test_another_format_of_the_same_input_is_another_run(tmp_path, model, capsys):
+    rows, out = tmp_path / "rows.csv", tmp_path / "out.jsonl"
+    rows.write_text("text\na text, with a comma\n")
+    assert await run(rows, out, EMBED, model=model, input_format="tsv") == 0
+    assert await run(rows, out, EMBED, model=model) == 1
+    assert "--input-format is 'csv', where it was 'tsv'" in capsys.readouterr().err
+    assert await run(rows, out, EMBED, model=model, input_format="tsv") == 0
+
+
 async def test_a_complete_run_is_not_computed_again(tmp_path, model, capsys):
     rows, out = write_rows(tmp_path / "rows.jsonl"), tmp_path / "out.jsonl"
     assert await run(rows, out, EMBED, model=model) == 0

@@ -91,7 +91,9 @@ async def _run(
         await stack.enter_async_context(stopping.watch())
         fingerprint = await _scan(console, offload, table)
         computer: Computer = await stack.enter_async_context(_computer(task, run, text, own))
-        identity = Identity(input=fingerprint, arguments=_arguments(task, run, text, format), model=computer.model)
+        identity = Identity(
+            input=fingerprint, arguments=_arguments(task, run, text, table.format, format), model=computer.model
+        )
         journal = await stack.enter_async_context(
             open_journal(journal_path(path) if path and keeps_journal else None, identity)
         )
@@ -181,12 +183,14 @@ def _arguments(
     task: TaskOptions,
     run: RunOptions,
     text: TextOptions,
+    input_format: Format,
     format: Format,  # noqa: A002
 ) -> dict[str, str | int | bool | None]:
     """Return the arguments on which the bytes of the output depend."""
     return {
         "the command": task.task,
         "--column": ",".join(task.columns),
+        "--input-format": str(input_format),
         "--id": run.id_column,
         "--dimensions": task.dimensions,
         "--dtype": task.dtype,
