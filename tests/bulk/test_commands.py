@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.models.retrieval_families import pylate_bert, splade_max
 from tests.server.server_process import ROOT
 from trio_pool_serve.bulk.bulk_options import OwnModelOptions, RunOptions, TaskOptions, TextOptions
 from trio_pool_serve.bulk.command import ROWS_FAILED, run_command
+from trio_pool_serve.bulk.inputs import input_table
 
 OWN = OwnModelOptions(model_dtype="float32", device="cpu", cpu_backend="torch")
 
@@ -219,6 +221,19 @@ async def test_another_format_of_the_same_input_is_another_run(tmp_path, model, 
     assert await run(rows, out, EMBED, model=model) == 1
     assert "--input-format is 'csv', where it was 'tsv'" in capsys.readouterr().err
     assert await run(rows, out, EMBED, model=model, input_format="tsv") == 0
+
+
+async def test_a_run_looks_at_each_of_many_files_a_few_times(tmp_path, model, monkeypatch):
+    """For their sizes, before and after the scan, behind the block that each has, and at the end."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for number in range(20):
+        write_rows(data / f"{number}.jsonl", ROWS[:1])
+    looked_at = []
+    state = input_table._state
+    monkeypatch.setattr(input_table, "_state", lambda file: looked_at.append(file.name) or state(file))
+    assert await run(data, tmp_path / "out.jsonl", EMBED, model=model) == 0
+    assert set(Counter(looked_at).values()) == {5}
 
 
 async def test_a_complete_run_is_not_computed_again(tmp_path, model, capsys):
