@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.models.retrieval_families import pylate_bert, splade_max
 from tests.server.server_process import ROOT
 from trio_pool_serve.bulk.bulk_options import OwnModelOptions, RunOptions, TaskOptions, TextOptions
 from trio_pool_serve.bulk.command import ROWS_FAILED, run_command
+from trio_pool_serve.bulk.inputs import input_table
 
 OWN = OwnModelOptions(model_dtype="float32", device="cpu", cpu_backend="torch")
 
@@ -212,6 +214,28 @@ async def test_a_run_of_something_else_refuses_to_go_on_and_says_what_has_change
     assert await run(rows, out, task, **{"model": model, "on_error": "skip", "overwrite": True, **change}) in (0, 3)
 
 
+async def test_another_format_of_the_same_input_is_another_run(tmp_path, model, capsys):
+    rows, out = tmp_path / "rows.csv", tmp_path / "out.jsonl"
+    rows.write_text("text\na text, with a comma\n")
+    assert await run(rows, out, EMBED, model=model, input_format="tsv") == 0
+    assert await run(rows, out, EMBED, model=model) == 1
+    assert "--input-format is 'csv', where it was 'tsv'" in capsys.readouterr().err
+    assert await run(rows, out, EMBED, model=model, input_format="tsv") == 0
+
+
+async def test_a_run_looks_at_each_of_many_files_a_few_times(tmp_path, model, monkeypatch):
+    """For their sizes, before and after the scan, behind the block that each has, and at the end."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for number in range(20):
+        write_rows(data / f"{number}.jsonl", ROWS[:1])
+    looked_at = []
+    state = input_table._state
+    monkeypatch.setattr(input_table, "_state", lambda file: looked_at.append(file.name) or state(file))
+    assert await run(data, tmp_path / "out.jsonl", EMBED, model=model) == 0
+    assert set(Counter(looked_at).values()) == {5}
+
+
 async def test_a_complete_run_is_not_computed_again(tmp_path, model, capsys):
     rows, out = write_rows(tmp_path / "rows.jsonl"), tmp_path / "out.jsonl"
     assert await run(rows, out, EMBED, model=model) == 0
@@ -269,13 +293,38 @@ async def test_with_another_on_error_a_run_that_has_stopped_for_a_row_goes_on(tm
     assert await run(rows_with_errors, out, EMBED, model=model, truncate=False, on_error="null") == 1
 
 
-@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
-async def test_a_complete_output_of_which_something_was_deleted_is_an_error(tmp_path, model, capsys, name):
+@pytest.mark.parametrize(
+    ("name", "changed", "message"),
+    [
+        ("out.jsonl", None, "has been deleted"),
+        ("out.jsonl", "out.jsonl", "bytes, where"),
+        ("out.parquet", None, "has been deleted"),
+        ("out.parquet", "out.parquet/part-00001.parquet", "bytes, where"),
+        ("out.parquet", "out.parquet/part-99999.parquet", "is new"),
+    ],
+    ids=["file deleted", "lines appended", "part deleted", "part appended to", "part added"],
+)
+async def test_a_complete_output_that_was_changed_is_an_error_and_stays_as_it_is(
+    tmp_path, model, capsys, name, changed, message
+):
     rows, out = write_rows(tmp_path / "rows.jsonl"), tmp_path / name
     assert await run(rows, out, EMBED, model=model, rows_per_file=3) == 0
-    (out if out.is_file() else out / "part-00001.parquet").unlink()
+    if changed is None:
+        (out if out.is_file() else out / "part-00001.parquet").unlink()
+    else:
+        with (tmp_path / changed).open("ab") as file:
+            file.write(b'{"id": "of another program"}\n')
+    before = content_of(out)
     assert await run(rows, out, EMBED, model=model, rows_per_file=3) == 1
-    assert "has been deleted" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert message in error
+    assert "--overwrite begins again" in error
+    assert content_of(out) == before
+
+
+def content_of(out: Path) -> dict[str, bytes]:
+    files = out.iterdir() if out.is_dir() else [out] if out.exists() else []
+    return {file.name: file.read_bytes() for file in files}
 
 
 async def test_another_budget_of_batches_is_another_run(tmp_path, model, capsys):

@@ -18,11 +18,12 @@ from trio_pool_serve.bulk.bulk_options import (
     errors_path,
     journal_path,
 )
-from trio_pool_serve.bulk.earlier_output import check_output
+from trio_pool_serve.bulk.earlier_output import check_output, files_of_run
 from trio_pool_serve.bulk.inputs.fingerprint import Fingerprint
 from trio_pool_serve.bulk.inputs.input_table import InputTable, open_input
 from trio_pool_serve.bulk.journal import ON_ERROR, Identity, Journal, open_journal
 from trio_pool_serve.bulk.outputs.column_types import IdType, OutputColumn
+from trio_pool_serve.bulk.outputs.finished_output import check_finished
 from trio_pool_serve.bulk.outputs.output_table import open_output
 from trio_pool_serve.bulk.remote_server import open_remote_server
 from trio_pool_serve.bulk.row_results import Computer
@@ -70,13 +71,19 @@ async def _run(
     own: OwnModelOptions,
 ) -> int:
     offload = Offload()
-    table = await offload.run("files", lambda: open_input(source, format=run.input_format))
     path = None if target == STDIO else Path(target)
+    table = await offload.run("files", partial(_open_input, source, run.input_format, path))
     format = format_of(target, run.output_format) if path else format_of("stdout", run.output_format or "jsonl")  # noqa: A001
     keeps_journal = path is not None and not table.is_stdin
     if path is not None:
         check = partial(
-            check_output, path, overwrite=run.overwrite, keeps_journal=keeps_journal, beside=(errors_path(path),)
+            check_output,
+            path,
+            inputs=[file.path for file in table.files if file.path is not None],
+            overwrite=run.overwrite,
+            in_parts=not format.in_lines,
+            keeps_journal=keeps_journal,
+            beside=(errors_path(path),),
         )
         await offload.run("files", check)
     stopping = StopSignals()
@@ -84,13 +91,14 @@ async def _run(
         await stack.enter_async_context(stopping.watch())
         fingerprint = await _scan(console, offload, table)
         computer: Computer = await stack.enter_async_context(_computer(task, run, text, own))
-        identity = Identity(input=fingerprint, arguments=_arguments(task, run, text, format), model=computer.model)
+        identity = Identity(
+            input=fingerprint, arguments=_arguments(task, run, text, table.format, format), model=computer.model
+        )
         journal = await stack.enter_async_context(
             open_journal(journal_path(path) if path and keeps_journal else None, identity)
         )
-        if journal.progress.is_finished:
-            columns, position = _columns(computer), journal.progress.output
-            await offload.run("files", lambda: open_output(path, format, columns, position).close())  # checks it
+        if path is not None and journal.progress.is_finished:
+            await offload.run("files", partial(check_finished, path, format, journal.progress.output))
             console.print(f"{target} is complete: {journal.progress.done:,} rows.", markup=False)
             return ROWS_FAILED if journal.progress.failed else 0
         return await _compute(console, stopping.stop, offload, table, path, format, task, run, computer, journal)
@@ -143,6 +151,11 @@ async def _compute(
     return ROWS_FAILED if after.failed else 0
 
 
+def _open_input(source: str, given: str | None, output: Path | None) -> InputTable:
+    """Open the input: what this run has written is no part of it, even where a glob or a folder has it. Blocking."""
+    return open_input(source, format=given, left_out=files_of_run(output) if output is not None else frozenset())
+
+
 def _computer(
     task: TaskOptions, run: RunOptions, text: TextOptions, own: OwnModelOptions
 ) -> AbstractAsyncContextManager[Computer]:
@@ -170,12 +183,14 @@ def _arguments(
     task: TaskOptions,
     run: RunOptions,
     text: TextOptions,
+    input_format: Format,
     format: Format,  # noqa: A002
 ) -> dict[str, str | int | bool | None]:
     """Return the arguments on which the bytes of the output depend."""
     return {
         "the command": task.task,
         "--column": ",".join(task.columns),
+        "--input-format": str(input_format),
         "--id": run.id_column,
         "--dimensions": task.dimensions,
         "--dtype": task.dtype,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 import msgspec
@@ -14,6 +14,7 @@ from attrs import define, field
 
 from trio_pool_serve.api.fields.encodings import as_dtype
 from trio_pool_serve.bulk.bulk_options import RunOptions, TaskOptions, TextOptions
+from trio_pool_serve.bulk.file_urls import without_secrets
 from trio_pool_serve.bulk.inputs.input_row import InputRow
 from trio_pool_serve.bulk.outputs.column_types import OutputColumn
 from trio_pool_serve.bulk.row_results import RowResult, WindowResult
@@ -33,6 +34,8 @@ TIMEOUT_S = 600.0
 MAX_ERROR = 500
 """Characters of a server's error that are kept."""
 
+Vectors: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
+
 
 class RefusedRowsError(PoolServeError):
     """The server refuses a request for what is in it: one row of it, or all."""
@@ -49,6 +52,8 @@ class RemoteServer:
     """Of the model."""
     columns: Sequence[OutputColumn] = field(init=False, default=())
     model: dict[str, str] = field(init=False, factory=dict)
+    length: int | None = field(init=False, default=None)
+    """Of the vectors that are written, once it is known."""
     _limiter: trio.CapacityLimiter = field(init=False)
     concurrency: int = 8
 
@@ -82,7 +87,10 @@ class RemoteServer:
         return WindowResult([row for part in alone for row in part.rows], sum(part.tokens for part in alone))
 
     async def _request(self, rows: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], int]:
-        """Return the values of rows, and their tokens. Raises ``RefusedRowsError`` and ``UnavailableError``."""
+        """Return the values of rows, and their tokens.
+
+        Raises ``RefusedRowsError``, ``UnavailableError``, and ``BulkInputError`` for what sending again cannot mend.
+        """
         path, body = self._body_of(rows)
         answer = await self._post(path, {"model": self.name, **body})
         try:
@@ -135,9 +143,21 @@ class RemoteServer:
             case "sparse":
                 return [(_sparse(item["data"]),) for item in data]
             case "token-embed":
-                return [(as_dtype(np.array(item["data"], np.float32), self.task.embed_dtype),) for item in data]
+                vectors = [self._checked(np.array(item["data"], np.float32), 2) for item in data]
             case _:
-                return [(as_dtype(_vector(item["embedding"]), self.task.embed_dtype),) for item in data]
+                vectors = [self._checked(_vector(item["embedding"]), 1) for item in data]
+        return [(as_dtype(vector, self.task.embed_dtype),) for vector in vectors]
+
+    def _checked(self, array: Vectors, n_axes: int) -> Vectors:
+        """Return one vector, or one for each token. Raises ``ValueError``, and ``BulkInputError`` for other lengths."""
+        if array.ndim != n_axes:
+            raise ValueError(f"an array of shape {array.shape} is not one of {n_axes} axes")
+        if self.length is not None and array.shape[-1] != self.length:
+            reason = " It may not know --dimensions." if self.task.dimensions else ""
+            raise BulkInputError(
+                f"The server sends vectors of {array.shape[-1]} numbers, where {self.length} are written.{reason}"
+            )
+        return array
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return the response, after as many attempts as it takes. Cancellation: at once."""
@@ -154,6 +174,7 @@ class RemoteServer:
                 continue
             if response.status_code == 200:
                 return decoded(response, path)
+            check_redirect(response, path)
             reason = f"status {response.status_code}: {message_of(response)}"
             if response.status_code in (401, 403, 404, 405):
                 raise BulkInputError(f"The server refuses {path}, {reason}")
@@ -167,21 +188,24 @@ class RemoteServer:
 
         Raises ``UnavailableError`` and ``BulkInputError``. Cancellation: at once.
         """
+        url = without_secrets(str(self.client.base_url))
         try:
             response = await self.client.get("/v1/models")
             cards = decoded(response, "/v1/models").get("data") or [] if response.status_code == 200 else []
         except httpx.TransportError as error:
-            raise UnavailableError(f"The server at {self.client.base_url} does not respond: {error!r}.") from error
+            raise UnavailableError(f"The server at {url} does not respond: {error!r}.") from error
         names = [str(card.get("id")) for card in cards if isinstance(card, dict)]
         if not self.name:
             if not names:
+                check_redirect(response, "/v1/models")
                 raise BulkInputError("The server does not say which models it has: name one with --model.")
             self.name = names[0]
-        self.model = {"--url": str(self.client.base_url), "the server's model": self.name}
+        self.model = {"--url": url, "the server's model": self.name}
         length = 0
         if self.task.task in ("embed", "token-embed"):
             ((vector,),), _ = await self._request_sample()
             length = vector.shape[-1]
+            self.length = self.task.dimensions or length
         self.columns = columns_of(self.task, length)
 
     async def _request_sample(self) -> tuple[list[tuple[Any, ...]], int]:
@@ -194,7 +218,7 @@ class RemoteServer:
             self.task = task
 
 
-def _vector(embedding: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _vector(embedding: Any) -> Vectors:
     """Return a vector that is base64 of float32, or a list of numbers where the server knows no base64."""
     if isinstance(embedding, str):
         return np.frombuffer(pybase64.b64decode(embedding, validate=True), np.dtype("<f4"))
@@ -212,6 +236,16 @@ def decoded(response: httpx.Response, path: str) -> dict[str, Any]:
         return msgspec.json.decode(response.content, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise UnavailableError(f"The server's response to {path} is not JSON: {error}.") from error
+
+
+def check_redirect(response: httpx.Response, path: str) -> None:
+    """Raise ``BulkInputError`` for a redirect: it is about the server's address, and not about what was sent."""
+    if 300 <= response.status_code < 400:
+        target = response.next_request
+        where = f" to {without_secrets(str(target.url))}" if target is not None else ""
+        raise BulkInputError(
+            f"The server redirects {path}{where} (status {response.status_code}): give its own address as --url."
+        )
 
 
 def message_of(response: httpx.Response) -> str:

@@ -131,7 +131,7 @@ class BulkRun:
                 if ends_part or len(rows) >= WINDOW_ROWS or characters >= WINDOW_CHARACTERS:
                     yield Window(rows, number + 1, ends_part)
                     rows, characters = [], 0
-            self.table.check_unchanged(self.journal.identity.input)
+        self.table.check_unchanged(self.journal.identity.input)
         if number >= start:
             yield Window(rows, number + 1, ends_part=True)
 

@@ -33,7 +33,6 @@ from trio_pool_serve.bulk.transfer import download, upload
 from trio_pool_serve.bulk.vllm_lines import write_line
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import (
-    BulkInputError,
     PoolServeError,
     StorageLostError,
     TransferError,
@@ -99,10 +98,8 @@ def _check_files(options: BatchOptions) -> None:
     """Refuse files that cannot be the input or the output; remove what is to be overwritten. Blocking."""
     check_path_or_url(options.input_file)
     check_path_or_url(options.output_file)
-    if options.output.exists() and options.input.exists() and options.output.samefile(options.input):
-        raise BulkInputError(f"{options.output} is the input.")
-    copy = (options.input,) if is_url(options.input_file) else ()
-    check_output(options.output, overwrite=options.overwrite, beside=copy)
+    inputs, copies = ((), (options.input,)) if is_url(options.input_file) else ((options.input,), ())
+    check_output(options.output, inputs=inputs, overwrite=options.overwrite, beside=copies)
 
 
 async def _open_input(options: BatchOptions, offload: Offload) -> BatchInput:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.bulk.table_files import FORMATS, LINE_FORMATS, all_rows, values, write_table
 from tests.server.server_process import ROOT
+from trio_pool_serve.bulk.inputs import input_table
 from trio_pool_serve.bulk.inputs.fingerprint import Fingerprint
 from trio_pool_serve.bulk.inputs.input_row import BLOCK_BYTES, BLOCK_ROWS
 from trio_pool_serve.bulk.inputs.input_table import open_input
@@ -143,6 +144,30 @@ def test_a_file_that_changes_after_the_scan_is_an_error(tmp_path):
     path.unlink()
     with pytest.raises(InputChangedError, match=r"a\.jsonl cannot be found any longer: No such file"):
         table.check_unchanged(fingerprint)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_file_that_changes_while_it_is_read_is_an_error_before_the_next_block(tmp_path, kind):
+    path = write_table(tmp_path / f"a.{kind}", ROWS * 50, COLUMNS)
+    table = open_input(str(path))
+    table.scan(ignore)
+    blocks = table.rows(COLUMNS, None)
+    assert len(next(blocks)) == BLOCK_ROWS
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(InputChangedError, match="it was written to"):
+        next(blocks)
+
+
+def test_of_many_files_only_the_one_that_is_read_is_looked_at(tmp_path, monkeypatch):
+    for number in range(9):
+        write_table(tmp_path / f"{number}.jsonl", ROWS, COLUMNS)
+    table = open_input(str(tmp_path))
+    fingerprint = table.scan(ignore)
+    looked_at = []
+    state = input_table._state
+    monkeypatch.setattr(input_table, "_state", lambda file: looked_at.append(file.name) or state(file))
+    assert len(all_rows(table, *COLUMNS)) == 9 * len(ROWS)
+    assert looked_at == [file.name for file in fingerprint.files]
 
 
 def test_a_file_that_changes_while_it_is_scanned_is_an_error(tmp_path):

@@ -34,8 +34,11 @@ class FoundFiles:
     format: Format
 
 
-def find_files(source: str, given: str | None) -> FoundFiles:
-    """Return the files of a source, sorted by name, all of one format. Raises ``BulkInputError``."""
+def find_files(source: str, given: str | None, left_out: frozenset[Path] = frozenset()) -> FoundFiles:
+    """Return the files of a source, sorted by name, all of one format. Raises ``BulkInputError``.
+
+    Of a glob or a folder, those that are ``left_out``, by resolved paths, do not count.
+    """
     if source == STDIN:
         return _standard_input(given)
     if source.startswith(HUB_PREFIX):
@@ -44,10 +47,10 @@ def find_files(source: str, given: str | None) -> FoundFiles:
     path = Path(source)
     try:
         if path.is_dir():
-            return _folder(source, path, given)
+            return _folder(source, path, given, left_out)
         if path.exists() or not WILDCARDS.search(source):
             return _found(source, path.parent, [path] if path.exists() else [], given)
-        return _matching(source, given)
+        return _matching(source, given, left_out)
     except OSError as error:
         raise BulkInputError(f"{source}: {error.strerror or error}.") from error
 
@@ -61,13 +64,14 @@ def _standard_input(given: str | None) -> FoundFiles:
     return FoundFiles((InputFile("standard input", None),), found)
 
 
-def _matching(source: str, given: str | None) -> FoundFiles:
+def _matching(source: str, given: str | None, left_out: frozenset[Path]) -> FoundFiles:
     before = source[: WILDCARDS.search(source).start()]  # type: ignore[union-attr]  # checked by the caller
     paths = [Path(path) for path in glob.glob(source, recursive=True)]  # noqa: PTH207
-    return _found(source, Path(before.rpartition("/")[0] or ("/" if before.startswith("/") else ".")), paths, given)
+    folder = Path(before.rpartition("/")[0] or ("/" if before.startswith("/") else "."))
+    return _found(source, folder, _without(paths, left_out), given)
 
 
-def _folder(source: str, folder: Path, given: str | None) -> FoundFiles:
+def _folder(source: str, folder: Path, given: str | None, left_out: frozenset[Path]) -> FoundFiles:
     if (folder / "dataset_dict.json").is_file():
         splits = _json(folder / "dataset_dict.json", _SplitNames).splits
         raise BulkInputError(
@@ -76,7 +80,7 @@ def _folder(source: str, folder: Path, given: str | None) -> FoundFiles:
     if (folder / "state.json").is_file():
         return _saved_dataset(source, folder)
     paths = [path for path in folder.iterdir() if path.is_file() and path.name[0] not in "._"]
-    return _found(source, folder, _of_known_formats(paths), given)
+    return _found(source, folder, _without(_of_known_formats(paths), left_out), given)
 
 
 def _saved_dataset(source: str, folder: Path) -> FoundFiles:
@@ -117,6 +121,10 @@ def _json(path: Path, kind: Callable[..., Any]) -> Any:
 
 def _of_known_formats(paths: Iterable[Path]) -> list[Path]:
     return [path for path in paths if known_format(path.name)]
+
+
+def _without(paths: list[Path], left_out: frozenset[Path]) -> list[Path]:
+    return [path for path in paths if path.resolve() not in left_out] if left_out else paths
 
 
 def _found(source: str, folder: Path, paths: Iterable[Path], given: str | None) -> FoundFiles:

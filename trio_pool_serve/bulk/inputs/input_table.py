@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from attrs import define, field
@@ -22,15 +23,21 @@ from trio_pool_serve.errors import BulkInputError, InputChangedError
 DIGEST_BYTES = 32
 
 
-def open_input(source: str, *, format: str | None = None) -> "InputTable":  # noqa: A002
+def open_input(
+    source: str,
+    *,
+    format: str | None = None,  # noqa: A002
+    left_out: frozenset[Path] = frozenset(),
+) -> "InputTable":
     """Find the files of a table; those of a dataset on the hub are downloaded.
 
     ``source`` is a path; a glob, whose files are sorted by name; ``-`` for standard input, which needs a format; a
     folder of files, such as one that ``open_output`` wrote; a folder of ``save_to_disk``; or
     ``hf://datasets/OWNER/NAME[@REVISION][/GLOB]``. ``format`` is ``jsonl``, ``csv``, ``tsv``, ``parquet`` or ``arrow``,
-    the first three also with ``.gz`` or ``.zst``; without one, the extension decides. Raises ``BulkInputError``.
+    the first three also with ``.gz`` or ``.zst``; without one, the extension decides. Files that are ``left_out``,
+    by resolved paths, are not among those that a glob or a folder stands for. Raises ``BulkInputError``.
     """
-    found = find_files(source, format)
+    found = find_files(source, format, left_out)
     return InputTable(source, found.format, found.files)
 
 
@@ -43,6 +50,8 @@ class InputTable:
     files: tuple[InputFile, ...]
     _rows_of_file: dict[str, int] = field(factory=dict, init=False)
     """As far as they have been scanned."""
+    _state_of_file: dict[str, tuple[int, int]] = field(factory=dict, init=False)
+    """Size and modification time of those that have been scanned."""
     _was_read: bool = field(default=False, init=False)
 
     @property
@@ -74,8 +83,9 @@ class InputTable:
 
     def check_unchanged(self, fingerprint: Fingerprint) -> None:
         """Raise ``InputChangedError`` if size or modification time of a file are not those of a scan of this table."""
+        paths = {file.name: file.path for file in self.files}
         for file in fingerprint.files:
-            _check_state(InputFile(file.name, self._path_of(file.name)), (file.n_bytes, file.mtime_ns))
+            _check_state(InputFile(file.name, paths.get(file.name)), (file.n_bytes, file.mtime_ns))
 
     def rows(self, columns: Sequence[str], id_column: str | None, start: int = 0) -> Iterator[list[InputRow]]:
         """Yield the rows from number ``start`` on, in blocks of at most 1024 rows and about 8 MiB.
@@ -86,7 +96,8 @@ class InputTable:
         scanned are skipped without being read, and so are row groups of Parquet; of others, the rows before ``start``
         are read. Arrow files are held in memory one record batch at a time, only the columns asked for.
 
-        Raises ``BulkInputError`` for a damaged file, and for a missing column where a header or schema has columns.
+        Raises ``BulkInputError`` for a damaged file, and for a missing column where a header or schema has columns;
+        ``InputChangedError`` rather than yielding a block of a file that was changed since it was scanned.
         """
         cursor = Cursor(start)
         for file in self.files:
@@ -95,10 +106,10 @@ class InputTable:
                 cursor.number += n_rows
                 continue
             with read_errors(file.name), self._opened(file) as opened:
-                yield from self._blocks(opened, file.name, columns, id_column, cursor)
-
-    def _path_of(self, name: str) -> Any:
-        return next((file.path for file in self.files if file.name == name), None)
+                for block in self._blocks(opened, file.name, columns, id_column, cursor):
+                    if file.name in self._state_of_file:
+                        _check_state(file, self._state_of_file[file.name])
+                    yield block
 
     @contextmanager
     def _opened(self, file: InputFile) -> Iterator[BinaryIO]:
@@ -129,6 +140,7 @@ class InputTable:
             self._rows_of_file[file.name] = self._count(opened, hashed, file.name)
             hashed.read_to_end()
         _check_state(file, before)
+        self._state_of_file[file.name] = before
         return FilePrint(file.name, before[0], hashed.digest, before[1])
 
     def _count(self, opened: BinaryIO, hashed: "HashedFile", name: str) -> int:

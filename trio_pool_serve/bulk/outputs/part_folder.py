@@ -124,29 +124,48 @@ class PartFolder:
         self._part = None
 
     def _path(self, part: int) -> Path:
-        return self._folder / f"part-{part:05d}{self._format.extension}"
+        return part_path(self._folder, self._format, part)
 
     def _prepare(self, *, fresh: bool) -> None:
         """Check the parts up to the position, and remove those behind it."""
         make_folder(self._folder)
-        own = re.compile(rf"part-(\d{{5}}){re.escape(self._format.extension)}(\.tmp)?")
-        found = {path: own.fullmatch(path.name) for path in self._folder.iterdir()}
+        found = _matches(self._folder, self._format)
         foreign = sorted(path.name for path, match in found.items() if not match and path.name[0] not in "._")
         if fresh and foreign:
             raise BulkInputError(f"{self._folder} has other files in it ({foreign[0]}): name a new or empty folder.")
-        self._check_parts()
-        left = [path for path, match in found.items() if match and (match[2] or int(match[1]) >= self._position.parts)]
-        remove_files(self._folder, left)
+        check_parts(self._folder, self._format, self._position)
+        remove_files(self._folder, parts_behind(self._folder, self._format, self._position))
 
-    def _check_parts(self) -> None:
-        n_bytes = 0
-        for part in range(self._position.parts):
-            path = self._path(part)
-            if not path.is_file():
-                raise StorageError(f"{path} has been deleted: it was complete.")
-            n_bytes += path.stat().st_size
-        if n_bytes != self._position.n_bytes:
-            raise StorageError(
-                f"{self._folder}: its first {self._position.parts} parts have {n_bytes} bytes, where "
-                f"{self._position.n_bytes} had been written: one of them has been changed."
-            )
+
+def part_path(folder: Path, table_format: Format, part: int) -> Path:
+    """Return where a part is."""
+    return folder / f"part-{part:05d}{table_format.extension}"
+
+
+def check_parts(folder: Path, table_format: Format, position: Position) -> None:
+    """Raise ``StorageError`` if the parts up to a position are not those that were committed."""
+    n_bytes = 0
+    for part in range(position.parts):
+        path = part_path(folder, table_format, part)
+        if not path.is_file():
+            raise StorageError(f"{path} has been deleted: it was complete.")
+        n_bytes += path.stat().st_size
+    if n_bytes != position.n_bytes:
+        raise StorageError(
+            f"{folder}: its first {position.parts} parts have {n_bytes} bytes, where "
+            f"{position.n_bytes} had been written: one of them has been changed."
+        )
+
+
+def parts_behind(folder: Path, table_format: Format, position: Position) -> list[Path]:
+    """Return the parts that a position does not cover, with those that are not complete."""
+    return sorted(
+        path
+        for path, match in _matches(folder, table_format).items()
+        if match and (match[2] or int(match[1]) >= position.parts)
+    )
+
+
+def _matches(folder: Path, table_format: Format) -> dict[Path, re.Match[str] | None]:
+    own = re.compile(rf"part-(\d{{5}}){re.escape(table_format.extension)}(\.tmp)?")
+    return {path: own.fullmatch(path.name) for path in folder.iterdir()}

@@ -1,0 +1,102 @@
+"""Servers that do not do as they are asked: what ``--url`` makes of them."""
+
+import json
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from trio_pool_serve.bulk.bulk_options import TaskOptions, TextOptions
+from trio_pool_serve.bulk.inputs.input_row import InputRow
+from trio_pool_serve.bulk.remote_server import RemoteServer
+from trio_pool_serve.errors import BulkInputError, UnavailableError
+
+URL = "http://user:secret@server.test:8000/base"
+
+ROWS = [InputRow(number, f"rows.jsonl:{number}", number, (f"text {number}",)) for number in range(2)]
+
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+def server_that(answer: Answer, **task: object) -> RemoteServer:
+    client = httpx.AsyncClient(base_url=URL, transport=httpx.MockTransport(answer))
+    options = TaskOptions(**{"task": "embed", "columns": ("text",), **task})
+    return RemoteServer(client, options, TextOptions(), "")
+
+
+def models() -> httpx.Response:
+    return httpx.Response(200, json={"data": [{"id": "m"}]})
+
+
+def embeddings(request: httpx.Request) -> httpx.Response:
+    """Answer as a server whose model has vectors of four numbers, and which ignores ``dimensions``."""
+    if request.method == "GET":
+        return models()
+    texts = json.loads(request.content)["input"]
+    return httpx.Response(
+        200, json={"data": [{"index": index, "embedding": [1.0, 2, 3, 4]} for index in range(len(texts))]}
+    )
+
+
+async def test_what_is_kept_and_printed_of_the_url_has_no_secrets():
+    server = server_that(embeddings)
+    await server.describe()
+    assert server.model == {"--url": "http://server.test:8000/base/", "the server's model": "m"}
+
+    def unreachable(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused", request=request)
+
+    with pytest.raises(UnavailableError, match=r"http://server\.test:8000/base/ does not respond") as caught:
+        await server_that(unreachable).describe()
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+async def test_a_redirect_ends_the_run_and_is_not_an_error_of_the_rows(status):
+    def redirect(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(status, headers={"location": f"https://u:secret@other.test{request.url.path}"})
+
+    server = server_that(redirect, task="classify")
+    with pytest.raises(BulkInputError, match=rf"/classify to https://other\.test/base/classify \(status {status}\)"):
+        await server._post("/classify", {})
+    with pytest.raises(BulkInputError, match=r"/v1/models to https://other\.test/base/v1/models"):
+        await server.describe()
+    with pytest.raises(BulkInputError):
+        await server._compute(ROWS)
+
+
+async def test_a_status_that_points_nowhere_is_an_error_too():
+    with pytest.raises(BulkInputError, match=r"redirects /classify \(status 304\)"):
+        await server_that(lambda _: httpx.Response(304), task="classify")._post("/classify", {})
+
+
+async def test_a_server_that_ignores_the_dimensions_is_an_error_that_says_so():
+    server = server_that(embeddings, dimensions=2)
+    await server.describe()
+    with pytest.raises(
+        BulkInputError, match=r"vectors of 4 numbers, where 2 are written\. It may not know --dimensions"
+    ):
+        await server._compute(ROWS)
+
+
+async def test_vectors_of_the_length_of_the_sample_are_taken():
+    server = server_that(embeddings)
+    await server.describe()
+    result = await server._compute(ROWS)
+    assert [values.tolist() for row in result.rows for values in row.values] == [[1, 2, 3, 4]] * 2
+    server.length = 3  # the server has another model by now
+    with pytest.raises(BulkInputError, match=r"vectors of 4 numbers, where 3 are written\.$"):
+        await server._compute(ROWS)
+
+
+@pytest.mark.parametrize("embedding", [1.0, [[1.0, 2.0]]])
+async def test_what_is_no_vector_is_not_understood(embedding):
+    def answer(request: httpx.Request) -> httpx.Response:
+        return (
+            models()
+            if request.method == "GET"
+            else httpx.Response(200, json={"data": [{"index": 0, "embedding": embedding}]})
+        )
+
+    with pytest.raises(UnavailableError, match="is not understood"):
+        await server_that(answer).describe()
