@@ -24,10 +24,11 @@ import sys
 from trio_pool_serve.bulk import commands, run
 from trio_pool_serve.bulk.bulk_options import OwnModelOptions, RunOptions, TaskOptions, TextOptions
 from trio_pool_serve.bulk.journal import Journal
+from trio_pool_serve.bulk.own_engine import OwnEngine
 from trio_pool_serve.bulk.outputs.line_output import LineOutput
 from trio_pool_serve.bulk.outputs.part_folder import PartFolder
 
-model, source, target, moment, times, number = sys.argv[1:]
+model, source, target, moment, times, number, computed = sys.argv[1:]
 seen = 0
 
 
@@ -56,17 +57,28 @@ async def commit(self, progress, original=Journal.commit):
     come_to("after journal")
 
 
+async def compute(self, rows, original=OwnEngine.compute):
+    with open(computed, "a") as file:
+        file.writelines(f"{row.number}\\n" for row in rows if row.place.startswith("rows.jsonl:"))  # no sample
+    return await original(self, rows)
+
+
 for kind in (LineOutput, PartFolder):
     around(kind, "write", "write")
     around(kind, "commit", "commit")
 Journal.commit = commit
+OwnEngine.compute = compute
 run.WINDOW_ROWS = 64
 task = TaskOptions(task="embed", columns=("text",))
 options = RunOptions(model=model, rows_per_file=128, on_error="skip")
 own = OwnModelOptions(model_dtype="float32", device="cpu", cpu_backend="torch")
 commands.leave_with(commands.start(source, target, task, options, TextOptions(truncate=True), own))
 """
-"""The command with small windows, so that a short run has many commits. It sends itself a signal at a moment."""
+"""The command with small windows, so that a short run has many commits. It sends itself a signal at a moment, and lists
+the numbers of the rows that it computes."""
+
+WRONG = 100
+"""The number of the row that is not computed."""
 
 MOMENTS_OF = {
     ".jsonl": ("before write", "after commit"),
@@ -76,11 +88,26 @@ MOMENTS_OF = {
 
 
 def start(
-    model: Path, rows: Path, out: Path, moment: str = "", times: int = 0, number: int = signal.SIGKILL
+    model: Path,
+    rows: Path,
+    out: Path,
+    moment: str = "",
+    times: int = 0,
+    number: int = signal.SIGKILL,
+    computed: str | Path = os.devnull,
 ) -> subprocess.Popen[bytes]:
     """Start a run that sends itself a signal when it comes to a moment for so many times."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
-    command = [sys.executable, "-c", PROGRAM, *map(str, (model, rows, out)), moment, str(times), str(int(number))]
+    command = [
+        sys.executable,
+        "-c",
+        PROGRAM,
+        *map(str, (model, rows, out)),
+        moment,
+        str(times),
+        str(int(number)),
+        str(computed),
+    ]
     return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE)
 
 
@@ -97,9 +124,11 @@ def wait_until_stopped(run: subprocess.Popen[bytes]) -> None:
 
 def committed(out: Path) -> Progress:
     """Return what the journal says of a run that has ended."""
-    with closing(sqlite3.connect(out.with_name(f"{out.name}.journal"))) as connection:
-        (value,) = connection.execute("SELECT value FROM run WHERE name = 'progress'").fetchone()
-    return msgspec.json.decode(value, type=Progress)
+    journal = out.with_name(f"{out.name}.journal")
+    assert journal.exists()
+    with closing(sqlite3.connect(journal)) as connection:
+        found = connection.execute("SELECT value FROM run WHERE name = 'progress'").fetchone()
+    return msgspec.json.decode(found[0], type=Progress) if found else Progress()
 
 
 def content(out: Path) -> dict[str, bytes]:
@@ -115,7 +144,7 @@ def model(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory) -> Path:
     many = [{**row, "id": f"{number}-{row['id']}"} for number in range(200) for row in ROWS]
-    many[100] = {"id": "wrong"}
+    many[WRONG] = {"id": "wrong"}
     return write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", many)
 
 
@@ -135,22 +164,26 @@ def uninterrupted(model, rows, tmp_path_factory) -> Callable[[str], Path]:
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet", pytest.param("out.csv.gz", marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_again_and_again_writes_the_same_bytes(tmp_path, model, rows, uninterrupted, name):
-    """Killed at two moments; what was committed stays, and no row before it is computed again."""
-    whole, out = uninterrupted(name), tmp_path / name
+    """Killed at two moments; what was committed stays, and no row before it is computed again, but all behind it."""
+    whole, out, computed = uninterrupted(name), tmp_path / name, tmp_path / "computed"
     rng, before = random.Random(name), 0
     for moment in MOMENTS_OF[whole.suffix]:
-        status, printed = ended(start(model, rows, out, moment, rng.randint(2, 3)))
+        status, printed = ended(start(model, rows, out, moment, rng.randint(2, 3), computed=computed))
         assert status == -signal.SIGKILL, printed
-        journal = out.with_name(f"{out.name}.journal")
-        assert journal.exists()
-        with closing(sqlite3.connect(journal)) as connection:
-            found = connection.execute("SELECT value FROM run WHERE name = 'progress'").fetchone()
-        now = msgspec.json.decode(found[0], type=Progress).next_row if found else 0
-        assert now >= before
-        before = now
+        assert min(taken_numbers(computed)) == before
+        assert committed(out).next_row >= before
+        before = committed(out).next_row
     assert before > 0
-    assert ended(start(model, rows, out))[0] == 3
+    assert ended(start(model, rows, out, computed=computed))[0] == 3
+    assert taken_numbers(computed) == [n for n in range(before, 200 * len(ROWS)) if n != WRONG]
     assert content(out) == content(whole)
+
+
+def taken_numbers(computed: Path) -> list[int]:
+    """Return the sorted numbers of the rows that a run has listed, and begin an empty list for the next one."""
+    numbers = sorted(map(int, computed.read_text().split()))
+    computed.unlink()
+    return numbers
 
 
 def test_two_runs_on_one_output_are_an_error_for_the_second(tmp_path, model, rows):
