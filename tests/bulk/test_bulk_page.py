@@ -129,7 +129,8 @@ def test_options_are_marked_that_a_run_compares():
     from trio_pool_serve.bulk.table_formats import format_of
 
     task = TaskOptions(task="embed", columns=("text",))
-    compared = _arguments(task, RunOptions(), TextOptions(), format_of("out.parquet", None))
+    formats = format_of("in.jsonl"), format_of("out.parquet")
+    compared = _arguments(task, RunOptions(), TextOptions(), *formats)
     rows = [line.split("|") for line in PAGE.splitlines() if line.startswith("|") and line.endswith("| ✓ |")]
     marked = {option for row in rows for option in re.findall(r"`(--[a-z-]+)`", row[2])}
     columns = {"--query-column", "--document-column", "--documents-column"}  # compared as --column

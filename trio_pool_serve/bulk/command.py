@@ -202,7 +202,7 @@ def _arguments(
         "--shard": run.shard,
         "--limit": run.limit,
         "--rows-per-file": None if format.in_lines else run.rows_per_file,
-        "the format": str(format),
+        "--output-format": str(format),
     }
 
 
