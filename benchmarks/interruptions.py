@@ -38,6 +38,9 @@ from benchmarks.servers import READY_TIMEOUT_S, ROOT, Server, free_port, wait_fo
 
 KINDS = ("parquet", "jsonl", "run-batch", "server")
 
+ROWS_PER_FILE = "1024"
+"""Each file is a commit: with the default, most kills would come before the first."""
+
 SHARE = 8
 """A process is killed within this share of the time that computing everything takes; some before they compute."""
 
@@ -128,7 +131,7 @@ class CommandRuns:
         arguments = (
             ["run-batch", "-i", str(self.source), "-o", str(self.target), "--served-model-name", MODEL_NAME]
             if self.kind == "run-batch"
-            else ["embed", str(self.source), str(self.target)]
+            else ["embed", str(self.source), str(self.target), "--rows-per-file", ROWS_PER_FILE]
         )
         command = [sys.executable, "-m", "trio_pool_serve", *arguments, "--model", MODEL_PATH]
         async with trio.open_nursery() as nursery:
