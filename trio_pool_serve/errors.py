@@ -154,6 +154,10 @@ class EngineDeadError(UnavailableError):
     """The engine has stopped for good; its process is about to exit."""
 
 
+class EngineProcessDiedError(EngineDeadError):
+    """The engine process has died while it computed the row; another one is being started."""
+
+
 class BatchFailedError(PoolServeError):
     """The forward pass of this row raised, alone or with others that could not all be computed again."""
 

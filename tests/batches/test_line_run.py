@@ -17,7 +17,7 @@ from trio_pool_serve.batches.line_request import LineResponse, Submitter
 from trio_pool_serve.batches.line_run import LineRun, Position, compute_by, refuse_by, run_lines
 from trio_pool_serve.batches.line_window import WINDOW_BYTES, WINDOW_INPUTS, WINDOW_LINES, read_window
 from trio_pool_serve.batches.owner_turns import OwnerTurns
-from trio_pool_serve.errors import DrainingError, EngineDeadError, StorageLostError
+from trio_pool_serve.errors import DrainingError, EngineProcessDiedError, StorageLostError
 from trio_pool_serve.threads.offload import Offload
 
 MAX_LINE_BYTES = 100_000
@@ -182,7 +182,7 @@ async def test_a_line_with_which_the_engine_dies_fails_alone(tmp_path, autojump_
     async def die(lines, submitter):
         if any(each.request_id == poisoned for each in lines):
             await trio.lowlevel.checkpoint()
-            raise EngineDeadError("The engine process has died; another one is being started.")
+            raise EngineProcessDiedError("The engine process has died; another one is being started.")
         return await respond_all(lines, submitter)
 
     run.server.respond_all = die

@@ -13,7 +13,7 @@ from attrs import define, evolve, field, frozen
 from trio_pool_serve.batches.batch_line import BatchLine, LineError, RefusedLine, request_id_of
 from trio_pool_serve.batches.line_request import LineRequest, LineResponse, RespondAll, Submitter
 from trio_pool_serve.batches.line_window import Window, read_window
-from trio_pool_serve.errors import EngineDeadError, PoolServeError, UnavailableError, unwrap_exception_groups
+from trio_pool_serve.errors import EngineProcessDiedError, PoolServeError, UnavailableError, unwrap_exception_groups
 from trio_pool_serve.storage.durable_files import AppendedFile, open_appended, storage_errors
 from trio_pool_serve.threads.offload import Offload
 
@@ -241,7 +241,7 @@ async def _respond_once_available(
         try:
             return await respond_all(requests, submitter)
         except UnavailableError as error:
-            deaths += isinstance(error, EngineDeadError)
+            deaths += isinstance(error, EngineProcessDiedError)
             if deaths == MAX_DEATHS:
                 break
             if pause_s is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from attrs import evolve
 
 from trio_pool_serve.config import Config, ModelConfig, Placement
+from trio_pool_serve.threads.dedicated_threads import HAS_IDLE_PRIORITY
 
 MAX_REPLICAS = 4
 """Of the default on CPU: each engine process takes the model's memory once more."""
@@ -62,7 +63,8 @@ def idle_launches_of(config: Config, processes: int = 1) -> int:
 
     ``processes`` share the cores.
     """
-    return max(1, len(os.sched_getaffinity(0)) // processes) if config.threads.idle_batches else 0
+    has_idle = config.threads.idle_batches and HAS_IDLE_PRIORITY
+    return max(1, len(os.sched_getaffinity(0)) // processes) if has_idle else 0
 
 
 def with_replicas(config: Config, gpus: int) -> Config:

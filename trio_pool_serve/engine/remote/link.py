@@ -30,7 +30,7 @@ from trio_pool_serve.engine.remote.wire import (
     Withdraw,
     parts_of,
 )
-from trio_pool_serve.errors import BatchFailedError, EngineDeadError, PoolServeError, UnsendableError
+from trio_pool_serve.errors import BatchFailedError, EngineProcessDiedError, PoolServeError, UnsendableError
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.types import PoolingOutput
 
@@ -188,7 +188,7 @@ class Link:
         for number in list(self._waiting):
             entry = self._settle(number)
             if entry is not None:
-                entry.fail(EngineDeadError("The engine process has died; another one is being started."))
+                entry.fail(EngineProcessDiedError("The engine process has died; another one is being started."))
 
     async def _send(self, stream: FramedStream[FromEngine]) -> None:
         """Send what has accumulated since the last frame, forever."""
