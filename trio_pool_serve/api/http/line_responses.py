@@ -29,7 +29,7 @@ GPU_TOKEN_DIVISOR = 4
 
 
 PAUSE_S = 0.003
-"""Before another line is begun while there are requests: the event loop has half a millisecond of work for each."""
+"""Before another line is begun while there are requests: a line takes about a millisecond of the event loop's time."""
 
 
 @define(eq=False)
