@@ -22,6 +22,7 @@ from tests.server.server_process import ROOT
 from trio_pool_serve.bulk.bulk_options import OwnModelOptions, RunOptions, TaskOptions, TextOptions
 from trio_pool_serve.bulk.command import ROWS_FAILED, run_command
 from trio_pool_serve.bulk.inputs import input_table
+from trio_pool_serve.bulk.own_engine import ROWS_PER_JOB
 
 OWN = OwnModelOptions(model_dtype="float32", device="cpu", cpu_backend="torch")
 
@@ -168,6 +169,19 @@ async def test_rows_that_fail_are_null_or_left_out_and_listed_with_place_id_and_
             ]
             assert [bool(row["reason"]) for row in errors] == [True] * 4
             assert "is not a text" in errors[2]["reason"]
+
+
+async def test_rows_that_fail_fail_alone_wherever_they_are_in_a_job(tmp_path, model):
+    too_long = {0, 1, ROWS_PER_JOB - 1, ROWS_PER_JOB, ROWS_PER_JOB + 100, 2 * ROWS_PER_JOB + 9}
+    texts = ["word " * (500 if number in too_long else number % 9 + 1) for number in range(2 * ROWS_PER_JOB + 10)]
+    path, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    path.write_text("".join(json.dumps({"id": number, "text": text}) + "\n" for number, text in enumerate(texts)))
+    assert await run(path, out, EMBED, model=model, truncate=False, on_error="null") == ROWS_FAILED
+    written = read_rows(out)
+    assert [row["id"] for row in written] == [*range(len(texts))]
+    assert {row["id"] for row in written if row["embedding"] is None} == too_long
+    errors = read_rows(tmp_path / "out.jsonl.errors.jsonl")
+    assert [row["id"] for row in errors] == sorted(too_long)
 
 
 async def test_by_default_the_first_row_that_fails_ends_the_run(tmp_path, model, rows_with_errors, capsys):

@@ -28,8 +28,8 @@ from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.tasks.score import ScoreJob, score
 from trio_pool_serve.types import Client, PoolingTask, SparseVector
 
-ROWS_PER_JOB = 64
-"""If one row of a job fails, all of them are computed again, each by itself."""
+ROWS_PER_JOB = 256
+"""Of a job that fails because of one row, both halves are computed again, and so on."""
 
 SAMPLE = "Every task has a parent, every wait can be cancelled, and every failure has somewhere to go. " * 11
 """A thousand characters."""
@@ -76,7 +76,7 @@ class OwnEngine:
         return WindowResult([row for job in results for row in job.rows], sum(job.tokens for job in results))
 
     async def _compute(self, model: Model, rows: Sequence[InputRow]) -> WindowResult:
-        """Compute the rows of a job; of one that fails, each by itself."""
+        """Compute the rows of a job; of one that fails, both halves."""
         try:
             values, tokens = await COMMANDS[self.task.task](self, model, [row.values for row in rows])
         except UnavailableError:
@@ -86,8 +86,9 @@ class OwnEngine:
                 return WindowResult([RowResult(error=str(error))], 0)
         else:
             return WindowResult([RowResult(of_row) for of_row in values], tokens)
-        alone = [await self._compute(model, [row]) for row in rows]
-        return WindowResult([row for job in alone for row in job.rows], sum(job.tokens for job in alone))
+        middle = len(rows) // 2
+        first, second = [await self._compute(model, half) for half in (rows[:middle], rows[middle:])]
+        return WindowResult(first.rows + second.rows, first.tokens + second.tokens)
 
     async def digest_of_sample(self) -> str:
         """Return a digest of what is computed from some rows: it differs if a library or the CPU computes otherwise.

@@ -53,7 +53,8 @@ class EstimatedWork:
 class AdmittedRequest:
     """The work of one admitted request that is not computed yet, as counted by ``Admission``.
 
-    Its rows replace the estimate once they are rendered, and no longer count once they are computed.
+    Its rows replace the estimate once they are rendered, and no longer count once they are computed. Background work is
+    not counted at all.
     """
 
     work: EstimatedWork
@@ -68,6 +69,9 @@ class AdmittedRequest:
     def __attrs_post_init__(self) -> None:
         work = self.work
         self._unrendered = work.rows
+        self._estimate = {}
+        if work.client.is_background:
+            return
         estimated_class = work_class(work.tokens // max(1, work.rows), has_images=work.has_images)
         self._estimate = {estimated_class: work.tokens}
         self._count(estimated_class, work.tokens)
@@ -76,6 +80,8 @@ class AdmittedRequest:
 
     def note_rendered(self, prompts: Iterable[RenderedPrompt], rows: int) -> None:
         """Replace the estimate for ``rows`` rows of the request by the exact lengths of their ``prompts``."""
+        if self.work.client.is_background:
+            return
         for estimated_class, estimate in self._estimate.items():
             replaced = estimate if rows >= self._unrendered else estimate * rows // self._unrendered
             self._estimate[estimated_class] = estimate - replaced
@@ -91,7 +97,8 @@ class AdmittedRequest:
 
     def note_computed(self, prompt: RenderedPrompt) -> None:
         """Count a rendered row no longer."""
-        self._count(class_of(prompt), -len(prompt.token_ids))
+        if not self.work.client.is_background:
+            self._count(class_of(prompt), -len(prompt.token_ids))
 
     def release(self) -> None:
         """Count nothing of the request any longer."""
@@ -175,7 +182,7 @@ class Admission:
     def admit(self, work: EstimatedWork) -> Iterator[AdmittedRequest]:
         """Count a request's work until the context ends; not that of background work. Raises ``OverloadedError``."""
         if work.client.is_background:
-            yield AdmittedRequest(work, WaitingWork(), {}, ImageRows())
+            yield AdmittedRequest(work, self.waiting, {}, self._image_rows)
             return
         if work.has_images and self._image_rows.tokens:  # which says more than a guess that is the same for all models
             work = evolve(work, tokens=math.ceil(self._image_rows.tokens * work.rows))

@@ -27,7 +27,7 @@ from trio_pool_serve.types import (
 )
 
 CHUNK_ROWS = 16
-"""Maximum number of prompts in a chunk, which one thread hop renders."""
+"""Maximum number of prompts in a chunk, which one thread hop renders; background work has no such limit."""
 
 CHUNK_CHARACTERS = 8192
 """Maximum length of a chunk's texts together, unless one text alone is longer: rendering a chunk takes some
@@ -141,7 +141,8 @@ async def compute_rows(
         else:
             rendered_chunks[chunk] = rendered
 
-    chunks = list(_chunks(rows, model.renderer))
+    # The first rows of a window are not computed before its last are rendered: large chunks keep none of them waiting.
+    chunks = list(_chunks(rows, model.renderer, CHUNK_ROWS if model.window is None else len(rows)))
     if len(chunks) == 1:
         await compute(chunks[0], await render(chunks[0]))
     else:
@@ -158,13 +159,13 @@ async def compute_rows(
     return [computed[index] for index in range(len(rows))]
 
 
-def _chunks(rows: Sequence[RowToCompute], renderer: Renderer) -> Iterator[range]:
-    """Yield ranges of row indices; a prompt that is not plain text is a chunk by itself."""
+def _chunks(rows: Sequence[RowToCompute], renderer: Renderer, most_rows: int) -> Iterator[range]:
+    """Yield ranges of at most ``most_rows`` row indices; a prompt that is not plain text is a chunk by itself."""
     begin = characters = 0
     for index, row in enumerate(rows):
         size = plain_characters(row.prompt, row.rendering) if renderer.is_plain(row.prompt) else CHUNK_CHARACTERS
         size = max(1, size)  # an empty text would share a chunk with a prompt that is to be by itself
-        if index > begin and (index - begin >= CHUNK_ROWS or characters + size > CHUNK_CHARACTERS):
+        if index > begin and (index - begin >= most_rows or characters + size > CHUNK_CHARACTERS):
             yield range(begin, index)
             begin, characters = index, 0
         characters += size
