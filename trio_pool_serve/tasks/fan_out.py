@@ -27,7 +27,11 @@ from trio_pool_serve.types import (
 )
 
 CHUNK_ROWS = 16
-"""Maximum number of prompts in a chunk, which one thread hop renders; background work has no such limit."""
+"""Maximum number of prompts in a chunk, which one thread hop renders."""
+
+WINDOW_CHUNK_ROWS = 256
+"""The same for a window of background work: its first rows are not computed before its last are rendered, so that large
+chunks keep none of them waiting."""
 
 CHUNK_CHARACTERS = 8192
 """Maximum length of a chunk's texts together, unless one text alone is longer: rendering a chunk takes some
@@ -141,8 +145,7 @@ async def compute_rows(
         else:
             rendered_chunks[chunk] = rendered
 
-    # The first rows of a window are not computed before its last are rendered: large chunks keep none of them waiting.
-    chunks = list(_chunks(rows, model.renderer, CHUNK_ROWS if model.window is None else len(rows)))
+    chunks = list(_chunks(rows, model.renderer, CHUNK_ROWS if model.window is None else WINDOW_CHUNK_ROWS))
     if len(chunks) == 1:
         await compute(chunks[0], await render(chunks[0]))
     else:
