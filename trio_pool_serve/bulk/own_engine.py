@@ -73,7 +73,7 @@ class OwnEngine:
             async with trio.open_nursery() as nursery:
                 for index in range(len(jobs)):
                     nursery.start_soon(compute, index)
-        return WindowResult([row for job in results for row in job.rows], sum(job.tokens for job in results))
+        return WindowResult.joined(results)
 
     async def _compute(self, model: Model, rows: Sequence[InputRow]) -> WindowResult:
         """Compute the rows of a job; of one that fails, both halves."""
@@ -87,8 +87,7 @@ class OwnEngine:
         else:
             return WindowResult([RowResult(of_row) for of_row in values], tokens)
         middle = len(rows) // 2
-        first, second = [await self._compute(model, half) for half in (rows[:middle], rows[middle:])]
-        return WindowResult(first.rows + second.rows, first.tokens + second.tokens)
+        return WindowResult.joined([await self._compute(model, half) for half in (rows[:middle], rows[middle:])])
 
     async def digest_of_sample(self) -> str:
         """Return a digest of what is computed from some rows: it differs if a library or the CPU computes otherwise.

@@ -72,7 +72,7 @@ class RemoteServer:
         async with trio.open_nursery() as nursery:
             for index in range(len(parts)):
                 nursery.start_soon(compute, index)
-        return WindowResult([row for part in results for row in part.rows], sum(part.tokens for part in results))
+        return WindowResult.joined(results)
 
     async def _compute(self, rows: Sequence[InputRow]) -> WindowResult:
         try:
@@ -83,8 +83,7 @@ class RemoteServer:
                 return WindowResult([RowResult(error=str(error))], 0)
         else:
             return WindowResult([RowResult(of_row) for of_row in values], tokens)
-        alone = [await self._compute([row]) for row in rows]
-        return WindowResult([row for part in alone for row in part.rows], sum(part.tokens for part in alone))
+        return WindowResult.joined([await self._compute([row]) for row in rows])
 
     async def _request(self, rows: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], int]:
         """Return the values of rows, and their tokens.

@@ -25,6 +25,11 @@ class WindowResult:
     rows: list[RowResult]
     tokens: int
 
+    @classmethod
+    def joined(cls, parts: Sequence["WindowResult"]) -> "WindowResult":
+        """Return the results of consecutive parts as one."""
+        return cls([row for part in parts for row in part.rows], sum(part.tokens for part in parts))
+
 
 class Computer(Protocol):
     """Computes rows: with a model in this process, or by a server."""

@@ -63,13 +63,12 @@ class AdmittedRequest:
     """Tokens of the client's requests in this process, by priority."""
     _image_rows: "ImageRows"
     _unrendered: int = field(init=False)
-    _estimate: dict[int, int] = field(init=False)
+    _estimate: dict[int, int] = field(init=False, factory=dict)
     _counted: dict[int, int] = field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
         work = self.work
         self._unrendered = work.rows
-        self._estimate = {}
         if work.client.is_background:
             return
         estimated_class = work_class(work.tokens // max(1, work.rows), has_images=work.has_images)
