@@ -89,6 +89,15 @@ class ServerProcess:
             while self.log.count(text) < times:  # noqa: ASYNC110  (another process has no event to wait for)
                 await trio.sleep(0.01)
 
+    async def wait_computing(self) -> None:
+        """Wait until a request is computed: each API process learns by itself, and later than the log says, that
+        another engine process is ready.
+        """
+        async with client_of(self.url) as client:
+            with trio.fail_after(START_LIMIT_S):
+                while (answer := await client.post("/v1/embeddings", json={"input": [5]})).status_code != 200:
+                    assert answer.status_code == 503
+
     async def wait_exit_and_log(self) -> tuple[int, str]:
         return await self.wait_exit(), self.log
 

@@ -67,13 +67,6 @@ async def ask_well(server: ServerProcess) -> None:
     assert (await ask(server, 5)).status_code == 200
 
 
-async def ask_until_answered(server: ServerProcess) -> None:
-    """Each API process learns by itself, and later than the log says, that another engine process is ready."""
-    with trio.fail_after(60):
-        while (answer := await ask(server, 5)).status_code != 200:
-            assert answer.status_code == 503
-
-
 # -- an engine process ---------------------------------------------------------------------------------
 
 
@@ -137,7 +130,7 @@ async def test_engines_that_keep_dying_end_the_server_with_a_status(pipes, scrip
         (first,) = server.processes(ENGINE_PROCESS)
         first.kill()
         await server.wait_logged("is ready", times=2)
-        await ask_until_answered(server)
+        await server.wait_computing()
         (second,) = set(server.processes(ENGINE_PROCESS)) - {first}
         second.kill()
         assert await server.wait_exit() == 1
