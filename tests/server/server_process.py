@@ -22,7 +22,7 @@ from tests.cpu_backend import BY_TORCH_FLAGS
 ROOT = Path(__file__).parents[2]
 LAUNCHER = (sys.executable, "-m", "trio_pool_serve", "serve", *BY_TORCH_FLAGS, "--replicas", "1")  # each loads a model
 SCRIPTED = (sys.executable, "-m", "tests.server.programs.scripted_server")
-START_LIMIT_S = 120
+START_LIMIT_S = 300
 
 ENGINE_PROCESS, API_PROCESS = "trio_pool_serve.server.engine_process", "trio_pool_serve.server.api_process"
 
