@@ -94,12 +94,12 @@ def process_of(server: ServerProcess, replica: str) -> psutil.Process:
     return psutil.Process(int(pid))
 
 
-async def kill_until_failed(server: ServerProcess, replica: str) -> None:
+async def kill_until_failed(server: ServerProcess, replica: str, *, meanwhile: Callable) -> None:
     """Kill a replica's process twice, with one restart allowed."""
     ready = server.log.count("is ready")
     process_of(server, replica).kill()
     await server.wait_logged("is ready", times=ready + 1)
-    await server.wait_computing()
+    await meanwhile()
     process_of(server, replica).kill()
 
 
@@ -157,7 +157,11 @@ async def test_a_gpu_whose_replica_keeps_dying_takes_nothing_else_with_it(root, 
             await trio.to_thread.run_sync((root / "launched").read_text)
             dying = await until_some(server, lambda replica: replica.get("in_flight_batches", 0) > 0)
             label = LABELS[int(VISIBLE.split(",")[int(dying)])]
-            await kill_until_failed(server, dying)
+
+            async def other_answers() -> None:
+                assert (await ask(server, 5)).status_code == 200
+
+            await kill_until_failed(server, dying, meanwhile=other_answers)
         assert [answer.status_code for answer in waiting] == [503]
         await until_state(server, dying, "failed")
         for number in range(20):
@@ -175,7 +179,7 @@ async def test_a_gpu_whose_replica_keeps_dying_takes_nothing_else_with_it(root, 
         assert failed == f'trio_pool_serve_replica{{device="{label}",model="m",of="failed",replica="{dying}"}} 1.0'
 
         left = str(1 - int(dying))
-        await kill_until_failed(server, left)
+        await kill_until_failed(server, left, meanwhile=server.wait_computing)
         assert await server.wait_exit() == 1
         last = server.log.splitlines()[-1]
         assert "restarted 1 times in a row: giving up" in last
