@@ -77,10 +77,13 @@ def config(scripted_folder: Path) -> Config:
 
 @asynccontextmanager
 async def running(service: Service) -> AsyncIterator[Service]:
-    """Run a service until the block is left; it is ready inside."""
+    """Run a service until the block is left; inside it is ready, and has looked for batches to go on with."""
     async with trio.open_nursery() as nursery:
         await nursery.start(service.run)
         await service.wait_ready()
+        with trio.move_on_after(10):
+            while service.offload.statistics()["files"].borrowed:  # noqa: ASYNC110  (it looks for batches, in a thread)
+                await trio.sleep(0.001)
         yield service
         nursery.cancel_scope.cancel(reason="the test is over")
 

@@ -35,12 +35,11 @@ async def test_a_large_body_is_refused_unread_when_the_queue_is_full(client, ser
 
 
 async def test_nothing_is_rendered_for_a_small_body_that_is_refused(client, service):
-    hops = set()
-    service.offload.observe = lambda kind, *_: hops.add(kind)
+    hops = []
+    service.offload.observe = lambda kind, *_: hops.append(kind)
     with full_queue(service):
         answer = await client.post("/v1/embeddings", json={"input": "hello"})
-    assert answer.status_code == 429
-    assert hops <= {"files"}  # a server that has just started looks for batches
+    assert (answer.status_code, hops) == (429, [])
 
 
 @pytest.mark.parametrize(("more", "read"), [({}, False), ({"priority": -1}, True)])
