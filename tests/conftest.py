@@ -81,7 +81,7 @@ async def running(service: Service) -> AsyncIterator[Service]:
     async with trio.open_nursery() as nursery:
         await nursery.start(service.run)
         await service.wait_ready()
-        with trio.move_on_after(10):
+        with trio.fail_after(10):
             while service.offload.statistics()["files"].borrowed:  # noqa: ASYNC110  (it looks for batches, in a thread)
                 await trio.sleep(0.001)
         yield service
