@@ -42,6 +42,8 @@ def _read_settings() -> Config:
         config = read_config([str(path)])
         name = config.loading.served_model_name or PACKAGED_NAME
         config = evolve(config, loading=evolve(config.loading, served_model_name=name))
+    if config.processes.engine is None and config.hosts.engine_hosts:
+        config = evolve(config, processes=evolve(config.processes, engine="hosts"))
     if config.processes.api_workers > 1:
         raise ValueError("--api-workers is for trio-pool-serve serve; plain hypercorn has --workers.")
     return config
@@ -67,7 +69,7 @@ try:
     check_references(_config)
 except (CycloptsError, ValueError, OSError) as error:
     _exit(str(error))
-if _config.processes.engine == "process":
+if not _config.processes.computes_here:
     do_without_torch()
 configure_logging(_config.logging)
 app = create_app(_config)

@@ -18,6 +18,7 @@ from trio_pool_serve.bulk.commands import COMMANDS, add_commands, leave_with
 from trio_pool_serve.config import (
     BatchConfig,
     Config,
+    HostsConfig,
     InputConfig,
     LoggingConfig,
     ModelConfig,
@@ -27,6 +28,9 @@ from trio_pool_serve.config import (
     ThreadsConfig,
     TimeLimitsConfig,
 )
+from trio_pool_serve.engine.remote.connectors import HostAddress
+from trio_pool_serve.engine.remote.engine_hosts import read_hosts
+from trio_pool_serve.engine.remote.keys import LinkKeys
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError
 from trio_pool_serve.telemetry.logs import configure_logging
 from trio_pool_serve.telemetry.tracing import is_switched_on
@@ -65,6 +69,7 @@ def serve(
     network: NetworkConfig = DEFAULTS.network,
     scheduling: SchedulingConfig = DEFAULTS.scheduling,
     processes: ProcessesConfig = DEFAULTS.processes,
+    hosts: HostsConfig = DEFAULTS.hosts,
     threads: ThreadsConfig = DEFAULTS.threads,
     time_limits: TimeLimitsConfig = DEFAULTS.time_limits,
     inputs: InputConfig = DEFAULTS.input,
@@ -79,12 +84,85 @@ def serve(
         network=network,
         scheduling=scheduling,
         processes=processes,
+        hosts=hosts,
         threads=threads,
         time_limits=time_limits,
         input=inputs,
         logging=log,
         batch=batch,
     )
+
+
+@app.command(name="engine")
+def engine_command(
+    model: Annotated[
+        str,
+        Parameter(help="Model to compute: a local folder or the id of a model on the Hugging Face hub, or NAME=MODEL."),
+    ],
+    *,
+    listen: Annotated[
+        str,
+        Parameter(help="Address to listen on for API processes, `HOST:PORT`: of a network that only they reach."),
+    ],
+    key_file: Annotated[Path, Parameter(help="File with the secret key, as for `serve --engine-hosts`.")],
+    zone: Annotated[str, Parameter(help="The zone of this machine.")] = "",
+    probe_listen: Annotated[
+        str | None, Parameter(help="Address for HTTP: `/livez`, `/readyz` and `/metrics`. It needs no key.")
+    ] = None,
+    replicas: Annotated[
+        int | None,
+        Parameter(
+            help="Number of batches computed at a time, each in a thread of its own.",
+            show_default=lambda _: "1 on a GPU; on CPU one per core, at most 4",
+        ),
+    ] = None,
+    drain_timeout_s: Annotated[
+        float, Parameter(help="Maximum duration in seconds of the shutdown, in which what was sent is computed.")
+    ] = 30.0,
+    plugins: Annotated[str, Parameter(help="Comma-separated Python modules to import first, as for `serve`.")] = "",
+    loading: ModelConfig = DEFAULTS.loading,
+    scheduling: SchedulingConfig = DEFAULTS.scheduling,
+    threads: ThreadsConfig = DEFAULTS.threads,
+    log: LoggingConfig = DEFAULTS.logging,
+) -> int:
+    """Compute a model for API processes on other machines, which `serve --engine-hosts` starts, until SIGTERM."""
+    processes = ProcessesConfig(engine="local", replicas=replicas, plugins=plugins)
+    hosts = HostsConfig(key_file=key_file, zone=zone)
+    config = Config(
+        models=(model,),
+        loading=loading,
+        scheduling=scheduling,
+        processes=processes,
+        hosts=hosts,
+        threads=threads,
+        logging=log,
+    )
+    probe_address = None if probe_listen is None else HostAddress.parse(probe_listen)
+    return run_engine(config, HostAddress.parse(listen), probe_address, drain_timeout_s)
+
+
+def run_engine(
+    config: Config,
+    listen: HostAddress,
+    probe_listen: HostAddress | None = None,
+    drain_timeout_s: float = 30.0,
+    load_runner: "RunnerLoader | None" = None,
+) -> int:
+    """Compute one model for API processes of other machines; return the exit status."""
+    # Imported here, after the settings have been validated: it takes seconds.
+    from trio_pool_serve.server.engine_server import EngineServerConfig, serve_engine_alone
+    from trio_pool_serve.service import load_transformer
+
+    configure_logging(config.logging)
+    settings = EngineServerConfig(
+        config=config, listen=listen, probe_listen=probe_listen, drain_timeout_s=drain_timeout_s
+    )
+    try:
+        trio.run(serve_engine_alone, settings, load_runner or load_transformer)
+    except (ModelLoadError, EngineDeadError, OSError) as error:
+        _print_error(error)
+        return 1
+    return 0
 
 
 def read_config(arguments: Sequence[str]) -> Config:
@@ -116,6 +194,13 @@ def check_references(config: Config) -> None:
     """Check what settings refer to: files and extras. Raises ``ValueError`` or ``OSError``. Blocking."""
     is_switched_on(config.logging)
     ApiKeys.of(config).read_file()
+    if config.processes.engine == "hosts" and not config.hosts.engine_hosts:
+        raise ValueError("--engine hosts requires --engine-hosts.")
+    if config.hosts.engine_hosts:
+        if config.hosts.key_file is None:
+            raise ValueError("--engine-hosts requires --key-file: an engine computes only for who has its key.")
+        LinkKeys(config.hosts.key_file).read()
+        read_hosts(config.hosts.engine_hosts)
 
 
 def _toml_path(tokens: Sequence[str]) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import attrs
 import trio
@@ -20,9 +20,7 @@ from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.placement import idle_launches_of, replicas_of
-from trio_pool_serve.engine.remote.process_engine import ProcessEngine
-from trio_pool_serve.engine.remote.supervision import EngineProcesses, socket_paths
-from trio_pool_serve.engine.waiting_work import WaitingWork
+from trio_pool_serve.engine.remote.remote_engines import RemoteEngines
 from trio_pool_serve.errors import (
     DrainingError,
     EngineDeadError,
@@ -31,7 +29,9 @@ from trio_pool_serve.errors import (
     NotFoundError,
     unwrap_exception_groups,
 )
+from trio_pool_serve.models.files.model_digest import digest_of
 from trio_pool_serve.models.folder import open_model_folder
+from trio_pool_serve.models.loading.local_runners import LocalRunners
 from trio_pool_serve.models.loading.renderer_loading import embeds_format_of, renderer_of
 from trio_pool_serve.models.loading.runner_loader import RunnerLoader as RunnerLoader
 from trio_pool_serve.models.loading.runner_loader import load_transformer as load_transformer
@@ -50,7 +50,6 @@ from trio_pool_serve.telemetry.metrics import Gauges, Metrics, sample_loop_lag, 
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, gather_snapshots, serve_snapshots
 from trio_pool_serve.telemetry.tracing import Tracing, open_tracing
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Runner
 
 logger = logging.getLogger(__name__)
 
@@ -112,10 +111,10 @@ class Service:
     draining: bool = field(default=False, init=False)
     running_tasks: int = field(default=0, init=False)
     """Number of requests for tasks that have no response yet; lines of batches are not counted."""
+    remote: RemoteEngines | None = field(default=None, init=False)
+    """``None`` if the models compute in this process."""
     _own_socket_folder: TemporaryDirectory[str] | None = field(default=None, init=False)
-    _engines: EngineProcesses | None = field(default=None, init=False)
-    _unused_cores: list[Any] = field(init=False, factory=list)
-    """``SharedCores`` of the launch threads that compute nothing."""
+    _runners: LocalRunners = field(init=False)
 
     @offload.default
     def _make_offload(self) -> Offload:
@@ -124,7 +123,7 @@ class Service:
             render=threads.renderer_num_workers,
             media=threads.media_num_workers,
             postprocess=threads.postprocess_num_workers,
-            launch=1 if self.config.processes.engine == "process" else replicas_of(self.config),
+            launch=replicas_of(self.config) if self.config.processes.computes_here else 1,
             idle_launches=idle_launches_of(self.config),
             copy=self.config.scheduling.max_in_flight * len(self.config.models),
             takes_turns=self.config.scheduling.fairness == "client",
@@ -158,23 +157,24 @@ class Service:
         self.media = MediaLoader(self.config.input, self.config.time_limits.media_timeout_s, self.offload, self.memory)
         self.metrics.add_gauges(self._gauges)
         self.metrics.add_gauges(task_gauges)
-        if self.config.processes.engine == "process" and self.socket_folder is None:
+        if not self.config.processes.computes_here and self.socket_folder is None:
             # Only this user can enter it: a process that can connect to an engine can have it compute anything.
             self._own_socket_folder = TemporaryDirectory(prefix="trio_pool_serve-")
             self.socket_folder = Path(self._own_socket_folder.name)
+        if self.socket_folder is not None:
+            loader = loader_name(self.load_runner) if self._own_socket_folder else None
+            self.remote = RemoteEngines(self.config, self.socket_folder, self.api_worker, loader, self.gpus)
+            self.reload_hooks.append(partial(self.remote.reload, self.offload))
+        self._runners = LocalRunners(self.config, self.load_runner, self.offload)
         self.batches = BatchApi(self.config, self.offload, None if self._own_socket_folder else self.socket_folder)
         for number, source in enumerate(self.config.sources):
             self.served[source.name] = ServedModel(source, self._make_engine(number, source))
 
     def _make_engine(self, number: int, source: ModelSource) -> Engine:
-        scheduling, metrics = self.config.scheduling, self.metrics.of_engine(source.name)
-        if self.socket_folder is not None:
-            sockets = socket_paths(self.config, self.socket_folder, number)
-            waiting = WaitingWork.open(
-                self.socket_folder / f"{number}.waiting", self.api_worker, self.config.processes.api_workers
-            )
-            return ProcessEngine(sockets, metrics, scheduling, waiting)
-        return LocalEngine(partial(self._load_runner, source), self.offload, metrics, scheduling)
+        metrics = self.metrics.of_engine(source.name)
+        if self.remote is not None:
+            return self.remote.make_engine(number, source.name, metrics)
+        return LocalEngine(partial(self._runners.load, source), self.offload, metrics, self.config.scheduling)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Read the API keys, then load the models and run their engines until cancelled; ``started`` before loading.
@@ -195,11 +195,8 @@ class Service:
                     for processes in self.processes.values():
                         await nursery.start(processes.run)
                     await nursery.start(self.media.run)
-                    if self._own_socket_folder is not None:
-                        loader, folder = loader_name(self.load_runner), Path(self._own_socket_folder.name)
-                        self._engines = EngineProcesses(self.config, loader, folder, self.gpus)
-                        await nursery.start(self._engines.run)
-                    if self.socket_folder is not None:
+                    if self.remote is not None and self.socket_folder is not None:
+                        await nursery.start(self.remote.run, self.offload)
                         nursery.start_soon(serve_snapshots, self.socket_folder, self.snapshot)
                     for served in self.served.values():
                         # In this order local engines queue for the one thread that loads.
@@ -223,6 +220,9 @@ class Service:
         folder, tokenizer = await self.offload.run("load", partial(self._load_tokenizer, served.source))
         if folder.spec.assumption and self._owns_engines:
             logger.warning("%s: %s", served.source.name, folder.spec.assumption)
+        if self.remote is not None and self.remote.hosts is not None:
+            digest = await self.offload.run("load", partial(digest_of, folder.path, self.config.loading))
+            self.remote.hosts.serve(served.source.name, digest)
         await served.engine.wait_ready()
         served.loaded = await self.offload.run("load", partial(self._make_model, served, folder, tokenizer))
 
@@ -230,25 +230,6 @@ class Service:
         """Open the model's folder and load its tokenizer. Runs in a thread."""
         folder = open_model_folder(source.location, self.config.loading)
         return folder, load_tokenizer(folder, trust_remote_code=self.config.loading.trust_remote_code)
-
-    def _load_runner(self, source: ModelSource) -> Runner:
-        """Open the model's folder and load its runner. Runs in a thread."""
-        began = time.perf_counter()
-        logger.info("loading %s", source.name)
-        folder = open_model_folder(source.location, self.config.loading)
-        runner = self.load_runner(folder, self.config.loading, self.offload)
-        if runner.on_cpu and self.offload.launch > 1:
-            runner = self._share_cores(runner)
-        logger.info("loaded in %.1f s: %s: %s", time.perf_counter() - began, source.name, runner.describe())
-        return runner
-
-    def _share_cores(self, runner: Runner) -> Runner:
-        """Return the runner, computing with the cores that the other launch threads do not use."""
-        from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner  # imported here: it imports torch
-
-        if not self._unused_cores:
-            self._unused_cores += SharedCores.private(self.offload.launch)
-        return SharingRunner(runner, self._unused_cores, self.config.threads.steady_threads)
 
     def _make_model(self, served: ServedModel, folder: AnyModelFolder, tokenizer: Tokenizer) -> Model:
         config = self.config
@@ -380,7 +361,7 @@ class Service:
     async def snapshots(self) -> list[Snapshot]:
         """Return the snapshots of all processes of the server, this one first. Cancellation: at once."""
         others = [] if self.socket_folder is None else await gather_snapshots(self.socket_folder)
-        return [self.snapshot(), *([] if self._engines is None else [self._engines.snapshot()]), *others]
+        return [self.snapshot(), *([] if self.remote is None else self.remote.snapshots()), *others]
 
     def _gauges(self) -> Gauges:
         workers = {name: processes.statistics() for name, processes in self.processes.items()}

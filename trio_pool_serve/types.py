@@ -12,7 +12,7 @@ import math
 from collections.abc import Generator, Mapping
 from functools import cached_property, lru_cache
 from hashlib import blake2b
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -374,3 +374,18 @@ class PoolingOutput(msgspec.Struct, frozen=True, eq=False):
     queue_s: float
     forward_s: float
     copy_s: float
+
+
+class ModelDigest(NamedTuple):
+    """SHA-256 digests, in hexadecimal, of a model's small files and settings, and of its weights; empty if unknown."""
+
+    files: str
+    weights: str
+
+    def agrees_with(self, other: "ModelDigest") -> bool:
+        """Return whether both are of the same model, as far as is known."""
+        return self.files == other.files and ("" in (self.weights, other.weights) or self.weights == other.weights)
+
+    def completed_by(self, other: "ModelDigest") -> "ModelDigest":
+        """Return this digest, with the weights of the other one if its own are unknown."""
+        return ModelDigest(self.files, self.weights or other.weights)

@@ -16,6 +16,7 @@ from trio_pool_serve.config.computing_config import Placement as Placement
 from trio_pool_serve.config.computing_config import ProcessesConfig as ProcessesConfig
 from trio_pool_serve.config.computing_config import SchedulingConfig as SchedulingConfig
 from trio_pool_serve.config.computing_config import ThreadsConfig as ThreadsConfig
+from trio_pool_serve.config.hosts_config import HostsConfig as HostsConfig
 from trio_pool_serve.config.limits_config import InputConfig as InputConfig
 from trio_pool_serve.config.limits_config import TimeLimitsConfig as TimeLimitsConfig
 from trio_pool_serve.config.logging_config import LogFormat as LogFormat
@@ -58,6 +59,7 @@ class Config:
     network: NetworkConfig = Factory(NetworkConfig)
     scheduling: SchedulingConfig = Factory(SchedulingConfig)
     processes: ProcessesConfig = Factory(ProcessesConfig)
+    hosts: HostsConfig = Factory(HostsConfig)
     threads: ThreadsConfig = Factory(ThreadsConfig)
     time_limits: TimeLimitsConfig = Factory(TimeLimitsConfig)
     input: InputConfig = Factory(InputConfig)
@@ -70,6 +72,8 @@ class Config:
             raise ValueError("--served-model-name is for one model; of several, each is named by NAME=PATH.")
         if len(set(names)) < len(names):
             raise ValueError(f"Two models have the same name: {', '.join(names)}.")
+        if self.hosts.engine_hosts and self.processes.engine == "local":
+            raise ValueError("--engine local computes in the API process: --engine-hosts go with process, or alone.")
         if self.network.truncate_by_default and self.loading.long_text == "chunk":
             raise ValueError("--truncate-by-default leaves no long text that --long-text chunk could embed in windows.")
 

@@ -9,7 +9,8 @@ from cyclopts import Group, Parameter
 from trio_pool_serve.config.help import help_, switch
 
 Fairness: TypeAlias = Literal["client", "request"]
-Placement: TypeAlias = Literal["local", "process"]
+Placement: TypeAlias = Literal["local", "process", "hosts"]
+EngineLink: TypeAlias = Literal["unix", "tcp"]
 
 
 @Parameter(name="*", group=Group("Scheduling", sort_key=3))
@@ -103,10 +104,19 @@ class ProcessesConfig:
     engine: Annotated[
         Placement | None,
         help_(
-            "Where models compute. local: in the API process. process: in engine processes, behind Unix sockets.",
-            default="local for texts on CPU by OpenVINO, on a single core and under plain hypercorn; else process",
+            "Where models compute. local: in the API process. process: in engine processes of this machine. hosts: on "
+            "`--engine-hosts` only.",
+            default="hosts with `--engine-hosts`; local for texts on CPU by OpenVINO, on a single core and under plain "
+            "hypercorn; else process",
         ),
-    ] = field(default=None, validator=optional(in_(("local", "process"))))
+    ] = field(default=None, validator=optional(in_(get_args(Placement))))
+    engine_link: Annotated[
+        EngineLink,
+        help_(
+            "What connects API processes and the engine processes of this machine. tcp: the loopback interface, with a "
+            "key that is made at the start; for a comparison with engines on other machines."
+        ),
+    ] = field(default="unix", validator=in_(get_args(EngineLink)))
     replicas: Annotated[
         int | None,
         help_(
@@ -142,6 +152,11 @@ class ProcessesConfig:
             default="none",
         ),
     ] = field(default="", validator=matches_re(r"([\w.]+(,[\w.]+)*)?"))
+
+    @property
+    def computes_here(self) -> bool:
+        """Whether models compute in the API process; otherwise behind links."""
+        return self.engine in ("local", None)
 
     def __attrs_post_init__(self) -> None:
         if self.engine == "local" and self.api_workers > 1:

@@ -81,6 +81,8 @@ def default_placement(config: Config, *, reads_images: bool, cores: int | None =
     A forward pass by OpenVINO does not hold the interpreter lock, so the event loop runs beside it. Rows that are not
     sent to another process take 0.9 ms less of CPU time each (MiniLM, one client).
     """
+    if config.hosts.engine_hosts:
+        return "hosts"
     if config.processes.api_workers > 1:
         return "process"
     cores = len(os.sched_getaffinity(0)) if cores is None else cores

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
@@ -36,6 +36,12 @@ class QueueEntry(msgspec.Struct, eq=False):
     error: Exception | None = None
     is_abandoned: bool = False
     """No client waits for the row any more: if it has been launched, it is not computed again."""
+    link: Any = None
+    """The ``Link`` by which the row was sent to another process."""
+    is_alone: bool = False
+    """Whether its submitter waits for no other row, and the row needs nothing that one process has."""
+    lost_before: bool = False
+    """Whether an engine that had the row was lost; it is sent to one more at most."""
     tokens: int = 0
     """Those of the request; set by the queue, as the next."""
     virtual_deadline: int = 0

@@ -76,17 +76,30 @@ def joined(buffers: Iterable[Buffer]) -> Iterator[Buffer]:
 class FramedStream(Generic[Message]):
     """Sends and receives messages, each with a payload of any number of buffers.
 
-    ``kind`` is the type of received messages, a tagged union of msgspec structs. One task may send while another
-    receives.
+    ``kind`` is the type of received messages, a tagged union of msgspec structs. Frames with more than
+    ``max_header_bytes`` and ``max_payload_bytes`` are not received. One task may send while another receives.
     """
 
     stream: trio.SocketStream
     kind: Any
+    max_header_bytes: int = MAX_HEADER_BYTES
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES
+    logs_invalid_frames: bool = True
+    invalid_frame: str = field(default="", init=False)
+    """What was wrong with the frame that has ended the stream; empty if none was."""
+    received_bytes: int = field(default=0, init=False)
+    """In all, those of incomplete frames included."""
     _decoder: msgspec.msgpack.Decoder[Message] = field(init=False)
     _received: bytearray = field(init=False, factory=bytearray)
 
     def __attrs_post_init__(self) -> None:
         self._decoder = msgspec.msgpack.Decoder(self.kind)
+
+    def continued(self, kind: Any) -> "FramedStream[Any]":
+        """Return the same stream for messages of another type, of the usual sizes; this one is not used any more."""
+        stream = FramedStream[Any](self.stream, kind)
+        stream._received = self._received
+        return stream
 
     async def send(self, message: object, buffers: Sequence[Buffer] = ()) -> None:
         """Send a message. Raises ``trio.BrokenResourceError`` if the other end is closed.
@@ -108,14 +121,15 @@ class FramedStream(Generic[Message]):
     async def receive(self) -> tuple[Message, memoryview] | None:
         """Return the next message and its payload; ``None`` at the end of the stream, even within a frame.
 
-        ``None`` also, and a warning in the log, for an invalid frame: what follows it cannot be decoded either.
+        ``None`` also for an invalid frame, which ``invalid_frame`` then describes, and a warning in the log unless
+        ``logs_invalid_frames`` is false: what follows it cannot be decoded either.
         Cancellation: at once; within a large frame, the stream cannot be used any more.
         """
         if not await self._has(PREFIX.size):
             return None
         header, payload = PREFIX.unpack_from(self._received)
-        if header > MAX_HEADER_BYTES or payload > MAX_PAYLOAD_BYTES:
-            logger.warning("a connection between processes ends: a frame of %d and %d bytes", header, payload)
+        if header > self.max_header_bytes or payload > self.max_payload_bytes:
+            self._end(f"a frame of {header} and {payload} bytes")
             return None
         begin = PREFIX.size + header
         if payload < CHUNK:
@@ -133,10 +147,15 @@ class FramedStream(Generic[Message]):
             # A copy: the message may keep parts of it undecoded.
             message = self._decoder.decode(bytes(memoryview(self._received)[PREFIX.size : begin]))
         except FAILURES_TO_DECODE as error:
-            logger.warning("a connection between processes ends: an invalid frame: %s", sendable(str(error)))
+            self._end(f"an invalid frame: {sendable(str(error))}")
             return None
         del self._received[: begin + payload]
         return message, behind
+
+    def _end(self, invalid_frame: str) -> None:
+        self.invalid_frame = invalid_frame
+        if self.logs_invalid_frames:
+            logger.warning("a connection between processes ends: %s", invalid_frame)
 
     async def _has(self, length: int) -> bool:
         """Receive until ``length`` bytes have arrived; return False if the stream ends before."""
@@ -148,6 +167,7 @@ class FramedStream(Generic[Message]):
             if not received:
                 return False
             self._received += received
+            self.received_bytes += len(received)
         return True
 
     async def _large(self, begin: int, length: int) -> memoryview | None:
@@ -163,6 +183,7 @@ class FramedStream(Generic[Message]):
             if not received:
                 return None
             filled += received
+            self.received_bytes += received
         return whole
 
     async def aclose(self) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import socket
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from trio_pool_serve.cli import import_plugins
 from trio_pool_serve.config import decode_config
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.placement import idle_launches_of
-from trio_pool_serve.engine.remote.engine_connection import serve_engine
+from trio_pool_serve.engine.remote.engine_connection import hello_of, serve_engine
+from trio_pool_serve.engine.remote.engine_listener import EngineListener
+from trio_pool_serve.engine.remote.keys import LinkKeys
 from trio_pool_serve.engine.remote.supervision import EngineJob, Loaded, LoadFailed
 from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
@@ -76,7 +79,13 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
                 assert engine.runner is not None  # noqa: S101  (ready means loaded)
                 freeze_objects()
                 await send_to_parent(channel, Loaded(sendable(engine.runner.describe())))
-                nursery.start_soon(serve_engine, engine, listener)
+                if job.key_file:
+                    keys = LinkKeys(Path(job.key_file))
+                    keys.read()
+                    by_tcp = EngineListener(engine, keys, partial(hello_of, engine))
+                    nursery.start_soon(trio.serve_listeners, by_tcp.serve, [listener])
+                else:
+                    nursery.start_soon(serve_engine, engine, listener)
                 nursery.start_soon(serve_snapshots, Path(job.socket_folder), snapshot)
                 await wait_for_parent(channel)
                 nursery.cancel_scope.cancel(reason="the parent is gone")

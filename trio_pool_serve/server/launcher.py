@@ -58,9 +58,11 @@ async def serve(config: Config, service: Service | None = None, load_runner: Run
 async def place_engines(config: Config) -> tuple[Config, list[Gpu]]:
     """Return the settings with what they leave open about engines, and the GPUs for those. Cancellation: at once."""
     config = await with_engine_placement(config)
-    if config.processes.engine != "process":
+    if config.processes.computes_here:
         return config, []
     do_without_torch()
+    if config.processes.engine == "hosts":
+        return config, []
     gpus = await find_gpus(config.loading)
     return with_replicas(config, len(gpus)), gpus
 
@@ -91,7 +93,8 @@ async def _serve_alone(config: Config, service: Service) -> None:
     with open_listening(config.network) as listening:
         async with trio.open_nursery() as nursery:
             await nursery.start(_watch_signals, service, stop)
-            if tls is not None or config.network.api_keys_file is not None:  # else it ends the server, as by default
+            if tls is not None or config.network.api_keys_file is not None or config.hosts.engine_hosts:
+                # Otherwise the signal ends the server, as by default.
                 await nursery.start(watch_reloads, service.reload)
             await nursery.start(service.run)
             nursery.start_soon(_announce, service, url_of(listening, config.network))

@@ -22,9 +22,11 @@ from trio_pool_serve.engine.batching import TokenBudget
 from trio_pool_serve.engine.compute_rates import UNKNOWN
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.planned_window import PlannedWindow
+from trio_pool_serve.engine.queue import MAX_TOKENS_BEFORE_LONG
 from trio_pool_serve.engine.remote.answers import read_answers
+from trio_pool_serve.engine.remote.connectors import UnixConnector
 from trio_pool_serve.engine.remote.engine_connection import serve_engine
-from trio_pool_serve.engine.remote.process_engine import MAX_TOKENS_BEFORE_LONG, ProcessEngine
+from trio_pool_serve.engine.remote.process_engine import ProcessEngine
 from trio_pool_serve.engine.remote.rows import row_frames
 from trio_pool_serve.engine.remote.wire import Answers, FromEngine, Hello, Rows, Submit, parts_of
 from trio_pool_serve.errors import (
@@ -95,7 +97,7 @@ class Replica:
 @asynccontextmanager
 async def asking(*replicas: Replica, stall_timeout_s: float = 60.0) -> AsyncIterator[ProcessEngine]:
     config = SchedulingConfig(stall_timeout_s=stall_timeout_s)
-    engine = ProcessEngine([replica.path for replica in replicas], Metrics().of_engine("m"), config)
+    engine = ProcessEngine([UnixConnector(replica.path) for replica in replicas], Metrics().of_engine("m"), config)
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
         yield engine
@@ -145,7 +147,7 @@ async def test_rows_are_computed_at_the_other_end(replica):
 async def test_each_row_goes_to_the_replica_that_has_least_before_it(tmp_path):
     replicas = [Replica(tmp_path / f"{index}.engine") for index in range(2)]
     async with two_alive(*replicas), asking(*replicas) as engine, trio.open_nursery() as nursery:
-        await until(lambda: len(engine._ready_links) == 2)
+        await until(lambda: len(engine._routing.ready) == 2)
         for replica in replicas:
             replica.runner.gate.clear()
         nursery.start_soon(engine.submit_all, [request(*[1] * 10), *[request(2, 2, 2)] * 4])
@@ -163,7 +165,7 @@ async def two_that_wait(tmp_path: Path) -> AsyncIterator[tuple[ProcessEngine, Ca
     """
     replicas = [Replica(tmp_path / f"{index}.engine") for index in range(2)]
     async with two_alive(*replicas), asking(*replicas) as engine, trio.open_nursery() as nursery:
-        await until(lambda: len(engine._ready_links) == 2)
+        await until(lambda: len(engine._routing.ready) == 2)
         for replica in replicas:
             replica.runner.gate.clear()
 
@@ -266,7 +268,7 @@ async def test_a_stalled_replica_gets_no_rows_while_another_is_healthy(tmp_path)
     stalling = Replica(tmp_path / "0.engine", stall_timeout_s=0.05)
     healthy = Replica(tmp_path / "1.engine")
     async with two_alive(stalling, healthy), asking(stalling, healthy) as engine, trio.open_nursery() as nursery:
-        await until(lambda: len(engine._ready_links) == 2)
+        await until(lambda: len(engine._routing.ready) == 2)
         stalling.runner.gate.clear()
         nursery.start_soon(engine.submit_all, [request(1)] * 2)
         await until(lambda: engine._links[0].stall_reason)
@@ -280,7 +282,7 @@ async def test_a_stalled_replica_gets_no_rows_while_another_is_healthy(tmp_path)
         healthy.runner.gate.clear()
         stalling.runner.gate.set()
         await until(lambda: not engine._links[0].stall_reason)
-        assert len(engine._usable_links) == 2
+        assert len(engine._routing.candidates()) == 2
         healthy.runner.gate.set()
 
 
@@ -331,8 +333,8 @@ async def test_while_one_replica_is_alive_the_engine_is_ready(tmp_path):
     first, second = (Replica(tmp_path / f"{index}.engine") for index in range(2))
     async with first.listen(), second.listen(), first.live(), asking(first, second) as engine:
         async with second.live():
-            await until(lambda: len(engine._ready_links) == 2)
-        await until(lambda: len(engine._ready_links) == 1)
+            await until(lambda: len(engine._routing.ready) == 2)
+        await until(lambda: len(engine._routing.ready) == 1)
         assert engine.statistics().state == "ready"
         await engine.submit_all([request(1)] * 10)
         assert sum(first.runner.rows) == 10
@@ -352,7 +354,7 @@ async def test_a_failed_batch_is_told_as_itself(replica):
 async def test_queries_are_held_where_their_documents_go_and_end_with_the_request(tmp_path):
     replicas = [Replica(tmp_path / f"{index}.engine") for index in range(2)]
     async with two_alive(*replicas), asking(*replicas) as engine:
-        await until(lambda: len(engine._ready_links) == 2)
+        await until(lambda: len(engine._routing.ready) == 2)
         for _ in range(4):
             with engine.open_scope() as scope:
                 query = HeldQuery(scope)
@@ -424,7 +426,7 @@ async def test_a_row_s_client_rank_and_deadline_reach_the_engine_process(replica
 
 async def test_an_engine_that_stops_fails_the_requests_that_wait(replica):
     async with replica.live():
-        engine = ProcessEngine([replica.path], Metrics().of_engine("m"))
+        engine = ProcessEngine([UnixConnector(replica.path)], Metrics().of_engine("m"))
         async with trio.open_nursery() as nursery:
             running = await nursery.start(scoped, engine)
             await engine.wait_ready()
@@ -447,7 +449,7 @@ async def test_ending_the_engine_between_two_slices_of_a_delivery_fails_the_rest
     failed: list[int] = []
 
     async with replica.live():
-        engine = ProcessEngine([replica.path], Metrics().of_engine("m"))
+        engine = ProcessEngine([UnixConnector(replica.path)], Metrics().of_engine("m"))
 
         async def one(token: int) -> None:
             try:
@@ -549,7 +551,8 @@ async def outcomes(engine: ProcessEngine, *asked: PoolingRequest) -> list[Poolin
 )
 async def test_a_row_that_cannot_be_sent_or_read_fails_alone(replica, wrong):
     async with replica.live(), asking(replica) as engine:
-        hello = await engine._links[0].wait_ready()
+        await engine.wait_ready()
+        hello = engine._links[0].hello
         first, failed, last = await outcomes(engine, request(5), wrong, request(6))
         assert isinstance(failed, UnsendableError)
         assert [first.values[0][1], last.values[0][1]] == [5, 6]
@@ -602,7 +605,8 @@ GARBAGE = {
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
 async def test_a_connection_that_sends_garbage_ends_alone(replica, garbage):
     async with replica.live(), asking(replica) as engine:
-        hello = await engine._links[0].wait_ready()
+        await engine.wait_ready()
+        hello = engine._links[0].hello
         async with await trio.open_unix_socket(replica.path) as stream:
             await stream.send_all(garbage)
             await stream.send_eof()
@@ -695,7 +699,7 @@ async def test_all_rows_of_a_planned_batch_go_to_one_replica(tmp_path):
     replicas = [Replica(tmp_path / f"{number}.engine") for number in range(2)]
     rows = [[request(*range(1, 2 + length)) for length in range(1 + index % 7)] for index in range(20)]
     async with two_alive(*replicas), asking(*replicas) as engine:
-        await until(lambda: len(engine._ready_links) == 2)
+        await until(lambda: len(engine._routing.ready) == 2)
         results = await compute_window(engine, *rows)
     assert results == [[each.tokens for each in of_member] for of_member in rows]
     assert all(replica.runner.batches for replica in replicas)

@@ -19,6 +19,7 @@ from tests.simulated_gpus import EIGHT, LABELS, UUIDS
 from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
 from trio_pool_serve.engine.gpus import Gpu, parse_listing
 from trio_pool_serve.engine.placement import with_replicas
+from trio_pool_serve.engine.remote.connectors import UnixConnector
 from trio_pool_serve.engine.remote.process_engine import ProcessEngine
 from trio_pool_serve.engine.remote.replica import Replica
 from trio_pool_serve.engine.remote.supervision import EngineProcesses
@@ -79,7 +80,7 @@ async def running(engines: EngineProcesses) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def asking(engines: EngineProcesses) -> AsyncIterator[ProcessEngine]:
-    engine = ProcessEngine([replica.path for replica in engines.replicas], Metrics().of_engine("m"))
+    engine = ProcessEngine([UnixConnector(replica.path) for replica in engines.replicas], Metrics().of_engine("m"))
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
         yield engine
@@ -196,7 +197,7 @@ async def test_a_replica_that_fails_to_load_leaves_the_others_and_is_tried_again
         await engine.submit_all([REQUEST] * 50)
         machine.breaks()
         await until(lambda: states(engines) == ["ready"] * 3)
-        await until(lambda: len(engine._ready_links) == 3)
+        await until(lambda: len(engine._routing.ready) == 3)
         await engine.submit_all([REQUEST] * 50)
 
 
@@ -222,12 +223,12 @@ async def test_a_replica_that_keeps_dying_fails_alone_and_the_last_one_ends_the_
     first, second = engines.replicas
     with pytest.raises(EngineDeadError, match=r"replica 0 on .* restarted 1 times in a row: giving up"):
         async with running(engines), asking(engines) as engine:
-            await until(lambda: len(engine._ready_links) == 2)
+            await until(lambda: len(engine._routing.ready) == 2)
             for death in range(2):
                 kill(engines, second, caplog)
                 if death == 0:
                     await until(lambda: second.restarts == 1 and second.state == "ready")
-            await until(lambda: second.state == "failed" and len(engine._ready_links) == 1)
+            await until(lambda: second.state == "failed" and len(engine._routing.ready) == 1)
             assert engine.state == "ready"
             await engine.submit_all([REQUEST] * 50)
             for death in range(2):

@@ -1,8 +1,10 @@
 """The server side of an engine process: connections of API processes, whose rows one engine computes."""
 
 import logging
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import trio
 from attrs import define, field
@@ -13,11 +15,13 @@ from trio_pool_serve.engine.remote.answers import NumberedOutcome, answer_frames
 from trio_pool_serve.engine.remote.arrays import Payload
 from trio_pool_serve.engine.remote.rows import read_rows
 from trio_pool_serve.engine.remote.scopes import Scopes
+from trio_pool_serve.engine.remote.silence import HEARTBEATS_IN_TIMEOUT, wait_silent
 from trio_pool_serve.engine.remote.wire import (
     Answers,
     CloseScope,
     Frame,
     Hello,
+    Leaving,
     Part,
     Submit,
     ToEngine,
@@ -45,6 +49,10 @@ class EngineConnection:
 
     engine: LocalEngine
     stream: FramedStream[ToEngine]
+    hello: Callable[[], Hello]
+    timeout_s: float = math.inf
+    """Seconds of silence after which the API process counts as lost."""
+    _is_leaving: bool = field(default=False, init=False)
     _waiting: dict[int, QueueEntry] = field(init=False, factory=dict)
     _outcomes: list[list[NumberedOutcome]] = field(init=False, factory=list)
     """Of each batch together."""
@@ -57,13 +65,14 @@ class EngineConnection:
     async def serve(self) -> None:
         """Serve until the API process closes the connection. Cancellation: at once; its rows leave the queue."""
         try:
-            engine = self.engine
-            sizes = engine.dimensions, engine.embeds_width, engine.max_batch_tokens
-            await self.stream.send(Hello(*sizes, engine.cosine_with_float32, _probe_of(engine)))
+            await self.stream.send(self.hello())
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._answer)
-                await self._receive()
-                nursery.cancel_scope.cancel(reason="the API process has disconnected")
+                nursery.start_soon(self._receive, nursery.cancel_scope)
+                if self.timeout_s < math.inf:
+                    await wait_silent(self.stream, self.timeout_s)
+                    logger.warning("an API process was silent for %g s: its rows are withdrawn", self.timeout_s)
+                    nursery.cancel_scope.cancel(reason="the API process is silent")
         except* trio.BrokenResourceError:
             logger.info("an API process has disconnected while answers were sent to it")
         except* Exception:
@@ -74,7 +83,12 @@ class EngineConnection:
             self._scopes.close_all()
             await self.stream.aclose()
 
-    async def _receive(self) -> None:
+    def leave(self) -> None:
+        """Have the API process send no more rows, and disconnect once it has the answers for those it has sent."""
+        self._is_leaving = True
+        self._has_outcomes.set()
+
+    async def _receive(self, connection: trio.CancelScope) -> None:
         while (received := await self.stream.receive()) is not None:
             message, frame_payload = received
             match message:
@@ -88,6 +102,7 @@ class EngineConnection:
                             self.engine.withdraw(entry)
                 case CloseScope(scope):
                     self._scopes.close(scope)
+        connection.cancel(reason="the API process has disconnected")
 
     def _submit(self, part: Part, payload: Payload) -> None:
         try:
@@ -128,11 +143,19 @@ class EngineConnection:
 
         A process that is silent has a loop that does not run: the API process then sends rows elsewhere.
         """
-        heartbeat_s = min(HEARTBEAT_S, self.engine.config.stall_timeout_s / HEARTBEATS_IN_STALL_TIMEOUT)
+        heartbeat_s = min(
+            HEARTBEAT_S,
+            self.engine.config.stall_timeout_s / HEARTBEATS_IN_STALL_TIMEOUT,
+            self.timeout_s / HEARTBEATS_IN_TIMEOUT,
+        )
+        has_left = False
         while True:
             with trio.move_on_after(heartbeat_s):
                 await self._has_outcomes.wait()
             self._has_outcomes = trio.Event()
+            if self._is_leaving and not has_left:
+                has_left = True
+                await self.stream.send(Leaving())
             await self._send_outcomes()
 
     async def _send_outcomes(self) -> None:
@@ -149,15 +172,22 @@ class EngineConnection:
         await self.stream.send(answers, frame.buffers)
 
 
-def _probe_of(engine: LocalEngine) -> tuple[list[int], str] | None:
-    request = engine.probe_request
-    return None if request is None else (request.prompt.token_ids.tolist(), request.params[0].wire_name)
+def hello_of(engine: LocalEngine) -> Hello:
+    """Return what an engine says first on each connection. Raises as ``Engine.submit`` when not ready."""
+    probe = engine.probe_request
+    return Hello(
+        engine.dimensions,
+        engine.embeds_width,
+        engine.max_batch_tokens,
+        engine.cosine_with_float32,
+        None if probe is None else (probe.prompt.token_ids.tolist(), probe.params[0].wire_name),
+    )
 
 
 async def serve_engine(engine: LocalEngine, listener: trio.SocketListener) -> None:
-    """Serve all connections forever. Cancellation: at once, connections included."""
+    """Serve all connections of a Unix socket forever. Cancellation: at once, connections included."""
 
     async def serve(stream: trio.SocketStream) -> None:
-        await EngineConnection(engine, FramedStream(stream, ToEngine)).serve()
+        await EngineConnection(engine, FramedStream(stream, ToEngine), partial(hello_of, engine)).serve()
 
     await trio.serve_listeners(serve, [listener])

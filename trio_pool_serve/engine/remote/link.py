@@ -4,8 +4,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import trio
@@ -19,38 +18,47 @@ from trio_pool_serve.engine.queue_entry import (
     finish_together,
 )
 from trio_pool_serve.engine.remote.answers import read_answers
+from trio_pool_serve.engine.remote.connectors import FAILURES_TO_CONNECT, Connector
+from trio_pool_serve.engine.remote.keys import LinkRefusedError
 from trio_pool_serve.engine.remote.rows import row_frames
 from trio_pool_serve.engine.remote.scopes import RemoteScope
+from trio_pool_serve.engine.remote.silence import HEARTBEATS_IN_TIMEOUT, wait_silent
 from trio_pool_serve.engine.remote.wire import (
     Answers,
     CloseScope,
     FromEngine,
+    Heartbeat,
     Hello,
+    Leaving,
     Submit,
     Withdraw,
     parts_of,
 )
-from trio_pool_serve.errors import BatchFailedError, EngineProcessDiedError, PoolServeError, UnsendableError
+from trio_pool_serve.errors import BatchFailedError, PoolServeError, UnsendableError
 from trio_pool_serve.processes.framed_stream import FramedStream
+from trio_pool_serve.processes.restart_backoff import RestartBackoff
 from trio_pool_serve.types import PoolingOutput
 
 logger = logging.getLogger(__name__)
 
-RECONNECT_S = 0.1
-"""Pause before the next connection, in case the engine process breaks each of them."""
+STABLE_AFTER_S = 5.0
+"""A connection that lasted longer is made again at once, and then after the first of its connector's pauses."""
 
 
 @define(eq=False)
 class Link:
     """One engine process: sends it rows, and settles their entries with the answers.
 
-    The listening socket belongs to the process that restarts engine processes and outlives them: connecting waits for
-    the next one.
+    ``on_ready`` is called when the engine process is ready, and may raise ``LinkRefusedError``. ``on_lost`` is called
+    with the entries that were not settled when a connection ended whose engine process was ready.
     """
 
-    path: Path
+    connector: Connector
+    on_ready: Callable[["Link"], None]
+    on_lost: Callable[["Link", list[QueueEntry]], None]
     stall_timeout_s: float = math.inf
     """An engine process that is silent for longer counts as stalled."""
+    position: int = 0
     hello: Hello | None = field(default=None, init=False)
     """The sizes of the loaded model; ``None`` while no engine process is ready."""
     tokens_per_s: float = field(default=0.0, init=False)
@@ -58,6 +66,14 @@ class Link:
     own_tokens: int = field(default=0, init=False)
     """Of the rows that were sent by this process and are not finished."""
     scopes: set[RemoteScope] = field(init=False, factory=set)
+    is_draining: bool = field(default=False, init=False)
+    """Whether it is to get no more rows; set by those who operate the server."""
+    failure: str = field(default="", init=False)
+    """Why there is no connection; empty once there is one."""
+    losses: int = field(default=0, init=False)
+    """Connections that have ended."""
+    _left: trio.Event | None = field(default=None, init=False)
+    """Of an engine process that is leaving: set once it has no rows of this process any more."""
     _stall_reason: str = field(default="", init=False)
     """What the engine process has said last."""
     _last_heard: float = field(default=0.0, init=False)
@@ -68,7 +84,6 @@ class Link:
     _withdrawn: list[int] = field(init=False, factory=list)
     _closed_scopes: list[int] = field(init=False, factory=list)
     _has_work: trio.Event = field(init=False, factory=trio.Event)
-    _has_hello: trio.Event = field(init=False, factory=trio.Event)
 
     @property
     def waiting_tokens(self) -> int:
@@ -81,6 +96,21 @@ class Link:
         return len(self._waiting)
 
     @property
+    def is_usable(self) -> bool:
+        """Whether it takes new rows, and answers come back."""
+        return self.takes_rows and not self.stall_reason
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether the engine process is ready, and neither it nor the link is to get no more rows."""
+        return self.hello is not None and self._left is None and not self.is_draining
+
+    @property
+    def zone(self) -> str:
+        """Where the engine process is."""
+        return "" if self.hello is None else self.hello.zone
+
+    @property
     def stall_reason(self) -> str:
         """Why nothing comes back from the engine process though it is ready; empty if it does."""
         if self.hello is None:
@@ -90,8 +120,18 @@ class Link:
             return f"the engine process has been silent for {silent_s:.0f} s"
         return self._stall_reason
 
+    @property
+    def state(self) -> str:
+        """A word for those who operate the server."""
+        if self.hello is None:
+            return "connecting"
+        if not self.takes_rows:
+            return "draining"
+        return "stalled" if self.stall_reason else "ready"
+
     def send_nowait(self, entry: QueueEntry) -> None:
         """Send a row soon; its entry is settled on the loop."""
+        entry.link = self
         number = entry.number = next(self._numbers)
         self._waiting[number] = self._unsent[number] = entry
         self.own_tokens += entry.request.tokens
@@ -119,86 +159,118 @@ class Link:
             self.scopes.remove(scope)
             self._closed_scopes.append(scope.number)
             self._has_work.set()
+            self._leave_when_idle()
 
     def _settle(self, number: int) -> QueueEntry | None:
         entry = self._waiting.pop(number, None)
         if entry is not None:
             self.own_tokens -= entry.request.tokens
+            self._leave_when_idle()
         return entry
 
-    async def wait_ready(self) -> Hello:
-        """Wait until the engine process is ready, and return its ``Hello``. Cancellation: at once."""
-        while self.hello is None:
-            await self._has_hello.wait()
-        return self.hello
+    def _leave_when_idle(self) -> None:
+        if self._left is not None and not self._waiting and not self.scopes:
+            self._left.set()
 
     async def run(self) -> None:
         """Connect, send and receive, forever; reconnect when the engine process dies or the connection fails.
 
-        Cancellation: at once; every row fails with ``EngineDeadError``.
+        Cancellation: at once; ``on_lost`` is called as when the connection ends.
         """
+        backoff = RestartBackoff(self.connector.pauses_s, STABLE_AFTER_S)
         while True:
+            began = math.inf
             try:
-                stream = await trio.open_unix_socket(self.path)
-            except (ConnectionRefusedError, FileNotFoundError):
-                # The process that restarts engine processes is ending, and will end this one.
-                await trio.sleep_forever()
-            except OSError as error:
-                logger.warning("no connection to the engine process at %s: %s", self.path, error)
-                await trio.sleep(RECONNECT_S)
-                continue
-            try:
-                await self._exchange(FramedStream(stream, FromEngine))
-            except Exception:
-                # A group from the nursery; with a cancellation in it, it would be no Exception.
-                logger.exception("a connection to an engine process failed")
-            finally:
-                self._fail_waiting()
-                await stream.aclose()
-            await trio.sleep(RECONNECT_S)
+                stream = await self.connector.connect()
+            except FAILURES_TO_CONNECT as error:
+                self._fail(str(error) or type(error).__name__)
+            else:
+                began = trio.current_time()
+                try:
+                    await self._exchange(stream)
+                finally:
+                    self._lose()
+                    await stream.aclose()
+            await trio.sleep(backoff.next_pause_s(trio.current_time() - began))
+
+    def _fail(self, why: str) -> None:
+        if why != self.failure:  # not at each attempt
+            logger.warning("no connection to the engine process at %s: %s", self.connector.name, why)
+            self.failure = why
 
     async def _exchange(self, stream: FramedStream[FromEngine]) -> None:
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._send, stream)
-                while (received := await stream.receive()) is not None:
-                    message, payload = received
-                    self._last_heard = time.perf_counter()
-                    match message:
-                        case Hello():
-                            self.hello = message
-                            self._has_hello.set()
-                        case Answers():
-                            await self._deliver(message, payload)
-                nursery.cancel_scope.cancel(reason="the engine process is gone")
+                nursery.start_soon(self._receive, stream, nursery)
+                if self.connector.timeout_s < math.inf:
+                    await wait_silent(stream, self.connector.timeout_s)
+                    nursery.cancel_scope.cancel(reason="the engine process is silent")
+                    self._fail(f"nothing was received for {self.connector.timeout_s:g} s")
         except* trio.BrokenResourceError:
             logger.debug("the engine process has died while rows were sent to it")
+        except* LinkRefusedError as refusals:
+            self._fail(str(refusals.exceptions[0]))
+        except* Exception:
+            # A group from the nursery; with a cancellation in it, it would be no Exception.
+            logger.exception("a connection to an engine process failed")
 
-    def _fail_waiting(self) -> None:
-        """Fail all rows that wait, and forget the state of the engine process."""
-        self.hello = None
-        if self._has_hello.is_set():  # else tasks may wait for it
-            self._has_hello = trio.Event()
+    async def _receive(self, stream: FramedStream[FromEngine], nursery: trio.Nursery) -> None:
+        while (received := await stream.receive()) is not None:
+            message, payload = received
+            self._last_heard = time.perf_counter()
+            match message:
+                case Hello():
+                    self._begin(message)
+                    nursery.start_soon(self._send, stream)
+                case Answers():
+                    await self._deliver(message, payload)
+                case Leaving():
+                    self._left = trio.Event()
+                    nursery.start_soon(self._leave, self._left, nursery.cancel_scope)
+        nursery.cancel_scope.cancel(reason="the engine process is gone")
+
+    def _begin(self, hello: Hello) -> None:
+        """Begin to use an engine process that is ready. Raises ``LinkRefusedError``."""
+        self.hello = hello
+        try:
+            self.on_ready(self)
+        except LinkRefusedError:
+            self.hello = None
+            raise
+        self.failure = ""
+
+    async def _leave(self, left: trio.Event, connection: trio.CancelScope) -> None:
+        """End the connection once the engine process has no rows or queries of this process."""
+        self._leave_when_idle()
+        await left.wait()
+        connection.cancel(reason="the engine process is leaving")
+
+    def _lose(self) -> None:
+        """Forget the state of the engine process, and hand over all rows that wait."""
+        was_ready, self.hello, self._left = self.hello is not None, None, None
         self._unsent.clear()
         self._withdrawn.clear()
         self._closed_scopes.clear()
         self.scopes.clear()
         self._others_tokens, self.tokens_per_s, self._stall_reason = 0, 0.0, ""
         self.seconds_per_token = UNKNOWN
-        for number in list(self._waiting):
-            entry = self._settle(number)
-            if entry is not None:
-                entry.fail(EngineProcessDiedError("The engine process has died; another one is being started."))
+        lost, self._waiting, self.own_tokens = list(self._waiting.values()), {}, 0
+        if was_ready:
+            self.losses += 1
+            self.on_lost(self, lost)
 
     async def _send(self, stream: FramedStream[FromEngine]) -> None:
-        """Send what has accumulated since the last frame, forever."""
-        await self.wait_ready()
+        """Send what has accumulated since the last frame, forever; where silence counts, say so if there is nothing."""
+        heartbeat_s = self.connector.timeout_s / HEARTBEATS_IN_TIMEOUT
         while True:
-            await self._has_work.wait()
+            with trio.move_on_after(heartbeat_s):
+                await self._has_work.wait()
             self._has_work = trio.Event()
             unsent, self._unsent = self._unsent, {}
             withdrawn, self._withdrawn = self._withdrawn, []
             closed, self._closed_scopes = self._closed_scopes, []
+            if not (unsent or withdrawn or closed):
+                await stream.send(Heartbeat())
             await self._send_rows(stream, unsent)
             if withdrawn:
                 await stream.send(Withdraw(withdrawn))
@@ -253,5 +325,4 @@ class Link:
         self._others_tokens = max(0, message.waiting_tokens - self.own_tokens)
 
     def __repr__(self) -> str:
-        state = "stalled" if self.stall_reason else "ready" if self.hello else "not ready"
-        return f"<Link {self.path.name}, {state}, {self.waiting_rows} rows, {self.waiting_tokens} tokens>"
+        return f"<Link {self.connector.name}, {self.state}, {self.waiting_rows} rows, {self.waiting_tokens} tokens>"

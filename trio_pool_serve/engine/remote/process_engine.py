@@ -1,8 +1,9 @@
 """The engine whose models compute in engine processes."""
 
+import math
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,43 +12,54 @@ from attrs import define, field
 
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import Admission, AdmittedRequest, EstimatedWork
-from trio_pool_serve.engine.compute_rates import SecondsPerToken, rates_together
+from trio_pool_serve.engine.compute_rates import UNKNOWN, SecondsPerToken, rates_together, work_class
 from trio_pool_serve.engine.engine import Engine, EngineState, EngineStatistics
-from trio_pool_serve.engine.queue import FAIRNESS, MAX_KEPT_TOGETHER, MAX_TOKENS_BEFORE_LONG, is_long
 from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.engine.remote.connectors import Connector
 from trio_pool_serve.engine.remote.link import Link
+from trio_pool_serve.engine.remote.routing import COMPARED, Routing, rate_of
 from trio_pool_serve.engine.remote.wire import Hello
 from trio_pool_serve.engine.waiting_work import WaitingWork
-from trio_pool_serve.errors import EngineDeadError, EngineLoadingError
+from trio_pool_serve.errors import EngineDeadError, EngineLoadingError, EngineProcessDiedError
 from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.types import PlannedBatch, PoolingParams, PoolingRequest, QueryParams, QueryScope, RenderedPrompt
+
+RATES_KEPT_S = 0.05
+"""For so long the rates of many engines together are not computed again: a request is admitted every millisecond."""
 
 
 @define(eq=False)
 class ProcessEngine(Engine):
-    """Sends each row to the replica with the fewest waiting tokens, but keeps long rows together.
+    """Sends each row to the engine process that will have computed it first: see ``Routing``.
 
-    A forward pass cannot be interrupted: if every replica computed a long row, a short one would wait for one of them.
-    So long rows fill one replica after the other, from the last, and short ones find the first free. That holds while
-    short rows are at least an eighth of all tokens: with fewer, replicas kept free for them would be idle.
-
-    ``sockets`` are the paths where the replicas of one model listen, now or later. They are restarted elsewhere: the
-    rows of one that dies fail, and while there is none the engine's state is loading. ``waiting`` is shared with the
-    other API processes, so that all admit by what waits in all of them.
+    ``connectors`` are for the replicas of one model, which are there now or later, and are restarted elsewhere: the
+    rows of one that dies fail, and while there is none the engine's state is loading. More links may join and leave.
+    ``waiting`` is shared with the other API processes, so that all admit by what waits in all of them.
     """
 
-    sockets: Sequence[Path]
+    connectors: Sequence[Connector]
     metrics: EngineMetrics
     config: SchedulingConfig = field(factory=SchedulingConfig)
     waiting: WaitingWork = field(factory=WaitingWork)
+    zone: str = field(default="", kw_only=True)
+    retries_lost: bool = field(default=False, kw_only=True)
+    """Whether single rows of an engine process that is lost are sent to another one, once."""
     _links: list[Link] = field(init=False)
+    """Those of ``connectors``."""
+    _routing: Routing[Link] = field(init=False)
     _admission: Admission = field(init=False)
     _dead: bool = field(default=False, init=False)
-    _kept_together: int = field(default=0, init=False)
-    """Tokens of long rows that are still to be kept together."""
+    _has_ready: trio.Event = field(init=False, factory=trio.Event)
+    """Set once an engine process is ready, and if the engine dies before."""
+    _rates: SecondsPerToken = field(default=UNKNOWN, init=False)
+    _rates_from: float = field(default=-math.inf, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._links = [Link(path, self.config.stall_timeout_s) for path in self.sockets]
+        self._links = [
+            Link(connector, self.add_ready, self.lose, self.config.stall_timeout_s, position)
+            for position, connector in enumerate(self.connectors)
+        ]
+        self._routing = Routing(self.zone)
         self._admission = Admission(
             self.config.max_queue_s,
             self._seconds_per_token,
@@ -57,65 +69,77 @@ class ProcessEngine(Engine):
         # The engine processes count everything else.
         self.metrics.add_gauges(lambda: {"engine": {"admitted_tokens": self._admission.tokens}})
 
+    def add_ready(self, link: Link) -> None:
+        """Use a link whose engine process is ready, one of this engine's own or another that has joined."""
+        self._routing.add(link)
+        self._has_ready.set()
+
+    def lose(self, link: Link, lost: Sequence[QueueEntry]) -> None:
+        """Do without a link; rows that it had are sent to another or fail."""
+        self._routing.remove(link)
+        if not self._routing.ready and not self._dead:
+            self._has_ready = trio.Event()
+        for entry in lost:
+            if not self._sent_again(entry):
+                entry.fail(EngineProcessDiedError(link.connector.loss))
+
+    def _sent_again(self, entry: QueueEntry) -> bool:
+        """Send a row of a lost engine process to another, if that is wanted and would not be in vain."""
+        if entry.lost_before or not entry.is_alone or not self.retries_lost or self._dead:
+            return False
+        candidates = self._routing.candidates()
+        if not candidates:
+            return False
+        link = self._routing.choose(entry.request, candidates)
+        rate = rate_of(link, work_class(entry.request.tokens)) or 0.0
+        if trio.current_time() + link.waiting_tokens * rate >= entry.request.deadline:
+            return False
+        entry.lost_before = True
+        link.send_nowait(entry)
+        return True
+
     def submit_nowait(self, *entries: QueueEntry) -> None:  # noqa: D102
         self._require_ready()
-        usable = self._usable_links
+        candidates = self._routing.candidates()
         of_planned: dict[PlannedBatch, Link] = {}
+        is_alone = len(entries) == 1
         for entry in entries:
             planned = entry.request.planned
             link = of_planned.get(planned) if planned is not None else None
-            link = link or self._link_for(entry.request, usable)
+            link = link or self._link_holding_query(entry.request)
+            if link is None:
+                entry.is_alone = is_alone and planned is None
+                link = self._routing.choose(entry.request, candidates)
             if planned is not None:
                 of_planned[planned] = link
             link.send_nowait(entry)
 
     def withdraw(self, entry: QueueEntry) -> None:  # noqa: D102
-        for link in self._links:
-            link.withdraw(entry)
+        if entry.link is not None:
+            entry.link.withdraw(entry)
 
-    def _link_for(self, request: PoolingRequest, usable: Sequence[Link]) -> Link:
+    def _link_holding_query(self, request: PoolingRequest) -> Link | None:
+        """Return the link whose engine process holds the queries that a row needs; ``None`` if it needs none."""
         for param in request.params:
             if isinstance(param, QueryParams):
-                return self._link_holding(param.query.scope)
-        if len(usable) == 1:
-            return usable[0]
-        if is_long(request):
-            return self._link_for_long(request.tokens, usable)
-        self._kept_together = min(MAX_KEPT_TOGETHER, self._kept_together + FAIRNESS * request.tokens)
-        return _least_busy(usable)
-
-    def _link_for_long(self, tokens: int, usable: Sequence[Link]) -> Link:
-        together, self._kept_together = self._kept_together, max(0, self._kept_together - tokens)
-        if together >= tokens:
-            for link in reversed(usable):
-                if link.waiting_tokens <= MAX_TOKENS_BEFORE_LONG:
-                    return link
-        return _least_busy(usable)
-
-    def _link_holding(self, scope: QueryScope) -> Link:
-        for link in self._links:
-            if scope in link.scopes:
-                return link
-        raise EngineDeadError("The engine process that held the query has died.")
+                for link in self._routing.ready:
+                    if param.query.scope in link.scopes:
+                        return link
+                raise EngineDeadError("The engine process that held the query has died.")
+        return None
 
     def _tokens_per_s(self) -> float:
-        return sum(link.tokens_per_s for link in self._links)
+        return sum(link.tokens_per_s for link in self._routing.ready)
 
     def _seconds_per_token(self) -> SecondsPerToken:
+        ready = self._routing.ready
         # Of a single replica they are as they came: this is called for each request that is admitted.
-        if len(self._links) == 1:
-            return self._links[0].seconds_per_token
-        return rates_together([link.seconds_per_token for link in self._ready_links])
-
-    @property
-    def _ready_links(self) -> list[Link]:
-        return [link for link in self._links if link.hello is not None]
-
-    @property
-    def _usable_links(self) -> list[Link]:
-        """Those that are not stalled; if all are, all of them."""
-        ready = self._ready_links
-        return [link for link in ready if not link.stall_reason] or ready
+        if len(ready) == 1:
+            return ready[0].seconds_per_token
+        now = time.perf_counter()
+        if len(ready) <= COMPARED or now > self._rates_from + RATES_KEPT_S:
+            self._rates, self._rates_from = rates_together([link.seconds_per_token for link in ready]), now
+        return self._rates
 
     def admit(self, work: EstimatedWork) -> AbstractContextManager[AdmittedRequest]:  # noqa: D102
         self._require_ready()
@@ -127,7 +151,7 @@ class ProcessEngine(Engine):
 
     def open_scope(self) -> AbstractContextManager[QueryScope]:  # noqa: D102
         self._require_ready()
-        return closing(_least_busy(self._usable_links).open_scope())
+        return closing(self._routing.soonest(1, self._routing.candidates()).open_scope())
 
     @property
     def dimensions(self) -> int:  # noqa: D102
@@ -155,7 +179,7 @@ class ProcessEngine(Engine):
 
     @property
     def stall_reason(self) -> str:  # noqa: D102
-        reasons = [link.stall_reason for link in self._ready_links]
+        reasons = [link.stall_reason for link in self._routing.ready]
         return reasons[0] if reasons and all(reasons) else ""
 
     def is_overloaded(self, waited_s: float = 0.0) -> bool:  # noqa: D102
@@ -164,19 +188,13 @@ class ProcessEngine(Engine):
     @property
     def _hello(self) -> Hello:
         self._require_ready()
-        hello = _least_busy(self._usable_links).hello
+        hello = self._routing.ready[0].hello
         assert hello is not None  # noqa: S101  (ready links have one)
         return hello
 
     async def wait_ready(self) -> None:  # noqa: D102
-        async with trio.open_nursery() as nursery:
-
-            async def wait(link: Link) -> None:
-                await link.wait_ready()
-                nursery.cancel_scope.cancel(reason="one is enough")
-
-            for link in self._links:
-                nursery.start_soon(wait, link)
+        while not self._dead and not self._routing.ready:
+            await self._has_ready.wait()
         if self._dead:
             raise EngineDeadError("The engine has stopped.")
 
@@ -186,14 +204,16 @@ class ProcessEngine(Engine):
             async with trio.open_nursery() as nursery:
                 for link in self._links:
                     nursery.start_soon(link.run)
+                await trio.sleep_forever()  # links that join are run by others
         finally:
             self._dead = True
+            self._has_ready.set()
 
     @property
     def state(self) -> EngineState:  # noqa: D102  (ready as long as one replica is; stalled if all that are ready are)
         if self._dead:
             return "dead"
-        if not self._ready_links:
+        if not self._takes_rows:
             return "loading"
         return "stalled" if self.stall_reason else "ready"
 
@@ -205,8 +225,8 @@ class ProcessEngine(Engine):
     def statistics(self) -> EngineStatistics:  # noqa: D102
         return EngineStatistics(
             state=self.state,
-            queued_rows=sum(link.waiting_rows for link in self._links),
-            queued_tokens=sum(link.own_tokens for link in self._links),
+            queued_rows=sum(link.waiting_rows for link in self._routing.ready),
+            queued_tokens=sum(link.own_tokens for link in self._routing.ready),
             in_flight_batches=0,
             oldest_in_flight_s=0.0,
             admitted_tokens=self._admission.tokens,
@@ -219,15 +239,14 @@ class ProcessEngine(Engine):
         )
 
     def _require_ready(self) -> None:
-        state = self.state
-        if state == "loading":
-            raise EngineLoadingError("No engine process is ready; one is being started.")
-        if state == "dead":
+        if self._dead:
             raise EngineDeadError("The engine has stopped.")
+        if not self._takes_rows:
+            raise EngineLoadingError("No engine process is ready.")
+
+    @property
+    def _takes_rows(self) -> bool:
+        return any(link.takes_rows for link in self._routing.ready)
 
     def __repr__(self) -> str:
-        return f"<ProcessEngine {self.state}, {self._links!r}>"
-
-
-def _least_busy(links: Sequence[Link]) -> Link:
-    return min(links, key=lambda link: link.waiting_tokens)
+        return f"<ProcessEngine {self.state}, {self._routing.ready!r}>"

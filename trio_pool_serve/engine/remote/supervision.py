@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, NoReturn, TypeAlias
 
 import msgspec
@@ -18,9 +19,18 @@ from trio_pool_serve.config import Config, encode_config
 from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.mps import mps_directory
 from trio_pool_serve.engine.placement import has_gpu, replicas_of
+from trio_pool_serve.engine.remote.connectors import Connector, FileConnector, UnixConnector
+from trio_pool_serve.engine.remote.keys import LinkKeys
 from trio_pool_serve.engine.remote.replica import Replica, ReplicaNumbers
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError
-from trio_pool_serve.processes.child_process import ChildEnd, keep_alive, listening_at, open_child, restart_backoff
+from trio_pool_serve.processes.child_process import (
+    ChildEnd,
+    keep_alive,
+    listening_at,
+    listening_by_tcp,
+    open_child,
+    restart_backoff,
+)
 from trio_pool_serve.telemetry.metrics import PREFIX
 from trio_pool_serve.telemetry.snapshots import Family, Snapshot
 
@@ -49,6 +59,8 @@ class EngineJob(msgspec.Struct, tag=True, array_like=True):
     device: str
     small_requests: str
     cores: str
+    key_file: str = ""
+    """Of those that connect, if the socket listens for TCP."""
 
 
 class Loaded(msgspec.Struct, tag=True, array_like=True):
@@ -67,8 +79,25 @@ EngineStatus: TypeAlias = Loaded | LoadFailed
 
 
 def socket_paths(config: Config, socket_folder: Path, model: int) -> list[Path]:
-    """Return the socket paths of the replicas of the ``model``-th model."""
+    """Return the socket paths of the replicas of the ``model``-th model on this machine."""
+    if config.processes.engine == "hosts":
+        return []
     return [socket_folder / f"{model}-{replica}.engine" for replica in range(replicas_of(config))]
+
+
+def key_path(socket_folder: Path) -> Path:
+    """Return the path of the key for engine processes of this machine that are connected to by TCP."""
+    return socket_folder / "key"
+
+
+def connectors_of(config: Config, socket_folder: Path, model: int) -> list[Connector]:
+    """Return what connects to the replicas of the ``model``-th model."""
+    paths = socket_paths(config, socket_folder, model)
+    if config.processes.engine_link == "unix":
+        return [UnixConnector(path) for path in paths]
+    keys = LinkKeys(key_path(socket_folder))
+    keys.read()
+    return [FileConnector(path, keys, config.hosts.link_timeout_s) for path in paths]
 
 
 @define(eq=False)
@@ -89,6 +118,10 @@ class EngineProcesses:
     retry_failed_s: float = field(default=RETRY_FAILED_S, kw_only=True)
     replicas: list[Replica] = field(init=False)
     """Those of all models, in the order of the settings."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.config.processes.engine_link == "tcp":
+            key_path(self.socket_folder).write_text(token_hex(32))
 
     @replicas.default
     def _make_replicas(self) -> list[Replica]:
@@ -137,7 +170,8 @@ class EngineProcesses:
     async def _keep_alive(self, replica: Replica, *, task_status: trio.TaskStatus[None]) -> NoReturn:
         backoff = restart_backoff()
         restarts = self.config.processes.max_engine_restarts
-        with listening_at(replica.path) as listening:
+        by_tcp = self.config.processes.engine_link == "tcp"
+        with (listening_by_tcp if by_tcp else listening_at)(replica.path) as listening:
             task_status.started()
             live = partial(self._live, replica, listening)
             while True:
@@ -207,6 +241,7 @@ class EngineProcesses:
             replica.device,
             str(path.with_name(path.stem.rpartition("-")[0] + ".small_requests")),
             str(self._cores) if shares_cores else "",
+            str(key_path(self.socket_folder)) if config.processes.engine_link == "tcp" else "",
         )
 
     def snapshot(self) -> Snapshot:

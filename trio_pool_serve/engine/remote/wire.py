@@ -95,10 +95,14 @@ class CloseScope(msgspec.Struct, tag=True, array_like=True):
     scope: int
 
 
+class Heartbeat(msgspec.Struct, tag=True, array_like=True):
+    """The API process is there, but has nothing to send."""
+
+
 class Hello(msgspec.Struct, tag=True, array_like=True):
     """The first message of an engine process: the sizes of the model that it has loaded, and of its batches.
 
-    With the agreement of a quantised model with float32.
+    With the agreement of a quantised model with float32. An engine for other machines says more about itself.
     """
 
     dimensions: int
@@ -107,6 +111,12 @@ class Hello(msgspec.Struct, tag=True, array_like=True):
     cosine_with_float32: float | None = None
     probe: tuple[list[int], str] | None = None
     """Token ids, and the ``wire_name`` of params that have defaults, of a row that the model can compute."""
+    model: str = ""
+    """Its name there."""
+    files: str = ""
+    weights: str = ""
+    """Digests of the model's files: see ``ModelDigest``."""
+    zone: str = ""
 
 
 class Values(msgspec.Struct, array_like=True):
@@ -151,8 +161,12 @@ class Answers(msgspec.Struct, tag=True, array_like=True):
     stall_reason: str = ""
 
 
-ToEngine: TypeAlias = Submit | Withdraw | CloseScope
-FromEngine: TypeAlias = Hello | Answers
+class Leaving(msgspec.Struct, tag=True, array_like=True):
+    """The engine is shutting down: it computes what it has, and is to get no more rows."""
+
+
+ToEngine: TypeAlias = Submit | Withdraw | CloseScope | Heartbeat
+FromEngine: TypeAlias = Hello | Answers | Leaving
 
 
 @define(eq=False)

@@ -1,0 +1,151 @@
+"""How a link connects: to a Unix socket, or to an engine on a host, by TCP."""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+import trio
+from attrs import define, frozen
+
+from trio_pool_serve.engine.remote.greeting import greet
+from trio_pool_serve.engine.remote.keys import LinkKeys, LinkRefusedError
+from trio_pool_serve.engine.remote.wire import FromEngine
+from trio_pool_serve.processes.framed_stream import FramedStream
+
+CONNECT_TIMEOUT_S = 2.0
+"""For the connection itself: a machine that is gone does not refuse it."""
+
+ADDRESS = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[\w.-]+)):(?P<port>\d{1,5})", re.ASCII)
+
+
+@frozen
+class HostAddress:
+    """A host, by name or number, and a TCP port."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> "HostAddress":
+        """Return the address that is written ``HOST:PORT`` or ``[IPV6]:PORT``. Raises ``ValueError``."""
+        found = ADDRESS.fullmatch(text.strip())
+        if found is None or not 0 < int(found["port"]) < 2**16:
+            raise ValueError(f"{text.strip()[:200]!r} is not HOST:PORT")
+        return cls(found["ipv6"] or found["host"], int(found["port"]))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Connector(ABC):
+    """How one engine is connected to."""
+
+    timeout_s: float
+    """Seconds of silence after which the connection counts as lost; infinite where the kernel tells that it is."""
+    pauses_s: Sequence[float]
+    """Between attempts that fail, in order, then the last one again and again."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The engine's address, for logs."""
+
+    @property
+    @abstractmethod
+    def loss(self) -> str:
+        """What has happened if the connection is lost, as a sentence."""
+
+    @abstractmethod
+    async def connect(self) -> FramedStream[FromEngine]:
+        """Return a new connection.
+
+        Raises ``OSError``, ``LinkRefusedError`` or ``trio.BrokenResourceError``. Cancellation: at once; nothing is left
+        open.
+        """
+
+
+@define(eq=False)
+class UnixConnector(Connector):
+    """Connects to an engine process of this machine; its socket outlives it."""
+
+    path: Path
+    timeout_s = float("inf")
+    pauses_s = (0.1,)
+
+    @property
+    def name(self) -> str:  # noqa: D102
+        return self.path.name
+
+    @property
+    def loss(self) -> str:  # noqa: D102
+        return "The engine process has died; another one is being started."
+
+    async def connect(self) -> FramedStream[FromEngine]:  # noqa: D102
+        try:
+            return FramedStream(await trio.open_unix_socket(self.path), FromEngine)
+        except (ConnectionRefusedError, FileNotFoundError):
+            # The process that restarts engine processes is ending, and will end this one.
+            await trio.sleep_forever()
+
+
+@define(eq=False)
+class HostConnector(Connector):
+    """Connects to an engine by TCP, and greets it with a key."""
+
+    address: HostAddress
+    keys: LinkKeys
+    timeout_s: float = 1.5
+    pauses_s = (0.1, 0.2, 0.5, 1.0, 2.0)
+
+    @property
+    def name(self) -> str:  # noqa: D102
+        return str(self.address)
+
+    @property
+    def loss(self) -> str:  # noqa: D102
+        return f"The connection to the engine at {self.name} is lost."
+
+    async def connect(self) -> FramedStream[FromEngine]:  # noqa: D102
+        return await _connect(self.address, self.keys, self.timeout_s)
+
+
+@define(eq=False)
+class FileConnector(Connector):
+    """Connects by TCP to an engine process whose address is in a file, and may be another after each restart."""
+
+    path: Path
+    keys: LinkKeys
+    timeout_s: float = 1.5
+    pauses_s = (0.1, 0.2, 0.5)
+
+    @property
+    def name(self) -> str:  # noqa: D102
+        return self.path.name
+
+    @property
+    def loss(self) -> str:  # noqa: D102
+        return "The engine process has died; another one is being started."
+
+    async def connect(self) -> FramedStream[FromEngine]:  # noqa: D102
+        try:
+            address = HostAddress.parse(self.path.read_text())
+        except (FileNotFoundError, ValueError) as error:
+            raise ConnectionRefusedError(f"{self.path.name} has no address yet") from error
+        return await _connect(address, self.keys, self.timeout_s)
+
+
+async def _connect(address: HostAddress, keys: LinkKeys, timeout_s: float) -> FramedStream[FromEngine]:
+    with trio.move_on_after(CONNECT_TIMEOUT_S) as limit:
+        stream = await trio.open_tcp_stream(address.host, address.port)
+    if limit.cancelled_caught:
+        raise TimeoutError(f"{address} does not answer")
+    try:
+        return await greet(stream, keys.keys, timeout_s)
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
+
+
+FAILURES_TO_CONNECT = (OSError, LinkRefusedError, trio.BrokenResourceError)
+"""What ``Connector.connect`` raises."""

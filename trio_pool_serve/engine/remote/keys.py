@@ -1,0 +1,70 @@
+"""The secret keys by which an engine and its API processes on other machines know each other."""
+
+import hashlib
+import hmac
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from attrs import define, field
+
+from trio_pool_serve.threads.offload import Offload
+
+logger = logging.getLogger(__name__)
+
+MIN_KEY_CHARACTERS = 32
+"""A proof is seen by whoever listens on the network, who can try keys against it: only long random ones withstand."""
+
+MAX_FILE_BYTES = 64 * 1024
+
+
+class LinkRefusedError(Exception):
+    """One end of a connection has refused the other; the message says why."""
+
+
+@define(eq=False)
+class LinkKeys:
+    """The keys of a file, one in each line: the first proves this end to the other, which may use any of them."""
+
+    path: Path
+    keys: Sequence[bytes] = field(init=False, default=())
+
+    def read(self) -> None:
+        """Read the file. Blocks. Raises ``ValueError`` or ``OSError`` with a message for the user."""
+        with self.path.open("rb") as file:
+            lines = [line.strip() for line in file.read(MAX_FILE_BYTES).splitlines()]
+        keys = [line for line in lines if line and not line.startswith(b"#")]
+        if not keys:
+            raise ValueError(f"--key-file: {self.path} has no key.")
+        if short := [number for number, key in enumerate(keys, 1) if len(key) < MIN_KEY_CHARACTERS]:
+            raise ValueError(
+                f"--key-file: key {short[0]} of {self.path} has fewer than {MIN_KEY_CHARACTERS} characters; "
+                "`openssl rand -hex 32` makes one."
+            )
+        self.keys = keys
+
+    async def reload(self, offload: Offload) -> None:
+        """Read the file again; what cannot be read leaves the keys as they are. Cancellation: at once, as they are."""
+        try:
+            await offload.run("load", self.read)
+        except (OSError, ValueError) as error:
+            logger.error("the keys stay as they are: %s", error)  # noqa: TRY400  (the message says it all)
+
+
+def proof(key: bytes, end: str, transcript: bytes) -> bytes:
+    """Return what only a holder of ``key`` can compute: HMAC-SHA256 (RFC 2104) of which ``end`` it is and the greeting.
+
+    The name of the end keeps a proof from being sent back as that of the other one.
+    """
+    return hmac.digest(key, end.encode() + b"\0" + transcript, hashlib.sha256)
+
+
+def key_of_proof(keys: Sequence[bytes], end: str, transcript: bytes, shown: bytes) -> bytes:
+    """Return the key by which the other end has made a proof. Raises ``LinkRefusedError`` if it is none of ``keys``."""
+    found = None
+    for key in keys:  # all of them: how long it takes tells nothing
+        if hmac.compare_digest(proof(key, end, transcript), shown):
+            found = key
+    if found is None:
+        raise LinkRefusedError("the keys of the two ends differ")
+    return found

@@ -1,0 +1,163 @@
+"""Which engine gets a row: the one that will have computed it first, but long rows keep together."""
+
+import math
+import random
+from bisect import insort
+from collections.abc import Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from attrs import define, field
+
+from trio_pool_serve.engine.compute_rates import SecondsPerToken, work_class
+from trio_pool_serve.engine.queue import FAIRNESS, MAX_KEPT_TOGETHER, MAX_TOKENS_BEFORE_LONG, is_long
+from trio_pool_serve.types import PoolingRequest
+
+COMPARED = 8
+"""Engines that are compared for the rows of one chunk, picked at random if there are more: what API processes know of
+an engine is older than what they have sent to it, and all of them would pick the same one."""
+
+LOOKED_AT_FOR_LONG = 64
+"""Engines that are tried, from the last, for one that has room for a long row."""
+
+OTHER_ZONE_S = 0.05
+"""A row goes to another zone if it is computed sooner there by so many seconds: between zones, bytes cost money and
+about a millisecond."""
+
+ASSUMED_SECONDS_PER_TOKEN = 1e-4
+"""While no engine's rate is known."""
+
+
+class Destination(Protocol):
+    """An engine as routing sees it."""
+
+    @property
+    def position(self) -> int:
+        """Its place in the order of engines."""
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens that wait there."""
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether it is not shutting down."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it takes new rows, and answers come back."""
+
+    @property
+    def zone(self) -> str:
+        """Where it is."""
+
+    @property
+    def seconds_per_token(self) -> SecondsPerToken:
+        """By work class, measured while rows were left waiting."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of the latest batches, also of small ones: the engine is at least as fast; 0 if unknown."""
+
+
+D = TypeVar("D", bound=Destination)
+
+
+@define(eq=False)
+class Routing(Generic[D]):
+    """Chooses between the engines of one model that are ready.
+
+    A forward pass cannot be interrupted: if every engine computed a long row, a short one would wait for one of them.
+    So long rows fill one engine after the other, from the last, and short ones find the first free. That holds while
+    short rows are at least an eighth of all tokens: with fewer, engines kept free for them would be idle.
+
+    ``zone`` is this process's: others are for what would wait here.
+    """
+
+    zone: str = ""
+    ready: list[D] = field(init=False, factory=list)
+    _near: list[D] = field(init=False, factory=list)
+    _far: list[D] = field(init=False, factory=list)
+    _kept_together: int = field(default=0, init=False)
+    """Tokens of long rows that are still to be kept together."""
+    _random: random.Random = field(factory=random.Random)
+
+    def add(self, engine: D) -> None:
+        """Add an engine that has become ready."""
+        for engines in (self.ready, self._of_zone(engine)):
+            insort(engines, engine, key=lambda each: each.position)
+
+    def remove(self, engine: D) -> None:
+        """Remove an engine, if it is there."""
+        if engine in self.ready:
+            self.ready.remove(engine)
+            self._of_zone(engine).remove(engine)
+
+    def _of_zone(self, engine: D) -> list[D]:
+        return self._near if not self.zone or engine.zone == self.zone else self._far
+
+    def candidates(self) -> Sequence[D]:
+        """Return the engines to choose from for some rows, in order: those that are stalled only if all are."""
+        compared = [*self._some(self._far), *self._some(self._near)] if self._far else self._some(self._near)
+        if compared:
+            return compared
+        taking = [engine for engine in self.ready if engine.takes_rows]
+        return [engine for engine in taking if engine.is_usable] or taking
+
+    def _some(self, engines: Sequence[D]) -> list[D]:
+        if len(engines) > COMPARED:
+            picked = sorted(self._random.sample(range(len(engines)), COMPARED))
+            engines = [engines[index] for index in picked]
+        return [engine for engine in engines if engine.is_usable]
+
+    def choose(self, request: PoolingRequest, candidates: Sequence[D]) -> D:
+        """Return the engine for a row. ``candidates`` are those for it and others, not empty."""
+        if len(candidates) == 1:
+            return candidates[0]
+        if is_long(request):
+            return self._choose_for_long(request, candidates)
+        self._kept_together = min(MAX_KEPT_TOGETHER, self._kept_together + FAIRNESS * request.tokens)
+        return self.soonest(request.tokens, candidates, has_images=request.prompt.images is not None)
+
+    def _choose_for_long(self, request: PoolingRequest, candidates: Sequence[D]) -> D:
+        tokens = request.tokens
+        together, self._kept_together = self._kept_together, max(0, self._kept_together - tokens)
+        if together >= tokens:
+            last = self._near[: -LOOKED_AT_FOR_LONG - 1 : -1] if len(self._near) > COMPARED else reversed(candidates)
+            for engine in last:
+                if engine.waiting_tokens <= MAX_TOKENS_BEFORE_LONG and engine.is_usable:
+                    return engine
+        return self.soonest(tokens, candidates, has_images=request.prompt.images is not None)
+
+    def soonest(self, tokens: int, candidates: Sequence[D], *, has_images: bool = False) -> D:
+        """Return the engine that will first have computed a row of so many tokens."""
+        rates = _rates_of(candidates, work_class(tokens, has_images=has_images))
+        best, best_s = candidates[0], math.inf
+        for engine, rate in zip(candidates, rates, strict=True):
+            seconds = (engine.waiting_tokens + tokens) * rate
+            if self._far and self.zone and engine.zone != self.zone:
+                seconds += OTHER_ZONE_S
+            if seconds < best_s:
+                best, best_s = engine, seconds
+        return best
+
+
+def _rates_of(engines: Iterable[Destination], row_class: int) -> list[float]:
+    """Return the seconds per token of each; of those that are unknown, the mean of the others."""
+    rates = [rate_of(engine, row_class) for engine in engines]
+    known = [rate for rate in rates if rate is not None]
+    if len(known) == len(rates):
+        return known
+    assumed = sum(known) / len(known) if known else ASSUMED_SECONDS_PER_TOKEN
+    return [assumed if rate is None else rate for rate in rates]
+
+
+def rate_of(engine: Destination, row_class: int) -> float | None:
+    """Return how long an engine takes for a token (seconds), ``None`` if it has computed nothing for long enough.
+
+    What it has computed lately can be faster than its rate, which is then an old one: a slow engine gets few rows, and
+    so is seldom measured.
+    """
+    rate = float(engine.seconds_per_token[row_class])
+    if math.isnan(rate):
+        return None
+    return min(rate, 1 / engine.tokens_per_s) if engine.tokens_per_s > 0 else rate

@@ -1,0 +1,45 @@
+"""Loads runners that compute in threads of this process."""
+
+import logging
+import time
+from typing import Any
+
+from attrs import define, field
+
+from trio_pool_serve.config import Config, ModelSource
+from trio_pool_serve.models.folder import open_model_folder
+from trio_pool_serve.models.loading.runner_loader import RunnerLoader
+from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import Runner
+
+logger = logging.getLogger(__name__)
+
+
+@define(eq=False)
+class LocalRunners:
+    """The runners of one process, which share its cores and the threads of ``offload``."""
+
+    config: Config
+    load_runner: RunnerLoader
+    offload: Offload
+    _unused_cores: list[Any] = field(init=False, factory=list)
+    """``SharedCores`` of the launch threads that compute nothing."""
+
+    def load(self, source: ModelSource) -> Runner:
+        """Open the model's folder and load its runner. Blocks. Raises ``ModelLoadError``."""
+        began = time.perf_counter()
+        logger.info("loading %s", source.name)
+        folder = open_model_folder(source.location, self.config.loading)
+        runner = self.load_runner(folder, self.config.loading, self.offload)
+        if runner.on_cpu and self.offload.launch > 1:
+            runner = self._share_cores(runner)
+        logger.info("loaded in %.1f s: %s: %s", time.perf_counter() - began, source.name, runner.describe())
+        return runner
+
+    def _share_cores(self, runner: Runner) -> Runner:
+        """Return the runner, computing with the cores that the other launch threads do not use."""
+        from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner  # imported here: it imports torch
+
+        if not self._unused_cores:
+            self._unused_cores += SharedCores.private(self.offload.launch)
+        return SharingRunner(runner, self._unused_cores, self.config.threads.steady_threads)

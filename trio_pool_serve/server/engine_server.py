@@ -1,0 +1,190 @@
+"""The process behind ``trio-pool-serve engine``: one model, computed for API processes of other machines."""
+
+import logging
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+
+import msgspec
+import trio
+from attrs import frozen
+from hypercorn.config import Config as HypercornConfig
+from hypercorn.trio import serve as serve_by_hypercorn
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from trio_pool_serve.cli import import_plugins
+from trio_pool_serve.config import Config
+from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.engine.placement import idle_launches_of, replicas_of
+from trio_pool_serve.engine.remote.connectors import HostAddress
+from trio_pool_serve.engine.remote.engine_connection import hello_of
+from trio_pool_serve.engine.remote.engine_listener import EngineListener
+from trio_pool_serve.engine.remote.keys import LinkKeys
+from trio_pool_serve.engine.remote.wire import Hello
+from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
+from trio_pool_serve.models.files.model_digest import digest_of
+from trio_pool_serve.models.folder import locate_model
+from trio_pool_serve.models.loading.local_runners import LocalRunners
+from trio_pool_serve.models.loading.runner_loader import RunnerLoader, load_transformer
+from trio_pool_serve.processes.allocator import freeze_objects, limit_caches
+from trio_pool_serve.server.listener import leave
+from trio_pool_serve.server.reloading import watch_reloads
+from trio_pool_serve.server.systemd import STOPPING, notify
+from trio_pool_serve.telemetry.metrics import Metrics, sample_loop_lag, task_gauges
+from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.threads.scheduling import limit_openmp_spinning, relative_niceness
+from trio_pool_serve.types import ModelDigest
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 1024
+
+
+@frozen(kw_only=True)
+class EngineServerConfig:
+    """Settings of the process; ``config`` has those of its model. ``probe_listen`` is for HTTP."""
+
+    config: Config
+    listen: HostAddress
+    probe_listen: HostAddress | None = None
+    drain_timeout_s: float = 30.0
+
+
+async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLoader = load_transformer) -> None:
+    """Load the model, then compute for API processes until SIGTERM or SIGINT.
+
+    Then the API processes are told to send no more rows, and the process ends once those that have been sent are
+    computed; at the second signal, or after ``drain_timeout_s``, at once. Raises ``ModelLoadError``,
+    ``EngineDeadError``, or ``OSError`` for an address that cannot be listened on. Cancellation: at once; API processes
+    see their connections end.
+    """
+    config = settings.config
+    limit_openmp_spinning()  # before torch is imported
+    limit_caches()
+    import_plugins(config)
+    (source,) = config.sources
+    assert config.hosts.key_file is not None  # noqa: S101  (the command line requires it)
+    keys = LinkKeys(config.hosts.key_file)
+    offload = Offload(
+        launch=replicas_of(config),
+        idle_launches=idle_launches_of(config),
+        copy=config.scheduling.max_in_flight,
+        niceness=relative_niceness(config.threads.niceness),
+    )
+    metrics = Metrics()
+    metrics.add_gauges(task_gauges)
+    runners = LocalRunners(config, load_runner, offload)
+    engine = LocalEngine(partial(runners.load, source), offload, metrics.of_engine(source.name), config.scheduling)
+    with unwrap_exception_groups(ModelLoadError, EngineDeadError):
+        async with trio.open_nursery() as nursery:
+            ending = await nursery.start(_watch_signals)
+            await nursery.start(watch_reloads, partial(keys.reload, offload))
+            nursery.start_soon(sample_loop_lag, metrics.loop_lag)
+            try:
+                await offload.run("load", keys.read)
+            except ValueError as error:
+                raise ModelLoadError(str(error)) from error
+            digest = await offload.run("load", partial(_digest_of, source.location, config))
+            listener = EngineListener(engine, keys, partial(_hello, engine, source.name, digest, config.hosts.zone))
+            metrics.add_gauges(
+                lambda: {"api_processes": {"connected": listener.connections, "refused": listener.refused}}
+            )
+            if settings.probe_listen is not None:
+                nursery.start_soon(_serve_probes, settings.probe_listen, engine, metrics, ending)
+            await nursery.start(engine.run)
+            await engine.wait_ready()
+            freeze_objects()
+            await _serve_until_signal(settings, listener, ending)
+            nursery.cancel_scope.cancel(reason="drained")
+
+
+async def _serve_until_signal(settings: EngineServerConfig, listener: EngineListener, ending: trio.Event) -> None:
+    listeners = await trio.open_tcp_listeners(settings.listen.port, host=settings.listen.host, backlog=BACKLOG)
+    async with trio.open_nursery() as connections:
+        async with trio.open_nursery() as listening:
+            listening.start_soon(partial(trio.serve_listeners, listener.serve, listeners, handler_nursery=connections))
+            logger.info("listening on %s for API processes", settings.listen)
+            notify("READY=1", f"STATUS=computing on {settings.listen}")
+            await ending.wait()
+            listening.cancel_scope.cancel(reason="the process is to end")
+        notify(*STOPPING)
+        logger.info("draining, for at most %g s: %d API processes", settings.drain_timeout_s, listener.connections)
+        with trio.move_on_after(settings.drain_timeout_s) as limit:
+            await listener.leave()
+        if limit.cancelled_caught:
+            logger.warning("exiting with %d rows unfinished", listener.engine.statistics().queued_rows)
+        connections.cancel_scope.cancel(reason="drained")
+
+
+async def _watch_signals(*, task_status: trio.TaskStatus[trio.Event]) -> None:
+    """Set an event, which ``started`` has, at the first signal; exit at once at the second."""
+    ending = trio.Event()
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started(ending)
+        logger.info("%s", signal.Signals(await anext(signals)).name)
+        ending.set()
+        second = await anext(signals)
+    logger.warning("leaving: a second signal")
+    leave(128 + second)
+
+
+def _digest_of(location: str, config: Config) -> ModelDigest:
+    return digest_of(locate_model(location, revision=config.loading.revision), config.loading)
+
+
+def _hello(engine: LocalEngine, model: str, digest: ModelDigest, zone: str) -> Hello:
+    hello = hello_of(engine)
+    hello.model, hello.files, hello.weights, hello.zone = model, digest.files, digest.weights, zone
+    return hello
+
+
+async def _serve_probes(address: HostAddress, engine: LocalEngine, metrics: Metrics, ending: trio.Event) -> None:
+    """Serve ``/livez``, ``/readyz`` and ``/metrics`` over HTTP, forever. Cancellation: at once."""
+    settings = HypercornConfig()
+    settings.bind = [str(address)]
+    settings.include_server_header = False
+    settings.errorlog = None
+    settings.accesslog = None
+    app: Any = _probe_app(engine, metrics, ending)
+    await serve_by_hypercorn(app, settings, shutdown_trigger=trio.sleep_forever, mode="asgi")
+
+
+def _probe_app(
+    engine: LocalEngine, metrics: Metrics, ending: trio.Event
+) -> Callable[[Mapping[str, Any], Any, Callable[[Mapping[str, Any]], Awaitable[None]]], Awaitable[None]]:
+    async def app(scope: Mapping[str, Any], receive: Any, send: Callable[[Mapping[str, Any]], Awaitable[None]]) -> None:
+        if scope["type"] == "lifespan":
+            await _respond_to_lifespan(receive, send)
+            return
+        status, kind, body = _respond(scope, engine, metrics, is_ending=ending.is_set())
+        headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    return app
+
+
+def _respond(
+    scope: Mapping[str, Any], engine: LocalEngine, metrics: Metrics, *, is_ending: bool
+) -> tuple[int, str, bytes]:
+    """Return status, content type and body."""
+    state = engine.state
+    if scope["type"] != "http" or scope["path"] not in ("/livez", "/readyz", "/metrics"):
+        return 404, "application/json", b'{"error": "not found"}'
+    if scope["path"] == "/metrics":
+        metrics.take_gauges()
+        return 200, CONTENT_TYPE_LATEST, metrics.exposition()
+    if scope["path"] == "/livez":
+        return _status("dead" if state == "dead" else "alive", ok=state != "dead")
+    return _status("draining" if is_ending else state, ok=state == "ready" and not is_ending)
+
+
+def _status(state: str, *, ok: bool) -> tuple[int, str, bytes]:
+    return 200 if ok else 503, "application/json", msgspec.json.encode({"status": state})
+
+
+async def _respond_to_lifespan(receive: Any, send: Any) -> None:
+    while (await receive())["type"] != "lifespan.shutdown":
+        await send({"type": "lifespan.startup.complete"})
+    await send({"type": "lifespan.shutdown.complete"})
