@@ -49,7 +49,11 @@ app = App(
 )
 add_commands(app)
 
+settings_app = App(name="trio-pool-serve")
+"""Reads the settings of ``serve``: in a file, a key that is the name of a command would not count as a setting."""
 
+
+@settings_app.command
 @app.command
 def serve(
     model: Annotated[
@@ -175,8 +179,8 @@ def read_config(arguments: Sequence[str]) -> Config:
     toml = _toml_path(tokens)
     if toml is not None:
         sources.append(Toml(toml, must_exist=True, use_commands_as_keys=False))
-    app.config = sources
-    command, bound, _ = app.parse_args(["serve", *tokens], print_error=False, exit_on_error=False)
+    settings_app.config = sources
+    command, bound, _ = settings_app.parse_args(["serve", *tokens], print_error=False, exit_on_error=False)
     settings: Config = command(*bound.args, **bound.kwargs)
     return settings
 
