@@ -26,6 +26,7 @@ from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.request_log import log_request
 from trio_pool_serve.api.http.route_table import RouteTable
 from trio_pool_serve.api.routes.batches import batch_routes
+from trio_pool_serve.api.routes.engine_hosts import DRAIN_PATH, HOSTS_PATH, host_routes
 from trio_pool_serve.api.routes.model_list import model_routes
 from trio_pool_serve.api.routes.openapi import openapi_routes
 from trio_pool_serve.api.routes.operations import ADMIN_PATHS, PROBE_ROUTES, operational_routes
@@ -145,6 +146,7 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
     for blueprint in BLUEPRINTS:
         app.register_blueprint(blueprint)
     has_tokenizer_info = config.input.enable_tokenizer_info_endpoint
+    hosts = None if app.service.remote is None else app.service.remote.hosts
     stored_routes = {**file_routes(app.service), **batch_routes(app.service)}
     app.routes = RouteTable(
         {
@@ -154,12 +156,14 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
             **model_routes(app.service),
             **(stored_routes if config.batch.batch_api else {}),
             **operational_routes(app.service),
+            **({} if hosts is None else host_routes(app.service, hosts)),
             **openapi_routes(
                 tuple(DIALECTS),
                 INVOCATIONS,
                 without=(
                     *(() if has_tokenizer_info else (TOKENIZER_INFO_PATH,)),
                     *(() if config.batch.batch_api else (path for _, path in stored_routes)),
+                    *((HOSTS_PATH, DRAIN_PATH) if hosts is None else ()),
                 ),
             ),
         }

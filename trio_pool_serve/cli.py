@@ -32,6 +32,7 @@ from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.engine.remote.engine_hosts import read_hosts
 from trio_pool_serve.engine.remote.keys import LinkKeys
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError
+from trio_pool_serve.server.hosts_command import hosts_app
 from trio_pool_serve.telemetry.logs import configure_logging
 from trio_pool_serve.telemetry.tracing import is_switched_on
 
@@ -48,6 +49,7 @@ app = App(
     version=trio_pool_serve.__version__,
 )
 add_commands(app)
+app.command(hosts_app)
 
 settings_app = App(name="trio-pool-serve")
 """Reads the settings of ``serve``: in a file, a key that is the name of a command would not count as a setting."""
@@ -157,6 +159,13 @@ def run_engine(
     from trio_pool_serve.server.engine_server import EngineServerConfig, serve_engine_alone
     from trio_pool_serve.service import load_transformer
 
+    try:
+        import_plugins(config)
+        if config.hosts.key_file is not None:
+            LinkKeys(config.hosts.key_file).read()
+    except (ValueError, OSError) as error:
+        _print_error(error)
+        return 2
     configure_logging(config.logging)
     settings = EngineServerConfig(
         config=config, listen=listen, probe_listen=probe_listen, drain_timeout_s=drain_timeout_s

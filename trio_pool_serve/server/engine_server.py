@@ -13,7 +13,6 @@ from hypercorn.config import Config as HypercornConfig
 from hypercorn.trio import serve as serve_by_hypercorn
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from trio_pool_serve.cli import import_plugins
 from trio_pool_serve.config import Config
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.placement import idle_launches_of, replicas_of
@@ -62,7 +61,6 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
     config = settings.config
     limit_openmp_spinning()  # before torch is imported
     limit_caches()
-    import_plugins(config)
     (source,) = config.sources
     assert config.hosts.key_file is not None  # noqa: S101  (the command line requires it)
     keys = LinkKeys(config.hosts.key_file)

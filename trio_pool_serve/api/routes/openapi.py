@@ -77,6 +77,9 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v1/batches"): Operation("The batches of the API key.", {"object": "list", "data": []}),
     ("GET", "/v1/batches/{name}"): Operation("One batch.", {"id": "batch_0", "status": "in_progress"}),
     ("POST", "/v1/batches/{name}/cancel"): Operation("Cancel a batch.", {"id": "batch_0", "status": "cancelling"}),
+    ("GET", "/engine_hosts"): Operation("The engines of --engine-hosts.", {"hosts": []}),
+    ("POST", "/engine_hosts"): Operation("Add a host, or use a drained one again.", {"hosts": []}),
+    ("POST", "/engine_hosts/drain"): Operation("Send no more inputs to a host.", {"hosts": []}),
     ("POST", "/reset_mm_cache"): Operation("Clear the cache of prepared images.", {"status": "cleared"}),
 }
 

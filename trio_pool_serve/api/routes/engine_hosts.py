@@ -1,0 +1,50 @@
+"""``/engine_hosts``: the engines on other machines, for those who operate the server."""
+
+import msgspec
+
+from trio_pool_serve.api.http.request import HttpRequest
+from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.api.http.route_table import Routes
+from trio_pool_serve.engine.remote.engine_hosts import EngineHosts
+from trio_pool_serve.errors import InvalidRequestError, PermissionDeniedError
+from trio_pool_serve.service import Service
+
+HOSTS_PATH, DRAIN_PATH = "/engine_hosts", "/engine_hosts/drain"
+
+MAX_BODY_BYTES = 4096
+
+
+class HostRequest(msgspec.Struct, frozen=True):
+    """The body of requests that change something."""
+
+    host: str
+
+
+def host_routes(service: Service, hosts: EngineHosts) -> Routes:
+    """Return the routes over the hosts of a service; those that change something need an API key in any case."""
+
+    async def host_of(request: HttpRequest) -> str:
+        if not service.api_keys.are_needed:
+            raise PermissionDeniedError("Hosts can be changed by a server with API keys only: see --api-key.")
+        request.body.lower_limit(MAX_BODY_BYTES)
+        body = await request.body.take(service.config.time_limits.body_timeout_s)
+        try:
+            return msgspec.json.decode(bytes(body), type=HostRequest).host
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise InvalidRequestError(f'The body is not {{"host": "HOST:PORT"}}: {error}') from error
+
+    async def list_hosts(_: HttpRequest) -> HttpResponse:
+        """Respond with the hosts, as this API process sees them. Cancellation: has no checkpoint."""
+        return HttpResponse.json({"hosts": hosts.described()})
+
+    async def add(request: HttpRequest) -> HttpResponse:
+        """Add a host, or use one again that was drained. Cancellation: while the body arrives; nothing has changed."""
+        hosts.add(await host_of(request))
+        return HttpResponse.json({"hosts": hosts.described()})
+
+    async def drain(request: HttpRequest) -> HttpResponse:
+        """Send no more rows to a host. Cancellation: while the body arrives; nothing has changed."""
+        hosts.drain(await host_of(request))
+        return HttpResponse.json({"hosts": hosts.described()})
+
+    return {("GET", HOSTS_PATH): list_hosts, ("POST", HOSTS_PATH): add, ("POST", DRAIN_PATH): drain}

@@ -1,0 +1,66 @@
+"""``trio-pool-serve hosts``: shows and changes the engine hosts of a server that is running."""
+
+from typing import Annotated, Any
+
+import httpx
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.table import Table
+
+TIMEOUT_S = 10.0
+
+Url = Annotated[str, Parameter(help="Of the server.")]
+Key = Annotated[str | None, Parameter(help="An API key of the server, with `admin` if it is one of a file.")]
+Host = Annotated[str, Parameter(help="`HOST:PORT` of the engine.")]
+
+hosts_app = App(name="hosts", help="Show or change the engine hosts of a server that is running.")
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+@hosts_app.command(name="list")
+def list_hosts(*, url: Url = DEFAULT_URL, api_key: Key = None) -> int:
+    """Show the engines of `--engine-hosts`, as the API process that answers sees them."""
+    return _ask("GET", "/engine_hosts", None, url, api_key)
+
+
+@hosts_app.command
+def add(host: Host, *, url: Url = DEFAULT_URL, api_key: Key = None) -> int:
+    """Add an engine until the server ends, or use one again that was drained."""
+    return _ask("POST", "/engine_hosts", host, url, api_key)
+
+
+@hosts_app.command
+def drain(host: Host, *, url: Url = DEFAULT_URL, api_key: Key = None) -> int:
+    """Send no more inputs to an engine; it computes those that it has."""
+    return _ask("POST", "/engine_hosts/drain", host, url, api_key)
+
+
+def _ask(method: str, path: str, host: str | None, url: str, api_key: str | None) -> int:
+    console = Console(soft_wrap=True, highlight=False)
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    body = None if host is None else {"host": host}
+    try:
+        response = httpx.request(method, url.rstrip("/") + path, json=body, headers=headers, timeout=TIMEOUT_S)
+        answer = response.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        console.print(f"trio-pool-serve: {url} does not answer: {error}", style="red", markup=False)
+        return 1
+    if response.status_code != httpx.codes.OK:
+        message = answer.get("error", {}).get("message", answer) if isinstance(answer, dict) else answer
+        console.print(f"trio-pool-serve: {response.status_code}: {message}", style="red", markup=False)
+        return 1
+    console.print(_table_of(answer["hosts"]))
+    return 0
+
+
+COLUMNS = ("address", "state", "model", "zone", "waiting_rows", "waiting_tokens", "tokens_per_s", "losses", "reason")
+
+
+def _table_of(hosts: list[dict[str, Any]]) -> Table:
+    table = Table("host", *(column.replace("_", " ") for column in COLUMNS), box=None)
+    for host in hosts:
+        for engine in host["engines"] or [{"state": "unresolved"}]:
+            cells = (engine.get(column) for column in COLUMNS)
+            table.add_row(host["host"], *("" if cell is None else str(cell) for cell in cells))
+    return table
