@@ -10,25 +10,22 @@ import msgspec
 import numpy as np
 import pytest
 import trio
-from attrs import define, field, frozen
+from attrs import field, frozen
 from msgspec.structs import replace
 from trio.testing import wait_all_tasks_blocked
 
+from tests.engine.remote.replicas import Replica, asking, two_alive
 from tests.engine.remote.test_wire import COLUMNS
-from tests.scripted_runner import ScriptedRunner, scripted_vector
-from trio_pool_serve.config import SchedulingConfig
+from tests.scripted_runner import scripted_vector
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.batching import TokenBudget
 from trio_pool_serve.engine.compute_rates import UNKNOWN
-from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.planned_window import PlannedWindow
 from trio_pool_serve.engine.queue import MAX_TOKENS_BEFORE_LONG
 from trio_pool_serve.engine.remote.answers import read_answers
-from trio_pool_serve.engine.remote.connectors import UnixConnector
-from trio_pool_serve.engine.remote.engine_connection import serve_engine
 from trio_pool_serve.engine.remote.process_engine import ProcessEngine
 from trio_pool_serve.engine.remote.rows import row_frames
-from trio_pool_serve.engine.remote.wire import Answers, FromEngine, Hello, Rows, Submit, parts_of
+from trio_pool_serve.engine.remote.wire import Answers, Hello, Rows, Submit, parts_of
 from trio_pool_serve.errors import (
     BatchFailedError,
     DeadlineExceededError,
@@ -38,9 +35,7 @@ from trio_pool_serve.errors import (
     PoolServeError,
     UnsendableError,
 )
-from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.telemetry.metrics import Metrics
-from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import (
     CopiedBatch,
     Embed,
@@ -55,66 +50,21 @@ from trio_pool_serve.types import (
 )
 
 
-@define(eq=False)
-class Replica:
-    """What an engine process is made of, and the socket that outlives it."""
+@pytest.fixture(params=["unix", "tcp"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Replica]:
+    """Make replicas behind sockets of one kind: what is true for one is for the other."""
 
-    path: Path
-    runner: ScriptedRunner = field(factory=ScriptedRunner)
-    stall_timeout_s: float = 60.0
-    engine: LocalEngine = field(init=False)
-    listening: trio.socket.SocketType = field(init=False)
+    def make(number: int = 0, **options) -> Replica:
+        return Replica(tmp_path / f"{number}.engine", by_tcp=request.param == "tcp", **options)
 
-    @asynccontextmanager
-    async def listen(self) -> AsyncIterator[None]:
-        with trio.socket.socket(trio.socket.AF_UNIX) as self.listening:
-            await self.listening.bind(str(self.path))
-            self.listening.listen()
-            yield
-
-    @asynccontextmanager
-    async def live(self) -> AsyncIterator[None]:
-        """Be alive until the block is left; connections break then."""
-        config = SchedulingConfig(max_in_flight=1, max_batch_tokens=16, stall_timeout_s=self.stall_timeout_s)
-        self.engine = LocalEngine(lambda: self.runner, Offload(), Metrics().of_engine("m"), config)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(self.engine.run)
-            await self.engine.wait_ready()
-            listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._dup()))
-            nursery.start_soon(serve_engine, self.engine, listener)
-            try:
-                yield
-            finally:
-                self.runner.gate.set()
-                nursery.cancel_scope.cancel()
-
-    def _dup(self):
-        import socket
-
-        return socket.socket(fileno=socket.dup(self.listening.fileno()))
-
-
-@asynccontextmanager
-async def asking(*replicas: Replica, stall_timeout_s: float = 60.0) -> AsyncIterator[ProcessEngine]:
-    config = SchedulingConfig(stall_timeout_s=stall_timeout_s)
-    engine = ProcessEngine([UnixConnector(replica.path) for replica in replicas], Metrics().of_engine("m"), config)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(engine.run)
-        yield engine
-        nursery.cancel_scope.cancel()
+    return make
 
 
 @pytest.fixture
-async def replica(tmp_path: Path) -> AsyncIterator[Replica]:
-    replica = Replica(tmp_path / "0.engine")
+async def replica(make: Callable[..., Replica]) -> AsyncIterator[Replica]:
+    replica = make()
     async with replica.listen():
         yield replica
-
-
-@asynccontextmanager
-async def two_alive(first: Replica, second: Replica) -> AsyncIterator[None]:
-    async with first.listen(), second.listen(), first.live(), second.live():
-        yield
 
 
 EMBED = (Embed(),)
@@ -144,8 +94,8 @@ async def test_rows_are_computed_at_the_other_end(replica):
         assert engine.statistics().tokens_per_s > 0
 
 
-async def test_each_row_goes_to_the_replica_that_has_least_before_it(tmp_path):
-    replicas = [Replica(tmp_path / f"{index}.engine") for index in range(2)]
+async def test_each_row_goes_to_the_replica_that_has_least_before_it(make):
+    replicas = [make(index) for index in range(2)]
     async with two_alive(*replicas), asking(*replicas) as engine, trio.open_nursery() as nursery:
         await until(lambda: len(engine._routing.ready) == 2)
         for replica in replicas:
@@ -158,12 +108,14 @@ async def test_each_row_goes_to_the_replica_that_has_least_before_it(tmp_path):
 
 
 @asynccontextmanager
-async def two_that_wait(tmp_path: Path) -> AsyncIterator[tuple[ProcessEngine, Callable[..., Awaitable[list[int]]]]]:
+async def two_that_wait(
+    make: Callable[..., Replica],
+) -> AsyncIterator[tuple[ProcessEngine, Callable[..., Awaitable[list[int]]]]]:
     """Two replicas that compute nothing until the block is left, and what sends rows of some lengths to them.
 
     It returns the tokens that each of the two has before it then.
     """
-    replicas = [Replica(tmp_path / f"{index}.engine") for index in range(2)]
+    replicas = [make(index) for index in range(2)]
     async with two_alive(*replicas), asking(*replicas) as engine, trio.open_nursery() as nursery:
         await until(lambda: len(engine._routing.ready) == 2)
         for replica in replicas:
@@ -180,8 +132,8 @@ async def two_that_wait(tmp_path: Path) -> AsyncIterator[tuple[ProcessEngine, Ca
             replica.runner.gate.set()
 
 
-async def test_long_rows_keep_together_while_short_ones_come(tmp_path):
-    async with two_that_wait(tmp_path) as (_, send):
+async def test_long_rows_keep_together_while_short_ones_come(make):
+    async with two_that_wait(make) as (_, send):
         assert await send(*[10] * 52) == [260, 260]
         for number in range(1, 5):
             assert 260 + (number - 1) * 512 <= MAX_TOKENS_BEFORE_LONG
@@ -190,15 +142,15 @@ async def test_long_rows_keep_together_while_short_ones_come(tmp_path):
         assert await send(512) == [460 + 512, 260 + 4 * 512], "long ones do not wait behind more of their like"
 
 
-async def test_long_rows_are_spread_when_few_short_ones_come(tmp_path):
-    async with two_that_wait(tmp_path) as (_, send):
+async def test_long_rows_are_spread_when_few_short_ones_come(make):
+    async with two_that_wait(make) as (_, send):
         assert await send(*[512] * 4) == [1024, 1024], "none has come"
         assert await send(10) == [1034, 1024]
         assert await send(*[512] * 4) == [1034 + 2 * 512, 1024 + 2 * 512], "eight times ten tokens are no long row"
 
 
-async def test_as_many_tokens_of_long_rows_keep_together_as_eight_times_the_short_ones(tmp_path):
-    async with two_that_wait(tmp_path) as (_, send):
+async def test_as_many_tokens_of_long_rows_keep_together_as_eight_times_the_short_ones(make):
+    async with two_that_wait(make) as (_, send):
         assert await send(*[10] * 16) == [80, 80]
         assert await send(600, 600) == [80, 80 + 1200]
         assert await send(600) == [80 + 600, 80 + 1200], "1280 tokens were enough for two"
@@ -264,9 +216,9 @@ async def test_a_probe_row_comes_with_the_sizes(replica):
         assert (await engine.submit(row)).values
 
 
-async def test_a_stalled_replica_gets_no_rows_while_another_is_healthy(tmp_path):
-    stalling = Replica(tmp_path / "0.engine", stall_timeout_s=0.05)
-    healthy = Replica(tmp_path / "1.engine")
+async def test_a_stalled_replica_gets_no_rows_while_another_is_healthy(make):
+    stalling = make(0, stall_timeout_s=0.05)
+    healthy = make(1)
     async with two_alive(stalling, healthy), asking(stalling, healthy) as engine, trio.open_nursery() as nursery:
         await until(lambda: len(engine._routing.ready) == 2)
         stalling.runner.gate.clear()
@@ -287,17 +239,15 @@ async def test_a_stalled_replica_gets_no_rows_while_another_is_healthy(tmp_path)
 
 
 async def test_an_engine_process_that_says_nothing_is_stalled(replica):
-    async with asking(replica, stall_timeout_s=0.05) as engine:
-        peer, _ = await replica.listening.accept()
-        async with trio.SocketStream(peer) as stream:
-            await stream.send_all(frame_of(Hello(8, 0, 2048)))
-            await engine.wait_ready()
-            await until(lambda: engine.statistics().state == "stalled")
-            assert "silent" in engine.stall_reason
-            await stream.send_all(frame_of(Answers([], 0, 0.0, UNKNOWN.tobytes())))
-            await until(lambda: engine.statistics().state == "ready")
-            await stream.send_all(frame_of(Answers([], 0, 0.0, UNKNOWN.tobytes(), "a batch has been in flight")))
-            await until(lambda: engine.stall_reason == "a batch has been in flight")
+    async with asking(replica, stall_timeout_s=0.05) as engine, await replica.accept() as stream:
+        await stream.send_all(frame_of(Hello(8, 0, 2048)))
+        await engine.wait_ready()
+        await until(lambda: engine.statistics().state == "stalled")
+        assert "silent" in engine.stall_reason
+        await stream.send_all(frame_of(Answers([], 0, 0.0, UNKNOWN.tobytes())))
+        await until(lambda: engine.statistics().state == "ready")
+        await stream.send_all(frame_of(Answers([], 0, 0.0, UNKNOWN.tobytes(), "a batch has been in flight")))
+        await until(lambda: engine.stall_reason == "a batch has been in flight")
 
 
 async def test_a_process_that_dies_fails_its_rows_at_once_and_the_next_one_takes_over(replica):
@@ -329,8 +279,8 @@ async def test_a_process_that_dies_fails_its_rows_at_once_and_the_next_one_takes
             assert (await engine.submit(request(9))).values[0][2] == 9
 
 
-async def test_while_one_replica_is_alive_the_engine_is_ready(tmp_path):
-    first, second = (Replica(tmp_path / f"{index}.engine") for index in range(2))
+async def test_while_one_replica_is_alive_the_engine_is_ready(make):
+    first, second = (make(index) for index in range(2))
     async with first.listen(), second.listen(), first.live(), asking(first, second) as engine:
         async with second.live():
             await until(lambda: len(engine._routing.ready) == 2)
@@ -351,8 +301,8 @@ async def test_a_failed_batch_is_told_as_itself(replica):
             await engine.submit(request(1))
 
 
-async def test_queries_are_held_where_their_documents_go_and_end_with_the_request(tmp_path):
-    replicas = [Replica(tmp_path / f"{index}.engine") for index in range(2)]
+async def test_queries_are_held_where_their_documents_go_and_end_with_the_request(make):
+    replicas = [make(index) for index in range(2)]
     async with two_alive(*replicas), asking(*replicas) as engine:
         await until(lambda: len(engine._routing.ready) == 2)
         for _ in range(4):
@@ -426,7 +376,7 @@ async def test_a_row_s_client_rank_and_deadline_reach_the_engine_process(replica
 
 async def test_an_engine_that_stops_fails_the_requests_that_wait(replica):
     async with replica.live():
-        engine = ProcessEngine([UnixConnector(replica.path)], Metrics().of_engine("m"))
+        engine = ProcessEngine([replica.connector], Metrics().of_engine("m"))
         async with trio.open_nursery() as nursery:
             running = await nursery.start(scoped, engine)
             await engine.wait_ready()
@@ -449,7 +399,7 @@ async def test_ending_the_engine_between_two_slices_of_a_delivery_fails_the_rest
     failed: list[int] = []
 
     async with replica.live():
-        engine = ProcessEngine([UnixConnector(replica.path)], Metrics().of_engine("m"))
+        engine = ProcessEngine([replica.connector], Metrics().of_engine("m"))
 
         async def one(token: int) -> None:
             try:
@@ -501,8 +451,7 @@ async def test_cancelling_at_any_step_leaves_nothing_behind(replica):
 async def test_a_request_that_waits_for_a_process_that_dies_before_it_is_ready_gets_the_next_one(replica):
     async with asking(replica) as engine, trio.open_nursery() as nursery:
         nursery.start_soon(engine.wait_ready)
-        stream, _ = await replica.listening.accept()
-        stream.close()
+        await (await replica.accept()).aclose()
         await wait_all_tasks_blocked()
         async with replica.live():
             await engine.wait_ready()
@@ -607,7 +556,7 @@ async def test_a_connection_that_sends_garbage_ends_alone(replica, garbage):
     async with replica.live(), asking(replica) as engine:
         await engine.wait_ready()
         hello = engine._links[0].hello
-        async with await trio.open_unix_socket(replica.path) as stream:
+        async with (await replica.connect()).stream as stream:
             await stream.send_all(garbage)
             await stream.send_eof()
             with trio.fail_after(10):
@@ -619,7 +568,7 @@ async def test_a_connection_that_sends_garbage_ends_alone(replica, garbage):
 
 async def test_rows_that_cannot_be_read_are_answered_by_number(replica):
     async with replica.live():
-        stream = FramedStream(await trio.open_unix_socket(replica.path), FromEngine)
+        stream = await replica.connect()
         assert isinstance((await stream.receive())[0], Hello)
         (frame,) = row_frames([(1, request(5)), (3, request(6)), (3, request(7))], pytest.fail)
         frame.add([2, 4], Rows([1, 1], [("nowhere:Nothing", {})], *COLUMNS), [b"\0" * 8])
@@ -642,16 +591,16 @@ async def test_rows_that_cannot_be_read_are_answered_by_number(replica):
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
-async def test_an_engine_that_sends_garbage_loses_its_own_connection_alone(tmp_path, garbage):
-    good, bad = Replica(tmp_path / "0.engine"), Replica(tmp_path / "1.engine")
+async def test_an_engine_that_sends_garbage_loses_its_own_connection_alone(make, garbage):
+    good, bad = make(0), make(1)
     connections = 0
 
     async def break_connections() -> None:
         nonlocal connections
         while True:
-            peer, _ = await bad.listening.accept()
+            stream = await bad.accept()
             connections += 1
-            async with trio.SocketStream(peer) as stream:
+            async with stream:
                 await stream.send_all(frame_of(Hello(8, 0, 2048)) + garbage)
 
     async with good.listen(), bad.listen(), good.live(), asking(good, bad) as engine, trio.open_nursery() as nursery:
@@ -695,8 +644,8 @@ async def compute_window(engine: ProcessEngine, *of_members: list[PoolingRequest
     return results
 
 
-async def test_all_rows_of_a_planned_batch_go_to_one_replica(tmp_path):
-    replicas = [Replica(tmp_path / f"{number}.engine") for number in range(2)]
+async def test_all_rows_of_a_planned_batch_go_to_one_replica(make):
+    replicas = [make(number) for number in range(2)]
     rows = [[request(*range(1, 2 + length)) for length in range(1 + index % 7)] for index in range(20)]
     async with two_alive(*replicas), asking(*replicas) as engine:
         await until(lambda: len(engine._routing.ready) == 2)

@@ -1,0 +1,125 @@
+"""Engines of this process behind real sockets of either kind, and what sends rows to them."""
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+from attrs import define, field
+
+from tests.scripted_runner import ScriptedRunner
+from trio_pool_serve.config import SchedulingConfig
+from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.engine.remote.connectors import Connector, HostAddress, HostConnector, UnixConnector
+from trio_pool_serve.engine.remote.engine_connection import hello_of, serve_engine
+from trio_pool_serve.engine.remote.engine_listener import EngineListener
+from trio_pool_serve.engine.remote.greeting import answer_greeting
+from trio_pool_serve.engine.remote.keys import LinkKeys
+from trio_pool_serve.engine.remote.process_engine import ProcessEngine
+from trio_pool_serve.engine.remote.wire import FromEngine
+from trio_pool_serve.processes.framed_stream import FramedStream
+from trio_pool_serve.telemetry.metrics import Metrics
+from trio_pool_serve.threads.offload import Offload
+
+TIMEOUT_S = 30.0
+"""Of links by TCP: this process is busy with other tests, too."""
+
+
+def keys_of(path: Path, *keys: str) -> LinkKeys:
+    """Return keys, by default one, that have been read from a file."""
+    path.write_text("\n".join(keys or ("k" * 32,)))
+    found = LinkKeys(path)
+    found.read()
+    return found
+
+
+@define(eq=False)
+class Replica:
+    """What an engine process is made of, and the socket that outlives it."""
+
+    path: Path
+    runner: ScriptedRunner = field(factory=ScriptedRunner)
+    stall_timeout_s: float = 60.0
+    timeout_s: float = TIMEOUT_S
+    by_tcp: bool = False
+    zone: str = ""
+    keys: LinkKeys = field(init=False)
+    engine: LocalEngine = field(init=False)
+    listener: EngineListener | None = field(init=False, default=None)
+    listening: trio.socket.SocketType = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.keys = keys_of(self.path.with_name("key"))
+
+    @asynccontextmanager
+    async def listen(self, host: str = "127.0.0.1") -> AsyncIterator[None]:
+        with trio.socket.socket(trio.socket.AF_INET if self.by_tcp else trio.socket.AF_UNIX) as self.listening:
+            await self.listening.bind((host, 0) if self.by_tcp else str(self.path))
+            self.listening.listen()
+            yield
+
+    @property
+    def address(self) -> HostAddress:
+        return HostAddress(*self.listening.getsockname())
+
+    @property
+    def connector(self) -> Connector:
+        return HostConnector(self.address, self.keys, self.timeout_s) if self.by_tcp else UnixConnector(self.path)
+
+    @asynccontextmanager
+    async def live(self) -> AsyncIterator[None]:
+        """Be alive until the block is left; connections break then."""
+        config = SchedulingConfig(max_in_flight=1, max_batch_tokens=16, stall_timeout_s=self.stall_timeout_s)
+        self.engine = LocalEngine(lambda: self.runner, Offload(), Metrics().of_engine("m"), config)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.engine.run)
+            await self.engine.wait_ready()
+            listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._dup()))
+            if self.by_tcp:
+                self.listener = EngineListener(self.engine, self.keys, self._hello)
+                nursery.start_soon(trio.serve_listeners, self.listener.serve, [listener])
+            else:
+                nursery.start_soon(serve_engine, self.engine, listener)
+            try:
+                yield
+            finally:
+                self.runner.gate.set()
+                nursery.cancel_scope.cancel()
+
+    def _hello(self):
+        hello = hello_of(self.engine)
+        hello.zone = self.zone
+        return hello
+
+    async def connect(self) -> FramedStream[FromEngine]:
+        """Connect as an API process does, with what has to be said first."""
+        return await self.connector.connect()
+
+    async def accept(self) -> trio.SocketStream:
+        """Accept a connection as an engine process does, and answer what is said first."""
+        peer, _ = await self.listening.accept()
+        stream = trio.SocketStream(peer)
+        if self.by_tcp:
+            await answer_greeting(stream, self.keys.keys)
+        return stream
+
+    def _dup(self) -> socket.socket:
+        return socket.socket(fileno=socket.dup(self.listening.fileno()))
+
+
+@asynccontextmanager
+async def asking(*replicas: Replica, stall_timeout_s: float = 60.0, **settings) -> AsyncIterator[ProcessEngine]:
+    config = SchedulingConfig(stall_timeout_s=stall_timeout_s)
+    connectors = [replica.connector for replica in replicas]
+    engine = ProcessEngine(connectors, Metrics().of_engine("m"), config, **settings)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine.run)
+        yield engine
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def two_alive(first: Replica, second: Replica) -> AsyncIterator[None]:
+    async with first.listen(), second.listen(), first.live(), second.live():
+        yield

@@ -1,0 +1,341 @@
+"""Links by TCP: peers that fall silent, engines that leave, rows that are sent again, several zones."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+from msgspec.structs import replace
+
+from tests.engine.remote.replicas import Replica, asking, two_alive
+from tests.engine.remote.test_process_engine import frame_of, outcome_of, request, until
+from trio_pool_serve.engine.compute_rates import UNKNOWN, WORK_CLASSES
+from trio_pool_serve.engine.remote.rows import row_frames
+from trio_pool_serve.engine.remote.silence import wait_silent
+from trio_pool_serve.engine.remote.wire import Answers, Hello, Submit
+from trio_pool_serve.errors import EngineLoadingError, EngineProcessDiedError
+from trio_pool_serve.types import Embed, HeldQuery, HoldQuery, PoolingOutput
+
+
+@pytest.fixture
+def make(tmp_path: Path):
+    def make(number: int = 0, **options) -> Replica:
+        return Replica(tmp_path / f"{number}.engine", by_tcp=True, **options)
+
+    return make
+
+
+SHORT_S = 0.3
+
+
+async def test_an_engine_that_falls_silent_fails_its_rows_and_is_connected_to_again(make):
+    replica = make(timeout_s=SHORT_S)
+    failed: list[Exception] = []
+
+    async def ask(engine) -> None:
+        failed.append(await outcome_of(engine, request(1)))
+
+    async with replica.listen(), asking(replica) as engine, trio.open_nursery() as nursery:
+        async with await replica.accept() as silent:
+            await silent.send_all(frame_of(Hello(8, 0, 2048)))
+            await engine.wait_ready()
+            nursery.start_soon(ask, engine)
+            async with await replica.accept():  # the next connection
+                await until(lambda: failed)
+        assert isinstance(failed[0], EngineProcessDiedError)
+        assert "is lost" in str(failed[0])
+        assert engine._links[0].losses == 1
+        assert "nothing was received" in engine._links[0].failure
+        async with replica.live():
+            await engine.wait_ready()
+            assert (await engine.submit(request(9))).values[0][2] == 9
+            assert engine._links[0].failure == ""
+
+
+async def test_an_engine_that_only_sends_heartbeats_is_not_lost(make):
+    replica = make(timeout_s=SHORT_S)
+    async with replica.listen(), replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        hello, stream = engine._links[0].hello, replica.listener
+        for _ in range(4):
+            await trio.sleep(SHORT_S)
+        assert engine._links[0].hello is hello, "it is the same connection"
+        assert stream.connections == 1
+
+
+async def test_an_api_process_that_falls_silent_has_its_rows_withdrawn(make):
+    replica = make(timeout_s=SHORT_S)
+    replica.runner.gate.clear()
+    async with replica.listen(), replica.live(), asking(replica) as engine, trio.open_nursery() as nursery:
+        await engine.wait_ready()
+        silent = await replica.connect()
+        (frame,) = row_frames([(1, request(*[7] * 9)), (2, request(*[7] * 9))], pytest.fail)
+        await silent.send(Submit(frame.parts), frame.buffers)
+        await until(lambda: replica.engine.waiting_tokens == 18)
+        nursery.start_soon(engine.submit_all, [request(1), request(2, 2)])
+        await until(lambda: replica.engine.waiting_tokens == 18 + 3)
+        with trio.fail_after(10):
+            while await silent.receive() is not None:
+                """What the engine sends until it ends the connection."""
+        await silent.aclose()
+        await until(lambda: replica.listener.connections == 1)
+        assert replica.engine.statistics().queued_tokens in (3, 2, 1, 0), "at most those of the other one"
+        replica.runner.gate.set()
+
+
+async def test_silence_is_counted_in_the_time_in_which_this_process_ran(mock_clock):
+    class Stream:
+        received_bytes = 0
+
+    stream, silent = Stream(), trio.Event()
+
+    async def wait() -> None:
+        await wait_silent(stream, 6.0)
+        silent.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked()
+        mock_clock.jump(1000)  # the process was stopped for so long
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(4):
+            mock_clock.jump(1.0)
+            await trio.testing.wait_all_tasks_blocked()
+        assert not silent.is_set()
+        stream.received_bytes = 1
+        for _ in range(6):
+            mock_clock.jump(1.0)
+            await trio.testing.wait_all_tasks_blocked()
+        assert not silent.is_set()
+        mock_clock.jump(1.0)
+        await silent.wait()
+
+
+# -- leaving and draining --------------------------------------------------------------------------------
+
+
+async def test_an_engine_that_leaves_computes_what_it_has_and_gets_no_more(make):
+    first, second = make(0), make(1)
+    async with two_alive(first, second), asking(first, second) as engine:
+        await until(lambda: len(engine._routing.ready) == 2)
+        first.runner.gate.clear()
+        second.runner.gate.clear()
+        outputs: list[PoolingOutput] = []
+
+        async def ask() -> None:
+            outputs.extend(await engine.submit_all([request(index) for index in range(20)]))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await until(lambda: all(replica.engine.waiting_tokens for replica in (first, second)))
+            left = trio.Event()
+
+            async def leave() -> None:
+                await first.listener.leave()
+                left.set()
+
+            nursery.start_soon(leave)
+            await until(lambda: engine._links[0].state == "draining")
+            before = sum(first.runner.rows)
+            second.runner.gate.set()
+            await engine.submit_all([request(7)] * 10)
+            assert sum(first.runner.rows) == before
+            assert not left.is_set(), "it has rows"
+            first.runner.gate.set()
+            await left.wait()
+        assert [output.values[0][1] for output in outputs] == list(range(20))
+
+
+async def test_an_engine_that_leaves_waits_for_the_queries_that_it_holds(make):
+    replica = make()
+    async with replica.listen(), replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        async with trio.open_nursery() as nursery:
+            with engine.open_scope() as scope:
+                await engine.submit(request(5, params=(HoldQuery(HeldQuery(scope)),)))
+                nursery.start_soon(replica.listener.leave)
+                await until(lambda: engine._links[0].state == "draining")
+                assert replica.listener.connections == 1
+                with pytest.raises(EngineLoadingError):
+                    await engine.submit(request(1))
+        assert replica.listener.connections == 0
+
+
+async def test_leaving_can_be_cancelled(make):
+    replica = make()
+    async with replica.listen(), replica.live(), asking(replica) as engine, trio.open_nursery() as nursery:
+        await engine.wait_ready()
+        replica.runner.gate.clear()
+        nursery.start_soon(engine.submit, request(1))
+        await until(lambda: replica.engine.statistics().in_flight_batches)
+        with trio.move_on_after(0.05) as limit:
+            await replica.listener.leave()
+        assert limit.cancelled_caught
+        replica.runner.gate.set()
+
+
+async def test_a_link_that_is_drained_gets_no_more_rows_until_it_is_used_again(make):
+    first, second = make(0), make(1)
+    async with two_alive(first, second), asking(first, second) as engine:
+        await until(lambda: len(engine._routing.ready) == 2)
+        engine._links[0].is_draining = True
+        await engine.submit_all([request(7)] * 20)
+        assert (sum(first.runner.rows), sum(second.runner.rows)) == (0, 20)
+        engine._links[0].is_draining = False
+        await engine.submit_all([request(7)] * 20)
+        assert sum(first.runner.rows) > 0
+
+
+# -- sent again ------------------------------------------------------------------------------------------
+
+
+async def lost_row(make, asked, *, retries_lost: bool = True, until_s: float = -math.inf) -> tuple[object, Replica]:
+    """Have a row be at an engine that ends, not before ``until_s``; return its outcome, and the engine that is left."""
+    first, second = make(0), make(1)
+    outcomes = []
+
+    async def ask(engine) -> None:
+        outcomes.append(await outcome_of(engine, asked))
+
+    async with (
+        first.listen(),
+        second.listen(),
+        second.live(),
+        asking(first, second, retries_lost=retries_lost) as engine,
+        trio.open_nursery() as nursery,
+    ):
+        async with first.live():
+            await until(lambda: len(engine._routing.ready) == 2)
+            first.runner.gate.clear()
+            nursery.start_soon(ask, engine)
+            await until(lambda: first.engine.statistics().in_flight_batches)
+            await trio.sleep_until(until_s)
+        await until(lambda: outcomes)
+    return outcomes[0], second
+
+
+async def test_a_single_row_of_an_engine_that_is_lost_is_computed_elsewhere(make):
+    outcome, second = await lost_row(make, request(5))
+    assert isinstance(outcome, PoolingOutput)
+    assert sum(second.runner.rows) == 1
+
+
+async def test_by_default_it_fails_and_nothing_is_computed_twice(make):
+    outcome, second = await lost_row(make, request(5), retries_lost=False)
+    assert isinstance(outcome, EngineProcessDiedError)
+    assert sum(second.runner.rows) == 0
+
+
+async def test_a_row_whose_deadline_has_passed_is_not_computed_elsewhere(make):
+    deadline = trio.current_time() + 0.5
+    outcome, second = await lost_row(make, replace(request(5), deadline=deadline), until_s=deadline)
+    assert isinstance(outcome, EngineProcessDiedError)
+    assert sum(second.runner.rows) == 0
+
+
+async def test_rows_of_larger_requests_are_not_computed_elsewhere(make):
+    first, second = make(0), make(1)
+    failed = []
+
+    async def ask(engine) -> None:
+        try:
+            await engine.submit_all([request(1), request(2)])
+        except EngineProcessDiedError as error:
+            failed.append(error)
+
+    async with (
+        first.listen(),
+        second.listen(),
+        second.live(),
+        asking(first, second, retries_lost=True) as engine,
+        trio.open_nursery() as nursery,
+    ):
+        async with first.live():
+            await until(lambda: len(engine._routing.ready) == 2)
+            first.runner.gate.clear()
+            nursery.start_soon(ask, engine)
+            await until(lambda: engine._links[0].waiting_rows)
+        await until(lambda: failed)
+        assert sum(second.runner.rows) <= 1
+
+
+async def test_a_row_is_sent_again_once(make):
+    """A row that ends its engine must not end all of them."""
+    replicas = [make(number) for number in range(3)]
+    ends = [trio.Event() for _ in replicas]
+    outcomes = []
+
+    async def live(replica: Replica, end: trio.Event) -> None:
+        async with replica.live():
+            await end.wait()
+
+    async def ask(engine) -> None:
+        outcomes.append(await outcome_of(engine, request(5)))
+
+    async with replicas[0].listen(), replicas[1].listen(), replicas[2].listen(), trio.open_nursery() as nursery:
+        for replica, end in zip(replicas, ends, strict=True):
+            replica.runner.gate.clear()
+            nursery.start_soon(live, replica, end)
+        async with asking(*replicas, retries_lost=True) as engine:
+            await until(lambda: len(engine._routing.ready) == 3)
+            nursery.start_soon(ask, engine)
+            for count in (2, 1):
+                await until(lambda: any(link.waiting_rows for link in engine._links))
+                (holder,) = [link for link in engine._links if link.waiting_rows]
+                ends[engine._links.index(holder)].set()
+                await until(lambda count=count: len(engine._routing.ready) == count)
+            await until(lambda: outcomes)
+            assert isinstance(outcomes[0], EngineProcessDiedError)
+            assert sum(link.waiting_rows for link in engine._links) == 0
+        for end in ends:
+            end.set()
+
+
+async def test_a_held_query_s_row_is_not_sent_elsewhere(make):
+    first, second = make(0), make(1)
+    outcomes = []
+
+    async def ask(engine) -> None:
+        with engine.open_scope() as scope:
+            outcomes.append(await outcome_of(engine, request(5, params=(HoldQuery(HeldQuery(scope)),))))
+
+    async with (
+        first.listen(),
+        second.listen(),
+        second.live(),
+        asking(first, second, retries_lost=True) as engine,
+        trio.open_nursery() as nursery,
+    ):
+        async with first.live():
+            await until(lambda: len(engine._routing.ready) == 2)
+            first.runner.gate.clear()
+            nursery.start_soon(ask, engine)
+            await until(lambda: engine._links[0].waiting_rows)
+        await until(lambda: outcomes)
+    assert isinstance(outcomes[0], EngineProcessDiedError)
+    assert sum(second.runner.rows) == 0
+
+
+# -- rates -----------------------------------------------------------------------------------------------
+
+
+async def test_the_rates_that_an_engine_has_measured_decide_how_much_it_gets(make):
+    """A slow machine gets less: here a quarter."""
+    fast, slow = make(0), make(1)
+    async with fast.listen(), slow.listen(), asking(fast, slow) as engine, trio.open_nursery() as nursery:
+
+        async def say(replica: Replica, seconds_per_token: float) -> None:
+            async with await replica.accept() as stream:
+                rates = np.full(WORK_CLASSES, seconds_per_token).tobytes()
+                await stream.send_all(frame_of(Hello(8, 0, 2048)) + frame_of(Answers([], 0, 0.0, rates)))
+                while await stream.receive_some():
+                    """It computes nothing."""
+
+        nursery.start_soon(say, fast, 0.001)
+        nursery.start_soon(say, slow, 0.004)
+        await until(lambda: len([link for link in engine._links if link.seconds_per_token is not UNKNOWN]) == 2)
+        nursery.start_soon(engine.submit_all, [request(1, 2, params=(Embed(),)) for _ in range(500)])
+        await until(lambda: sum(link.waiting_rows for link in engine._links) == 500)
+        assert [link.waiting_rows for link in engine._links] == [400, 100]
+        nursery.cancel_scope.cancel()
