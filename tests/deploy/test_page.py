@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 
+import trio_pool_serve
 from tests.deploy.manifests import (
     DEPLOY,
     by_name,
@@ -43,7 +44,10 @@ def test_the_overlay_of_the_page_renders_with_what_it_changes(tmp_path):
         ("trio-pool-serve-engine-minilm", "cuda", {"cloud.example.org/gpu": "l4"}),
     ):
         pod = rendered["Deployment", name]["spec"]["template"]["spec"]
-        assert pod["containers"][0]["image"] == f"registry.example.org/trio-pool-serve-{image}:0.1.0"
+        assert (
+            pod["containers"][0]["image"]
+            == f"registry.example.org/trio-pool-serve-{image}:{trio_pool_serve.__version__}"
+        )
         assert pod.get("nodeSelector") == selector
 
 
@@ -74,6 +78,10 @@ def test_the_secrets_of_the_page_are_those_that_pods_read():
                 wanted.setdefault(volume["secret"]["secretName"], set()).update(keys)
     wanted["trio-pool-serve-api-keys"].add("metrics-key")
     assert made == wanted
+
+
+def test_the_images_of_the_page_are_of_this_version():
+    assert set(re.findall(r"trio-pool-serve-(?:cpu|cuda):(\S+)", PAGE)) == {trio_pool_serve.__version__}
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
