@@ -4,8 +4,8 @@
 #                                  with --no-deps, unless exactly that has been done before.
 #   make_environment FOLDER        makes a virtual environment there, unless there is one.
 #   pip_install FOLDER ARGUMENT…   runs pip install in that environment, with the versions of $constraints.
-#   prepare_apart NAME PACKAGE…    installs PACKAGEs into .venv-NAME, in the versions of constraints-NAME.txt:
-#                                  what needs other versions than the project does.
+#   prepare_apart NAME ARGUMENT…   runs pip install in .venv-NAME, with the versions of constraints-NAME.txt: for what
+#                                  needs other versions than the project does, or is none of its dependencies.
 #
 # PYTHON              interpreter to make .venv with (default: python3)
 # POOL_CONSTRAINTS    versions to install (default: constraints.txt); a GPU machine brings its own

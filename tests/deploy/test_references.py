@@ -1,0 +1,121 @@
+"""What objects say about each other: whom selectors select, whom policies let in, what queries ask for."""
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.deploy.manifests import Manifest, by_name, kustomized, needs_tools, of_kind
+from trio_pool_serve.engine.engine import EngineStatistics
+from trio_pool_serve.telemetry.metrics import PREFIX
+
+pytestmark = needs_tools
+
+ALL = "overlays/autoscaled"
+"""Has objects of every kind."""
+
+
+def deployments() -> dict[str, Manifest]:
+    return {manifest["metadata"]["name"]: manifest["spec"] for manifest in of_kind(kustomized(ALL), "Deployment")}
+
+
+def selected_by(labels: dict[str, str]) -> list[str]:
+    assert labels
+    return [
+        name for name, spec in deployments().items() if labels.items() <= spec["template"]["metadata"]["labels"].items()
+    ]
+
+
+API, ENGINE = ["trio-pool-serve-api"], ["trio-pool-serve-engine-minilm"]
+
+
+def test_all_selectors_select_the_pods_of_one_deployment():
+    found: list[tuple[str, list[str]]] = []
+    for (kind, name), manifest in by_name(kustomized(ALL)).items():
+        spec: dict[str, Any] = manifest["spec"]
+        match kind:
+            case "Service":
+                labels = spec["selector"]
+            case "Deployment":
+                labels = spec["selector"]["matchLabels"]
+                for constraint in spec["template"]["spec"]["topologySpreadConstraints"]:
+                    assert selected_by(constraint["labelSelector"]["matchLabels"]) == [name]
+            case "PodDisruptionBudget":
+                labels = spec["selector"]["matchLabels"]
+            case "NetworkPolicy":
+                labels = spec["podSelector"]["matchLabels"]
+            case _:
+                continue
+        assert selected_by(labels) == (API if "-api" in name else ENGINE), (kind, name)
+        found.append((kind, selected_by(labels)))
+    for kind in ("Service", "Deployment", "PodDisruptionBudget", "NetworkPolicy"):
+        assert [selected for each, selected in found if each == kind] in ([API, ENGINE], [ENGINE, API]), kind
+
+
+def peers(rule: Manifest, of: str) -> list[Any]:
+    return [
+        selected_by(peer["podSelector"]["matchLabels"]) if "podSelector" in peer else peer["namespaceSelector"]
+        for peer in rule.get(of, [])
+    ]
+
+
+def ports(rule: Manifest) -> list[int]:
+    return [port["port"] for port in rule["ports"]]
+
+
+def test_only_api_pods_reach_the_engines_and_only_prometheus_their_metrics():
+    policies = {
+        manifest["metadata"]["name"]: manifest["spec"] for manifest in of_kind(kustomized(ALL), "NetworkPolicy")
+    }
+    api, engine = policies["trio-pool-serve-api"], policies["trio-pool-serve-engine"]
+    assert all(sorted(policy["policyTypes"]) == ["Egress", "Ingress"] for policy in (api, engine))
+    assert [(peers(rule, "from"), ports(rule)) for rule in engine["ingress"]] == [
+        ([API], [9000]),
+        ([{"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}], [9001]),
+    ]
+    assert engine["egress"] == []
+    assert [(peers(rule, "from"), ports(rule)) for rule in api["ingress"]] == [([], [8000])]
+    assert [(peers(rule, "to"), ports(rule)) for rule in api["egress"]] == [([], [53, 53]), ([ENGINE], [9000])]
+
+
+def test_prometheus_finds_each_port_with_metrics():
+    services = of_kind(kustomized(ALL), "Service")
+    scraped = []
+    for monitor in of_kind(kustomized(ALL), "ServiceMonitor"):
+        wanted = monitor["spec"]["selector"]["matchLabels"]
+        (service,) = (each for each in services if wanted.items() <= each["metadata"]["labels"].items())
+        for endpoint in monitor["spec"]["endpoints"]:
+            (port,) = (each["port"] for each in service["spec"]["ports"] if each["name"] == endpoint["port"])
+            scraped.append((service["metadata"]["name"], port, endpoint["path"], "authorization" in endpoint))
+    assert sorted(scraped) == [
+        ("trio-pool-serve-api", 8000, "/metrics", True),
+        ("trio-pool-serve-engine", 9001, "/metrics", False),
+    ]
+
+
+def test_keda_alone_decides_how_many_engines_there_are():
+    (scaled,) = of_kind(kustomized(ALL), "ScaledObject")
+    assert [scaled["spec"]["scaleTargetRef"]["name"]] == ENGINE
+    assert "replicas" not in deployments()[ENGINE[0]]
+    assert "replicas" in deployments()[API[0]]
+
+
+def test_queries_ask_for_metrics_and_labels_that_there_are():
+    (scaled,) = of_kind(kustomized(ALL), "ScaledObject")
+    (container,) = deployments()[ENGINE[0]]["template"]["spec"]["containers"]
+    gauges = EngineStatistics("ready", *[0] * 11).gauges()
+    asked = []
+    for trigger in scaled["spec"]["triggers"]:
+        ((metric, matchers),) = re.findall(r"(\w+)\{(.*?)\}", trigger["metadata"]["query"])
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', matchers))
+        asked.append(labels.pop("of"))
+        assert asked[-1] in gauges[metric.removeprefix(PREFIX)]
+        assert labels.pop("model") == container["args"][1].partition("=")[0]
+        assert labels == {"namespace": scaled["metadata"]["namespace"], "service": "trio-pool-serve-engine"}
+        assert by_name(kustomized(ALL))["Service", labels["service"]]["metadata"]["namespace"] == labels["namespace"]
+    assert asked == ["queued_tokens", "in_flight_batches"]
+
+
+@pytest.mark.parametrize("folder", ["base", "overlays/cpu", ALL, "models"])
+def test_all_objects_are_in_one_namespace(folder):
+    assert {manifest["metadata"]["namespace"] for manifest in kustomized(folder)} == {"trio-pool-serve"}
