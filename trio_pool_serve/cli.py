@@ -32,6 +32,7 @@ from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.engine.remote.engine_hosts import read_hosts
 from trio_pool_serve.engine.remote.keys import LinkKeys
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError
+from trio_pool_serve.server.engine_settings import EngineServerConfig
 from trio_pool_serve.server.hosts_command import hosts_app
 from trio_pool_serve.telemetry.logs import configure_logging
 from trio_pool_serve.telemetry.tracing import is_switched_on
@@ -130,46 +131,40 @@ def engine_command(
     scheduling: SchedulingConfig = DEFAULTS.scheduling,
     threads: ThreadsConfig = DEFAULTS.threads,
     log: LoggingConfig = DEFAULTS.logging,
-) -> int:
+) -> EngineServerConfig:
     """Compute a model for API processes on other machines, which `serve --engine-hosts` starts, until SIGTERM."""
     processes = ProcessesConfig(engine="local", replicas=replicas, plugins=plugins)
-    hosts = HostsConfig(key_file=key_file, zone=zone)
     config = Config(
         models=(model,),
         loading=loading,
         scheduling=scheduling,
         processes=processes,
-        hosts=hosts,
+        hosts=HostsConfig(key_file=key_file, zone=zone),
         threads=threads,
         logging=log,
     )
-    probe_address = None if probe_listen is None else HostAddress.parse(probe_listen)
-    return run_engine(config, HostAddress.parse(listen), probe_address, drain_timeout_s)
+    return EngineServerConfig(
+        config=config,
+        listen=HostAddress.parse(listen),
+        probe_listen=None if probe_listen is None else HostAddress.parse(probe_listen),
+        drain_timeout_s=drain_timeout_s,
+    )
 
 
-def run_engine(
-    config: Config,
-    listen: HostAddress,
-    probe_listen: HostAddress | None = None,
-    drain_timeout_s: float = 30.0,
-    load_runner: "RunnerLoader | None" = None,
-) -> int:
-    """Compute one model for API processes of other machines; return the exit status."""
+def run_engine(settings: EngineServerConfig, load_runner: "RunnerLoader | None" = None) -> int:
+    """Compute one model for API processes on other machines until stopped; return the exit status."""
     # Imported here, after the settings have been validated: it takes seconds.
-    from trio_pool_serve.server.engine_server import EngineServerConfig, serve_engine_alone
+    from trio_pool_serve.server.engine_server import serve_engine_alone
     from trio_pool_serve.service import load_transformer
 
     try:
-        import_plugins(config)
-        if config.hosts.key_file is not None:
-            LinkKeys(config.hosts.key_file).read()
+        import_plugins(settings.config)
+        if settings.config.hosts.key_file is not None:
+            LinkKeys(settings.config.hosts.key_file).read()
     except (ValueError, OSError) as error:
         _print_error(error)
         return 2
-    configure_logging(config.logging)
-    settings = EngineServerConfig(
-        config=config, listen=listen, probe_listen=probe_listen, drain_timeout_s=drain_timeout_s
-    )
+    configure_logging(settings.config.logging)
     try:
         trio.run(serve_engine_alone, settings, load_runner or load_transformer)
     except (ModelLoadError, EngineDeadError, OSError) as error:
@@ -248,10 +243,11 @@ def main() -> None:
         app.config = [] if arguments[:1] and arguments[0] in COMMANDS else [Env(ENVIRONMENT_PREFIX, command=False)]
         try:
             command, bound, _ = app.parse_args(arguments)
+            engine = engine_command(*bound.args, **bound.kwargs) if command is engine_command else None
         except ValueError as error:  # of a check of several options together
             _print_error(error)
             sys.exit(2)
-        status = command(*bound.args, **bound.kwargs)
+        status = command(*bound.args, **bound.kwargs) if engine is None else run_engine(engine)
         if isinstance(status, int):  # not that of --help
             leave_with(status)
         sys.exit(0)
@@ -267,4 +263,6 @@ def main() -> None:
 
 def _print_error(error: Exception) -> None:
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    console.print(f"trio-pool-serve: {error}", style="red", markup=False)
+    # Validators of attrs add the attribute and more to their message.
+    message = error.args[0] if isinstance(error, ValueError) and len(error.args) > 1 else error
+    console.print(f"trio-pool-serve: {message}", style="red", markup=False)

@@ -11,8 +11,22 @@ from tests.server.server_process import ROOT
 
 
 @pytest.mark.slow
-def test_a_server_keeps_its_promises_through_five_hundred_unkind_requests(tmp_path):
-    command = ["--requests", "500", "--warm", "100", "--kills", "1", "--idle-s", "0", "--output-dir", str(tmp_path)]
+@pytest.mark.parametrize("link", ["unix", "tcp"])
+def test_a_server_keeps_its_promises_through_five_hundred_unkind_requests(tmp_path, link):
+    command = [
+        "--engine-link",
+        link,
+        "--requests",
+        "500",
+        "--warm",
+        "100",
+        "--kills",
+        "1",
+        "--idle-s",
+        "0",
+        "--output-dir",
+        str(tmp_path),
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.chaos", *command], cwd=ROOT, capture_output=True, text=True, check=False
     )

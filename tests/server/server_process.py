@@ -27,6 +27,9 @@ START_LIMIT_S = 300
 ENGINE_PROCESS, API_PROCESS = "trio_pool_serve.server.engine_process", "trio_pool_serve.server.api_process"
 
 
+ENGINE_LINK = "unix"
+"""What connects API processes and engine processes, in the servers of a test."""
+
 PORTS = iter(random.SystemRandom().sample(range(10_000, 30_000), 10_000))
 """Below the ephemeral ports, which the kernel gives to connections and to binds to port 0; shuffled per process."""
 
@@ -112,6 +115,7 @@ def started(
     own = {
         "HF_HUB_OFFLINE": "1",
         "TRIO_POOL_SERVE_MAX_QUEUE_S": "600",
+        "TRIO_POOL_SERVE_ENGINE_LINK": ENGINE_LINK,
         "XDG_CACHE_HOME": str(log_path.parent / "cache"),
         "XDG_STATE_HOME": str(log_path.parent / "state"),
     }

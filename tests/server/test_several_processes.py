@@ -15,8 +15,15 @@ import pytest
 import trio
 
 from tests.conftest import client_of
+from tests.server import server_process
 from tests.server.programs import script
 from tests.server.server_process import API_PROCESS, ENGINE_PROCESS, LAUNCHER, SCRIPTED, ServerProcess, launched
+
+
+@pytest.fixture(params=["unix", "tcp"], autouse=True)
+def engine_link(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(server_process, "ENGINE_LINK", request.param)
+    return request.param
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import trio
-from attrs import frozen
 from hypercorn.config import Config as HypercornConfig
 from hypercorn.trio import serve as serve_by_hypercorn
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -27,6 +26,7 @@ from trio_pool_serve.models.folder import locate_model
 from trio_pool_serve.models.loading.local_runners import LocalRunners
 from trio_pool_serve.models.loading.runner_loader import RunnerLoader, load_transformer
 from trio_pool_serve.processes.allocator import freeze_objects, limit_caches
+from trio_pool_serve.server.engine_settings import EngineServerConfig
 from trio_pool_serve.server.listener import leave
 from trio_pool_serve.server.reloading import watch_reloads
 from trio_pool_serve.server.systemd import STOPPING, notify
@@ -38,16 +38,6 @@ from trio_pool_serve.types import ModelDigest
 logger = logging.getLogger(__name__)
 
 BACKLOG = 1024
-
-
-@frozen(kw_only=True)
-class EngineServerConfig:
-    """Settings of the process; ``config`` has those of its model. ``probe_listen`` is for HTTP."""
-
-    config: Config
-    listen: HostAddress
-    probe_listen: HostAddress | None = None
-    drain_timeout_s: float = 30.0
 
 
 async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLoader = load_transformer) -> None:

@@ -1,0 +1,416 @@
+"""Engines on other machines: real processes in network namespaces, with a cable between them that is cut."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import trio
+
+from tests.conftest import NO_AUTHORITIES, client_of
+from tests.server.network_namespaces import API, ENGINE, Machines, two_machines
+from tests.server.programs import script
+from tests.server.server_process import ROOT, SCRIPTED, ServerProcess, free_port, launched, started
+
+ENGINE_PROGRAM = (sys.executable, "-m", "tests.server.programs.scripted_engine")
+KEY = "a key that is long enough: 0123456789"
+LIMIT_S = 60
+BODY = {"input": [5]}
+WAITS = {"input": [script.WAITS]}
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    path = tmp_path / "key"
+    path.write_text(KEY)
+    return path
+
+
+@asynccontextmanager
+async def engine(
+    folder: Path,
+    key_file: Path,
+    address: str,
+    *arguments: str,
+    name: str = "engine",
+    within: Sequence[str] = (),
+    env: dict[str, str] | None = None,
+) -> AsyncIterator[ServerProcess]:
+    """Start ``trio-pool-serve engine`` over a scripted runner."""
+    command = [*within, *ENGINE_PROGRAM, f"m={folder}", "--listen", address, "--key-file", str(key_file), *arguments]
+    log_path = key_file.with_name(f"{name}.log")
+    with started(command, 0, log_path, env or {}) as process:
+        await process.wait_logged("listening on")
+        yield process
+
+
+@asynccontextmanager
+async def api(
+    tmp_path: Path, folder: Path, key_file: Path, hosts: str, *arguments: str
+) -> AsyncIterator[ServerProcess]:
+    """Start ``trio-pool-serve serve`` over engines that are there already."""
+    given = (f"m={folder}", "--engine-hosts", hosts, "--key-file", str(key_file), *arguments)
+    async with launched(tmp_path, *given, command=SCRIPTED) as server:
+        yield server
+
+
+def local() -> str:
+    return f"127.0.0.1:{free_port()}"
+
+
+async def statuses_of(client: httpx.AsyncClient, count: int = 1) -> Counter[int]:
+    return Counter([(await client.post("/v1/embeddings", json=BODY)).status_code for _ in range(count)])
+
+
+async def until(condition) -> None:
+    with trio.fail_after(LIMIT_S):
+        while not await condition():  # noqa: ASYNC110  (other processes)
+            await trio.sleep(0.02)
+
+
+def computes(client: httpx.AsyncClient):
+    async def condition() -> bool:
+        return await statuses_of(client) == {200: 1}
+
+    return condition
+
+
+class Load:
+    """Clients that send one request after the other, and what became of each."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self.client = client
+        self.statuses: Counter[int] = Counter()
+        self.slowest_s = 0.0
+        self.stopped = False
+
+    async def send(self) -> None:
+        while not self.stopped:
+            began = trio.current_time()
+            answer = await self.client.post("/v1/embeddings", json=BODY)
+            self.slowest_s = max(self.slowest_s, trio.current_time() - began)
+            self.statuses[answer.status_code] += 1
+            if answer.status_code != 200:
+                assert answer.json()["error"]["message"], "it says why"
+                await trio.sleep(0.01)
+
+    async def wait_answered(self, more: int, status: int = 200) -> None:
+        wanted = self.statuses[status] + more
+        with trio.fail_after(LIMIT_S):
+            while self.statuses[status] < wanted:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+
+    @property
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(self.send)
+            yield
+            self.stopped = True
+
+
+# -- two machines ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machines():
+    with two_machines() as machines:
+        yield machines
+
+
+@asynccontextmanager
+async def api_on_its_machine(
+    tmp_path: Path, folder: Path, key_file: Path, machines: Machines, *arguments: str
+) -> AsyncIterator[tuple[ServerProcess, httpx.AsyncClient]]:
+    """Start a server there; its HTTP is a Unix socket, which namespaces of networks do not separate."""
+    socket = tmp_path / "http.sock"
+    program = [*SCRIPTED, f"m={folder}", "--engine-hosts", f"{ENGINE}:9000", "--key-file", str(key_file)]
+    command = machines.command_on(machines.api, *program, "--uds", str(socket), *arguments)
+    transport = httpx.AsyncHTTPTransport(uds=str(socket), verify=NO_AUTHORITIES)
+    with started(command, 0, tmp_path / "server.log", {}) as server:
+        async with httpx.AsyncClient(transport=transport, base_url="http://api", timeout=LIMIT_S) as client:
+
+            async def is_ready() -> bool:
+                with contextlib.suppress(httpx.TransportError):
+                    return (await client.get("/readyz")).status_code == 200
+                assert server.process.poll() is None, server.log
+                return False
+
+            await until(is_ready)
+            yield server, client
+
+
+@asynccontextmanager
+async def engine_on_its_machine(folder: Path, key_file: Path, machines: Machines) -> AsyncIterator[ServerProcess]:
+    within = machines.command_on(machines.engine)
+    async with engine(folder, key_file, f"{ENGINE}:9000", within=within) as process:
+        yield process
+
+
+async def test_a_cable_that_is_cut_fails_what_is_there_soon_and_all_is_well_when_it_is_mended(
+    tmp_path, scripted_folder, key_file, machines
+):
+    async with (
+        engine_on_its_machine(scripted_folder, key_file, machines) as remote,
+        api_on_its_machine(tmp_path, scripted_folder, key_file, machines) as (server, client),
+    ):
+        load = Load(client)
+        async with load.running:
+            await load.wait_answered(200)
+            machines.cut()
+            # Requests that are at the engine fail once the silence is noticed, later ones at once.
+            await load.wait_answered(50, status=503)
+            machines.mend()
+            await load.wait_answered(200)
+        assert set(load.statuses) == {200, 503}, "every request is answered"
+        assert load.slowest_s < 10, "TCP by itself would try for a quarter of an hour"
+        assert "nothing was received for 1.5 s" in server.log
+        await remote.wait_logged("an API process was silent for 1.5 s")
+        load_now = (await client.get("/load")).json()["models"]["m"]
+        assert load_now["queued_rows"] == load_now["admitted_tokens"] == 0
+        server.signal()
+        assert await server.wait_exit() == 0
+        remote.signal()
+        assert await remote.wait_exit() == 0
+
+
+async def test_a_machine_that_only_the_engine_s_end_loses_gives_back_its_rows(
+    tmp_path, scripted_folder, key_file, machines
+):
+    """The API process is stopped, not ended: its kernel goes on acknowledging what the engine sends."""
+    async with (
+        engine_on_its_machine(scripted_folder, key_file, machines) as remote,
+        api_on_its_machine(tmp_path, scripted_folder, key_file, machines) as (server, client),
+    ):
+        server.signal(signal.SIGSTOP)
+        await remote.wait_logged("an API process was silent for 1.5 s")
+        server.signal(signal.SIGCONT)
+        await until(computes(client))
+        assert API in remote.log
+
+
+# -- one machine, several addresses ----------------------------------------------------------------------
+
+
+async def test_an_engine_that_is_killed_fails_its_rows_at_once_and_its_successor_is_found(
+    tmp_path, scripted_folder, key_file
+):
+    for name in ("launched", "go"):
+        os.mkfifo(tmp_path / name)
+    address, pipes = local(), {"SCRIPT_PIPES": str(tmp_path)}
+    async with (
+        engine(scripted_folder, key_file, address, env=pipes) as first,
+        api(tmp_path, scripted_folder, key_file, address) as server,
+        client_of(server.url) as client,
+    ):
+        answers: list[httpx.Response] = []
+
+        async def slow() -> None:
+            answers.append(await client.post("/v1/embeddings", json=WAITS))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(slow)
+            await trio.to_thread.run_sync((tmp_path / "launched").read_text, abandon_on_cancel=True)
+            first.signal(signal.SIGKILL)
+        assert answers[0].status_code == 503
+        assert "is lost" in answers[0].json()["error"]["message"]
+        assert (await client.get("/readyz")).status_code == 503
+        async with engine(scripted_folder, key_file, address, name="second"):
+            await until(computes(client))
+            assert (await client.get("/readyz")).status_code == 200
+
+
+async def test_an_engine_that_is_told_to_end_under_load_costs_no_request(tmp_path, scripted_folder, key_file):
+    one, two = local(), local()
+    async with (
+        engine(scripted_folder, key_file, one, name="one") as first,
+        engine(scripted_folder, key_file, two, name="two"),
+        api(tmp_path, scripted_folder, key_file, f"{one},{two}") as server,
+        client_of(server.url) as client,
+    ):
+        await server.wait_logged("computes m", times=2)
+        load = Load(client)
+        async with load.running:
+            await load.wait_answered(100)
+            first.signal()
+            assert await first.wait_exit() == 0
+            await load.wait_answered(100)
+        assert set(load.statuses) == {200}
+        assert "unfinished" not in first.log
+
+
+async def test_requests_of_a_single_row_survive_an_engine_that_is_killed(tmp_path, scripted_folder, key_file):
+    one, two = local(), local()
+    async with (
+        engine(scripted_folder, key_file, one, name="one") as first,
+        engine(scripted_folder, key_file, two, name="two"),
+        api(tmp_path, scripted_folder, key_file, f"{one},{two}", "--retry-lost") as server,
+        client_of(server.url) as client,
+    ):
+        await server.wait_logged("computes m", times=2)
+        load = Load(client)
+        async with load.running:
+            await load.wait_answered(100)
+            first.signal(signal.SIGKILL)
+            await load.wait_answered(100)
+        assert set(load.statuses) == {200}
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_hosts_are_used_beside_engine_processes_of_this_machine(tmp_path, scripted_folder, key_file, workers):
+    address = local()
+    arguments = ("--engine", "process", "--replicas", "1", "--api-workers", workers)
+    async with (
+        engine(scripted_folder, key_file, address) as remote,
+        api(tmp_path, scripted_folder, key_file, address, *arguments) as server,
+        client_of(server.url) as client,
+    ):
+        await server.wait_logged("computes m", times=int(workers))
+        remote.signal(signal.SIGKILL)
+        assert await statuses_of(client, 20) in ({200: 20}, {200: 19, 503: 1})
+        server.signal()
+        assert await server.wait_exit() == 0
+
+
+async def test_a_server_with_another_key_is_refused_and_told_and_the_others_go_on(tmp_path, scripted_folder, key_file):
+    address = local()
+    (tmp_path / "other").mkdir()
+    other_key = tmp_path / "other" / "key"
+    other_key.write_text("another key that is long enough 123")
+    async with (
+        engine(scripted_folder, key_file, address) as remote,
+        api(tmp_path, scripted_folder, key_file, address) as server,
+        client_of(server.url) as client,
+    ):
+        given = (f"m={scripted_folder}", "--engine-hosts", address, "--key-file", str(other_key))
+        async with launched(tmp_path / "other", *given, command=SCRIPTED, wait_ready=False) as stranger:
+            await stranger.wait_logged("the keys of the two ends differ")
+            await remote.wait_logged("is refused: the keys of the two ends differ")
+            async with client_of(stranger.url) as other:
+                assert (await other.get("/readyz")).status_code == 503
+            assert await statuses_of(client, 20) == {200: 20}
+            # The new key is accepted beside the old one once the engine has read both.
+            key_file.write_text(f"{KEY}\n{other_key.read_text()}\n")
+            remote.signal(signal.SIGHUP)
+            await stranger.wait_until("/readyz")
+            assert await statuses_of(client, 5) == {200: 5}
+
+
+async def test_hosts_of_a_file_join_with_sighup(tmp_path, scripted_folder, key_file):
+    one, two = local(), local()
+    hosts = tmp_path / "hosts"
+    hosts.write_text(f"{one}  # the first\n")
+    async with (
+        engine(scripted_folder, key_file, one, name="one") as first,
+        engine(scripted_folder, key_file, two, name="two"),
+        api(tmp_path, scripted_folder, key_file, str(hosts)) as server,
+        client_of(server.url) as client,
+    ):
+        hosts.write_text("nonsense\n")
+        server.signal(signal.SIGHUP)
+        await server.wait_logged("the hosts stay as they are")
+        assert await statuses_of(client) == {200: 1}
+        hosts.write_text(f"{two}\n")
+        server.signal(signal.SIGHUP)
+        await server.wait_logged(f"the engine at {two} computes m")
+        await until(computes(client))
+        first.signal()
+        assert await first.wait_exit() == 0
+        assert await statuses_of(client, 10) == {200: 10}
+
+
+def hosts_command(
+    server: ServerProcess, *arguments: str, key: str | None = "secret"
+) -> subprocess.CompletedProcess[str]:
+    options = [] if key is None else ["--api-key", key]
+    command = [sys.executable, "-m", "trio_pool_serve", "hosts", *arguments, "--url", server.url, *options]
+    env = {"PATH": "", "COLUMNS": "300"}
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=env)
+
+
+async def test_hosts_are_listed_drained_and_added_by_a_command(tmp_path, scripted_folder, key_file):
+    one, two = local(), local()
+    async with (
+        engine(scripted_folder, key_file, one, "--zone", "left", name="one") as first,
+        engine(scripted_folder, key_file, two, name="two"),
+        api(tmp_path, scripted_folder, key_file, one, "--api-key", "secret", "--api-workers", "2") as server,
+    ):
+
+        async def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
+            return await trio.to_thread.run_sync(lambda: hosts_command(server, *arguments, **options))
+
+        listed = await run("list")
+        assert listed.returncode == 0, listed
+        assert one in listed.stdout
+        assert "left" in listed.stdout
+        assert "401" in (await run("list", key=None)).stdout
+        assert (await run("drain", "1.2.3.4:5")).returncode == 1
+        assert (await run("add", "nonsense")).returncode == 1
+        assert (await run("add", two)).returncode == 0
+        # Of two API processes, each computes by both hosts.
+        await server.wait_logged(f"the engine at {two} computes m", times=2)
+        assert "draining" in (await run("drain", one)).stdout
+
+        async def is_drained() -> bool:
+            answers = [(await run("list")).stdout for _ in range(2)]
+            return all("draining" in answer for answer in answers)
+
+        await until(is_drained)
+        first.signal()
+        assert await first.wait_exit() == 0
+        async with client_of(server.url) as client:
+            client.headers["Authorization"] = "Bearer secret"
+            assert await statuses_of(client, 20) == {200: 20}
+
+
+async def test_hosts_cannot_be_changed_where_there_are_no_keys(tmp_path, scripted_folder, key_file):
+    address = local()
+    async with (
+        engine(scripted_folder, key_file, address),
+        api(tmp_path, scripted_folder, key_file, address) as server,
+        client_of(server.url) as client,
+    ):
+        for path in ("/engine_hosts", "/engine_hosts/drain"):
+            assert (await client.post(path, json={"host": address})).status_code == 403
+        assert (await client.get("/engine_hosts")).json()["hosts"][0]["engines"][0]["state"] == "ready"
+        assert 'trio_pool_serve_link{address="' in (await client.get("/metrics")).text
+
+
+async def test_an_engine_s_probes_tell_whether_it_computes(scripted_folder, key_file):
+    address, probes = local(), local()
+    async with (
+        engine(scripted_folder, key_file, address, "--probe-listen", probes) as process,
+        client_of(f"http://{probes}") as client,
+    ):
+        for path, status in (("/livez", 200), ("/readyz", 200), ("/metrics", 200), ("/", 404)):
+            assert (await client.get(path)).status_code == status
+        assert 'trio_pool_serve_engine{model="m",of="ready"} 1.0' in (await client.get("/metrics")).text
+        process.signal()
+        assert await process.wait_exit() == 0
+
+
+REFUSED = {
+    "an address that is none": (["--listen", "nowhere", "--key-file", "{key}"], 2, "is not HOST:PORT"),
+    "no key": (["--listen", "127.0.0.1:1", "--key-file", "{key}.gone"], 2, "No such file"),
+    "a zone that is none": (["--listen", "127.0.0.1:1", "--key-file", "{key}", "--zone", "a b"], 2, "zone"),
+    "an address of another machine": (["--listen", "192.0.2.1:9000", "--key-file", "{key}"], 1, "Cannot assign"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "status", "message"), REFUSED.values(), ids=REFUSED)
+def test_an_engine_that_cannot_start_says_why(scripted_folder, key_file, arguments, status, message):
+    given = [argument.format(key=key_file) for argument in arguments]
+    command = [*ENGINE_PROGRAM, str(scripted_folder), *given]
+    if status == 2:
+        command = [sys.executable, "-m", "trio_pool_serve", "engine", str(scripted_folder), *given]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == status, run.stderr
+    assert message in run.stderr
