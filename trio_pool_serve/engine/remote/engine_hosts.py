@@ -82,6 +82,8 @@ class HostLink:
     """As it was given; a name may stand for several."""
     address: HostAddress
     link: Link = field(init=False)
+    is_wanted: bool = field(default=True, init=False)
+    """Whether its address is still one of the hosts'."""
     served: Served | None = field(default=None, init=False)
     """The model that it computes, while it is ready."""
     scope: trio.CancelScope = field(init=False, factory=trio.CancelScope)
@@ -153,13 +155,19 @@ class EngineHosts:
             for host in self._hosts():
                 resolving.start_soon(self._resolve, host, wanted)
         for address, known in list(self.links.items()):
-            known.link.is_draining = address not in wanted or not known.names.isdisjoint(self._changes.drained)
-            if address not in wanted and not known.link.waiting_rows and not known.link.scopes:
+            known.is_wanted = address in wanted
+            if not known.is_wanted and not known.link.waiting_rows and not known.link.scopes:
                 known.scope.cancel(reason="its address is none of the hosts' any more")
                 del self.links[address]
         for address, host in wanted.items():
             if address not in self.links and len(self.links) < MAX_HOSTS:
                 nursery.start_soon(self._keep, self._add(address, host))
+        self._drain()
+
+    def _drain(self) -> None:
+        """Have each link get rows or not, as is wanted by now."""
+        for known in self.links.values():
+            known.link.is_draining = not known.is_wanted or not known.names.isdisjoint(self._changes.drained)
 
     def _hosts(self) -> list[HostAddress]:
         """Return all hosts, in order and each once."""
@@ -195,7 +203,6 @@ class EngineHosts:
         connector = HostConnector(address, self.keys, self.config.link_timeout_s)
         use, lose = partial(self._use, added), partial(self._lose, added)
         added.link = Link(connector, use, lose, self.stall_timeout_s, self._positions)
-        added.link.is_draining = not added.names.isdisjoint(self._changes.drained)
         return added
 
     async def _keep(self, added: HostLink) -> None:
@@ -246,6 +253,7 @@ class EngineHosts:
             new = self._changes_path.with_suffix(".new")
             new.write_bytes(msgspec.json.encode(self._changes))
             new.replace(self._changes_path)
+        self._drain()
         self._refresh.set()
 
     def add(self, name: str) -> None:

@@ -58,12 +58,14 @@ class EngineListener:
                 return
             connection = EngineConnection(self.engine, greeted[0], self.hello, greeted[1])
             self._connections.add(connection)
-            logger.info("an API process at %s is connected", _peer_of(stream))
+            peer = _peer_of(stream)
+            logger.info("an API process at %s is connected", peer)
             try:
                 await connection.serve()
             finally:
                 self._connections.discard(connection)
                 self._disconnected.set()
+                logger.info("an API process at %s is disconnected", peer)
 
     async def _greet(self, stream: trio.SocketStream) -> tuple[FramedStream[ToEngine], float] | None:
         """Return what ``answer_greeting`` does; ``None`` if there are too many connections in their greeting."""

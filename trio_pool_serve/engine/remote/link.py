@@ -257,6 +257,7 @@ class Link:
         lost, self._waiting, self.own_tokens = list(self._waiting.values()), {}, 0
         if was_ready:
             self.losses += 1
+            logger.info("the connection to the engine process at %s has ended", self.connector.name)
             self.on_lost(self, lost)
 
     async def _send(self, stream: FramedStream[FromEngine]) -> None:
