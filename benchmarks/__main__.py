@@ -82,6 +82,7 @@ SCRIPTS = (
     Script("refusal_costs", {"rounds": 1, "requests": 50}),
     Script("row_frames", {"rounds": 1, "repeats": 10}),
     Script("engine_rows", {"rounds": 1, "total": 3280}),
+    Script("engine_links", {**SECOND, "clients": (1,), "model": "tiny", "cuts": 1}),
     Script("launch_time", {"rounds": 1, "repeats": 5}),
     Script("request_profile"),
     Script("gpu"),
