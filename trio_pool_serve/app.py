@@ -26,7 +26,7 @@ from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.request_log import log_request
 from trio_pool_serve.api.http.route_table import RouteTable
 from trio_pool_serve.api.routes.batches import batch_routes
-from trio_pool_serve.api.routes.engine_hosts import DRAIN_PATH, HOSTS_PATH, host_routes
+from trio_pool_serve.api.routes.host_routes import DRAIN_PATH, HOSTS_PATH, host_routes
 from trio_pool_serve.api.routes.model_list import model_routes
 from trio_pool_serve.api.routes.openapi import openapi_routes
 from trio_pool_serve.api.routes.operations import ADMIN_PATHS, PROBE_ROUTES, operational_routes

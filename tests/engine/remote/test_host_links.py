@@ -1,5 +1,6 @@
 """Links by TCP: peers that fall silent, engines that leave, rows that are sent again, several zones."""
 
+import contextlib
 import math
 from pathlib import Path
 
@@ -11,11 +12,12 @@ from msgspec.structs import replace
 from tests.engine.remote.replicas import Replica, asking, two_alive
 from tests.engine.remote.test_process_engine import frame_of, outcome_of, request, until
 from trio_pool_serve.engine.compute_rates import UNKNOWN, WORK_CLASSES
+from trio_pool_serve.engine.remote.routing import rate_of
 from trio_pool_serve.engine.remote.rows import row_frames
 from trio_pool_serve.engine.remote.silence import wait_silent
 from trio_pool_serve.engine.remote.wire import Answers, Hello, Submit
 from trio_pool_serve.errors import EngineLoadingError, EngineProcessDiedError
-from trio_pool_serve.types import Embed, HeldQuery, HoldQuery, PoolingOutput
+from trio_pool_serve.types import Embed, HeldQuery, HoldQuery, PoolingOutput, PoolingRequest
 
 
 @pytest.fixture
@@ -339,3 +341,58 @@ async def test_the_rates_that_an_engine_has_measured_decide_how_much_it_gets(mak
         await until(lambda: sum(link.waiting_rows for link in engine._links) == 500)
         assert [link.waiting_rows for link in engine._links] == [400, 100]
         nursery.cancel_scope.cancel()
+
+
+# -- peers that misbehave --------------------------------------------------------------------------------
+
+
+async def test_an_engine_that_does_not_read_holds_up_its_own_rows_only_and_is_left(make):
+    good, bad = make(0), make(1, timeout_s=1.0)
+    failed = []
+
+    async def ask(engine, asked: PoolingRequest) -> None:
+        outcome = await outcome_of(engine, asked)
+        if isinstance(outcome, Exception):
+            failed.append(outcome)
+
+    async def never_read() -> None:
+        async with await bad.accept() as stream:
+            await stream.send_all(frame_of(Hello(8, 0, 2048)))
+            with contextlib.suppress(trio.BrokenResourceError):
+                while True:  # it says that it is there
+                    await stream.send_all(frame_of(Answers([], 0, 0.0, UNKNOWN.tobytes())))
+                    await trio.sleep(0.1)
+
+    async with good.listen(), bad.listen(), good.live(), asking(good, bad) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(never_read)
+        await until(lambda: len(engine._routing.ready) == 2)
+        engine._links[0].is_draining = True
+        for _ in range(16):  # more than the buffers of both ends
+            nursery.start_soon(ask, engine, request(*range(2**20)))
+        await until(lambda: engine._links[1].waiting_rows == 16)
+        engine._links[0].is_draining = False
+        engine._links[1].is_draining = True
+        await engine.submit_all([request(5)] * 20)
+        await until(lambda: len(failed) == 16)
+        assert engine._links[1].losses == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_engine_that_says_hello_twice_is_left(make):
+    replica = make()
+    async with replica.listen(), asking(replica) as engine:
+        async with await replica.accept() as stream:
+            await stream.send_all(frame_of(Hello(8, 0, 2048)) * 2)
+            await until(lambda: "twice" in engine._links[0].failure)
+        assert engine._routing.ready == []
+
+
+async def test_an_engine_that_measures_nonsense_is_an_engine_without_a_rate(make):
+    replica = make()
+    async with replica.listen(), asking(replica) as engine, await replica.accept() as stream:
+        for rate in (-1.0, 0.0, math.nan):
+            rates = np.full(WORK_CLASSES, rate).tobytes()
+            hello = b"" if engine._links[0].hello else frame_of(Hello(8, 0, 2048))
+            await stream.send_all(hello + frame_of(Answers([], 7, 1.0, rates)))
+            await until(lambda rates=rates: engine._links[0].seconds_per_token.tobytes() == rates)
+            assert rate_of(engine._links[0], 3) is None

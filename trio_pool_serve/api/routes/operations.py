@@ -8,7 +8,7 @@ import trio_pool_serve
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
-from trio_pool_serve.api.routes.engine_hosts import DRAIN_PATH, HOSTS_PATH
+from trio_pool_serve.api.routes.host_routes import DRAIN_PATH, HOSTS_PATH
 from trio_pool_serve.engine.deep_probe import failures_of
 from trio_pool_serve.service import Service
 from trio_pool_serve.telemetry.snapshots import exposition_of, merged_load

@@ -231,6 +231,8 @@ class Link:
 
     def _begin(self, hello: Hello) -> None:
         """Begin to use an engine process that is ready. Raises ``LinkRefusedError``."""
+        if self.hello is not None:
+            raise LinkRefusedError("it has said hello twice")
         self.hello = hello
         try:
             self.on_ready(self)

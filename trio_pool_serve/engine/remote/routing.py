@@ -158,6 +158,6 @@ def rate_of(engine: Destination, row_class: int) -> float | None:
     so is seldom measured.
     """
     rate = float(engine.seconds_per_token[row_class])
-    if math.isnan(rate):
+    if not rate > 0:  # or it is NaN
         return None
     return min(rate, 1 / engine.tokens_per_s) if engine.tokens_per_s > 0 else rate

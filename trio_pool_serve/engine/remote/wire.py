@@ -155,8 +155,8 @@ class Answers(msgspec.Struct, tag=True, array_like=True):
     """
 
     parts: list[Part]
-    waiting_tokens: int
-    tokens_per_s: float
+    waiting_tokens: Count
+    tokens_per_s: Annotated[float, msgspec.Meta(ge=0)]
     seconds_per_token: Annotated[bytes, msgspec.Meta(min_length=8 * WORK_CLASSES, max_length=8 * WORK_CLASSES)]
     stall_reason: str = ""
 
