@@ -35,6 +35,11 @@ WRITTEN = {
     "zone": ("eu-1", "eu-1"),
     "link_timeout_s": ("2.5", 2.5),
     "retry_lost": ("true", True),
+    "ray_address": ("10.0.0.1:6379", "10.0.0.1:6379"),
+    "gpus_per_replica": ("0.5", 0.5),
+    "cpus_per_replica": ("2", 2.0),
+    "scale_up_queue_s": ("0.5", 0.5),
+    "scale_down_after_s": ("300", 300.0),
     "replicas": ("3", 3),
     "replicas_per_gpu": ("2", 2),
     "api_workers": ("2", 2),
@@ -240,6 +245,13 @@ WRONG = {
     "a proxy that is no address": (["m", "--client-header", "A", "--trusted-proxies", "front"], "--trusted-proxies"),
     "two default prompts": (["m", "--default-prompt", "a", "--default-prompt-name", "b"], "exclude each other"),
     "two numbers of replicas": (["m", "--replicas", "2", "--replicas-per-gpu", "2"], "give one of them"),
+    "no number of replicas": (["m", "--replicas", "0"], "neither a number nor a range"),
+    "replicas that are no range": (["m", "--engine", "ray", "--replicas", "1-8"], "neither a number nor a range"),
+    "a range of replicas on this machine": (["m", "--engine", "process", "--replicas", "1..8"], "--engine ray"),
+    "a range from above": (["m", "--engine", "ray", "--replicas", "8..1"], "no number in it"),
+    "replicas on each GPU by Ray": (["m", "--engine", "ray", "--replicas-per-gpu", "2"], "--gpus-per-replica"),
+    "an address of Ray's client": (["m", "--ray-address", "ray://a:10001"], "ray_address"),
+    "more than one GPU": (["m", "--gpus-per-replica", "2"], "gpus_per_replica"),
     "no template": (["m", "--chat-template", ""], "chat_template"),
     "settings for pooling that are no JSON": (["m", "--pooler-config", "CLS"], "--pooler-config is not understood"),
     "settings for pooling that differ": (["m", "--pooler-config", '{"task": "embed"}', "--task", "score"], "--task"),
@@ -288,6 +300,19 @@ def test_help_groups_and_explains_every_setting(capsys, monkeypatch):
 
 def test_the_api_key_is_not_shown_where_settings_are_printed():
     assert "hunter2" not in repr(read_config(["m", "--api-key", "hunter2"]))
+
+
+@pytest.mark.parametrize(("written", "meant"), [("8", (8, 8)), ("1..8", (1, 8)), ("3..3", (3, 3))])
+def test_replicas_are_a_number_or_a_range_wherever_they_are_written(tmp_path, monkeypatch, written, meant):
+    by_flag = read_config(["m", "--engine", "ray", "--replicas", written])
+    monkeypatch.setenv(f"{ENVIRONMENT_PREFIX}REPLICAS", written)
+    by_environment = read_config(["m", "--engine", "ray"])
+    monkeypatch.delenv(f"{ENVIRONMENT_PREFIX}REPLICAS")
+    toml = tmp_path / "settings.toml"
+    toml.write_text(f"replicas = {written if written.isdigit() else repr(written)}\n")
+    by_file = read_config(["m", "--engine", "ray", "--config", str(toml)])
+    for config in (by_flag, by_environment, by_file, decode_config(encode_config(by_flag))):
+        assert config.processes.replica_range == meant
 
 
 def test_several_processes_that_answer_need_an_engine_of_their_own():

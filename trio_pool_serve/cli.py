@@ -4,6 +4,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,7 @@ from trio_pool_serve.config import (
     ModelConfig,
     NetworkConfig,
     ProcessesConfig,
+    RayConfig,
     SchedulingConfig,
     ThreadsConfig,
     TimeLimitsConfig,
@@ -77,6 +79,7 @@ def serve(
     scheduling: SchedulingConfig = DEFAULTS.scheduling,
     processes: ProcessesConfig = DEFAULTS.processes,
     hosts: HostsConfig = DEFAULTS.hosts,
+    ray: RayConfig = DEFAULTS.ray,
     threads: ThreadsConfig = DEFAULTS.threads,
     time_limits: TimeLimitsConfig = DEFAULTS.time_limits,
     inputs: InputConfig = DEFAULTS.input,
@@ -92,6 +95,7 @@ def serve(
         scheduling=scheduling,
         processes=processes,
         hosts=hosts,
+        ray=ray,
         threads=threads,
         time_limits=time_limits,
         input=inputs,
@@ -202,6 +206,8 @@ def check_references(config: Config) -> None:
     """Check what settings refer to: files and extras. Raises ``ValueError`` or ``OSError``. Blocking."""
     is_switched_on(config.logging)
     ApiKeys.of(config).read_file()
+    if config.processes.engine == "ray" and find_spec("ray") is None:
+        raise ValueError("--engine ray needs the extra [ray]: pip install trio-pool-serve[ray]")
     if config.processes.engine == "hosts" and not config.hosts.engine_hosts:
         raise ValueError("--engine hosts requires --engine-hosts.")
     if config.hosts.engine_hosts:

@@ -28,6 +28,7 @@ from trio_pool_serve.config.model_config import Pooling as Pooling
 from trio_pool_serve.config.network_config import KeyScope as KeyScope
 from trio_pool_serve.config.network_config import NetworkConfig as NetworkConfig
 from trio_pool_serve.config.pooler_config import with_pooler_config
+from trio_pool_serve.config.ray_config import RayConfig as RayConfig
 
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
@@ -60,6 +61,7 @@ class Config:
     scheduling: SchedulingConfig = Factory(SchedulingConfig)
     processes: ProcessesConfig = Factory(ProcessesConfig)
     hosts: HostsConfig = Factory(HostsConfig)
+    ray: RayConfig = Factory(RayConfig)
     threads: ThreadsConfig = Factory(ThreadsConfig)
     time_limits: TimeLimitsConfig = Factory(TimeLimitsConfig)
     input: InputConfig = Factory(InputConfig)

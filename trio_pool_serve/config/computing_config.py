@@ -1,16 +1,24 @@
 """Settings of scheduling, processes and threads."""
 
-from typing import Annotated, Literal, TypeAlias, get_args
+import re
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
-from attrs import field, frozen
+from attrs import Attribute, field, frozen
 from attrs.validators import and_, ge, gt, in_, instance_of, le, matches_re, optional, or_
 from cyclopts import Group, Parameter
 
 from trio_pool_serve.config.help import help_, switch
 
 Fairness: TypeAlias = Literal["client", "request"]
-Placement: TypeAlias = Literal["local", "process", "hosts"]
+Placement: TypeAlias = Literal["local", "process", "hosts", "ray"]
 EngineLink: TypeAlias = Literal["unix", "tcp"]
+
+NUMBER_OR_RANGE = re.compile(r"[1-9]\d{0,3}(\.\.[1-9]\d{0,3})?")
+
+
+def _is_number_or_range(_: object, attribute: "Attribute[Any]", value: Any) -> None:
+    if not NUMBER_OR_RANGE.fullmatch(str(value)):
+        raise ValueError(f"--{attribute.name}: {value} is neither a number nor a range, such as 1..8.")
 
 
 @Parameter(name="*", group=Group("Scheduling", sort_key=3))
@@ -105,7 +113,7 @@ class ProcessesConfig:
         Placement | None,
         help_(
             "Where models compute. local: in the API process. process: in engine processes of this machine. hosts: on "
-            "`--engine-hosts` only.",
+            "`--engine-hosts` only. ray: in engine processes that Ray places on the nodes of a cluster.",
             default="hosts with `--engine-hosts`; local for texts on CPU by OpenVINO, on a single core and under plain "
             "hypercorn; else process",
         ),
@@ -118,13 +126,14 @@ class ProcessesConfig:
         ),
     ] = field(default="unix", validator=in_(get_args(EngineLink)))
     replicas: Annotated[
-        int | None,
+        int | str | None,
         help_(
             "Number of batches of each model that are computed at a time: in as many engine processes, or threads with "
-            "`--engine local`. Engine processes are spread over the GPUs of `--device`.",
-            default="1 per GPU; on CPU one per core, at most 4",
+            "`--engine local`. Engine processes are spread over the GPUs of `--device`. A range, `1..8`: as many "
+            "as the queue needs (`--engine ray`).",
+            default="1 per GPU; on CPU one per core, at most 4; 1 with `--engine ray`",
         ),
-    ] = field(default=None, validator=optional(gt(0)))
+    ] = field(default=None, validator=optional(_is_number_or_range))
     replicas_per_gpu: Annotated[
         int | None,
         help_(
@@ -158,11 +167,27 @@ class ProcessesConfig:
         """Whether models compute in the API process; otherwise behind links."""
         return self.engine in ("local", None)
 
+    @property
+    def replica_range(self) -> tuple[int, int] | None:
+        """The least and the most of ``replicas``; ``None`` if that is not set."""
+        if self.replicas is None:
+            return None
+        least, _, most = str(self.replicas).partition("..")
+        return int(least), int(most or least)
+
     def __attrs_post_init__(self) -> None:
         if self.engine == "local" and self.api_workers > 1:
             raise ValueError("--engine local computes in the API process, of which there is one: --api-workers is 1.")
         if self.replicas is not None and self.replicas_per_gpu is not None:
             raise ValueError("--replicas is the number on all GPUs, --replicas-per-gpu that on each: give one of them.")
+        if self.engine == "ray" and self.replicas_per_gpu is not None:
+            raise ValueError("--replicas-per-gpu is for this machine: --engine ray has --gpus-per-replica.")
+        if isinstance(self.replicas, str):
+            least, _, most = self.replicas.partition("..")
+            if self.engine != "ray":
+                raise ValueError("--replicas: a range requires --engine ray.")
+            if int(least) > int(most):
+                raise ValueError(f"--replicas: {self.replicas} has no number in it.")
 
 
 @Parameter(name="*", group=Group("Threads", sort_key=5))

@@ -46,13 +46,15 @@ def _is_torch_built_for_cuda(import_path: Sequence[str]) -> bool:
 
 
 def replicas_of(config: Config, gpus: int = 1) -> int:
-    """Return how many batches of each model are computed at a time, each in a thread or process of its own.
+    """Return how many batches of each model are computed at a time, at most, each in a thread or process of its own.
 
     ``gpus`` is the number of GPUs for the models, if they are computed on any.
     """
     processes = config.processes
-    if processes.replicas is not None:
-        return processes.replicas
+    if processes.replica_range is not None:
+        return processes.replica_range[1]
+    if processes.engine == "ray":
+        return 1
     if has_gpu(config.loading):
         return gpus * (processes.replicas_per_gpu or 1)
     return min(MAX_REPLICAS, len(os.sched_getaffinity(0)))
