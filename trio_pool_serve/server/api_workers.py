@@ -19,7 +19,7 @@ from attrs import define, field
 
 from trio_pool_serve.config import Config, encode_config
 from trio_pool_serve.engine.gpus import Gpu
-from trio_pool_serve.engine.remote.supervision import EngineProcesses
+from trio_pool_serve.engine.remote.remote_engines import supervisor_of
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.processes.child_process import ChildEnd, ChildProcess, keep_alive, open_child
 from trio_pool_serve.server.listener import leave, open_listening, url_of
@@ -158,7 +158,7 @@ async def serve_by_workers(
         open_listening(config.network) as listening,
     ):
         folder = Path(socket_folder)
-        workers, engines = ApiWorkers(config, folder, listening), EngineProcesses(config, loader, folder, gpus)
+        workers, engines = ApiWorkers(config, folder, listening), supervisor_of(config, loader, folder, gpus)
         async with trio.open_nursery() as nursery:
             await nursery.start(_watch_signals, workers, nursery.cancel_scope)
             await nursery.start(watch_reloads, workers.reload)

@@ -2,6 +2,7 @@
 
 import logging
 import socket
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -14,15 +15,16 @@ from trio_pool_serve.config import decode_config
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.placement import idle_launches_of
 from trio_pool_serve.engine.remote.engine_connection import hello_of, serve_engine
+from trio_pool_serve.engine.remote.engine_job import EngineJob, Loaded, LoadFailed, ToEngineProcess
 from trio_pool_serve.engine.remote.engine_listener import EngineListener
 from trio_pool_serve.engine.remote.keys import LinkKeys
-from trio_pool_serve.engine.remote.supervision import EngineJob, Loaded, LoadFailed
 from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.models.folder import open_model_folder
 from trio_pool_serve.processes.allocator import freeze_objects, limit_caches
-from trio_pool_serve.processes.child_process import run_as_child, send_to_parent, wait_for_parent
+from trio_pool_serve.processes.child_process import run_as_child, send_to_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
+from trio_pool_serve.server.listener import leave
 from trio_pool_serve.telemetry.logs import configure_logging
 from trio_pool_serve.telemetry.metrics import Metrics, task_gauges
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, families_of_replica, serve_snapshots
@@ -33,8 +35,16 @@ from trio_pool_serve.types import Runner
 logger = logging.getLogger(__name__)
 
 
-async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
-    """Load the model, then compute until the parent is gone; return the exit status. Cancellation: at once."""
+SNAPSHOT_S = 2.0
+"""How often a snapshot is sent to the parent, if that is on this machine only for this process."""
+
+
+async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> int:
+    """Load the model, then compute until the parent is gone or sends ``Leave``; return the exit status.
+
+    Cancellation: at once.
+    """
+    assert isinstance(job, EngineJob)  # noqa: S101  (the first message)
     limit_openmp_spinning()  # before torch is imported, as the next
     limit_caches()
     config = decode_config(job.config)
@@ -58,7 +68,9 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
         runner: Runner = getattr(import_module(module), function)(folder, config.loading, offload)
         return runner if not job.cores else _share_cores(runner, job, is_steady=config.threads.steady_threads)
 
-    small_requests = SmallRequests.open(Path(job.small_requests), job.numbers.replica, job.numbers.replicas)
+    small_requests = SmallRequests()
+    if job.small_requests:
+        small_requests = SmallRequests.open(Path(job.small_requests), job.numbers.replica, job.numbers.replicas)
     engine = LocalEngine(load, offload, metrics.of_engine(job.model), config.scheduling, small_requests)
 
     def snapshot() -> Snapshot:
@@ -74,21 +86,22 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
         # ModelLoadError first: wait_ready raises EngineDeadError because of it.
         with unwrap_exception_groups(ModelLoadError, EngineDeadError):
             async with trio.open_nursery() as nursery:
+                leaving = trio.Event()
+                nursery.start_soon(_watch_parent, channel, leaving, engine, nursery.cancel_scope)
                 nursery.start_soon(engine.run)
                 await engine.wait_ready()
                 assert engine.runner is not None  # noqa: S101  (ready means loaded)
                 freeze_objects()
                 await send_to_parent(channel, Loaded(sendable(engine.runner.describe())))
-                if job.key_file:
-                    keys = LinkKeys(Path(job.key_file))
-                    keys.read()
-                    by_tcp = EngineListener(engine, keys, partial(hello_of, engine))
-                    nursery.start_soon(trio.serve_listeners, by_tcp.serve, [listener])
+                if job.socket_folder:
+                    nursery.start_soon(serve_snapshots, Path(job.socket_folder), snapshot)
+                else:
+                    nursery.start_soon(_send_snapshots, channel, snapshot)
+                if job.key:
+                    await _serve_by_tcp(engine, job.key, listener, leaving)
+                    nursery.cancel_scope.cancel(reason="all API processes have left")
                 else:
                     nursery.start_soon(serve_engine, engine, listener)
-                nursery.start_soon(serve_snapshots, Path(job.socket_folder), snapshot)
-                await wait_for_parent(channel)
-                nursery.cancel_scope.cancel(reason="the parent is gone")
     except ModelLoadError as error:
         await send_to_parent(channel, LoadFailed(sendable(str(error))))
         return 1
@@ -96,6 +109,35 @@ async def main(channel: FramedStream[EngineJob], job: EngineJob) -> int:
         logger.critical("%s", error)
         return 1
     return 0
+
+
+async def _watch_parent(
+    channel: FramedStream[ToEngineProcess], leaving: trio.Event, engine: LocalEngine, everything: trio.CancelScope
+) -> None:
+    while await channel.receive() is not None:
+        leaving.set()
+    if engine.state == "loading":
+        leave(0)  # what loads cannot be cancelled
+    everything.cancel(reason="the parent is gone")
+
+
+async def _serve_by_tcp(engine: LocalEngine, key: str, listener: trio.SocketListener, leaving: trio.Event) -> None:
+    """Serve API processes until ``leaving`` is set and all of them have their answers."""
+    keys = LinkKeys.of(key)
+    by_tcp = EngineListener(engine, keys, partial(hello_of, engine))
+    async with trio.open_nursery() as connections:
+        async with trio.open_nursery() as listening:
+            listening.start_soon(partial(trio.serve_listeners, by_tcp.serve, [listener], handler_nursery=connections))
+            await leaving.wait()
+            listening.cancel_scope.cancel(reason="the process is to end")
+        await by_tcp.leave()
+        connections.cancel_scope.cancel(reason="drained")
+
+
+async def _send_snapshots(channel: FramedStream[ToEngineProcess], take: Callable[[], Snapshot]) -> None:
+    while True:
+        await send_to_parent(channel, take())
+        await trio.sleep(SNAPSHOT_S)
 
 
 def _share_cores(runner: Runner, job: EngineJob, *, is_steady: bool) -> Runner:
@@ -106,4 +148,4 @@ def _share_cores(runner: Runner, job: EngineJob, *, is_steady: bool) -> Runner:
 
 
 if __name__ == "__main__":
-    run_as_child(main, EngineJob)
+    run_as_child(main, ToEngineProcess)

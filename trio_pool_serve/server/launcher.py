@@ -61,7 +61,7 @@ async def place_engines(config: Config) -> tuple[Config, list[Gpu]]:
     if config.processes.computes_here:
         return config, []
     do_without_torch()
-    if config.processes.engine == "hosts":
+    if config.processes.engine in ("hosts", "ray"):
         return config, []
     gpus = await find_gpus(config.loading)
     return with_replicas(config, len(gpus)), gpus

@@ -16,6 +16,9 @@ from trio_pool_serve.processes.framed_stream import FramedStream
 CONNECT_TIMEOUT_S = 2.0
 """For the connection itself: a machine that is gone does not refuse it."""
 
+ADDRESS_CHECK_S = 0.1
+"""How often a file is looked for that has the address of an engine process."""
+
 ADDRESS = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[\w.-]+)):(?P<port>\d{1,5})", re.ASCII)
 
 
@@ -112,7 +115,10 @@ class HostConnector(Connector):
 
 @define(eq=False)
 class FileConnector(Connector):
-    """Connects by TCP to an engine process whose address is in a file, and may be another after each restart."""
+    """Connects by TCP to an engine process whose address is in a file, and may be another after each restart.
+
+    While there is no file, there is no engine process: it waits for one.
+    """
 
     path: Path
     keys: LinkKeys
@@ -128,11 +134,13 @@ class FileConnector(Connector):
         return "The engine process has died; another one is being started."
 
     async def connect(self) -> FramedStream[FromEngine]:  # noqa: D102
-        try:
-            address = HostAddress.parse(self.path.read_text())
-        except (FileNotFoundError, ValueError) as error:
-            raise ConnectionRefusedError(f"{self.path.name} has no address yet") from error
-        return await _connect(address, self.keys, self.timeout_s)
+        while True:
+            try:
+                address = HostAddress.parse(self.path.read_text())
+            except (FileNotFoundError, ValueError):
+                await trio.sleep(ADDRESS_CHECK_S)
+            else:
+                return await _connect(address, self.keys, self.timeout_s)
 
 
 async def _connect(address: HostAddress, keys: LinkKeys, timeout_s: float) -> FramedStream[FromEngine]:

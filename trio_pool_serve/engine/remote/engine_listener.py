@@ -35,7 +35,9 @@ class EngineListener:
     _greeting: dict[trio.CancelScope, None] = field(init=False, factory=dict)
     """In order of arrival."""
     _connections: set[EngineConnection] = field(init=False, factory=set)
+    _is_leaving: bool = field(default=False, init=False)
     _disconnected: trio.Event = field(init=False, factory=trio.Event)
+    """Set when a connection or a greeting has ended."""
     _logged_at: float = field(default=-math.inf, init=False)
     _logged: int = field(default=0, init=False)
 
@@ -60,6 +62,8 @@ class EngineListener:
             self._connections.add(connection)
             peer = _peer_of(stream)
             logger.info("an API process at %s is connected", peer)
+            if self._is_leaving:
+                connection.leave()
             try:
                 await connection.serve()
             finally:
@@ -77,6 +81,7 @@ class EngineListener:
                 return await answer_greeting(stream, self.keys.keys)
             finally:
                 del self._greeting[scope]
+                self._disconnected.set()
         return None
 
     async def leave(self) -> None:
@@ -84,9 +89,10 @@ class EngineListener:
 
         Cancellation: at once.
         """
+        self._is_leaving = True
         for connection in self._connections:
             connection.leave()
-        while self._connections:
+        while self._connections or self._greeting:
             self._disconnected = trio.Event()
             await self._disconnected.wait()
 

@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,10 +25,20 @@ class LinkRefusedError(Exception):
 
 @define(eq=False)
 class LinkKeys:
-    """The keys of a file, one in each line: the first proves this end to the other, which may use any of them."""
+    """The keys of a file, one in each line: the first proves this end to the other, which may use any of them.
 
-    path: Path
+    A key that was handed over has no file.
+    """
+
+    path: Path = Path(os.devnull)
     keys: Sequence[bytes] = field(init=False, default=())
+
+    @classmethod
+    def of(cls, key: str) -> "LinkKeys":
+        """Return a single key."""
+        keys = cls()
+        keys.keys = (key.encode(),)
+        return keys
 
     def read(self) -> None:
         """Read the file. Blocks. Raises ``ValueError`` or ``OSError`` with a message for the user."""

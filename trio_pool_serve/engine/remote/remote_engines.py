@@ -12,7 +12,10 @@ from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.remote.engine_hosts import EngineHosts
 from trio_pool_serve.engine.remote.keys import LinkKeys
 from trio_pool_serve.engine.remote.process_engine import ProcessEngine
-from trio_pool_serve.engine.remote.supervision import EngineProcesses, connectors_of
+from trio_pool_serve.engine.remote.queue_scaling import QueueSeconds
+from trio_pool_serve.engine.remote.ray_engines import SCALING_S, RayEngines, seconds_path
+from trio_pool_serve.engine.remote.supervision import EngineProcesses
+from trio_pool_serve.engine.remote.supervisor import Supervisor, connectors_of
 from trio_pool_serve.engine.waiting_work import WaitingWork
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.telemetry.metrics import EngineMetrics
@@ -20,6 +23,13 @@ from trio_pool_serve.telemetry.snapshots import Snapshot
 from trio_pool_serve.threads.offload import Offload
 
 logger = logging.getLogger(__name__)
+
+
+def supervisor_of(config: Config, loader: str, folder: Path, gpus: Sequence[Gpu] = ()) -> Supervisor:
+    """Return what starts the engine processes of a server."""
+    if config.processes.engine == "ray":
+        return RayEngines(config, loader, folder)
+    return EngineProcesses(config, loader, folder, gpus)
 
 
 @define(eq=False)
@@ -35,13 +45,16 @@ class RemoteEngines:
     worker: int = 0
     loader: str | None = None
     gpus: Sequence[Gpu] = ()
-    processes: EngineProcesses | None = field(init=False, default=None)
+    processes: Supervisor | None = field(init=False, default=None)
     """Those that this process starts."""
     hosts: EngineHosts | None = field(init=False, default=None)
 
+    _engines: list[ProcessEngine] = field(init=False, factory=list)
+    """In the order of the models."""
+
     def __attrs_post_init__(self) -> None:
         if self.loader is not None:
-            self.processes = EngineProcesses(self.config, self.loader, self.folder, self.gpus)
+            self.processes = supervisor_of(self.config, self.loader, self.folder, self.gpus)
         hosts = self.config.hosts
         if hosts.engine_hosts and hosts.key_file is not None:
             keys = LinkKeys(hosts.key_file)
@@ -56,6 +69,7 @@ class RemoteEngines:
         )
         if self.hosts is not None:
             self.hosts.engines[name] = engine
+        self._engines.append(engine)
         return engine
 
     async def run(self, offload: Offload, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -73,7 +87,20 @@ class RemoteEngines:
                 await nursery.start(self.processes.run)
             if self.hosts is not None:
                 nursery.start_soon(self.hosts.run)
+            if isinstance(self.config.processes.replicas, str):
+                nursery.start_soon(self._share_queue_seconds)
             task_status.started()
+
+    async def _share_queue_seconds(self) -> None:
+        """Tell the process that adds and drains replicas how long the queues are here, forever."""
+        workers = self.config.processes.api_workers
+        shared = [
+            QueueSeconds.open(seconds_path(self.folder, model), workers).seconds for model in range(len(self._engines))
+        ]
+        while True:
+            for seconds, engine in zip(shared, self._engines, strict=True):
+                seconds[self.worker] = engine.statistics().waiting_s
+            await trio.sleep(SCALING_S)
 
     async def reload(self, offload: Offload) -> None:
         """Read the hosts and their key again. Cancellation: at once; what was not read is as before."""

@@ -27,7 +27,7 @@ class Replica:
 
     model: str
     path: Path
-    """Of the socket."""
+    """Of the socket, or of the file with the address."""
     numbers: ReplicaNumbers
     gpu: Gpu | None
     device: str
@@ -36,6 +36,8 @@ class Replica:
     has_loaded: bool = field(default=False, init=False)
     """Whether any of its processes has loaded the model."""
     starts: int = field(default=0, init=False)
+    is_wanted: bool = field(default=True, init=False)
+    """Whether there is to be a process at all."""
 
     def begin(self) -> None:
         """Record that a process is started."""

@@ -1,0 +1,231 @@
+"""The connection to a Ray cluster, for a few control calls: rows never travel by Ray.
+
+Ray is imported here only where it is used, in a thread: it takes seconds. ``ray.init`` replaces the handler of SIGTERM
+when it is called in the main thread, and holds the interpreter lock for about a second.
+"""
+
+import logging
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any, TypeVar
+
+import trio
+from attrs import define, field
+
+from trio_pool_serve.config import RayConfig
+from trio_pool_serve.engine.remote.ray_actor import THREADS, EngineActor
+from trio_pool_serve.errors import (
+    BatchFailedError,
+    EngineDeadError,
+    EngineProcessDiedError,
+    ModelLoadError,
+    OverloadedError,
+    PoolServeError,
+)
+
+logger = logging.getLogger(__name__)
+
+REACH_TIMEOUT_S = 5.0
+
+CONNECT_TIMEOUT_S = 60.0
+"""``ray.init`` waits for longer for a cluster that does not answer."""
+
+CLOSE_TIMEOUT_S = 5.0
+
+CONTROL_CALLS = 4
+"""Threads in which Ray is called; each call is a message to the cluster's head."""
+
+MAX_PENDING_CALLS = 16
+"""Of one actor, which has four methods, each called by one task."""
+
+Result = TypeVar("Result")
+
+
+class NodeLostError(EngineProcessDiedError):
+    """The node of an actor does not answer any more."""
+
+
+def error_of(error: BaseException) -> PoolServeError:
+    """Return an exception of Ray's as one of ours."""
+    from ray import exceptions
+
+    said = " ".join(str(error).split())[:500]
+    match error:
+        case exceptions.ActorUnavailableError() | exceptions.NodeDiedError():
+            return NodeLostError(f"The node of an engine process does not answer: {said}")
+        case exceptions.RayActorError() | exceptions.ActorPlacementGroupRemoved():
+            return EngineProcessDiedError(f"The actor of an engine process has died: {said}")
+        case exceptions.TaskCancelledError():
+            return EngineDeadError("The call to an engine process was cancelled.")
+        case exceptions.PendingCallsLimitExceeded():
+            return OverloadedError("An engine process has too many calls that wait.", retry_after_s=1.0)
+        case exceptions.RayTaskError():
+            return BatchFailedError(f"A call to an engine process has failed: {said}")
+        case _:
+            return EngineDeadError(f"Ray has failed: {said}")
+
+
+@define(eq=False)
+class PlacedActor:
+    """The actor of one replica."""
+
+    handle: Any
+    node: str = ""
+    """The id of its node, once that is known."""
+
+
+@define(eq=False)
+class RayCluster:
+    """A cluster that this process is connected to."""
+
+    limiter: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(CONTROL_CALLS))
+
+    async def in_thread(self, call: Callable[[], Result]) -> Result:
+        """Return what a short call of Ray's API returns. Raises ``PoolServeError``. Cancellation: after the call."""
+        from ray.exceptions import RayError
+
+        try:
+            return await trio.to_thread.run_sync(call, limiter=self.limiter)
+        except (RayError, OSError) as error:
+            raise error_of(error) from error
+
+    async def call(self, method: Any, *arguments: object) -> Any:
+        """Return what a method of an actor returns.
+
+        Raises ``PoolServeError``, as ``error_of``. Cancellation: at once; a call that has not begun is cancelled, and
+        one that runs in a thread of the actor goes on there.
+        """
+        import ray
+
+        done, token = trio.Event(), trio.lowlevel.current_trio_token()
+
+        def wake(_: object) -> None:  # on a thread of Ray's
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(done.set)
+
+        ref = await self.in_thread(partial(method.remote, *arguments))
+        future = ref.future()
+        future.add_done_callback(wake)
+        try:
+            await done.wait()
+        except trio.Cancelled:
+            with suppress(Exception):
+                ray.cancel(ref)
+            raise
+        error = future.exception()
+        if error is not None:
+            raise error_of(error) from error
+        return future.result()
+
+    async def reserve(self, config: RayConfig, avoided: set[str]) -> Any:
+        """Return a placement group for a replica, on none of the ``avoided`` nodes, once there is room for it there.
+
+        Raises ``PoolServeError``. Cancellation: after the call.
+        """
+        return await self.in_thread(partial(_reserve, config, avoided))
+
+    async def start(self, config: RayConfig, group: Any) -> PlacedActor:
+        """Return a new actor in a placement group. Raises ``PoolServeError``. Cancellation: after the call."""
+        return await self.in_thread(partial(_start, config, group))
+
+    async def kill(self, actor: PlacedActor) -> None:
+        """End an actor. Cancellation: not before, but within ``CLOSE_TIMEOUT_S``."""
+        import ray
+
+        await self._end(partial(ray.kill, actor.handle))
+
+    async def give_back(self, group: Any) -> None:
+        """Remove a placement group. Cancellation: not before, but within ``CLOSE_TIMEOUT_S``."""
+        from ray.util.placement_group import remove_placement_group
+
+        await self._end(partial(remove_placement_group, group))
+
+    async def _end(self, call: Callable[[], object]) -> None:
+        def end() -> None:
+            try:
+                call()
+            except Exception as error:
+                logger.warning("something is left to Ray until this process ends: %s", error)
+
+        with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_TIMEOUT_S):
+            await trio.to_thread.run_sync(end, limiter=self.limiter, abandon_on_cancel=True)
+
+
+def _reserve(config: RayConfig, avoided: set[str]) -> Any:
+    from ray.util.placement_group import placement_group
+
+    selector = {"ray.io/node-id": f"!in({','.join(sorted(avoided))})"}
+    return placement_group([config.resources], strategy="SPREAD", bundle_label_selector=[selector] if avoided else None)
+
+
+def _start(config: RayConfig, group: Any) -> PlacedActor:
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    actor = ray.remote(EngineActor).options(
+        num_cpus=config.cpus_per_replica,
+        num_gpus=config.gpus_per_replica,
+        max_restarts=0,
+        max_concurrency=THREADS,
+        max_pending_calls=MAX_PENDING_CALLS,
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
+    )
+    return PlacedActor(actor.remote())
+
+
+@asynccontextmanager
+async def open_cluster(config: RayConfig) -> AsyncIterator[RayCluster]:
+    """Be connected to the cluster of ``--ray-address`` for as long as the block lasts.
+
+    Raises ``ModelLoadError`` if it cannot be reached. Cancellation: at once while it is connected to; the connection is
+    closed within ``CLOSE_TIMEOUT_S``, and Ray ends the actors of a process that has ended.
+    """
+    await _require_reachable(config.ray_address)
+    with trio.move_on_after(CONNECT_TIMEOUT_S) as limit:
+        await trio.to_thread.run_sync(_connect, config.ray_address, abandon_on_cancel=True)
+        _restore_sigterm()
+    if limit.cancelled_caught:
+        raise ModelLoadError(f"--ray-address {config.ray_address}: no answer in {CONNECT_TIMEOUT_S:g} s.")
+    try:
+        yield RayCluster()
+    finally:
+        with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_TIMEOUT_S):
+            await trio.to_thread.run_sync(_disconnect, abandon_on_cancel=True)
+
+
+async def _require_reachable(address: str) -> None:
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    with trio.move_on_after(REACH_TIMEOUT_S):
+        try:
+            stream = await trio.open_tcp_stream(host.strip("[]"), int(port))
+        except OSError as error:
+            raise ModelLoadError(f"--ray-address {address} cannot be reached: {error}") from error
+        await trio.aclose_forcefully(stream)
+        return
+    raise ModelLoadError(f"--ray-address {address} does not answer.")
+
+
+def _connect(address: str) -> None:
+    import ray
+
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:
+        raise ModelLoadError(f"--ray-address {address}: {error}") from error
+
+
+def _restore_sigterm() -> None:
+    """Take SIGTERM back from Ray's core, which prints a stack trace before it calls the handler that was there."""
+    if threading.current_thread() is threading.main_thread() and (handler := signal.getsignal(signal.SIGTERM)):
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _disconnect() -> None:
+    import ray
+
+    ray.shutdown()

@@ -1,0 +1,138 @@
+"""What keeps replicas alive, wherever their engine processes run."""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, NoReturn
+
+import trio
+from attrs import define, field
+
+from trio_pool_serve.config import Config
+from trio_pool_serve.engine.gpus import Gpu
+from trio_pool_serve.engine.placement import replicas_of
+from trio_pool_serve.engine.remote.connectors import Connector, FileConnector, UnixConnector
+from trio_pool_serve.engine.remote.keys import LinkKeys
+from trio_pool_serve.engine.remote.replica import Replica, ReplicaNumbers
+from trio_pool_serve.errors import EngineDeadError, ModelLoadError
+from trio_pool_serve.processes.child_process import ChildEnd, keep_alive, restart_backoff
+from trio_pool_serve.telemetry.metrics import PREFIX
+from trio_pool_serve.telemetry.snapshots import Family, Snapshot
+
+logger = logging.getLogger(__name__)
+
+RETRY_FAILED_S = 300.0
+"""Pause before a replica that has failed is started again: what it needs may have been repaired."""
+
+
+def socket_paths(config: Config, socket_folder: Path, model: int) -> list[Path]:
+    """Return the paths of the replicas of a model, of their sockets or of files with their addresses."""
+    if config.processes.engine == "hosts":
+        return []
+    return [socket_folder / f"{model}-{replica}.engine" for replica in range(replicas_of(config))]
+
+
+def links_by_tcp(config: Config) -> bool:
+    """Return whether the engine processes that this server starts are connected to by TCP."""
+    return config.processes.engine_link == "tcp" or config.processes.engine == "ray"
+
+
+def key_path(socket_folder: Path) -> Path:
+    """Return the path of the key for engine processes that are connected to by TCP."""
+    return socket_folder / "key"
+
+
+def connectors_of(config: Config, socket_folder: Path, model: int) -> list[Connector]:
+    """Return what connects to the replicas of the ``model``-th model."""
+    paths = socket_paths(config, socket_folder, model)
+    if not links_by_tcp(config):
+        return [UnixConnector(path) for path in paths]
+    keys = LinkKeys(key_path(socket_folder))
+    keys.read()
+    return [FileConnector(path, keys, config.hosts.link_timeout_s) for path in paths]
+
+
+@define(eq=False)
+class Supervisor(ABC):
+    """Starts an engine process for each replica of all models, and another when it ends."""
+
+    config: Config
+    loader: str
+    socket_folder: Path
+    retry_failed_s: float = field(default=RETRY_FAILED_S, kw_only=True)
+    replicas: list[Replica] = field(init=False, factory=list)
+    """Those of all models, in the order of the settings."""
+    key: str = field(init=False, default="")
+    """For engine processes that are connected to by TCP."""
+
+    def __attrs_post_init__(self) -> None:
+        if links_by_tcp(self.config):
+            self.key = token_hex(32)
+            key_path(self.socket_folder).write_text(self.key)
+        self.replicas = self._make_replicas()
+
+    def _make_replicas(self) -> list[Replica]:
+        paths = [socket_paths(self.config, self.socket_folder, model) for model in range(len(self.config.sources))]
+        processes = sum(map(len, paths))
+        replicas: list[Replica] = []
+        for source, of_model in zip(self.config.sources, paths, strict=True):
+            for number, path in enumerate(of_model):
+                process = len(replicas)
+                numbers = ReplicaNumbers(number, len(of_model), process, processes)
+                replicas.append(Replica(source.name, path, numbers, *self._device_of(process)))
+        return replicas
+
+    @abstractmethod
+    def _device_of(self, process: int) -> tuple[Gpu | None, str]:
+        """Return the GPU that the ``process``-th engine process is given here, if any, and the label of its device."""
+
+    @abstractmethod
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Start the processes, and restart those that die, forever; ``started`` once API processes may be started.
+
+        A replica has failed if it fails to load its model at its first start, or once it has been restarted
+        ``--max-engine-restarts`` times in a row. It is tried again every ``retry_failed_s`` seconds. Raises its
+        ``ModelLoadError`` or ``EngineDeadError`` once all replicas of its model have failed. Cancellation: the
+        processes exit, and are killed if they do not.
+        """
+
+    async def _keep_alive(self, replica: Replica, live: Callable[[], Awaitable[ChildEnd]]) -> NoReturn:
+        backoff = restart_backoff()
+        restarts = self.config.processes.max_engine_restarts
+        while True:
+            try:
+                await keep_alive(f"the engine of {replica}", live, max_restarts=restarts, backoff=backoff)
+            except (ModelLoadError, EngineDeadError) as error:
+                replica.state = "failed"
+                of_model = [each for each in self.replicas if each.model == replica.model and each.is_wanted]
+                left = [each for each in of_model if each.state != "failed"]
+                if not left:
+                    raise
+                logger.error(  # noqa: TRY400  (the message says it all)
+                    "%s has failed, %d of %d replicas are left; the next attempt is in %g s: %s",
+                    replica,
+                    len(left),
+                    len(of_model),
+                    self.retry_failed_s,
+                    error,
+                )
+            await trio.sleep(self.retry_failed_s)
+
+    def snapshot(self) -> Snapshot:
+        """Return the states of the replicas, for ``/load`` and ``/metrics``."""
+        name, load = f"{PREFIX}replica", dict[str, Any]()
+        gauges = Family(name, "Replicas", "gauge", [])
+        for replica in self.replicas:
+            if not replica.is_wanted:
+                continue
+            replicas = load.setdefault(replica.model, {"replicas": {}})["replicas"]
+            replicas[replica.labels["replica"]] = {
+                "device": replica.device,
+                "state": replica.state,
+                "restarts": replica.restarts,
+            }
+            for of, value in (("failed", replica.state == "failed"), ("restarts", replica.restarts)):
+                gauges.samples.append((name, {"model": replica.model, "of": of, **replica.labels}, float(value)))
+        return Snapshot([gauges], {"models": load})
