@@ -16,6 +16,6 @@ if __name__ == "__main__":  # worker processes import what started the server
         acceptor.serve_connection = lambda *arguments: TCPServer(*arguments[:-1])  # without what has been received
     do_without_torch()  # nothing here computes, and to import it takes two seconds
     config = read_config(sys.argv[1:])
-    if config.processes.engine == "process" or config.hosts.engine_hosts:
+    if config.processes.engine in ("process", "ray") or config.hosts.engine_hosts:
         sys.exit(run(config, load_runner=load_scripted))
     sys.exit(run(config, Service(config, load_scripted)))

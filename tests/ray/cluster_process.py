@@ -1,0 +1,111 @@
+"""Ray's test cluster in a process of its own, and the processes of its nodes."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import trio
+from attrs import define
+
+from tests.conftest import client_of
+from tests.server.server_process import ENGINE_PROCESS, ROOT, ServerProcess
+
+PROGRAM = (sys.executable, "-m", "tests.ray.ray_cluster_program")
+
+ACTOR = "ray::EngineActor"
+"""Begins the title of a process that runs one."""
+
+
+@define(eq=False)
+class ClusterProcess:
+    process: subprocess.Popen
+    address: str
+
+    def tell(self, *words: str) -> str:
+        """Have it do something; return what it answers."""
+        self.process.stdin.write(" ".join(words) + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().split()[1]
+
+    def add_node(self, cpus: int) -> str:
+        return self.tell("add", str(cpus))
+
+    def kill_node(self, node: str) -> None:
+        self.tell("kill", node)
+
+    def processes(self, what: str) -> list[psutil.Process]:
+        """Return processes of its nodes: ``ACTOR`` or ``ENGINE_PROCESS``. Those of lost nodes are none of its own."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+                is_it = words[:1] and words[0].startswith(what) if what == ACTOR else what in words
+                if is_it and process.environ().get("CLUSTER_OF_TEST") == str(self.process.pid):
+                    found.append(process)
+        return found
+
+    @property
+    def is_empty(self) -> bool:
+        """No actor and no engine process is left on any node, lost ones included."""
+        return not self.processes(ACTOR) and not self.processes(ENGINE_PROCESS)
+
+    def node_of(self, engine: psutil.Process) -> int:
+        """Return the raylet on whose node an engine process runs."""
+        return engine.parent().ppid()
+
+
+@contextmanager
+def ray_cluster(folder: Path, **env: str) -> Iterator[ClusterProcess]:
+    """Start a cluster whose head computes nothing."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, "PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1", **env}
+    with (folder / "cluster.log").open("wb") as log:
+        process = subprocess.Popen(
+            PROGRAM, cwd=ROOT, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+        )
+        try:
+            yield ClusterProcess(process, process.stdout.readline().split()[1])
+        finally:
+            family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+            process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+            for one in [*family, process]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
+            process.wait()
+            process.stdout.close()
+
+
+async def ask(server: ServerProcess, *ids: int) -> httpx.Response:
+    async with client_of(server.url) as client:
+        return await client.post("/v1/embeddings", json={"input": list(ids)})
+
+
+async def load_of(server: ServerProcess) -> dict:
+    async with client_of(server.url) as client:
+        (model,) = (await client.get("/load")).json()["models"].values()
+    return model
+
+
+async def until_ready(server: ServerProcess, count: int, restarts: int = 0) -> None:
+    """Wait until so many replicas are ready, and have been restarted so often in all."""
+    with trio.fail_after(120):
+        while True:
+            replicas = (await load_of(server)).get("replicas", {}).values()
+            ready = [one for one in replicas if one["state"] == "ready"]
+            if len(ready) == len(replicas) == count and sum(one["restarts"] for one in replicas) >= restarts:
+                return
+            await trio.sleep(0.05)
+
+
+async def until(condition) -> None:
+    with trio.fail_after(60):
+        while not condition():  # noqa: ASYNC110  (other processes)
+            await trio.sleep(0.05)

@@ -1,0 +1,70 @@
+"""What calls to an actor raise, as they are made from Trio: one line of JSON for each kind, for the test to look at.
+
+Its argument is the address of a cluster.
+"""
+
+import json
+import signal
+import sys
+
+import trio
+
+from trio_pool_serve.config import RayConfig
+from trio_pool_serve.engine.remote.ray_cluster import MAX_PENDING_CALLS, PlacedActor, RayCluster, open_cluster
+from trio_pool_serve.errors import PoolServeError
+
+
+async def main(address: str) -> None:
+    config = RayConfig(ray_address=address)
+    before = signal.getsignal(signal.SIGTERM)
+    async with open_cluster(config) as cluster:
+        say("handler kept", signal.getsignal(signal.SIGTERM) is before)
+        group = await cluster.reserve(config, set())
+        actor = await cluster.start(config, group)
+        say("node", await cluster.call(actor.handle.node))
+        say("failure of a method", await outcome_of(cluster, actor.handle.run, None))
+        await cluster.kill(actor)
+        say("after its end", await outcome_of(cluster, actor.handle.node))
+        actor = await cluster.start(config, group)
+        await say_cancelled(cluster, actor)
+        await say_overloaded(cluster, actor)
+        await cluster.give_back(group)
+        await trio.sleep(0.5)
+        say("after its group", await outcome_of(cluster, actor.handle.node))
+        await cluster.kill(actor)
+
+
+async def say_cancelled(cluster: RayCluster, actor: PlacedActor) -> None:
+    with trio.move_on_after(0.5) as limit:
+        await cluster.call(actor.handle.started)  # which blocks until the engine process is ready: there is none
+    say("cancelled at once", limit.cancelled_caught)
+
+
+async def say_overloaded(cluster: RayCluster, actor: PlacedActor) -> None:
+    outcomes: list[str] = []
+
+    async def call(nursery: trio.Nursery) -> None:
+        outcomes.append(await outcome_of(cluster, actor.handle.started))
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(MAX_PENDING_CALLS + 1):
+            nursery.start_soon(call, nursery)
+    say("too many calls", outcomes[0])
+
+
+async def outcome_of(cluster: RayCluster, method: object, *arguments: object) -> str:
+    try:
+        await cluster.call(method, *arguments)
+    except PoolServeError as error:
+        return type(error).__name__
+    return "returned"
+
+
+def say(what: str, how: object) -> None:
+    sys.stdout.write(json.dumps([what, how]) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    trio.run(main, sys.argv[1])

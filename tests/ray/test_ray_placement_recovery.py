@@ -1,0 +1,160 @@
+"""A real model on the nodes of Ray's test cluster: what is lost comes back, and the queue decides how many compute."""
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+
+from tests.conftest import client_of
+from tests.ray.cluster_process import ACTOR, ClusterProcess, load_of, ray_cluster, until, until_ready
+from tests.server.server_process import ENGINE_PROCESS, LAUNCHER, ROOT, ServerProcess, launched
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra [ray]"),
+]
+
+logger = logging.getLogger(__name__)
+
+COMMAND = LAUNCHER[:-2]  # without --replicas 1
+
+RECOVERY_LIMIT_S = 60.0
+"""Of a machine that is busy with other tests; alone it is a third of that."""
+
+TEXTS = [f"{'trio owns tasks by nurseries ' * (number % 7)}text {number}" for number in range(24)]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[ClusterProcess]:
+    with ray_cluster(tmp_path, HF_HUB_OFFLINE="1") as cluster:
+        yield cluster
+
+
+@asynccontextmanager
+async def serving(
+    tmp_path: Path, model: Path, cluster: ClusterProcess, replicas: str, *flags: str
+) -> AsyncIterator[ServerProcess]:
+    by_ray = ("--engine", "ray", "--ray-address", cluster.address, "--replicas", replicas, "--dtype", "float32")
+    async with launched(tmp_path, str(model), *by_ray, *flags, command=COMMAND) as server:
+        yield server
+
+
+async def embed(server: ServerProcess, texts: list[str]) -> np.ndarray:
+    async with client_of(server.url) as client:
+        answer = await client.post("/v1/embeddings", json={"input": texts})
+    assert answer.status_code == 200
+    return np.array([row["embedding"] for row in answer.json()["data"]])
+
+
+@asynccontextmanager
+async def asking(server: ServerProcess, texts: list[str], clients: int, pause_s: float) -> AsyncIterator[Counter[int]]:
+    """Send requests until the block is left; one without a whole answer fails the test. Gives their statuses."""
+    statuses, is_over = Counter[int](), trio.Event()
+
+    async def keep_asking() -> None:
+        async with client_of(server.url) as client:
+            while not is_over.is_set():
+                statuses[(await client.post("/v1/embeddings", json={"input": texts})).status_code] += 1
+                await trio.sleep(pause_s)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(clients):
+            nursery.start_soon(keep_asking)
+        yield statuses
+        is_over.set()
+
+
+async def recovery_s(server: ServerProcess, restarts: int, kill: Callable[[], None]) -> float:
+    """Return how long after a kill all replicas are ready again, in which every request is answered."""
+    async with asking(server, TEXTS[:2], 2, pause_s=0.05) as statuses:
+        await trio.to_thread.run_sync(kill)
+        began = trio.current_time()
+        with trio.fail_after(RECOVERY_LIMIT_S):
+            await until_ready(server, 2, restarts)
+        took = trio.current_time() - began
+    assert set(statuses) <= {200, 503}
+    assert statuses[200]
+    logger.info("recovered in %.1f s: %s", took, dict(statuses))
+    return took
+
+
+async def test_ray_agrees_with_the_local_engine_and_what_dies_is_replaced(tmp_path, minilm, cluster):
+    nodes = {cluster.add_node(2), cluster.add_node(2)}
+    async with launched(
+        tmp_path, str(minilm), "--engine", "local", "--replicas", "1", "--dtype", "float32", command=COMMAND
+    ) as server:
+        local = await embed(server, TEXTS)
+    async with serving(tmp_path, minilm, cluster, "2") as server:
+        await until_ready(server, 2)
+        assert np.abs(await embed(server, TEXTS) - local).max() < 1e-6
+        for restarts, what in enumerate((ACTOR, ENGINE_PROCESS), start=1):
+            await recovery_s(server, restarts, cluster.processes(what)[0].kill)
+        engines = cluster.processes(ENGINE_PROCESS)
+        assert len({cluster.node_of(engine) for engine in engines}) == 2  # as before
+        await recovery_s(server, 3, lambda: cluster.kill_node(nodes.pop()))
+        await server.wait_computing()
+        assert np.abs(await embed(server, TEXTS) - local).max() < 1e-6
+        server.signal()
+        assert await server.wait_exit() == 0
+    await until(lambda: cluster.is_empty)
+
+
+async def test_a_server_that_is_killed_while_models_load_leaves_nothing_on_the_nodes(tmp_path, minilm, cluster):
+    cluster.add_node(2)
+    by_ray = ("--engine", "ray", "--ray-address", cluster.address, "--replicas", "2")
+    async with launched(tmp_path, str(minilm), *by_ray, command=COMMAND, wait_ready=False) as server:
+        await until(lambda: len(cluster.processes(ENGINE_PROCESS)) == 2)
+        assert "is ready" not in server.log
+        server.signal(signal.SIGKILL)
+        await until(lambda: cluster.is_empty)
+
+
+async def test_a_replica_without_room_waits_for_a_node_that_joins(tmp_path, minilm, cluster):
+    cluster.add_node(1)
+    async with serving(tmp_path, minilm, cluster, "2") as server:  # ready with one of them
+        await server.wait_logged("waits for a node")
+        states = sorted(one["state"] for one in (await load_of(server))["replicas"].values())
+        assert states == ["loading", "ready"]
+        cluster.add_node(1)
+        await until_ready(server, 2)
+
+
+async def test_the_queue_adds_a_replica_and_one_that_idles_is_drained(tmp_path, minilm, cluster):
+    cluster.add_node(2)
+    flags = ("--scale-up-queue-s", "0.05", "--scale-down-after-s", "5")
+    async with serving(tmp_path, minilm, cluster, "1..2", *flags) as server:
+        await until_ready(server, 1)
+        async with asking(server, TEXTS[:1], 1, pause_s=0.1) as statuses:
+            async with asking(server, [text * 6 for text in TEXTS], 8, pause_s=0) as of_flood:
+                await until_ready(server, 2)
+            await server.wait_logged("is drained")
+            await until_ready(server, 1)
+            await until(lambda: len(cluster.processes(ENGINE_PROCESS)) == 1)
+        statuses += of_flood
+        assert set(statuses) == {200}, statuses
+
+
+def test_errors_of_ray_are_ours_and_the_handler_of_sigterm_stays(cluster):
+    cluster.add_node(1)
+    program = [sys.executable, "-m", "tests.ray.ray_calls_program", cluster.address]
+    said = subprocess.run(program, cwd=ROOT, check=True, capture_output=True, text=True, timeout=120).stdout
+    outcomes = dict(map(json.loads, said.splitlines()))
+    assert outcomes.pop("node")
+    assert outcomes == {
+        "handler kept": True,
+        "failure of a method": "BatchFailedError",
+        "after its end": "EngineProcessDiedError",
+        "cancelled at once": True,
+        "too many calls": "OverloadedError",
+        "after its group": "EngineProcessDiedError",
+    }
