@@ -165,7 +165,7 @@ class TaskOptions:
     task: str
     columns: tuple[str, ...] = field(validator=min_len(1))
     dimensions: int | None = None
-    dtype: VectorFormat = "float32"
+    dtype: VectorFormat = field(default="float32", validator=in_(get_args(VectorFormat)))
     top_n: int | None = None
 
     @property

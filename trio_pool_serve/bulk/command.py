@@ -21,12 +21,12 @@ from trio_pool_serve.bulk.bulk_options import (
 from trio_pool_serve.bulk.earlier_output import check_output, files_of_run
 from trio_pool_serve.bulk.inputs.fingerprint import Fingerprint
 from trio_pool_serve.bulk.inputs.input_table import InputTable, open_input
-from trio_pool_serve.bulk.journal import ON_ERROR, Identity, Journal, open_journal
+from trio_pool_serve.bulk.journal import ON_ERROR, Identity, Journal, Progress, open_journal
 from trio_pool_serve.bulk.outputs.column_types import IdType, OutputColumn
 from trio_pool_serve.bulk.outputs.finished_output import check_finished
 from trio_pool_serve.bulk.outputs.output_table import open_output
 from trio_pool_serve.bulk.remote_server import open_remote_server
-from trio_pool_serve.bulk.row_results import Computer
+from trio_pool_serve.bulk.row_results import Computer, OpenComputer
 from trio_pool_serve.bulk.run import CLOSE_TIMEOUT_S, BulkRun
 from trio_pool_serve.bulk.run_progress import RunProgress, scanning
 from trio_pool_serve.bulk.stop_signals import StopSignals
@@ -51,7 +51,8 @@ async def run_command(
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
         with unwrap_exception_groups(BulkRowError, PoolServeError, OSError):
-            return await _run(console, source, target, task, run, text, own)
+            open_computer = partial(_computer, task, run, text, own)
+            after = await run_table(source, target, task, run, text, open_computer, console, StopSignals())
     except BulkRowError as error:
         console.print(f"trio-pool-serve: {error}", style="red", markup=False)
         console.print("The same command with --on-error null or skip goes on before this row.", markup=False)
@@ -59,17 +60,27 @@ async def run_command(
     except (PoolServeError, OSError) as error:
         console.print(f"trio-pool-serve: {error}", style="red", markup=False)
         return 1
+    if not after.is_finished:
+        console.print("Stopped. The same command goes on where this run has ended.", markup=False)
+        return 128 + signal.SIGINT
+    return ROWS_FAILED if after.failed else 0
 
 
-async def _run(
-    console: Console,
+async def run_table(
     source: str,
     target: str,
     task: TaskOptions,
     run: RunOptions,
     text: TextOptions,
-    own: OwnModelOptions,
-) -> int:
+    open_computer: OpenComputer,
+    console: Console,
+    stopping: StopSignals | None = None,
+) -> Progress:
+    """Compute what is left of a run, whose journal is beside ``target``; return how far it has come then.
+
+    Without ``stopping`` signals are not watched. Raises ``BulkRowError`` for a row that fails, unless ``run`` says
+    otherwise, ``PoolServeError`` and ``OSError``, in groups perhaps. Cancellation: at once; what was committed stays.
+    """
     offload = Offload()
     path = None if target == STDIO else Path(target)
     table = await offload.run("files", partial(_open_input, source, run.input_format, path))
@@ -86,11 +97,12 @@ async def _run(
             beside=(errors_path(path),),
         )
         await offload.run("files", check)
-    stopping = StopSignals()
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(stopping.watch())
+        if stopping is not None:
+            await stack.enter_async_context(stopping.watch())
+        stop = trio.Event() if stopping is None else stopping.stop
         fingerprint = await _scan(console, offload, table)
-        computer: Computer = await stack.enter_async_context(_computer(task, run, text, own))
+        computer = await stack.enter_async_context(open_computer())
         identity = Identity(
             input=fingerprint, arguments=_arguments(task, run, text, table.format, format), model=computer.model
         )
@@ -100,8 +112,9 @@ async def _run(
         if path is not None and journal.progress.is_finished:
             await offload.run("files", partial(check_finished, path, format, journal.progress.output))
             console.print(f"{target} is complete: {journal.progress.done:,} rows.", markup=False)
-            return ROWS_FAILED if journal.progress.failed else 0
-        return await _compute(console, stopping.stop, offload, table, path, format, task, run, computer, journal)
+        else:
+            await _compute(console, stop, offload, table, path, format, task, run, computer, journal)
+        return journal.progress
 
 
 async def _compute(
@@ -115,7 +128,7 @@ async def _compute(
     run: RunOptions,
     computer: Computer,
     journal: Journal,
-) -> int:
+) -> None:
     before = journal.progress
     columns = _columns(computer)
     output = await offload.run("files", lambda: open_output(path, format, columns, before.output))
@@ -143,12 +156,8 @@ async def _compute(
             await offload.run("files", lambda: [each.close() for each in (output, errors) if each is not None])
     after = journal.progress
     console.print(f"{task.task}: {progress.counts(after)}", markup=False)
-    if not after.is_finished:
-        console.print("Stopped. The same command goes on where this run has ended.", markup=False)
-        return 128 + signal.SIGINT
-    if errors is not None and not after.failed and path is not None:
+    if after.is_finished and errors is not None and not after.failed and path is not None:
         await offload.run("files", errors_path(path).unlink)
-    return ROWS_FAILED if after.failed else 0
 
 
 def _open_input(source: str, given: str | None, output: Path | None) -> InputTable:
@@ -162,11 +171,13 @@ def _computer(
     if run.url is not None:
         key = run.api_key or os.environ.get("OPENAI_API_KEY")
         return open_remote_server(evolve(run, api_key=key), task, text)
-    from trio_pool_serve.bulk.own_engine import open_own_engine  # imported here: with --url nothing of it is needed
+    from trio_pool_serve.bulk.own_engine import (
+        open_identified_engine,
+    )  # imported here: with --url nothing of it is needed
 
     if run.model is None:
         raise BulkInputError("--model or --url is needed.")
-    return open_own_engine(run.model, own, task, text)
+    return open_identified_engine(run.model, own, task, text)
 
 
 async def _scan(console: Console, offload: Offload, table: InputTable) -> Fingerprint:

@@ -192,7 +192,15 @@ async def open_own_engine(
     async with open_own_service(location, options) as service:
         model = service.model()
         model.require(NEEDS[task.task])
-        engine = OwnEngine(service, task, text, columns_of(task, model.engine.dimensions))
-        engine.model.update(await identity_of(service, location))
+        yield OwnEngine(service, task, text, columns_of(task, model.engine.dimensions))
+
+
+@asynccontextmanager
+async def open_identified_engine(
+    location: str, options: OwnModelOptions, task: TaskOptions, text: TextOptions
+) -> AsyncIterator[OwnEngine]:
+    """As ``open_own_engine``, but first find out what a journal keeps of the model. Cancellation: at once."""
+    async with open_own_engine(location, options, task, text) as engine:
+        engine.model.update(await identity_of(engine.service, location))
         engine.model["the digest of what the model computes from a sample"] = await engine.digest_of_sample()
         yield engine

@@ -1,6 +1,6 @@
 """A run: an input is read, computed in windows, and written in order, with a commit after each window or part."""
 
-from collections.abc import AsyncGenerator, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
 
@@ -45,6 +45,27 @@ class Window:
     computed: trio.Event = field(init=False, factory=trio.Event)
 
 
+async def compute_window(computer: Computer, rows: Sequence[InputRow], note: Callable[[str], None]) -> WindowResult:
+    """Compute a window: rows that cannot be used keep their error, the others are computed.
+
+    While no engine is ready they are computed again after a pause, which ``note`` is told about. Raises
+    ``EngineDeadError``, and ``UnavailableError`` if no engine has become ready. Cancellation: at once.
+    """
+    usable = [row for row in rows if not row.error]
+    for pause_s in (*RETRY_PAUSES_S, None):
+        try:
+            result = await computer.compute(usable)
+            break
+        except UnavailableError as error:
+            if pause_s is None or isinstance(error, EngineDeadError):
+                raise
+            note(f"{error} The rows are computed again in {pause_s:g} s.")
+            await trio.sleep(pause_s)
+    computed = iter(result.rows)
+    results = [RowResult(error=row.error) if row.error else next(computed) for row in rows]
+    return WindowResult(results, result.tokens)
+
+
 @define(eq=False)
 class BulkRun:
     """Computes what is left of a run.
@@ -83,19 +104,7 @@ class BulkRun:
                     nursery.start_soon(self._compute, window)
 
     async def _compute(self, window: Window) -> None:
-        usable = [row for row in window.rows if not row.error]
-        for pause_s in (*RETRY_PAUSES_S, None):
-            try:
-                result = await self.computer.compute(usable)
-                break
-            except UnavailableError as error:
-                if pause_s is None or isinstance(error, EngineDeadError):
-                    raise
-                self.progress.note(f"{error} The rows are computed again in {pause_s:g} s.")
-                await trio.sleep(pause_s)
-        computed = iter(result.rows)
-        rows = [RowResult(error=row.error) if row.error else next(computed) for row in window.rows]
-        window.result = WindowResult(rows, result.tokens)
+        window.result = await compute_window(self.computer, window.rows, self.progress.note)
         window.computed.set()
 
     async def _windows(self) -> AsyncGenerator[Window, None]:
@@ -128,7 +137,7 @@ class BulkRun:
                     rows.append(row)
                     characters += _characters(row)
                 ends_part = self.in_parts and (number + 1) % (shard.of * per_file) == 0
-                if ends_part or len(rows) >= WINDOW_ROWS or characters >= WINDOW_CHARACTERS:
+                if ends_part or _is_full(rows, characters):
                     yield Window(rows, number + 1, ends_part)
                     rows, characters = [], 0
         self.table.check_unchanged(self.journal.identity.input)
@@ -179,6 +188,24 @@ class BulkRun:
         if not commits:
             return None, 0
         return self.output.commit(), self.errors.sync() if self.errors is not None else 0
+
+
+def cut_windows(rows: Iterable[InputRow]) -> Iterator[list[InputRow]]:
+    """Yield rows of a table that is in memory in windows, as a run has them."""
+    window: list[InputRow] = []
+    characters = 0
+    for row in rows:
+        window.append(row)
+        characters += _characters(row)
+        if _is_full(window, characters):
+            yield window
+            window, characters = [], 0
+    if window:
+        yield window
+
+
+def _is_full(rows: Sequence[InputRow], characters: int) -> bool:
+    return len(rows) >= WINDOW_ROWS or characters >= WINDOW_CHARACTERS
 
 
 def _characters(row: InputRow) -> int:

@@ -48,7 +48,7 @@ class DedicatedThreads:
         result: outcome.Outcome[T] | None = None
         loop = trio.lowlevel.current_trio_token()
         idle = self._idle
-        jobs = idle.pop() if idle else self._start()
+        jobs = idle.pop() if idle else start_thread(self.name)
 
         def finish() -> None:
             limiter.release_on_behalf_of(job)
@@ -64,7 +64,7 @@ class DedicatedThreads:
             try:
                 loop.run_sync_soon(finish)
             except trio.RunFinishedError:
-                return  # the loop has ended: no task waits
+                jobs.put(None)  # the loop has ended: no task waits, and none follows
 
         jobs.put(work)
         await finished.wait()
@@ -77,13 +77,15 @@ class DedicatedThreads:
         for jobs in idle:
             jobs.put(None)
 
-    def _start(self) -> Jobs:
-        jobs: Jobs = queue.SimpleQueue()
-        threading.Thread(target=_run_jobs, args=(jobs,), name=self.name, daemon=True).start()
-        return jobs
-
     def __repr__(self) -> str:
         return f"<DedicatedThreads {self.name} {len(self._idle)} idle>"
+
+
+def start_thread(name: str) -> Jobs:
+    """Start a daemon thread that runs what is put into the queue, one after the other, until ``None`` ends it."""
+    jobs: Jobs = queue.SimpleQueue()
+    threading.Thread(target=_run_jobs, args=(jobs,), name=name, daemon=True).start()
+    return jobs
 
 
 def _run_jobs(jobs: Jobs) -> None:

@@ -151,8 +151,8 @@ def _rows(batch: Any, first: int, name: str, wanted: _Columns, cursor: Cursor) -
     mean_bytes = batch.nbytes // max(1, batch.num_rows)
     for start in range(skipped, batch.num_rows, step):
         part = batch.slice(start, step)
-        values = [_objects(part.column(column)) for column in wanted.values]
-        ids = _objects(part.column(wanted.id)) if wanted.id is not None else [None] * part.num_rows
+        values = [objects_of(part.column(column)) for column in wanted.values]
+        ids = objects_of(part.column(wanted.id)) if wanted.id is not None else [None] * part.num_rows
         for index in range(part.num_rows):
             row = tuple([column[index] for column in values])
             size = sum([len(value) if isinstance(value, str | bytes) else mean_bytes for value in row])
@@ -165,7 +165,7 @@ def _row(values: tuple[Any, ...], found: Any, place: str, wanted: _Columns, numb
     try:
         row_id = _id(found, wanted, number)
         for column, value in zip(wanted.values, values, strict=True):
-            _check_value(value, column)
+            check_value(value, column)
     except ValueError as error:
         return InputRow(number, place, row_id, error=str(error))
     return InputRow(number, place, row_id, values)
@@ -181,11 +181,12 @@ def _id(found: Any, wanted: _Columns, number: int) -> str | int | float | bool:
             raise ValueError(f"The column {wanted.id!r} has a list or an object, which is no id.") from error
         return number
     if row_id is None and wanted.id_needed:
-        _check_value(None, wanted.id)
+        check_value(None, wanted.id)
     return number if row_id is None else row_id
 
 
-def _check_value(value: Any, column: str) -> None:
+def check_value(value: Any, column: str) -> None:
+    """Raise ``ValueError`` if a value of a column is null, not UTF-8, or too long."""
     if value is None:
         raise ValueError(f"The column {column!r} has null.")
     if isinstance(value, _NotText):
@@ -198,7 +199,8 @@ class _NotText:
     """Stands for a string that is not UTF-8: Arrow does not check what it reads."""
 
 
-def _objects(column: Any) -> list[Any]:
+def objects_of(column: Any) -> list[Any]:
+    """Return the values of an Arrow array; those that are not UTF-8 are refused by ``check_value``."""
     try:
         return list(column.to_pylist())
     except UnicodeDecodeError:

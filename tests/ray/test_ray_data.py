@@ -1,0 +1,257 @@
+"""Ray Data over a cluster of two nodes: rows that fail, and processes that are killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet
+import pytest
+
+from tests.models.model_families import HIDDEN, WORDS, write_family
+from tests.server.server_process import ROOT
+from trio_pool_serve.ray_data import BulkRuns, Embed
+
+pytestmark = pytest.mark.ray
+
+CPU: Any = {"model_dtype": "float32", "device": "cpu", "cpu_backend": "torch", "replicas": 1}
+
+N_ROWS = 10_000
+TOO_LONG, NULL, EMPTY = 1234, 5678, 9000
+
+N_SHARDS, ROWS_PER_FILE = 2, 256
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_family(tmp_path_factory.mktemp("ray") / "model", "bert"))
+
+
+def texts() -> list[str | None]:
+    chosen = np.random.default_rng(0).choice(WORDS, (N_ROWS, 6))
+    rows: list[str | None] = [" ".join(words) for words in chosen]
+    rows[TOO_LONG], rows[NULL], rows[EMPTY] = "word " * 300, None, ""
+    return rows
+
+
+def actors() -> set[int]:
+    """The processes of the actors that compute, in all clusters of this process."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        try:
+            command = process.cmdline()
+        except psutil.Error:
+            continue
+        if command and command[0].startswith("ray::MapWorker(MapBatches("):
+            found.add(process.pid)
+    return found
+
+
+def wait_until(is_so: Any) -> None:
+    for _ in range(12_000):
+        if is_so():
+            return
+        time.sleep(0.005)
+    pytest.fail("has not come about within a minute")
+
+
+def test_of_ten_thousand_rows_only_those_that_cannot_be_computed_have_errors(cluster_address, model):
+    import ray
+
+    rows = texts()
+    dataset = ray.data.from_arrow(pa.table({"id": range(N_ROWS), "text": rows})).repartition(20)
+    computed = dataset.map_batches(
+        Embed,
+        fn_constructor_kwargs={"model": model, "column": "text", **CPU},
+        compute=ray.data.ActorPoolStrategy(size=2),
+        batch_size=256,
+        batch_format="pyarrow",
+    ).materialize()
+    table = pa.concat_tables(ray.get(computed.to_arrow_refs())).sort_by("id")
+    assert table["id"].to_pylist() == list(range(N_ROWS))
+    assert table["embedding"].type == pa.list_(pa.float32(), HIDDEN)
+    errors = {row: error for row, error in enumerate(table["error"].to_pylist()) if error is not None}
+    assert set(errors) == {TOO_LONG, NULL}
+    assert "maximum context length" in errors[TOO_LONG]
+    assert errors[NULL] == "The column 'text' has null."
+    wait_until(lambda: not actors())  # none is left behind
+    good = table.filter(pa.compute.is_null(table["error"]))
+    local = Embed(model, **CPU)
+    expected = vectors_of(local(good.select(["id", "text"])))
+    local.close()
+    assert np.abs(vectors_of(good) - expected).max() < 1e-6
+
+
+def vectors_of(table: pa.Table) -> np.ndarray:
+    column = table["embedding"].combine_chunks()
+    assert column.null_count == 0
+    return column.flatten().to_numpy().reshape(-1, HIDDEN)
+
+
+def test_rows_of_several_types_in_the_default_format(cluster_address, model):
+    import ray
+
+    rows = [{"text": text} for text in ("a", None, 3, ["b"], "c")]
+    dataset = ray.data.from_items(rows, override_num_blocks=1)
+    computed = dataset.map_batches(Embed, fn_constructor_kwargs={"model": model, **CPU}, concurrency=1).take_all()
+    assert [row["error"] for row in computed] == [
+        None,
+        "The column 'text' has null.",
+        "The column text is not a text.",
+        "The column text is not a text.",
+        None,
+    ]
+    assert [row["embedding"] is None for row in computed] == [False, True, True, True, False]
+
+
+def test_wrong_options_end_the_job_with_their_reason(cluster_address, model):
+    import ray
+
+    dataset = ray.data.from_items([{"text": "a"}])
+    options = {"model": model, "dimensions": 9999, **CPU}
+    with pytest.raises(ray.exceptions.RayError, match="dimensions must be from 1 to"):
+        dataset.map_batches(Embed, fn_constructor_kwargs=options, concurrency=1).take_all()
+
+
+@pytest.mark.slow
+def test_an_actor_that_is_killed_costs_no_row_and_none_is_there_twice(cluster_address, model):
+    import ray
+
+    before = actors()
+    dataset = ray.data.from_arrow(pa.table({"id": range(N_ROWS), "text": texts()})).repartition(20)
+    computed = dataset.map_batches(
+        Embed,
+        fn_constructor_kwargs={"model": model, **CPU},
+        compute=ray.data.ActorPoolStrategy(size=2),
+        batch_size=64,
+        batch_format="pyarrow",
+    )
+    batches = iter(computed.iter_batches(batch_format="pyarrow", batch_size=256, prefetch_batches=0))
+    ids = next(batches)["id"].to_pylist()
+    os.kill((actors() - before).pop(), signal.SIGKILL)
+    for batch in batches:
+        ids += batch["id"].to_pylist()
+    assert sorted(ids) == list(range(N_ROWS))
+
+
+# -- runs with a journal -------------------------------------------------------------------------------
+
+
+RUNS: Any = {"command": "embed", "id_column": "id", "rows_per_file": ROWS_PER_FILE, **CPU}
+
+PROGRAM = """
+import json
+import sys
+
+import ray
+
+from trio_pool_serve.ray_data import BulkRuns
+
+address, options, rows, path = sys.argv[1:]
+ray.init(address=address, log_to_driver=False)
+done = ray.data.from_items(json.loads(rows), override_num_blocks=len(json.loads(rows))).map_batches(
+    BulkRuns,
+    fn_constructor_kwargs=json.loads(options),
+    compute=ray.data.ActorPoolStrategy(size=2),
+    batch_size=1,
+)
+rows = done.take_all()
+with open(path, "w") as file:
+    json.dump(rows, file)
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("source") / "texts.parquet"
+    pa.parquet.write_table(pa.table({"id": range(N_ROWS), "text": texts()}), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(model: str, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What runs write that nobody kills."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    runs = BulkRuns(model=model, **RUNS)
+    done = runs(pa.Table.from_pylist(shards(source, folder)))
+    runs.close()
+    check(done.to_pylist())
+    return folder
+
+
+def shards(source: Path, folder: Path) -> list[dict[str, str]]:
+    return [
+        {"source": str(source), "target": str(folder / f"{number}.parquet"), "shard": f"{number}/{N_SHARDS}"}
+        for number in range(1, N_SHARDS + 1)
+    ]
+
+
+def check(done: list[dict[str, Any]]) -> None:
+    assert [row["error"] for row in done] == [None] * N_SHARDS
+    assert (sum(row["rows"] for row in done), sum(row["failed"] for row in done)) == (N_ROWS, 2)
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    found = [path for path in sorted(folder.rglob("*")) if path.is_file() and ".journal" not in path.name]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+def complete_parts(folder: Path) -> int:
+    return len(list(folder.glob("*/part-?????.parquet")))
+
+
+def begun(address: str, model: str, source: Path, folder: Path) -> "subprocess.Popen[bytes]":
+    """A driver whose actors have committed some parts, but not all."""
+    arguments = [address, json.dumps({"model": model, **RUNS}), json.dumps(shards(source, folder))]
+    driver = subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments, str(folder / "done.json")], cwd=ROOT)
+    wait_until(lambda: complete_parts(folder) > 2 or driver.poll() is not None)
+    assert driver.poll() is None
+    return driver
+
+
+def end_of(driver: "subprocess.Popen[bytes]", folder: Path) -> list[dict[str, Any]]:
+    assert driver.wait(120) == 0
+    return json.loads((folder / "done.json").read_text())
+
+
+def check_rows(folder: Path, uninterrupted: Path) -> None:
+    (folder / "done.json").unlink()
+    assert files_in(folder) == files_in(uninterrupted)
+    tables = [pa.dataset.dataset(path).to_table() for path in folder.glob("*.parquet")]
+    ids = [row for table in tables for row in table["id"].to_pylist()]
+    assert sorted(ids, key=int) == [str(number) for number in range(N_ROWS)]
+
+
+@pytest.mark.slow
+def test_a_run_whose_actors_are_killed_goes_on_in_others(cluster_address, model, source, uninterrupted, tmp_path):
+    before = actors()
+    driver = begun(cluster_address, model, source, tmp_path)
+    for actor in actors() - before:
+        os.kill(actor, signal.SIGKILL)
+    assert complete_parts(tmp_path) < complete_parts(uninterrupted)
+    check(end_of(driver, tmp_path))
+    check_rows(tmp_path, uninterrupted)
+
+
+@pytest.mark.slow
+def test_a_run_whose_driver_is_killed_is_gone_on_with_by_the_next(
+    cluster_address, model, source, uninterrupted, tmp_path
+):
+    driver = begun(cluster_address, model, source, tmp_path)
+    driver.kill()
+    driver.wait()
+    assert not (tmp_path / "done.json").exists()
+    committed = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/part-0000[01].parquet")}
+    arguments = [cluster_address, json.dumps({"model": model, **RUNS}), json.dumps(shards(source, tmp_path))]
+    again = subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments, str(tmp_path / "done.json")], cwd=ROOT)
+    check(end_of(again, tmp_path))
+    assert {path: path.stat().st_mtime_ns for path in committed} == committed  # not computed again
+    check_rows(tmp_path, uninterrupted)

@@ -1,0 +1,210 @@
+"""The classes for ``map_batches``, called as an actor calls them, with real models and without a cluster."""
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import trio
+
+from tests.bulk.test_commands import CASES, ROWS, read_rows, run, write_rows
+from tests.models.model_families import HIDDEN, WORDS, write_family
+from tests.models.retrieval_families import splade_max
+from trio_pool_serve import EngineDeadError, ModelLoadError, ray_data
+from trio_pool_serve.bulk.inputs.input_row import InputRow
+from trio_pool_serve.bulk.own_engine import OwnEngine
+from trio_pool_serve.errors import BulkInputError, InvalidRequestError
+
+CPU: Any = {"model_dtype": "float32", "device": "cpu", "cpu_backend": "torch"}
+
+CLASSES: dict[str, Callable[..., Any]] = {
+    "embed": ray_data.Embed,
+    "token-embed": ray_data.TokenEmbed,
+    "sparse": ray_data.Sparse,
+    "classify": ray_data.Classify,
+    "score": ray_data.Score,
+    "rerank": ray_data.Rerank,
+}
+
+TOO_LONG = "word " * 300
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_family(tmp_path_factory.mktemp("ray") / "model", "bert"))
+
+
+@pytest.fixture(scope="module")
+def embed(model: str) -> Iterator[ray_data.Embed]:
+    embed = ray_data.Embed(model, **CPU)
+    yield embed
+    embed.close()
+
+
+@pytest.mark.parametrize(("task", "write", "column"), CASES, ids=[case[0].task for case in CASES])
+def test_each_class_gives_what_the_bulk_command_gives(tmp_path: Path, task, write, column):
+    folder, source = str(write(tmp_path / "model")), write_rows(tmp_path / "rows.jsonl")
+    assert trio.run(lambda: run(source, tmp_path / "out.jsonl", task, model=folder)) == 0
+    options = {} if task.top_n is None else {"top_n": task.top_n}
+    compute = CLASSES[task.task](folder, *task.columns, truncate=True, **options, **CPU)
+    given = pa.Table.from_pylist(ROWS)
+    computed = compute(given)
+    compute.close()
+    assert computed.select(given.column_names) == given
+    assert computed["error"].null_count == len(ROWS)
+    expected = read_rows(tmp_path / "out.jsonl")
+    for name in set(expected[0]) - {"id"}:
+        written = pa.array([row[name] for row in expected], computed.schema.field(name).type)
+        assert computed[name].combine_chunks() == written, name
+    assert column in computed.column_names
+
+
+BAD = [None, TOO_LONG, "", 7, b"bytes", ["a list"]]
+
+
+def test_rows_that_fail_have_their_reason_and_others_their_vectors(embed):
+    texts = [*WORDS[:3], *BAD, *WORDS[3:6]]
+    batch = {"text": np.array([*texts, None], object)[:-1], "number": np.arange(len(texts))}
+    computed = embed(batch)
+    errors, vectors = computed["error"].to_pylist(), computed["embedding"]
+    assert vectors.type == pa.list_(pa.float32(), HIDDEN)
+    assert computed["number"].to_pylist() == list(range(len(texts)))
+    failed = [row for row, error in enumerate(errors) if error is not None]
+    assert failed == [row for row in range(3, 9) if row != 5]  # an empty text is one
+    assert failed == [row for row, vector in enumerate(vectors.to_pylist()) if vector is None]
+    assert errors[3] == "The column 'text' has null."
+    assert "maximum context length" in errors[4]
+    assert errors[6] == errors[7] == errors[8] == "The column text is not a text."
+    good = [row for row in range(len(texts)) if row not in failed]
+    alone = embed(pa.table({"text": [texts[row] for row in good]}))["embedding"].to_pylist()
+    assert np.allclose([vectors[row].as_py() for row in good], alone, rtol=0, atol=1e-6)
+
+
+def test_batches_of_all_formats_give_the_same(embed):
+    table = pa.table({"text": WORDS[:4], "image": pa.array([[1, 2], [3, 4], [5, 6], [7, 8]])})
+    expected = embed(table)["embedding"]
+    as_numpy = {"text": np.array(WORDS[:4], object), "image": np.arange(8).reshape(4, 2)}
+    assert embed(as_numpy)["embedding"] == expected
+    assert embed(as_numpy)["image"][3].as_py().tolist() == [6, 7]
+    assert embed(pd.DataFrame({"text": WORDS[:4]}))["embedding"] == expected
+
+
+def test_an_empty_batch_has_the_columns(embed):
+    computed = embed(pa.table({"text": pa.array([], pa.string())}))
+    assert (computed.num_rows, computed.column_names) == (0, ["text", "embedding", "error"])
+
+
+def test_more_rows_than_a_window_has_keep_their_order(embed):
+    rows = [WORDS[number % len(WORDS)] for number in range(2500)]
+    vectors = np.stack(embed(pa.table({"text": rows}))["embedding"].to_pylist())
+    assert np.allclose(vectors, np.tile(vectors[: len(WORDS)], (2500 // len(WORDS) + 1, 1))[:2500], rtol=0, atol=1e-6)
+
+
+def test_a_batch_without_the_column_or_with_the_new_one_is_refused(embed):
+    with pytest.raises(BulkInputError, match=r"no column 'text'. The columns are: 'body'"):
+        embed(pa.table({"body": ["a"]}))
+    with pytest.raises(BulkInputError, match=r"a column 'error' already.*`prefix`"):
+        embed(pa.table({"text": ["a"], "error": ["b"]}))
+
+
+def test_a_prefix_is_for_all_new_columns(model):
+    embed = ray_data.Embed(model, "body", prefix="body_", dimensions=8, dtype="int8", **CPU)
+    computed = embed(pa.table({"body": ["a"], "error": ["b"]}))
+    embed.close()
+    assert computed.column_names == ["body", "error", "body_embedding", "body_error"]
+    assert computed["body_embedding"].type == pa.list_(pa.int8(), 8)
+
+
+WRONG = [
+    ({"dimensions": 0}, InvalidRequestError, "dimensions must be from 1 to"),
+    ({"dimensions": 12, "dtype": "binary"}, BulkInputError, "multiple of 8"),
+    ({"dtype": "int4"}, ValueError, r"^'dtype' must be in \('float32', .*\(got 'int4'\)$"),
+    ({"input_type": "question"}, ValueError, "^'input_type' must be in"),
+    ({"prompt_name": "search"}, InvalidRequestError, "no prompt named 'search'"),
+    ({"device": "tpu"}, ModelLoadError, "no such kind of device"),
+    ({"max_model_len": -1}, ValueError, "'max_model_len' must be > 0"),
+    ({"dimension": 8}, TypeError, "There is no option dimension. The options are: prompt_name"),
+    ({"column": 3}, TypeError, "3 is not the name of a column"),
+    ({"model": ""}, ValueError, "give a folder, or the id of a model"),
+    ({"model": "/no/such/folder"}, ModelLoadError, "/no/such/folder"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "kind", "message"), WRONG, ids=[str(case[0]) for case in WRONG])
+def test_wrong_options_are_refused_by_the_constructor(model, wrong, kind, message):
+    with pytest.raises(kind, match=message):
+        ray_data.Embed(**{"model": model, **CPU, **wrong})
+
+
+def test_a_model_that_cannot_do_the_task_is_refused_by_the_constructor(tmp_path):
+    with pytest.raises(InvalidRequestError, match="embed"):
+        ray_data.Embed(str(splade_max(tmp_path / "model")), **CPU)
+    with pytest.raises(ValueError, match="at least one document"):
+        ray_data.Rerank("model", top_n=0)
+
+
+def new_threads(before: set[threading.Thread]) -> set[threading.Thread]:
+    """Threads that were started since; those that trio keeps for reuse end after ten seconds."""
+    since = set(threading.enumerate()) - before
+    return {thread for thread in since if thread.name != "tqdm_monitor"}  # of loading; the process has one
+
+
+@pytest.mark.parametrize("end", ["close", "last reference"])
+def test_all_threads_end_with_the_object(model, end):
+    before = set(threading.enumerate())
+    embed = ray_data.Embed(model, **CPU)
+    embed(pa.table({"text": WORDS[:4]}))
+    assert {"ray-data", "launch"} <= {thread.name for thread in new_threads(before)}
+    if end == "close":
+        embed.close()
+    del embed
+    gc.collect()
+    for thread in new_threads(before):
+        thread.join(30)
+    assert new_threads(before) == set()
+
+
+def test_a_constructor_that_fails_leaves_no_threads(model):
+    before = set(threading.enumerate())
+    with pytest.raises(InvalidRequestError):
+        ray_data.Embed(model, dimensions=9999, **CPU)
+    for thread in new_threads(before):
+        thread.join(30)
+    assert new_threads(before) == set()
+
+
+def test_after_an_engine_has_died_the_model_is_loaded_again(model, caplog):
+    embed = ray_data.Embed(model, **CPU)
+    table = pa.table({"text": WORDS[:4]})
+    expected = embed(table)
+
+    async def die(engine: OwnEngine) -> None:
+        engine.service.default.engine._drain_clock = None  # the engine's own code raises before its next batch
+        await engine.compute([InputRow(0, "", 0, ("a",))])
+        await trio.sleep_forever()
+
+    with pytest.raises(EngineDeadError):
+        embed._engine.call(die)
+    assert embed._engine._loop._ended.wait(30)
+    assert embed(table) == expected
+    assert "is loaded again" in caplog.text
+    embed.close()
+
+
+def test_several_threads_may_call(embed):
+    table = pa.table({"text": WORDS[:4]})
+    expected = embed(table)
+    computed: list[pa.Table] = []
+    callers = [threading.Thread(target=lambda: computed.append(embed(table))) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(60)
+    for each in computed:
+        assert np.allclose(each["embedding"].to_pylist(), expected["embedding"].to_pylist(), rtol=0, atol=1e-6)
+    assert len(computed) == 4

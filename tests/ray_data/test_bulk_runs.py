@@ -1,0 +1,150 @@
+"""Runs with a journal, called as an actor calls them, without a cluster."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset
+import pytest
+import trio
+
+from tests.bulk.test_commands import EMBED, ROWS, run, write_rows
+from tests.models.model_families import write_family
+from tests.ray_data.test_batch_tasks import CPU
+from tests.server.server_process import ROOT
+from trio_pool_serve.errors import BulkInputError
+from trio_pool_serve.ray_data import BulkRuns, bulk_runs
+
+N_ROWS, FAILED = 700, 300
+
+OPTIONS: Any = {"command": "embed", "truncate": True, "rows_per_file": 64, **CPU}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_family(tmp_path_factory.mktemp("runs") / "model", "bert"))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    rows: list[dict[str, object]] = [{**ROWS[number % len(ROWS)], "id": number} for number in range(N_ROWS)]
+    rows[FAILED]["text"] = 3
+    return write_rows(tmp_path / "rows.jsonl", rows)
+
+
+def computed(runs: BulkRuns, *rows: dict[str, Any]) -> list[dict[str, Any]]:
+    return runs(pa.Table.from_pylist(list(rows))).to_pylist()
+
+
+def test_runs_are_those_of_the_command_which_finds_them_complete(model, source, tmp_path):
+    runs = BulkRuns(model=model, **OPTIONS)
+    shards = [
+        {"source": str(source), "target": str(tmp_path / f"{n}.parquet"), "shard": f"{n}/2", "n": n} for n in (1, 2)
+    ]
+    done = computed(runs, *shards)
+    assert [(row["n"], row["rows"], row["failed"], row["error"]) for row in done] == [
+        (1, 350, 1, None),
+        (2, 350, 0, None),
+    ]
+    assert all(row["tokens"] > 350 for row in done)
+    parts = {path: path.stat().st_mtime_ns for path in tmp_path.glob("?.parquet/*")}
+    assert len(parts) == 12
+    assert computed(runs, *shards) == done
+    runs.close()
+    options = {"model": model, "on_error": "null", "rows_per_file": 64}
+    assert trio.run(lambda: run(source, tmp_path / "2.parquet", EMBED, shard="2/2", **options)) == 0
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("?.parquet/*")} == parts
+    tables = [pa.dataset.dataset(tmp_path / f"{n}.parquet").to_table() for n in (1, 2)]
+    assert sorted(int(row) for table in tables for row in table["id"].to_pylist()) == list(range(N_ROWS))
+    assert sum(table["embedding"].null_count for table in tables) == 1
+
+
+def test_a_run_that_cannot_be_completed_has_an_error_and_others_go_on(model, source, tmp_path, monkeypatch):
+    monkeypatch.setattr(bulk_runs, "IN_USE_PAUSES_S", (0.01,))
+    held = tmp_path / "held.jsonl.journal"
+    with closing(sqlite3.connect(held, isolation_level=None)) as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        runs = BulkRuns(model=model, **OPTIONS)
+        rows: list[tuple[Any, Any, Any, str | None]] = [
+            (tmp_path / "none.jsonl", "a.jsonl", None, "none.jsonl"),
+            (source, "no/folder/a.jsonl", None, "does not exist"),
+            (source, "held.jsonl", None, "Another run is writing this output"),
+            (source, "a.jsonl", "3/2", "there are 2 shards"),
+            (None, "a.jsonl", None, "source is None"),
+            (source, source.name, None, "is the input"),
+            (source, "good.jsonl", None, None),
+        ]
+        done = computed(
+            runs,
+            *(
+                {"source": None if of is None else str(of), "target": str(tmp_path / target), "shard": shard}
+                for of, target, shard, _ in rows
+            ),
+        )
+        runs.close()
+    for row, (*_, reason) in zip(done, rows, strict=True):
+        assert (reason is None) == (row["error"] is None), row
+        assert reason is None or (reason in row["error"] and row["rows"] is None), row
+    assert done[-1]["rows"] == N_ROWS
+
+
+def test_wrong_options_and_columns_are_refused(model):
+    for wrong, kind, message in (
+        ({"command": "embde"}, ValueError, "There is no command 'embde'. The commands are: embed, "),
+        ({"columns": ("a", "b")}, ValueError, "embed needs 1"),
+        ({"on_error": "stop"}, ValueError, "'on_error' must be in"),
+        ({"shard": "1/2"}, TypeError, "There is no option shard"),
+    ):
+        with pytest.raises(kind, match=message):
+            BulkRuns(**{**OPTIONS, "model": model, **wrong})
+    runs = BulkRuns(model=model, **OPTIONS)
+    with pytest.raises(BulkInputError, match="no column 'target'"):
+        computed(runs, {"source": "a"})
+    runs.close()
+
+
+PROGRAM = """
+import os, signal, sys
+import pyarrow as pa
+from trio_pool_serve.bulk.journal import Journal
+from trio_pool_serve.ray_data import BulkRuns
+
+model, source, target, kills = sys.argv[1:]
+commits = 0
+
+async def commit(self, progress, original=Journal.commit):
+    global commits
+    await original(self, progress)
+    commits += 1
+    if commits == int(kills):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Journal.commit = commit
+cpu = {"model_dtype": "float32", "device": "cpu", "cpu_backend": "torch"}
+runs = BulkRuns("embed", model, truncate=True, rows_per_file=64, **cpu)
+print(runs(pa.table({"source": [source], "target": [target]})).to_pylist(), commits)
+"""
+
+
+def test_a_run_that_was_killed_goes_on_behind_its_last_commit(model, source, tmp_path):
+    def started(target: Path, kills: int) -> "subprocess.CompletedProcess[str]":
+        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        command = [sys.executable, "-c", PROGRAM, model, str(source), str(target), str(kills)]
+        env = {**os.environ, "PYTHONPATH": paths}
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
+
+    killed, whole = tmp_path / "killed.parquet", tmp_path / "whole.parquet"
+    assert started(killed, 4).returncode == -signal.SIGKILL
+    assert len(list(killed.glob("part-?????.parquet"))) in (4, 5)  # the next may have been written meanwhile
+    again = started(killed, 0)
+    assert again.stdout.strip().endswith(" 8"), again  # 700 rows are 11 parts, and the end is a commit, too
+    assert f"'rows': {N_ROWS}" in again.stdout
+    assert started(whole, 0).returncode == 0
+    parts = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in (killed, whole)]
+    assert parts[0] == parts[1]

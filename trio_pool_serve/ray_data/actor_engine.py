@@ -1,0 +1,122 @@
+"""The engine of one actor, for its synchronous code."""
+
+import logging
+import threading
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import Any, TypedDict, TypeVar
+
+import attrs
+
+from trio_pool_serve.bulk.bulk_options import OwnModelOptions, TaskOptions, TextOptions
+from trio_pool_serve.bulk.inputs.input_row import InputRow
+from trio_pool_serve.bulk.own_engine import OwnEngine
+from trio_pool_serve.config.model_config import CpuBackend, Dtype
+from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.processes.without_torch import allow_torch
+from trio_pool_serve.prompts import InputType
+from trio_pool_serve.threads.loop_thread import LoopThread
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+OpenEngine = Callable[[str, OwnModelOptions, TaskOptions, TextOptions], AbstractAsyncContextManager[OwnEngine]]
+
+
+class EngineOptions(TypedDict, total=False):
+    """Options that all classes have; names and defaults are those of the bulk commands."""
+
+    prompt_name: str | None
+    input_type: InputType | None
+    truncate: bool
+    revision: str | None
+    trust_remote_code: bool
+    model_dtype: Dtype
+    device: str
+    cpu_backend: CpuBackend
+    max_model_len: int | None
+    max_batch_tokens: int | None
+    replicas: int | None
+
+
+class ActorEngine:
+    """A model that is loaded in this process, with an event loop in a thread of its own.
+
+    It ends with the last reference to this object, or with the process. Should it fail before, the next call loads the
+    model again, so that an actor does not fail all batches that come after.
+
+    Raises ``ModelLoadError``, ``InvalidRequestError`` for what the model cannot do with these options, ``TypeError``
+    for an option that there is not and ``ValueError`` for one with a wrong value.
+    """
+
+    def __init__(self, model: str, task: TaskOptions, options: EngineOptions, open_engine: OpenEngine) -> None:
+        if not isinstance(model, str) or not model:
+            raise ValueError(f"model is {model!r}: give a folder, or the id of a model on the hub.")
+        if unknown := options.keys() - EngineOptions.__annotations__.keys():
+            known = ", ".join(EngineOptions.__annotations__)
+            raise TypeError(f"There is no option {', '.join(sorted(unknown))}. The options are: {known}.")
+        self._model = model
+        if wrong := [column for column in task.columns if not isinstance(column, str)]:
+            raise TypeError(f"{wrong[0]!r} is not the name of a column.")
+        self.text = checked(TextOptions, **_fields_of(TextOptions, options))
+        own = checked(OwnModelOptions, **_fields_of(OwnModelOptions, options))
+        self._open = partial(_open, open_engine, model, own, task, self.text)
+        self._lock = threading.Lock()
+        self._loop = self._start()
+
+    def call(self, use: Callable[[OwnEngine], Awaitable[R]]) -> R:
+        """Return what ``await use(engine)`` returns; blocks. May be called from several threads.
+
+        Raises what it raises, and ``EngineDeadError`` if the engine fails meanwhile.
+        """
+        with self._lock:
+            if self._loop.has_ended:
+                logger.warning("%s is loaded again, because its engine has ended", self._model)
+                self._finalizer.detach()
+                self._loop = self._start()
+        return self._loop.call(use)
+
+    def close(self) -> None:
+        """End the engine and its threads; blocks for as long as that takes. Another call would load the model again."""
+        self._finalizer()
+
+    def _start(self) -> LoopThread[OwnEngine]:
+        loop = LoopThread(self._open, name="ray-data")
+        self._finalizer = weakref.finalize(self, loop.close)  # also runs when the process exits
+        allow_torch()  # Ray may run other functions of the data set in the same actor
+        return loop
+
+    def __repr__(self) -> str:
+        return f"<ActorEngine {self._model} {self._loop!r}>"
+
+
+def checked(options_class: type[R], **values: Any) -> R:
+    """Return options with these values; raise ``ValueError`` with nothing but the reason."""
+    try:
+        return options_class(**values)
+    except ValueError as error:
+        raise ValueError(error.args[0]) from None  # attrs adds the class's field and validator
+
+
+def _fields_of(options_class: type[attrs.AttrsInstance], options: Mapping[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in attrs.fields(options_class)}
+    return {name: value for name, value in options.items() if name in names}
+
+
+SAMPLES: Mapping[str, tuple[Any, ...]] = {"score": ("a", "b"), "rerank": ("a", ["b"])}
+
+
+@asynccontextmanager
+async def _open(
+    open_engine: OpenEngine, model: str, own: OwnModelOptions, task: TaskOptions, text: TextOptions
+) -> AsyncIterator[OwnEngine]:
+    """Open the engine, and have it compute a row: options that fail each row are better refused at once."""
+    async with open_engine(model, own, task, text) as engine:
+        sample = InputRow(0, "", 0, SAMPLES.get(task.task, ("a",)))
+        (result,) = (await engine.compute([sample])).rows
+        if result.error:
+            raise InvalidRequestError(result.error)
+        yield engine

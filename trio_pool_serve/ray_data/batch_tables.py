@@ -1,0 +1,68 @@
+"""Batches of Ray Data as Arrow tables, and results as columns of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trio_pool_serve.bulk.inputs.arrow_rows import check_value, objects_of
+from trio_pool_serve.bulk.inputs.input_row import InputRow, listed
+from trio_pool_serve.bulk.outputs.arrow_batches import BatchBuilder
+from trio_pool_serve.bulk.outputs.column_types import OutputColumn, StringType
+from trio_pool_serve.bulk.row_results import RowResult
+from trio_pool_serve.errors import BulkInputError
+
+
+def as_table(batch: Any) -> pa.Table:
+    """Return a batch in any of Ray's formats as the table that Ray itself would make of it; no copy of one in Arrow."""
+    if isinstance(batch, pa.Table):
+        return batch
+    from ray.data.block import BlockAccessor  # imported here: who has such batches has ray
+
+    return BlockAccessor.for_block(BlockAccessor.batch_to_block(batch)).to_arrow()
+
+
+def check_columns(table: pa.Table, wanted: Sequence[str], added: Sequence[str]) -> None:
+    """Raise ``BulkInputError`` if a wanted column is missing, or one that is to be added is there."""
+    for column in wanted:
+        if column not in table.column_names:
+            raise BulkInputError(f"There is no column {column!r}. The columns are: {listed(table.column_names)}.")
+    for column in added:
+        if column in table.column_names:
+            raise BulkInputError(f"There is a column {column!r} already: give the new ones another `prefix`.")
+
+
+def rows_of(table: pa.Table, columns: Sequence[str]) -> list[InputRow]:
+    """Return the rows, of which those with null or a string that is not UTF-8 have an error."""
+    values = [[_plain(value) for value in objects_of(table.column(column))] for column in columns]
+    return [_row(number, columns, of_row) for number, of_row in enumerate(zip(*values, strict=True))]
+
+
+def _row(number: int, columns: Sequence[str], values: tuple[Any, ...]) -> InputRow:
+    try:
+        for column, value in zip(columns, values, strict=True):
+            check_value(value, column)
+    except ValueError as error:
+        return InputRow(number, "", number, error=str(error))
+    return InputRow(number, "", number, values)
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def result_columns(columns: Sequence[OutputColumn], prefix: str) -> list[OutputColumn]:
+    """Return the columns that are added to a batch: those of the results and ``error``."""
+    named = [OutputColumn(f"{prefix}{column.name}", column.type) for column in columns]
+    return [*named, OutputColumn(f"{prefix}error", StringType())]
+
+
+def with_results(table: pa.Table, results: Sequence[RowResult], columns: Sequence[OutputColumn]) -> pa.Table:
+    """Return the table with ``columns``: of a row that failed only the last one, its error, is not null."""
+    nulls = (None,) * (len(columns) - 1)
+    rows = [(*nulls, result.error) if result.error else (*result.values, None) for result in results]
+    added = BatchBuilder(columns).batch(rows)
+    for field, array in zip(added.schema, added.columns, strict=True):
+        table = table.append_column(field, array)
+    return table

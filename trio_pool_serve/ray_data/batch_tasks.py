@@ -1,0 +1,149 @@
+"""Callable classes that add columns to batches, one for each task of the bulk commands.
+
+A row that fails, because it is null, not a string, too long or cannot be computed, has the reason in the column
+``error`` and null in the others that are added; the other rows of the batch are computed all the same. ``prefix`` comes
+before the names of all columns that are added. Further options are ``EngineOptions``.
+
+The constructors load the model. They raise ``ModelLoadError``, ``InvalidRequestError`` for what the model cannot do,
+and ``ValueError`` or ``TypeError`` for wrong options. A call takes a batch in any of Ray's formats and returns a
+``pyarrow.Table`` with its columns and rows, in its order. It raises ``BulkInputError`` for a missing column or one that
+is there already, ``EngineDeadError`` if the engine fails, and ``UnavailableError`` if none is ready for two minutes.
+"""
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Unpack
+
+from trio_pool_serve.bulk.bulk_options import TaskOptions, VectorFormat
+from trio_pool_serve.bulk.inputs.input_row import InputRow
+from trio_pool_serve.bulk.outputs.column_types import OutputColumn
+from trio_pool_serve.bulk.own_engine import OwnEngine, open_own_engine
+from trio_pool_serve.bulk.row_results import RowResult
+from trio_pool_serve.bulk.run import compute_window, cut_windows
+from trio_pool_serve.ray_data.actor_engine import ActorEngine, EngineOptions, checked
+from trio_pool_serve.ray_data.batch_tables import as_table, check_columns, result_columns, rows_of, with_results
+
+logger = logging.getLogger(__name__)
+
+
+class BatchTask:
+    """What the classes for batches have in common."""
+
+    def __init__(self, model: str, task: TaskOptions, prefix: str, options: EngineOptions) -> None:
+        self._task = task
+        self._engine = ActorEngine(model, task, options, open_own_engine)
+        self._columns = result_columns(self._engine.call(_columns_of), prefix)
+
+    def __call__(self, batch: Any) -> Any:
+        """Return the batch with its results; see the module. Blocks until all rows are computed."""
+        table = as_table(batch)
+        check_columns(table, self._task.columns, [column.name for column in self._columns])
+        results = self._engine.call(partial(_compute, rows=rows_of(table, self._task.columns)))
+        return with_results(table, results, self._columns)
+
+    def close(self) -> None:
+        """End the engine and its threads, as the end of the actor does. Blocks for as long as that takes."""
+        self._engine.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._engine!r}>"
+
+
+async def _columns_of(engine: OwnEngine) -> Sequence[OutputColumn]:
+    return engine.columns
+
+
+async def _compute(engine: OwnEngine, rows: list[InputRow]) -> list[RowResult]:
+    windows = [await compute_window(engine, window, logger.warning) for window in cut_windows(rows)]
+    return [result for window in windows for result in window.rows]
+
+
+class Embed(BatchTask):
+    """Adds ``embedding``: a list of fixed size, of ``dtype``, float32 by default; with ``binary`` a bit a dimension.
+
+    ``column`` has the texts, ``dimensions`` is the length to which vectors are truncated.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        column: str = "text",
+        *,
+        dimensions: int | None = None,
+        dtype: VectorFormat = "float32",
+        prefix: str = "",
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        task = checked(TaskOptions, task="embed", columns=(column,), dimensions=dimensions, dtype=dtype)
+        super().__init__(model, task, prefix, options)
+
+
+class TokenEmbed(BatchTask):
+    """Adds ``embeddings``: for each token a list of fixed size, as ``Embed`` has for each text."""
+
+    def __init__(
+        self,
+        model: str,
+        column: str = "text",
+        *,
+        dimensions: int | None = None,
+        dtype: VectorFormat = "float32",
+        prefix: str = "",
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        task = checked(TaskOptions, task="token-embed", columns=(column,), dimensions=dimensions, dtype=dtype)
+        super().__init__(model, task, prefix, options)
+
+
+class Sparse(BatchTask):
+    """Adds ``sparse_embedding``: a list of ``{index: int32, score: float32}`` with the weights of the vocabulary."""
+
+    def __init__(self, model: str, column: str = "text", *, prefix: str = "", **options: Unpack[EngineOptions]) -> None:
+        super().__init__(model, checked(TaskOptions, task="sparse", columns=(column,)), prefix, options)
+
+
+class Classify(BatchTask):
+    """Adds ``label``, its probability as ``score`` (float32), and ``probabilities``, those of all labels (float32)."""
+
+    def __init__(self, model: str, column: str = "text", *, prefix: str = "", **options: Unpack[EngineOptions]) -> None:
+        super().__init__(model, checked(TaskOptions, task="classify", columns=(column,)), prefix, options)
+
+
+class Score(BatchTask):
+    """Adds ``score`` (float32), of each row's query and document."""
+
+    def __init__(
+        self,
+        model: str,
+        query_column: str = "query",
+        document_column: str = "document",
+        *,
+        prefix: str = "",
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        super().__init__(
+            model, checked(TaskOptions, task="score", columns=(query_column, document_column)), prefix, options
+        )
+
+
+class Rerank(BatchTask):
+    """Adds ``results``: the documents of a row, best first, as a list of ``{index: int32, score: float32}``.
+
+    ``documents_column`` has a list of texts in each row; ``top_n`` is the most documents of a result.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        query_column: str = "query",
+        documents_column: str = "documents",
+        *,
+        top_n: int | None = None,
+        prefix: str = "",
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        if top_n is not None and top_n < 1:
+            raise ValueError(f"top_n is {top_n}: a result has at least one document.")
+        task = checked(TaskOptions, task="rerank", columns=(query_column, documents_column), top_n=top_n)
+        super().__init__(model, task, prefix, options)

@@ -1,0 +1,132 @@
+"""Runs of the bulk commands as rows of a data set: each has a journal, so all of them can be gone on with."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, Literal, Unpack
+
+import pyarrow as pa
+import trio
+from attrs import evolve
+from rich.console import Console
+
+from trio_pool_serve.bulk.bulk_options import OnError, RunOptions, TaskOptions, TextOptions, VectorFormat
+from trio_pool_serve.bulk.command import run_table
+from trio_pool_serve.bulk.journal import Progress
+from trio_pool_serve.bulk.own_engine import NEEDS, OwnEngine, open_identified_engine
+from trio_pool_serve.errors import (
+    EngineDeadError,
+    PoolServeError,
+    StorageInUseError,
+    UnavailableError,
+    unwrap_exception_groups,
+)
+from trio_pool_serve.ray_data.actor_engine import ActorEngine, EngineOptions, checked
+from trio_pool_serve.ray_data.batch_tables import as_table, check_columns
+
+Command = Literal["embed", "token-embed", "sparse", "classify", "score", "rerank"]
+
+COLUMNS = {"score": ("query", "document"), "rerank": ("query", "documents")}
+
+IN_USE_PAUSES_S = (1.0, 2.0, 5.0, 15.0, 30.0)
+"""For an actor that Ray has given up, or whose driver was killed: it may still run for some seconds."""
+
+ADDED = {"rows": pa.int64(), "failed": pa.int64(), "tokens": pa.int64(), "error": pa.string()}
+
+
+class BulkRuns:
+    """Computes a file of texts into one of results for each row, as the bulk command of that name does.
+
+    A row has strings: ``source`` and ``target``, which are the command's arguments, and in a column ``shard``, if there
+    is one, its ``--shard``, such as ``3/16``. Use it with ``batch_size=1``. The journal beside ``target`` has how far a
+    run has come: a run that was killed goes on behind its last commit when the row is computed again, by another actor,
+    by another job or by the command, and one that is complete is not computed again. So no row of a source is missing
+    in the target, and none is twice in it.
+
+    Adds ``rows``, ``failed`` and ``tokens`` (int64), what is in the target altogether, and ``error``, why the run could
+    not be completed; the three are null then. ``columns`` are by default ``text``, or ``query`` and ``document`` or
+    ``documents``. ``on_error`` is for rows of a source: written with null, left out, or the run's end.
+
+    Raises as ``Embed`` does.
+    """
+
+    def __init__(
+        self,
+        command: Command,
+        model: str,
+        columns: tuple[str, ...] | None = None,
+        *,
+        dimensions: int | None = None,
+        dtype: VectorFormat = "float32",
+        top_n: int | None = None,
+        id_column: str | None = None,
+        on_error: OnError = "null",
+        rows_per_file: int = 8192,
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        if command not in NEEDS:
+            raise ValueError(f"There is no command {command!r}. The commands are: {', '.join(NEEDS)}.")
+        expected = COLUMNS.get(command, ("text",))
+        columns = expected if columns is None else tuple(columns)
+        if len(columns) != len(expected):
+            raise ValueError(f"columns is {columns!r}: {command} needs {len(expected)}, as in {expected!r}.")
+        self._task = checked(
+            TaskOptions, task=command, columns=columns, dimensions=dimensions, dtype=dtype, top_n=top_n
+        )
+        self._run = checked(
+            RunOptions, model=model, id_column=id_column, on_error=on_error, rows_per_file=rows_per_file
+        )
+        self._engine = ActorEngine(model, self._task, options, open_identified_engine)
+
+    def __call__(self, batch: Any) -> Any:
+        """Return the batch with what its runs have come to. Blocks until they are complete, one after the other."""
+        table = as_table(batch)
+        check_columns(table, ("source", "target"), tuple(ADDED))
+        rows = [self._complete(**row) for row in table.select(_wanted(table)).to_pylist()]
+        for name, kind in ADDED.items():
+            table = table.append_column(name, pa.array([row.get(name) for row in rows], kind))
+        return table
+
+    def _complete(self, source: Any, target: Any, shard: Any = None) -> dict[str, Any]:
+        try:
+            run = self._run if shard is None else evolve(self._run, shard=shard)
+            paths = [_path(name, value) for name, value in (("source", source), ("target", target))]
+            after = self._engine.call(partial(_run, paths=paths, task=self._task, run=run, text=self._engine.text))
+        except (EngineDeadError, UnavailableError):
+            raise  # the row can be computed, by another engine
+        except (PoolServeError, OSError, ValueError, TypeError) as error:
+            return {"error": str(error.args[0]) if isinstance(error, ValueError) and error.args else str(error)}
+        return {"rows": after.done, "failed": after.failed, "tokens": after.tokens}
+
+    def close(self) -> None:
+        """End the engine and its threads, as the end of the actor does. Blocks for as long as that takes."""
+        self._engine.close()
+
+    def __repr__(self) -> str:
+        return f"<BulkRuns {self._task.task} {self._engine!r}>"
+
+
+def _wanted(table: pa.Table) -> list[str]:
+    return [name for name in ("source", "target", "shard") if name in table.column_names]
+
+
+def _path(name: str, value: Any) -> str:
+    if not isinstance(value, str) or value in ("", "-"):
+        raise ValueError(f"{name} is {value!r}, where a path is needed.")
+    return value
+
+
+async def _run(
+    engine: OwnEngine, paths: Sequence[str], task: TaskOptions, run: RunOptions, text: TextOptions
+) -> Progress:
+    console = Console(quiet=True)  # Ray shows progress
+    source, target = paths
+    for pause_s in (*IN_USE_PAUSES_S, None):
+        try:
+            with unwrap_exception_groups(PoolServeError, OSError):
+                return await run_table(source, target, task, run, text, lambda: nullcontext(engine), console)
+        except StorageInUseError:
+            if pause_s is None:
+                raise
+        await trio.sleep(pause_s)
+    raise AssertionError  # the last pause is None
