@@ -56,6 +56,7 @@ async def read(pipe: Path) -> str:
 
 
 @needs_ray
+@pytest.mark.ray
 async def test_replicas_are_spread_replaced_when_an_actor_dies_and_drained_by_sigterm(
     tmp_path, scripted_folder, cluster, pipes
 ):
@@ -102,6 +103,7 @@ async def test_replicas_are_spread_replaced_when_an_actor_dies_and_drained_by_si
 
 
 @needs_ray
+@pytest.mark.ray
 async def test_clients_that_leave_leave_no_work_on_the_node(tmp_path, scripted_folder, cluster, pipes):
     flags = ("--max-in-flight", "1")
     async with (
@@ -127,6 +129,7 @@ async def until_queued(server: ServerProcess, rows: int) -> None:
 
 
 @needs_ray
+@pytest.mark.ray
 @pytest.mark.slow
 async def test_only_the_launcher_of_several_processes_talks_to_ray(tmp_path, scripted_folder, cluster):
     async with serving(tmp_path, scripted_folder, cluster, "--api-workers", "2") as server:

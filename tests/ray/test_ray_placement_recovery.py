@@ -21,6 +21,7 @@ from tests.server.server_process import ENGINE_PROCESS, LAUNCHER, ROOT, ServerPr
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.ray,
     pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra [ray]"),
 ]
 
