@@ -130,7 +130,7 @@ async def test_an_engine_that_leaves_computes_what_it_has_and_gets_no_more(make)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
-            await until(lambda: all(replica.engine.waiting_tokens for replica in (first, second)))
+            await until(lambda: first.runner.rows and second.runner.rows)
             left = trio.Event()
 
             async def leave() -> None:
