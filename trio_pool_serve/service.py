@@ -50,6 +50,7 @@ from trio_pool_serve.telemetry.metrics import Gauges, Metrics, sample_loop_lag, 
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, gather_snapshots, serve_snapshots
 from trio_pool_serve.telemetry.tracing import Tracing, open_tracing
 from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import Runner
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +166,7 @@ class Service:
             loader = loader_name(self.load_runner) if self._own_socket_folder else None
             self.remote = RemoteEngines(self.config, self.socket_folder, self.api_worker, loader, self.gpus)
             self.reload_hooks.append(partial(self.remote.reload, self.offload))
-        self._runners = LocalRunners(self.config, self.load_runner, self.offload)
+        self._runners = LocalRunners(self.config, self.offload)
         self.batches = BatchApi(self.config, self.offload, None if self._own_socket_folder else self.socket_folder)
         for number, source in enumerate(self.config.sources):
             self.served[source.name] = ServedModel(source, self._make_engine(number, source))
@@ -174,7 +175,10 @@ class Service:
         metrics = self.metrics.of_engine(source.name)
         if self.remote is not None:
             return self.remote.make_engine(number, source.name, metrics)
-        return LocalEngine(partial(self._runners.load, source), self.offload, metrics, self.config.scheduling)
+        return LocalEngine(partial(self._load_runner, source), self.offload, metrics, self.config.scheduling)
+
+    def _load_runner(self, source: ModelSource) -> Runner:
+        return self._runners.load(source, self.load_runner)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Read the API keys, then load the models and run their engines until cancelled; ``started`` before loading.

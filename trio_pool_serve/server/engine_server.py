@@ -62,8 +62,10 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
     )
     metrics = Metrics()
     metrics.add_gauges(task_gauges)
-    runners = LocalRunners(config, load_runner, offload)
-    engine = LocalEngine(partial(runners.load, source), offload, metrics.of_engine(source.name), config.scheduling)
+    runners = LocalRunners(config, offload)
+    engine = LocalEngine(
+        partial(runners.load, source, load_runner), offload, metrics.of_engine(source.name), config.scheduling
+    )
     with unwrap_exception_groups(ModelLoadError, EngineDeadError):
         async with trio.open_nursery() as nursery:
             ending = await nursery.start(_watch_signals)

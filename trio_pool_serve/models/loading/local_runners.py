@@ -20,17 +20,16 @@ class LocalRunners:
     """The runners of one process, which share its cores and the threads of ``offload``."""
 
     config: Config
-    load_runner: RunnerLoader
     offload: Offload
     _unused_cores: list[Any] = field(init=False, factory=list)
     """``SharedCores`` of the launch threads that compute nothing."""
 
-    def load(self, source: ModelSource) -> Runner:
-        """Open the model's folder and load its runner. Blocks. Raises ``ModelLoadError``."""
+    def load(self, source: ModelSource, load_runner: RunnerLoader) -> Runner:
+        """Open the model's folder and load its runner with ``load_runner``. Blocks. Raises ``ModelLoadError``."""
         began = time.perf_counter()
         logger.info("loading %s", source.name)
         folder = open_model_folder(source.location, self.config.loading)
-        runner = self.load_runner(folder, self.config.loading, self.offload)
+        runner = load_runner(folder, self.config.loading, self.offload)
         if runner.on_cpu and self.offload.launch > 1:
             runner = self._share_cores(runner)
         logger.info("loaded in %.1f s: %s: %s", time.perf_counter() - began, source.name, runner.describe())
