@@ -33,9 +33,10 @@ from benchmarks.machine import describe_machine
 from benchmarks.model import MODEL_NAME, MODEL_PATH, Texts
 from benchmarks.report import RESULTS, open_steps, print_table, settings_document, write_json
 from benchmarks.servers import Server, open_ours
+from benchmarks.simulated_scenario import LINK_TIMEOUT_S
 from trio_pool_serve.config import ModelConfig, SchedulingConfig
 from trio_pool_serve.engine.local import LocalEngine
-from trio_pool_serve.engine.remote.connectors import HostConnector, UnixConnector
+from trio_pool_serve.engine.remote.connectors import UnixConnector
 from trio_pool_serve.engine.remote.engine_connection import EngineConnection, hello_of
 from trio_pool_serve.engine.remote.process_engine import ProcessEngine
 from trio_pool_serve.engine.remote.wire import ToEngine
@@ -43,9 +44,6 @@ from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, PoolingRequest, RenderedPrompt
-
-LINK_TIMEOUT_S = float(attrs.fields(HostConnector).timeout_s.default)
-"""Of a link between machines, by default."""
 
 SHAPES = ((1, 16), (4, 16), (16, 16), (64, 16), (1, 128), (4, 128), (16, 128), (1, 512), (4, 512))
 """Rows and tokens of each of the batches."""
