@@ -136,7 +136,7 @@ class Scenario:
         """Requests that arrive."""
         return self.load * self.capacity_per_s
 
-    def seconds_of(self, rows: int) -> float:
+    def seconds_of(self, rows: float) -> float:
         """Return how long an API process takes for a request, links included."""
         return (self.costs.request_s + (rows - 1) * self.costs.row_s) / (1 - self.link_share)
 

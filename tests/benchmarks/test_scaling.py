@@ -3,6 +3,7 @@
 import attrs
 import pytest
 
+from benchmarks.capacity import AIMED_SHARE, predict, with_enough_processes
 from benchmarks.simulated_cluster import simulate
 from benchmarks.simulated_scenario import LINK_TIMEOUT_S, Costs, Device, Outcome, Scenario, Traffic
 from trio_pool_serve.engine.remote.connectors import HostConnector
@@ -85,6 +86,19 @@ def test_requests_that_find_no_engine_fail_and_later_ones_do_not():
     longest_s = lost.back_at_s - lost.lost_at_s + lost.longest_pause_s
     assert outcome.lost_rows < outcome.failed < longest_s * lost.requests_per_s
     assert outcome.offered == outcome.answered + outcome.refused + outcome.failed
+
+
+def test_too_few_api_processes_are_the_limit_that_the_model_predicts():
+    few = attrs.evolve(MIXED, traffic=ALIKE, engines=20, costs=attrs.evolve(COSTS, request_s=0.01), load=0.9)
+    capacity = predict(few)
+    assert capacity.requests_per_s == capacity.api_per_s < few.requests_per_s
+    assert simulate(few).goodput_per_s == pytest.approx(capacity.api_per_s, rel=0.02)
+
+
+def test_enough_api_processes_are_the_fewest_that_are_not_too_busy():
+    enough = with_enough_processes(attrs.evolve(MIXED, engines=500))
+    one_fewer = attrs.evolve(enough, api_processes=enough.api_processes - 1)
+    assert predict(one_fewer).api_per_s * AIMED_SHARE < enough.capacity_per_s <= predict(enough).api_per_s * AIMED_SHARE
 
 
 def test_links_are_given_up_after_the_time_that_the_server_has():
