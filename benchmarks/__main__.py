@@ -83,6 +83,8 @@ SCRIPTS = (
     Script("row_frames", {"rounds": 1, "repeats": 10}),
     Script("engine_rows", {"rounds": 1, "total": 3280}),
     Script("engine_links", {**SECOND, "clients": (1,), "model": "tiny", "cuts": 1}),
+    Script("scaling_constants", {"rounds": 1, "repeats": 2, "seconds": 0.5, "links": 10}),
+    Script("scaling", {"rounds": 1, "requests": 500, "sizes": (1, 10), "gpu_sizes": (1,), "candidates": (2, 8)}),
     Script("launch_time", {"rounds": 1, "repeats": 5}),
     Script("request_profile"),
     Script("gpu"),
