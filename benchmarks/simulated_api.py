@@ -130,6 +130,7 @@ class ApiProcess:
     def link_to(self, remote: SimulatedEngine, on_unsent: Callable[[SimulatedLink], None]) -> SimulatedLink:
         """Return a link to an engine."""
         connector = UnixConnector(Path(str(remote.position)))  # which is never asked to connect
+        connector.timeout_s = self.scenario.link_timeout_s
         engine = self.engine
         return SimulatedLink(
             connector,

@@ -106,6 +106,11 @@ class Link:
         return self.hello is not None and self._left is None and not self.is_draining
 
     @property
+    def has_heartbeats(self) -> bool:
+        """Whether the engine process says how much waits there also while it has no answers, as between machines."""
+        return self.connector.timeout_s < math.inf
+
+    @property
     def zone(self) -> str:
         """Where the engine process is."""
         return "" if self.hello is None else self.hello.zone
@@ -202,7 +207,7 @@ class Link:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._receive, stream, nursery)
-                if self.connector.timeout_s < math.inf:
+                if self.has_heartbeats:
                     await wait_silent(stream, self.connector.timeout_s)
                     nursery.cancel_scope.cancel(reason="the engine process is silent")
                     self._fail(f"nothing was received for {self.connector.timeout_s:g} s")

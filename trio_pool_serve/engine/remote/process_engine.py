@@ -34,7 +34,7 @@ class ProcessEngine(Engine):
 
     ``connectors`` are for the replicas of one model, which are there now or later, and are restarted elsewhere: the
     rows of one that dies fail, and while there is none the engine's state is loading. More links may join and leave.
-    ``waiting`` is shared with the other API processes, so that all admit by what waits in all of them.
+    ``waiting`` is shared with the other API processes of this machine, so that all admit by what waits in all of them.
     """
 
     connectors: Sequence[Connector]
@@ -132,14 +132,25 @@ class ProcessEngine(Engine):
         return sum(link.tokens_per_s for link in self._routing.ready)
 
     def _seconds_per_token(self) -> SecondsPerToken:
+        """Return how long the engine processes take for a token of what this machine's API processes have admitted."""
         ready = self._routing.ready
         # Of a single replica they are as they came: this is called for each request that is admitted.
-        if len(ready) == 1:
+        if len(ready) == 1 and not ready[0].has_heartbeats:
             return ready[0].seconds_per_token
         now = time.perf_counter()
         if len(ready) <= COMPARED or now > self._rates_from + RATES_KEPT_S:
-            self._rates, self._rates_from = rates_together([link.seconds_per_token for link in ready]), now
+            rates = rates_together([link.seconds_per_token for link in ready])
+            self._rates, self._rates_from = rates * self._waiting_per_admitted(), now
         return self._rates
+
+    def _waiting_per_admitted(self) -> float:
+        """Return how many tokens wait at hosts for each that this machine's API processes have admitted, at least 1.
+
+        What other machines have sent there delays the rows of this one, and is not counted in ``waiting``.
+        """
+        waiting_tokens = sum([link.waiting_tokens for link in self._routing.ready if link.has_heartbeats])
+        admitted_tokens = float(self.waiting.total().sum()) if waiting_tokens else 0.0
+        return max(1.0, waiting_tokens / admitted_tokens) if admitted_tokens > 0 else 1.0
 
     def admit(self, work: EstimatedWork) -> AbstractContextManager[AdmittedRequest]:  # noqa: D102
         self._require_ready()

@@ -16,9 +16,6 @@ COMPARED = 8
 """Engines that are compared for the rows of one chunk, picked at random if there are more: what API processes know of
 an engine is older than what they have sent to it, and all of them would pick the same one."""
 
-LOOKED_AT_FOR_LONG = 64
-"""Engines that are tried, from the last, for one that has room for a long row."""
-
 OTHER_ZONE_S = 0.05
 """A row goes to another zone if it is computed sooner there by so many seconds: between zones, bytes cost money and
 about a millisecond."""
@@ -68,7 +65,9 @@ class Routing(Generic[D]):
 
     A forward pass cannot be interrupted: if every engine computed a long row, a short one would wait for one of them.
     So long rows fill one engine after the other, from the last, and short ones find the first free. That holds while
-    short rows are at least an eighth of all tokens: with fewer, engines kept free for them would be idle.
+    short rows are at least an eighth of all tokens: with fewer, engines kept free for them would be idle. Of many
+    engines, the last of those that are compared is filled: were it the last of all, all API processes would fill it at
+    once, as none of them knows yet what the others have sent.
 
     ``zone`` is this process's: others are for what would wait here.
     """
@@ -122,8 +121,7 @@ class Routing(Generic[D]):
         tokens = request.tokens
         together, self._kept_together = self._kept_together, max(0, self._kept_together - tokens)
         if together >= tokens:
-            last = self._near[: -LOOKED_AT_FOR_LONG - 1 : -1] if len(self._near) > COMPARED else reversed(candidates)
-            for engine in last:
+            for engine in reversed(candidates):
                 if engine.waiting_tokens <= MAX_TOKENS_BEFORE_LONG and engine.is_usable:
                     return engine
         return self.soonest(tokens, candidates, has_images=request.prompt.images is not None)
