@@ -362,6 +362,23 @@ async def test_requests_are_admitted_by_the_rates_that_the_engine_processes_have
         assert engine.statistics().admitted_tokens == 0
 
 
+async def test_what_other_machines_wait_for_counts_in_admission(replica):
+    async with replica.live(), asking(replica) as engine, asking(replica) as other, trio.open_nursery() as nursery:
+        await engine.wait_ready()
+        await other.wait_ready()
+        await engine.submit_all([request(1)] * 1000)  # many batches: most leave some waiting
+        alone = engine._seconds_per_token()
+        replica.runner.gate.clear()
+        with other.admit(EstimatedWork(tokens=300)), engine.admit(EstimatedWork(tokens=100)):
+            nursery.start_soon(other.submit_all, [request(1)] * 300)
+            await until(lambda: replica.engine.waiting_tokens == 300)
+            nursery.start_soon(engine.submit_all, [request(1)] * 100)
+            await until(lambda: replica.engine.waiting_tokens == 400)
+            expected = 4 if replica.by_tcp else 1  # API processes of one machine share what is admitted
+            await until(lambda: engine._seconds_per_token()[0] == pytest.approx(expected * alone[0]))
+            nursery.cancel_scope.cancel()
+
+
 async def test_a_row_s_client_rank_and_deadline_reach_the_engine_process(replica):
     async with replica.live(), asking(replica) as engine:
         await engine.wait_ready()
