@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -20,7 +19,6 @@ from trio_pool_serve.config import RayConfig
 from trio_pool_serve.engine.remote.ray_cluster import open_cluster
 from trio_pool_serve.errors import ModelLoadError
 
-needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra [ray]")
 
 RECOVERY_LIMIT_S = 20.0
 
@@ -55,7 +53,6 @@ async def read(pipe: Path) -> str:
     return await trio.to_thread.run_sync(pipe.read_text, abandon_on_cancel=True)
 
 
-@needs_ray
 @pytest.mark.ray
 async def test_replicas_are_spread_replaced_when_an_actor_dies_and_drained_by_sigterm(
     tmp_path, scripted_folder, cluster, pipes
@@ -102,7 +99,6 @@ async def test_replicas_are_spread_replaced_when_an_actor_dies_and_drained_by_si
     await until(lambda: cluster.is_empty)
 
 
-@needs_ray
 @pytest.mark.ray
 async def test_clients_that_leave_leave_no_work_on_the_node(tmp_path, scripted_folder, cluster, pipes):
     flags = ("--max-in-flight", "1")
@@ -128,7 +124,6 @@ async def until_queued(server: ServerProcess, rows: int) -> None:
             await trio.sleep(0.05)
 
 
-@needs_ray
 @pytest.mark.ray
 @pytest.mark.slow
 async def test_only_the_launcher_of_several_processes_talks_to_ray(tmp_path, scripted_folder, cluster):

@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,6 @@ from tests.server.server_process import ENGINE_PROCESS, LAUNCHER, ROOT, ServerPr
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.ray,
-    pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra [ray]"),
 ]
 
 logger = logging.getLogger(__name__)
