@@ -19,7 +19,6 @@ from trio_pool_serve.config import RayConfig
 from trio_pool_serve.engine.remote.ray_cluster import open_cluster
 from trio_pool_serve.errors import ModelLoadError
 
-
 RECOVERY_LIMIT_S = 20.0
 
 
