@@ -390,9 +390,12 @@ async def test_an_engine_that_says_hello_twice_is_left(make):
 async def test_an_engine_that_measures_nonsense_is_an_engine_without_a_rate(make):
     replica = make()
     async with replica.listen(), asking(replica) as engine, await replica.accept() as stream:
-        for rate in (-1.0, 0.0, math.nan):
-            rates = np.full(WORK_CLASSES, rate).tobytes()
+        for number, rate in enumerate((-1.0, 0.0, math.inf, math.nan), start=1):
+            rates = np.full(WORK_CLASSES, rate)
+            rates[1:] = 1e-3
             hello = b"" if engine._links[0].hello else frame_of(Hello(8, 0, 2048))
-            await stream.send_all(hello + frame_of(Answers([], 7, 1.0, rates)))
-            await until(lambda rates=rates: engine._links[0].seconds_per_token.tobytes() == rates)
+            await stream.send_all(hello + frame_of(Answers([], number, math.inf, rates.tobytes())))
+            await until(lambda number=number: engine._links[0].waiting_tokens == number)
+            assert engine._links[0].seconds_per_token is UNKNOWN
+            assert engine._links[0].tokens_per_s == 0
             assert rate_of(engine._links[0], 3) is None

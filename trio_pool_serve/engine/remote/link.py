@@ -328,8 +328,10 @@ class Link:
                 finish_together(waiting)
             if index % SUBMITTERS_BETWEEN_CHECKPOINTS == 0:
                 await trio.lowlevel.checkpoint()
-        self.tokens_per_s, self._stall_reason = message.tokens_per_s, message.stall_reason
-        self.seconds_per_token = np.frombuffer(message.seconds_per_token, np.float64)
+        self.tokens_per_s = message.tokens_per_s if message.tokens_per_s < math.inf else 0.0
+        rates, self._stall_reason = np.frombuffer(message.seconds_per_token, np.float64), message.stall_reason
+        # NaN, if they are unknown. Zeros or infinities would send everything there, or have everything refused.
+        self.seconds_per_token = rates if rates.min() > 0 and rates.max() < math.inf else UNKNOWN
         self._others_tokens = max(0, message.waiting_tokens - self.own_tokens)
 
     def __repr__(self) -> str:
