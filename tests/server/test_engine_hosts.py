@@ -195,7 +195,7 @@ async def test_a_machine_that_only_the_engine_s_end_loses_gives_back_its_rows(
         api_on_its_machine(tmp_path, scripted_folder, key_file, machines) as (server, client),
     ):
         server.signal(signal.SIGSTOP)
-        await remote.wait_logged("an API process was silent for 1.5 s")
+        await remote.wait_logged("an API process is lost, and its rows are withdrawn: nothing was received for 1.5 s")
         server.signal(signal.SIGCONT)
         await until(computes(client))
         assert API in remote.log

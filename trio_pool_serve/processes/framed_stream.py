@@ -89,6 +89,8 @@ class FramedStream(Generic[Message]):
     """What was wrong with the frame that has ended the stream; empty if none was."""
     received_bytes: int = field(default=0, init=False)
     """In all, those of incomplete frames included."""
+    sent_bytes: int = field(default=0, init=False)
+    """In all; of a large frame a MiB at a time."""
     _decoder: msgspec.msgpack.Decoder[Message] = field(init=False)
     _received: bytearray = field(init=False, factory=bytearray)
 
@@ -116,7 +118,10 @@ class FramedStream(Generic[Message]):
             raise UnsendableError(f"This is too large to be sent between processes: {len(header) + payload} bytes.")
         prefix = PREFIX.pack(len(header), payload)
         for piece in joined([prefix, header, *buffers]):
-            await self.stream.send_all(piece)
+            for begin in range(0, len(piece), JOINED_BYTES):
+                some = memoryview(piece)[begin : begin + JOINED_BYTES]
+                await self.stream.send_all(some)
+                self.sent_bytes += len(some)
 
     async def receive(self) -> tuple[Message, memoryview] | None:
         """Return the next message and its payload; ``None`` at the end of the stream, even within a frame.

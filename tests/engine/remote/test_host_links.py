@@ -3,6 +3,7 @@
 import contextlib
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -86,32 +87,38 @@ async def test_an_api_process_that_falls_silent_has_its_rows_withdrawn(make):
         replica.runner.gate.set()
 
 
-async def test_silence_is_counted_in_the_time_in_which_this_process_ran(mock_clock):
-    class Stream:
-        received_bytes = 0
-
-    stream, silent = Stream(), trio.Event()
+@pytest.mark.parametrize(
+    ("still", "moving", "silence"),
+    [
+        ("received_bytes", "sent_bytes", "nothing was received for 6 s"),
+        ("sent_bytes", "received_bytes", "nothing could be sent for 6 s"),
+    ],
+)
+async def test_silence_is_counted_in_the_time_in_which_this_process_ran(mock_clock, still, moving, silence):
+    stream = SimpleNamespace(received_bytes=0, sent_bytes=0)
+    found = []
 
     async def wait() -> None:
-        await wait_silent(stream, 6.0)
-        silent.set()
+        found.append(await wait_silent(stream, 6.0))
+
+    async def pass_s(seconds: float) -> None:
+        setattr(stream, moving, getattr(stream, moving) + 1)
+        mock_clock.jump(seconds)
+        await trio.testing.wait_all_tasks_blocked()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait)
         await trio.testing.wait_all_tasks_blocked()
-        mock_clock.jump(1000)  # the process was stopped for so long
-        await trio.testing.wait_all_tasks_blocked()
+        await pass_s(1000)  # the process was stopped for so long
         for _ in range(4):
-            mock_clock.jump(1.0)
-            await trio.testing.wait_all_tasks_blocked()
-        assert not silent.is_set()
-        stream.received_bytes = 1
+            await pass_s(1.0)
+        assert not found
+        setattr(stream, still, 1)
         for _ in range(6):
-            mock_clock.jump(1.0)
-            await trio.testing.wait_all_tasks_blocked()
-        assert not silent.is_set()
-        mock_clock.jump(1.0)
-        await silent.wait()
+            await pass_s(1.0)
+        assert not found
+        await pass_s(1.0)
+        assert found == [silence]
 
 
 # -- leaving and draining --------------------------------------------------------------------------------

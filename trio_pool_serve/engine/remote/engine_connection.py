@@ -70,8 +70,8 @@ class EngineConnection:
                 nursery.start_soon(self._answer)
                 nursery.start_soon(self._receive, nursery.cancel_scope)
                 if self.timeout_s < math.inf:
-                    await wait_silent(self.stream, self.timeout_s)
-                    logger.warning("an API process was silent for %g s: its rows are withdrawn", self.timeout_s)
+                    silence = await wait_silent(self.stream, self.timeout_s)
+                    logger.warning("an API process is lost, and its rows are withdrawn: %s", silence)
                     nursery.cancel_scope.cancel(reason="the API process is silent")
         except* trio.BrokenResourceError:
             logger.info("an API process has disconnected while answers were sent to it")

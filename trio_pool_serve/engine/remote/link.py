@@ -208,9 +208,9 @@ class Link:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._receive, stream, nursery)
                 if self.has_heartbeats:
-                    await wait_silent(stream, self.connector.timeout_s)
+                    silence = await wait_silent(stream, self.connector.timeout_s)
                     nursery.cancel_scope.cancel(reason="the engine process is silent")
-                    self._fail(f"nothing was received for {self.connector.timeout_s:g} s")
+                    self._fail(silence)
         except* trio.BrokenResourceError:
             logger.debug("the engine process has died while rows were sent to it")
         except* LinkRefusedError as refusals:
