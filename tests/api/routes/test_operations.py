@@ -119,6 +119,21 @@ async def test_a_server_that_would_refuse_requests_is_not_ready(client, service,
     await assert_probes(client, "overloaded")
 
 
+async def test_a_server_whose_engines_are_all_shared_with_others_stays_ready_while_it_refuses_requests(
+    service, monkeypatch
+):
+    """Else a load balancer would take all such servers away at once, and clients would not be told 429."""
+    monkeypatch.setattr(type(service.default.engine), "is_overloaded", lambda *_: True)
+    processes = attrs.evolve(service.config.processes, engine="hosts")
+    monkeypatch.setattr(service, "config", attrs.evolve(service.config, processes=processes))
+    async with listening(service) as url, client_of(url) as client:
+        for path in ("/readyz", "/readyz?deep=true"):
+            answer = await client.get(path)
+            assert (answer.status_code, answer.json()) == (200, {"status": "overloaded"})
+        service.draining = True
+        assert (await client.get("/readyz")).status_code == 503
+
+
 # -- devices that stall ----------------------------------------------------------------------------------
 
 PROBE = PoolingRequest(RenderedPrompt(np.array([5, 6], dtype=np.int32)))

@@ -34,6 +34,8 @@ ADMIN_PATHS = frozenset({"/metrics", "/load", "/reset_mm_cache", HOSTS_PATH, DRA
 
 def operational_routes(service: Service) -> Routes:
     """Return the operational routes over a service."""
+    # Then other servers admit by the same queues: sent to them, a request would be refused as well.
+    shares_all_engines = service.config.processes.engine == "hosts"
 
     async def liveness(_: HttpRequest) -> HttpResponse:
         """Respond whether the process should be kept; never waits for compute. Cancellation: has no checkpoint."""
@@ -52,7 +54,7 @@ def operational_routes(service: Service) -> Routes:
             if failure := await failures_of([served.probe for served in service.served.values()]):
                 return _status("failing", ok=False, reason=failure)
             state = service.state  # it took a while
-        return _status(state, ok=state == "ready")
+        return _status(state, ok=state == "ready" or (state == "overloaded" and shares_all_engines))
 
     async def health(_: HttpRequest) -> HttpResponse:
         """Respond whether the models are loaded, as other servers do by being up. Cancellation: has no checkpoint.
