@@ -21,6 +21,8 @@ PROGRAM = (sys.executable, "-m", "tests.ray.ray_cluster_program")
 ACTOR = "ray::EngineActor"
 """Begins the title of a process that runs one."""
 
+HEAD = "gcs_server"
+
 
 @define(eq=False)
 class ClusterProcess:
@@ -40,12 +42,12 @@ class ClusterProcess:
         self.tell("kill", node)
 
     def processes(self, what: str) -> list[psutil.Process]:
-        """Return processes of its nodes: ``ACTOR`` or ``ENGINE_PROCESS``. Those of lost nodes are none of its own."""
+        """Return its processes: ``ACTOR``, ``ENGINE_PROCESS`` or ``HEAD``, those of lost nodes included."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 words = process.cmdline()
-                is_it = words[:1] and words[0].startswith(what) if what == ACTOR else what in words
+                is_it = what in words or (words and (words[0].startswith(what) or Path(words[0]).name == what))
                 if is_it and process.environ().get("CLUSTER_OF_TEST") == str(self.process.pid):
                     found.append(process)
         return found
@@ -61,13 +63,19 @@ class ClusterProcess:
 
 
 @contextmanager
-def ray_cluster(folder: Path, **env: str) -> Iterator[ClusterProcess]:
-    """Start a cluster whose head computes nothing."""
+def ray_cluster(folder: Path, *, port: int = 0, **env: str) -> Iterator[ClusterProcess]:
+    """Start a cluster whose head computes nothing, at a port that is free if none is given."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1", **env}
     with (folder / "cluster.log").open("wb") as log:
         process = subprocess.Popen(
-            PROGRAM, cwd=ROOT, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+            [*PROGRAM, str(port)],
+            cwd=ROOT,
+            env=env,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
         )
         try:
             yield ClusterProcess(process, process.stdout.readline().split()[1])

@@ -1,6 +1,7 @@
 """Ray's own test cluster, in a process of its own: nodes come and go by lines on its standard input.
 
 ``add CPUS`` adds a node and answers with its id, ``kill ID`` kills a node without a word to it, an empty line ends it.
+The argument is the port of the head, 0 for any.
 """
 
 import os
@@ -19,6 +20,8 @@ def say(*words: str) -> None:
 def main() -> None:
     os.environ["CLUSTER_OF_TEST"] = str(os.getpid())  # of all processes of its nodes
     head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+    if port := int(sys.argv[1]):
+        head["gcs_server_port"] = port
     cluster = Cluster(initialize_head=True, head_node_args=head)
     nodes = {}
     say("at", cluster.address)

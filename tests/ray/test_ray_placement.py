@@ -1,9 +1,10 @@
 """Engines on the nodes of Ray's test cluster, with scripted runners: real processes, ended by real signals."""
 
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -11,9 +12,17 @@ import psutil
 import pytest
 import trio
 
-from tests.ray.cluster_process import ACTOR, ClusterProcess, ask, load_of, ray_cluster, until, until_ready
+from tests.ray.cluster_process import ACTOR, HEAD, ClusterProcess, ask, load_of, ray_cluster, until, until_ready
 from tests.server.programs import script
-from tests.server.server_process import API_PROCESS, ENGINE_PROCESS, SCRIPTED, ServerProcess, free_port, launched
+from tests.server.server_process import (
+    API_PROCESS,
+    ENGINE_PROCESS,
+    RAY_PROCESS,
+    SCRIPTED,
+    ServerProcess,
+    free_port,
+    launched,
+)
 from trio_pool_serve.cli import check_references, read_config
 from trio_pool_serve.config import RayConfig
 from trio_pool_serve.engine.remote.ray_cluster import open_cluster
@@ -88,6 +97,7 @@ async def test_replicas_are_spread_replaced_when_an_actor_dies_and_drained_by_si
         async with trio.open_nursery() as nursery:
             nursery.start_soon(slow)
             await read(pipes / "launched")
+            one(server.processes(RAY_PROCESS)).send_signal(signal.SIGTERM)  # systemd sends it to all processes
             server.signal()
             await server.wait_logged("draining")
             assert not answers
@@ -124,22 +134,84 @@ async def until_queued(server: ServerProcess, rows: int) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
-async def test_only_the_launcher_of_several_processes_talks_to_ray(tmp_path, scripted_folder, cluster):
-    async with serving(tmp_path, scripted_folder, cluster, "--api-workers", "2") as server:
-        await until(lambda: len(server.processes(API_PROCESS)) == 2)
-        assert (await ask(server, 5)).status_code == 200
-        has_ray = {
-            process.pid for process in family_of(server) if any("_raylet" in at.path for at in process.memory_maps())
-        }
-        assert has_ray == {server.process.pid}
+async def test_a_process_that_talks_to_ray_and_is_killed_takes_the_engines_with_it_and_is_replaced(
+    tmp_path, scripted_folder, cluster
+):
+    async with serving(tmp_path, scripted_folder, cluster) as server:
+        first, engines = one(server.processes(RAY_PROCESS)), cluster.processes(ENGINE_PROCESS)
+        first.kill()
+        await until(lambda: not {*engines} & {*cluster.processes(ENGINE_PROCESS)})
+        answer = await ask(server, 5)  # there may be an engine by now
+        assert answer.status_code in (200, 503)
+        with trio.fail_after(RECOVERY_LIMIT_S):
+            await until_ready(server, 2)
+        await server.wait_computing()
+        assert one(server.processes(RAY_PROCESS)) != first
         server.signal()
         assert await server.wait_exit() == 0
     await until(lambda: cluster.is_empty)
 
 
-def family_of(server: ServerProcess) -> list[psutil.Process]:
-    return [psutil.Process(server.process.pid), *server.processes(API_PROCESS)]
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("api_workers", [1, 2])
+async def test_only_a_process_for_it_talks_to_ray(tmp_path, scripted_folder, cluster, api_workers):
+    async with serving(tmp_path, scripted_folder, cluster, "--api-workers", str(api_workers)) as server:
+        await until(lambda: len(server.processes(API_PROCESS)) == (api_workers if api_workers > 1 else 0))
+        assert (await ask(server, 5)).status_code == 200
+        launcher = psutil.Process(server.process.pid)
+        family = [launcher, *launcher.children(recursive=True)]
+        has_ray = [process for process in family if any("_raylet" in at.path for at in process.memory_maps())]
+        assert has_ray == server.processes(RAY_PROCESS)
+        assert len(has_ray) == 1
+        server.signal()
+        assert await server.wait_exit() == 0
+    await until(lambda: cluster.is_empty)
+
+
+def one(processes: list[psutil.Process]) -> psutil.Process:
+    (process,) = processes
+    return process
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+async def test_a_server_outlives_the_head_of_its_cluster_and_uses_the_next_one(tmp_path, scripted_folder):
+    """Ray ends the processes of nodes and drivers when the head is gone, by default after a minute."""
+    port, soon = free_port(), {"RAY_gcs_rpc_server_reconnect_timeout_s": "3"}
+    statuses: list[int] = []
+
+    async def keep_asking(server: ServerProcess) -> None:
+        while True:
+            statuses.append((await ask(server, 5)).status_code)
+            await trio.sleep(0.02)
+
+    async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
+        cluster = stack.enter_context(ray_cluster(tmp_path, port=port, **soon))
+        cluster.add_node(2)
+        by_ray = ("--engine", "ray", "--ray-address", cluster.address, "--replicas", "2")
+        launch = launched(tmp_path, str(scripted_folder), *by_ray, command=SCRIPTED, env=soon)
+        server = await stack.enter_async_context(launch)
+        await until_ready(server, 2)
+        for _ in range(4):
+            nursery.start_soon(keep_asking, server)
+        one(cluster.processes(HEAD)).kill()
+        statuses.clear()
+        await until(lambda: 503 in statuses)
+        assert statuses[0] == 200, "engines compute until their nodes end"
+        await server.wait_logged("cannot be reached")
+        await server.wait_until("/readyz", 503)
+        states = {replica["state"] for replica in (await load_of(server))["replicas"].values()}
+        assert states == {"loading"}
+        with ray_cluster(tmp_path, port=port) as restarted:
+            restarted.add_node(2)
+            await until_ready(server, 2)
+            await server.wait_until("/readyz")
+            nursery.cancel_scope.cancel(reason="it has recovered")
+            server.signal()
+            assert await server.wait_exit() == 0
+            await until(lambda: restarted.is_empty)
+    assert {*statuses} <= {200, 503}
 
 
 async def test_a_cluster_that_cannot_be_reached_is_said_to_be_so():

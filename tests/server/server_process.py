@@ -24,7 +24,9 @@ LAUNCHER = (sys.executable, "-m", "trio_pool_serve", "serve", *BY_TORCH_FLAGS, "
 SCRIPTED = (sys.executable, "-m", "tests.server.programs.scripted_server")
 START_LIMIT_S = 300
 
-ENGINE_PROCESS, API_PROCESS = "trio_pool_serve.server.engine_process", "trio_pool_serve.server.api_process"
+ENGINE_PROCESS, API_PROCESS, RAY_PROCESS = [
+    f"trio_pool_serve.server.{each}_process" for each in ("engine", "api", "ray")
+]
 
 
 ENGINE_LINK = "unix"

@@ -11,7 +11,7 @@ from typing import Any
 import trio
 from attrs import define, evolve, field
 
-from trio_pool_serve.config import encode_config
+from trio_pool_serve.config import Config, encode_config
 from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.remote.engine_job import EngineJob, LoadFailed
 from trio_pool_serve.engine.remote.queue_scaling import QueueScaling, QueueSeconds
@@ -45,6 +45,14 @@ def seconds_path(socket_folder: Path, model: int) -> Path:
     return socket_folder / f"{model}.seconds"
 
 
+def device_of(config: Config) -> str:
+    """Return the device of each replica: the only one that it sees."""
+    device = config.loading.device
+    if device != "auto":
+        return device
+    return "cuda:0" if config.ray.gpus_per_replica else "cpu"
+
+
 @define(eq=False)
 class Life:
     """One actor of a replica, from before it is placed until it has ended."""
@@ -69,7 +77,7 @@ class RayEngines(Supervisor):
     a node goes elsewhere before Ray has noticed; a group of several bundles would wait for that. Another actor in place
     of one that has died has the same group.
 
-    Only this process talks to Ray. API processes find the addresses in ``socket_folder``.
+    This is a process of its own, see ``RayPlacement``. API processes find the addresses in ``socket_folder``.
     """
 
     _groups: dict[Replica, Any] = field(init=False, factory=dict)
@@ -82,10 +90,7 @@ class RayEngines(Supervisor):
     """Set when the number of replicas changes."""
 
     def _device_of(self, process: int) -> tuple[Gpu | None, str]:  # noqa: ARG002  (Ray knows the GPUs)
-        device = self.config.loading.device
-        if device == "auto":
-            device = "cuda:0" if self.config.ray.gpus_per_replica else "cpu"
-        return None, device
+        return None, device_of(self.config)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Connect to Ray, then keep an actor for each replica, forever; ``started`` once it is connected.
@@ -94,8 +99,6 @@ class RayEngines(Supervisor):
         are killed, and their engine processes exit.
         """
         least, most = self.config.processes.replica_range or (1, 1)
-        for replica in self.replicas:
-            replica.is_wanted = replica.numbers.replica < least
         async with open_cluster(self.config.ray) as cluster, trio.open_nursery() as nursery:
             for replica in self.replicas:
                 nursery.start_soon(self._keep_alive, replica, partial(self._live, cluster, replica))

@@ -13,7 +13,8 @@ from trio_pool_serve.engine.remote.engine_hosts import EngineHosts
 from trio_pool_serve.engine.remote.keys import LinkKeys
 from trio_pool_serve.engine.remote.process_engine import ProcessEngine
 from trio_pool_serve.engine.remote.queue_scaling import QueueSeconds
-from trio_pool_serve.engine.remote.ray_engines import SCALING_S, RayEngines, seconds_path
+from trio_pool_serve.engine.remote.ray_engines import SCALING_S, seconds_path
+from trio_pool_serve.engine.remote.ray_placement import RayPlacement
 from trio_pool_serve.engine.remote.supervision import EngineProcesses
 from trio_pool_serve.engine.remote.supervisor import Supervisor, connectors_of
 from trio_pool_serve.engine.waiting_work import WaitingWork
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 def supervisor_of(config: Config, loader: str, folder: Path, gpus: Sequence[Gpu] = ()) -> Supervisor:
     """Return what starts the engine processes of a server."""
     if config.processes.engine == "ray":
-        return RayEngines(config, loader, folder)
+        return RayPlacement(config, loader, folder)
     return EngineProcesses(config, loader, folder, gpus)
 
 

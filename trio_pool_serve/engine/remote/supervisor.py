@@ -62,13 +62,13 @@ class Supervisor(ABC):
     loader: str
     socket_folder: Path
     retry_failed_s: float = field(default=RETRY_FAILED_S, kw_only=True)
+    key: str = field(default="", kw_only=True)
+    """For engine processes that are connected to by TCP; one is made unless it is given."""
     replicas: list[Replica] = field(init=False, factory=list)
     """Those of all models, in the order of the settings."""
-    key: str = field(init=False, default="")
-    """For engine processes that are connected to by TCP."""
 
     def __attrs_post_init__(self) -> None:
-        if links_by_tcp(self.config):
+        if links_by_tcp(self.config) and not self.key:
             self.key = token_hex(32)
             key_path(self.socket_folder).write_text(self.key)
         self.replicas = self._make_replicas()
@@ -77,11 +77,13 @@ class Supervisor(ABC):
         paths = [socket_paths(self.config, self.socket_folder, model) for model in range(len(self.config.sources))]
         processes = sum(map(len, paths))
         replicas: list[Replica] = []
+        least, _ = self.config.processes.replica_range or (processes, processes)
         for source, of_model in zip(self.config.sources, paths, strict=True):
             for number, path in enumerate(of_model):
                 process = len(replicas)
                 numbers = ReplicaNumbers(number, len(of_model), process, processes)
                 replicas.append(Replica(source.name, path, numbers, *self._device_of(process)))
+                replicas[-1].is_wanted = number < least
         return replicas
 
     @abstractmethod

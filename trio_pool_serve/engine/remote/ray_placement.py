@@ -1,0 +1,99 @@
+"""The process that talks to Ray, and what it and the server say to each other.
+
+Ray's core ends the process that it is in when the cluster's head has not answered for a minute. That must not be the
+server: its clients would lose their connections, and engines that still compute their rows.
+"""
+
+import logging
+import math
+from typing import TypeAlias
+
+import msgspec
+import trio
+from attrs import define, field
+
+from trio_pool_serve.config import encode_config
+from trio_pool_serve.engine.gpus import Gpu
+from trio_pool_serve.engine.remote.engine_job import LoadFailed
+from trio_pool_serve.engine.remote.ray_engines import device_of
+from trio_pool_serve.engine.remote.supervisor import Supervisor
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.processes.child_process import ChildEnd, keep_alive, open_child
+from trio_pool_serve.telemetry.snapshots import Snapshot
+
+logger = logging.getLogger(__name__)
+
+MODULE = "trio_pool_serve.server.ray_process"
+
+
+class RayJob(msgspec.Struct, tag=True, array_like=True):
+    """The job: place engine processes that load models with ``loader``; API processes have the same ``key``.
+
+    What they look at is in ``socket_folder``: the addresses of engine processes, and how long the queues are.
+    """
+
+    config: bytes
+    loader: str
+    socket_folder: str
+    key: str
+
+
+class Connected(msgspec.Struct, tag=True, array_like=True):
+    """The cluster has been reached."""
+
+
+RayStatus: TypeAlias = Connected | LoadFailed | Snapshot
+"""``LoadFailed``: the cluster cannot be reached, or, after ``Connected``, all replicas of a model have failed."""
+
+
+@define(eq=False)
+class RayPlacement(Supervisor):
+    """Keeps a process alive whose ``RayEngines`` place the replicas of all models.
+
+    When it dies, Ray ends its actors, and so the engine processes; the next one places all of them again.
+    """
+
+    _reported: Snapshot | None = field(default=None, init=False)
+    """What the process has sent last."""
+    _has_connected: bool = field(default=False, init=False)
+
+    def _device_of(self, process: int) -> tuple[Gpu | None, str]:  # noqa: ARG002  (Ray knows the GPUs)
+        return None, device_of(self.config)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep the process alive, forever; ``started`` at once.
+
+        Raises ``ModelLoadError`` if the cluster cannot be reached at first, or once all replicas of a model have
+        failed. Later the cluster is tried again and again. Cancellation: the process ends the actors and exits, or is
+        killed.
+        """
+        task_status.started()
+        await keep_alive("the placement by Ray", self._live)
+
+    async def _live(self) -> ChildEnd:
+        job = RayJob(encode_config(self.config), self.loader, str(self.socket_folder), self.key)
+        failure, connected_at = "", math.inf
+        try:
+            async with open_child(MODULE, job, RayStatus) as child:
+                while (status := await child.status()) is not None:
+                    match status:
+                        case Connected():
+                            connected_at, self._has_connected = trio.current_time(), True
+                        case LoadFailed(failure):
+                            pass
+                        case Snapshot():
+                            self._reported = status
+                end = await child.wait()
+        finally:
+            self._reported = None
+            for replica in self.replicas:
+                replica.path.unlink(missing_ok=True)  # the engine process there ends, too
+        if failure and (connected_at < math.inf or not self._has_connected):
+            raise ModelLoadError(failure)
+        if failure:
+            logger.error("%s", failure)
+        return ChildEnd(end, max(0.0, trio.current_time() - connected_at))
+
+    def snapshot(self) -> Snapshot:
+        """Return what the process has sent last; that all replicas are loading while there is no process."""
+        return super().snapshot() if self._reported is None else self._reported
