@@ -230,7 +230,8 @@ class PoolingRequest(msgspec.Struct, frozen=True, eq=False):
     ``priority`` are computed first. ``group`` is the request group: rows with the same number share one turn in the
     queue. Each client request has its own number below 2⁶³, unique among all processes; 0 is a group of this row alone.
     ``deadline``, in the trio clock's seconds, is when the row is of no use any more. A row with ``planned`` is
-    background work: it is computed when no other rows wait, in exactly that batch.
+    background work: it is computed when no other rows wait, in exactly that batch. A row that ``is_alone`` is all
+    that its client has asked for.
     """
 
     prompt: RenderedPrompt
@@ -241,6 +242,7 @@ class PoolingRequest(msgspec.Struct, frozen=True, eq=False):
     rank: int = 0
     deadline: float = math.inf
     planned: PlannedBatch | None = None
+    is_alone: bool = False
 
     @property
     def tokens(self) -> int:

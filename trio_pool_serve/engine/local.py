@@ -175,8 +175,10 @@ class LocalEngine(Engine):
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens of all rows that are queued or in flight."""
-        return self._queue.tokens + sum(in_flight.batch.tokens for in_flight in self._in_flight)
+        """Tokens of all rows that are queued or in flight, without those of background work."""
+        return self._queue.tokens + sum(
+            in_flight.batch.tokens for in_flight in self._in_flight if not in_flight.is_background
+        )
 
     @property
     def tokens_per_s(self) -> float:

@@ -38,8 +38,6 @@ class QueueEntry(msgspec.Struct, eq=False):
     """No client waits for the row any more: if it has been launched, it is not computed again."""
     link: Any = None
     """The ``Link`` by which the row was sent to another process."""
-    is_alone: bool = False
-    """Whether its submitter waits for no other row, and the row needs nothing that one process has."""
     lost_before: bool = False
     """Whether an engine that had the row was lost; it is sent to one more at most."""
     tokens: int = 0

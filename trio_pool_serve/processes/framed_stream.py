@@ -5,6 +5,7 @@ in msgpack), and the payload (raw arrays). Nothing is pickled: a process that ca
 the receiver.
 """
 
+import errno
 import logging
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -90,7 +91,7 @@ class FramedStream(Generic[Message]):
     received_bytes: int = field(default=0, init=False)
     """In all, those of incomplete frames included."""
     sent_bytes: int = field(default=0, init=False)
-    """In all; of a large frame a MiB at a time."""
+    """In all, those of frames that are being sent included, as soon as the kernel has taken them."""
     _decoder: msgspec.msgpack.Decoder[Message] = field(init=False)
     _received: bytearray = field(init=False, factory=bytearray)
 
@@ -118,10 +119,19 @@ class FramedStream(Generic[Message]):
             raise UnsendableError(f"This is too large to be sent between processes: {len(header) + payload} bytes.")
         prefix = PREFIX.pack(len(header), payload)
         for piece in joined([prefix, header, *buffers]):
-            for begin in range(0, len(piece), JOINED_BYTES):
-                some = memoryview(piece)[begin : begin + JOINED_BYTES]
-                await self.stream.send_all(some)
-                self.sent_bytes += len(some)
+            await self._send_all(memoryview(piece))
+
+    async def _send_all(self, piece: memoryview) -> None:
+        """Send bytes, and count them as the kernel takes them."""
+        while piece:
+            try:
+                sent = await self.stream.socket.send(piece)
+            except OSError as error:
+                if error.errno == errno.EBADF:
+                    raise trio.ClosedResourceError("this end has been closed") from error
+                raise trio.BrokenResourceError(f"the connection has ended: {error}") from error
+            self.sent_bytes += sent
+            piece = piece[sent:]
 
     async def receive(self) -> tuple[Message, memoryview] | None:
         """Return the next message and its payload; ``None`` at the end of the stream, even within a frame.

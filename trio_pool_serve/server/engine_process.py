@@ -82,6 +82,7 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
         )
 
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=job.fd)))
+    zone = config.hosts.zone if job.socket_folder else ""  # that of the API processes, if it is on their machine
     try:
         # ModelLoadError first: wait_ready raises EngineDeadError because of it.
         with unwrap_exception_groups(ModelLoadError, EngineDeadError):
@@ -98,10 +99,10 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
                 else:
                     nursery.start_soon(_send_snapshots, channel, snapshot)
                 if job.key:
-                    await _serve_by_tcp(engine, job.key, listener, leaving)
+                    await _serve_by_tcp(engine, job.key, listener, leaving, zone)
                     nursery.cancel_scope.cancel(reason="all API processes have left")
                 else:
-                    nursery.start_soon(serve_engine, engine, listener)
+                    nursery.start_soon(serve_engine, engine, listener, zone)
     except ModelLoadError as error:
         await send_to_parent(channel, LoadFailed(sendable(str(error))))
         return 1
@@ -121,10 +122,12 @@ async def _watch_parent(
     everything.cancel(reason="the parent is gone")
 
 
-async def _serve_by_tcp(engine: LocalEngine, key: str, listener: trio.SocketListener, leaving: trio.Event) -> None:
+async def _serve_by_tcp(
+    engine: LocalEngine, key: str, listener: trio.SocketListener, leaving: trio.Event, zone: str
+) -> None:
     """Serve API processes until ``leaving`` is set and all of them have their answers."""
     keys = LinkKeys.of(key)
-    by_tcp = EngineListener(engine, keys, partial(hello_of, engine))
+    by_tcp = EngineListener(engine, keys, partial(hello_of, engine, zone))
     async with trio.open_nursery() as connections:
         async with trio.open_nursery() as listening:
             listening.start_soon(partial(trio.serve_listeners, by_tcp.serve, [listener], handler_nursery=connections))

@@ -83,6 +83,7 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
             if settings.probe_listen is not None:
                 nursery.start_soon(_serve_probes, settings.probe_listen, engine, metrics, ending)
             await nursery.start(engine.run)
+            nursery.start_soon(_leave_while_loading, engine, ending)
             await engine.wait_ready()
             freeze_objects()
             await _serve_until_signal(settings, listener, ending)
@@ -107,6 +108,13 @@ async def _serve_until_signal(settings: EngineServerConfig, listener: EngineList
         connections.cancel_scope.cancel(reason="drained")
 
 
+async def _leave_while_loading(engine: LocalEngine, ending: trio.Event) -> None:
+    """Exit at the first signal if the model is still being loaded, which cannot be cancelled."""
+    await ending.wait()
+    if engine.state == "loading":
+        leave(0)
+
+
 async def _watch_signals(*, task_status: trio.TaskStatus[trio.Event]) -> None:
     """Set an event, which ``started`` has, at the first signal; exit at once at the second."""
     ending = trio.Event()
@@ -124,8 +132,8 @@ def _digest_of(location: str, config: Config) -> ModelDigest:
 
 
 def _hello(engine: LocalEngine, model: str, digest: ModelDigest, zone: str) -> Hello:
-    hello = hello_of(engine)
-    hello.model, hello.files, hello.weights, hello.zone = model, digest.files, digest.weights, zone
+    hello = hello_of(engine, zone)
+    hello.model, hello.files, hello.weights = model, digest.files, digest.weights
     return hello
 
 

@@ -6,6 +6,7 @@ import httpx
 from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 TIMEOUT_S = 10.0
 
@@ -62,5 +63,6 @@ def _table_of(hosts: list[dict[str, Any]]) -> Table:
     for host in hosts:
         for engine in host["engines"] or [{"state": "unresolved"}]:
             cells = (engine.get(column) for column in COLUMNS)
-            table.add_row(host["host"], *("" if cell is None else str(cell) for cell in cells))
+            # As Text: addresses by IPv6 would be markup.
+            table.add_row(Text(host["host"]), *(Text("" if cell is None else str(cell)) for cell in cells))
     return table

@@ -123,7 +123,14 @@ async def compute_rows(
         work = admitted.work
         requests = [
             PoolingRequest(
-                prompt, rows[index].params, work.priority, group, work.client.number, work.rank, work.deadline
+                prompt,
+                rows[index].params,
+                work.priority,
+                group,
+                work.client.number,
+                work.rank,
+                work.deadline,
+                is_alone=len(rows) == len(prompts) == 1,
             )
             for index, prompts in zip(chunk, rendered, strict=True)
             for prompt in prompts

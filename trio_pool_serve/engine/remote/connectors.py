@@ -19,7 +19,14 @@ CONNECT_TIMEOUT_S = 2.0
 ADDRESS_CHECK_S = 0.1
 """How often a file is looked for that has the address of an engine process."""
 
-ADDRESS = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[\w.-]+)):(?P<port>\d{1,5})", re.ASCII)
+MAX_NAME = 253
+"""Characters of a host's name (RFC 1035)."""
+
+LABEL = r"[\w-]{1,63}"
+
+ADDRESS = re.compile(
+    rf"(?:\[(?P<ipv6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>{LABEL}(?:\.{LABEL})*\.?)):(?P<port>\d{{1,5}})", re.ASCII
+)
 
 
 @frozen
@@ -33,7 +40,7 @@ class HostAddress:
     def parse(cls, text: str) -> "HostAddress":
         """Return the address that is written ``HOST:PORT`` or ``[IPV6]:PORT``. Raises ``ValueError``."""
         found = ADDRESS.fullmatch(text.strip())
-        if found is None or not 0 < int(found["port"]) < 2**16:
+        if found is None or not 0 < int(found["port"]) < 2**16 or len(found[0]) > MAX_NAME + len("[]:65535"):
             raise ValueError(f"{text.strip()[:200]!r} is not HOST:PORT")
         return cls(found["ipv6"] or found["host"], int(found["port"]))
 

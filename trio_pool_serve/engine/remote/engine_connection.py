@@ -172,7 +172,7 @@ class EngineConnection:
         await self.stream.send(answers, frame.buffers)
 
 
-def hello_of(engine: LocalEngine) -> Hello:
+def hello_of(engine: LocalEngine, zone: str = "") -> Hello:
     """Return what an engine says first on each connection. Raises as ``Engine.submit`` when not ready."""
     probe = engine.probe_request
     return Hello(
@@ -181,13 +181,14 @@ def hello_of(engine: LocalEngine) -> Hello:
         engine.max_batch_tokens,
         engine.cosine_with_float32,
         None if probe is None else (probe.prompt.token_ids.tolist(), probe.params[0].wire_name),
+        zone=zone,
     )
 
 
-async def serve_engine(engine: LocalEngine, listener: trio.SocketListener) -> None:
+async def serve_engine(engine: LocalEngine, listener: trio.SocketListener, zone: str = "") -> None:
     """Serve all connections of a Unix socket forever. Cancellation: at once, connections included."""
 
     async def serve(stream: trio.SocketStream) -> None:
-        await EngineConnection(engine, FramedStream(stream, ToEngine), partial(hello_of, engine)).serve()
+        await EngineConnection(engine, FramedStream(stream, ToEngine), partial(hello_of, engine, zone)).serve()
 
     await trio.serve_listeners(serve, [listener])

@@ -31,7 +31,11 @@ CHANGES_S = 0.5
 RESOLVE_S = 5.0
 """How often names are resolved again."""
 
-RESOLVE_TIMEOUT_S = 5.0
+RESOLVING_AT_ONCE = 16
+"""Names that are resolved at a time, each in a thread that cannot be interrupted."""
+
+AGAIN_S = 2.0
+"""Pause after a link has failed in a way that it should not."""
 
 MAX_HOSTS = 10_000
 """Addresses in all: a link is a few tasks."""
@@ -71,15 +75,18 @@ class Served:
 
     name: str
     engine: ProcessEngine
+    files: ModelDigest
+    """Of the files here; without weights if they are not here."""
     digest: ModelDigest
+    """With the weights of the engines that compute it."""
 
 
 @define(eq=False)
 class HostLink:
     """The link to one engine, for as long as its address is one of the hosts'."""
 
-    host: HostAddress
-    """As it was given; a name may stand for several."""
+    hosts: list[HostAddress]
+    """What it is the address of, as that was given; a name may stand for several."""
     address: HostAddress
     link: Link = field(init=False)
     is_wanted: bool = field(default=True, init=False)
@@ -91,7 +98,7 @@ class HostLink:
     @property
     def names(self) -> set[str]:
         """What it may be called by those who operate the server."""
-        return {str(self.host), str(self.address)}
+        return {str(self.address), *map(str, self.hosts)}
 
 
 @define(eq=False)
@@ -111,14 +118,19 @@ class EngineHosts:
     """By resolved address, in order of arrival."""
     _configured: list[HostAddress] = field(init=False, factory=list)
     _changes: HostChanges = field(init=False, factory=HostChanges)
-    _changes_at: int = field(default=0, init=False)
-    """Modification time of the file."""
+    _changes_version: tuple[int, int] = field(default=(0, 0), init=False)
+    """Of the file that was read last."""
     _served: list[Served] = field(init=False, factory=list)
     _knows_models: trio.Event = field(init=False, factory=trio.Event)
     """Set once all models are in ``_served``."""
-    _refresh: trio.Event = field(init=False, factory=trio.Event)
-    _unresolved: set[HostAddress] = field(init=False, factory=set)
-    """Names that could not be resolved the last time."""
+    _changed: trio.Event = field(init=False, factory=trio.Event)
+    """Set when the hosts or their addresses have changed."""
+    _resolve_now: trio.Event = field(init=False, factory=trio.Event)
+    _known: set[HostAddress] = field(init=False, factory=set)
+    """The hosts as of the last look."""
+    _resolved: dict[HostAddress, list[HostAddress]] = field(init=False, factory=dict)
+    """The addresses of each name that is resolved now and then; empty before the first time."""
+    _resolving: trio.CapacityLimiter = field(init=False, factory=lambda: trio.CapacityLimiter(RESOLVING_AT_ONCE))
     _positions: int = field(default=FIRST_POSITION, init=False)
 
     def read(self) -> None:
@@ -128,40 +140,53 @@ class EngineHosts:
 
     def serve(self, name: str, digest: ModelDigest) -> None:
         """Have engines with the same files compute for the model of that name. No link is made before all are named."""
-        self._served.append(Served(name, self.engines[name], digest))
+        self._served.append(Served(name, self.engines[name], digest, digest))
         if len(self._served) == len(self.engines):
             self._knows_models.set()
 
     def look_again(self) -> None:
         """Use what was read anew; resolve all names now."""
-        self._refresh.set()
+        self._changed.set()
+        self._resolve_now.set()
+        self._resolve_now = trio.Event()
 
     async def run(self) -> None:
         """Connect to the hosts, also to those that join later, forever. Cancellation: at once, as that of the links."""
         await self._knows_models.wait()
         async with trio.open_nursery() as nursery:
             while True:
-                await self._update(nursery)
-                self._refresh = trio.Event()
+                changed = self._changed = trio.Event()
+                self._update(nursery)
                 with trio.move_on_after(RESOLVE_S):
-                    while not self._refresh.is_set() and not self._has_changes():
+                    while not changed.is_set() and not self._has_changes():
                         with trio.move_on_after(CHANGES_S):
-                            await self._refresh.wait()
+                            await changed.wait()
 
-    async def _update(self, nursery: trio.Nursery) -> None:
+    def _update(self, nursery: trio.Nursery) -> None:
+        """Have a link to each address of the hosts, and to no other."""
         self._read_changes()
-        wanted: dict[HostAddress, HostAddress] = {}
-        async with trio.open_nursery() as resolving:
-            for host in self._hosts():
-                resolving.start_soon(self._resolve, host, wanted)
+        wanted: dict[HostAddress, list[HostAddress]] = {}
+        hosts = self._hosts()
+        self._known = {*hosts}
+        for host in hosts:
+            if _is_numeric(host.host):
+                wanted.setdefault(host, []).append(host)
+                continue
+            if host not in self._resolved:
+                self._resolved[host] = []
+                nursery.start_soon(self._keep_resolving, host)
+            for address in self._resolved[host]:
+                wanted.setdefault(address, []).append(host)
         for address, known in list(self.links.items()):
             known.is_wanted = address in wanted
+            known.hosts = wanted.get(address, known.hosts)
             if not known.is_wanted and not known.link.waiting_rows and not known.link.scopes:
+                known.link.is_draining = True  # it is there until it is scheduled to end
                 known.scope.cancel(reason="its address is none of the hosts' any more")
                 del self.links[address]
-        for address, host in wanted.items():
+        for address, of_address in wanted.items():
             if address not in self.links and len(self.links) < MAX_HOSTS:
-                nursery.start_soon(self._keep, self._add(address, host))
+                nursery.start_soon(self._keep, self._add(address, of_address))
         self._drain()
 
     def _drain(self) -> None:
@@ -173,33 +198,31 @@ class EngineHosts:
         """Return all hosts, in order and each once."""
         return list(dict.fromkeys([*self._configured, *map(HostAddress.parse, self._changes.added)]))
 
-    async def _resolve(self, host: HostAddress, found: dict[HostAddress, HostAddress]) -> None:
-        """Add the addresses of a host; of a name that cannot be resolved now, those that it had."""
-        if _is_numeric(host.host):
-            found.setdefault(host, host)
-            return
-        with trio.move_on_after(RESOLVE_TIMEOUT_S):
+    async def _keep_resolving(self, host: HostAddress) -> None:
+        """Resolve a name now and then while it is one of the hosts; it keeps its addresses when that fails."""
+        failure = ""
+        while host in self._known:
+            resolve_now = self._resolve_now
             try:
-                results = await trio.socket.getaddrinfo(host.host, host.port, type=trio.socket.SOCK_STREAM)
-            except OSError as error:
-                self._note_unresolved(host, error)
+                async with self._resolving:
+                    results = await trio.socket.getaddrinfo(host.host, host.port, type=trio.socket.SOCK_STREAM)
+            except (OSError, UnicodeError) as error:  # UnicodeError: the name cannot be encoded for the DNS
+                if str(error) != failure:  # not at each attempt
+                    failure = str(error)
+                    logger.warning("the host %s cannot be resolved: %s", host, failure)
             else:
-                self._unresolved.discard(host)
-                for *_, resolved in results:
-                    found.setdefault(HostAddress(str(resolved[0]), int(resolved[1])), host)
-                return
-        for address, known in self.links.items():
-            if known.host == host:
-                found.setdefault(address, host)
+                failure = ""
+                addresses = [HostAddress(str(resolved[0]), int(resolved[1])) for *_, resolved in results]
+                if {*addresses} != {*self._resolved[host]}:
+                    self._resolved[host] = addresses
+                    self._changed.set()
+            with trio.move_on_after(RESOLVE_S):
+                await resolve_now.wait()
+        del self._resolved[host]
 
-    def _note_unresolved(self, host: HostAddress, error: OSError) -> None:
-        if host not in self._unresolved:  # not at each attempt
-            logger.warning("the host %s cannot be resolved: %s", host, error)
-            self._unresolved.add(host)
-
-    def _add(self, address: HostAddress, host: HostAddress) -> HostLink:
+    def _add(self, address: HostAddress, hosts: list[HostAddress]) -> HostLink:
         self._positions += 1
-        added = self.links[address] = HostLink(host, address)
+        added = self.links[address] = HostLink(hosts, address)
         connector = HostConnector(address, self.keys, self.config.link_timeout_s)
         use, lose = partial(self._use, added), partial(self._lose, added)
         added.link = Link(connector, use, lose, self.stall_timeout_s, self._positions)
@@ -207,7 +230,12 @@ class EngineHosts:
 
     async def _keep(self, added: HostLink) -> None:
         with added.scope:
-            await added.link.run()
+            while True:
+                try:
+                    await added.link.run()
+                except Exception:  # what one engine causes must not end the links to the others
+                    logger.exception("the link to the engine at %s has failed", added.address)
+                await trio.sleep(AGAIN_S)
 
     def _use(self, host: HostLink, link: Link) -> None:
         """Give a link that is ready to the model that its engine computes. Raises ``LinkRefusedError``."""
@@ -227,22 +255,30 @@ class EngineHosts:
     def _lose(self, host: HostLink, link: Link, lost: list[QueueEntry]) -> None:
         served, host.served = host.served, None
         assert served is not None  # noqa: S101  (it was ready)
+        if not any(known.served is served for known in self.links.values()):
+            served.digest = served.files  # the next engine's weights may be other ones
         served.engine.lose(link, lost)
 
     @property
     def _changes_path(self) -> Path:
         return self.folder / CHANGES_FILE
 
-    def _has_changes(self) -> bool:
+    def _version(self) -> tuple[int, int]:
+        """Return what tells one file of changes from the one before, also of the same moment."""
         try:
-            return self._changes_path.stat().st_mtime_ns != self._changes_at
+            found = self._changes_path.stat()
         except FileNotFoundError:
-            return False
+            return 0, 0
+        return found.st_mtime_ns, found.st_ino
+
+    def _has_changes(self) -> bool:
+        return self._version() != self._changes_version
 
     def _read_changes(self) -> None:
-        if self._has_changes():
-            self._changes_at = self._changes_path.stat().st_mtime_ns
+        version = self._version()
+        if version not in (self._changes_version, (0, 0)):
             self._changes = msgspec.json.decode(self._changes_path.read_bytes(), type=HostChanges)
+            self._changes_version = version
 
     def _write_changes(self, change: Callable[[HostChanges], None]) -> None:
         """Change the file that all processes of the server read. Blocks, but for moments."""
@@ -254,7 +290,7 @@ class EngineHosts:
             new.write_bytes(msgspec.json.encode(self._changes))
             new.replace(self._changes_path)
         self._drain()
-        self._refresh.set()
+        self._changed.set()
 
     def add(self, name: str) -> None:
         """Have all processes of the server use a host: one more, or one that was drained.
@@ -267,9 +303,10 @@ class EngineHosts:
             raise InvalidRequestError(f"The host {error}.", param="host") from error
 
         def change(changes: HostChanges) -> None:
-            changes.drained = [each for each in changes.drained if each != str(host)]
-            is_known = host in self._hosts() or any(str(host) in known.names for known in self.links.values())
-            if not is_known:
+            links = [known for known in self.links.values() if str(host) in known.names]
+            names = {str(host)}.union(*(known.names for known in links))
+            changes.drained = [each for each in changes.drained if each not in names]
+            if host not in self._hosts() and not links:
                 changes.added.append(str(host))
 
         if len(self._hosts()) >= MAX_HOSTS:
@@ -292,7 +329,7 @@ class EngineHosts:
         """Return the hosts as this process knows them: for each the engines at its addresses."""
         of_host: dict[HostAddress, list[dict[str, Any]]] = {host: [] for host in self._hosts()}
         for known in self.links.values():
-            of_host.setdefault(known.host, []).append(_described(known))
+            of_host.setdefault(known.hosts[0], []).append(_described(known))
         return [{"host": str(host), "engines": engines} for host, engines in of_host.items()]
 
     def families(self) -> list[Family]:

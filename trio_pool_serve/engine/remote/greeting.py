@@ -73,10 +73,24 @@ class Refusal(msgspec.Struct, tag=True, array_like=True):
 AnyGreeting: TypeAlias = Greeting | Challenge | Proof | Refusal
 
 
-def limit_unacknowledged(stream: trio.SocketStream, timeout_s: float) -> None:
-    """Have the kernel break the connection when what was sent is not taken for so many seconds (Linux)."""
-    with suppress(OSError):  # not a TCP socket
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * timeout_s))
+UNSENT_BYTES = 128 * 1024
+
+TCP_NOTSENT_LOWAT = 25
+"""Of Linux; the socket module of Python 3.11 does not have it."""
+
+
+def limit_waiting(stream: trio.SocketStream, timeout_s: float) -> None:
+    """Have the kernel break the connection when what was sent is not taken for so many seconds (Linux).
+
+    And have it take no more than ``UNSENT_BYTES`` that it cannot send yet. A slow path would otherwise look like one on
+    which nothing can be sent: the kernel takes megabytes, and then none until a third of them was sent.
+    """
+    for option, value in (
+        (socket.TCP_USER_TIMEOUT, round(1000 * timeout_s)),
+        (TCP_NOTSENT_LOWAT, UNSENT_BYTES),
+    ):
+        with suppress(OSError):  # not a TCP socket
+            stream.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 async def greet(stream: trio.SocketStream, keys: Sequence[bytes], timeout_s: float) -> FramedStream[FromEngine]:
@@ -95,7 +109,7 @@ async def greet(stream: trio.SocketStream, keys: Sequence[bytes], timeout_s: flo
         await framed.send(Proof(proof(keys[0], "api", transcript)))
         shown = await _receive(framed, Proof)
     key_of_proof(keys, "engine", transcript, shown.proof)
-    limit_unacknowledged(stream, timeout_s)
+    limit_waiting(stream, timeout_s)
     return framed.continued(FromEngine)
 
 
@@ -120,8 +134,13 @@ async def answer_greeting(stream: trio.SocketStream, keys: Sequence[bytes]) -> t
         with suppress(trio.BrokenResourceError), trio.move_on_after(GREETING_TIMEOUT_S):
             await framed.send(Refusal(str(error)[:300]))
         raise
-    limit_unacknowledged(stream, greeting.timeout_s)
+    limit_waiting(stream, greeting.timeout_s)
     return framed.continued(ToEngine), greeting.timeout_s
+
+
+def in_one_line(text: str) -> str:
+    """Return what the other end has said as a log may have it: what cannot be printed could pretend to be a line."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _greeting_stream(stream: trio.SocketStream) -> FramedStream[AnyGreeting]:
@@ -141,11 +160,11 @@ async def _receive(stream: FramedStream[AnyGreeting], kind: type[Received]) -> R
     received = await stream.receive()
     if received is None:
         if stream.invalid_frame:
-            raise LinkRefusedError(f"what came is no greeting: {stream.invalid_frame}")
+            raise LinkRefusedError(f"what came is no greeting: {in_one_line(stream.invalid_frame)}")
         raise trio.BrokenResourceError("the connection has ended within the greeting")
     message, _ = received
-    if isinstance(message, Refusal):
-        raise LinkRefusedError(message.reason)
+    if isinstance(message, Refusal) and kind is not Greeting:
+        raise LinkRefusedError(in_one_line(message.reason))
     if not isinstance(message, kind):
         raise LinkRefusedError("a message of the greeting came out of turn")
     return message
@@ -154,6 +173,6 @@ async def _receive(stream: FramedStream[AnyGreeting], kind: type[Received]) -> R
 def _require_version(version: int, software: str, who: str) -> None:
     if version != WIRE_VERSION:
         raise LinkRefusedError(
-            f"the {who} is of version {software}, with messages of version {version}; here it is "
+            f"the {who} is of version {in_one_line(software)}, with messages of version {version}; here it is "
             f"{trio_pool_serve.__version__}, with messages of version {WIRE_VERSION}"
         )

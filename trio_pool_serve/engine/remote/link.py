@@ -64,7 +64,9 @@ class Link:
     tokens_per_s: float = field(default=0.0, init=False)
     seconds_per_token: SecondsPerToken = field(default=UNKNOWN, init=False)
     own_tokens: int = field(default=0, init=False)
-    """Of the rows that were sent by this process and are not finished."""
+    """Of the rows that were sent by this process and are not finished, without those of background work."""
+    background_tokens: int = field(default=0, init=False)
+    """Of the rows of background work, which other rows do not wait for."""
     scopes: set[RemoteScope] = field(init=False, factory=set)
     is_draining: bool = field(default=False, init=False)
     """Whether it is to get no more rows; set by those who operate the server."""
@@ -139,7 +141,7 @@ class Link:
         entry.link = self
         number = entry.number = next(self._numbers)
         self._waiting[number] = self._unsent[number] = entry
-        self.own_tokens += entry.request.tokens
+        self._count(entry, 1)
         self._has_work.set()
 
     def withdraw(self, entry: QueueEntry) -> None:
@@ -169,9 +171,15 @@ class Link:
     def _settle(self, number: int) -> QueueEntry | None:
         entry = self._waiting.pop(number, None)
         if entry is not None:
-            self.own_tokens -= entry.request.tokens
+            self._count(entry, -1)
             self._leave_when_idle()
         return entry
+
+    def _count(self, entry: QueueEntry, times: int) -> None:
+        if entry.request.planned is None:
+            self.own_tokens += times * entry.request.tokens
+        else:
+            self.background_tokens += times * entry.request.tokens
 
     def _leave_when_idle(self) -> None:
         if self._left is not None and not self._waiting and not self.scopes:
@@ -261,7 +269,7 @@ class Link:
         self.scopes.clear()
         self._others_tokens, self.tokens_per_s, self._stall_reason = 0, 0.0, ""
         self.seconds_per_token = UNKNOWN
-        lost, self._waiting, self.own_tokens = list(self._waiting.values()), {}, 0
+        lost, self._waiting, self.own_tokens, self.background_tokens = list(self._waiting.values()), {}, 0, 0
         if was_ready:
             self.losses += 1
             logger.info("the connection to the engine process at %s has ended", self.connector.name)
@@ -321,8 +329,13 @@ class Link:
                         self._fail_planned_with(failed, answers)
             else:
                 for number, output in zip(part.ids, answers, strict=True):
-                    if (entry := self._waiting.get(number)) is not None:
+                    entry = self._waiting.get(number)
+                    if entry is not None and len(output.values) == len(entry.request.params):
                         outcomes.append((entry, output))
+                    elif entry is not None:
+                        self._refuse(
+                            number, UnsendableError("The engine process has sent other outputs than asked for.")
+                        )
         for index, together in enumerate(by_submitter(outcomes), start=1):
             if waiting := [outcome for outcome in together if self._settle(outcome[0].number) is not None]:
                 finish_together(waiting)

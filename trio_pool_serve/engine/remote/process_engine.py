@@ -27,6 +27,9 @@ from trio_pool_serve.types import PlannedBatch, PoolingParams, PoolingRequest, Q
 RATES_KEPT_S = 0.05
 """For so long the rates of many engines together are not computed again: a request is admitted every millisecond."""
 
+MAX_TIMES_MEDIAN = 2.0
+"""A host counts with a wait of at most so many times the median of all hosts, of two hosts the shorter one."""
+
 
 @define(eq=False)
 class ProcessEngine(Engine):
@@ -85,8 +88,10 @@ class ProcessEngine(Engine):
 
     def _sent_again(self, entry: QueueEntry) -> bool:
         """Send a row of a lost engine process to another, if that is wanted and would not be in vain."""
-        if entry.lost_before or not entry.is_alone or not self.retries_lost or self._dead:
+        if entry.lost_before or not entry.request.is_alone or not self.retries_lost or self._dead:
             return False
+        if any(isinstance(param, QueryParams) for param in entry.request.params):
+            return False  # the queries are lost, too
         candidates = self._routing.candidates()
         if not candidates:
             return False
@@ -102,17 +107,15 @@ class ProcessEngine(Engine):
         self._require_ready()
         candidates = self._routing.candidates()
         of_planned: dict[PlannedBatch, Link] = {}
-        is_alone = len(entries) == 1
         for entry in entries:
             planned = entry.request.planned
-            link = of_planned.get(planned) if planned is not None else None
-            link = link or self._link_holding_query(entry.request)
-            if link is None:
-                entry.is_alone = is_alone and planned is None
-                link = self._routing.choose(entry.request, candidates)
+            link = self._link_holding_query(entry.request)
             if planned is not None:
-                of_planned[planned] = link
-            link.send_nowait(entry)
+                link = of_planned.get(planned)
+                if link is None:
+                    tokens = sum(each.request.tokens for each in entries if each.request.planned == planned)
+                    link = of_planned[planned] = self._routing.choose_for_background(tokens, candidates)
+            (link or self._routing.choose(entry.request, candidates)).send_nowait(entry)
 
     def withdraw(self, entry: QueueEntry) -> None:  # noqa: D102
         if entry.link is not None:
@@ -139,18 +142,25 @@ class ProcessEngine(Engine):
             return ready[0].seconds_per_token
         now = time.perf_counter()
         if len(ready) <= COMPARED or now > self._rates_from + RATES_KEPT_S:
-            rates = rates_together([link.seconds_per_token for link in ready])
-            self._rates, self._rates_from = rates * self._waiting_per_admitted(), now
+            links = [link for link in self._routing.computing() if not np.isnan(link.seconds_per_token[0])]
+            rates = rates_together([link.seconds_per_token for link in links])
+            self._rates, self._rates_from = rates * self._waiting_per_admitted(links), now
         return self._rates
 
-    def _waiting_per_admitted(self) -> float:
+    def _waiting_per_admitted(self, links: Sequence[Link]) -> float:
         """Return how many tokens wait at hosts for each that this machine's API processes have admitted, at least 1.
 
-        What other machines have sent there delays the rows of this one, and is not counted in ``waiting``.
+        What other machines have sent there delays the rows of this one, and is not counted in ``waiting``. A host with
+        far more than the others delays nothing, as new rows go to those.
         """
-        waiting_tokens = sum([link.waiting_tokens for link in self._routing.ready if link.has_heartbeats])
-        admitted_tokens = float(self.waiting.total().sum()) if waiting_tokens else 0.0
-        return max(1.0, waiting_tokens / admitted_tokens) if admitted_tokens > 0 else 1.0
+        hosts = [link for link in links if link.has_heartbeats]
+        admitted = self.waiting.total()
+        if not any(link.waiting_tokens for link in hosts) or not admitted.any():
+            return 1.0
+        seconds_per_token = np.array([link.seconds_per_token for link in hosts]) @ admitted / admitted.sum()
+        seconds = np.array([link.waiting_tokens for link in hosts]) * seconds_per_token
+        counted = np.minimum(seconds, MAX_TIMES_MEDIAN * np.percentile(seconds, 50, method="lower"))
+        return max(1.0, float((counted / seconds_per_token).sum() / admitted.sum()))
 
     def admit(self, work: EstimatedWork) -> AbstractContextManager[AdmittedRequest]:  # noqa: D102
         self._require_ready()
@@ -190,7 +200,7 @@ class ProcessEngine(Engine):
 
     @property
     def stall_reason(self) -> str:  # noqa: D102
-        reasons = [link.stall_reason for link in self._routing.ready]
+        reasons = [link.stall_reason for link in self._routing.ready if link.takes_rows]
         return reasons[0] if reasons and all(reasons) else ""
 
     def is_overloaded(self, waited_s: float = 0.0) -> bool:  # noqa: D102

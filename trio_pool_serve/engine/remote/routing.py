@@ -34,7 +34,11 @@ class Destination(Protocol):
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens that wait there."""
+        """Tokens that wait there, without those of background work."""
+
+    @property
+    def background_tokens(self) -> int:
+        """Tokens of background work that this process has sent there."""
 
     @property
     def takes_rows(self) -> bool:
@@ -83,31 +87,38 @@ class Routing(Generic[D]):
 
     def add(self, engine: D) -> None:
         """Add an engine that has become ready."""
-        for engines in (self.ready, self._of_zone(engine)):
+        of_zone = self._near if not self.zone or engine.zone == self.zone else self._far
+        for engines in (self.ready, of_zone):
             insort(engines, engine, key=lambda each: each.position)
 
     def remove(self, engine: D) -> None:
         """Remove an engine, if it is there."""
-        if engine in self.ready:
-            self.ready.remove(engine)
-            self._of_zone(engine).remove(engine)
-
-    def _of_zone(self, engine: D) -> list[D]:
-        return self._near if not self.zone or engine.zone == self.zone else self._far
+        for engines in (self.ready, self._near, self._far):  # by now its zone may not be known any more
+            if engine in engines:
+                engines.remove(engine)
 
     def candidates(self) -> Sequence[D]:
         """Return the engines to choose from for some rows, in order: those that are stalled only if all are."""
         compared = [*self._some(self._far), *self._some(self._near)] if self._far else self._some(self._near)
-        if compared:
-            return compared
-        taking = [engine for engine in self.ready if engine.takes_rows]
-        return [engine for engine in taking if engine.is_usable] or taking
+        return compared or self.computing()
+
+    def computing(self) -> list[D]:
+        """Return the engines by which new rows may be computed: those that are stalled only if all are."""
+        usable = [engine for engine in self.ready if engine.is_usable]
+        return usable or [engine for engine in self.ready if engine.takes_rows]
 
     def _some(self, engines: Sequence[D]) -> list[D]:
-        if len(engines) > COMPARED:
-            picked = sorted(self._random.sample(range(len(engines)), COMPARED))
-            engines = [engines[index] for index in picked]
-        return [engine for engine in engines if engine.is_usable]
+        if len(engines) <= COMPARED:
+            return [engine for engine in engines if engine.is_usable]
+        usable = [engine for engine in self._picked(engines) if engine.is_usable]
+        if len(usable) >= COMPARED // 2:
+            return usable
+        # So many get no rows that looking at all of them is worth it.
+        usable = [engine for engine in engines if engine.is_usable]
+        return usable if len(usable) <= COMPARED else self._picked(usable)
+
+    def _picked(self, engines: Sequence[D]) -> list[D]:
+        return [engines[index] for index in sorted(self._random.sample(range(len(engines)), COMPARED))]
 
     def choose(self, request: PoolingRequest, candidates: Sequence[D]) -> D:
         """Return the engine for a row. ``candidates`` are those for it and others, not empty."""
@@ -126,6 +137,15 @@ class Routing(Generic[D]):
                 if engine.waiting_tokens <= MAX_TOKENS_BEFORE_LONG and engine.is_usable:
                     return engine
         return self.soonest(tokens, candidates, has_images=request.prompt.images is not None)
+
+    def choose_for_background(self, tokens: int, candidates: Sequence[D]) -> D:
+        """Return the engine for a planned batch of so many tokens: the one with the least background work."""
+        rates = _rates_of(candidates, work_class(tokens))
+        seconds = [
+            (engine.waiting_tokens + engine.background_tokens + tokens) * rate
+            for engine, rate in zip(candidates, rates, strict=True)
+        ]
+        return candidates[seconds.index(min(seconds))]
 
     def soonest(self, tokens: int, candidates: Sequence[D], *, has_images: bool = False) -> D:
         """Return the engine that will first have computed a row of so many tokens."""

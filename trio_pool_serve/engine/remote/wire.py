@@ -15,7 +15,7 @@ from attrs import define, field
 from trio_pool_serve.engine.compute_rates import WORK_CLASSES
 from trio_pool_serve.engine.remote.arrays import ArrayHeader, Payload
 from trio_pool_serve.engine.remote.scopes import numbers_of
-from trio_pool_serve.processes.framed_stream import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, Buffer
+from trio_pool_serve.processes.framed_stream import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, MAX_TEXT, Buffer
 from trio_pool_serve.types import PlannedBatch
 
 FULL_FRAME_ROWS = 1024
@@ -30,6 +30,15 @@ BYTES_OF_ROW = 256
 """Most bytes of a part that are of one row alone: numbers of up to nine bytes."""
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+
+MAX_WAITING_TOKENS = 2**40
+
+MAX_PROBE_TOKENS = 4096
+
+Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
 
 class OptionalArrays(msgspec.Struct, array_like=True):
@@ -105,18 +114,18 @@ class Hello(msgspec.Struct, tag=True, array_like=True):
     With the agreement of a quantised model with float32. An engine for other machines says more about itself.
     """
 
-    dimensions: int
-    embeds_width: int
-    max_batch_tokens: int
-    cosine_with_float32: float | None = None
-    probe: tuple[list[int], str] | None = None
+    dimensions: Size
+    embeds_width: Size
+    max_batch_tokens: Size
+    cosine_with_float32: Annotated[float, msgspec.Meta(ge=-1.1, le=1.1)] | None = None
+    probe: tuple[Annotated[list[TokenId], msgspec.Meta(max_length=MAX_PROBE_TOKENS)], Name] | None = None
     """Token ids, and the ``wire_name`` of params that have defaults, of a row that the model can compute."""
-    model: str = ""
+    model: Name = ""
     """Its name there."""
-    files: str = ""
-    weights: str = ""
+    files: Name = ""
+    weights: Name = ""
     """Digests of the model's files: see ``ModelDigest``."""
-    zone: str = ""
+    zone: Name = ""
 
 
 class Values(msgspec.Struct, array_like=True):
@@ -134,17 +143,17 @@ class Values(msgspec.Struct, array_like=True):
 class Outputs(msgspec.Struct, tag=True, array_like=True):
     """``PoolingOutput``s of one batch whose values are of the same kinds; ``values`` has one item for each param."""
 
-    queue_s: list[float]
-    forward_s: float
-    copy_s: float
+    queue_s: list[Seconds]
+    forward_s: Seconds
+    copy_s: Seconds
     values: list[Values]
 
 
 class Failure(msgspec.Struct, tag=True, array_like=True):
     """Rows that failed: the name of one of ``FAILURES``, and its message."""
 
-    kind: str
-    message: str
+    kind: Name
+    message: Name
 
 
 class Answers(msgspec.Struct, tag=True, array_like=True):
@@ -155,10 +164,10 @@ class Answers(msgspec.Struct, tag=True, array_like=True):
     """
 
     parts: list[Part]
-    waiting_tokens: Count
+    waiting_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_WAITING_TOKENS)]
     tokens_per_s: Annotated[float, msgspec.Meta(ge=0)]
     seconds_per_token: Annotated[bytes, msgspec.Meta(min_length=8 * WORK_CLASSES, max_length=8 * WORK_CLASSES)]
-    stall_reason: str = ""
+    stall_reason: Name = ""
 
 
 class Leaving(msgspec.Struct, tag=True, array_like=True):
