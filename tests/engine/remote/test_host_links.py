@@ -2,22 +2,30 @@
 
 import contextlib
 import math
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 import trio
+from attrs import Factory, define, field
 from msgspec.structs import replace
 
 from tests.engine.remote.replicas import Replica, asking, two_alive
 from tests.engine.remote.test_process_engine import frame_of, outcome_of, request, until
+from trio_pool_serve.engine.admission import LOAD_MARGIN, EstimatedWork
 from trio_pool_serve.engine.compute_rates import UNKNOWN, WORK_CLASSES
+from trio_pool_serve.engine.remote.process_engine import ProcessEngine
 from trio_pool_serve.engine.remote.routing import rate_of
 from trio_pool_serve.engine.remote.rows import row_frames
 from trio_pool_serve.engine.remote.silence import wait_silent
-from trio_pool_serve.engine.remote.wire import Answers, Hello, Submit
-from trio_pool_serve.errors import EngineLoadingError, EngineProcessDiedError
+from trio_pool_serve.engine.remote.wire import Answers, Hello, Outputs, Part, Submit, ToEngine
+from trio_pool_serve.errors import EngineLoadingError, EngineProcessDiedError, OverloadedError, UnsendableError
+from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.types import Embed, HeldQuery, HoldQuery, PoolingOutput, PoolingRequest
 
 
@@ -312,6 +320,35 @@ async def test_a_held_query_s_row_is_not_sent_elsewhere(make):
     assert sum(second.runner.rows) == 0
 
 
+# -- zones -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("zone", ["here", "there"])
+async def test_an_engine_of_any_zone_may_be_lost(make, zone):
+    lost, other = make(0, zone=zone), make(1, zone="here")
+    outcomes = []
+
+    async def ask(engine) -> None:
+        outcomes.append(await outcome_of(engine, request(5)))
+
+    async with (
+        lost.listen(),
+        other.listen(),
+        asking(lost, other, zone="here") as engine,
+        trio.open_nursery() as nursery,
+    ):
+        async with lost.live():
+            await engine.wait_ready()
+            lost.runner.gate.clear()
+            nursery.start_soon(ask, engine)
+            await until(lambda: lost.engine.statistics().in_flight_batches)
+        await until(lambda: outcomes)
+        assert isinstance(outcomes[0], EngineProcessDiedError)
+        async with other.live():
+            await engine.wait_ready()
+            assert isinstance(await outcome_of(engine, request(5)), PoolingOutput)
+
+
 # -- rates -----------------------------------------------------------------------------------------------
 
 
@@ -333,6 +370,104 @@ async def test_the_rates_that_an_engine_has_measured_decide_how_much_it_gets(mak
         nursery.start_soon(engine.submit_all, [request(1, 2, params=(Embed(),)) for _ in range(500)])
         await until(lambda: sum(link.waiting_rows for link in engine._links) == 500)
         assert [link.waiting_rows for link in engine._links] == [400, 100]
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def telling(*replicas: Replica, waiting: Sequence[int]) -> AsyncIterator[ProcessEngine]:
+    """Links to engines that compute nothing: each needs a millisecond for a token, and tells how many wait there."""
+
+    async def tell(replica: Replica, tokens: int) -> None:
+        async with await replica.accept() as stream:
+            rates = np.full(WORK_CLASSES, 1e-3).tobytes()
+            await stream.send_all(frame_of(Hello(8, 0, 2048)) + frame_of(Answers([], tokens, 0.0, rates)))
+            while await stream.receive_some():
+                """It computes nothing."""
+
+    async with AsyncExitStack() as stack:
+        for replica in replicas:
+            await stack.enter_async_context(replica.listen())
+        engine = await stack.enter_async_context(asking(*replicas))
+        async with trio.open_nursery() as nursery:
+            for replica, tokens in zip(replicas, waiting, strict=True):
+                nursery.start_soon(tell, replica, tokens)
+            await until(lambda: all(link.seconds_per_token is not UNKNOWN for link in engine._links))
+            yield engine
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_host_with_far_more_than_the_others_has_no_request_refused(make):
+    """Rows go to the others. It may be one that says so only."""
+    async with telling(*map(make, range(4)), waiting=(0, 10, 0, 2**40)) as engine:
+        with engine.admit(EstimatedWork(tokens=5)):
+            assert engine._admission.waiting_s == pytest.approx(LOAD_MARGIN * 5e-3 / 4)
+            engine.refuse_late(EstimatedWork(tokens=5))
+
+
+async def test_what_waits_at_all_hosts_has_requests_refused(make):
+    async with telling(*map(make, range(4)), waiting=(9000, 10_000, 11_000, 10_000)) as engine:
+        with engine.admit(EstimatedWork(tokens=5)):
+            assert engine._admission.waiting_s == pytest.approx(LOAD_MARGIN * 10)
+            with pytest.raises(OverloadedError):
+                engine.refuse_late(EstimatedWork(tokens=5))
+
+
+async def test_hosts_that_get_no_rows_count_as_no_capacity(make):
+    async with telling(*map(make, range(4)), waiting=(0, 0, 0, 0)) as engine:
+        assert engine._seconds_per_token()[0] == pytest.approx(1e-3 / 4)
+        for link in engine._links[:3]:
+            link.is_draining = True
+        assert engine._seconds_per_token()[0] == pytest.approx(1e-3)
+
+
+async def test_a_drained_host_does_not_hide_that_all_others_stall(make):
+    async with telling(*map(make, range(2)), waiting=(0, 0)) as engine:
+        engine._links[0].is_draining = True
+        assert engine.state == "ready"
+        engine._links[1]._stall_reason = "a batch does not come back"
+        assert engine.state == "stalled"
+
+
+async def test_a_slow_path_is_not_taken_for_silence(make):
+    """A row of megabytes takes several times as long as a silence may last, in which it is read all the time."""
+    replica = make(timeout_s=1.0)
+    rows = []
+
+    async def read_slowly() -> None:
+        async with await replica.accept() as stream:
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
+            await stream.send_all(frame_of(Hello(8, 0, 2048)))
+            framed = FramedStream(Slow(stream), ToEngine)
+            while (received := await framed.receive()) is not None:
+                if isinstance(received[0], Submit):
+                    rows.append(len(received[1]))
+
+    @define(eq=False)
+    class Slow:
+        """Receives 1.3 MB in a second, and tells meanwhile that it is there."""
+
+        stream: trio.SocketStream
+        socket: "Slow" = field(init=False, default=Factory(lambda self: self, takes_self=True))
+
+        async def receive_some(self, most: int) -> bytes:
+            await self.pause()
+            return await self.stream.receive_some(most)
+
+        async def recv_into(self, buffer: memoryview) -> int:
+            await self.pause()
+            return await self.stream.socket.recv_into(buffer[: 64 * 1024])
+
+        async def pause(self) -> None:
+            await self.stream.send_all(frame_of(Answers([], 0, 0.0, UNKNOWN.tobytes())))
+            await trio.sleep(0.05)
+
+    async with replica.listen(), asking(replica) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(read_slowly)
+        await engine.wait_ready()
+        nursery.start_soon(outcome_of, engine, request(*range(10**6)))
+        await until(lambda: rows)
+        assert rows == [4 * 10**6]
+        assert engine._links[0].losses == 0
         nursery.cancel_scope.cancel()
 
 
@@ -378,6 +513,59 @@ async def test_an_engine_that_says_hello_twice_is_left(make):
             await stream.send_all(frame_of(Hello(8, 0, 2048)) * 2)
             await until(lambda: "twice" in engine._links[0].failure)
         assert engine._routing.ready == []
+
+
+HELLO = Hello(8, 0, 2048)
+
+NONSENSE = {
+    "dimensions": replace(HELLO, dimensions=-1),
+    "a batch": replace(HELLO, max_batch_tokens=2**40),
+    "agreement": replace(HELLO, cosine_with_float32=math.nan),
+    "a probe": replace(HELLO, probe=([2**40], "trio_pool_serve.types:Embed")),
+    "a zone": replace(HELLO, zone="z" * 10**6),
+    "waiting tokens": Answers([], 2**62, 0.0, UNKNOWN.tobytes()),
+    "a reason": Answers([], 0, 0.0, UNKNOWN.tobytes(), "r" * 10**6),
+}
+
+
+@pytest.mark.parametrize("message", NONSENSE.values(), ids=NONSENSE)
+async def test_an_engine_that_says_what_cannot_be_is_left(make, message, caplog):
+    replica = make()
+    async with replica.listen(), asking(replica) as engine:
+        async with await replica.accept() as stream:
+            before = b"" if isinstance(message, Hello) else frame_of(HELLO)
+            await stream.send_all(before + frame_of(message))
+            with trio.fail_after(10), contextlib.suppress(trio.BrokenResourceError):
+                while await stream.receive_some():
+                    """Until the link is given up."""
+        assert engine._routing.ready == []
+        assert "an invalid frame" in caplog.text
+
+
+async def test_an_engine_that_sends_another_number_of_outputs_fails_the_row_alone(make):
+    replica = make()
+    outcomes = []
+
+    async def ask(engine) -> None:
+        outcomes.append(await outcome_of(engine, request(5)))
+
+    async with (
+        replica.listen(),
+        asking(replica) as engine,
+        trio.open_nursery() as nursery,
+        await replica.accept() as stream,
+    ):
+        await stream.send_all(frame_of(HELLO))
+        await engine.wait_ready()
+        nursery.start_soon(ask, engine)
+        framed = FramedStream(stream, ToEngine)
+        message, _ = await framed.receive()
+        (part,) = message.parts
+        nothing = msgspec.Raw(msgspec.msgpack.encode(Outputs([0.1], 0.1, 0.1, [])))
+        await framed.send(Answers([Part(part.ids, 0, nothing)], 0, 0.0, UNKNOWN.tobytes()))
+        await until(lambda: outcomes)
+        assert isinstance(outcomes[0], UnsendableError)
+        assert engine._links[0].waiting_rows == engine._links[0].losses == 0
 
 
 async def test_an_engine_that_measures_nonsense_is_an_engine_without_a_rate(make):

@@ -676,6 +676,24 @@ async def test_all_rows_of_a_planned_batch_go_to_one_replica(make):
         assert planned.rows == len(batch.requests)
 
 
+async def test_background_work_is_shared_between_replicas_and_other_rows_are_not_refused_for_it(make):
+    replicas = [make(number) for number in range(2)]
+    async with two_alive(*replicas), asking(*replicas) as engine, trio.open_nursery() as nursery:
+        await until(lambda: len(engine._routing.ready) == 2)
+        await engine.submit_all([request(1)] * 2000)  # many batches: most leave some waiting, so the rates are known
+        await until(lambda: not np.isnan(engine._seconds_per_token()[0]))
+        for replica in replicas:
+            replica.runner.gate.clear()
+        nursery.start_soon(compute_window, engine, [request(*range(1, 17)) for _ in range(10_000)])
+        await until(lambda: sum(link.background_tokens for link in engine._links) == 160_000)
+        assert min(link.background_tokens for link in engine._links) > 20_000, "each as it is fast"
+        assert [link.own_tokens for link in engine._links] == [0, 0]
+        with engine.admit(EstimatedWork(tokens=5)), engine.admit(EstimatedWork(tokens=5)):
+            assert engine._admission.waiting_s < 1
+        nursery.cancel_scope.cancel()
+    assert [link.background_tokens for link in engine._links] == [0, 0]
+
+
 async def test_a_planned_batch_with_a_row_that_cannot_be_sent_fails_and_no_other(replica):
     """The engine process would wait for its last row for ever."""
     unsendable = PoolingRequest(RenderedPrompt(np.ones(4, dtype=np.int32)), (Unsendable(),))

@@ -25,6 +25,7 @@ class Known:
 
     position: int = 0
     waiting_tokens: int = 0
+    background_tokens: int = 0
     zone: str = ""
     seconds_per_token: SecondsPerToken = field(factory=lambda: UNKNOWN)
     tokens_per_s: float = 0.0
@@ -125,6 +126,29 @@ def test_engines_of_other_zones_compute_what_those_of_the_own_cannot():
     near, far = Known(0, zone="a", is_stalled=True), Known(1, zone="b")
     assert send(routing(near, far, zone="a"), 10, 10) == {1: 10}
     assert send(routing(Known(1, zone="b"), zone="a"), 10, 10) == {1: 10}
+
+
+@pytest.mark.parametrize("zone", ["a", "b"])
+def test_an_engine_is_removed_when_its_zone_is_not_known_any_more(zone):
+    """As that of one that is lost."""
+    lost, other = Known(0, zone=zone), Known(1, zone="a")
+    made = routing(lost, other, zone="a")
+    lost.zone = ""
+    made.remove(lost)
+    assert made.candidates() == made.ready == [other]
+
+
+def test_of_many_engines_of_which_most_get_no_rows_those_that_do_are_compared():
+    engines = [Known(number, takes_rows=number % 10 == 0) for number in range(100)]
+    made = routing(*engines)
+    assert {len(made.candidates()) for _ in range(20)} == {COMPARED}
+    assert set(send(made, 10, 1000)) == set(range(0, 100, 10))
+
+
+def test_background_work_goes_where_there_is_least_of_it_and_other_rows_do_not_mind_it():
+    made = routing(Known(0, background_tokens=10**6), Known(1, waiting_tokens=20), Known(2, background_tokens=10))
+    assert made.choose_for_background(100, made.candidates()).position == 2
+    assert send(made, 10, 3)[1] == 0
 
 
 def test_without_a_zone_all_are_equal():

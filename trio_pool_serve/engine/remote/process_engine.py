@@ -106,16 +106,18 @@ class ProcessEngine(Engine):
     def submit_nowait(self, *entries: QueueEntry) -> None:  # noqa: D102
         self._require_ready()
         candidates = self._routing.candidates()
-        of_planned: dict[PlannedBatch, Link] = {}
+        background: dict[PlannedBatch, list[QueueEntry]] = {}
         for entry in entries:
-            planned = entry.request.planned
-            link = self._link_holding_query(entry.request)
-            if planned is not None:
-                link = of_planned.get(planned)
-                if link is None:
-                    tokens = sum(each.request.tokens for each in entries if each.request.planned == planned)
-                    link = of_planned[planned] = self._routing.choose_for_background(tokens, candidates)
-            (link or self._routing.choose(entry.request, candidates)).send_nowait(entry)
+            if (planned := entry.request.planned) is not None:
+                background.setdefault(planned, []).append(entry)
+                continue
+            link = self._link_holding_query(entry.request) or self._routing.choose(entry.request, candidates)
+            link.send_nowait(entry)
+        for together in background.values():
+            tokens = sum(entry.request.tokens for entry in together)
+            link = self._routing.choose_for_background(tokens, candidates)
+            for entry in together:
+                link.send_nowait(entry)
 
     def withdraw(self, entry: QueueEntry) -> None:  # noqa: D102
         if entry.link is not None:
