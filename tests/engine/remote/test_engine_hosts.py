@@ -1,6 +1,7 @@
 """The hosts of a server: which there are, which model each computes, and changes while it runs."""
 
 import errno
+import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from trio_pool_serve.config import HostsConfig
 from trio_pool_serve.engine.remote import engine_hosts
 from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.engine.remote.engine_hosts import EngineHosts, parse_hosts, read_hosts
+from trio_pool_serve.engine.remote.link import Link
 from trio_pool_serve.engine.remote.process_engine import ProcessEngine
 from trio_pool_serve.errors import EngineLoadingError, InvalidRequestError, NotFoundError
 from trio_pool_serve.telemetry.metrics import Metrics
@@ -106,7 +108,11 @@ def test_hosts_are_read_from_a_list_and_from_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["a", "a:", "a:0", "a:65536", ":9000", "a b:9000", "::1:9000", "a:9000;b:9000", "http://a:9000", "ä:1"]
+    "text",
+    [
+        *("a", "a:", "a:0", "a:65536", ":9000", "a b:9000", "::1:9000", "a:9000;b:9000", "http://a:9000", "ä:1"),
+        *("a..b:9000", ".:9000", ".a:9000", f"{'a' * 64}:9000", f"{'a.' * 127}a:9000"),
+    ],
 )
 def test_what_is_no_address_is_refused(text):
     with pytest.raises(ValueError, match="is not HOST:PORT"):
@@ -167,6 +173,19 @@ async def test_a_server_without_weights_takes_those_of_its_first_engine(make, tm
             assert states(hosts) == {str(first.address): ["ready"], str(second.address): ["connecting"]}
 
 
+async def test_the_weights_of_engines_that_have_all_left_count_no_longer(make, tmp_path):
+    first, second = make(0), make(1, digest=ModelDigest(DIGEST.files, "x" * 64))
+    async with living(first, second):
+        (tmp_path / "hosts").write_text(f"{first.address}\n")
+        server = Server(tmp_path, str(tmp_path / "hosts"), {"m": ModelDigest(DIGEST.files, "")})
+        async with server.run() as hosts:
+            await hosts.engines["m"].wait_ready()
+            (tmp_path / "hosts").write_text(f"{second.address}\n")
+            hosts.read()
+            hosts.look_again()
+            await until(lambda: states(hosts) == {str(second.address): ["ready"]})
+
+
 async def test_hosts_join_and_leave_with_the_file(make, tmp_path):
     first, second = make(0), make(1)
     async with living(first, second):
@@ -208,6 +227,34 @@ async def test_a_host_that_leaves_computes_what_it_has_first(make, tmp_path):
             first.runner.gate.set()
             await until(lambda: states(hosts) == {str(second.address): ["ready"]})
             await until(lambda: outputs)
+
+
+async def test_a_host_that_leaves_without_rows_gets_none_in_the_same_moment(make, tmp_path):
+    first, second = make(0), make(1)
+    async with living(first, second):
+        path = tmp_path / "hosts"
+        path.write_text(f"{first.address}\n{second.address}\n")
+        async with Server(tmp_path, str(path)).run() as hosts, trio.open_nursery() as nursery:
+            engine = hosts.engines["m"]
+            await until(lambda: len(engine._routing.ready) == 2)
+            leaving = hosts.links[first.address].link
+            path.write_text(f"{second.address}\n")
+            hosts.read()
+            hosts._update(nursery)
+            assert leaving in engine._routing.ready, "its task has not run since"
+            assert not leaving.takes_rows
+            await engine.submit_all([request(5)] * 5)
+
+
+async def test_two_changes_in_the_same_moment_are_both_read(make, tmp_path):
+    async with Server(tmp_path, "127.0.0.1:1").run() as one, Server(tmp_path, "127.0.0.1:1").run() as other:
+        await until(lambda: states(one) == states(other) == {"127.0.0.1:1": ["connecting"]})
+        one.add("127.0.0.1:2")
+        await until(lambda: len(states(other)) == 2)
+        modified = other._changes_path.stat().st_mtime_ns
+        one.add("127.0.0.1:3")
+        os.utime(other._changes_path, ns=(modified, modified))
+        await until(lambda: len(states(other)) == 3)
 
 
 async def test_hosts_are_added_and_drained_for_all_processes_of_the_server(make, tmp_path):
@@ -279,6 +326,69 @@ async def test_a_name_stands_for_an_engine_at_each_of_its_addresses(make, tmp_pa
                 await until(lambda: states(hosts) == {name: ["draining"]})
         nursery.cancel_scope.cancel()
     listening.close()
+
+
+async def test_two_names_of_one_address_both_stand_for_it(make, tmp_path):
+    trio.socket.set_custom_hostname_resolver(Names(["127.0.0.1"]))
+    host = make()
+    async with living(host):
+        port = host.address.port
+        async with Server(tmp_path, f"one:{port},two:{port}").run() as hosts:
+            await hosts.engines["m"].wait_ready()
+            for name in (f"one:{port}", f"two:{port}", f"127.0.0.1:{port}"):
+                hosts.drain(name)
+                assert [known.link.state for known in hosts.links.values()] == ["draining"], name
+                hosts.add(f"two:{port}")
+                assert [known.link.state for known in hosts.links.values()] == ["ready"], name
+
+
+async def test_a_name_that_is_never_resolved_holds_up_no_other_host_and_no_change(make, tmp_path, monkeypatch):
+    class Hanging(Names):
+        async def getaddrinfo(self, host, *arguments, **options):
+            if host == b"hangs":
+                await trio.sleep_forever()
+            return await super().getaddrinfo(host, *arguments, **options)
+
+    trio.socket.set_custom_hostname_resolver(Hanging(["127.0.0.1"]))
+    first, second = make(0), make(1)
+    async with (
+        living(first, second),
+        Server(tmp_path, f"hangs:9000,{first.address},good:{second.address.port}").run() as hosts,
+    ):
+        ready = {"hangs:9000": [], str(first.address): ["ready"], f"good:{second.address.port}": ["ready"]}
+        await until(lambda: states(hosts) == ready)
+        hosts.drain(str(first.address))
+        await until(lambda: states(hosts)[str(first.address)] == ["draining"])
+
+
+async def test_a_name_that_cannot_be_encoded_is_one_that_cannot_be_resolved(make, tmp_path, caplog):
+    class Encoding(Names):
+        async def getaddrinfo(self, host, *arguments, **options):
+            "a..b".encode("idna")
+
+    trio.socket.set_custom_hostname_resolver(Encoding())
+    host = make()
+    async with living(host), Server(tmp_path, f"name:1,{host.address}").run() as hosts:
+        await hosts.engines["m"].wait_ready()
+        await until(lambda: "the host name:1 cannot be resolved" in caplog.text)
+
+
+async def test_a_link_that_fails_as_it_should_not_is_begun_anew_and_no_other_ends(make, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(engine_hosts, "AGAIN_S", 0.01)
+    first, second = make(0), make(1)
+    run, failed = Link.run, []
+
+    async def fail_once(link: Link) -> None:
+        if link.connector.name == str(first.address) and not failed:
+            failed.append(link)
+            raise ZeroDivisionError
+        await run(link)
+
+    monkeypatch.setattr(Link, "run", fail_once)
+    async with living(first, second), Server(tmp_path, f"{first.address},{second.address}").run() as hosts:
+        await until(lambda: states(hosts) == {str(host.address): ["ready"] for host in (first, second)})
+        assert failed
+        assert f"the link to the engine at {first.address} has failed" in caplog.text
 
 
 async def test_the_links_are_in_the_metrics(make, tmp_path):

@@ -1,6 +1,7 @@
 """Who may connect to an engine by TCP, and what becomes of all others."""
 
 import logging
+import math
 import os
 import struct
 from collections.abc import AsyncIterator
@@ -283,6 +284,16 @@ async def test_many_refusals_are_one_line_of_the_log_in_a_second(replica, engine
     lines = [record for record in caplog.records if "is refused" in record.message]
     assert replica.listener.refused == 50
     assert 1 <= len(lines) < 25
+
+
+async def test_what_a_stranger_says_makes_no_line_of_the_log(replica, engine, caplog):
+    for said in (greeting_of(wire_version=0, software="1\nCRITICAL all is lost"), Refusal("no\nCRITICAL all is lost")):
+        caplog.clear()
+        replica.listener._logged_at = -math.inf
+        await answers_to(await connect(replica), frame_of(said))
+        (refusal,) = [record.getMessage() for record in caplog.records if "is refused" in record.message]
+        assert "\n" not in refusal
+        assert ("CRITICAL" in refusal) == isinstance(said, Greeting), "a refusal of what was not said is none"
 
 
 @pytest.mark.parametrize("checkpoints", range(12))

@@ -40,7 +40,7 @@ class HostAddress:
     def parse(cls, text: str) -> "HostAddress":
         """Return the address that is written ``HOST:PORT`` or ``[IPV6]:PORT``. Raises ``ValueError``."""
         found = ADDRESS.fullmatch(text.strip())
-        if found is None or not 0 < int(found["port"]) < 2**16 or len(found[0]) > MAX_NAME + len("[]:65535"):
+        if found is None or not 0 < int(found["port"]) < 2**16 or len(found["host"] or "") > MAX_NAME:
             raise ValueError(f"{text.strip()[:200]!r} is not HOST:PORT")
         return cls(found["ipv6"] or found["host"], int(found["port"]))
 
