@@ -375,6 +375,45 @@ async def test_hosts_are_listed_drained_and_added_by_a_command(tmp_path, scripte
             assert await statuses_of(client, 20) == {200: 20}
 
 
+async def test_addresses_by_ipv6_are_listed_whole(tmp_path, scripted_folder, key_file):
+    address = f"[::1]:{free_port()}"
+    async with (
+        engine(scripted_folder, key_file, address),
+        api(tmp_path, scripted_folder, key_file, address) as server,
+    ):
+        listed = await trio.to_thread.run_sync(lambda: hosts_command(server, "list", key=None))
+        assert listed.stdout.count(address) == 2, listed.stdout
+
+
+async def test_engine_processes_of_the_own_machine_are_of_its_zone(tmp_path, scripted_folder, key_file):
+    address, probes = local(), local()
+    at_engine = ("--zone", "there", "--probe-listen", probes)
+    at_server = ("--zone", "here", "--engine", "process", "--replicas", "1")
+    async with (
+        engine(scripted_folder, key_file, address, *at_engine),
+        api(tmp_path, scripted_folder, key_file, address, *at_server) as server,
+        client_of(server.url) as client,
+        client_of(f"http://{probes}") as of_engine,
+    ):
+        await server.wait_logged(f"the engine at {address} computes m")
+        await server.wait_logged("is ready: m")
+        await until(computes(client))
+        before = (await of_engine.get("/metrics")).text.count('trio_pool_serve_tokens_total{model="m"} 0.0')
+        assert await statuses_of(client, 20) == {200: 20}
+        after = (await of_engine.get("/metrics")).text.count('trio_pool_serve_tokens_total{model="m"} 0.0')
+        assert before == after == 1
+
+
+async def test_an_engine_that_is_told_to_end_while_it_loads_ends_at_once(scripted_folder, key_file):
+    os.mkfifo(key_file.with_name("load"))
+    command = [*ENGINE_PROGRAM, f"m={scripted_folder}", "--listen", local(), "--key-file", str(key_file)]
+    env = {"SCRIPT_LOADING": str(key_file.with_name("load"))}
+    with started(command, 0, key_file.with_name("engine.log"), env) as process:
+        await trio.to_thread.run_sync(key_file.with_name("load").read_text, abandon_on_cancel=True)
+        process.signal()
+        assert await process.wait_exit(30) == 0
+
+
 async def test_hosts_cannot_be_changed_where_there_are_no_keys(tmp_path, scripted_folder, key_file):
     address = local()
     async with (

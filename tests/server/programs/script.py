@@ -63,8 +63,12 @@ def visible_devices() -> str | None:
 def load_scripted(_, config: ModelConfig, *__) -> ScriptedRunner:
     """Load a runner, unless the file named by ``SCRIPT_BROKEN`` has this process's device in it.
 
-    As the device is followed there, the process fails to load (``raises``) or ends (``exits``).
+    As the device is followed there, the process fails to load (``raises``) or ends (``exits``). With
+    ``SCRIPT_LOADING``, a named pipe, it says that it loads, and never ends.
     """
+    if "SCRIPT_LOADING" in os.environ:
+        Path(os.environ["SCRIPT_LOADING"]).write_text("loading")
+        threading.Event().wait()
     if "SCRIPT_LOAD_ERROR" in os.environ:
         raise ModelLoadError(os.environ["SCRIPT_LOAD_ERROR"])
     if "SCRIPT_BROKEN" in os.environ:
