@@ -169,7 +169,7 @@ class Simulation:
         rows = traffic.rows_of_several if draw.random() < traffic.several_share else 1
         client, group = draw.choice(self._clients), self._offered + 1
         prompts = [self._prompt(draw.choice(traffic.lengths)) for _ in range(rows)]
-        requests = [PoolingRequest(prompt, group=group, client=client.number) for prompt in prompts]
+        requests = [PoolingRequest(prompt, group=group, client=client.number, is_alone=rows == 1) for prompt in prompts]
         return SimulatedRequest(client, self.clock.now, requests, self._end)
 
     def _prompt(self, tokens: int) -> RenderedPrompt:

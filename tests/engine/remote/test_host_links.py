@@ -407,7 +407,7 @@ async def test_a_host_with_far_more_than_the_others_has_no_request_refused(make)
 async def test_what_waits_at_all_hosts_has_requests_refused(make):
     async with telling(*map(make, range(4)), waiting=(9000, 10_000, 11_000, 10_000)) as engine:
         with engine.admit(EstimatedWork(tokens=5)):
-            assert engine._admission.waiting_s == pytest.approx(LOAD_MARGIN * 10)
+            assert engine._admission.waiting_s == pytest.approx(LOAD_MARGIN * 10, rel=1e-2)
             with pytest.raises(OverloadedError):
                 engine.refuse_late(EstimatedWork(tokens=5))
 
@@ -417,7 +417,7 @@ async def test_hosts_that_get_no_rows_count_as_no_capacity(make):
         assert engine._seconds_per_token()[0] == pytest.approx(1e-3 / 4)
         for link in engine._links[:3]:
             link.is_draining = True
-        assert engine._seconds_per_token()[0] == pytest.approx(1e-3)
+        await until(lambda: engine._seconds_per_token()[0] == pytest.approx(1e-3))
 
 
 async def test_a_drained_host_does_not_hide_that_all_others_stall(make):

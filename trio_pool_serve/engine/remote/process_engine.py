@@ -17,7 +17,7 @@ from trio_pool_serve.engine.engine import Engine, EngineState, EngineStatistics
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.connectors import Connector
 from trio_pool_serve.engine.remote.link import Link
-from trio_pool_serve.engine.remote.routing import COMPARED, Routing, rate_of
+from trio_pool_serve.engine.remote.routing import Routing, rate_of
 from trio_pool_serve.engine.remote.wire import Hello
 from trio_pool_serve.engine.waiting_work import WaitingWork
 from trio_pool_serve.errors import EngineDeadError, EngineLoadingError, EngineProcessDiedError
@@ -25,7 +25,8 @@ from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.types import PlannedBatch, PoolingParams, PoolingRequest, QueryParams, QueryScope, RenderedPrompt
 
 RATES_KEPT_S = 0.05
-"""For so long the rates of many engines together are not computed again: a request is admitted every millisecond."""
+"""For so long the rates of several engines together, and what others wait for, are not computed again: that takes up to
+a millisecond, as long as all of an ordinary request."""
 
 MAX_TIMES_MEDIAN = 2.0
 """A host counts with a wait of at most so many times the median of all hosts, of two hosts the shorter one."""
@@ -55,6 +56,8 @@ class ProcessEngine(Engine):
     _has_ready: trio.Event = field(init=False, factory=trio.Event)
     """Set once an engine process is ready, and if the engine dies before."""
     _rates: SecondsPerToken = field(default=UNKNOWN, init=False)
+    _others_tokens: float = field(default=0.0, init=False)
+    """Tokens that wait at hosts for other machines, when ``_rates`` were computed."""
     _rates_from: float = field(default=-math.inf, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -75,11 +78,13 @@ class ProcessEngine(Engine):
     def add_ready(self, link: Link) -> None:
         """Use a link whose engine process is ready, one of this engine's own or another that has joined."""
         self._routing.add(link)
+        self._rates_from = -math.inf
         self._has_ready.set()
 
     def lose(self, link: Link, lost: Sequence[QueueEntry]) -> None:
         """Do without a link; rows that it had are sent to another or fail."""
         self._routing.remove(link)
+        self._rates_from = -math.inf
         if not self._routing.ready and not self._dead:
             self._has_ready = trio.Event()
         for entry in lost:
@@ -143,26 +148,31 @@ class ProcessEngine(Engine):
         if len(ready) == 1 and not ready[0].has_heartbeats:
             return ready[0].seconds_per_token
         now = time.perf_counter()
-        if len(ready) <= COMPARED or now > self._rates_from + RATES_KEPT_S:
+        if now > self._rates_from + RATES_KEPT_S:
             links = [link for link in self._routing.computing() if not np.isnan(link.seconds_per_token[0])]
-            rates = rates_together([link.seconds_per_token for link in links])
-            self._rates, self._rates_from = rates * self._waiting_per_admitted(links), now
-        return self._rates
+            self._rates = rates_together([link.seconds_per_token for link in links])
+            self._others_tokens, self._rates_from = self._tokens_of_others(links), now
+        if not self._others_tokens:
+            return self._rates
+        # What others wait for is counted as if it had come from the same clients in the same proportions.
+        admitted = float(self.waiting.total().sum())
+        return self._rates * (1 + self._others_tokens / admitted) if admitted > 0 else self._rates
 
-    def _waiting_per_admitted(self, links: Sequence[Link]) -> float:
-        """Return how many tokens wait at hosts for each that this machine's API processes have admitted, at least 1.
+    def _tokens_of_others(self, links: Sequence[Link]) -> float:
+        """Return how many tokens wait at hosts besides those that this machine's API processes have admitted.
 
-        What other machines have sent there delays the rows of this one, and is not counted in ``waiting``. A host with
-        far more than the others delays nothing, as new rows go to those.
+        A host with far more than the others delays nothing, as new rows go to those.
         """
         hosts = [link for link in links if link.has_heartbeats]
-        admitted = self.waiting.total()
-        if not any(link.waiting_tokens for link in hosts) or not admitted.any():
-            return 1.0
-        seconds_per_token = np.array([link.seconds_per_token for link in hosts]) @ admitted / admitted.sum()
-        seconds = np.array([link.waiting_tokens for link in hosts]) * seconds_per_token
+        waiting = np.array([link.waiting_tokens for link in hosts], np.float64)
+        if not waiting.any():
+            return 0.0
+        rates, admitted = np.array([link.seconds_per_token for link in hosts]), self.waiting.total()
+        # Of rows like those that are admitted; only how fast the hosts are compared with each other counts.
+        seconds_per_token = rates @ admitted if admitted.any() else rates.mean(axis=1)
+        seconds = waiting * seconds_per_token
         counted = np.minimum(seconds, MAX_TIMES_MEDIAN * np.percentile(seconds, 50, method="lower"))
-        return max(1.0, float((counted / seconds_per_token).sum() / admitted.sum()))
+        return max(0.0, float((counted / seconds_per_token).sum() - admitted.sum()))
 
     def admit(self, work: EstimatedWork) -> AbstractContextManager[AdmittedRequest]:  # noqa: D102
         self._require_ready()
