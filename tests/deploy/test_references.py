@@ -122,6 +122,16 @@ def test_queries_ask_for_metrics_and_labels_that_there_are():
     assert asked == ["queued_tokens", "in_flight_batches"]
 
 
+def test_queries_average_a_sum_so_that_an_engine_and_its_successor_are_not_both_counted():
+    """A sum of averages has each engine that ended within the window in full, beside the one that replaced it."""
+    (scaled,) = of_kind(kustomized(ALL), "ScaledObject")
+    queries = [re.sub(r"\{.*?\}", "", trigger["metadata"]["query"]) for trigger in scaled["spec"]["triggers"]]
+    assert queries == [
+        "avg_over_time(sum(trio_pool_serve_engine)[1m:15s])",
+        "avg_over_time(sum(trio_pool_serve_engine > bool 0)[5m:15s])",
+    ]
+
+
 @pytest.mark.parametrize("folder", ["base", "overlays/cpu", ALL, "models"])
 def test_all_objects_are_in_one_namespace(folder):
     assert {manifest["metadata"]["namespace"] for manifest in kustomized(folder)} == {"trio-pool-serve"}
