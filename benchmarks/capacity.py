@@ -2,7 +2,9 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import attrs
 from attrs import frozen
@@ -38,8 +40,24 @@ class Measured:
 
     @classmethod
     def read(cls, folder: Path = RESULTS) -> "Measured":
-        """Return the constants that ``benchmarks.scaling_constants`` has written."""
-        found = json.loads((folder / "scaling_constants.json").read_text())["constants"]
+        """Return the constants that ``benchmarks.scaling_constants`` has written: medians of its rounds."""
+        return cls._of(_document(folder)["constants"])
+
+    @classmethod
+    def read_costliest(cls, folder: Path = RESULTS) -> "Measured":
+        """Return what it might be instead: each cost as in the round in which it was highest.
+
+        Of a batch it is what the line through all batches says, divided by the share of it that the line says for the
+        batch that it underrates most: batches differ from the line by more than one round from another.
+        """
+        document = _document(folder)
+        constants, rounds = document["constants"], document["rounds"]
+        most = {name: max(each[name] for each in rounds) for name in constants}
+        batches = {name: constants[name] / (1 - constants["fit_error"]) for name in ("fixed_s", "seconds_per_token")}
+        return cls._of(most | batches)
+
+    @classmethod
+    def _of(cls, found: Mapping[str, float]) -> "Measured":
         device = Device(
             name="one core, MiniLM",
             fixed_s=found["fixed_s"],
@@ -48,6 +66,10 @@ class Measured:
         )
         costs = Costs(request_s=found["request_s"], row_s=found["row_s"], link_s=found["link_api_s"])
         return cls(device=device, costs=costs, link_engine_s=found["link_engine_s"])
+
+
+def _document(folder: Path) -> Any:
+    return json.loads((folder / "scaling_constants.json").read_text())
 
 
 @frozen(kw_only=True)

@@ -1,8 +1,9 @@
 """What do a batch, a request, a row and an idle link cost? The constants of the capacity model.
 
-Processor time, not elapsed time, so that it hardly matters what else the machine does. Batches: the packaged model on
-one core. Requests: the event loop of an API process whose engine is another process. Links: both ends of connections
-over which nothing but heartbeats is sent, as often as between machines.
+Processor time, not elapsed time, so that it matters less what else the machine does; caches are shared all the same.
+Batches: the packaged model on one core. Requests: the event loop of an API process whose engine is another process.
+Links: both ends of connections over which nothing but heartbeats is sent, as often as between machines, but over Unix
+sockets.
 
     python -m benchmarks.scaling_constants
 """
@@ -78,7 +79,7 @@ class Constants:
     row_s: float
     """The same, for each further text of a request."""
     link_api_s: float
-    """An API process's event loop, for each second of an idle link to another machine."""
+    """An API process's event loop, for each second of an idle link."""
     link_engine_s: float
     """The same of an engine's."""
 
@@ -240,14 +241,18 @@ def main(settings: Settings = Settings()) -> None:
             for values in [[getattr(each, name) for each in rounds]]
         ],
     )
-    typical = np.median(batches, axis=0)
     print_table(
         "Batches",
-        ["rows × tokens", "ms", "the line's ms"],
+        ["rows × tokens", "ms", "least", "most", "the line's ms", "tokens/s"],
         [
-            [f"{rows} × {tokens}", f"{1e3 * seconds:.1f}", f"{1e3 * line:.1f}"]
-            for (rows, tokens), seconds in zip(SHAPES, typical, strict=True)
-            for line in [constants.fixed_s + rows * tokens * constants.seconds_per_token]
+            [
+                f"{rows} × {tokens}",
+                *(f"{1e3 * each:.1f}" for each in (typical, min(seconds), max(seconds))),
+                f"{1e3 * (constants.fixed_s + rows * tokens * constants.seconds_per_token):.1f}",
+                f"{rows * tokens / typical:.0f}",
+            ]
+            for (rows, tokens), *seconds in zip(SHAPES, *batches, strict=True)
+            for typical in [median(seconds)]
         ],
     )
     document = {
@@ -255,6 +260,7 @@ def main(settings: Settings = Settings()) -> None:
         "settings": settings_document(settings),
         "constants": attrs.asdict(constants),
         "rounds": [attrs.asdict(each) for each in rounds],
+        "batches_s": [dict(zip(map("{0[0]} × {0[1]}".format, SHAPES), times, strict=True)) for times in batches],
     }
     write_json(settings.output_dir, "scaling_constants", document)
 

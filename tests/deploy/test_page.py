@@ -2,20 +2,26 @@
 
 import re
 import shlex
+import subprocess
+from pathlib import Path
 
 import pytest
 
 import trio_pool_serve
 from tests.deploy.manifests import (
     DEPLOY,
+    Manifest,
     by_name,
     kustomized,
     manifests_of,
     needs_tools,
     run_tool,
     templated,
+    values_of,
 )
 from tests.server.server_process import ROOT
+from trio_pool_serve.access.key_file import digest_of, read_key_file
+from trio_pool_serve.engine.remote.keys import LinkKeys
 
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
 
@@ -32,12 +38,34 @@ def commands(tool: str) -> list[list[str]]:
     return [shlex.split(line) for line in lines if line.startswith(f"{tool} ")]
 
 
+def rendered_in(folder: str, kustomization: str, root: Path) -> dict[tuple[str, str], Manifest]:
+    """What is rendered of a kustomization in a folder beside ``deploy``."""
+    (root / folder).mkdir(parents=True, exist_ok=True)
+    (root / folder / "kustomization.yaml").write_text(kustomization)
+    if not (root / "deploy").exists():
+        (root / "deploy").symlink_to(DEPLOY)
+    return by_name(manifests_of(run_tool("kubectl", "kustomize", str(root / folder))))
+
+
+def test_the_overlays_of_the_page_are_in_the_folders_that_its_commands_apply():
+    applied = [words[-1] for words in commands("kubectl") if words[1:3] == ["apply", "--kustomize"]]
+    named = re.findall(r"`(\S+)/kustomization.yaml`", PAGE)
+    assert applied == named == ["mine/models", "mine"]
+
+
+def test_the_models_of_the_page_are_downloaded_by_an_image_of_its_registry(tmp_path):
+    models, _ = blocks("yaml")
+    rendered = rendered_in("mine/models", models, tmp_path)
+    assert rendered.keys() == by_name(kustomized("models")).keys()
+    (container,) = rendered["Job", "trio-pool-serve-download"]["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"registry.example.org/trio-pool-serve-cpu:{trio_pool_serve.__version__}"
+    (waited_for,) = [words[-1] for words in commands("kubectl") if "wait" in words]
+    assert waited_for == "job/trio-pool-serve-download"
+
+
 def test_the_overlay_of_the_page_renders_with_what_it_changes(tmp_path):
-    (overlay,) = blocks("yaml")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "kustomization.yaml").write_text(overlay)
-    (tmp_path / "deploy").symlink_to(DEPLOY)
-    rendered = by_name(manifests_of(run_tool("kubectl", "kustomize", str(tmp_path / "mine"))))
+    _, overlay = blocks("yaml")
+    rendered = rendered_in("mine", overlay, tmp_path)
     assert rendered.keys() == by_name(kustomized("overlays/autoscaled")).keys()
     for name, image, selector in (
         ("trio-pool-serve-api", "cpu", None),
@@ -78,6 +106,42 @@ def test_the_secrets_of_the_page_are_those_that_pods_read():
                 wanted.setdefault(volume["secret"]["secretName"], set()).update(keys)
     wanted["trio-pool-serve-api-keys"].add("metrics-key")
     assert made == wanted
+
+
+def test_the_keys_of_the_page_are_keys_of_the_server(tmp_path):
+    lines = [line for line in "".join(blocks()).splitlines() if line.startswith(("openssl ", "printf "))]
+    subprocess.run(["/bin/sh", "-ec", "\n".join(lines)], cwd=tmp_path, check=True, timeout=60)
+    link = LinkKeys(tmp_path / "key")
+    link.read()
+    assert len(link.keys) == 1
+    (tmp_path / "keys.toml").chmod(0o600)
+    keys = read_key_file(tmp_path / "keys.toml", ())
+    found = {name: keys[digest_of((tmp_path / f"{name}-key").read_text())] for name in ("metrics", "search")}
+    assert {name: (key.name, key.admin) for name, key in found.items()} == {
+        "metrics": ("prometheus", True),
+        "search": ("search", False),
+    }
+    assert len(keys) == 2
+
+
+def test_engines_on_cpu_are_scaled_by_batches_of_a_cpu(tmp_path):
+    of_both = [word for variant in ("cpu", "autoscaled") for word in values_of(variant)]
+    by_helm = by_name(templated(*of_both))
+    components = "".join(
+        f"  - ../deploy/kustomize/components/{name}\n" for name in ("monitoring", "autoscaling", "cpu")
+    )
+    path = "/spec/triggers/0/metadata/threshold"
+    kustomization = (
+        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: trio-pool-serve\n"
+        f"resources:\n  - ../deploy/kustomize/base\ncomponents:\n{components}"
+        "patches:\n  - target: {kind: ScaledObject}\n"
+        f"    patch: |-\n      - {{op: replace, path: {path}, value: '2048'}}\n"
+    )
+    assert rendered_in("mine", kustomization, tmp_path) == by_helm
+    engine = by_helm["Deployment", "trio-pool-serve-engine-minilm"]["spec"]["template"]["spec"]["containers"][0]
+    assert "-cpu:" in engine["image"]
+    triggers = by_helm["ScaledObject", "trio-pool-serve-engine-minilm"]["spec"]["triggers"]
+    assert triggers[0]["metadata"]["threshold"] == "2048"
 
 
 def test_the_images_of_the_page_are_of_this_version():

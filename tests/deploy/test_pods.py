@@ -85,6 +85,16 @@ def test_an_engine_has_one_gpu_or_cores_of_its_own(folder, gpus, image):
 
 @pytest.mark.parametrize("folder", SERVING)
 @pytest.mark.parametrize("name", [API, ENGINE])
+def test_pods_are_spread_over_zones_and_nodes_and_start_where_there_is_but_one(folder, name):
+    """Both have to be named: a pod that has constraints does not get the scheduler's own."""
+    constraints = pod(folder, name)["topologySpreadConstraints"]
+    assert [each["topologyKey"] for each in constraints] == ["topology.kubernetes.io/zone", "kubernetes.io/hostname"]
+    for each in constraints:
+        assert (each["maxSkew"], each["whenUnsatisfiable"]) == (1, "ScheduleAnyway")
+
+
+@pytest.mark.parametrize("folder", SERVING)
+@pytest.mark.parametrize("name", [API, ENGINE])
 def test_a_pod_has_more_time_to_end_than_its_drain_takes(folder, name):
     each = pod(folder, name)
     (container,) = each["containers"]

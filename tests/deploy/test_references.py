@@ -63,6 +63,10 @@ def ports(rule: Manifest) -> list[int]:
     return [port["port"] for port in rule["ports"]]
 
 
+DNS = [("UDP", 53), ("TCP", 53), ("UDP", 5353), ("TCP", 5353)]
+"""The second two are OpenShift's: a policy sees the port of the pod behind the Service."""
+
+
 def test_only_api_pods_reach_the_engines_and_only_prometheus_their_metrics():
     policies = {
         manifest["metadata"]["name"]: manifest["spec"] for manifest in of_kind(kustomized(ALL), "NetworkPolicy")
@@ -75,7 +79,9 @@ def test_only_api_pods_reach_the_engines_and_only_prometheus_their_metrics():
     ]
     assert engine["egress"] == []
     assert [(peers(rule, "from"), ports(rule)) for rule in api["ingress"]] == [([], [8000])]
-    assert [(peers(rule, "to"), ports(rule)) for rule in api["egress"]] == [([], [53, 53]), ([ENGINE], [9000])]
+    names, rows = api["egress"]
+    assert (peers(names, "to"), [(port["protocol"], port["port"]) for port in names["ports"]]) == ([], DNS)
+    assert (peers(rows, "to"), ports(rows)) == ([ENGINE], [9000])
 
 
 def test_prometheus_finds_each_port_with_metrics():
@@ -114,6 +120,16 @@ def test_queries_ask_for_metrics_and_labels_that_there_are():
         assert labels == {"namespace": scaled["metadata"]["namespace"], "service": "trio-pool-serve-engine"}
         assert by_name(kustomized(ALL))["Service", labels["service"]]["metadata"]["namespace"] == labels["namespace"]
     assert asked == ["queued_tokens", "in_flight_batches"]
+
+
+def test_queries_average_a_sum_so_that_an_engine_and_its_successor_are_not_both_counted():
+    """A sum of averages has each engine that ended within the window in full, beside the one that replaced it."""
+    (scaled,) = of_kind(kustomized(ALL), "ScaledObject")
+    queries = [re.sub(r"\{.*?\}", "", trigger["metadata"]["query"]) for trigger in scaled["spec"]["triggers"]]
+    assert queries == [
+        "avg_over_time(sum(trio_pool_serve_engine)[1m:15s])",
+        "avg_over_time(sum(trio_pool_serve_engine > bool 0)[5m:15s])",
+    ]
 
 
 @pytest.mark.parametrize("folder", ["base", "overlays/cpu", ALL, "models"])

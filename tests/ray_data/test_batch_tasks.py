@@ -85,6 +85,74 @@ def test_rows_that_fail_have_their_reason_and_others_their_vectors(embed):
     assert np.allclose([vectors[row].as_py() for row in good], alone, rtol=0, atol=1e-6)
 
 
+def dictionary(*indices: int) -> pa.Array:
+    """A column whose values are ``WORDS``; Arrow does not check the indices."""
+    return pa.DictionaryArray.from_arrays(pa.array(indices, pa.int32()), pa.array(WORDS[:2]), safe=False)
+
+
+COLUMNS_WITH_ONE_VALUE_THAT_PYTHON_HAS_NOT = {
+    "a time after the year 9999": pa.array([5, 2**62], pa.timestamp("us")),
+    "a date after the year 9999": pa.array([5, 2**31 - 1], pa.int32()).view(pa.date32()),
+    "a duration of more than 32 bits of days": pa.array([5, 2**62], pa.duration("s")),
+    "an index that is not in its dictionary": dictionary(1, 9),
+    "a time in a dictionary": pa.array([5, 2**62], pa.timestamp("us")).dictionary_encode(),
+    "a time in a list": pa.array([[5], [2**62]], pa.list_(pa.timestamp("us"))),
+    "a time in a struct": pa.array([{"a": 5}, {"a": 2**62}], pa.struct([("a", pa.timestamp("us"))])),
+}
+
+
+@pytest.mark.parametrize("column", COLUMNS_WITH_ONE_VALUE_THAT_PYTHON_HAS_NOT)
+def test_a_value_that_python_has_not_is_the_error_of_its_row_alone(embed, column):
+    given = COLUMNS_WITH_ONE_VALUE_THAT_PYTHON_HAS_NOT[column]
+    computed = embed(pa.table({"text": given}))
+    assert computed["text"].combine_chunks().equals(pa.chunked_array([given]).combine_chunks())
+    other, error = computed["error"].to_pylist()
+    assert other == (None if column.startswith("an index") else "The column text is not a text.")
+    assert error.startswith("The value of the column 'text' cannot be read: ")
+
+
+@pytest.mark.parametrize(("task", "write", "column"), CASES, ids=[case[0].task for case in CASES])
+def test_no_class_fails_a_batch_because_of_one_value(tmp_path: Path, task, write, column):
+    compute = CLASSES[task.task](str(write(tmp_path / "model")), *task.columns, **CPU)
+    expected = None
+    for bad in task.columns:
+        of_column = {name: dictionary(0, 1, 9 if name == bad else 1, 0) for name in task.columns}
+        if "documents" in of_column:
+            of_column["documents"] = pa.ListArray.from_arrays(pa.array(range(5), pa.int32()), of_column["documents"])
+        computed = compute(pa.table(of_column))
+        first, second, error, last = computed["error"].to_pylist()
+        assert (first, second, last) == (None, None, None)
+        assert error.startswith(f"The value of the column {bad!r} cannot be read: ")
+        values = computed[column].to_pylist()
+        assert values.pop(2) is None
+        assert None not in values
+        expected = expected or values
+        assert values == expected
+    compute.close()
+
+
+class RaisesWhenRead:
+    """An object whose pickle cannot be read, for a reason that is no text to Arrow."""
+
+    def __reduce__(self) -> Any:
+        return _raise, ("\ud800",)
+
+
+def _raise(reason: str) -> None:
+    raise LookupError(reason)
+
+
+def test_a_pickled_object_that_cannot_be_read_is_the_error_of_its_row_alone(embed):
+    texts = np.array([WORDS[0], RaisesWhenRead(), None, WORDS[1]], object)
+    computed = embed({"text": texts})
+    assert computed["error"].to_pylist() == [
+        None,
+        "The value of the column 'text' cannot be read: ?",
+        "The column 'text' has null.",
+        None,
+    ]
+
+
 def test_batches_of_all_formats_give_the_same(embed):
     table = pa.table({"text": WORDS[:4], "image": pa.array([[1, 2], [3, 4], [5, 6], [7, 8]])})
     expected = embed(table)["embedding"]

@@ -22,7 +22,7 @@ from trio_pool_serve.errors import (
     unwrap_exception_groups,
 )
 from trio_pool_serve.ray_data.actor_engine import ActorEngine, EngineOptions, checked
-from trio_pool_serve.ray_data.batch_tables import as_table, check_columns
+from trio_pool_serve.ray_data.batch_tables import as_table, check_columns, check_readable, values_of
 
 Command = Literal["embed", "token-embed", "sparse", "classify", "score", "rerank"]
 
@@ -30,6 +30,9 @@ COLUMNS = {"score": ("query", "document"), "rerank": ("query", "documents")}
 
 IN_USE_PAUSES_S = (1.0, 2.0, 5.0, 15.0, 30.0)
 """For an actor that Ray has given up, or whose driver was killed: it may still run for some seconds."""
+
+OF_SOURCES = (OSError, ValueError, ArithmeticError, LookupError)
+"""What reading a source raises; the last two for values that Python has not, such as times after the year 9999."""
 
 ADDED = {"rows": pa.int64(), "failed": pa.int64(), "tokens": pa.int64(), "error": pa.string()}
 
@@ -82,19 +85,24 @@ class BulkRuns:
         """Return the batch with what its runs have come to. Blocks until they are complete, one after the other."""
         table = as_table(batch)
         check_columns(table, ("source", "target"), tuple(ADDED))
-        rows = [self._complete(**row) for row in table.select(_wanted(table)).to_pylist()]
+        wanted = [name for name in ("source", "target", "shard") if name in table.column_names]
+        values = zip(*[values_of(table.column(name)) for name in wanted], strict=True)
+        rows = [self._complete(**dict(zip(wanted, of_row, strict=True))) for of_row in values]
         for name, kind in ADDED.items():
             table = table.append_column(name, pa.array([row.get(name) for row in rows], kind))
         return table
 
     def _complete(self, source: Any, target: Any, shard: Any = None) -> dict[str, Any]:
         try:
+            for name, value in (("source", source), ("target", target), ("shard", shard)):
+                if value is not None:
+                    check_readable(value, name)
             run = self._run if shard is None else evolve(self._run, shard=shard)
             paths = [_path(name, value) for name, value in (("source", source), ("target", target))]
             after = self._engine.call(partial(_run, paths=paths, task=self._task, run=run, text=self._engine.text))
         except (EngineDeadError, UnavailableError):
             raise  # the row can be computed, by another engine
-        except (PoolServeError, OSError, ValueError, TypeError) as error:
+        except (PoolServeError, *OF_SOURCES, TypeError) as error:
             return {"error": str(error.args[0]) if isinstance(error, ValueError) and error.args else str(error)}
         return {"rows": after.done, "failed": after.failed, "tokens": after.tokens}
 
@@ -104,10 +112,6 @@ class BulkRuns:
 
     def __repr__(self) -> str:
         return f"<BulkRuns {self._task.task} {self._engine!r}>"
-
-
-def _wanted(table: pa.Table) -> list[str]:
-    return [name for name in ("source", "target", "shard") if name in table.column_names]
 
 
 def _path(name: str, value: Any) -> str:
@@ -123,7 +127,7 @@ async def _run(
     source, target = paths
     for pause_s in (*IN_USE_PAUSES_S, None):
         try:
-            with unwrap_exception_groups(PoolServeError, OSError):
+            with unwrap_exception_groups(PoolServeError, *OF_SOURCES):
                 return await run_table(source, target, task, run, text, lambda: nullcontext(engine), console)
         except StorageInUseError:
             if pause_s is None:
