@@ -137,6 +137,19 @@ def test_any_number_of_rows_and_tokens_is_computed(served: ServedModel):
         assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, expected, strict=True))
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_pass_that_fails_leaves_nothing_behind(served: ServedModel, threads: int, monkeypatch: pytest.MonkeyPatch):
+    """Afterwards OpenVINO failed to compute batches of the same shape as the last one before."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    good, too_long = forward_of(8), forward_of(4000)
+    expected = served.runner.compute(good).flat.clone()
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            served.runner.compute(too_long)
+        for _ in range(4):
+            assert torch.allclose(served.runner.compute(good).flat, expected, atol=1e-5)
+
+
 def test_the_rows_to_compare_have_padding_segments_and_the_longest_length(served: ServedModel):
     backbone = served.runner.backbone
     batches = all_batches(backbone, 48)

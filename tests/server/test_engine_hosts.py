@@ -446,6 +446,11 @@ REFUSED = {
     "no key": (["--listen", "127.0.0.1:1", "--key-file", "{key}.gone"], 2, "No such file"),
     "a zone that is none": (["--listen", "127.0.0.1:1", "--key-file", "{key}", "--zone", "a b"], 2, "zone"),
     "an address of another machine": (["--listen", "192.0.2.1:9000", "--key-file", "{key}"], 1, "Cannot assign"),
+    "probes at such an address": (
+        ["--listen", "127.0.0.1:1", "--key-file", "{key}", "--probe-listen", "192.0.2.1:1"],
+        1,
+        "--probe-listen 192.0.2.1:1 cannot be listened on",
+    ),
 }
 
 

@@ -4,6 +4,7 @@ import logging
 import signal
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from secrets import token_hex
 from typing import Any
 
 import msgspec
@@ -38,6 +39,9 @@ from trio_pool_serve.types import ModelDigest
 logger = logging.getLogger(__name__)
 
 BACKLOG = 1024
+
+IDENTITY = token_hex(8)
+"""Of this process."""
 
 
 async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLoader = load_transformer) -> None:
@@ -133,19 +137,25 @@ def _digest_of(location: str, config: Config) -> ModelDigest:
 
 def _hello(engine: LocalEngine, model: str, digest: ModelDigest, zone: str) -> Hello:
     hello = hello_of(engine, zone)
-    hello.model, hello.files, hello.weights = model, digest.files, digest.weights
+    hello.model, hello.files, hello.weights, hello.identity = model, digest.files, digest.weights, IDENTITY
     return hello
 
 
 async def _serve_probes(address: HostAddress, engine: LocalEngine, metrics: Metrics, ending: trio.Event) -> None:
-    """Serve ``/livez``, ``/readyz`` and ``/metrics`` over HTTP, forever. Cancellation: at once."""
+    """Serve ``/livez``, ``/readyz`` and ``/metrics`` over HTTP, forever.
+
+    Raises ``ModelLoadError`` for an address that cannot be listened on. Cancellation: at once.
+    """
     settings = HypercornConfig()
     settings.bind = [str(address)]
     settings.include_server_header = False
     settings.errorlog = None
     settings.accesslog = None
     app: Any = _probe_app(engine, metrics, ending)
-    await serve_by_hypercorn(app, settings, shutdown_trigger=trio.sleep_forever, mode="asgi")
+    try:
+        await serve_by_hypercorn(app, settings, shutdown_trigger=trio.sleep_forever, mode="asgi")
+    except* OSError as errors:
+        raise ModelLoadError(f"--probe-listen {address} cannot be listened on: {errors.exceptions[0]}") from errors
 
 
 def _probe_app(

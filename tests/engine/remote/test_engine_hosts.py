@@ -1,6 +1,7 @@
 """The hosts of a server: which there are, which model each computes, and changes while it runs."""
 
 import errno
+import itertools
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -13,7 +14,7 @@ from attrs import define, field
 
 from tests.engine.remote.replicas import Replica, keys_of
 from tests.engine.remote.test_process_engine import request, until
-from trio_pool_serve.config import HostsConfig
+from trio_pool_serve.config import HostsConfig, SchedulingConfig
 from trio_pool_serve.engine.remote import engine_hosts
 from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.engine.remote.engine_hosts import EngineHosts, parse_hosts, read_hosts
@@ -31,11 +32,12 @@ class Host(Replica):
     """An engine that tells which model it has."""
 
     model: str = "m"
+    identity: str = ""
     digest: ModelDigest = DIGEST
 
     def _hello(self):
         hello = super()._hello()
-        hello.model, hello.files, hello.weights = self.model, *self.digest
+        hello.model, hello.files, hello.weights, hello.identity = self.model, *self.digest, self.identity
         return hello
 
 
@@ -64,7 +66,7 @@ class Server:
         key = self.folder / "key"
         keys = keys_of(key)
         config = HostsConfig(engine_hosts=self.setting, key_file=key, link_timeout_s=30.0)
-        self.hosts = EngineHosts(config, keys, self.folder, 60.0)
+        self.hosts = EngineHosts(config, keys, self.folder, SchedulingConfig())
         self.hosts.read()
         async with trio.open_nursery() as nursery:
             for name in self.digests:
@@ -111,6 +113,7 @@ def test_hosts_are_read_from_a_list_and_from_a_file(tmp_path):
     "text",
     [
         *("a", "a:", "a:0", "a:65536", ":9000", "a b:9000", "::1:9000", "a:9000;b:9000", "http://a:9000", "ä:1"),
+        *("[1.2.3.4]:9000", "[a]:9000", f"[::1%{'x' * 16}]:9000"),
         *("a..b:9000", ".:9000", ".a:9000", f"{'a' * 64}:9000", f"{'a.' * 127}a:9000"),
     ],
 )
@@ -340,6 +343,36 @@ async def test_two_names_of_one_address_both_stand_for_it(make, tmp_path):
                 assert [known.link.state for known in hosts.links.values()] == ["draining"], name
                 hosts.add(f"two:{port}")
                 assert [known.link.state for known in hosts.links.values()] == ["ready"], name
+
+
+async def test_an_engine_at_two_addresses_is_one_engine_and_the_second_is_used_when_the_first_is_gone(make, tmp_path):
+    """As one with an address by IPv4 and another by IPv6: twice its rate would be counted."""
+    host = make(identity="the process")
+    async with host.listen("0.0.0.0"), host.live():
+        port = host.address.port
+        path = tmp_path / "hosts"
+        path.write_text(f"127.0.0.1:{port}\n127.0.0.2:{port}\n")
+        async with Server(tmp_path, str(path)).run() as hosts:
+            engine = hosts.engines["m"]
+            await until(lambda: sorted(itertools.chain(*states(hosts).values())) == ["connecting", "ready"])
+            await until(lambda: any("it is the engine at" in known.link.failure for known in hosts.links.values()))
+            assert len(engine._routing.ready) == 1
+            (used,) = [known for known in hosts.links.values() if known.link.hello is not None]
+            (other,) = [known for known in hosts.links.values() if known is not used]
+            path.write_text(f"{other.address}\n")
+            hosts.read()
+            hosts.look_again()
+            await until(lambda: states(hosts) == {str(other.address): ["ready"]})
+
+
+async def test_hosts_are_drained_by_what_they_were_added_by(make, tmp_path):
+    host = make()
+    async with living(host), Server(tmp_path, str(host.address)).run() as hosts:
+        await hosts.engines["m"].wait_ready()
+        hosts.drain(f" {host.address} ")
+        assert states(hosts) == {str(host.address): ["draining"]}
+        hosts.add(f" {host.address} ")
+        assert states(hosts) == {str(host.address): ["ready"]}
 
 
 async def test_a_name_that_is_never_resolved_holds_up_no_other_host_and_no_change(make, tmp_path, monkeypatch):

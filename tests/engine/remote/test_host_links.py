@@ -23,7 +23,17 @@ from trio_pool_serve.engine.remote.process_engine import ProcessEngine
 from trio_pool_serve.engine.remote.routing import rate_of
 from trio_pool_serve.engine.remote.rows import row_frames
 from trio_pool_serve.engine.remote.silence import wait_silent
-from trio_pool_serve.engine.remote.wire import Answers, Hello, Outputs, Part, Submit, ToEngine
+from trio_pool_serve.engine.remote.wire import (
+    Answers,
+    Failure,
+    Hello,
+    Leaving,
+    Outputs,
+    Part,
+    Submit,
+    ToEngine,
+    Withdraw,
+)
 from trio_pool_serve.errors import EngineLoadingError, EngineProcessDiedError, OverloadedError, UnsendableError
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.types import Embed, HeldQuery, HoldQuery, PoolingOutput, PoolingRequest
@@ -38,6 +48,8 @@ def make(tmp_path: Path):
 
 
 SHORT_S = 0.3
+
+HELLO = Hello(8, 0, 2048)
 
 
 async def test_an_engine_that_falls_silent_fails_its_rows_and_is_connected_to_again(make):
@@ -506,6 +518,96 @@ async def test_an_engine_that_does_not_read_holds_up_its_own_rows_only_and_is_le
         nursery.cancel_scope.cancel()
 
 
+async def test_an_engine_that_has_rows_and_answers_none_stalls_though_it_sends_heartbeats(make):
+    good, bad = make(0), make(1)
+
+    async def hold() -> None:
+        async with await bad.accept() as stream:
+            await stream.send_all(frame_of(HELLO))
+            while await stream.receive_some():
+                await stream.send_all(frame_of(Answers([], 0, 0.0, UNKNOWN.tobytes())))
+
+    async with good.listen(), bad.listen(), good.live(), asking(good, bad) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(hold)
+        await until(lambda: len(engine._routing.ready) == 2)
+        link = engine._links[1]
+        link.stall_timeout_s, link.max_queue_s = math.inf, 0.0
+        engine._links[0].is_draining = True
+        nursery.start_soon(outcome_of, engine, request(5))
+        await until(lambda: link.waiting_rows)
+        engine._links[0].is_draining = False
+        assert link.stall_reason == ""
+        link.stall_timeout_s, link._last_heard = 0.1, math.inf
+        await until(lambda: "has answered none" in link.stall_reason)
+        await engine.submit_all([request(5)] * 20)
+        assert sum(good.runner.rows) == 20
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_engine_that_leaves_twice_leaves_once(make):
+    replica = make()
+    async with replica.listen(), asking(replica) as engine, await replica.accept() as stream:
+        await stream.send_all(frame_of(HELLO))
+        await engine.wait_ready()
+        with engine.open_scope():  # for which it stays connected
+            tasks = trio.lowlevel.current_statistics().tasks_living
+            await stream.send_all(frame_of(Leaving()) * 1000 + frame_of(Answers([], 7, 0.0, UNKNOWN.tobytes())))
+            await until(lambda: engine._links[0].waiting_tokens == 7)
+            assert trio.lowlevel.current_statistics().tasks_living <= tasks + 1
+
+
+EXCESSIVE = {
+    "withdrawals": Withdraw([0] * 1025),
+    "parts": Submit([Part([0], 0, msgspec.Raw(b"\x90"))] * 1025),
+    "rows of a part": Submit([Part([0] * 1025, 0, msgspec.Raw(b"\x90"))]),
+}
+
+
+@pytest.mark.parametrize("message", EXCESSIVE.values(), ids=EXCESSIVE)
+async def test_an_api_process_that_sends_more_than_a_frame_may_have_is_left_alone(make, message):
+    replica = make()
+    async with replica.listen(), replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        hello, stream = engine._links[0].hello, await replica.connect()
+        await stream.receive()
+        await stream.send(message)
+        with trio.fail_after(10):
+            while await stream.receive() is not None:
+                """Until the engine ends the connection."""
+        await stream.aclose()
+        assert isinstance(await outcome_of(engine, request(5)), PoolingOutput)
+        assert engine._links[0].hello is hello
+
+
+async def test_a_part_that_is_larger_than_any_that_is_sent_fails_alone_and_unread(make):
+    replica = make()
+    async with replica.listen(), replica.live():
+        stream = await replica.connect()
+        await stream.receive()
+        content = msgspec.Raw(msgspec.msgpack.encode([[1], [["x" * 40_000, {}]]]))
+        await stream.send(Submit([Part([7], 0, content)]))
+        while not (received := await stream.receive())[0].parts:
+            """A heartbeat."""
+        await stream.aclose()
+        (part,) = received[0].parts
+        failure = msgspec.msgpack.decode(part.content, type=Failure)
+        assert part.ids == [7]
+        assert "are too many" in failure.message
+
+
+async def test_many_rows_are_withdrawn_in_several_frames(make):
+    replica = make()
+    async with replica.listen(), replica.live(), asking(replica) as engine:
+        await engine.wait_ready()
+        replica.runner.gate.clear()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.submit_all, [request(5)] * 3000)
+            await until(lambda: replica.engine.waiting_tokens == 3000)
+            nursery.cancel_scope.cancel()
+        await until(lambda: replica.engine.statistics().queued_rows == 0)
+        replica.runner.gate.set()
+
+
 async def test_an_engine_that_says_hello_twice_is_left(make):
     replica = make()
     async with replica.listen(), asking(replica) as engine:
@@ -514,8 +616,6 @@ async def test_an_engine_that_says_hello_twice_is_left(make):
             await until(lambda: "twice" in engine._links[0].failure)
         assert engine._routing.ready == []
 
-
-HELLO = Hello(8, 0, 2048)
 
 NONSENSE = {
     "dimensions": replace(HELLO, dimensions=-1),

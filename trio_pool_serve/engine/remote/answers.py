@@ -127,6 +127,7 @@ def read_answers(part: Part, payload: Payload) -> list[PoolingOutput] | PoolServ
     Arrays share the payload's memory.
     """
     try:
+        part.require_usual_size()
         answer = _decoder.decode(part.content)
         if isinstance(answer, Failure):
             return error_of(answer)

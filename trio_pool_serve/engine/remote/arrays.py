@@ -15,6 +15,10 @@ Array: TypeAlias = npt.NDArray[Any]
 
 INT32, FLOAT32, BOOL = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_)
 
+MAX_KIND = 8
+
+MAX_DIMENSIONS = 8
+
 ArrayHeader: TypeAlias = tuple[str, tuple[int, ...]]
 """An array's ``dtype.str`` and shape."""
 
@@ -29,6 +33,8 @@ class Payload:
     def take(self, header: ArrayHeader) -> Array:
         """Return the next array, which shares the payload's memory. Raises ``ValueError`` if bytes are missing."""
         kind, shape = header
+        if len(kind) > MAX_KIND or len(shape) > MAX_DIMENSIONS:  # numpy would spend seconds on a long one
+            raise ValueError(f"an array of {len(shape)} dimensions, or of a type with {len(kind)} characters")
         dtype = np.dtype(kind)
         count = math.prod(shape)
         if (

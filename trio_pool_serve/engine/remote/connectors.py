@@ -3,6 +3,7 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from ipaddress import IPv6Address
 from pathlib import Path
 
 import trio
@@ -25,7 +26,8 @@ MAX_NAME = 253
 LABEL = r"[\w-]{1,63}"
 
 ADDRESS = re.compile(
-    rf"(?:\[(?P<ipv6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>{LABEL}(?:\.{LABEL})*\.?)):(?P<port>\d{{1,5}})", re.ASCII
+    rf"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%\w{{1,15}})?)\]|(?P<host>{LABEL}(?:\.{LABEL})*\.?)):(?P<port>\d{{1,5}})",
+    re.ASCII,
 )
 
 
@@ -42,6 +44,11 @@ class HostAddress:
         found = ADDRESS.fullmatch(text.strip())
         if found is None or not 0 < int(found["port"]) < 2**16 or len(found["host"] or "") > MAX_NAME:
             raise ValueError(f"{text.strip()[:200]!r} is not HOST:PORT")
+        if found["ipv6"]:
+            try:
+                IPv6Address(found["ipv6"])
+            except ValueError as error:
+                raise ValueError(f"{text.strip()[:200]!r} is not HOST:PORT: {error}") from error
         return cls(found["ipv6"] or found["host"], int(found["port"]))
 
     def __str__(self) -> str:

@@ -95,6 +95,7 @@ class EngineConnection:
                 case Submit(parts):
                     for part, payload in parts_of(parts, frame_payload):
                         self._submit(part, payload)
+                        await trio.lowlevel.checkpoint()
                 case Withdraw(ids):
                     for number in ids:
                         entry = self._waiting.pop(number, None)
@@ -102,6 +103,7 @@ class EngineConnection:
                             self.engine.withdraw(entry)
                 case CloseScope(scope):
                     self._scopes.close(scope)
+            await trio.lowlevel.checkpoint()  # thousands may have been received at once
         connection.cancel(reason="the API process has disconnected")
 
     def _submit(self, part: Part, payload: Payload) -> None:

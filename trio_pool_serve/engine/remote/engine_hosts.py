@@ -3,6 +3,7 @@
 import fcntl
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -12,7 +13,7 @@ import msgspec
 import trio
 from attrs import define, field
 
-from trio_pool_serve.config import HostsConfig
+from trio_pool_serve.config import HostsConfig, SchedulingConfig
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.connectors import HostAddress, HostConnector
 from trio_pool_serve.engine.remote.keys import LinkKeys, LinkRefusedError
@@ -95,6 +96,10 @@ class HostLink:
     """The model that it computes, while it is ready."""
     scope: trio.CancelScope = field(init=False, factory=trio.CancelScope)
 
+    def is_of(self, identity: str) -> bool:
+        """Return whether it is connected to the engine of that identity."""
+        return self.link.hello is not None and bool(identity) and self.link.hello.identity == identity
+
     @property
     def names(self) -> set[str]:
         """What it may be called by those who operate the server."""
@@ -111,7 +116,7 @@ class EngineHosts:
     config: HostsConfig
     keys: LinkKeys
     folder: Path
-    stall_timeout_s: float
+    scheduling: SchedulingConfig
     engines: dict[str, ProcessEngine] = field(init=False, factory=dict)
     """Of the models of this server, by name."""
     links: dict[HostAddress, HostLink] = field(init=False, factory=dict)
@@ -225,7 +230,8 @@ class EngineHosts:
         added = self.links[address] = HostLink(hosts, address)
         connector = HostConnector(address, self.keys, self.config.link_timeout_s)
         use, lose = partial(self._use, added), partial(self._lose, added)
-        added.link = Link(connector, use, lose, self.stall_timeout_s, self._positions)
+        times = self.scheduling
+        added.link = Link(connector, use, lose, times.stall_timeout_s, times.max_queue_s, self._positions)
         return added
 
     async def _keep(self, added: HostLink) -> None:
@@ -240,6 +246,8 @@ class EngineHosts:
     def _use(self, host: HostLink, link: Link) -> None:
         """Give a link that is ready to the model that its engine computes. Raises ``LinkRefusedError``."""
         assert link.hello is not None  # noqa: S101  (it is ready)
+        if same := [known for known in self.links.values() if known is not host and known.is_of(link.hello.identity)]:
+            raise LinkRefusedError(f"it is the engine at {same[0].address}")
         theirs = ModelDigest(link.hello.files, link.hello.weights)
         for served in self._served:
             if theirs.agrees_with(served.digest):
@@ -315,6 +323,8 @@ class EngineHosts:
 
     def drain(self, name: str) -> None:
         """Have all processes of the server send no more rows to a host. Raises ``NotFoundError``."""
+        with suppress(ValueError):
+            name = str(HostAddress.parse(name))  # as ``add`` has written it
         names = {str(host) for host in self._hosts()}.union(*(known.names for known in self.links.values()))
         if name not in names:
             raise NotFoundError(f"The host {name[:200]} is none of this server's.")

@@ -24,6 +24,7 @@ from trio_pool_serve.engine.remote.rows import row_frames
 from trio_pool_serve.engine.remote.scopes import RemoteScope
 from trio_pool_serve.engine.remote.silence import HEARTBEATS_IN_TIMEOUT, wait_silent
 from trio_pool_serve.engine.remote.wire import (
+    FULL_FRAME_ROWS,
     Answers,
     CloseScope,
     FromEngine,
@@ -58,6 +59,8 @@ class Link:
     on_lost: Callable[["Link", list[QueueEntry]], None]
     stall_timeout_s: float = math.inf
     """An engine process that is silent for longer counts as stalled."""
+    max_queue_s: float = 0.0
+    """For so long rows may wait there behind those of others, before they are computed."""
     position: int = 0
     hello: Hello | None = field(default=None, init=False)
     """The sizes of the loaded model; ``None`` while no engine process is ready."""
@@ -79,6 +82,8 @@ class Link:
     _stall_reason: str = field(default="", init=False)
     """What the engine process has said last."""
     _last_heard: float = field(default=0.0, init=False)
+    _answered_at: float = field(default=0.0, init=False)
+    """When a row was answered, or the first one was sent."""
     _others_tokens: int = field(default=0, init=False)
     _numbers: Iterator[int] = field(init=False, factory=itertools.count)
     _waiting: dict[int, QueueEntry] = field(init=False, factory=dict)
@@ -125,6 +130,9 @@ class Link:
         silent_s = time.perf_counter() - self._last_heard
         if silent_s > self.stall_timeout_s:
             return f"the engine process has been silent for {silent_s:.0f} s"
+        unanswered_s = time.perf_counter() - self._answered_at
+        if self.own_tokens and unanswered_s > self.stall_timeout_s + self.max_queue_s:
+            return f"the engine process has had rows for {unanswered_s:.0f} s and has answered none"
         return self._stall_reason
 
     @property
@@ -177,6 +185,8 @@ class Link:
 
     def _count(self, entry: QueueEntry, times: int) -> None:
         if entry.request.planned is None:
+            if not self.own_tokens:
+                self._answered_at = time.perf_counter()
             self.own_tokens += times * entry.request.tokens
         else:
             self.background_tokens += times * entry.request.tokens
@@ -237,7 +247,7 @@ class Link:
                     nursery.start_soon(self._send, stream)
                 case Answers():
                     await self._deliver(message, payload)
-                case Leaving():
+                case Leaving() if self._left is None:
                     self._left = trio.Event()
                     nursery.start_soon(self._leave, self._left, nursery.cancel_scope)
         nursery.cancel_scope.cancel(reason="the engine process is gone")
@@ -288,8 +298,8 @@ class Link:
             if not (unsent or withdrawn or closed):
                 await stream.send(Heartbeat())
             await self._send_rows(stream, unsent)
-            if withdrawn:
-                await stream.send(Withdraw(withdrawn))
+            for begin in range(0, len(withdrawn), FULL_FRAME_ROWS):
+                await stream.send(Withdraw(withdrawn[begin : begin + FULL_FRAME_ROWS]))
             for scope in closed:
                 await stream.send(CloseScope(scope))
 
@@ -320,6 +330,8 @@ class Link:
 
     async def _deliver(self, message: Answers, frame_payload: memoryview) -> None:
         outcomes: list[tuple[QueueEntry, PoolingOutput]] = []
+        if message.parts:
+            self._answered_at = time.perf_counter()
         for part, payload in parts_of(message.parts, frame_payload):
             answers = read_answers(part, payload)
             if isinstance(answers, PoolServeError):

@@ -62,7 +62,7 @@ class ProcessEngine(Engine):
 
     def __attrs_post_init__(self) -> None:
         self._links = [
-            Link(connector, self.add_ready, self.lose, self.config.stall_timeout_s, position)
+            Link(connector, self.add_ready, self.lose, self.config.stall_timeout_s, self.config.max_queue_s, position)
             for position, connector in enumerate(self.connectors)
         ]
         self._routing = Routing(self.zone)

@@ -59,7 +59,7 @@ class RemoteEngines:
         hosts = self.config.hosts
         if hosts.engine_hosts and hosts.key_file is not None:
             keys = LinkKeys(hosts.key_file)
-            self.hosts = EngineHosts(hosts, keys, self.folder, self.config.scheduling.stall_timeout_s)
+            self.hosts = EngineHosts(hosts, keys, self.folder, self.config.scheduling)
 
     def make_engine(self, model: int, name: str, metrics: EngineMetrics) -> ProcessEngine:
         """Return the engine of the ``model``-th model."""

@@ -146,6 +146,7 @@ def _optional_arrays(prompt: RenderedPrompt, buffers: list[Buffer]) -> OptionalA
 def read_rows(part: Part, payload: Payload, scopes: Scopes) -> list[PoolingRequest]:
     """Decode the rows of a part; their arrays share the payload's memory. Raises ``UnsendableError``."""
     try:
+        part.require_usual_size()
         rows = _decoder.decode(part.content)
         if len(rows.lengths) != len(part.ids):
             raise ValueError(f"{len(rows.lengths)} rows with {len(part.ids)} numbers")  # noqa: TRY301

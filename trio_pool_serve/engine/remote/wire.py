@@ -41,6 +41,9 @@ Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
 
+RowNumbers: TypeAlias = Annotated[list[int], msgspec.Meta(max_length=FULL_FRAME_ROWS)]
+
+
 class OptionalArrays(msgspec.Struct, array_like=True):
     """Headers of the arrays that one prompt has besides those with an element for each token."""
 
@@ -81,21 +84,30 @@ class Part(msgspec.Struct, array_like=True):
     ``ids`` are the numbers that the API process has given the rows, unique for one connection.
     """
 
-    ids: list[int]
+    ids: RowNumbers
     nbytes: Count
     content: msgspec.Raw
+
+    def require_usual_size(self) -> None:
+        """Raise ``ValueError`` if the content is larger than any that is sent: to decode it may take seconds."""
+        nbytes = memoryview(self.content).nbytes
+        if nbytes > _most_bytes(len(self.ids)):
+            raise ValueError(f"{nbytes} bytes for {len(self.ids)} rows are too many")
+
+
+Parts: TypeAlias = Annotated[list[Part], msgspec.Meta(max_length=FULL_FRAME_ROWS)]
 
 
 class Submit(msgspec.Struct, tag=True, array_like=True):
     """Compute these rows."""
 
-    parts: list[Part]
+    parts: Parts
 
 
 class Withdraw(msgspec.Struct, tag=True, array_like=True):
     """Take these rows out of the queue."""
 
-    ids: list[int]
+    ids: RowNumbers
 
 
 class CloseScope(msgspec.Struct, tag=True, array_like=True):
@@ -126,6 +138,8 @@ class Hello(msgspec.Struct, tag=True, array_like=True):
     weights: Name = ""
     """Digests of the model's files: see ``ModelDigest``."""
     zone: Name = ""
+    identity: Name = ""
+    """Of the process: it may be reached by several addresses."""
 
 
 class Values(msgspec.Struct, array_like=True):
@@ -163,7 +177,7 @@ class Answers(msgspec.Struct, tag=True, array_like=True):
     the engine's.
     """
 
-    parts: list[Part]
+    parts: Parts
     waiting_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_WAITING_TOKENS)]
     tokens_per_s: Annotated[float, msgspec.Meta(ge=0)]
     seconds_per_token: Annotated[bytes, msgspec.Meta(min_length=8 * WORK_CLASSES, max_length=8 * WORK_CLASSES)]
@@ -191,10 +205,7 @@ class Frame:
         """Add rows or their outcome. Raises what msgspec raises, and ``ValueError`` for a part that is too large."""
         encoded = msgspec.msgpack.encode(content, enc_hook=numbers_of)
         nbytes = sum(map(len, buffers))
-        if (
-            len(encoded) > MAX_PART_BYTES + BYTES_OF_ROW * (len(ids) - 1)
-            or nbytes > MAX_PAYLOAD_BYTES - FULL_FRAME_BYTES
-        ):
+        if len(encoded) > _most_bytes(len(ids)) or nbytes > MAX_PAYLOAD_BYTES - FULL_FRAME_BYTES:
             raise ValueError(f"{len(encoded)} and {nbytes} bytes are too many")
         self.parts.append(Part(ids, nbytes, msgspec.Raw(encoded)))
         self.buffers += buffers
@@ -205,6 +216,11 @@ class Frame:
     def is_full(self) -> bool:
         """Whether it is sent before more is added."""
         return self._rows >= FULL_FRAME_ROWS or self._nbytes >= FULL_FRAME_BYTES
+
+
+def _most_bytes(rows: int) -> int:
+    """Return how many bytes a part with so many rows may have, without its arrays."""
+    return MAX_PART_BYTES + BYTES_OF_ROW * (rows - 1)
 
 
 def fits_in_part(rows: int, nbytes: int) -> bool:

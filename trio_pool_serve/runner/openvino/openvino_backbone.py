@@ -6,6 +6,8 @@ batch it is compiled again, for threads of idle priority.
 """
 
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import openvino as ov
@@ -54,36 +56,61 @@ class CompileParams:
 
 @define(eq=False)
 class Program:
-    """A compiled model; any number of threads may compute with it at a time."""
+    """A compiled model; any number of threads may compute with it at a time.
 
-    compiled: ov.CompiledModel
-    _idle: list[ov.InferRequest] = field(init=False, factory=list)
-    """Requests whose buffers no pass uses."""
+    After a pass that has failed it is compiled again, which takes half a second: OpenVINO (2026.4) computes no other
+    batch of the shape of the last one before that, though it could.
+    """
+
+    compile_model: Callable[[], ov.CompiledModel]
+    _compiled: tuple[ov.CompiledModel, list[ov.InferRequest]] = field(init=False)
+    """With its requests whose buffers no pass uses."""
+    _compiling: threading.Lock = field(init=False, factory=threading.Lock)
+
+    def __attrs_post_init__(self) -> None:
+        self._compiled = self.compile_model(), []
+
+    @property
+    def compiled(self) -> ov.CompiledModel:
+        """The model by which the next pass is computed."""
+        return self._compiled[0]
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor, type_ids: Tensor) -> Tensor:
         """Return the output for ids [rows, tokens]; all three are int64. Releases the interpreter lock."""
         inputs = [tensor.numpy() for tensor in (input_ids, attention_mask, type_ids)]
         # Into memory of its own: the request's is overwritten by its next pass.
         output = torch.empty(self._output_shape(input_ids))
-        request = self._take_request()
+        compiled, idle = self._compiled
+        request = _take_request(compiled, idle)
         request.set_output_tensor(0, ov.Tensor(output.numpy(), shared_memory=True))
-        # In OpenVINO's threads, which are as nice as the thread that compiled, and not in this one: it holds the
-        # interpreter lock before and after, and while it waits for a core, so does the event loop.
-        request.start_async(dict(enumerate(inputs[: len(self.compiled.inputs)])), share_inputs=True)
-        request.wait()
-        self._idle.append(request)
+        try:
+            # In OpenVINO's threads, which are as nice as the thread that compiled, and not in this one: it holds the
+            # interpreter lock before and after, and while it waits for a core, so does the event loop.
+            request.start_async(dict(enumerate(inputs[: len(compiled.inputs)])), share_inputs=True)
+            request.wait()
+        except RuntimeError:
+            self._compile_again(compiled)
+            raise
+        idle.append(request)
         return output
 
-    def _take_request(self) -> ov.InferRequest:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return self.compiled.create_infer_request()
+    def _compile_again(self, failed: ov.CompiledModel) -> None:
+        """Have the next passes computed by another compiled model than the one by which a pass has failed."""
+        with self._compiling:
+            if self.compiled is failed:  # not yet, for another pass that has failed as well
+                self._compiled = self.compile_model(), []
 
     def _output_shape(self, input_ids: Tensor) -> tuple[int, ...]:
         """Return [rows, tokens, width], or [rows, labels] for logits of whole rows."""
         declared = self.compiled.output(0).get_partial_shape()
         return (*input_ids.shape[: len(declared) - 1], declared[len(declared) - 1].get_length())
+
+
+def _take_request(compiled: ov.CompiledModel, idle: list[ov.InferRequest]) -> ov.InferRequest:
+    try:
+        return idle.pop()
+    except IndexError:
+        return compiled.create_infer_request()
 
 
 @define(eq=False)
@@ -128,22 +155,23 @@ class OpenVinoBackbone:
             if self._for_background is None:
                 streams = self.params.idle_streams
                 # A thread each: further ones would be from a pool that all programs share, whatever their priority.
-                self._for_background = at_idle_priority(
-                    lambda: _compile(self.model, self.params.precision, threads=streams, streams=streams)
-                )
+                compile_model = _compilation(self.model, self.params.precision, threads=streams, streams=streams)
+                self._for_background = Program(partial(at_idle_priority, compile_model))
             return self._for_background
 
 
 def compile_model(backbone: Backbone, model: ov.Model, params: CompileParams) -> OpenVinoBackbone:
     """Return the backbone, computed as its converted ``model`` says. Blocks for up to a second."""
-    for_shares = _compile(model, params.precision, threads=params.share * params.streams, streams=params.streams)
+    threads = params.share * params.streams
+    for_shares = Program(_compilation(model, params.precision, threads=threads, streams=params.streams))
     for_all_cores = for_shares
     if params.share < params.cores:
-        for_all_cores = _compile(model, params.precision, threads=params.cores, streams=1)
+        for_all_cores = Program(_compilation(model, params.precision, threads=params.cores, streams=1))
     return OpenVinoBackbone(backbone, model, params, for_all_cores, for_shares)
 
 
-def _compile(model: ov.Model, precision: str, *, threads: int, streams: int) -> Program:
+def _compilation(model: ov.Model, precision: str, *, threads: int, streams: int) -> Callable[[], ov.CompiledModel]:
+    """Return what compiles a model."""
     settings: dict[str, Any] = {
         "INFERENCE_PRECISION_HINT": precision,
         "INFERENCE_NUM_THREADS": threads,
@@ -151,4 +179,4 @@ def _compile(model: ov.Model, precision: str, *, threads: int, streams: int) -> 
         "CPU_RUNTIME_CACHE_CAPACITY": CACHED_KERNELS,
         "ENABLE_CPU_PINNING": False,  # the event loop has to run somewhere
     }
-    return Program(ov.Core().compile_model(model, "CPU", settings))
+    return lambda: ov.Core().compile_model(model, "CPU", settings)
