@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from attrs import frozen
 
 from trio_pool_serve.bulk.inputs.arrow_rows import check_value, objects_of
 from trio_pool_serve.bulk.inputs.input_row import InputRow, listed
@@ -34,13 +33,6 @@ def check_columns(table: pa.Table, wanted: Sequence[str], added: Sequence[str]) 
             raise BulkInputError(f"There is a column {column!r} already: give the new ones another `prefix`.")
 
 
-@frozen
-class _Unreadable:
-    """Stands for a value that cannot be made a Python object."""
-
-    reason: str
-
-
 def rows_of(table: pa.Table, columns: Sequence[str]) -> list[InputRow]:
     """Return the rows, of which those with null, or a value that cannot be read, have an error."""
     values = [values_of(table.column(column)) for column in columns]
@@ -50,38 +42,15 @@ def rows_of(table: pa.Table, columns: Sequence[str]) -> list[InputRow]:
 def _row(number: int, columns: Sequence[str], values: tuple[Any, ...]) -> InputRow:
     try:
         for column, value in zip(columns, values, strict=True):
-            check_readable(value, column)
+            check_value(value, column)
     except ValueError as error:
         return InputRow(number, "", number, error=str(error))
     return InputRow(number, "", number, values)
 
 
-def check_readable(value: Any, column: str) -> None:
-    """Raise ``ValueError`` if a value of ``values_of`` is null, too long, not UTF-8, or could not be read."""
-    if isinstance(value, _Unreadable):
-        raise ValueError(f"The value of the column {column!r} cannot be read: {value.reason}")  # noqa: TRY004
-    check_value(value, column)
-
-
 def values_of(column: pa.ChunkedArray) -> list[Any]:
-    """Return a column's values as Python objects; those that cannot be read are refused by ``check_readable``.
-
-    Arrow has values that Python has not: times before the year 1 or after 9999, indices that are not in their
-    dictionary, and in columns of pickled objects those whose class is missing or raises.
-    """
-    try:
-        return [_plain(value) for value in objects_of(column)]
-    except Exception:
-        return [_value_of(column.slice(index, 1)) for index in range(len(column))]
-
-
-def _value_of(single: pa.ChunkedArray) -> Any:
-    try:
-        (value,) = objects_of(single)
-        return _plain(value)
-    except Exception as error:  # any, as unpickling may raise
-        reason = str(error) or repr(error)
-        return _Unreadable(reason.encode(errors="replace").decode())  # Arrow takes no other strings
+    """Return a column's values as Python objects; those that cannot be read are refused by ``check_value``."""
+    return [_plain(value) for value in objects_of(column)]
 
 
 def _plain(value: Any) -> Any:

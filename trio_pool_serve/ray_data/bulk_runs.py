@@ -12,6 +12,7 @@ from rich.console import Console
 
 from trio_pool_serve.bulk.bulk_options import OnError, RunOptions, TaskOptions, TextOptions, VectorFormat
 from trio_pool_serve.bulk.command import run_table
+from trio_pool_serve.bulk.inputs.arrow_rows import check_value
 from trio_pool_serve.bulk.journal import Progress
 from trio_pool_serve.bulk.own_engine import NEEDS, OwnEngine, open_identified_engine
 from trio_pool_serve.errors import (
@@ -22,7 +23,7 @@ from trio_pool_serve.errors import (
     unwrap_exception_groups,
 )
 from trio_pool_serve.ray_data.actor_engine import ActorEngine, EngineOptions, checked
-from trio_pool_serve.ray_data.batch_tables import as_table, check_columns, check_readable, values_of
+from trio_pool_serve.ray_data.batch_tables import as_table, check_columns, values_of
 
 Command = Literal["embed", "token-embed", "sparse", "classify", "score", "rerank"]
 
@@ -96,7 +97,7 @@ class BulkRuns:
         try:
             for name, value in (("source", source), ("target", target), ("shard", shard)):
                 if value is not None:
-                    check_readable(value, name)
+                    check_value(value, name)
             run = self._run if shard is None else evolve(self._run, shard=shard)
             paths = [_path(name, value) for name, value in (("source", source), ("target", target))]
             after = self._engine.call(partial(_run, paths=paths, task=self._task, run=run, text=self._engine.text))

@@ -189,26 +189,40 @@ def check_value(value: Any, column: str) -> None:
     """Raise ``ValueError`` if a value of a column is null, not UTF-8, or too long."""
     if value is None:
         raise ValueError(f"The column {column!r} has null.")
-    if isinstance(value, _NotText):
-        raise ValueError(f"The column {column!r} is not UTF-8.")  # noqa: TRY004
+    if isinstance(value, _Unreadable):
+        raise ValueError(value.says_why(column))  # noqa: TRY004
     if isinstance(value, str | bytes) and len(value) > input_row.MAX_ROW_BYTES:
         raise ValueError(f"The value of the column {column!r} is too long.")
 
 
-class _NotText:
-    """Stands for a string that is not UTF-8: Arrow does not check what it reads."""
+@frozen
+class _Unreadable:
+    """Stands for a value that cannot be made a Python object."""
+
+    error: Exception
+
+    def says_why(self, column: str) -> str:
+        """Return a message for the user."""
+        if isinstance(self.error, UnicodeDecodeError):  # Arrow does not check what it reads
+            return f"The column {column!r} is not UTF-8."
+        reason = (str(self.error) or repr(self.error)).encode(errors="replace").decode()  # Arrow takes no other strings
+        return f"The value of the column {column!r} cannot be read: {reason}"
 
 
 def objects_of(column: Any) -> list[Any]:
-    """Return the values of an Arrow array; those that are not UTF-8 are refused by ``check_value``."""
+    """Return the values of an Arrow array as Python objects; those that cannot be read are refused by ``check_value``.
+
+    Arrow has values that Python has not: strings that are not UTF-8, times before the year 1 or after 9999, indices
+    that are not in their dictionary, and in columns of pickled objects those whose class is missing or raises.
+    """
     try:
         return list(column.to_pylist())
-    except UnicodeDecodeError:
-        return [_object(value) for value in column]
+    except Exception:  # any, as unpickling may raise
+        return [_object(column, index) for index in range(len(column))]
 
 
-def _object(value: Any) -> Any:
+def _object(column: Any, index: int) -> Any:
     try:
-        return value.as_py()
-    except UnicodeDecodeError:
-        return _NotText()
+        return column[index].as_py()
+    except Exception as error:
+        return _Unreadable(error)
