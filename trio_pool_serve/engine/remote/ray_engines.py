@@ -13,9 +13,10 @@ from attrs import define, evolve, field
 
 from trio_pool_serve.config import Config, encode_config
 from trio_pool_serve.engine.gpus import Gpu
+from trio_pool_serve.engine.remote.busy_share import BusyShare, busy_seconds
 from trio_pool_serve.engine.remote.engine_job import EngineJob, LoadFailed
-from trio_pool_serve.engine.remote.queue_scaling import QueueScaling, QueueSeconds
-from trio_pool_serve.engine.remote.ray_actor import Started
+from trio_pool_serve.engine.remote.queue_scaling import QueueScaling, QueueSeconds, choose_wanted
+from trio_pool_serve.engine.remote.ray_actor import SentSnapshot, Started
 from trio_pool_serve.engine.remote.ray_cluster import NodeLostError, PlacedActor, RayCluster, open_cluster
 from trio_pool_serve.engine.remote.replica import Replica
 from trio_pool_serve.engine.remote.supervisor import Supervisor
@@ -86,6 +87,8 @@ class RayEngines(Supervisor):
     """When they were lost, by id."""
     _snapshots: dict[Replica, Snapshot] = field(init=False, factory=dict)
     """Those that the engine processes have sent last."""
+    _busy: dict[Replica, BusyShare] = field(init=False, factory=dict)
+    """How busy the engine processes are that are ready."""
     _scaled: trio.Event = field(init=False, factory=trio.Event)
     """Set when the number of replicas changes."""
 
@@ -123,6 +126,7 @@ class RayEngines(Supervisor):
                 nursery.cancel_scope.cancel(reason="it has ended")
             replica.state = "loading"
             self._snapshots.pop(replica, None)
+            self._busy.pop(replica, None)
             if life.is_drained:
                 await self._give_back(cluster, replica)
                 logger.info("%s is drained", replica)
@@ -188,7 +192,8 @@ class RayEngines(Supervisor):
             if not isinstance(life.status, Started):
                 return
             started, replica.state, replica.has_loaded = life.status, "ready", True
-            life.ready_at = trio.current_time()
+            life.ready_at, busy = trio.current_time(), BusyShare()
+            self._busy[replica] = busy
             new = replica.path.with_suffix(".new")
             new.write_text(started.address)
             new.replace(replica.path)
@@ -196,9 +201,10 @@ class RayEngines(Supervisor):
                 "engine process %d at %s is ready: %s: %s", started.pid, started.address, replica, started.description
             )
             while True:
-                snapshot = await cluster.call(actor.handle.snapshot)
-                if snapshot is not None:
-                    self._snapshots[replica] = snapshot
+                sent: SentSnapshot | None = await cluster.call(actor.handle.snapshot)
+                if sent is not None:
+                    self._snapshots[replica] = sent.snapshot
+                    busy.observe(sent.at, busy_seconds(sent.snapshot))
                 await trio.sleep(SNAPSHOT_S)
 
     async def _end_unwanted(self, cluster: RayCluster, replica: Replica, life: Life, scope: trio.CancelScope) -> None:
@@ -206,6 +212,7 @@ class RayEngines(Supervisor):
         await self._wait_wanted(replica, is_wanted=False)
         life.is_drained = True
         if life.actor is not None and replica.state == "ready":
+            replica.state = "loading"  # should it be wanted again, that is another process
             replica.path.unlink(missing_ok=True)
             with suppress(PoolServeError):
                 await cluster.call(life.actor.handle.leave)
@@ -234,12 +241,21 @@ class RayEngines(Supervisor):
         replicas = [replica for replica in self.replicas if replica.model == name]
         while True:
             await trio.sleep(SCALING_S)
-            before, ready = scaling.wanted, sum(each.is_wanted and each.state == "ready" for each in replicas)
-            wanted = scaling.update(trio.current_time(), queue.longest, ready)
+            before, waiting_s = scaling.wanted, queue.longest
+            ready = [each for each in replicas if each.is_wanted and each.state == "ready"]
+            loading = [each for each in replicas if each.is_wanted and each.state == "loading"]
+            busy = sum(self._busy[replica].share for replica in ready)
+            wanted = scaling.update(trio.current_time(), waiting_s, busy, ready=len(ready), loading=len(loading))
             if wanted != before:
-                logger.info("%s: %d replicas in place of %d: %.1f s in the queue", name, wanted, before, queue.longest)
-                for replica in replicas:
-                    replica.is_wanted = replica.numbers.replica < wanted
+                logger.info(
+                    "%s: %d replicas in place of %d: %.1f s in the queue, %.1f busy",
+                    name,
+                    wanted,
+                    before,
+                    waiting_s,
+                    busy,
+                )
+                choose_wanted(replicas, wanted)
                 self._scaled.set()
                 self._scaled = trio.Event()
 
