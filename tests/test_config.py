@@ -249,6 +249,10 @@ WRONG = {
     "replicas that are no range": (["m", "--engine", "ray", "--replicas", "1-8"], "neither a number nor a range"),
     "a range of replicas on this machine": (["m", "--engine", "process", "--replicas", "1..8"], "--engine ray"),
     "a range from above": (["m", "--engine", "ray", "--replicas", "8..1"], "no number in it"),
+    "replicas that could never be added": (
+        ["m", "--engine", "ray", "--replicas", "1..8", "--scale-up-queue-s", "5"],
+        "above --max-queue-s 5",
+    ),
     "replicas on each GPU by Ray": (["m", "--engine", "ray", "--replicas-per-gpu", "2"], "--gpus-per-replica"),
     "an address of Ray's client": (["m", "--ray-address", "ray://a:10001"], "ray_address"),
     "more than one GPU": (["m", "--gpus-per-replica", "2"], "gpus_per_replica"),
@@ -276,6 +280,11 @@ def test_the_command_says_in_one_line_what_is_wrong_with_its_settings(capfd, mon
         said = capfd.readouterr().err
         assert blamed in said
         assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("replicas", ["4", "4..4"])
+def test_a_number_of_replicas_that_does_not_change_is_not_compared_with_the_queue(replicas):
+    read_config(["m", "--engine", "ray", "--replicas", replicas, "--scale-up-queue-s", "9"])
 
 
 def test_an_unknown_key_in_the_file_is_an_error(tmp_path):

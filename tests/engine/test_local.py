@@ -1,6 +1,7 @@
 """The engine over a scripted runner: the same loop, overlapped and serial."""
 
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -230,6 +231,37 @@ async def test_overlapping_launches_the_next_batch_before_the_last_one_is_copied
             assert len(scripted.batches) == launched
             assert engine.statistics().in_flight_batches == launched
             copied.set()
+
+
+async def test_time_in_which_two_batches_are_in_flight_counts_once_and_idle_time_does_not(scripted):
+    release, metrics = threading.Event(), Metrics()
+
+    class Copying:
+        def __await__(self):
+            yield from in_thread(release.wait).__await__()
+            return [(np.zeros(8, dtype=np.float32),)]
+
+    def busy_s() -> float:
+        return metrics.registry.get_sample_value("trio_pool_serve_busy_seconds_total", {"model": "m"})
+
+    made = LocalEngine(lambda: scripted, Offload(), metrics.of_engine("m"), SchedulingConfig(max_in_flight=2))
+    async with running(made) as engine:
+        scripted.on_launch = lambda _: Copying()
+        before, began = busy_s(), time.perf_counter()
+        async with trio.open_nursery() as nursery:
+            for token in (1, 2):
+                nursery.start_soon(engine.submit, request(token))
+                await wait_all_tasks_blocked(0.05)
+            both = time.perf_counter()
+            assert engine.statistics().in_flight_batches == 2
+            await trio.sleep(0.2)
+            held_s = time.perf_counter() - both
+            release.set()
+        ended = time.perf_counter()
+        busy = busy_s() - before
+        assert held_s <= busy <= ended - began
+        await trio.sleep(0.05)
+        assert busy_s() - before == busy
 
 
 async def test_a_runner_with_two_launch_threads_computes_two_batches_at_a_time():

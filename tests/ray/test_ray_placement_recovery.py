@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 COMMAND = LAUNCHER[:-2]  # without --replicas 1
 
-RECOVERY_LIMIT_S = 60.0
-"""Of a machine that is busy with other tests; alone it is a third of that."""
+RECOVERY_LIMIT_S = 20.0
+"""Of a machine that does nothing else."""
 
 TEXTS = [f"{'trio owns tasks by nurseries ' * (number % 7)}text {number}" for number in range(24)]
 

@@ -3,12 +3,13 @@
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Literal, TypeAlias, TypeVar
 
 import trio
 from attrs import define, field
+from prometheus_client import Counter
 
 from trio_pool_serve.engine.batch_recovery import Fault
 from trio_pool_serve.engine.queue_entry import (
@@ -80,6 +81,44 @@ class InFlightBatch:
             finish_together(together)
             if self.is_background or index % SUBMITTERS_BETWEEN_CHECKPOINTS == 0:
                 await trio.lowlevel.checkpoint()
+
+
+@define(eq=False)
+class InFlightBatches:
+    """The batches of one engine that are in flight; ``busy`` counts the seconds in which there were any."""
+
+    busy: Counter
+    _batches: set[InFlightBatch] = field(init=False, factory=set)
+    _counted_until: float = field(default=0.0, init=False)
+
+    def add(self, in_flight: InFlightBatch) -> None:
+        """Add a batch that is launched."""
+        if not self._batches:
+            self._counted_until = in_flight.launched
+        self._batches.add(in_flight)
+
+    def discard(self, in_flight: InFlightBatch) -> None:
+        """Remove a batch that is settled. The time in which others were in flight too counts once."""
+        now = time.perf_counter()
+        self.busy.inc(now - self._counted_until)
+        self._counted_until = now
+        self._batches.discard(in_flight)
+
+    def clear(self) -> None:
+        """Remove all of them."""
+        self._batches.clear()
+
+    @property
+    def oldest_s(self) -> float:
+        """Seconds since the launch of the oldest batch that is not computed at idle priority; 0 without one."""
+        now = time.perf_counter()
+        return max((now - batch.launched for batch in self._batches if not batch.is_background), default=0.0)
+
+    def __iter__(self) -> Iterator[InFlightBatch]:
+        return iter(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
 
 
 @define(eq=False)

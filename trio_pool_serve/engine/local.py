@@ -17,6 +17,7 @@ from trio_pool_serve.engine.engine import Engine, EngineState, EngineStatistics
 from trio_pool_serve.engine.forward_passes import (
     ForwardPasses,
     InFlightBatch,
+    InFlightBatches,
     LaunchThread,
     contain_exits,
 )
@@ -66,7 +67,7 @@ class LocalEngine(Engine):
     _rates: ComputeRates = field(init=False, factory=ComputeRates)
     _bulk: BulkBudget = field(init=False)
     _budget: TokenBudget = field(init=False, factory=lambda: TokenBudget(0))  # until the model is loaded
-    _in_flight: set[InFlightBatch] = field(init=False, factory=set)
+    _in_flight: InFlightBatches = field(init=False)
     _drain_clock: DrainClock = field(init=False, factory=DrainClock)
     _launched: int = field(default=0, init=False)
     _batches: int = field(default=0, init=False)
@@ -79,6 +80,7 @@ class LocalEngine(Engine):
             max_age_s=MAX_AGE * self.config.max_queue_s,
             small_requests=self.small_requests,
         )
+        self._in_flight = InFlightBatches(self.metrics.busy)
         self._probe = SelfProbe(self._queue, None)
         self._bulk = BulkBudget(self.config.bulk_batch_s)
         self._admission = Admission(
@@ -130,7 +132,7 @@ class LocalEngine(Engine):
 
     @property
     def stall_reason(self) -> str:  # noqa: D102
-        oldest_s = self._oldest_in_flight_s
+        oldest_s = self._in_flight.oldest_s
         if oldest_s > self.config.stall_timeout_s:
             return f"a batch has been in flight for {oldest_s:.0f} s"
         return self._probe.failure
@@ -158,7 +160,7 @@ class LocalEngine(Engine):
             queued_rows=len(self._queue),
             queued_tokens=self._queue.tokens,
             in_flight_batches=len(self._in_flight),
-            oldest_in_flight_s=self._oldest_in_flight_s,
+            oldest_in_flight_s=self._in_flight.oldest_s,
             admitted_tokens=self._admission.tokens,
             waiting_s=self._admission.waiting_s,
             tokens_per_s=self.tokens_per_s,
@@ -167,11 +169,6 @@ class LocalEngine(Engine):
             held_bytes=self.runner.held_bytes if self.runner else 0,
             batch_token_budget=self._budget.tokens,
         )
-
-    @property
-    def _oldest_in_flight_s(self) -> float:
-        now = time.perf_counter()
-        return max((now - batch.launched for batch in self._in_flight if not batch.is_background), default=0.0)
 
     @property
     def waiting_tokens(self) -> int:

@@ -16,6 +16,8 @@ from trio_pool_serve.threads.offload import LimiterName, LimiterStatistics
 
 PREFIX = "trio_pool_serve_"
 
+BUSY = f"{PREFIX}busy_seconds"
+
 SECONDS = (
     0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
@@ -53,6 +55,7 @@ class EngineMetrics:
     batch_rows: Histogram
     batch_tokens: Histogram
     tokens: Counter
+    busy: Counter
     padding_waste: Histogram
     faults: Mapping[str, Counter]
     """By the names in ``FAULTS``."""
@@ -108,6 +111,7 @@ class Metrics:
         self.tokens = Counter(
             PREFIX + "tokens", "Tokens computed, without padding", labelnames=["model"], registry=self.registry
         )
+        self.busy = Counter(BUSY, "Seconds with a batch in flight", labelnames=["model"], registry=self.registry)
         self.padding_waste = by_model("padding_waste", "Share of a batch's tokens that are padding", SHARES)
         self.faults = Counter(
             PREFIX + "faults", "Faults of batches, by kind", labelnames=["model", "of"], registry=self.registry
@@ -130,6 +134,7 @@ class Metrics:
             batch_rows=self.batch_rows.labels(model),
             batch_tokens=self.batch_tokens.labels(model),
             tokens=self.tokens.labels(model),
+            busy=self.busy.labels(model),
             padding_waste=self.padding_waste.labels(model),
             faults={of: self.faults.labels(model, of) for of in FAULTS},
             add_gauges=lambda source: self._live.sources.append((model, source)),

@@ -266,6 +266,7 @@ async def test_every_metric_is_there_before_the_first_request(client, config):
         assert found[f'trio_pool_serve_{name}_count{{model="{config.models[0]}"}}'] == 0, name
     for of in FAULTS:
         assert found[f'trio_pool_serve_faults_total{{model="{config.models[0]}",of="{of}"}}'] == 0
+    assert found[f'trio_pool_serve_busy_seconds_total{{model="{config.models[0]}"}}'] >= 0
     assert found["trio_pool_serve_requests_total"] == 0
     for kind in ("render", "postprocess", "launch", "copy"):
         assert found[f'trio_pool_serve_limiter_capacity{{of="{kind}"}}'] >= 1

@@ -1,21 +1,32 @@
-"""How many replicas a model needs, by the time that its admitted work will take."""
+"""How many replicas a model needs, by the time that its admitted work will take and by how busy they are."""
 
 import math
 import mmap
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from attrs import Factory, define, field
 
+from trio_pool_serve.engine.remote.replica import Replica, ReplicaState
+
 UP_AFTER_S = 2.0
 """For so long the queue is too long before replicas are added."""
 
 MAX_GROWTH = 2
-"""Replicas are at most doubled, before the new ones take a part of the queue."""
+"""Those that are ready are at most doubled, before the new ones take a part of the queue."""
 
 NEXT_TO_NO_QUEUE = 0.1
 """Share of ``up_queue_s`` below which the queue would have to be with one replica fewer."""
+
+MAX_BUSY = 0.7
+"""Share of the time for which those that are left would compute: at more, a queue of several batches is usual."""
+
+FRESH_S = 1.5
+"""An estimate counts for three times the pause between two. For less than ``UP_AFTER_S``: the last one of a process
+that has died adds no replicas by itself."""
 
 
 @define(eq=False)
@@ -23,9 +34,12 @@ class QueueScaling:
     """The number of replicas, ``wanted``, from ``least`` to ``most``.
 
     Replicas are added when what waits would take longer than ``up_queue_s`` seconds for ``UP_AFTER_S``: as many as
-    would make it that long, at most as many as there are. None is added while others are being started. One is taken
-    away when with one fewer there would have been next to no queue for ``down_after_s`` seconds, in which the number
-    did not change.
+    would make it that long, at most as many as are ready. None is added while others are being started; those that have
+    failed are not.
+
+    One is taken away when those that are left would have had next to no queue for ``down_after_s`` seconds, in which
+    the number did not change, and would have computed for at most ``MAX_BUSY`` of that time: while they can compute
+    all that comes the queue is empty, however many there are.
     """
 
     least: int
@@ -36,18 +50,28 @@ class QueueScaling:
     _long_since: float = field(init=False, default=math.inf)
     _short_since: float = field(init=False, default=math.inf)
 
-    def update(self, now: float, waiting_s: float, ready: int) -> int:
-        """Return the number of replicas at a time (seconds), when ``ready`` of them need ``waiting_s`` for all work."""
-        is_long = waiting_s > self.up_queue_s and ready >= self.wanted < self.most
-        fewer = self.wanted - 1
-        is_short = fewer >= self.least and waiting_s * ready <= NEXT_TO_NO_QUEUE * self.up_queue_s * fewer
+    def update(self, now: float, waiting_s: float, busy: float, *, ready: int, loading: int) -> int:
+        """Return the number of replicas at a time (seconds).
+
+        Of those that are wanted some are ``ready``, others ``loading``, and the rest has failed. Those that are ready
+        need ``waiting_s`` for all work; on average, ``busy`` of them have computed lately.
+        """
+        is_long = waiting_s > self.up_queue_s and not loading and self.wanted < self.most
+        left = min(ready, self.wanted - 1)
+        is_short = (
+            self.wanted > self.least
+            and left > 0
+            and waiting_s * ready <= NEXT_TO_NO_QUEUE * self.up_queue_s * left
+            and busy <= MAX_BUSY * left
+        )
         self._long_since = min(self._long_since, now) if is_long else math.inf
         self._short_since = min(self._short_since, now) if is_short else math.inf
         if now - self._long_since >= UP_AFTER_S:
-            needed = math.ceil(ready * waiting_s / self.up_queue_s)
-            self._change(min(self.most, max(self.wanted + 1, min(needed, MAX_GROWTH * self.wanted))))
+            needed = min(math.ceil(ready * waiting_s / self.up_queue_s), MAX_GROWTH * ready)
+            failed = self.wanted - ready
+            self._change(min(self.most, max(self.wanted + 1, failed + needed)))
         elif now - self._short_since >= self.down_after_s:
-            self._change(fewer)
+            self._change(self.wanted - 1)
         return self.wanted
 
     def _change(self, wanted: int) -> None:
@@ -55,20 +79,42 @@ class QueueScaling:
         self._long_since = self._short_since = math.inf
 
 
+_RANKS: dict[ReplicaState, int] = {"ready": 0, "loading": 1, "failed": 2}
+
+
+def choose_wanted(replicas: Sequence[Replica], wanted: int) -> None:
+    """Have so many of a model's replicas wanted: more of those that are, and of them those that compute.
+
+    So the first to be taken away are those that have failed, then those that are loading, then the last ones; and
+    others are added from the first on.
+    """
+    ranked = sorted(replicas, key=lambda each: (not each.is_wanted, _RANKS[each.state], each.numbers.replica))
+    for place, replica in enumerate(ranked):
+        replica.is_wanted = place < wanted
+
+
 @define(eq=False)
 class QueueSeconds:
     """The seconds that a model's admitted work will take, as each API process estimates, in memory that they share."""
 
-    seconds: npt.NDArray[np.float64]
+    estimates: npt.NDArray[np.float64]
+    """Shape (processes, 2): the seconds, and when they were estimated, by the clock that the machine's processes share.
+    """
 
     @classmethod
     def open(cls, path: Path, workers: int) -> "QueueSeconds":
         """Map the file at ``path``, which is created if need be."""
         with path.open("a+b") as file:
-            file.truncate(8 * workers)
-            return cls(np.frombuffer(mmap.mmap(file.fileno(), 8 * workers), np.float64))
+            file.truncate(16 * workers)
+            shared = mmap.mmap(file.fileno(), 16 * workers)
+            return cls(np.frombuffer(shared, np.float64).reshape(workers, 2))
+
+    def write(self, worker: int, seconds: float) -> None:
+        """Write down the estimate of an API process."""
+        self.estimates[worker] = seconds, time.monotonic()
 
     @property
     def longest(self) -> float:
-        """The longest estimate: all of them count the work of all processes."""
-        return float(self.seconds.max())
+        """The longest estimate: all of them count the work of all processes. Those of dead processes do not count."""
+        seconds, written = self.estimates.T
+        return float(np.max(seconds, where=written > time.monotonic() - FRESH_S, initial=0.0))

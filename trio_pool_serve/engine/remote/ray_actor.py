@@ -1,6 +1,7 @@
 """The Ray actor of a replica: it runs the engine process as its child on the node that Ray has chosen."""
 
 import socket
+import time
 from concurrent.futures import Future
 from contextlib import suppress
 
@@ -25,13 +26,20 @@ class Started(msgspec.Struct):
     pid: int
 
 
+class SentSnapshot(msgspec.Struct):
+    """A snapshot that the engine process has sent at a time of this node's clock."""
+
+    at: float
+    snapshot: Snapshot
+
+
 @define(eq=False)
 class EngineChild:
     """The engine process of an actor, which Trio watches in one of the actor's threads."""
 
     started: Future[Started | LoadFailed | None] = field(factory=Future)
     """Set once the engine process is ready or has ended."""
-    snapshot: Snapshot | None = None
+    snapshot: SentSnapshot | None = None
     _child: ChildProcess[EngineStatus] | None = None
     _token: trio.lowlevel.TrioToken | None = None
 
@@ -54,7 +62,7 @@ class EngineChild:
                         case LoadFailed():
                             self.started.set_result(status)
                         case Snapshot():
-                            self.snapshot = status
+                            self.snapshot = SentSnapshot(time.monotonic(), status)
                 return await self._child.wait()
 
     def leave(self) -> None:
@@ -94,7 +102,7 @@ class EngineActor:
         """Return where the engine process listens, or why it does not; ``None`` if it has died. Blocks until then."""
         return self._child.started.result()
 
-    def snapshot(self) -> Snapshot | None:
+    def snapshot(self) -> SentSnapshot | None:
         """Return the last snapshot of the engine process, if there was one."""
         return self._child.snapshot
 

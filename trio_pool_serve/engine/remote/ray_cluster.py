@@ -2,6 +2,10 @@
 
 Ray is imported here only where it is used, in a thread: it takes seconds. ``ray.init`` replaces the handler of SIGTERM
 when it is called in the main thread, and holds the interpreter lock for about a second.
+
+The threads are Trio's, and not those of ``Offload``: the process does nothing else, so there is no event loop to keep
+fast and no computing thread to give way to. What ends something has the default limiter, with room for dozens: a call
+that Ray does not answer is abandoned and keeps its place, and must not take one from the calls that place replicas.
 """
 
 import logging
@@ -36,7 +40,7 @@ CONNECT_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 5.0
 
 CONTROL_CALLS = 4
-"""Threads in which Ray is called; each call is a message to the cluster's head."""
+"""Threads in which Ray is called, but for what ends something; each call is a message to the cluster's head."""
 
 MAX_PENDING_CALLS = 16
 """Of one actor, which has four methods, each called by one task."""
@@ -151,7 +155,7 @@ class RayCluster:
                 logger.warning("something is left to Ray until this process ends: %s", error)
 
         with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_TIMEOUT_S):
-            await trio.to_thread.run_sync(end, limiter=self.limiter, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(end, abandon_on_cancel=True)
 
 
 def _reserve(config: RayConfig, avoided: set[str]) -> Any:

@@ -13,9 +13,10 @@ from attrs import define, evolve, field
 
 from trio_pool_serve.config import Config, encode_config
 from trio_pool_serve.engine.gpus import Gpu
+from trio_pool_serve.engine.remote.busy_share import BusyShare, busy_seconds
 from trio_pool_serve.engine.remote.engine_job import EngineJob, LoadFailed
-from trio_pool_serve.engine.remote.queue_scaling import QueueScaling, QueueSeconds
-from trio_pool_serve.engine.remote.ray_actor import Started
+from trio_pool_serve.engine.remote.queue_scaling import QueueScaling, QueueSeconds, choose_wanted
+from trio_pool_serve.engine.remote.ray_actor import SentSnapshot, Started
 from trio_pool_serve.engine.remote.ray_cluster import NodeLostError, PlacedActor, RayCluster, open_cluster
 from trio_pool_serve.engine.remote.replica import Replica
 from trio_pool_serve.engine.remote.supervisor import Supervisor
@@ -26,7 +27,8 @@ from trio_pool_serve.telemetry.snapshots import Snapshot, merged_load
 logger = logging.getLogger(__name__)
 
 AVOIDED_S = 60.0
-"""For so long nothing is placed on a node that was lost: Ray notices ten to twenty seconds later that it has died."""
+"""For so long nothing is placed on a node that was lost: Ray notices ten to twenty seconds later that it has died. And
+so long a replica whose model could not be loaded on a node waits for room on another."""
 
 SCALING_S = 0.5
 """How often the queue is looked at."""
@@ -64,8 +66,15 @@ class Life:
     """It has ended: a phrase for the log."""
     ready_at: float = math.inf
     is_drained: bool = False
+    is_lost: bool = False
+    """Its node does not answer."""
     told: trio.Event = field(init=False, factory=trio.Event)
     """Set once ``status`` is known, or never will be."""
+
+    @property
+    def keeps_place(self) -> bool:
+        """Whether the next actor gets the same place: one where the model was ready, and that is still needed."""
+        return self.ready_at < math.inf and not self.is_drained and not self.is_lost
 
 
 @define(eq=False)
@@ -75,17 +84,23 @@ class RayEngines(Supervisor):
     Each replica has a placement group of its own, of one bundle: groups of strategy SPREAD go to the node with most
     left, one after the other. So each is placed as soon as there is room for it, may leave alone, and after the loss of
     a node goes elsewhere before Ray has noticed; a group of several bundles would wait for that. Another actor in place
-    of one that has died has the same group.
+    of one that has died after it was ready has the same group. What was not ready may be wrong with the node: the group
+    is given back.
 
     This is a process of its own, see ``RayPlacement``. API processes find the addresses in ``socket_folder``.
     """
 
+    _cluster: RayCluster = field(init=False)
     _groups: dict[Replica, Any] = field(init=False, factory=dict)
     """The placement groups."""
     _lost_nodes: dict[str, float] = field(init=False, factory=dict)
     """When they were lost, by id."""
+    _bad_nodes: dict[Replica, set[str]] = field(init=False, factory=dict)
+    """Where the model could not be loaded, since the replica was ready or found no other place."""
     _snapshots: dict[Replica, Snapshot] = field(init=False, factory=dict)
     """Those that the engine processes have sent last."""
+    _busy: dict[Replica, BusyShare] = field(init=False, factory=dict)
+    """How busy the engine processes are that are ready."""
     _scaled: trio.Event = field(init=False, factory=trio.Event)
     """Set when the number of replicas changes."""
 
@@ -99,96 +114,113 @@ class RayEngines(Supervisor):
         are killed, and their engine processes exit.
         """
         least, most = self.config.processes.replica_range or (1, 1)
-        async with open_cluster(self.config.ray) as cluster, trio.open_nursery() as nursery:
+        async with open_cluster(self.config.ray) as self._cluster, trio.open_nursery() as nursery:
             for replica in self.replicas:
-                nursery.start_soon(self._keep_alive, replica, partial(self._live, cluster, replica))
+                nursery.start_soon(self._keep_alive, replica, partial(self._live, replica))
             for model in range(len(self.config.sources) if least < most else 0):
                 nursery.start_soon(self._scale, model)
             task_status.started()
 
-    async def _live(self, cluster: RayCluster, replica: Replica) -> ChildEnd:
+    async def _live(self, replica: Replica) -> ChildEnd:
         """Run an engine process whenever there is to be one, until one ends that was not drained; return how."""
         while True:
             await self._wait_wanted(replica, is_wanted=True)
             life = Life()
             replica.begin()
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._end_unwanted, cluster, replica, life, nursery.cancel_scope)
+                nursery.start_soon(self._end_unwanted, replica, life, nursery.cancel_scope)
                 nursery.start_soon(self._log_waiting, replica, life)
                 try:
-                    await self._run(cluster, replica, life)
+                    await self._run(replica, life)
                 except PoolServeError as error:
                     life.how = f"not been placed: {error}"
-                    await self._give_back(cluster, replica)
                 nursery.cancel_scope.cancel(reason="it has ended")
             replica.state = "loading"
             self._snapshots.pop(replica, None)
+            self._busy.pop(replica, None)
+            if not life.keeps_place:
+                await self._give_back(replica)
             if life.is_drained:
-                await self._give_back(cluster, replica)
                 logger.info("%s is drained", replica)
                 continue
             if isinstance(life.status, LoadFailed) and not replica.has_loaded:
                 raise ModelLoadError(life.status.message)
             return ChildEnd(life.how, max(0.0, trio.current_time() - life.ready_at))
 
+    async def _rest(self, replica: Replica) -> None:
+        await self._give_back(replica)
+        await super()._rest(replica)
+
     async def _wait_wanted(self, replica: Replica, *, is_wanted: bool) -> None:
         while replica.is_wanted is not is_wanted:
             await self._scaled.wait()
 
-    async def _run(self, cluster: RayCluster, replica: Replica, life: Life) -> None:
+    async def _run(self, replica: Replica, life: Life) -> None:
         """Place an actor, which may raise ``PoolServeError``, and run an engine process in it until that ends."""
-        async with self._placed(cluster, replica) as life.actor, trio.open_nursery() as nursery:
-            nursery.start_soon(self._follow, cluster, replica, life, life.actor)
+        async with self._placed(replica) as life.actor, trio.open_nursery() as nursery:
+            nursery.start_soon(self._follow, replica, life, life.actor)
             try:
-                life.how = await cluster.call(life.actor.handle.run, self._job_of(replica))
+                life.how = await self._cluster.call(life.actor.handle.run, self._job_of(replica))
                 with trio.move_on_after(END_TIMEOUT_S):
                     await life.told.wait()
+                if isinstance(life.status, LoadFailed):
+                    self._bad_nodes.setdefault(replica, set()).add(life.actor.node)
             except PoolServeError as error:
                 life.how = f"been lost: {error}"
                 if isinstance(error, NodeLostError):
+                    life.is_lost = True
                     self._lost_nodes[life.actor.node] = trio.current_time()
-                    await self._give_back(cluster, replica)
             finally:
                 replica.path.unlink(missing_ok=True)
                 nursery.cancel_scope.cancel(reason="it has ended")
 
     @asynccontextmanager
-    async def _placed(self, cluster: RayCluster, replica: Replica) -> AsyncIterator[PlacedActor]:
-        """Have an actor for as long as the block lasts, not on a node that was lost lately. Waits for room."""
+    async def _placed(self, replica: Replica) -> AsyncIterator[PlacedActor]:
+        """Have an actor for as long as the block lasts, not on a node that is avoided. Waits for room.
+
+        After a wait of ``AVOIDED_S`` without room elsewhere the nodes where the model could not be loaded are allowed
+        again: there may be no others.
+        """
         while True:
-            await self._reserve(cluster, replica)
-            actor = await cluster.start(self.config.ray, self._groups[replica])
+            await self._reserve(replica)
+            actor = await self._cluster.start(self.config.ray, self._groups[replica])
             try:
-                with trio.move_on_after(AVOIDED_S if self._lost_nodes else math.inf) as limit:
-                    actor.node = await cluster.call(actor.handle.node)
+                with trio.move_on_after(AVOIDED_S if self._avoided(replica) else math.inf) as limit:
+                    actor.node = await self._cluster.call(actor.handle.node)
                 if not limit.cancelled_caught:
                     yield actor
                     return
             finally:
-                await cluster.kill(actor)
-            await self._give_back(cluster, replica)  # there may be no room but on a node that was avoided
+                await self._cluster.kill(actor)
+            self._bad_nodes.pop(replica, None)
+            await self._give_back(replica)
 
-    async def _reserve(self, cluster: RayCluster, replica: Replica) -> None:
+    async def _reserve(self, replica: Replica) -> None:
+        if replica not in self._groups:
+            self._groups[replica] = await self._cluster.reserve(self.config.ray, self._avoided(replica))
+
+    def _avoided(self, replica: Replica) -> set[str]:
         now = trio.current_time()
         self._lost_nodes = {node: at for node, at in self._lost_nodes.items() if now < at + AVOIDED_S}
-        if replica not in self._groups:
-            self._groups[replica] = await cluster.reserve(self.config.ray, set(self._lost_nodes))
+        return {*self._lost_nodes, *self._bad_nodes.get(replica, ())}
 
-    async def _give_back(self, cluster: RayCluster, replica: Replica) -> None:
+    async def _give_back(self, replica: Replica) -> None:
         if (group := self._groups.pop(replica, None)) is not None:
-            await cluster.give_back(group)
+            await self._cluster.give_back(group)
 
-    async def _follow(self, cluster: RayCluster, replica: Replica, life: Life, actor: PlacedActor) -> None:
+    async def _follow(self, replica: Replica, life: Life, actor: PlacedActor) -> None:
         """Write down where the engine process listens once it is ready; then fetch its metrics, forever."""
         with suppress(PoolServeError):  # the call to ``run`` raises it, too
             try:
-                life.status = await cluster.call(actor.handle.started)
+                life.status = await self._cluster.call(actor.handle.started)
             finally:
                 life.told.set()
             if not isinstance(life.status, Started):
                 return
             started, replica.state, replica.has_loaded = life.status, "ready", True
-            life.ready_at = trio.current_time()
+            self._bad_nodes.pop(replica, None)
+            life.ready_at, busy = trio.current_time(), BusyShare()
+            self._busy[replica] = busy
             new = replica.path.with_suffix(".new")
             new.write_text(started.address)
             new.replace(replica.path)
@@ -196,19 +228,21 @@ class RayEngines(Supervisor):
                 "engine process %d at %s is ready: %s: %s", started.pid, started.address, replica, started.description
             )
             while True:
-                snapshot = await cluster.call(actor.handle.snapshot)
-                if snapshot is not None:
-                    self._snapshots[replica] = snapshot
+                sent: SentSnapshot | None = await self._cluster.call(actor.handle.snapshot)
+                if sent is not None:
+                    self._snapshots[replica] = sent.snapshot
+                    busy.observe(sent.at, busy_seconds(sent.snapshot))
                 await trio.sleep(SNAPSHOT_S)
 
-    async def _end_unwanted(self, cluster: RayCluster, replica: Replica, life: Life, scope: trio.CancelScope) -> None:
+    async def _end_unwanted(self, replica: Replica, life: Life, scope: trio.CancelScope) -> None:
         """End an engine process that is not wanted any more, once it has computed its rows."""
         await self._wait_wanted(replica, is_wanted=False)
         life.is_drained = True
         if life.actor is not None and replica.state == "ready":
+            replica.state = "loading"  # should it be wanted again, that is another process
             replica.path.unlink(missing_ok=True)
             with suppress(PoolServeError):
-                await cluster.call(life.actor.handle.leave)
+                await self._cluster.call(life.actor.handle.leave)
             await trio.sleep(self.config.time_limits.drain_timeout_s)
             logger.warning("%s is ended with rows unfinished", replica)
         scope.cancel(reason="it is not wanted")
@@ -234,12 +268,21 @@ class RayEngines(Supervisor):
         replicas = [replica for replica in self.replicas if replica.model == name]
         while True:
             await trio.sleep(SCALING_S)
-            before, ready = scaling.wanted, sum(each.is_wanted and each.state == "ready" for each in replicas)
-            wanted = scaling.update(trio.current_time(), queue.longest, ready)
+            before, waiting_s = scaling.wanted, queue.longest
+            ready = [each for each in replicas if each.is_wanted and each.state == "ready"]
+            loading = [each for each in replicas if each.is_wanted and each.state == "loading"]
+            busy = sum(self._busy[replica].share for replica in ready)
+            wanted = scaling.update(trio.current_time(), waiting_s, busy, ready=len(ready), loading=len(loading))
             if wanted != before:
-                logger.info("%s: %d replicas in place of %d: %.1f s in the queue", name, wanted, before, queue.longest)
-                for replica in replicas:
-                    replica.is_wanted = replica.numbers.replica < wanted
+                logger.info(
+                    "%s: %d replicas in place of %d: %.1f s in the queue, %.1f busy",
+                    name,
+                    wanted,
+                    before,
+                    waiting_s,
+                    busy,
+                )
+                choose_wanted(replicas, wanted)
                 self._scaled.set()
                 self._scaled = trio.Event()
 

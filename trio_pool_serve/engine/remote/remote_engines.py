@@ -95,12 +95,10 @@ class RemoteEngines:
     async def _share_queue_seconds(self) -> None:
         """Tell the process that adds and drains replicas how long the queues are here, forever."""
         workers = self.config.processes.api_workers
-        shared = [
-            QueueSeconds.open(seconds_path(self.folder, model), workers).seconds for model in range(len(self._engines))
-        ]
+        shared = [QueueSeconds.open(seconds_path(self.folder, model), workers) for model in range(len(self._engines))]
         while True:
             for seconds, engine in zip(shared, self._engines, strict=True):
-                seconds[self.worker] = engine.statistics().waiting_s
+                seconds.write(self.worker, engine.statistics().waiting_s)
             await trio.sleep(SCALING_S)
 
     async def reload(self, offload: Offload) -> None:

@@ -120,7 +120,11 @@ class Supervisor(ABC):
                     self.retry_failed_s,
                     error,
                 )
-            await trio.sleep(self.retry_failed_s)
+            await self._rest(replica)
+
+    async def _rest(self, replica: Replica) -> None:  # noqa: ARG002  (of others a failed replica leaves something)
+        """Wait until a replica that has failed is tried again. Cancellation: at once."""
+        await trio.sleep(self.retry_failed_s)
 
     def snapshot(self) -> Snapshot:
         """Return the states of the replicas, for ``/load`` and ``/metrics``."""
