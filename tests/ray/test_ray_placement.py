@@ -12,6 +12,7 @@ import psutil
 import pytest
 import trio
 
+from tests.conftest import client_of
 from tests.ray.cluster_process import ACTOR, HEAD, ClusterProcess, ask, load_of, ray_cluster, until, until_ready
 from tests.server.programs import script
 from tests.server.server_process import (
@@ -52,11 +53,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, pipes: Path) -> Iterator[C
 
 @asynccontextmanager
 async def serving(
-    tmp_path: Path, folder: Path, cluster: ClusterProcess, *flags: str, replicas: int = 2
+    tmp_path: Path, folder: Path, cluster: ClusterProcess, *flags: str, replicas: int | str = 2
 ) -> AsyncIterator[ServerProcess]:
+    """Have a server whose replicas are all ready, the least number of a range."""
     by_ray = ("--engine", "ray", "--ray-address", cluster.address, "--replicas", str(replicas))
     async with launched(tmp_path, str(folder), *by_ray, *flags, command=SCRIPTED) as server:
-        await until_ready(server, replicas)
+        await until_ready(server, int(str(replicas).partition("..")[0]))
         yield server
 
 
@@ -109,6 +111,60 @@ async def test_replicas_are_spread_replaced_when_an_actor_dies_and_drained_by_si
         assert await server.wait_exit() == 0
         assert "SIGTERM received at" not in server.log  # by the handler of Ray's core
     await until(lambda: cluster.is_empty)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+async def test_a_replica_that_the_queue_does_not_need_any_more_computes_its_rows_before_it_ends(
+    tmp_path, scripted_folder, cluster, pipes
+):
+    flags = ("--scale-up-queue-s", "0.1", "--scale-down-after-s", "10")
+    async with serving(tmp_path, scripted_folder, cluster, *flags, replicas="1..2") as server:
+        async with trio.open_nursery() as flood:
+            for _ in range(8):
+                flood.start_soon(keep_embedding, server, [[5] * 64] * 256)
+            await until_of_each(server, 2, "batches", 10)  # rows are sent to both
+            flood.cancel_scope.cancel()
+        await until_queued(server, 0)
+        answers: list[int] = []
+
+        async def hold(*more: int) -> None:
+            answers.append((await ask(server, script.WAITS, *more)).status_code)
+
+        async with trio.open_nursery() as held:
+            for more in ([5] * 31, []):  # one on each: the short row goes to where the long one is not
+                held.start_soon(hold, *more)
+                with trio.fail_after(60):
+                    await read(pipes / "launched")
+            await until_of_each(server, 2, "in_flight_batches", 1)
+            await server.wait_logged("1 replicas in place of 2")
+            await trio.sleep(2)  # to end an actor with its rows takes less
+            assert len(cluster.processes(ENGINE_PROCESS)) == 2
+            assert not answers
+            await trio.to_thread.run_sync((pipes / "go").write_text, "go")
+        assert answers == [200, 200]
+        await server.wait_logged("is drained")
+        await until(lambda: len(cluster.processes(ENGINE_PROCESS)) == 1)
+        await server.wait_computing()
+        server.signal()
+        assert await server.wait_exit() == 0
+    await until(lambda: cluster.is_empty)
+
+
+async def keep_embedding(server: ServerProcess, rows: list[list[int]]) -> None:
+    async with client_of(server.url) as client:
+        while True:
+            assert (await client.post("/v1/embeddings", json={"input": rows})).status_code == 200
+
+
+async def until_of_each(server: ServerProcess, replicas: int, what: str, least: int) -> None:
+    """Wait until so many engine processes have said that there are so many of something."""
+    with trio.fail_after(120):
+        while True:
+            found = [each.get(what, 0) for each in (await load_of(server)).get("replicas", {}).values()]
+            if len(found) == replicas and min(found) >= least:
+                return
+            await trio.sleep(0.05)
 
 
 @pytest.mark.ray

@@ -40,8 +40,8 @@ class RayConfig:
     scale_down_after_s: Annotated[
         float,
         help_(
-            "With a range of `--replicas`: seconds for which one replica fewer would have had next to no queue, after "
-            "which one is drained."
+            "With a range of `--replicas`: seconds for which one replica fewer would have had next to no queue and "
+            "computed for at most 70 % of the time, after which one is drained."
         ),
     ] = field(default=60.0, validator=gt(0))
 
