@@ -13,7 +13,7 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.sample_prompts import MAX_TOKENS, sample_prompts
 from trio_pool_serve.models.loading.sample_texts import CALIBRATION, HELD_OUT, calibration_texts, held_out_texts
-from trio_pool_serve.runner.openvino import selection
+from trio_pool_serve.runner.openvino import quantization, selection
 from trio_pool_serve.service import Service
 
 pytest.importorskip("nncf")
@@ -59,6 +59,29 @@ async def test_the_second_start_does_not_quantise_and_the_agreement_is_in_the_li
 async def test_other_models_have_no_agreement_in_the_list(client):
     (card,) = (await client.get("/v1/models")).json()["data"]
     assert "cosine_with_float32" not in card
+
+
+@pytest.mark.parametrize(("saturates", "attempts"), [(False, [False]), (True, [False, True])])
+def test_where_sums_overflow_the_better_of_two_ranges_is_taken(
+    model: Path, monkeypatch: pytest.MonkeyPatch, saturates: bool, attempts: list[bool]
+):
+    quantize, agreement, attempted, found = quantization.quantize, selection.agreement, [], []
+
+    def noted(*arguments: Any, halves_range: bool) -> Any:
+        attempted.append(halves_range)
+        return quantize(*arguments, halves_range=halves_range)
+
+    def compared(*arguments: Any, **options: Any) -> Any:
+        found.append(agreement(*arguments, **options))
+        return found[-1]
+
+    monkeypatch.setattr(selection, "GOOD_INT8_COSINE", 1.1)
+    monkeypatch.setattr(selection, "saturates_int8", lambda: saturates)
+    monkeypatch.setattr(quantization, "quantize", noted)
+    monkeypatch.setattr(selection, "agreement", compared)
+    runner = load(model, cache_dir="", **INT8)
+    assert attempted == attempts
+    assert runner.cosine_with_float32 == max(each.mean for each in found[: len(attempts)])
 
 
 def test_a_model_whose_output_differs_too_much_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch):

@@ -47,6 +47,11 @@ def use_device(device: torch.device) -> None:
         torch.get_device_module(device).set_device(device)
 
 
+def saturates_int8() -> bool:
+    """Return whether sums of products of int8 overflow on this CPU: without VNNI, in pairs, at 16 bits."""
+    return not torch.cpu._is_vnni_supported()  # noqa: SLF001
+
+
 def has_native_bfloat16(device: torch.device) -> bool:
     """Return whether the hardware multiplies bfloat16 natively: NVIDIA Ampere or later, AVX512-BF16, AMX."""
     if device.type == "cuda":
