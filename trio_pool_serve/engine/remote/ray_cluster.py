@@ -60,7 +60,11 @@ def error_of(error: BaseException) -> PoolServeError:
     match error:
         case exceptions.ActorUnavailableError() | exceptions.NodeDiedError():
             return NodeLostError(f"The node of an engine process does not answer: {said}")
-        case exceptions.RayActorError() | exceptions.ActorPlacementGroupRemoved():
+        case (
+            exceptions.RayActorError()
+            | exceptions.ActorPlacementGroupRemoved()
+            | exceptions.ActorUnschedulableError()  # its group is removed before it has been created
+        ):
             return EngineProcessDiedError(f"The actor of an engine process has died: {said}")
         case exceptions.TaskCancelledError():
             return EngineDeadError("The call to an engine process was cancelled.")

@@ -37,7 +37,7 @@ MIN_COSINE = {torch.float32: 0.99999, torch.bfloat16: 0.999}
 """Smallest cosine of a row's output with that of the backbone in float32."""
 
 GOOD_INT8_COSINE = 0.99
-"""Below it, on a CPU whose sums overflow, weights are tried in half of the range. Of a BERT with random weights the mean
+"""Below it, on a CPU whose sums overflow, weights are tried in half of the range. Of a BERT of random weights the mean
 rose from 0.988 to 0.999; of MiniLM, which has 0.993, it would have fallen to 0.992 (AVX2, no VNNI)."""
 
 MIN_INT8_COSINE = 0.98
