@@ -245,9 +245,9 @@ def test_images_are_estimated_by_those_that_came_before():
 
 
 def test_replicas_share_the_work():
-    assert math.isnan(rates_together([])[0])
-    assert rates_together([TEN_PER_S, UNKNOWN])[0] == pytest.approx(0.1)
-    assert rates_together([TEN_PER_S, TEN_PER_S / 3])[0] == pytest.approx(0.1 / 4)
+    assert math.isnan(rates_together(np.empty((0, WORK_CLASSES)))[0])
+    assert rates_together(np.array([TEN_PER_S, UNKNOWN]))[0] == pytest.approx(0.1)
+    assert rates_together(np.array([TEN_PER_S, TEN_PER_S / 3]))[0] == pytest.approx(0.1 / 4)
 
 
 def test_images_that_take_longer_to_prepare_than_to_compute_are_refused_in_time():

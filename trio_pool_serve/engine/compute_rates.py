@@ -121,10 +121,12 @@ def _nearest_known(known: Sequence[int]) -> npt.NDArray[np.intp]:
     return np.array([min(known, key=lambda found: distance(found, wanted)) for wanted in range(WORK_CLASSES)])
 
 
-def rates_together(rates: Sequence[SecondsPerToken]) -> SecondsPerToken:
+def rates_together(rates: npt.NDArray[np.float64]) -> SecondsPerToken:
     """Return the rates of several engines that share the work: seconds per token of all together.
 
-    Engines that have computed nothing yet do not count.
+    ``rates``, shape (engines, ``WORK_CLASSES``), are those of each; engines that have computed nothing yet do not
+    count.
     """
-    known = [each for each in rates if not np.isnan(each[0])]
-    return 1 / np.sum([1 / each for each in known], axis=0) if known else UNKNOWN
+    known = rates[~np.isnan(rates[:, 0])]
+    together: SecondsPerToken = 1 / (1 / known).sum(axis=0) if len(known) else UNKNOWN
+    return together

@@ -12,7 +12,7 @@ from attrs import define, field
 
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import Admission, AdmittedRequest, EstimatedWork
-from trio_pool_serve.engine.compute_rates import UNKNOWN, SecondsPerToken, rates_together, work_class
+from trio_pool_serve.engine.compute_rates import UNKNOWN, WORK_CLASSES, SecondsPerToken, rates_together, work_class
 from trio_pool_serve.engine.engine import Engine, EngineState, EngineStatistics
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.connectors import Connector
@@ -149,25 +149,26 @@ class ProcessEngine(Engine):
             return ready[0].seconds_per_token
         now = time.perf_counter()
         if now > self._rates_from + RATES_KEPT_S:
-            links = [link for link in self._routing.computing() if not np.isnan(link.seconds_per_token[0])]
-            self._rates = rates_together([link.seconds_per_token for link in links])
-            self._others_tokens, self._rates_from = self._tokens_of_others(links), now
+            links = self._routing.computing()
+            rates = np.array([link.seconds_per_token for link in links]).reshape(len(links), WORK_CLASSES)
+            self._rates = rates_together(rates)
+            self._others_tokens, self._rates_from = self._tokens_of_others(links, rates), now
         if not self._others_tokens:
             return self._rates
         # What others wait for is counted as if it had come from the same clients in the same proportions.
         admitted = float(self.waiting.total().sum())
         return self._rates * (1 + self._others_tokens / admitted) if admitted > 0 else self._rates
 
-    def _tokens_of_others(self, links: Sequence[Link]) -> float:
+    def _tokens_of_others(self, links: Sequence[Link], rates: SecondsPerToken) -> float:
         """Return how many tokens wait at hosts besides those that this machine's API processes have admitted.
 
         A host with far more than the others delays nothing, as new rows go to those.
         """
-        hosts = [link for link in links if link.has_heartbeats]
-        waiting = np.array([link.waiting_tokens for link in hosts], np.float64)
+        waiting = np.array([link.waiting_tokens if link.has_heartbeats else -1 for link in links], np.float64)
+        are_hosts = (waiting >= 0) & ~np.isnan(rates[:, 0])
+        waiting, rates, admitted = waiting[are_hosts], rates[are_hosts], self.waiting.total()
         if not waiting.any():
             return 0.0
-        rates, admitted = np.array([link.seconds_per_token for link in hosts]), self.waiting.total()
         # Of rows like those that are admitted; only how fast the hosts are compared with each other counts.
         seconds_per_token = rates @ admitted if admitted.any() else rates.mean(axis=1)
         seconds = waiting * seconds_per_token
