@@ -15,8 +15,8 @@ from trio_pool_serve.types import PoolingRequest
 COMPARED = 8
 """Engines that are compared for the rows of one chunk, picked at random if there are more: what API processes know of
 an engine is older than what they have sent to it, and all of them would pick the same one. Of 100 simulated engines,
-with 8 the median was about a quarter longer than with all, at under a third of the cost, and p99 shorter while all were
-equally fast (one seed); with 2, both were often slow: ``docs/scaling.md``."""
+with 8 the median was a quarter to a third longer than with all, at under a third of the cost, and p99 shorter while
+all were equally fast (one seed); with 2, both were often slow: ``docs/scaling.md``."""
 
 OTHER_ZONE_S = 0.05
 """A row goes to another zone if it is computed sooner there by so many seconds: between zones, bytes cost money and
