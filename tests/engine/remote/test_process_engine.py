@@ -694,6 +694,23 @@ async def test_background_work_is_shared_between_replicas_and_other_rows_are_not
     assert [link.background_tokens for link in engine._links] == [0, 0]
 
 
+async def test_background_work_with_a_held_query_goes_where_the_query_is(make):
+    replicas = [make(number) for number in range(2)]
+    async with two_alive(*replicas), asking(*replicas) as engine, trio.open_nursery() as nursery:
+        await until(lambda: len(engine._routing.ready) == 2)
+        for replica in replicas:
+            replica.runner.gate.clear()
+        nursery.start_soon(compute_window, engine, [request(*range(1, 17))])
+        await until(lambda: any(link.background_tokens for link in engine._links))
+        with engine.open_scope() as scope:
+            (holder,) = [link for link in engine._links if scope in link.scopes]
+            assert holder.background_tokens, "the other one has less background work"
+            nursery.start_soon(compute_window, engine, [request(5, params=(HoldQuery(HeldQuery(scope)),))])
+            await until(lambda: sum(link.background_tokens for link in engine._links) == 17)
+            assert holder.background_tokens == 17
+            nursery.cancel_scope.cancel()
+
+
 async def test_a_planned_batch_with_a_row_that_cannot_be_sent_fails_and_no_other(replica):
     """The engine process would wait for its last row for ever."""
     unsendable = PoolingRequest(RenderedPrompt(np.ones(4, dtype=np.int32)), (Unsendable(),))

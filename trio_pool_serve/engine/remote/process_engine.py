@@ -119,8 +119,9 @@ class ProcessEngine(Engine):
             link = self._link_holding_query(entry.request) or self._routing.choose(entry.request, candidates)
             link.send_nowait(entry)
         for together in background.values():
+            holding = [link for entry in together if (link := self._link_holding_query(entry.request)) is not None]
             tokens = sum(entry.request.tokens for entry in together)
-            link = self._routing.choose_for_background(tokens, candidates)
+            link = holding[0] if holding else self._routing.choose_for_background(tokens, candidates)
             for entry in together:
                 link.send_nowait(entry)
 
