@@ -17,12 +17,16 @@ def alone(token: int, **fields) -> PoolingRequest:
 
 
 async def lost_row(make, asked, *, retries_lost: bool = True, until_s: float = -math.inf) -> tuple[object, Replica]:
-    """Have a row be at an engine that ends, not before ``until_s``; return its outcome, and the engine that is left."""
+    """Have a row be at an engine that ends, not before ``until_s``; return its outcome, and the engine that is left.
+
+    ``asked`` is the row, or makes it of a scope of that engine.
+    """
     first, second = make(0), make(1)
     outcomes = []
 
     async def ask(engine) -> None:
-        outcomes.append(await outcome_of(engine, asked))
+        with engine.open_scope() as scope:
+            outcomes.append(await outcome_of(engine, asked(scope) if callable(asked) else asked))
 
     async with (
         first.listen(),
@@ -100,25 +104,6 @@ async def test_a_row_is_sent_again_once(make):
 
 
 async def test_a_held_query_s_row_is_not_sent_elsewhere(make):
-    first, second = make(0), make(1)
-    outcomes = []
-
-    async def ask(engine) -> None:
-        with engine.open_scope() as scope:
-            outcomes.append(await outcome_of(engine, alone(5, params=(HoldQuery(HeldQuery(scope)),))))
-
-    async with (
-        first.listen(),
-        second.listen(),
-        second.live(),
-        asking(first, second, retries_lost=True) as engine,
-        trio.open_nursery() as nursery,
-    ):
-        async with first.live():
-            await until(lambda: len(engine._routing.ready) == 2)
-            first.runner.gate.clear()
-            nursery.start_soon(ask, engine)
-            await until(lambda: engine._links[0].waiting_rows)
-        await until(lambda: outcomes)
-    assert isinstance(outcomes[0], EngineProcessDiedError)
+    outcome, second = await lost_row(make, lambda scope: alone(5, params=(HoldQuery(HeldQuery(scope)),)))
+    assert isinstance(outcome, EngineProcessDiedError)
     assert sum(second.runner.rows) == 0

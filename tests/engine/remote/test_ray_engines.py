@@ -1,4 +1,4 @@
-"""Replicas that Ray places, with a cluster that is made up: nodes, room on them, and what becomes of a model there."""
+"""Replicas that Ray places, with a cluster that is made up: nodes, and free places on them."""
 
 import time
 from collections.abc import AsyncIterator, Callable
@@ -29,7 +29,7 @@ Loading: TypeAlias = Literal["loads", "fails", "dies"]
 @define(eq=False)
 class Node:
     name: str
-    room: int = 1
+    free_places: int = 1
     loading: Loading = "loads"
     """What becomes of a model there."""
 
@@ -51,12 +51,12 @@ class Actor:
     _is_lost: bool = False
 
     async def node(self) -> str:
-        """Wait for room: on the node with most left."""
+        """Wait for a free place: on the node with the most."""
         while self.group.node is None:
-            free = [one for one in self.cluster.nodes if one.room and one.name not in self.group.avoided]
+            free = [one for one in self.cluster.nodes if one.free_places and one.name not in self.group.avoided]
             if free:
-                self.group.node = max(free, key=lambda each: each.room)
-                self.group.node.room -= 1
+                self.group.node = max(free, key=lambda each: each.free_places)
+                self.group.node.free_places -= 1
             else:
                 await trio.sleep(0.5)
         return self.group.node.name
@@ -114,7 +114,7 @@ class MadeUpCluster:
     async def give_back(self, group: Group) -> None:
         self.groups.remove(group)
         if group.node is not None:
-            group.node.room += 1
+            group.node.free_places += 1
 
     async def start(self, _: object, group: Group) -> PlacedActor:
         await trio.lowlevel.checkpoint()
@@ -226,7 +226,7 @@ async def test_the_only_replica_that_works_is_never_drained(running, autojump_cl
         await server.grow(0, 1)
         first, second = server.cluster.actors
         first.lose()
-        first.group.node.room = -1  # the node is gone
+        first.group.node.free_places = -1  # the node is gone
         await server.until_ready(1)
         await trio.sleep(20 * DOWN_AFTER_S)
         assert server.ready == [1]
@@ -275,7 +275,7 @@ async def test_a_replica_whose_model_cannot_be_loaded_goes_to_another_node_and_h
     async with running(Node("a"), bad, replicas="2") as server:
         await until(lambda: bool(server.failed), 30)
         await until(lambda: server.cluster.places == ["a"], 5)
-        bad.room = 9
+        bad.free_places = 9
         server.cluster.nodes.append(other)
         await trio.sleep(RETRY_FAILED_S - 60)
         assert server.cluster.places == ["a"]

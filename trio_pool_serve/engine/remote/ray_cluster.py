@@ -4,7 +4,7 @@ Ray is imported here only where it is used, in a thread: it takes seconds. ``ray
 when it is called in the main thread, and holds the interpreter lock for about a second.
 
 The threads are Trio's, and not those of ``Offload``: the process does nothing else, so there is no event loop to keep
-fast and no computing thread to give way to. What ends something has the default limiter, with room for dozens: a call
+fast and no computing thread to give way to. What ends something has the default limiter, which has 40 tokens: a call
 that Ray does not answer is abandoned and keeps its place, and must not take one from the calls that place replicas.
 """
 
@@ -129,7 +129,7 @@ class RayCluster:
         return future.result()
 
     async def reserve(self, config: RayConfig, avoided: set[str]) -> Any:
-        """Return a placement group for a replica, on none of the ``avoided`` nodes, once there is room for it there.
+        """Return a placement group for a replica, on none of the ``avoided`` nodes, once it has the resources.
 
         Raises ``PoolServeError``. Cancellation: after the call.
         """

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 AVOIDED_S = 60.0
 """For so long nothing is placed on a node that was lost: Ray notices ten to twenty seconds later that it has died. And
-so long a replica whose model could not be loaded on a node waits for room on another."""
+so long a replica whose model could not be loaded on a node waits for resources on another."""
 
 SCALING_S = 0.5
 """How often the queue is looked at."""
@@ -82,10 +82,10 @@ class RayEngines(Supervisor):
     """The engine processes of all models of a server, each the child of an actor.
 
     Each replica has a placement group of its own, of one bundle: groups of strategy SPREAD go to the node with most
-    left, one after the other. So each is placed as soon as there is room for it, may leave alone, and after the loss of
-    a node goes elsewhere before Ray has noticed; a group of several bundles would wait for that. Another actor in place
-    of one that has died after it was ready has the same group. What was not ready may be wrong with the node: the group
-    is given back.
+    left, one after the other. So each is placed as soon as a node has the resources, may leave alone, and
+    after the loss of a node goes elsewhere before Ray has noticed; a group of several bundles would wait for that.
+    Another actor in place of one that has died after it was ready has the same group. What was not ready may be wrong
+    with the node: the group is given back.
 
     This is a process of its own, see ``RayPlacement``. API processes find the addresses in ``socket_folder``.
     """
@@ -176,10 +176,10 @@ class RayEngines(Supervisor):
 
     @asynccontextmanager
     async def _placed(self, replica: Replica) -> AsyncIterator[PlacedActor]:
-        """Have an actor for as long as the block lasts, not on a node that is avoided. Waits for room.
+        """Have an actor for as long as the block lasts, not on a node that is avoided. Waits for resources.
 
-        After a wait of ``AVOIDED_S`` without room elsewhere the nodes where the model could not be loaded are allowed
-        again: there may be no others.
+        After a wait of ``AVOIDED_S`` without resources elsewhere the nodes where the model could not be loaded are
+        allowed again: there may be no others.
         """
         while True:
             await self._reserve(replica)
