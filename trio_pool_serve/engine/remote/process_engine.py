@@ -119,7 +119,7 @@ class ProcessEngine(Engine):
             link = self._link_holding_query(entry.request) or self._routing.choose(entry.request, candidates)
             link.send_nowait(entry)
         for together in background.values():
-            holding = [link for entry in together if (link := self._link_holding_query(entry.request)) is not None]
+            holding = [*filter(None, (self._link_holding_query(entry.request) for entry in together))]
             tokens = sum(entry.request.tokens for entry in together)
             link = holding[0] if holding else self._routing.choose_for_background(tokens, candidates)
             for entry in together:
