@@ -32,9 +32,6 @@ COLUMNS = {"score": ("query", "document"), "rerank": ("query", "documents")}
 IN_USE_PAUSES_S = (1.0, 2.0, 5.0, 15.0, 30.0)
 """For an actor that Ray has given up, or whose driver was killed: it may still run for some seconds."""
 
-OF_SOURCES = (OSError, ValueError, ArithmeticError, LookupError)
-"""What reading a source raises; the last two for values that Python has not, such as times after the year 9999."""
-
 ADDED = {"rows": pa.int64(), "failed": pa.int64(), "tokens": pa.int64(), "error": pa.string()}
 
 
@@ -103,7 +100,7 @@ class BulkRuns:
             after = self._engine.call(partial(_run, paths=paths, task=self._task, run=run, text=self._engine.text))
         except (EngineDeadError, UnavailableError):
             raise  # the row can be computed, by another engine
-        except (PoolServeError, *OF_SOURCES, TypeError) as error:
+        except (PoolServeError, OSError, ValueError, TypeError) as error:
             return {"error": str(error.args[0]) if isinstance(error, ValueError) and error.args else str(error)}
         return {"rows": after.done, "failed": after.failed, "tokens": after.tokens}
 
@@ -128,7 +125,7 @@ async def _run(
     source, target = paths
     for pause_s in (*IN_USE_PAUSES_S, None):
         try:
-            with unwrap_exception_groups(PoolServeError, *OF_SOURCES):
+            with unwrap_exception_groups(PoolServeError, OSError):
                 return await run_table(source, target, task, run, text, lambda: nullcontext(engine), console)
         except StorageInUseError:
             if pause_s is None:

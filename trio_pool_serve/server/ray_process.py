@@ -1,6 +1,5 @@
 """The process that talks to Ray, in place of the server. Started by ``RayPlacement``."""
 
-import logging
 from pathlib import Path
 
 import trio
@@ -13,8 +12,6 @@ from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_excep
 from trio_pool_serve.processes.child_process import run_as_child, send_to_parent, wait_for_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.telemetry.logs import configure_logging
-
-logger = logging.getLogger(__name__)
 
 SNAPSHOT_S = 0.5
 """How often the states of the replicas, and the metrics of their engine processes, are sent to the server."""
