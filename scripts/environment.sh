@@ -6,6 +6,7 @@
 #   pip_install FOLDER ARGUMENT…   runs pip install in that environment, with the versions of $constraints.
 #   prepare_apart NAME ARGUMENT…   runs pip install in .venv-NAME, with the versions of constraints-NAME.txt: for what
 #                                  needs other versions than the project does, or is none of its dependencies.
+#   install_debian PACKAGE…        installs Debian's packages that are missing, as root; else says which tests are skipped.
 #
 # PYTHON              interpreter to make .venv with (default: python3)
 # POOL_CONSTRAINTS    versions to install (default: constraints.txt); a GPU machine brings its own
@@ -66,4 +67,20 @@ prepare_apart() {
     PIP_CONSTRAINT=$root/constraints-$name.txt \
         "$apart/bin/python" -m pip install --disable-pip-version-check --quiet "$@" >&2
     printf '%s' "$wanted" > "$stamp"
+}
+
+install_debian() {
+    local missing=() package
+    for package in "$@"; do
+        dpkg-query --show --showformat='${db:Status-Status}' "$package" 2> /dev/null | grep --quiet '^installed$' \
+            || missing+=("$package")
+    done
+    [ ${#missing[@]} -gt 0 ] || return 0
+    if [ "$(id -u)" != 0 ] || [ -z "$(command -v apt-get)" ]; then
+        echo "not installed, so that tests are skipped: apt-get install ${missing[*]}" >&2
+        return 0
+    fi
+    echo "installing ${missing[*]}" >&2
+    apt-get update --quiet=2
+    DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends "${missing[@]}" > /dev/null
 }
