@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import trio
 from cyclopts import App, CycloptsError, Parameter
@@ -16,6 +16,7 @@ from rich.console import Console
 import trio_pool_serve
 from trio_pool_serve.access.api_keys import ApiKeys
 from trio_pool_serve.bulk.commands import COMMANDS, add_commands, leave_with
+from trio_pool_serve.checking.check_settings import CheckSettings, ReportOptions
 from trio_pool_serve.config import (
     BatchConfig,
     Config,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 ENVIRONMENT_PREFIX = "TRIO_POOL_SERVE_"
 
 DEFAULTS = Config(models=("default",))
+REPORT = ReportOptions()
 
 app = App(
     name="trio-pool-serve",
@@ -55,7 +57,7 @@ add_commands(app)
 app.command(hosts_app)
 
 settings_app = App(name="trio-pool-serve")
-"""Reads the settings of ``serve``: in a file, a key that is the name of a command would not count as a setting."""
+"""Reads the settings of ``serve`` and ``check``: in a file, a key with a command's name would be no setting."""
 
 
 @settings_app.command
@@ -155,6 +157,35 @@ def engine_command(
     )
 
 
+@settings_app.command
+@app.command
+def check(
+    model: Annotated[
+        str,
+        Parameter(help="Model to check: a local folder or the id of a model on the Hugging Face hub, or NAME=MODEL."),
+    ],
+    *,
+    config: Annotated[
+        Path | None, Parameter(help="TOML file of `serve`. Settings that do not matter here are ignored.")
+    ] = None,
+    report: ReportOptions = REPORT,
+    loading: ModelConfig = DEFAULTS.loading,
+    scheduling: SchedulingConfig = DEFAULTS.scheduling,
+    processes: ProcessesConfig = DEFAULTS.processes,
+    threads: ThreadsConfig = DEFAULTS.threads,
+    inputs: InputConfig = DEFAULTS.input,
+) -> CheckSettings:
+    """Say whether and how `serve` would serve a model, how fast it is here and what memory it takes.
+
+    The exit status is 1 if it cannot be served.
+    """
+    del config  # ``read_settings`` reads the file
+    checked = Config(
+        models=(model,), loading=loading, scheduling=scheduling, processes=processes, threads=threads, input=inputs
+    )
+    return CheckSettings(config=checked, report=report)
+
+
 def run_engine(settings: EngineServerConfig, load_runner: "RunnerLoader | None" = None) -> int:
     """Compute one model for API processes on other machines until stopped; return the exit status."""
     # Imported here, after the settings have been validated: it takes seconds.
@@ -182,15 +213,21 @@ def read_config(arguments: Sequence[str]) -> Config:
 
     Raises ``CycloptsError``, ``ValueError`` or ``OSError`` (the file) with a message for the user.
     """
+    settings: Config = _read_settings("serve", arguments)
+    return settings
+
+
+def _read_settings(command_name: str, arguments: Sequence[str]) -> Any:
+    """Return what a command of ``settings_app`` returns for settings of all sources. Raises as ``read_config``."""
     tokens = list(arguments)
     sources: list[Env | Toml] = [Env(ENVIRONMENT_PREFIX, command=False)]
     toml = _toml_path(tokens)
     if toml is not None:
-        sources.append(Toml(toml, must_exist=True, use_commands_as_keys=False))
+        ignores_others = command_name != "serve"  # settings of a server
+        sources.append(Toml(toml, must_exist=True, use_commands_as_keys=False, allow_unknown=ignores_others))
     settings_app.config = sources
-    command, bound, _ = settings_app.parse_args(["serve", *tokens], print_error=False, exit_on_error=False)
-    settings: Config = command(*bound.args, **bound.kwargs)
-    return settings
+    command, bound, _ = settings_app.parse_args([command_name, *tokens], print_error=False, exit_on_error=False)
+    return command(*bound.args, **bound.kwargs)
 
 
 def import_plugins(config: Config) -> None:
@@ -241,10 +278,27 @@ def run(config: Config, service: "Service | None" = None, load_runner: "RunnerLo
     return 0
 
 
+def run_check(arguments: Sequence[str]) -> int:
+    """Check a model with the settings of ``arguments``; return the exit status."""
+    try:
+        settings = _read_settings("check", arguments)
+        import_plugins(settings.config)
+    except (CycloptsError, ValueError, OSError) as error:
+        _print_error(error)
+        return 2
+    # Imported here, after the settings have been validated: it takes seconds.
+    from trio_pool_serve.checking.check_model import run_check as check_and_print
+
+    return check_and_print(settings)
+
+
 def main() -> None:
     """Run the command line."""
     arguments = sys.argv[1:]
-    if arguments[:1] != ["serve"] or {"--help", "-h"} & set(arguments):
+    asks_for_help = bool({"--help", "-h"} & set(arguments))
+    if arguments[:1] == ["check"] and not asks_for_help:
+        leave_with(run_check(arguments[1:]))
+    if arguments[:1] != ["serve"] or asks_for_help:
         # The variables are the server's: --dtype of embed is another setting than that of serve.
         app.config = [] if arguments[:1] and arguments[0] in COMMANDS else [Env(ENVIRONMENT_PREFIX, command=False)]
         try:

@@ -28,10 +28,9 @@ from trio_pool_serve.service import Service
 async def open_own_service(
     location: str, options: OwnModelOptions, network: NetworkConfig | None = None
 ) -> AsyncIterator[Service]:
-    """Load a model, and have it compute for as long as the block lasts.
+    """Load a model as a command's options say, and have it compute for as long as the block lasts.
 
-    ``network`` is for a listener that the caller adds. Raises ``ModelLoadError``, and ``EngineDeadError`` if the engine
-    ends. Cancellation: at once.
+    ``network`` is for a listener that the caller adds. Raises and is cancelled as ``open_service``.
     """
     tokens = options.max_batch_tokens
     config = Config(
@@ -45,6 +44,16 @@ async def open_own_service(
         logging=LoggingConfig(log_level="warning"),
         batch=BatchConfig(batch_api=False),  # a server's data folder is not for this process
     )
+    async with open_service(config) as service:
+        yield service
+
+
+@asynccontextmanager
+async def open_service(config: Config) -> AsyncIterator[Service]:
+    """Load models, and have them compute for as long as the block lasts.
+
+    Raises ``ModelLoadError``, and ``EngineDeadError`` if the engine ends. Cancellation: at once.
+    """
     config, gpus = await place_engines(config)
     service = Service(config, gpus=gpus)
     configure_process(service)

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from attrs import frozen
 
+from trio_pool_serve.models.files.folder_files import ModuleFiles
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.types import PoolingParams, PoolingTask, SparseEmbed
 
@@ -32,6 +33,11 @@ class ModelSpec:
     def tasks(self) -> frozenset[PoolingTask]:
         """The tasks that the model supports."""
         return frozenset()
+
+    @property
+    def modules(self) -> tuple[ModuleFiles, ...]:
+        """The modules of sentence-transformers after the transformer, in order."""
+        return ()
 
     @property
     def similarity(self) -> Similarity:

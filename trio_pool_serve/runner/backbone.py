@@ -91,6 +91,11 @@ class Backbone:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     @property
+    def weight_bytes(self) -> int:
+        """Bytes of all parameters."""
+        return sum(parameter.nbytes for parameter in self.model.parameters())
+
+    @property
     def embedding_parameters(self) -> int:
         """Number of the parameters that are looked up, not multiplied with."""
         tables = [module.weight for module in self.model.modules() if isinstance(module, nn.Embedding)]

@@ -20,6 +20,7 @@ from trio_pool_serve.runner.loaded_model import LoadedModel
 from trio_pool_serve.runner.openvino.selection import CannotUseOpenVinoError, choose_openvino
 from trio_pool_serve.runner.probe import TOLERANCES, compute_rows, difference, probe_rows
 from trio_pool_serve.runner.progress import with_progress_bar
+from trio_pool_serve.runner.runner_description import Backend
 from trio_pool_serve.runner.transformer_masks import skip_mask_checks
 
 
@@ -30,6 +31,7 @@ class Computation:
     compute: Compute
     pads: bool = True
     about: tuple[str, ...] = ()
+    backend: Backend = "torch"
     concurrent_launches: int = 1
     """Number of batches that may be computed at a time, each in a thread of its own."""
     has_own_threads: bool = False
@@ -82,6 +84,7 @@ def _on_cpu(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> 
     return Computation(
         Padded(chosen.compute),
         about=(chosen.about,),
+        backend="openvino",
         concurrent_launches=params.concurrent_launches,
         has_own_threads=True,
         background_launches=params.background_launches,
@@ -131,8 +134,8 @@ def _capture(graphs: GraphedBackbone, params: ComputeParams, max_batch_tokens: i
         graphs.capture(with_progress_bar(shapes, "Capturing CUDA graphs"))
         ours = outputs_of(graphs)
     except Exception as error:
-        return f", no CUDA graphs ({repr(error).splitlines()[0]})"
+        return f"no CUDA graphs ({repr(error).splitlines()[0]})"
     if not difference(ours, expected) <= TOLERANCES[params.dtype]:
         graphs.clear()
-        return ", no CUDA graphs (they differ)"
-    return f", {len(graphs.shapes)} CUDA graphs"
+        return "no CUDA graphs (they differ)"
+    return f"{len(graphs.shapes)} CUDA graphs"

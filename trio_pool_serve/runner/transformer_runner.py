@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from attrs import Factory, define, field, frozen
+from attrs import Factory, define, evolve, field, frozen
 
 from trio_pool_serve.errors import OutOfDeviceMemoryError, RunnerDeadError
 from trio_pool_serve.runner.backbone import Backbone
@@ -19,6 +19,7 @@ from trio_pool_serve.runner.heads.maxsim import HeldMemory, QueryVectors
 from trio_pool_serve.runner.out_of_memory import is_out_of_memory, release_caches
 from trio_pool_serve.runner.output_copy import OutputCopier
 from trio_pool_serve.runner.probe import states_of_rows
+from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.types import (
     Batch,
     Classify,
@@ -90,7 +91,7 @@ class TransformerRunner:
     """A short row for one of the heads, known after ``warm_up``."""
     capture: Callable[[int], str] | None = None
     """Captures CUDA graphs for batches of at most so many tokens, and returns words for the log."""
-    description: str = field(default="", init=False)
+    description: RunnerDescription | None = field(default=None, init=False)
     _memory: HeldMemory = field(init=False, factory=HeldMemory)
 
     @torch.inference_mode()
@@ -155,7 +156,9 @@ class TransformerRunner:
             while fit(budget) < budget:  # graphs take memory, too
                 budget //= 2
                 captured = self.capture(budget)
-        self.description += f"{captured}, batches of {budget} tokens"
+        if self.description is not None:
+            about = (*self.description.computation, *filter(None, [captured]), f"batches of {budget} tokens")
+            self.description = evolve(self.description, computation=about)
         return budget
 
     def _compute_all(self, batches: Sequence[Batch]) -> None:
@@ -192,7 +195,7 @@ class TransformerRunner:
 
     def describe(self) -> str:
         """Return one line for the log."""
-        return self.description
+        return "" if self.description is None else str(self.description)
 
     def open_scope(self) -> QueryScope:
         """Return a new scope for held queries."""

@@ -43,28 +43,30 @@ TASK_PREFERENCE = ("embed", "score", "classify", "token_embed", "sparse_embed", 
 """The first of these that a model can do is the ``task`` of its entry."""
 
 
+def describe_served(service: Service, served: ServedModel, name: str) -> ModelCard:
+    """Return the entry of a model under one of its names. Raises ``EngineLoadingError``."""
+    model = service.model(served.source.name)
+    cosine = model.engine.cosine_with_float32
+    tasks = [task for task in TASK_PREFERENCE if task in model.folder.spec.tasks]
+    return ModelCard(
+        id=name,
+        name=name,
+        created=int(service.started),
+        root=served.source.shown_location,
+        max_model_len=model.renderer.max_model_len,
+        task=model.folder.task or tasks[0],
+        tasks=tasks,
+        cosine_with_float32=msgspec.UNSET if cosine is None else round(cosine, 4),
+    )
+
+
 def model_routes(service: Service) -> Routes:
     """Return the routes over a service."""
-
-    def card(served: ServedModel, name: str) -> ModelCard:
-        model = service.model(served.source.name)
-        cosine = model.engine.cosine_with_float32
-        tasks = [task for task in TASK_PREFERENCE if task in model.folder.spec.tasks]
-        return ModelCard(
-            id=name,
-            name=name,
-            created=int(service.started),
-            root=served.source.shown_location,
-            max_model_len=model.renderer.max_model_len,
-            task=model.folder.task or tasks[0],
-            tasks=tasks,
-            cosine_with_float32=msgspec.UNSET if cosine is None else round(cosine, 4),
-        )
 
     async def models(request: HttpRequest) -> HttpResponse:
         """List the models that the request may use. Raises ``EngineLoadingError``. Cancellation: has no checkpoint."""
         cards = [
-            card(served, name)
+            describe_served(service, served, name)
             for served in service.models(request.models)
             for name in (served.source.name, *served.source.aliases)
         ]
@@ -76,6 +78,6 @@ def model_routes(service: Service) -> Routes:
         served = service.named(name) or service.named(name := name.rstrip("/"))
         if served is None or served not in service.models(request.models):
             raise NotFoundError(f"The model `{name}` does not exist.")
-        return HttpResponse.json(card(served, name))
+        return HttpResponse.json(describe_served(service, served, name))
 
     return {("GET", "/v1/models"): models, ("GET", "/models"): models, ("GET", "/v1/models/{name}"): model}

@@ -15,6 +15,7 @@ from trio_pool_serve.runner.compute_params import ComputeParams
 from trio_pool_serve.runner.device import resolve_device, resolve_dtype, use_device
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.runner.output_copy import CudaCopyBackend, OutputCopier
+from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
 from trio_pool_serve.threads.offload import Offload
 
@@ -73,12 +74,17 @@ def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -
     runner.has_own_threads = computation.has_own_threads
     runner.background_launches = computation.background_launches
     runner.cosine_with_float32 = computation.mean_cosine
-    dimensions = f", {runner.dimensions} dimensions" if runner.dimensions else ""
-    runner.description = (
-        f"{folder.model_type}, {loaded.backbone.parameters / 1e6:.1f} M parameters, "
-        f"{_dtype_name(config, params)} on {device}, "
-        f"{loaded.description}{dimensions}, {folder.max_model_len} tokens"
-        f"{''.join(f', {what}' for what in computation.about)}"
+    runner.description = RunnerDescription(
+        model_type=folder.model_type,
+        parameters=loaded.backbone.parameters,
+        weight_bytes=loaded.backbone.weight_bytes,
+        dtype=_dtype_name(config, params),
+        device=str(device),
+        heads=loaded.description,
+        dimensions=runner.dimensions,
+        max_tokens=folder.max_model_len,
+        backend=computation.backend,
+        computation=computation.about,
     )
     return runner
 

@@ -1,0 +1,194 @@
+"""What ``trio-pool-serve check`` says is what a server does."""
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.conftest import client_of
+from tests.end_to_end.folder_over_http import serving_folder
+from tests.models.classifier_families import write_classifier
+from tests.models.model_families import edit_json, pooling, write_family
+from tests.models.retrieval_families import pylate_bert, splade_max
+from tests.models.vision_families import clip
+from tests.server.server_process import ROOT, launched
+from trio_pool_serve.checking.check_model import check_model
+from trio_pool_serve.checking.check_settings import CheckSettings, ReportOptions
+from trio_pool_serve.checking.measuring import lengths_for
+from trio_pool_serve.checking.process_memory import peak_bytes, reset_peak, resident_bytes
+from trio_pool_serve.cli import _read_settings
+from trio_pool_serve.config import Config, ModelConfig
+
+CHECK = (sys.executable, "-m", "trio_pool_serve", "check")
+
+
+def settings_for(model: Path, *, measure: bool = False, **loading: Any) -> CheckSettings:
+    config = ModelConfig(**{"dtype": "float32", "device": "cpu", "cpu_backend": "torch", **loading})
+    return CheckSettings(config=Config(models=(str(model),), loading=config), report=ReportOptions(measure=measure))
+
+
+def ignore(_: str) -> None:
+    pass
+
+
+KINDS = [
+    (partial(write_family, name="bert"), "embedding", "embed"),
+    (partial(write_classifier, name="bert", num_labels=3), "sequence_classifier", "classify"),
+    (partial(write_classifier, name="bert", num_labels=1), "cross_encoder", "score"),
+    (pylate_bert, "late_interaction", "score"),
+    (splade_max, "sparse", "sparse_embed"),
+    (clip, "dual_encoder", "embed"),
+]
+
+
+@pytest.mark.parametrize(
+    ("write", "kind", "task"), KINDS, ids=["embed", "classify", "rerank", "colbert", "splade", "clip"]
+)
+async def test_the_report_is_what_a_server_says_of_the_model(
+    tmp_path: Path, write: Callable[[Path], Path], kind: str, task: str
+):
+    model = write(tmp_path / "model")
+    report = await check_model(settings_for(model), ignore)
+    async with serving_folder(model) as asked:
+        (card,) = (await asked.client.get("/v1/models")).json()["data"]
+        info = (await asked.client.get("/info")).json()
+        description = asked.service.default.engine
+        assert report.max_batch_tokens == info["max_batch_tokens"] == description.max_batch_tokens
+        assert report.dimensions == description.dimensions
+    assert (report.kind, report.task) == (kind, task)
+    assert (report.id, report.task, report.tasks) == (card["id"], card["task"], card["tasks"])
+    assert report.max_model_len == card["max_model_len"] == info["max_input_length"]
+    if (embedding := info["model_type"].get("embedding")) is not None:
+        assert report.pooling == embedding["pooling"]
+    else:
+        ((_, labels),) = info["model_type"].items()
+        assert [labels["id2label"][str(index)] for index in range(len(report.labels))] == report.labels
+    assert ("image" in report.accepts) == (kind == "dual_encoder")
+    assert (report.backend, report.computation[:8]) == ("torch", "by torch")
+    assert report.speed == []
+    assert report.memory.peak_of_largest_batch is None
+    assert 0 < report.memory.weights < report.memory.resident_after_load
+
+
+async def test_every_length_is_measured(tmp_path: Path):
+    model = write_family(tmp_path / "model", "bert")
+    steps: list[str] = []
+    report = await check_model(settings_for(model, measure=True), steps.append)
+    assert [speed.tokens for speed in report.speed] == lengths_for(report.max_model_len) == [16, 48]
+    for speed in report.speed:
+        assert speed.tokens_per_s == pytest.approx(speed.rows_per_s * speed.tokens)
+        assert speed.rows_per_s > 0 < speed.ms_alone
+    assert report.memory.peak_of_largest_batch >= report.memory.weights
+    assert steps[0] == "loading"
+    assert steps[-1] == "measuring rows of 48 tokens"
+
+
+async def test_the_report_says_where_pooling_was_read(tmp_path: Path):
+    model = write_family(tmp_path / "model", "bert", modules=[pooling("cls")])
+    edit_json(model / "config_sentence_transformers.json", lambda file: file.update(default_prompt_name="query"))
+    declared = await check_model(settings_for(model), ignore)
+    assert (declared.pooling, declared.pooling_from) == ("cls", "1_Pooling/config.json")
+    assert (declared.normalize, declared.normalize_from) == (False, "modules.json")
+    assert (declared.prompts, declared.default_prompt_name) == ({"query": "query: "}, "query")
+    assert declared.warnings == []
+    configured = await check_model(settings_for(model, pooling="mean", normalize=True), ignore)
+    assert (configured.pooling, configured.pooling_from) == ("mean", "--pooling")
+    assert (configured.normalize, configured.normalize_from) == (True, "--normalize")
+    (model / "modules.json").unlink()
+    assumed = await check_model(settings_for(model), ignore)
+    assert (assumed.pooling, assumed.pooling_from) == ("mean", "assumed, as no file declares it")
+    assert "sentence-transformers assumes mean pooling" in assumed.warnings[0]
+
+
+async def test_a_check_that_is_cancelled_leaves_nothing_behind(tmp_path: Path):
+    model = write_family(tmp_path / "model", "bert")
+    with trio.CancelScope() as scope:
+
+        def cancel_when_measuring(step: str) -> None:
+            if step.startswith("measuring"):
+                scope.cancel()
+
+        await check_model(settings_for(model, measure=True), cancel_when_measuring)
+    assert scope.cancelled_caught
+
+
+async def test_the_command_says_what_a_server_process_says(tmp_path: Path, minilm: Path):
+    flags = ("--cpu-backend", "torch", "--max-batch-tokens", "512", "--max-model-len", "100")
+    env = {"XDG_CACHE_HOME": str(tmp_path)}
+    done = await trio.run_process([*CHECK, f"mini={minilm}", *flags, "--json"], capture_stdout=True, cwd=ROOT)
+    report = json.loads(done.stdout)
+    async with launched(tmp_path, f"mini={minilm}", *flags[2:], env=env) as server:
+        async with client_of(server.url) as client:
+            (card,) = (await client.get("/v1/models")).json()["data"]
+            info = (await client.get("/info")).json()
+        assert f"{report['computation']}" in server.log
+    assert {name: report[name] for name in ("id", "task", "tasks", "max_model_len")} == {
+        name: card[name] for name in ("id", "task", "tasks", "max_model_len")
+    }
+    assert report["pooling"] == info["model_type"]["embedding"]["pooling"]
+    assert report["max_batch_tokens"] == info["max_batch_tokens"] == 512
+    assert (report["kind"], report["architectures"], report["dimensions"]) == ("embedding", ["BertModel"], 384)
+    assert [speed["tokens"] for speed in report["speed"]] == [16, 100]
+    # Weights are mapped from their file perhaps, so that not all of them are resident.
+    assert report["memory"]["resident_before"] < report["memory"]["resident_after_load"]
+    assert report["memory"]["peak_of_largest_batch"] > report["memory"]["resident_before"]
+
+
+async def test_openvino_is_chosen_as_a_server_chooses_it(tmp_path: Path):
+    """And the table has what the JSON has."""
+    model = write_family(tmp_path / "model", "bert")
+    flags = ("--cpu-backend", "openvino", "--dtype", "float32", "--cache-dir", str(tmp_path / "cache"), "--no-measure")
+    done = await trio.run_process([*CHECK, str(model), *flags], capture_stdout=True, cwd=ROOT)
+    assert "float32 on cpu, by OpenVINO" in done.stdout.decode()
+    assert f"{model} can be served." in done.stdout.decode()
+    assert "1_Pooling/config.json" in done.stdout.decode()
+
+
+async def test_a_model_that_a_server_refuses_is_refused_with_the_same_words(tmp_path: Path):
+    model = write_family(tmp_path / "model", "bert")
+    edit_json(model / "modules.json", lambda modules: modules[1].update(type="my.own.Module"))
+    checked = await trio.run_process(
+        [*CHECK, str(model), "--json"], capture_stdout=True, capture_stderr=True, check=False, cwd=ROOT
+    )
+    assert checked.returncode == 1
+    serve = [*CHECK[:-1], "serve", str(model), "--port", "0"]
+    served = await trio.run_process(serve, capture_stderr=True, check=False, cwd=ROOT)
+    assert served.returncode == 1
+    (reason,) = (line for line in served.stderr.decode().splitlines() if line.startswith("trio-pool-serve: "))
+    assert reason in checked.stderr.decode().splitlines()
+    assert json.loads(checked.stdout) == {"servable": False, "error": reason.removeprefix("trio-pool-serve: ")}
+
+
+@pytest.mark.unit
+def test_the_settings_of_a_server_are_those_of_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "settings.toml"
+    file.write_text('pooling = "cls"\nport = 8080\nmax-batch-tokens = 300\n')
+    monkeypatch.setenv("TRIO_POOL_SERVE_MAX_BATCH_TOKENS", "400")
+    settings = _read_settings("check", ["m=folder", "--config", str(file), "--dtype", "float32", "--no-measure"])
+    assert settings.config.models == ("m=folder",)
+    assert settings.config.loading == ModelConfig(pooling="cls", dtype="float32")
+    assert settings.config.scheduling.max_batch_tokens == 400
+    assert settings.report == ReportOptions(measure=False, json=False)
+
+
+@pytest.mark.unit
+def test_lengths_end_at_the_longest_that_a_model_accepts():
+    assert lengths_for(8) == [8]
+    assert lengths_for(128) == [16, 128]
+    assert lengths_for(300) == [16, 128, 300]
+    assert lengths_for(32768) == [16, 128, 512, 2048]
+
+
+@pytest.mark.unit
+def test_the_peak_of_memory_counts_from_where_it_was_reset():
+    block = bytearray(64 * 2**20)
+    block[::4096] = b"\1" * (len(block) // 4096)
+    with_block = resident_bytes()
+    del block
+    reset_peak()
+    assert peak_bytes() < with_block

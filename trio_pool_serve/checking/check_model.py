@@ -1,0 +1,182 @@
+"""Loads a model as a server would, and finds out what to say about it."""
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import attrs
+import msgspec
+import trio
+from attrs import evolve
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from trio_pool_serve.api.routes.model_list import describe_served
+from trio_pool_serve.bulk.own_service import open_service
+from trio_pool_serve.checking.check_settings import CheckSettings
+from trio_pool_serve.checking.measuring import Speed, lengths_for, measure_speed, peak_of_largest_batch
+from trio_pool_serve.checking.model_report import (
+    Memory,
+    ModelReport,
+    Refusal,
+    accepted_by,
+    kind_of,
+    normalize_from,
+    pooling_from,
+)
+from trio_pool_serve.checking.process_memory import resident_bytes
+from trio_pool_serve.checking.report_tables import print_report
+from trio_pool_serve.config import BatchConfig, Config, LoggingConfig
+from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.engine.placement import replicas_of
+from trio_pool_serve.errors import PoolServeError, unwrap_exception_groups
+from trio_pool_serve.models.files.folder_files import read_folder_files
+from trio_pool_serve.runner.runner_description import RunnerDescription
+from trio_pool_serve.server.launcher import with_engine_placement
+from trio_pool_serve.service import Service
+from trio_pool_serve.types import Runner
+
+INTERRUPTED = 128 + signal.SIGINT
+
+
+def run_check(settings: CheckSettings) -> int:
+    """Check a model and print the report; return the exit status: 1 if it cannot be served, 130 after Ctrl-C."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    report: ModelReport | Refusal
+    try:
+        with _open_progress(console) as progress:
+            task = progress.add_task("")
+            report = trio.run(check_model, settings, lambda step: progress.update(task, description=step))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except (PoolServeError, OSError) as error:
+        report = Refusal(error=str(error))
+    if settings.report.json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(attrs.asdict(report)), indent=2).decode() + "\n")
+    elif isinstance(report, ModelReport):
+        print_report(report, Console(highlight=False))
+    if isinstance(report, ModelReport):
+        return 0
+    console.print(f"trio-pool-serve: {report.error}", style="red", markup=False)
+    return 1
+
+
+def _open_progress(console: Console) -> Progress:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+async def check_model(settings: CheckSettings, show: Callable[[str], object]) -> ModelReport:
+    """Load the model in this process and return the report; ``show`` is called with what is being done.
+
+    Raises ``ModelLoadError``, and ``EngineDeadError`` if it cannot compute. Cancellation: at once; a thread that loads
+    or computes finishes by itself.
+    """
+    config = settings.config
+    placed = await with_engine_placement(config)
+    before = resident_bytes()
+    began = time.monotonic()
+    show("loading")
+    with unwrap_exception_groups(PoolServeError):
+        async with open_service(_in_this_process(config)) as service:
+            load_s = time.monotonic() - began
+            memory = Memory(
+                weights=_description(service).weight_bytes,
+                resident_before=before,
+                resident_after_load=resident_bytes(),
+            )
+            speed: list[Speed] = []
+            if settings.report.measure:
+                peak, speed = await _measure(service, show)
+                memory = evolve(memory, peak_of_largest_batch=peak)
+            return _report(service, config, memory, speed, load_s, placed)
+
+
+def _in_this_process(config: Config) -> Config:
+    return evolve(
+        config,
+        processes=evolve(config.processes, engine="local", api_workers=1),
+        logging=LoggingConfig(log_level="error"),
+        batch=BatchConfig(batch_api=False),  # a server's data folder is not for this process
+    )
+
+
+async def _measure(service: Service, show: Callable[[str], object]) -> tuple[int | None, list[Speed]]:
+    model = service.model()
+    like = model.engine.probe_request
+    if like is None:  # none of its heads computes made-up rows
+        return None, []
+    batches = _runner_of(service).concurrent_launches
+    longest = model.renderer.max_model_len
+    show("computing the largest batch")
+    peak = await peak_of_largest_batch(model.engine, like, longest, batches_at_once=batches)
+    speed = []
+    for length in lengths_for(longest):
+        show(f"measuring rows of {length} tokens")
+        speed.append(await measure_speed(model.engine, like, length, batches_at_once=batches))
+    return peak, speed
+
+
+def _report(
+    service: Service, config: Config, memory: Memory, speed: list[Speed], load_s: float, placed: Config
+) -> ModelReport:
+    model, description = service.model(), _description(service)
+    folder, spec = model.folder, model.folder.spec
+    card = describe_served(service, service.default, service.default.source.name)
+    files = read_folder_files(folder.path)
+    replicas = replicas_of(placed)
+    return ModelReport(
+        id=card.id,
+        kind=kind_of(folder),
+        architectures=files.architectures,
+        model_type=folder.model_type,
+        parameters=description.parameters,
+        task=card.task,
+        tasks=card.tasks,
+        accepts=accepted_by(model, config),
+        scoring=spec.scoring,
+        similarity=spec.similarity if spec.scoring == "vectors" else None,
+        modules=[module.name for module in spec.modules],
+        pooling=spec.pooling,
+        pooling_from=pooling_from(folder, config.loading),
+        normalize=spec.normalizes,
+        normalize_from=normalize_from(folder, config.loading),
+        dimensions=description.dimensions,
+        labels=list(spec.labels),
+        max_model_len=card.max_model_len,
+        prompts=folder.prompts,
+        default_prompt_name=folder.default_prompt_name,
+        dtype=description.dtype,
+        device=description.device,
+        backend=description.backend,
+        computation=", ".join(description.computation),
+        cosine_with_float32=model.engine.cosine_with_float32,
+        engine=placed.processes.engine,
+        replicas=replicas,
+        max_batch_tokens=model.engine.max_batch_tokens,
+        load_s=load_s,
+        memory=memory,
+        speed=speed,
+        warnings=[spec.assumption] if spec.assumption else [],
+    )
+
+
+def _runner_of(service: Service) -> Runner:
+    engine = service.default.engine
+    assert isinstance(engine, LocalEngine)  # noqa: S101  (as ``_in_this_process`` says)
+    assert engine.runner is not None  # noqa: S101  (loaded)
+    return engine.runner
+
+
+def _description(service: Service) -> RunnerDescription:
+    # Imported here: the command line imports no torch.
+    from trio_pool_serve.runner.shared_cores import SharingRunner
+    from trio_pool_serve.runner.transformer_runner import TransformerRunner
+
+    runner = _runner_of(service)
+    if isinstance(runner, SharingRunner):
+        runner = runner.runner
+    assert isinstance(runner, TransformerRunner)  # noqa: S101  (what loads models by default)
+    assert runner.description is not None  # noqa: S101  (loaded)
+    return runner.description
