@@ -17,6 +17,7 @@ PAGES = ROOT / "build/pages"
 INCLUDED = (
     *("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md"),
     *("docs/*.md", "docs/*.service", "docs/*.socket"),
+    "deploy/monitoring/*.*",
     *("benchmarks/README.md", "benchmarks/results/*.md", "benchmarks/results/*.png", "benchmarks/results/*.json"),
 )
 """The pages, and the files to which they link."""

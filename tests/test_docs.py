@@ -41,6 +41,11 @@ def test_the_page_of_launches_is_generated_from_its_record():
     assert (ROOT / "docs" / "gpu-launches.md").read_text() == generator["gpu_launches_page"]()
 
 
+def test_the_page_of_metrics_is_that_of_the_registry():
+    generator = runpy.run_path(str(ROOT / "docs" / "generate_metrics.py"))
+    assert (ROOT / "docs" / "metrics.md").read_text() == generator["metrics_page"]()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_names_of_files_lead_somewhere(page: Path):
     text = page.read_text()

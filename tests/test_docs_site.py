@@ -31,7 +31,7 @@ def copy_of_pages(folder: Path) -> Path:
     folder.mkdir()
     for file in (CONFIG, *ROOT.glob("*.md")):
         shutil.copy(file, folder)
-    for name in ("docs", "benchmarks"):
+    for name in ("docs", "benchmarks", "deploy"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "quick", "*.gz"))
     return folder
 

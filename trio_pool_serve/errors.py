@@ -29,6 +29,8 @@ JobField: TypeAlias = Literal[
 ]
 """Names of the fields of jobs and prompts; each dialect has other names for them."""
 
+OverloadReason: TypeAlias = Literal["queue", "memory", "api_key"]
+
 PLACEHOLDER = re.compile("|".join(f"{{{name}}}" for name in get_args(JobField)))
 
 
@@ -125,11 +127,15 @@ class MethodNotAllowedError(PoolServeError):
 
 
 class OverloadedError(PoolServeError):
-    """The queue is full. ``retry_after_s`` estimates after how many seconds the request would be admitted."""
+    """The queue is full, requests hold all memory for them, or an API key has used what it may.
 
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
+    ``retry_after_s`` estimates after how many seconds the request would be admitted.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float, reason: OverloadReason = "queue") -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.reason = reason
 
 
 class DeadlineExceededError(PoolServeError):

@@ -16,7 +16,7 @@ from trio_pool_serve.access.api_keys import ApiKeys
 from trio_pool_serve.batches.batch_api import BatchApi
 from trio_pool_serve.config import Config, ModelSource
 from trio_pool_serve.engine.deep_probe import DeepProbe
-from trio_pool_serve.engine.engine import Engine
+from trio_pool_serve.engine.engine import ENGINE_STATES, Engine
 from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.placement import idle_launches_of, replicas_of
@@ -46,7 +46,8 @@ from trio_pool_serve.rendering.memory_budget import MemoryBudget
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.access_log import AccessLog
-from trio_pool_serve.telemetry.metrics import Gauges, Metrics, sample_loop_lag, task_gauges, thread_gauges
+from trio_pool_serve.telemetry.gauges import Gauges
+from trio_pool_serve.telemetry.metrics import Metrics, process_gauges, sample_loop_lag, thread_gauges
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, gather_snapshots, serve_snapshots
 from trio_pool_serve.telemetry.tracing import Tracing, open_tracing
 from trio_pool_serve.threads.offload import Offload
@@ -157,7 +158,7 @@ class Service:
         self.reload_hooks.append(partial(self.api_keys.reload, self.offload))
         self.media = MediaLoader(self.config.input, self.config.time_limits.media_timeout_s, self.offload, self.memory)
         self.metrics.add_gauges(self._gauges)
-        self.metrics.add_gauges(task_gauges)
+        self.metrics.add_gauges(process_gauges)
         if not self.config.processes.computes_here and self.socket_folder is None:
             # Only this user can enter it: a process that can connect to an engine can have it compute anything.
             self._own_socket_folder = TemporaryDirectory(prefix="trio_pool_serve-")
@@ -173,9 +174,13 @@ class Service:
 
     def _make_engine(self, number: int, source: ModelSource) -> Engine:
         metrics = self.metrics.of_engine(source.name)
+        engine: Engine
         if self.remote is not None:
-            return self.remote.make_engine(number, source.name, metrics)
-        return LocalEngine(partial(self._load_runner, source), self.offload, metrics, self.config.scheduling)
+            engine = self.remote.make_engine(number, source.name, metrics)
+        else:
+            engine = LocalEngine(partial(self._load_runner, source), self.offload, metrics, self.config.scheduling)
+        metrics.add_gauges(lambda: {"model": {state: float(engine.state == state) for state in ENGINE_STATES}})
+        return engine
 
     def _load_runner(self, source: ModelSource) -> Runner:
         return self._runners.load(source, self.load_runner)
@@ -374,6 +379,7 @@ class Service:
             "media_cache": attrs.asdict(self.media.cache.statistics()),
             "media_fetches": attrs.asdict(self.media.fetcher.statistics()),
             "request_memory_bytes": {"all": self.memory.held_bytes},
+            "request_memory_limit_bytes": {"all": self.memory.max_bytes},
             "batches": attrs.asdict(self.batches.statistics()),
         }
 

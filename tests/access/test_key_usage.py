@@ -18,6 +18,7 @@ def usage_of(processes: int = 1, **limits: int) -> KeyUsage:
 def refusal(usage: KeyUsage, now: float) -> float:
     with pytest.raises(OverloadedError) as caught:
         usage.enter(now)
+    assert caught.value.reason == "api_key"
     return caught.value.retry_after_s
 
 

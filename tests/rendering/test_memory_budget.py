@@ -81,8 +81,9 @@ def test_what_does_not_fit_is_refused_and_released_with_its_request():
     with budget.reserving(CLIENT) as first, budget.reserving(Client("b")) as second:
         first.grow(60)
         second.grow(40)
-        with pytest.raises(OverloadedError, match="all of the server's memory"):
+        with pytest.raises(OverloadedError, match="all of the server's memory") as refused:
             first.grow(1)
+        assert refused.value.reason == "memory"
         assert budget.held_bytes == 100
     assert budget.held_bytes == 0
     assert not budget._by_client

@@ -2,7 +2,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_pool_serve.telemetry.metrics import SECONDS, Metrics
+from trio_pool_serve.errors import (
+    DeadlineExceededError,
+    DrainingError,
+    EngineDeadError,
+    EngineLoadingError,
+    InvalidRequestError,
+    OverloadedError,
+)
+from trio_pool_serve.telemetry.metrics import REFUSALS, SECONDS, Metrics
 
 pytestmark = pytest.mark.unit
 
@@ -27,3 +35,26 @@ def test_many_observations_at_once_count_as_each_by_itself(amounts):
 
     assert samples(together) == pytest.approx(samples(apart))
     assert samples(apart)["trio_pool_serve_queue_seconds_count {'model': 'm'}"] == len(amounts)
+
+
+def test_refusals_are_counted_by_their_reason_and_other_failures_are_not():
+    metrics = Metrics()
+    for error in (
+        OverloadedError("full", retry_after_s=1),
+        OverloadedError("full", retry_after_s=1, reason="memory"),
+        OverloadedError("used up", retry_after_s=1, reason="api_key"),
+        EngineLoadingError("loading"),
+        DrainingError("draining"),
+        EngineDeadError("dead"),
+        InvalidRequestError("wrong"),
+        DeadlineExceededError("late"),
+        ValueError("a bug"),
+    ):
+        metrics.count_failure(error)
+    values = {
+        (sample.name.removeprefix("trio_pool_serve_"), sample.labels.get("of")): sample.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+    }
+    assert {of: values["refusals_total", of] for of in REFUSALS} == dict.fromkeys(REFUSALS, 1)
+    assert values["request_failures_total", None] == 9

@@ -27,8 +27,9 @@ def snapshot(requests: int, *, oldest_s: float, state: str) -> Snapshot:
     metrics = Metrics()
     metrics.requests.inc(requests)
     metrics.of_engine("m").batch_rows.observe(requests)
-    gauges = {"engine": {"queued_rows": requests, "oldest_in_flight_seconds": oldest_s}}
+    gauges = {"engine": {"queued_rows": requests, "oldest_in_flight_seconds": oldest_s, "waiting_seconds": requests}}
     metrics.of_engine("m").add_gauges(lambda: gauges)
+    metrics.add_gauges(lambda: {"process": {"count": 1, "start_time_seconds": 1000 + requests}})
     metrics.take_gauges()
     load = {"models": {"m": {"state": state, "queued_rows": requests, "oldest_in_flight_s": oldest_s}}}
     return Snapshot(families_of(metrics.registry), load)
@@ -42,7 +43,7 @@ def values_of(text: bytes) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_numbers_are_added_up_and_of_ages_the_greatest_counts():
+def test_numbers_are_added_up_and_of_ages_the_greatest_counts_and_the_first_start():
     both = [snapshot(3, oldest_s=0.5, state="ready"), snapshot(4, oldest_s=0.25, state="loading")]
     values = values_of(exposition_of(both))
     assert values["trio_pool_serve_requests_total",] == 7
@@ -50,6 +51,9 @@ def test_numbers_are_added_up_and_of_ages_the_greatest_counts():
     assert values["trio_pool_serve_batch_rows_bucket", "4.0", "m"] == 2
     assert values["trio_pool_serve_engine", "m", "queued_rows"] == 7
     assert values["trio_pool_serve_engine", "m", "oldest_in_flight_seconds"] == 0.5
+    assert values["trio_pool_serve_engine", "m", "waiting_seconds"] == 4
+    assert values["trio_pool_serve_process", "count"] == 2
+    assert values["trio_pool_serve_process", "start_time_seconds"] == 1003
     assert merged_load(both) == {"models": {"m": {"state": "loading", "queued_rows": 7, "oldest_in_flight_s": 0.5}}}
 
 

@@ -77,15 +77,13 @@ class KeyUsage:
     def enter(self, now: float) -> None:
         """Count a request that begins. Raises ``OverloadedError`` with the seconds until it would be accepted."""
         if self.max_running is not None and self.running >= self.max_running:
-            raise OverloadedError(
-                f"The API key may have {self.max_running} requests at a time.", retry_after_s=BUSY_RETRY_S
-            )
+            raise _used_up(f"may have {self.max_running} requests at a time", BUSY_RETRY_S)
         wait_s = 0.0 if self.requests is None else self.requests.wait_s(1, now)
         if wait_s:
-            raise OverloadedError("The API key has used its requests per minute.", retry_after_s=wait_s)
+            raise _used_up("has used its requests per minute", wait_s)
         wait_s = 0.0 if self.tokens is None else self.tokens.wait_s(1, now)
         if wait_s:
-            raise OverloadedError("The API key has used its tokens per minute.", retry_after_s=wait_s)
+            raise _used_up("has used its tokens per minute", wait_s)
         if self.requests is not None:
             self.requests.take(1, now)
         self.running += 1
@@ -107,3 +105,7 @@ class KeyUsage:
             return TokenBucket(share, now)
         bucket.resize(share, now)
         return bucket
+
+
+def _used_up(what: str, retry_after_s: float) -> OverloadedError:
+    return OverloadedError(f"The API key {what}.", retry_after_s=retry_after_s, reason="api_key")

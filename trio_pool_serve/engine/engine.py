@@ -4,18 +4,20 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import trio
 from attrs import asdict, define, field, frozen
 
 from trio_pool_serve.engine.admission import AdmittedRequest, EstimatedWork
 from trio_pool_serve.engine.queue_entry import QueueEntry
-from trio_pool_serve.telemetry.metrics import Gauges
+from trio_pool_serve.telemetry.gauges import Gauges
 from trio_pool_serve.types import PoolingOutput, PoolingRequest, QueryScope
 
 EngineState: TypeAlias = Literal["loading", "ready", "stalled", "dead"]
 """stalled: ready, but nothing comes back: a row that is submitted now may wait for long."""
+
+ENGINE_STATES: tuple[EngineState, ...] = get_args(EngineState)
 
 RowDone: TypeAlias = Callable[[int, PoolingOutput], None]
 """Called on the loop with a row's index and output as soon as it is computed. Its exceptions fail the submission."""

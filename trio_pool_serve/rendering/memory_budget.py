@@ -86,11 +86,12 @@ class MemoryBudget:
         A request has room whatever its size when no other holds anything.
         """
         if self.held_bytes > besides and self.held_bytes + nbytes > self.max_bytes:
-            raise OverloadedError("Requests hold all of the server's memory for them.", retry_after_s=RETRY_AFTER_S)
+            message = "Requests hold all of the server's memory for them."
+            raise OverloadedError(message, retry_after_s=RETRY_AFTER_S, reason="memory")
         held = self._by_client.get(client.number, 0)
         if held > besides and held + nbytes > self.max_bytes * self.client_share:
             message = "This client's requests hold all of the memory that one client may have."
-            raise OverloadedError(message, retry_after_s=RETRY_AFTER_S)
+            raise OverloadedError(message, retry_after_s=RETRY_AFTER_S, reason="memory")
 
     def add(self, client: Client, nbytes: int) -> None:
         """Count bytes that a client's request holds, or no longer holds if negative; images are evicted for them."""

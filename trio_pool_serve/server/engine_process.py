@@ -26,7 +26,7 @@ from trio_pool_serve.processes.child_process import run_as_child, send_to_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.server.listener import leave
 from trio_pool_serve.telemetry.logs import configure_logging
-from trio_pool_serve.telemetry.metrics import Metrics, task_gauges
+from trio_pool_serve.telemetry.metrics import Metrics, process_gauges
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, families_of_replica, serve_snapshots
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.threads.scheduling import limit_openmp_spinning, relative_niceness
@@ -59,7 +59,7 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
         cores_shared_by=job.numbers.processes if job.cores else 1,
     )
     metrics = Metrics()
-    metrics.add_gauges(task_gauges)
+    metrics.add_gauges(process_gauges)
     source = next(source for source in config.sources if source.name == job.model)
 
     def load() -> Runner:

@@ -31,7 +31,7 @@ from trio_pool_serve.server.engine_settings import EngineServerConfig
 from trio_pool_serve.server.listener import leave
 from trio_pool_serve.server.reloading import watch_reloads
 from trio_pool_serve.server.systemd import STOPPING, notify
-from trio_pool_serve.telemetry.metrics import Metrics, sample_loop_lag, task_gauges
+from trio_pool_serve.telemetry.metrics import Metrics, process_gauges, sample_loop_lag
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.threads.scheduling import limit_openmp_spinning, relative_niceness
 from trio_pool_serve.types import ModelDigest
@@ -65,7 +65,7 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
         niceness=relative_niceness(config.threads.niceness),
     )
     metrics = Metrics()
-    metrics.add_gauges(task_gauges)
+    metrics.add_gauges(process_gauges)
     runners = LocalRunners(config, offload)
     engine = LocalEngine(
         partial(runners.load, source, load_runner), offload, metrics.of_engine(source.name), config.scheduling

@@ -127,7 +127,9 @@ def connections_of(service: Service) -> Connections:
         max_connections_per_address=network.max_connections_per_address,
     )
     connections = Connections(limits, metrics.connections_refused.inc)
-    metrics.add_gauges(lambda: {"connections": {"open": connections.statistics().open}})
+    metrics.add_gauges(
+        lambda: {"connections": {"open": connections.statistics().open, "limit": limits.max_connections}}
+    )
     return connections
 
 

@@ -1,8 +1,12 @@
 """Prometheus metrics, one registry per server."""
 
+import contextlib
+import resource
+import time
 from bisect import bisect_left
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import trio
@@ -11,12 +15,23 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from trio_pool_serve.errors import (
+    DrainingError,
+    EngineLoadingError,
+    OverloadedError,
+    StorageInUseError,
+    UnavailableError,
+)
 from trio_pool_serve.processes.worker_processes import WorkerStatistics
+from trio_pool_serve.telemetry.gauges import GAUGES, Gauges
 from trio_pool_serve.threads.offload import LimiterName, LimiterStatistics
 
 PREFIX = "trio_pool_serve_"
 
 BUSY = f"{PREFIX}busy_seconds"
+
+STARTED = time.time()
+"""When this process began, but for its first imports; seconds since the epoch."""
 
 SECONDS = (
     0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -27,12 +42,21 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 TOKENS = tuple(16 * 4**n for n in range(8))
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
-Gauges = Mapping[str, Mapping[str, float]]
-"""Metric name → label value → value; the label is called ``of``."""
+FAULTS = {
+    "failed_batches": "batches that failed",
+    "out_of_memory": "passes for which the device's memory did not suffice",
+    "retries": "passes with parts of failed batches",
+    "failed_rows": "rows that got an error",
+}
 
-
-FAULTS = ("failed_batches", "out_of_memory", "retries", "failed_rows")
-"""Batches that failed; passes that ran out of memory; passes with parts of failed batches; rows that got an error."""
+REFUSALS = {
+    "queue": "429: the request would have waited for longer than `--max-queue-s`, or past its deadline",
+    "memory": "429: requests, or those of its client, hold all the memory that they may",
+    "api_key": "429: its API key has used what it may",
+    "loading": "503: no engine of its model is ready",
+    "draining": "503: the server is about to end",
+    "unavailable": "503: an engine, or another process that the request needs, has ended or is in use",
+}
 
 
 class BatchHistogram(Histogram):
@@ -76,8 +100,7 @@ class _LiveGauges(Collector):
             labels = ["of"] if model is None else ["model", "of"]
             for name, values in gauges.items():
                 if name not in families:
-                    documentation = name.replace("_", " ").capitalize()
-                    families[name] = GaugeMetricFamily(PREFIX + name, documentation, labels=labels)
+                    families[name] = GaugeMetricFamily(PREFIX + name, GAUGES[name].text, labels=labels)
                 for label, value in values.items():
                     families[name].add_metric([label] if model is None else [model, label], value)
         return families.values()
@@ -119,6 +142,13 @@ class Metrics:
         self.loop_lag = seconds("loop_lag", "How late the event loop wakes a sleeping task")
         self.requests = count("requests", "Requests answered by a task route")
         self.failures = count("request_failures", "Requests of any route answered by an error")
+        refusals = Counter(
+            PREFIX + "refusals",
+            "Requests refused for the server's state or its limits, by reason",
+            labelnames=["of"],
+            registry=self.registry,
+        )
+        self._refusals = {of: refusals.labels(of) for of in REFUSALS}
         self.connections_refused = count(
             "connections_refused", "Connections refused unread: above the limits, or as the loop lags"
         )
@@ -140,8 +170,21 @@ class Metrics:
             add_gauges=lambda source: self._live.sources.append((model, source)),
         )
 
+    def count_failure(self, error: Exception) -> None:
+        """Count a request that is answered by an error, as refused as well if it was."""
+        self.failures.inc()
+        match error:
+            case OverloadedError():
+                self._refusals[error.reason].inc()
+            case EngineLoadingError():
+                self._refusals["loading"].inc()
+            case DrainingError():
+                self._refusals["draining"].inc()
+            case UnavailableError() | StorageInUseError():
+                self._refusals["unavailable"].inc()
+
     def add_gauges(self, source: Callable[[], Gauges]) -> None:
-        """Register ``source()``, which ``take_gauges`` calls."""
+        """Register ``source()``, which ``take_gauges`` calls; the names that it returns are those of ``GAUGES``."""
         self._live.sources.append((None, source))
 
     def observe_hop(self, kind: LimiterName, wait_s: float, run_s: float) -> None:
@@ -159,9 +202,16 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-def task_gauges() -> Gauges:
-    """Return the number of tasks that have not ended; on the loop. It does not grow unless something leaks."""
-    return {"tasks": {"living": trio.lowlevel.current_statistics().tasks_living}}
+def process_gauges() -> Gauges:
+    """Return what this process takes: memory, and tasks that have not ended; on the loop.
+
+    The number of tasks does not grow unless something leaks.
+    """
+    process = {"count": 1.0, "start_time_seconds": STARTED}
+    with contextlib.suppress(OSError):  # only Linux has this file
+        pages = int(Path("/proc/self/statm").read_bytes().split()[1])
+        process["resident_bytes"] = float(pages * resource.getpagesize())
+    return {"tasks": {"living": trio.lowlevel.current_statistics().tasks_living}, "process": process}
 
 
 def thread_gauges(limiters: Mapping[LimiterName, LimiterStatistics], workers: Mapping[str, WorkerStatistics]) -> Gauges:

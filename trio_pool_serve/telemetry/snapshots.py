@@ -25,10 +25,10 @@ logger = logging.getLogger(__name__)
 TIMEOUT_S = 1.0
 """A process that has not answered after so many seconds is left out."""
 
-MAXIMA = ("oldest_in_flight_seconds", "oldest_in_flight_s")
+MAXIMA = ("oldest_in_flight_seconds", "oldest_in_flight_s", "waiting_seconds")
 """Merged by the maximum over all processes; everything else that is not in ``MINIMA`` by the sum."""
 
-MINIMA = ("batch_token_budget",)
+MINIMA = ("batch_token_budget", "start_time_seconds")
 """Merged by the minimum."""
 
 SUFFIX = ".telemetry"

@@ -192,7 +192,7 @@ def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Htt
             usage = {"object": "usage", "model": call.model.name, "usage": Usage.of(pooled.prompt_tokens)}
             emit(lambda: usage)
             return
-        call.service.metrics.failures.inc()
+        call.service.metrics.count_failure(error)
         described = describe(error, call.request_id, call.claimed_by, call.wire)
         _, body = call.claimed_by.dialect.error_body(described)
         emit(lambda: body)

@@ -139,7 +139,7 @@ class Middleware:
 
     def error_response(self, request: HttpRequest, error: Exception) -> HttpResponse:
         """Count a request that failed, and return its response."""
-        self._service.metrics.failures.inc()
+        self._service.metrics.count_failure(error)
         request.error = error
         endpoint = request.claimed_by
         dialects = self._by_path.get(request.path, (self._default,)) if endpoint is None else (endpoint.dialect,)

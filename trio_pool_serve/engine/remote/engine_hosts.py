@@ -20,6 +20,7 @@ from trio_pool_serve.engine.remote.keys import LinkKeys, LinkRefusedError
 from trio_pool_serve.engine.remote.link import Link
 from trio_pool_serve.engine.remote.process_engine import ProcessEngine
 from trio_pool_serve.errors import InvalidRequestError, NotFoundError
+from trio_pool_serve.telemetry.gauges import GAUGES
 from trio_pool_serve.telemetry.metrics import PREFIX
 from trio_pool_serve.telemetry.snapshots import Family
 from trio_pool_serve.types import ModelDigest
@@ -355,9 +356,7 @@ class EngineHosts:
                 ("losses", known.link.losses),
             )
         ]
-        return [
-            Family(name, "Links to engines on other machines, the sum of those of all API processes", "gauge", samples)
-        ]
+        return [Family(name, GAUGES["link"].text, "gauge", samples)]
 
 
 def _described(known: HostLink) -> dict[str, Any]:

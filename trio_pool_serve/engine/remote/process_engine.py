@@ -73,7 +73,14 @@ class ProcessEngine(Engine):
             is_fair=self.config.fairness == "client",
         )
         # The engine processes count everything else.
-        self.metrics.add_gauges(lambda: {"engine": {"admitted_tokens": self._admission.tokens}})
+        self.metrics.add_gauges(
+            lambda: {
+                "engine": {
+                    "admitted_tokens": self._admission.tokens,
+                    "waiting_seconds": self._admission.waiting_s,
+                }
+            }
+        )
 
     def add_ready(self, link: Link) -> None:
         """Use a link whose engine process is ready, one of this engine's own or another that has joined."""

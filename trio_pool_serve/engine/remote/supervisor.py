@@ -18,6 +18,7 @@ from trio_pool_serve.engine.remote.keys import LinkKeys
 from trio_pool_serve.engine.remote.replica import Replica, ReplicaNumbers
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError
 from trio_pool_serve.processes.child_process import ChildEnd, keep_alive, restart_backoff
+from trio_pool_serve.telemetry.gauges import GAUGES
 from trio_pool_serve.telemetry.metrics import PREFIX
 from trio_pool_serve.telemetry.snapshots import Family, Snapshot
 
@@ -129,7 +130,7 @@ class Supervisor(ABC):
     def snapshot(self) -> Snapshot:
         """Return the states of the replicas, for ``/load`` and ``/metrics``."""
         name, load = f"{PREFIX}replica", dict[str, Any]()
-        gauges = Family(name, "Replicas", "gauge", [])
+        gauges = Family(name, GAUGES["replica"].text, "gauge", [])
         for replica in self.replicas:
             if not replica.is_wanted:
                 continue
