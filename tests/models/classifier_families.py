@@ -160,6 +160,18 @@ def write_classifier(folder: Path, name: str, head: str = "SequenceClassificatio
     return write_model(folder, f"{family.kind}For{head}", tokenizer, **config)
 
 
+def write_reranker(folder: Path, tokenizer_folder: Path) -> Path:
+    """Write a small random cross-encoder, for pages that name one of the hub's; it takes texts as long as theirs."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
+    tokenizer.model_max_length = 512
+    torch.manual_seed(0)
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = transformers.BertConfig(vocab_size=len(tokenizer), num_labels=1, **size)
+    transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def cross_encoder(path: Path, **options: Any) -> Any:
     """The oracle: sentence-transformers' cross-encoder on the same folder."""
     from sentence_transformers import CrossEncoder

@@ -1,0 +1,83 @@
+"""The examples of the page on clients run as they stand there, and print what stands below them."""
+
+import gc
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
+from io import StringIO
+from itertools import pairwise
+
+import pytest
+import requests
+import voyageai
+from huggingface_hub import close_session
+
+from tests.end_to_end.test_clients_litellm import PYTHON as LITELLM_PYTHON
+from tests.end_to_end.texts import API_KEY
+from tests.page_blocks import Block, blocks_of
+from tests.server.server_process import ROOT
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+"""Programs leave the closing of their clients' sockets to their end."""
+
+PAGE = ROOT / "docs/clients.md"
+BLOCKS = [*blocks_of(PAGE), Block("", "", "")]
+EXAMPLES = [(block, following.text if following.language == "text" else None)
+            for block, following in pairwise(BLOCKS) if block.language != "text"]  # fmt: skip
+SERVER, *EXAMPLES = EXAMPLES
+
+
+@pytest.fixture(scope="module")
+def moved(server_url: str, reranker_url: str) -> Iterator[Mapping[str, str]]:
+    """What stands for the addresses and the key of the page."""
+    with requests.Session() as session:  # voyageai and huggingface_hub keep one for all clients, which nothing closes
+        voyageai.requestssession = session
+        yield {"http://127.0.0.1:8000": server_url, "http://127.0.0.1:8001": reranker_url, "secret": API_KEY}
+        voyageai.requestssession = None
+        close_session()
+
+
+def name_of(block: Block) -> str:
+    imported = re.findall(r"^(?:from|import) (\w+)", block.text, flags=re.M)
+    return "-".join([block.language, *imported])
+
+
+def printed_by(program: str, language: str) -> str:
+    """Run a program; Python's in this process, which has most of the libraries already."""
+    if language == "python" and "litellm" not in program:
+        with redirect_stdout(StringIO()) as printed:
+            exec(compile(program, PAGE, "exec"), {"__name__": "__main__"})
+        gc.collect()  # closes what the program has left open, as its end would
+        return printed.getvalue()
+    if language == "python":
+        if not LITELLM_PYTHON.exists():
+            pytest.skip("scripts/test makes litellm's environment")
+        command = [str(LITELLM_PYTHON), "-c", program]
+    elif language == "javascript":
+        if shutil.which("node") is None:
+            pytest.skip("node is not installed")
+        command = ["node", "--input-type=module", "--eval", program]
+    else:
+        command = ["bash", "-ec", program]
+    env = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # otherwise litellm fetches prices when it is imported
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(("block", "printed"), EXAMPLES, ids=[name_of(block) for block, _ in EXAMPLES])
+def test_an_example_prints_what_stands_below_it(moved, block, printed):
+    program = block.text
+    for old, new in moved.items():
+        program = program.replace(old, new)
+    found = printed_by(program, block.language)
+    assert printed is None or found == printed
+
+
+def test_the_models_and_the_key_of_the_page_are_those_of_its_server():
+    command = SERVER[0].text
+    assert set(re.findall(r"(\w+)=", command)) == {"minilm", "reranker"}
+    assert command.rstrip().endswith("--api-key secret")
