@@ -25,6 +25,8 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 LOADED = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"), ("source", "src")}
 """Attributes whose URLs a browser fetches by itself."""
 
+NOT_PROSE = {"pre", "code", "table", "script", "style", "title"}
+
 
 def copy_of_pages(folder: Path) -> Path:
     """Copy what the site is built from: a build writes beside its sources, and some tests change them."""
@@ -56,8 +58,9 @@ class Page(HTMLParser):
     anchors: set[str] = Factory(set)
     links: set[str] = Factory(set)
     loaded: set[str] = Factory(set)
-    paragraphs: list[str] = Factory(list)
-    _in_paragraph: bool = False
+    prose: list[str] = Factory(list)
+    """Lines that are in no code and no table."""
+    _outside_prose: int = 0
 
     def __attrs_pre_init__(self) -> None:
         super().__init__()
@@ -76,17 +79,14 @@ class Page(HTMLParser):
                 self.links.add(value)
             if (tag, name) in LOADED and value:
                 self.loaded.add(value)
-        if tag == "p":
-            self.paragraphs.append("")
-        if tag in ("p", "div"):  # a block of code ends the paragraph above it
-            self._in_paragraph = tag == "p"
+        self._outside_prose += tag in NOT_PROSE
 
     def handle_endtag(self, tag: str) -> None:
-        self._in_paragraph = self._in_paragraph and tag != "p"
+        self._outside_prose -= tag in NOT_PROSE
 
     def handle_data(self, data: str) -> None:
-        if self._in_paragraph:
-            self.paragraphs[-1] += data
+        if not self._outside_prose:
+            self.prose += data.splitlines()
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +133,7 @@ def test_no_table_and_no_list_is_shown_as_a_paragraph(site, pages):
     shown = [
         (str(file.relative_to(site)), line)
         for file, page in pages.items()
-        for paragraph in page.paragraphs
-        for line in paragraph.splitlines()
+        for line in page.prose
         if re.match(r"\s*([-*] |1\. |\||```)", line)
     ]
     assert shown == []
