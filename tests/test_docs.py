@@ -4,6 +4,7 @@ import ast
 import os
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +18,10 @@ from tests.models.model_families import pooling, write_family
 from tests.server.server_process import ROOT, launched
 from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.http.dispatch import endpoints_by_path
+from trio_pool_serve.api.routes.host_routes import DRAIN_PATH, HOSTS_PATH
+from trio_pool_serve.api.routes.openapi import ASSETS
+from trio_pool_serve.app import create_app
+from trio_pool_serve.config import Config, InputConfig
 
 PAGES = [page for folder in ("", "docs", "benchmarks") for page in sorted((ROOT / folder).glob("*.md"))]
 
@@ -44,6 +49,27 @@ def test_the_page_of_launches_is_generated_from_its_record():
 def test_the_page_of_metrics_is_that_of_the_registry():
     generator = runpy.run_path(str(ROOT / "docs" / "generate_metrics.py"))
     assert (ROOT / "docs" / "metrics.md").read_text() == generator["metrics_page"]()
+
+
+def test_the_page_of_routes_is_generated_from_the_server_s_tables():
+    generator = runpy.run_path(str(ROOT / "docs" / "generate_routes.py"))
+    assert (ROOT / "docs" / "routes.md").read_text() == generator["routes_page"]()
+
+
+def test_the_page_of_the_command_line_is_generated_from_its_help():
+    # In a process of its own: cyclopts takes a part of `python -m pytest` for arguments of the commands.
+    program = "import runpy; print(runpy.run_path('docs/generate_cli.py')['cli_page'](), end='')"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert (ROOT / "docs" / "cli.md").read_text() == done.stdout
+
+
+def test_the_page_of_routes_has_the_routes_of_an_app(scripted_folder):
+    config = Config(models=(str(scripted_folder),), input=InputConfig(enable_tokenizer_info_endpoint=True))
+    served = set(create_app(config).routes.routes)
+    rows = re.findall(r"^\| `(?:(\w+) )?(/\S*)` \|", (ROOT / "docs" / "routes.md").read_text(), re.M)
+    listed = {(method or "POST", path) for method, path in rows}
+    assert served - listed == {("GET", f"/docs/{asset}") for asset in ASSETS}
+    assert listed - served == {("GET", HOSTS_PATH), ("POST", HOSTS_PATH), ("POST", DRAIN_PATH)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
