@@ -16,6 +16,7 @@ from trio_pool_serve.types import (
     Classify,
     CopiedBatch,
     Embed,
+    EmbedChunks,
     HeldQuery,
     HoldQuery,
     MaxSim,
@@ -100,6 +101,9 @@ class ScriptedRunner:
         ids = prompt.token_ids
         kept = ids if prompt.kept is None else ids[prompt.kept]
         match param:
+            case EmbedChunks(dimensions=cut):
+                chunks = [] if prompt.chunks is None else prompt.chunks.tolist()
+                return np.stack([scripted_vector(ids[begin:end], cut or self.dimensions) for begin, end in chunks])
             case Embed(dimensions=cut):
                 return scripted_vector(ids, cut or self.dimensions)
             case TokenEmbed(dimensions=cut):

@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias, cast, get_args
 
 JobField: TypeAlias = Literal[
     "prompts",
+    "chunks",
     "chat_template",
     "template_kwargs",
     "continue_final_message",

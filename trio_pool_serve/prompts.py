@@ -25,6 +25,23 @@ class TextPrompt:
         return len(self.text) // 4 + 1
 
 
+@frozen
+class ChunkedPrompt:
+    """A text to tokenise as a whole, and its chunks, each of which gets a vector of its own (late chunking).
+
+    A chunk is the positions (code points) of its first character and of the one after its last; none is empty. Chunks
+    may overlap, and be in any order.
+    """
+
+    text: str
+    chunks: tuple[tuple[int, int], ...]
+
+    @property
+    def estimated_tokens(self) -> int:
+        """An estimate for admission, as for a text."""
+        return len(self.text) // 4 + 1
+
+
 @frozen(eq=False)
 class TokensPrompt:
     """Token ids from the client, to which no special tokens are added.
@@ -141,7 +158,7 @@ class EmbedsPrompt:
     place: str = ""
 
 
-Prompt: TypeAlias = TextPrompt | TokensPrompt | PairPrompt | ContentPrompt | ChatPrompt | EmbedsPrompt
+Prompt: TypeAlias = TextPrompt | ChunkedPrompt | TokensPrompt | PairPrompt | ContentPrompt | ChatPrompt | EmbedsPrompt
 
 
 @frozen

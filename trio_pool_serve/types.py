@@ -53,7 +53,8 @@ class RenderedPrompt(msgspec.Struct, frozen=True, eq=False):
     ``instruction_tokens`` is the number of leading tokens that belong to the instruction, for models whose pooling
     leaves them out. ``type_ids`` are the segments of a pair, ``None`` if all are 0. Only the first ``attended`` tokens
     are attended to, ``None`` for all; the others are a query's expansion. ``kept`` (bool, one per token) selects the
-    tokens whose vectors leave the model, ``None`` for all.
+    tokens whose vectors leave the model, ``None`` for all. ``chunks`` (int32, shape (chunks, 2)) are the first token of
+    each chunk of a document and the one after its last, for ``EmbedChunks``.
 
     ``images`` stand among the tokens, or are the whole input: then the ids are zeros, one for each position that the
     images take. ``embeds`` (float32, float16, or uint16 holding bfloat16; shape (tokens, hidden)) replace the ids,
@@ -67,6 +68,7 @@ class RenderedPrompt(msgspec.Struct, frozen=True, eq=False):
     kept: npt.NDArray[np.bool_] | None = None
     images: ImageFeatures | None = None
     embeds: npt.NDArray[np.float32 | np.float16 | np.uint16] | None = None
+    chunks: npt.NDArray[np.int32] | None = None
 
 
 class PoolingParams:
@@ -98,6 +100,11 @@ class Embed(PoolingParams):
 
     dimensions: int | None = None
     normalize: bool | None = None
+
+
+@frozen
+class EmbedChunks(Embed):
+    """Such a vector for each of the prompt's ``chunks``: float32, shape (chunks, dimensions)."""
 
 
 @frozen

@@ -89,6 +89,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
             return st.sampled_from(values)
         case inspect.ListType(item_type=item):
             return st.lists(values_of(item), max_size=3)
+        case inspect.TupleType(item_types=items):
+            return st.tuples(*map(values_of, items))
         case inspect.DictType(value_type=value):
             return st.dictionaries(
                 st.sampled_from(["a", "messages", "\ud800", "a" * 2**20]), values_of(value), max_size=2
@@ -127,6 +129,9 @@ def integers_of(kind: Any) -> Iterator[inspect.IntType]:
         case inspect.UnionType(types=types):
             for one in types:
                 yield from integers_of(one)
+        case inspect.TupleType(item_types=items):
+            for item in items:
+                yield from integers_of(item)
         case inspect.DataclassType(fields=fields):
             for field in fields:
                 yield from integers_of(field.type)

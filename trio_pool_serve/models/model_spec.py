@@ -75,6 +75,11 @@ class ModelSpec:
         return False
 
     @property
+    def pools_chunks(self) -> bool:
+        """Whether it can embed the chunks of a document (late chunking): its vectors are means of token states."""
+        return False
+
+    @property
     def normalizes(self) -> bool:
         """Whether its vectors have unit length by default."""
         return False

@@ -12,6 +12,7 @@ from attrs import Factory, define
 from trio_pool_serve.errors import InvalidRequestError, at_place
 from trio_pool_serve.prompts import (
     ChatPrompt,
+    ChunkedPrompt,
     EmbedsPrompt,
     PairPrompt,
     Prompt,
@@ -34,7 +35,7 @@ LOOP_CHARACTERS = 320
 def plain_characters(prompt: PlainPrompt, params: RenderingParams) -> int:
     """Return how many characters there are to tokenise."""
     match prompt:
-        case TextPrompt(text):
+        case TextPrompt(text) | ChunkedPrompt(text):
             return len(text) + len(params.instruction)
         case PairPrompt():
             return len(prompt.first) + len(prompt.second) + len(params.instruction)
@@ -75,8 +76,8 @@ class Renderer:
         return 0 if isinstance(self.embeds_format, str) else self.embeds_format.estimated_tokens(prompt)
 
     def is_plain(self, prompt: Prompt) -> TypeGuard[PlainPrompt]:
-        """Whether ``render_plain`` can render a prompt: token ids, or texts that need no chat template."""
-        if isinstance(prompt, PairPrompt | TokensPrompt):
+        """Whether ``render_plain`` can render a prompt: token ids, or texts without a chat template."""
+        if isinstance(prompt, ChunkedPrompt | PairPrompt | TokensPrompt):
             return True
         return isinstance(prompt, TextPrompt) and not self._uses_chat_template
 
@@ -107,7 +108,9 @@ class Renderer:
     async def _render(self, prompt: Prompt, params: RenderingParams) -> RenderedPrompt:
         if isinstance(prompt, TokensPrompt):
             return self.texts.render_tokens(prompt, params)
-        if isinstance(prompt, PairPrompt) or (isinstance(prompt, TextPrompt) and not self._uses_chat_template):
+        if isinstance(prompt, ChunkedPrompt | PairPrompt) or (
+            isinstance(prompt, TextPrompt) and not self._uses_chat_template
+        ):
             return await self.render_text(prompt, params)
         if isinstance(prompt, EmbedsPrompt):
             return await self._render_embeds(prompt, params)
@@ -119,7 +122,9 @@ class Renderer:
     def _uses_chat_template(self) -> bool:
         return self.conversations is not None and self.conversations.uses_chat_template
 
-    async def render_text(self, prompt: TextPrompt | PairPrompt, params: RenderingParams) -> RenderedPrompt:
+    async def render_text(
+        self, prompt: TextPrompt | ChunkedPrompt | PairPrompt, params: RenderingParams
+    ) -> RenderedPrompt:
         """Return the model input of a text without a chat template. Errors and cancellation: as ``render``."""
         return await self.offload.run("render", partial(self.texts.render, prompt, params), abandon_on_cancel=True)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from attrs import Factory, frozen
 
-from trio_pool_serve.prompts import Prompt
+from trio_pool_serve.prompts import ChunkedPrompt, Prompt
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.types import Activation, PooledValue, PoolingParams, PoolingTask
@@ -25,6 +25,17 @@ class PoolJob:
     normalize: bool | None = None
     activation: Activation = "probabilities"
     priority: int = 0
+
+    @property
+    def document(self) -> ChunkedPrompt | None:
+        """The prompt of a job for the vectors of a document's chunks, which has no others; else ``None``."""
+        first = self.prompts[0] if len(self.prompts) == 1 else None
+        return first if isinstance(first, ChunkedPrompt) else None
+
+    @property
+    def vectors(self) -> int:
+        """Number of vectors that the task ``embed`` makes."""
+        return len(self.prompts) if self.document is None else len(self.document.chunks)
 
 
 def unchanged(value: PooledValue) -> PooledValue:

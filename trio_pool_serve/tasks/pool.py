@@ -12,7 +12,7 @@ from trio_pool_serve.tasks.input_params import rendering_params
 from trio_pool_serve.tasks.job import PoolJob, Task
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.request_context import RequestContext
-from trio_pool_serve.types import Classify, Embed, PooledValue, TokenClassify, TokenEmbed
+from trio_pool_serve.types import Classify, Embed, EmbedChunks, PooledValue, TokenClassify, TokenEmbed
 
 MAX_TOKEN_NUMBERS = 32_000_000
 """Most numbers in a response with vectors per token: 128 MB, and several times that as JSON."""
@@ -42,7 +42,19 @@ def check_dimensions(model: Model, dimensions: int | None) -> None:
 
 def _embed_params(model: Model, job: PoolJob) -> Embed:
     check_dimensions(model, job.dimensions)
+    if job.document is not None:
+        _require_late_chunking(model)
+        return EmbedChunks(dimensions=job.dimensions, normalize=job.normalize)
     return Embed(dimensions=job.dimensions, normalize=job.normalize)
+
+
+def _require_late_chunking(model: Model) -> None:
+    spec = model.folder.spec
+    if not spec.pools_chunks:
+        reason = "reads texts by a chat template" if spec.uses_chat_template else f"pools by {spec.pooling}"
+        raise InvalidRequestError(
+            f"Late chunking takes the mean of the token states of each chunk, and this model {reason}.", field="chunks"
+        )
 
 
 def _token_embed_params(model: Model, job: PoolJob) -> TokenEmbed:
@@ -78,7 +90,8 @@ def rows_to_compute(model: Model, job: PoolJob) -> list[RowToCompute]:
         model.require(task.needs)
     params = tuple(task.params(model, job) for task in tasks)
     rendering = rendering_params(model, job.input_params)
-    in_windows = model.splits_long_texts and job.tasks == ("embed",) and rendering.truncate_to is None
+    is_text = job.tasks == ("embed",) and job.document is None
+    in_windows = model.splits_long_texts and is_text and rendering.truncate_to is None
     return [RowToCompute(prompt, rendering, params, in_windows) for prompt in job.prompts]
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.compatibility.vllm_cases.case import OTHER, SENTENCE, Case, get, post, post_fields
 
-LATE_CHUNKING = "it would give other vectors than the client expects"
+LATE_CHUNKING = "they would be without effect"
 PADDED = "vLLM attends to the padding, which changes the vector; here padding never does"
 
 
@@ -52,7 +52,7 @@ CASES: tuple[Case, ...] = (
     embed('`padding: "do_not_pad"`', padding="do_not_pad"),
     embed('`padding: "max_length"`', ("embedding", "bare decoder"), padding="max_length", reason=PADDED, status=400),
     embed("`late_chunking_params`", late_chunking_params={}, reason=LATE_CHUNKING, status=400),
-    embed("`late_chunking: true`", late_chunking=True, reason=LATE_CHUNKING, status=400),
+    embed("`late_chunking: true`", late_chunking=True),
     embed("2100 inputs", input=["Yes"] * 2100, reason="2048 is the default of `--max-inputs-per-request`", status=400),
     post("a byte order mark", "/v1/embeddings", "embedding", b'\xef\xbb\xbf{"input": "Yes"}'),
     post("the same field twice", "/v1/embeddings", "embedding", b'{"input": "No", "input": "Yes"}'),

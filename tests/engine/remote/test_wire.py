@@ -40,6 +40,7 @@ from trio_pool_serve.errors import (
 from trio_pool_serve.types import (
     Classify,
     Embed,
+    EmbedChunks,
     HeldQuery,
     HoldQuery,
     ImageFeatures,
@@ -126,7 +127,7 @@ def assert_same(ours: PoolingRequest, theirs: PoolingRequest) -> None:
         assert getattr(ours, name) == getattr(theirs, name)
     for name in ("instruction_tokens", "attended"):
         assert getattr(ours.prompt, name) == getattr(theirs.prompt, name)
-    for name in ("token_ids", "type_ids", "kept", "embeds"):
+    for name in ("token_ids", "type_ids", "kept", "embeds", "chunks"):
         assert_same_array(getattr(ours.prompt, name), getattr(theirs.prompt, name))
     assert (ours.prompt.images is None) == (theirs.prompt.images is None)
     if ours.prompt.images is not None:
@@ -147,6 +148,7 @@ PARAMS = st.sampled_from(
     [
         Embed(),
         Embed(dimensions=3, normalize=False),
+        EmbedChunks(dimensions=2),
         TokenEmbed(normalize=True),
         SparseEmbed(),
         SparseLookup(),
@@ -172,6 +174,7 @@ def requests(draw: st.DrawFn) -> PoolingRequest:
         kept=draw(st.none() | hnp.arrays(np.bool_, len(ids))),
         embeds=draw(st.none() | hnp.arrays(st.sampled_from([np.float32, np.float16, np.uint16]), (len(ids), 2))),
         images=images,
+        chunks=draw(st.none() | st.just(np.array([[0, len(ids)], [len(ids) - 1, len(ids)]], dtype=np.int32))),
     )
     params = tuple(draw(st.lists(PARAMS, min_size=1, max_size=3)))
     return PoolingRequest(prompt, params, draw(st.integers(-5, 5)), draw(st.integers(0, 2**62)))
@@ -191,6 +194,7 @@ def some_alike(draw: st.DrawFn) -> list[PoolingRequest]:
                 embeds=None if like.prompt.embeds is None else np.zeros((len(ids), 2), like.prompt.embeds.dtype),
                 type_ids=None if like.prompt.type_ids is None else np.arange(len(ids), dtype=np.int32),
                 kept=None if like.prompt.kept is None else ids % 2 == 0,
+                chunks=None if like.prompt.chunks is None else np.array([[0, len(ids)]], dtype=np.int32),
             )
             found.append(replace(like, prompt=prompt, group=draw(st.integers(0, 2))))
     return found
@@ -211,6 +215,14 @@ def test_rows_arrive_as_they_were_sent(asked):
         {"attended": 3},
         {"embeds": np.zeros((5, 4), np.float32)},
         {"embeds": np.zeros(2, np.float32)},
+        {"chunks": np.array([[0, 3]], np.int32)},
+        {"chunks": np.array([[-1, 1]], np.int32)},
+        {"chunks": np.array([[0, 2], [1, 1]], np.int32)},
+        {"chunks": np.array([[2, 1]], np.int32)},
+        {"chunks": np.array([[0, 1, 2]], np.int32)},
+        {"chunks": np.zeros((0, 2), np.int32)},
+        {"chunks": np.array([0, 2], np.int32)},
+        {"chunks": np.array([[0, 1]], np.int64)},
     ],
 )
 def test_a_row_of_which_more_is_said_than_it_has_is_refused(said):

@@ -5,12 +5,14 @@ from typing import Any, Literal
 
 from attrs import frozen
 
+from trio_pool_serve.api.fields.document_chunks import Chunk, document_of_chunks, document_with_chunks
 from trio_pool_serve.api.fields.embedding_responses import (
     EmbeddingsResponse,
     EncodingFormat,
     VectorEncoding,
     encode_embeddings,
     stream_embeddings,
+    vectors_of,
 )
 from trio_pool_serve.api.fields.encodings import EmbedDtype, Endianness
 from trio_pool_serve.api.fields.images import image_prompts
@@ -24,16 +26,20 @@ from trio_pool_serve.prompts import Prompt, TruncationSide
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import pool
-from trio_pool_serve.types import Vectors
 
-EMBEDDINGS_FIELD_NAMES: FieldNames = {**INPUT_FIELD_NAMES, "instruction": "prompt"}
+EMBEDDINGS_FIELD_NAMES: FieldNames = {
+    **INPUT_FIELD_NAMES,
+    "instruction": "prompt",
+    "chunks": ("chunks", "late_chunking"),
+}
 
 
 @frozen(kw_only=True)
 class EmbeddingsRequest(InputFields):
     """The body of ``/v1/embeddings``: ``input`` or ``messages``. Every optional field may be null.
 
-    ``use_activation`` is vLLM's name of ``normalize``.
+    ``use_activation`` is vLLM's name of ``normalize``. ``chunks`` asks for a vector of each of these parts of one text,
+    ``late_chunking`` for those of each input as a part of all of them.
     """
 
     model: str | None = None
@@ -53,6 +59,7 @@ class EmbeddingsRequest(InputFields):
     stream: bool | None = None
     late_chunking: bool | None = None
     late_chunking_params: Any = None
+    chunks: list[Chunk] | None = None
     modality: Literal["text", "image", "audio"] | None = None
     """Sent by infinity's clients: with ``image`` the inputs are URLs of images."""
 
@@ -71,11 +78,8 @@ class EmbeddingsRequest(InputFields):
 
     def job(self, network: NetworkConfig) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
-        if self.late_chunking or self.late_chunking_params is not None:
-            param = "late_chunking" if self.late_chunking else "late_chunking_params"
-            raise InvalidRequestError("Late chunking is not supported.", param=param)
         return PoolJob(
-            prompts=self.prompts(network),
+            prompts=self._document_or_prompts(network),
             input_params=InputParams(
                 truncate_to=self.truncate_prompt_tokens,
                 truncation_side=self.truncation_side or "right",
@@ -88,6 +92,19 @@ class EmbeddingsRequest(InputFields):
             normalize=self._normalizes(),
             priority=self.priority or 0,
         )
+
+    def _document_or_prompts(self, network: NetworkConfig) -> list[Prompt]:
+        if self.late_chunking_params is not None:
+            raise InvalidRequestError(
+                "Late chunking has no params: with late_chunking the texts of input are the chunks.",
+                param="late_chunking_params",
+            )
+        prompts = self.prompts(network)
+        if self.chunks is not None:
+            if self.late_chunking:
+                raise InvalidRequestError("Give chunks or late_chunking, not both.", param="chunks")
+            return [document_with_chunks(prompts, self.chunks, network, param="chunks")]
+        return [document_of_chunks(prompts, param="late_chunking")] if self.late_chunking else prompts
 
     def _normalizes(self) -> bool | None:
         if self.normalize is None:
@@ -107,11 +124,11 @@ async def respond_embeddings(call: Call[Any, PoolJob]) -> HttpResponse:
     encoding: VectorEncoding = call.wire.encoding
     call.model.require("embed")
     dimensions = call.job.dimensions or call.model.engine.dimensions
-    encoding.refuse_unencodable(rows=len(call.job.prompts), dimensions=dimensions)
+    encoding.refuse_unencodable(rows=call.job.vectors, dimensions=dimensions)
     if call.wire.stream:
         return stream_embeddings(call, encoding)
     pooled = await pool(call.model, call.job, call.context)
-    vectors: list[Vectors] = [vector for (vector,) in pooled.rows]  # type: ignore[misc]
+    vectors = [vector for row in pooled.rows for vector in vectors_of(row)]
     encode = partial(
         encode_embeddings,
         vectors,

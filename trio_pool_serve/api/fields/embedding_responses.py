@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -15,7 +16,7 @@ from trio_pool_serve.api.http.response import Emit, EventStream, HttpResponse
 from trio_pool_serve.errors import DeadlineExceededError, InvalidRequestError
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import PooledRow, estimated_work, pool, rows_to_compute
-from trio_pool_serve.types import Vectors
+from trio_pool_serve.types import SparseVector, Vectors
 
 EncodingFormat: TypeAlias = Literal["float", "base64", "bytes", "bytes_only"]
 
@@ -101,6 +102,17 @@ class EmbeddingsResponse:
     object: Literal["list"] = "list"
 
 
+def vectors_of(row: PooledRow) -> Sequence[Vectors]:
+    """Return the vectors that the task ``embed`` makes of a prompt: one, or those of a document's chunks."""
+    (value,) = row
+    assert not isinstance(value, SparseVector)  # noqa: S101  (of another task)
+    return [*value] if value.ndim > 1 else [value]
+
+
+def _item(index: int, vector: Vectors, encoding: VectorEncoding) -> EmbeddingItem:
+    return EmbeddingItem(index=index, embedding=encoding.json(vector))
+
+
 def encode_embeddings(
     vectors: Sequence[Vectors],
     encoding: VectorEncoding,
@@ -114,7 +126,7 @@ def encode_embeddings(
     usage = Usage.of(prompt_tokens)
     if encoding.format in ("bytes", "bytes_only"):
         return encode_bytes(vectors, encoding, usage=usage, response_id=response_id, model=model, created=created)
-    items = [EmbeddingItem(index=index, embedding=encoding.json(vector)) for index, vector in enumerate(vectors)]
+    items = [_item(index, vector, encoding) for index, vector in enumerate(vectors)]
     response = EmbeddingsResponse(id=response_id, created=created, model=model, data=items, usage=usage)
     return HttpResponse.json(response)
 
@@ -178,8 +190,8 @@ def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Htt
     async def produce(emit: Emit) -> None:
         def row_done(index: int, row: PooledRow, tokens: int) -> None:
             del tokens  # the usage has those of all rows
-            (vector,) = row
-            emit(lambda: EmbeddingItem(index=index, embedding=encoding.json(vector)))  # type: ignore[arg-type]
+            for number, vector in enumerate(vectors_of(row), index):
+                emit(partial(_item, number, vector, encoding))
 
         try:
             with trio.fail_at(call.deadline):

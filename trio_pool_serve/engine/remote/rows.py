@@ -63,8 +63,12 @@ def _shared(encoded: dict[int, EncodedParams], row: NumberedRow) -> tuple[Any, .
     if id(params) not in encoded:
         encoded[id(params)] = params, _encoded(params)
     _, of_params = encoded[id(params)]
-    is_alone = prompt.embeds is not None or prompt.images is not None or of_params is None
+    is_alone = _has_optional_arrays(prompt) or of_params is None
     return of_params, prompt.type_ids is None, prompt.kept is None, number if is_alone else None
+
+
+def _has_optional_arrays(prompt: RenderedPrompt) -> bool:
+    return prompt.embeds is not None or prompt.images is not None or prompt.chunks is not None
 
 
 def _encoded(params: Sequence[PoolingParams]) -> bytes | None:
@@ -130,12 +134,15 @@ def _column(values: list[T]) -> list[T]:
 
 
 def _optional_arrays(prompt: RenderedPrompt, buffers: list[Buffer]) -> OptionalArrays | None:
-    if prompt.embeds is None and prompt.images is None:
+    if not _has_optional_arrays(prompt):
         return None
     optional_arrays = OptionalArrays()
     if prompt.embeds is not None:
         optional_arrays.embeds = header_of(prompt.embeds)
         buffers.append(buffer_of(prompt.embeds))
+    if prompt.chunks is not None:
+        optional_arrays.chunks = header_of(prompt.chunks)
+        buffers.append(buffer_of(prompt.chunks))
     if prompt.images is not None:
         optional_arrays.images = [(name, header_of(array)) for name, array in prompt.images.arrays.items()]
         optional_arrays.image_tokens = prompt.images.tokens
@@ -188,10 +195,10 @@ def _prompts(rows: Rows, payload: Payload) -> list[RenderedPrompt]:
     arrays = {
         name: pieces(payload.take((TOKEN_ARRAYS[name].str, (total,))), rows.lengths) for name in rows.token_arrays
     }
-    embeds, images = _read_optional_arrays(rows, payload)
+    embeds, chunks, images = _read_optional_arrays(rows, payload)
     nothing = [None] * count
     return [
-        RenderedPrompt(row, instruction, type_ids, tokens, kept, images, embeds)
+        RenderedPrompt(row, instruction, type_ids, tokens, kept, images, embeds, chunks)
         for row, instruction, tokens, type_ids, kept in zip(
             ids,
             instruction_tokens,
@@ -216,8 +223,8 @@ def _of_each(column: list[T], count: int) -> list[T]:
     return column * count if len(column) == 1 else column
 
 
-def _read_optional_arrays(rows: Rows, payload: Payload) -> tuple[Array | None, ImageFeatures | None]:
-    embeds = images = None
+def _read_optional_arrays(rows: Rows, payload: Payload) -> tuple[Array | None, Array | None, ImageFeatures | None]:
+    embeds = chunks = images = None
     if (headers := rows.optional_arrays) is not None:
         if len(rows.lengths) != 1:
             raise ValueError("only a row that is alone has these arrays")
@@ -225,9 +232,21 @@ def _read_optional_arrays(rows: Rows, payload: Payload) -> tuple[Array | None, I
             embeds = payload.take(headers.embeds)
             if embeds.ndim != 2 or len(embeds) != rows.lengths[0]:
                 raise ValueError("token embeddings are not one for each token")
+        if headers.chunks is not None:
+            chunks = payload.take(headers.chunks)
+            _require_chunks(chunks, rows.lengths[0])
         if headers.images is not None:
             images = ImageFeatures({name: payload.take(array) for name, array in headers.images}, headers.image_tokens)
-    return embeds, images
+    return embeds, chunks, images
+
+
+def _require_chunks(chunks: Array, tokens: int) -> None:
+    """Raise ``ValueError`` for chunks of tokens that a row does not have: on a GPU they would be addresses."""
+    if chunks.dtype != INT32 or chunks.ndim != 2 or chunks.shape[1] != 2 or not len(chunks):
+        raise ValueError("chunks are not pairs of numbers")
+    begins, ends = chunks.T
+    if begins.min() < 0 or ends.max() > tokens or (begins >= ends).any():
+        raise ValueError("a row has fewer tokens than its chunks")
 
 
 def _param(name: str, fields: Any, scopes: Scopes) -> PoolingParams:

@@ -50,6 +50,7 @@ class OptionalArrays(msgspec.Struct, array_like=True):
     embeds: ArrayHeader | None = None
     images: list[tuple[str, ArrayHeader]] | None = None
     image_tokens: tuple[int, ...] = ()
+    chunks: ArrayHeader | None = None
 
 
 class Rows(msgspec.Struct, array_like=True):

@@ -7,9 +7,9 @@ from trio_pool_serve.models.loading.checkpoint import load_checkpoint
 from trio_pool_serve.models.loading.sentence_modules import load_pooler
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.runner.backbone import Backbone
-from trio_pool_serve.runner.heads.embedding import EmbeddingHead, TokenEmbeddingHead
+from trio_pool_serve.runner.heads.embedding import ChunkEmbeddingHead, EmbeddingHead, TokenEmbeddingHead
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
-from trio_pool_serve.types import Embed, TokenEmbed
+from trio_pool_serve.types import Embed, EmbedChunks, TokenEmbed
 
 
 def load_embedding(folder: ModelFolder[Embedding], params: LoadingParams) -> LoadedModel:
@@ -17,6 +17,10 @@ def load_embedding(folder: ModelFolder[Embedding], params: LoadingParams) -> Loa
     pooler = load_pooler(folder.spec.modules, params.device)
     return LoadedModel(
         backbone=Backbone(load_checkpoint(folder, params)),
-        heads={Embed: EmbeddingHead(pooler), TokenEmbed: TokenEmbeddingHead(nn.Identity(), normalizes=False)},
+        heads={
+            Embed: EmbeddingHead(pooler),
+            EmbedChunks: ChunkEmbeddingHead(pooler),
+            TokenEmbed: TokenEmbeddingHead(nn.Identity(), normalizes=False),
+        },
         description=f"{'+'.join(pooler.pooling)} pooling",
     )

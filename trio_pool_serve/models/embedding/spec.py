@@ -47,6 +47,11 @@ class Embedding(ModelSpec):
         return True
 
     @property
+    def pools_chunks(self) -> bool:
+        """Whether it takes means of texts that are tokenised as they are sent."""
+        return self.pooling == "mean" and not self.uses_chat_template
+
+    @property
     def normalizes(self) -> bool:
         """Whether a Normalize module is among its modules."""
         return any(module.name == "Normalize" for module in self.modules)

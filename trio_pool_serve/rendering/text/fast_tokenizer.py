@@ -11,6 +11,7 @@ from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.rendering.text.tokenizer import (
     Encoded,
     ModelChatTemplates,
+    Positions,
     RenderChat,
     Token,
     longest_first_lengths,
@@ -56,6 +57,19 @@ class FastTokenizer:
         if add_special_tokens:
             encoded = self._backend.post_process(encoded)
         return np.array(encoded.ids, dtype=np.int32)
+
+    def finish_with_positions(
+        self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool
+    ) -> tuple[TokenIds, Positions]:
+        """Truncate and add special tokens; return also where each token begins and ends in the text."""
+        encoded = self.truncate(encoded, keep, side)
+        # Read before special tokens are added: doing that takes the blanks out of a token's positions a second time.
+        of_text = np.array(encoded.offsets, dtype=np.int64).reshape(-1, 2)
+        if add_special_tokens:
+            encoded = self._backend.post_process(encoded)
+        positions = np.full((len(encoded), 2), -1, dtype=np.int64)
+        positions[np.array(encoded.special_tokens_mask, dtype=np.int64) == 0] = of_text
+        return np.array(encoded.ids, dtype=np.int32), positions
 
     def finish_windows(
         self, encoded: Encoded, size: int, *, prefix: Encoded, add_special_tokens: bool

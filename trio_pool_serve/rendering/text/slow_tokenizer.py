@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 from attrs import Factory, define, field
 
+from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.rendering.text.tokenizer import (
     Encoded,
     ModelChatTemplates,
+    Positions,
     RenderChat,
     Token,
     longest_first_lengths,
@@ -48,6 +50,16 @@ class SlowTokenizer:
         if add_special_tokens:
             ids = self._tokenizer.build_inputs_with_special_tokens(ids)
         return np.array(ids, dtype=np.int32)
+
+    def finish_with_positions(
+        self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool
+    ) -> tuple[TokenIds, Positions]:
+        """Raise ``InvalidRequestError``: these tokenizers provide no positions."""
+        del encoded, keep, side, add_special_tokens
+        raise InvalidRequestError(
+            "Late chunking needs the positions of tokens in the text, which this model's tokenizer does not give.",
+            field="chunks",
+        )
 
     def finish_windows(
         self, encoded: Encoded, size: int, *, prefix: Encoded, add_special_tokens: bool

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from attrs import define, evolve, field
 
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
-from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt, TokensPrompt
+from trio_pool_serve.prompts import ChunkedPrompt, PairPrompt, RenderingParams, TextPrompt, TokensPrompt
+from trio_pool_serve.rendering.text.chunk_tokens import tokens_of_chunks
 from trio_pool_serve.rendering.text.length_limit import available_tokens, too_long
 from trio_pool_serve.rendering.text.pairs import JoinedPair, PairFormat, shorten
 from trio_pool_serve.rendering.text.plain_text import TextFormat
@@ -18,7 +20,7 @@ from trio_pool_serve.rendering.text.tokenizer import Encoded, Token, Tokenizer
 from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
 from trio_pool_serve.types import RenderedPrompt, TokenIds
 
-PlainPrompt: TypeAlias = TextPrompt | PairPrompt | TokensPrompt
+PlainPrompt: TypeAlias = TextPrompt | ChunkedPrompt | PairPrompt | TokensPrompt
 """Prompts that need a tokenizer at most: no chat template, images or token embeddings."""
 
 PromptToRender: TypeAlias = tuple[PlainPrompt, RenderingParams, bool]
@@ -37,7 +39,7 @@ class TextRenderer:
     text_format: TextFormat = field(factory=TextFormat, kw_only=True)
     _instruction_tokens: dict[tuple[str, bool], int] = field(init=False, factory=dict)
 
-    def render(self, prompt: TextPrompt | PairPrompt, params: RenderingParams) -> RenderedPrompt:
+    def render(self, prompt: TextPrompt | ChunkedPrompt | PairPrompt, params: RenderingParams) -> RenderedPrompt:
         """Return the model input. Raises ``ContextLengthError`` or ``InvalidRequestError``."""
         if isinstance(prompt, PairPrompt):
             return self._render_pair(prompt, params)
@@ -123,30 +125,39 @@ class TextRenderer:
             )
         return self.text_format.finish(ids.astype(np.int32), params.input_type)
 
-    def _render_text(self, prompt: TextPrompt, params: RenderingParams) -> RenderedPrompt:
+    def _render_text(self, prompt: TextPrompt | ChunkedPrompt, params: RenderingParams) -> RenderedPrompt:
         params, most = self._within_format(params)
         with self.tokenizers.lend() as tokenizer:
             adds_special_tokens = params.add_special_tokens and self.text_format.adds_special_tokens(params.input_type)
             special = tokenizer.special_tokens if adds_special_tokens else 0
             keep = available_tokens(params, most, special)
+            before = self.text_format.prefix + params.instruction
             try:
-                text = shorten(tokenizer, prompt.text, params.max_text_tokens)
-                window = encode_window(
-                    tokenizer, self.text_format.prefix + params.instruction + text, keep, params.truncation_side
-                )
+                text = before + shorten(tokenizer, prompt.text, params.max_text_tokens)
+                window = encode_window(tokenizer, text, keep, params.truncation_side)
             except UnicodeError as error:
                 raise InvalidRequestError("An input is not valid Unicode text.", field="prompts") from error
             if params.truncate_to is None and not (window.is_whole and window.tokens <= keep):
                 length = f"{window.tokens + special}" if window.is_whole else f"more than {window.tokens + special}"
                 raise too_long(length, most)
-            token_ids = tokenizer.finish(
-                window.encoded, keep, params.truncation_side, add_special_tokens=adds_special_tokens
-            )
             instruction_tokens = self._count_instruction_tokens(tokenizer, params)
+            chunks = None
+            if isinstance(prompt, ChunkedPrompt):
+                token_ids, positions = tokenizer.finish_with_positions(
+                    window.encoded, keep, params.truncation_side, add_special_tokens=adds_special_tokens
+                )
+                positions[positions >= 0] += window.begin
+                chunks = tokens_of_chunks(
+                    prompt.chunks, text, positions, begin=len(before), first_pooled=instruction_tokens
+                )
+            else:
+                token_ids = tokenizer.finish(
+                    window.encoded, keep, params.truncation_side, add_special_tokens=adds_special_tokens
+                )
             rendered = self.text_format.finish(token_ids, params.input_type, instruction_tokens=instruction_tokens)
             if len(rendered.token_ids) == 0:
                 raise InvalidRequestError("An input has no tokens.", field="prompts")
-            return rendered
+            return rendered if chunks is None else msgspec.structs.replace(rendered, chunks=chunks)
 
     def _within_format(self, params: RenderingParams) -> tuple[RenderingParams, int]:
         """Return the params with the truncation that the text format requires, and the maximum number of tokens.

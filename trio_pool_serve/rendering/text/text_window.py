@@ -60,6 +60,8 @@ class WindowedText:
 
     encoded: Encoded
     is_whole: bool
+    begin: int = 0
+    """Characters of the text in front of the window."""
 
     @property
     def tokens(self) -> int:
@@ -80,10 +82,11 @@ def encode_window(tokenizer: Tokenizer, text: str, keep: int, side: TruncationSi
         if _settles(at_cut):
             encoded = tokenizer.encode(window)
             if len(encoded) >= needed:
-                return WindowedText(encoded, is_whole=False)
+                return WindowedText(encoded, is_whole=False, begin=_left_out(text, characters, side))
         characters *= GROWTH
     if len(text) > most:
-        return WindowedText(tokenizer.encode(_beginning(text, most, side)), is_whole=False)
+        encoded = tokenizer.encode(_beginning(text, most, side))
+        return WindowedText(encoded, is_whole=False, begin=_left_out(text, most, side))
     return WindowedText(tokenizer.encode(text), is_whole=True)
 
 
@@ -96,6 +99,11 @@ def max_characters_for(keep: int) -> int:
 def _beginning(text: str, characters: int, side: TruncationSide) -> str:
     """Return the ``characters`` that remain after cutting at ``side``."""
     return text[:characters] if side == "right" else text[-characters:]
+
+
+def _left_out(text: str, characters: int, side: TruncationSide) -> int:
+    """Return the characters in front of those that remain."""
+    return 0 if side == "right" else len(text) - characters
 
 
 def _settles(characters: str) -> bool:

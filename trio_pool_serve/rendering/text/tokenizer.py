@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from attrs import Factory, frozen
 
 from trio_pool_serve.prompts import TruncationSide
@@ -30,6 +31,9 @@ class Token:
     stop: int | None
     piece: str
 
+
+Positions: TypeAlias = npt.NDArray[np.int64]
+"""The first character of each token and the one after its last, shape (tokens, 2); −1 for special tokens."""
 
 Encoded: TypeAlias = Any
 """Result of ``encode``, input of ``finish``; its length is in tokens."""
@@ -75,6 +79,14 @@ class Tokenizer(Protocol):
 
     def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
         """Return at most ``keep`` token ids, truncated at ``side``, with special tokens added."""
+
+    def finish_with_positions(
+        self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool
+    ) -> tuple[TokenIds, Positions]:
+        """Return what ``finish`` does, and where each token begins and ends in the encoded text.
+
+        Raises ``InvalidRequestError`` if the tokenizer does not know.
+        """
 
     def finish_windows(
         self, encoded: Encoded, size: int, *, prefix: Encoded, add_special_tokens: bool

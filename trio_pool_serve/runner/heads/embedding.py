@@ -1,6 +1,6 @@
-"""Heads that give one vector per row or per token, truncated and normalised in the same way."""
+"""Heads that give one vector per row, chunk or token, truncated and normalised in the same way."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.heads.head import HeadRows, HostArray
 from trio_pool_serve.runner.heads.pooling import Pooler
-from trio_pool_serve.runner.row_states import Indices
+from trio_pool_serve.runner.row_states import Indices, RowStates
 from trio_pool_serve.runner.transfers import to_device
-from trio_pool_serve.types import Embed, PooledValue, TokenEmbed
+from trio_pool_serve.types import Embed, EmbedChunks, PooledValue, RenderedPrompt, TokenEmbed
 
 
 @frozen(eq=False)
@@ -33,6 +33,33 @@ class EmbeddingHead:
             return [row[:length] for row, length in zip(array, kept, strict=True)]
 
         return HeadRows(rows, split)
+
+
+@frozen(eq=False)
+class ChunkEmbeddingHead:
+    """The head of ``EmbedChunks``: the pooler's vector of each chunk of a document, as if it were a row.
+
+    For a pooler that takes means this is late chunking: Günther et al., https://arxiv.org/abs/2409.04701, algorithm 1.
+    """
+
+    pooler: Pooler
+    reads_states = True
+
+    def __call__(self, forward: ForwardPass, params: Sequence[EmbedChunks]) -> HeadRows:
+        """Return rows [chunks, d]: the vectors of one document after those of another."""
+        states = forward.required_states
+        chunks = [_chunks_of(request.prompt) for request in forward.requests]
+        counts = np.array([len(of_row) for of_row in chunks])
+        begins, ends = np.concatenate(chunks).astype(np.int64).T
+        of_chunks = RowStates(states.flat, np.repeat(states.begins, counts) + begins, ends - begins)
+        pooled = self.pooler(of_chunks, np.zeros_like(begins))
+        rows = truncate_and_normalize(pooled, params, normalizes=self.pooler.normalizes, repeats=counts)
+        return HeadRows(rows, _splitter(params, counts, rows.shape[-1]))
+
+
+def _chunks_of(prompt: RenderedPrompt) -> npt.NDArray[np.int32]:
+    """Return the first token of each chunk and the one after its last; a prompt without chunks is one."""
+    return np.array([[0, len(prompt.token_ids)]], dtype=np.int32) if prompt.chunks is None else prompt.chunks
 
 
 @frozen(eq=False)
@@ -57,13 +84,20 @@ class TokenEmbeddingHead:
     def __call__(self, forward: ForwardPass, params: Sequence[TokenEmbed]) -> HeadRows:
         """Return rows [tokens, d]: the vectors of one input after those of another."""
         vectors, counts = self.vectors(forward, params)
-        dimensions = [param.dimensions or vectors.shape[-1] for param in params]
+        return HeadRows(vectors, _splitter(params, counts, vectors.shape[-1]))
 
-        def split(array: HostArray) -> list[PooledValue]:
-            rows = split_tokens(array, counts)
-            return [row[:, :length] for row, length in zip(rows, dimensions, strict=True)]
 
-        return HeadRows(vectors, split)
+def _splitter(
+    params: Sequence[EmbedChunks | TokenEmbed], counts: Indices, width: int
+) -> Callable[[HostArray], list[PooledValue]]:
+    """Return the function that splits vectors [vectors, width] into rows of ``counts`` vectors, each truncated."""
+    dimensions = [param.dimensions or width for param in params]
+
+    def split(array: HostArray) -> list[PooledValue]:
+        rows = split_tokens(array, counts)
+        return [row[:, :length] for row, length in zip(rows, dimensions, strict=True)]
+
+    return split
 
 
 def split_tokens(array: HostArray, counts: Indices) -> list[HostArray]:
@@ -72,7 +106,11 @@ def split_tokens(array: HostArray, counts: Indices) -> list[HostArray]:
 
 
 def truncate_and_normalize(
-    rows: Tensor, params: Sequence[Embed | TokenEmbed], *, normalizes: bool, repeats: Indices | None = None
+    rows: Tensor,
+    params: Sequence[Embed | TokenEmbed],
+    *,
+    normalizes: bool,
+    repeats: Indices | None = None,
 ) -> Tensor:
     """Return vectors [rows, d], zero past each row's own dimensions, normalised where its params request it.
 

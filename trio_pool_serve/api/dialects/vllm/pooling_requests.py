@@ -38,8 +38,9 @@ class PoolingRequest(EmbeddingsRequest):
 
     def job(self, network: NetworkConfig) -> PoolJob:
         """Return the job of the request; no tasks stand for the model's main task. Raises as the base class."""
-        if self.stream:
-            raise InvalidRequestError("/pooling has no stream; /v1/embeddings has.", param="stream")
+        for name in ("stream", "late_chunking", "chunks"):
+            if getattr(self, name):
+                raise InvalidRequestError(f"/pooling has no {name}; /v1/embeddings has.", param=name)
         return evolve(super().job(network), tasks=self._tasks())
 
     def _normalizes(self) -> bool | None:

@@ -1,0 +1,244 @@
+"""Late chunking in both dialects over real sockets; the runner is scripted, so every vector is known."""
+
+import base64
+import json
+
+import attrs
+import httpx
+import numpy as np
+import pytest
+import trio
+
+from tests.api.able_service import Everything, become
+from tests.conftest import assert_idle, client_of, listening, running, wait_idle
+from tests.model_folders import VOCABULARY
+from tests.scripted_runner import ScriptedRunner, scripted_vector
+from tests.tables import each
+from trio_pool_serve.api.fields.encodings import as_dtype
+from trio_pool_serve.config import Config, ModelConfig
+from trio_pool_serve.rendering.text.chunk_tokens import MAX_OVERLAP
+from trio_pool_serve.service import Service
+from trio_pool_serve.types import EmbedChunks
+
+CHUNKS = ["hello ", "world w1", " w2"]
+TEXT = "hello world w1 w2"
+SPANS = [[0, 6], [6, 14], [14, 17]]
+IDS = [["[CLS]", "hello"], ["world", "w1"], ["w2", "[SEP]"]]
+
+
+@attrs.frozen(kw_only=True)
+class Chunkable(Everything):
+    """Takes means, too."""
+
+    pools_chunks = True
+
+
+@pytest.fixture
+async def service(service: Service) -> Service:
+    become(service, Chunkable())
+    return service
+
+
+def vector_of(*words: str, dimensions: int = 8) -> np.ndarray:
+    return scripted_vector(np.array([VOCABULARY[word] for word in words], dtype=np.int32), dimensions)
+
+
+EXPECTED = [vector_of(*words) for words in IDS]
+
+
+async def post(client: httpx.AsyncClient, **body) -> dict:
+    answer = await client.post("/v1/embeddings", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def vectors(client: httpx.AsyncClient, **body) -> list:
+    data = (await post(client, **body))["data"]
+    assert [item["index"] for item in data] == [*range(len(data))]
+    return [item["embedding"] for item in data]
+
+
+async def refused(client: httpx.AsyncClient, path: str = "/v1/embeddings", **body) -> dict:
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 400, answer.text
+    return answer.json()["error"]
+
+
+BOTH = {"late_chunking": {"input": CHUNKS, "late_chunking": True}, "chunks": {"input": TEXT, "chunks": SPANS}}
+
+
+@pytest.mark.parametrize("body", BOTH.values(), ids=BOTH)
+async def test_a_document_is_one_row_and_its_tokens_are_counted_once(client, service, scripted, body):
+    answer = await post(client, **body)
+    assert [item["embedding"] for item in answer["data"]] == [vector.tolist() for vector in EXPECTED]
+    assert answer["usage"] == {"prompt_tokens": 6, "total_tokens": 6, "completion_tokens": 0}
+    ((request,),) = [batch.requests for batch in scripted.batches]
+    assert request.params == (EmbedChunks(),)
+    assert request.prompt.chunks.tolist() == [[0, 2], [2, 4], [4, 6]]
+    assert_idle(service)
+
+
+@pytest.mark.parametrize("body", BOTH.values(), ids=BOTH)
+async def test_vectors_of_chunks_are_encoded_as_any_others(client, body):
+    for dtype in ("float32", "int8", "binary", "ubinary"):
+        expected = [as_dtype(vector, dtype).tolist() for vector in EXPECTED]
+        assert await vectors(client, embed_dtype=dtype, **body) == expected
+    coded = await vectors(client, encoding_format="base64", **body)
+    assert [np.frombuffer(base64.b64decode(text), "<f4").tolist() for text in coded] == [v.tolist() for v in EXPECTED]
+    raw = await client.post("/v1/embeddings", json={"encoding_format": "bytes", **body})
+    assert np.frombuffer(raw.content, np.float32).reshape(3, 8).tolist() == np.stack(EXPECTED).tolist()
+    assert [item["index"] for item in json.loads(raw.headers["metadata"])["data"]] == [0, 1, 2]
+
+
+async def test_jina_s_fields_apply_to_each_chunk(client, scripted):
+    marked = {"input": CHUNKS, "late_chunking": True}
+    for name, expected in (
+        ("binary", [as_dtype(vector, "binary").tolist() for vector in EXPECTED]),
+        ("float", [vector.tolist() for vector in EXPECTED]),
+    ):
+        assert await vectors(client, embedding_type=name, **marked) == expected
+    assert await vectors(client, dimensions=2, **marked) == [vector[:2].tolist() for vector in EXPECTED]
+    await vectors(client, normalized=False, **marked)
+    assert scripted.batches[-1].requests[0].params == (EmbedChunks(normalize=False),)
+    prompted = await vectors(client, task="retrieval.query", **marked)
+    assert prompted == [vector_of("[CLS]", "query", ":", "hello").tolist(), *(v.tolist() for v in EXPECTED[1:])]
+    assert await vectors(client, input=[{"text": text} for text in CHUNKS], late_chunking="true") == [
+        vector.tolist() for vector in EXPECTED
+    ]
+    assert await vectors(client, input=TEXT, late_chunking=True) == [
+        vector_of("[CLS]", "hello", "world", "w1", "w2", "[SEP]").tolist()
+    ]
+
+
+async def test_a_field_that_is_null_or_false_chunks_nothing(client):
+    whole = [vector_of("[CLS]", "hello", "[SEP]").tolist()]
+    for fields in ({"late_chunking": False}, {"late_chunking": None}, {"chunks": None}):
+        assert await vectors(client, input="hello", **fields) == whole
+
+
+async def test_chunks_may_overlap_and_leave_some_out(client):
+    spans = [[6, 14], [0, 11], [12, 17]]
+    assert await vectors(client, input=[TEXT], chunks=spans) == [
+        vector_of("world", "w1").tolist(),
+        vector_of("[CLS]", "hello", "world").tolist(),
+        vector_of("w1", "w2", "[SEP]").tolist(),
+    ]
+
+
+@pytest.mark.parametrize("body", BOTH.values(), ids=BOTH)
+async def test_a_stream_has_an_event_for_each_chunk(client, body):
+    lines = (await client.post("/v1/embeddings", json={"stream": True, **body})).text.split("\n\n")
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert [(event["index"], event["embedding"]) for event in events[:-1]] == [
+        (index, vector.tolist()) for index, vector in enumerate(EXPECTED)
+    ]
+    assert events[-1]["usage"]["prompt_tokens"] == 6
+
+
+LONG = [f"w{n} " for n in range(100)]
+
+
+async def test_a_document_that_is_too_long_is_refused(client, service):
+    answer = await refused(client, input=LONG, late_chunking=True)
+    assert "maximum context length is 64 tokens. However, an input has 102 tokens" in answer["message"]
+    assert answer["param"] == "input"
+    assert_idle(service)
+
+
+async def test_truncating_drops_the_tail_and_refuses_chunks_that_are_in_it(client):
+    tail = ["hello ", "".join(LONG)]
+    expected = [["[CLS]", "hello"], [*(f"w{n}" for n in range(61)), "[SEP]"]]
+    for fields in ({"truncate": True}, {"truncate_prompt_tokens": -1}):
+        found = await vectors(client, input=tail, late_chunking=True, **fields)
+        assert found == [vector_of(*words).tolist() for words in expected]
+    error = await refused(client, input=LONG, late_chunking=True, truncate=True)
+    assert error["message"].startswith("Chunk 62, characters 238 to 242 of the document, has no tokens")
+    assert error["param"] == "late_chunking"
+    front = {"input": tail, "late_chunking": True, "truncate": True, "truncation_side": "left"}
+    assert (await refused(client, **front))["message"].startswith("Chunk 0, ")
+
+
+async def test_windows_of_long_texts_are_not_for_documents(scripted_folder, scripted: ScriptedRunner):
+    config = Config(models=(str(scripted_folder),), loading=ModelConfig(long_text="chunk"))
+    async with running(Service(config, lambda *_: scripted)) as service:
+        become(service, Chunkable())
+        async with listening(service) as url, client_of(url) as client:
+            assert "maximum context length" in (await refused(client, input=LONG, late_chunking=True))["message"]
+            assert await vectors(client, input=CHUNKS, late_chunking=True) == [v.tolist() for v in EXPECTED]
+
+
+WRONG = {
+    "an empty input": ({"input": ["a", ""], "late_chunking": True}, "input", "Chunk 1 is empty"),
+    "a blank input": ({"input": ["hello", " ", "w1"], "late_chunking": True}, "late_chunking", "Chunk 1, characters 5"),
+    "within a word": ({"input": ["he", "llo"], "late_chunking": True}, "late_chunking", "Chunk 1, characters 2 to 5"),
+    "no input": ({"input": [], "late_chunking": True}, "input", "empty"),
+    "token ids": ({"input": [5, 6], "late_chunking": True}, "late_chunking", "texts in input"),
+    "an image": ({"input": [{"image": "https://a.b/c"}], "late_chunking": True}, "late_chunking", "texts in input"),
+    "messages": (
+        {"messages": [{"role": "user", "content": "a"}], "late_chunking": True},
+        "late_chunking",
+        "texts in input",
+    ),
+    "too many inputs": ({"input": ["a"] * 2049, "late_chunking": True}, "input", "2049 inputs"),
+    "params": ({"input": ["a"], "late_chunking_params": {"size": 5}}, "late_chunking_params", "no params"),
+    "no truth value": ({"input": ["a"], "late_chunking": "yes"}, "late_chunking", ""),
+    "both": ({"input": ["a"], "late_chunking": True, "chunks": [[0, 1]]}, "chunks", "not both"),
+    "no chunks": ({"input": "a", "chunks": []}, "chunks", "empty"),
+    "too many chunks": ({"input": "a" * 3000, "chunks": [[0, 1]] * 2049}, "chunks", "2049 chunks"),
+    "more chunks than tokens": ({"input": TEXT, "chunks": [[0, 5]] * 7}, "chunks", "7 chunks are more than the 6"),
+    "two texts": ({"input": ["a", "b"], "chunks": [[0, 1]]}, "chunks", "one text"),
+    "chunks of ids": ({"input": [5, 6], "chunks": [[0, 1]]}, "chunks", "one text"),
+    "an empty chunk": ({"input": "hello", "chunks": [[0, 1], [3, 3]]}, "chunks", "empty - at `$.chunks[1]`"),
+    "a chunk backwards": ({"input": "hello", "chunks": [[3, 1]]}, "chunks", "empty - at `$.chunks[0]`"),
+    "behind the text": ({"input": "hello", "chunks": [[0, 6]]}, "chunks", "behind the 5 characters"),
+    "a blank chunk": ({"input": "hello  world", "chunks": [[5, 7]]}, "chunks", "characters 5 to 7"),
+    "a negative position": ({"input": "hello", "chunks": [[-1, 2]]}, "chunks", ""),
+    "a great position": ({"input": "hello", "chunks": [[0, 2**31]]}, "chunks", ""),
+    "three positions": ({"input": "hello", "chunks": [[0, 2, 3]]}, "chunks", ""),
+    "positions of a text": ({"input": "hello", "chunks": "0-2"}, "chunks", ""),
+}
+
+
+@each(("body", "param", "message"), WRONG.values(), ids=WRONG)
+async def test_bad_chunks_are_400_and_name_the_field(client, service, body, param, message):
+    error = await refused(client, **body)
+    assert message in error["message"]
+    assert error["param"] == param
+    await wait_idle(service)
+
+
+async def test_overlapping_chunks_have_a_bound_together(client, scripted):
+    text = " ".join(f"w{n}" for n in range(60))
+    within = [[0, len(text)]] * MAX_OVERLAP
+    assert len(await vectors(client, input=text, chunks=within)) == MAX_OVERLAP
+    error = await refused(client, input=text, chunks=[*within, [0, 2]])
+    assert error["message"].startswith(f"The chunks have {62 * MAX_OVERLAP + 2} tokens together, more than")
+    assert error["param"] == "chunks"
+    assert len(scripted.batches) == 1
+
+
+async def test_a_model_that_takes_no_means_refuses(client, service):
+    become(service, Everything())
+    for body, param in ((BOTH["late_chunking"], "late_chunking"), (BOTH["chunks"], "chunks")):
+        error = await refused(client, **body)
+        assert error["param"] == param
+        assert error["message"] == (
+            "Late chunking takes the mean of the token states of each chunk, and this model pools by none."
+        )
+
+
+async def test_pooling_has_no_chunks(client):
+    for body in BOTH.values():
+        assert "/pooling has no" in (await refused(client, "/pooling", task="embed", **body))["message"]
+
+
+async def test_a_document_that_is_cancelled_leaves_nothing_behind(client, service, scripted):
+    scripted.gate.clear()
+    body = {"input": CHUNKS, "late_chunking": True}
+    answer = await client.post("/v1/embeddings", json=body, headers={"X-Request-Timeout": "0.05"})
+    assert answer.status_code == 504
+    with trio.move_on_after(0.05):
+        await client.post("/v1/embeddings", json=body)
+    scripted.gate.set()
+    await wait_idle(service)
+    assert await vectors(client, **body) == [vector.tolist() for vector in EXPECTED]

@@ -1,0 +1,132 @@
+"""Which tokens belong to a chunk, with tokenizers of every kind."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests.rendering.text.test_tokenizer import FAST_KINDS, TEXTS, fast_tokenizer
+from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.prompts import ChunkedPrompt, RenderingParams, TextPrompt
+from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer
+from trio_pool_serve.rendering.text.text_renderer import TextRenderer
+from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
+from trio_pool_serve.types import RenderedPrompt
+
+pytestmark = pytest.mark.unit
+
+RENDERERS = {
+    kind: TextRenderer(TokenizerPool(fast_tokenizer(kind), 1), max_model_len=4096, vocab_size=100_000)
+    for kind in FAST_KINDS
+}
+
+WORDS = st.text(alphabet="ab 🙂é\u0301漢👩\u200d字.\n", min_size=1, max_size=12)
+
+
+NO_LETTERS = dict.fromkeys(map(ord, "▁ĠĊ# "))
+"""What vocabularies have in front of words, and of their later pieces."""
+
+
+def render(kind: str, text: str, *chunks: tuple[int, int], **params) -> RenderedPrompt:
+    return RENDERERS[kind].render(ChunkedPrompt(text, chunks), RenderingParams(**params))
+
+
+def covered(kind: str, text: str, *chunks: tuple[int, int], **params) -> list[str]:
+    """Return the letters of the tokens of each chunk."""
+    rendered = render(kind, text, *chunks, **params)
+    with RENDERERS[kind].tokenizers.lend() as tokenizer:
+        pieces = [tokenizer.decode([token], skip_special_tokens=True) for token in rendered.token_ids.tolist()]
+    return ["".join(pieces[begin:end]).translate(NO_LETTERS) for begin, end in rendered.chunks.tolist()]
+
+
+@pytest.mark.parametrize("kind", FAST_KINDS)
+def test_positions_are_characters_and_not_bytes(kind):
+    text = "naïve 🙂 façade 漢字 word"
+    spans = [(0, 6), (6, 8), (8, 15), (15, 18), (18, 22)]
+    rendered = render(kind, text, *spans)
+    assert rendered.token_ids.tolist() == RENDERERS[kind].render(TextPrompt(text), RenderingParams()).token_ids.tolist()
+    assert rendered.chunks.dtype == np.int32
+    edges = rendered.chunks.tolist()
+    assert edges[0][0] == 0
+    assert edges[-1][1] == len(rendered.token_ids)
+    assert all(end == begin for (_, end), (begin, _) in pairwise(edges)), edges  # each token is in one of them
+    assert covered(kind, text, *spans)[-1] == "word"
+
+
+@pytest.mark.parametrize("kind", FAST_KINDS)
+def test_a_blank_in_front_of_a_word_is_of_its_chunk_on_whichever_side_it_is(kind):
+    for text, cut in (("one two", 3), ("one two", 4), ("one  two", 4), ("one \ntwo", 4)):
+        assert covered(kind, text, (0, cut), (cut, len(text))) == ["one", "two"], (text, cut)
+
+
+@pytest.mark.parametrize("kind", FAST_KINDS)
+def test_special_tokens_are_of_the_chunks_at_the_ends(kind):
+    text = "one two three"
+    for params in ({}, {"add_special_tokens": False}):
+        tokens = len(render(kind, text, (0, 13), **params).token_ids)
+        assert render(kind, text, (0, 13), **params).chunks.tolist() == [[0, tokens]]
+        first, second, third = render(kind, text, (0, 4), (4, 8), (8, 13), **params).chunks.tolist()
+        assert (first[0], first[1], second[1], third[1]) == (0, second[0], third[0], tokens)
+        # Neither is at an end.
+        ((begin, end),) = render(kind, text, (4, 8), **params).chunks.tolist()
+        assert [begin, end] == second
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("kind", FAST_KINDS)
+def test_what_is_left_of_a_truncated_document_has_its_chunks(kind, side):
+    text = "word " * 3000 + "end"
+    last = (len(text) - 3, len(text)) if side == "left" else (0, 5)
+    rendered = render(kind, text, last, truncate_to=40, truncation_side=side)
+    assert len(rendered.token_ids) == 40
+    assert covered(kind, text, last, truncate_to=40, truncation_side=side) == ["end" if side == "left" else "word"]
+    cut_off = (0, 5) if side == "left" else (len(text) - 3, len(text))
+    with pytest.raises(InvalidRequestError, match=r"Chunk 1, .* has no tokens"):
+        render(kind, text, last, cut_off, truncate_to=40, truncation_side=side)
+
+
+@pytest.mark.parametrize("kind", FAST_KINDS)
+def test_an_instruction_is_in_front_of_the_first_chunk(kind):
+    text = "one two"
+    alone = render(kind, text, (0, 4), (4, 7)).chunks.tolist()
+    prompted = render(kind, text, (0, 4), (4, 7), instruction="search: ").chunks.tolist()
+    assert prompted[0][0] == 0
+    more = prompted[1][1] - alone[1][1]
+    assert more > 0
+    assert prompted[1] == [edge + more for edge in alone[1]]
+
+
+@given(text=st.sampled_from(TEXTS) | WORDS, kind=st.sampled_from(FAST_KINDS), data=st.data())
+def test_chunks_that_divide_a_text_divide_its_tokens(text, kind, data):
+    assume(len(text) > 1)
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(text) - 1), max_size=4)))
+    chunks = [*pairwise([0, *cuts, len(text)])]
+    try:
+        rendered = render(kind, text, *chunks)
+    except InvalidRequestError as error:
+        assert "has no tokens" in str(error)  # noqa: PT017  (some cuts leave a chunk without any)
+        return
+    edges = rendered.chunks.tolist()
+    assert [begin for begin, _ in edges] == [0, *(end for _, end in edges[:-1])]
+    assert edges[-1][1] == len(rendered.token_ids)
+    assert all(begin < end for begin, end in edges)
+
+
+def test_special_tokens_that_the_text_has_are_its_own():
+    text = "one [SEP] two"
+    assert render("word-piece", text, (0, 4), (4, 9), (9, 13)).chunks.tolist() == [[0, 2], [2, 3], [3, 5]]
+
+
+def test_tokenizers_without_positions_refuse():
+    class NoTokens:
+        def num_special_tokens_to_add(self, *, pair: bool) -> int:
+            return 2 + pair
+
+        def encode(self, text: str, **_: object) -> list[int]:
+            return [ord(letter) for letter in text]
+
+    renderer = TextRenderer(TokenizerPool(SlowTokenizer(NoTokens()), 1), max_model_len=64, vocab_size=1000)
+    with pytest.raises(InvalidRequestError, match="this model's tokenizer does not give"):
+        renderer.render(ChunkedPrompt("one", ((0, 3),)), RenderingParams())

@@ -1,0 +1,73 @@
+"""The tokens of each chunk of a document, for late chunking.
+
+A token belongs to the chunk in which its first character other than a blank is: tokenizers of the SentencePiece kind
+count the blank in front of a word to its token. As in the reference implementation
+(https://github.com/jina-ai/late-chunking, ``_extend_special_tokens`` in ``chunked_pooling/mteb_chunked_eval.py``), the
+special tokens in front of the document, and an instruction that is pooled, belong to the chunk at its beginning, and
+those behind it to the chunk at its end. So one chunk that is the whole document has the vector of the document.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.rendering.text.tokenizer import Positions
+
+MAX_OVERLAP = 8
+"""Chunks have at most so many times the document's tokens together: as often is each token added up."""
+
+ChunkTokens = npt.NDArray[np.int32]
+"""The first token of each chunk and the one after its last, shape (chunks, 2)."""
+
+
+def tokens_of_chunks(
+    chunks: Sequence[tuple[int, int]], text: str, positions: Positions, *, begin: int, first_pooled: int
+) -> ChunkTokens:
+    """Return the tokens of each chunk of the document that begins at ``begin`` in the text.
+
+    ``positions`` are those of the text's tokens. Tokens before ``first_pooled`` belong to no chunk. Raises
+    ``InvalidRequestError`` for a chunk without tokens, and for chunks that have too many together.
+    """
+    of_text = np.flatnonzero(positions[:, 0] >= 0)
+    spans = positions[of_text].tolist()
+    first_characters = np.array([_first_character(text, *span) for span in spans], dtype=np.int64) - begin
+    edges = np.array(chunks, dtype=np.int64)
+    # Tokens are in the order of the text; those of one character have the same position.
+    bounds = np.searchsorted(np.maximum.accumulate(first_characters), edges)
+    for number, (first, end) in enumerate(bounds.tolist()):
+        if first == end:
+            raise InvalidRequestError(_without_tokens(number, chunks[number]), field="chunks")
+    tokens = np.stack([of_text[bounds[:, 0]], of_text[bounds[:, 1] - 1] + 1], axis=1)
+    tokens[edges[:, 0] == 0, 0] = first_pooled if first_pooled < len(positions) else 0
+    tokens[edges[:, 1] == len(text) - begin, 1] = len(positions)
+    _refuse_too_many(tokens, len(positions))
+    return tokens.astype(np.int32)
+
+
+def _first_character(text: str, begin: int, end: int) -> int:
+    piece = text[begin:end]
+    return begin + len(piece) - len(piece.lstrip()) if piece[:1].isspace() and not piece.isspace() else begin
+
+
+def _without_tokens(number: int, chunk: tuple[int, int]) -> str:
+    begin, end = chunk
+    return (
+        f"Chunk {number}, characters {begin} to {end} of the document, has no tokens: it is blank, within one token of "
+        "another chunk, or behind what the document was truncated to."
+    )
+
+
+def _refuse_too_many(tokens: npt.NDArray[np.int64], of_document: int) -> None:
+    if len(tokens) > of_document:
+        raise InvalidRequestError(
+            f"{len(tokens)} chunks are more than the {of_document} tokens of the document.", field="chunks"
+        )
+    together = int((tokens[:, 1] - tokens[:, 0]).sum())
+    if together > MAX_OVERLAP * of_document:
+        raise InvalidRequestError(
+            f"The chunks have {together} tokens together, more than {MAX_OVERLAP} times the {of_document} of the "
+            "document: fewer of them may overlap.",
+            field="chunks",
+        )
