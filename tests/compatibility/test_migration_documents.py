@@ -1,7 +1,7 @@
 """The pages about moving from vLLM and infinity say what becomes of each of their flags and request fields.
 
 The lists were made from the packages of vLLM 0.32.0 (``vllm serve --help=all``, and its request classes) and infinity
-0.0.77 (``infinity_emb v1 --help`` and ``v2 --help``, and its request classes).
+0.0.78 (``infinity_emb v1 --help`` and ``v2 --help``, its request classes, and the variables that it reads).
 """
 
 import re
@@ -14,7 +14,7 @@ from tests.server.server_process import ROOT
 
 LISTS = Path(__file__).parent
 NAMES = ("vllm", "infinity")
-NUMBERS_OF_FLAGS = {"vllm": 406, "infinity": 35}
+NUMBERS_OF_FLAGS = {"vllm": 406, "infinity": 39}
 LONGEST_LINE = 140
 
 
@@ -45,6 +45,13 @@ def test_every_flag_is_in_the_section_of_flags(name: str):
     flags = flags_of(name)
     assert len(flags) == len(set(flags)) == NUMBERS_OF_FLAGS[name]
     assert sorted(set(flags) - in_backticks(sections(page_path(name))["Flags"])) == []
+
+
+def test_every_variable_of_infinity_that_is_no_flag_has_a_row():
+    variables = (LISTS / "infinity_variables.txt").read_text().split()
+    section = sections(page_path("infinity"))["Flags"].partition("| variable without a flag |")[2]
+    rows = re.findall(r"^\| (`[A-Z].*?`) \|", section, flags=re.M)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == variables
 
 
 @pytest.mark.parametrize("name", NAMES)
