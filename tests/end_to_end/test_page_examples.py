@@ -1,4 +1,4 @@
-"""The examples of the page on clients run as they stand there, and print what stands below them."""
+"""The examples of the pages that use a server run as they stand there, and print what stands below them."""
 
 import gc
 import os
@@ -23,8 +23,9 @@ from tests.server.server_process import ROOT
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 """Programs leave the closing of their clients' sockets to their end."""
 
-PAGE = ROOT / "docs/clients.md"
-BLOCKS = [*blocks_of(PAGE), Block("", "", "")]
+BLOCKS = [
+    *blocks_of(ROOT / "docs/clients.md"), *blocks_of(ROOT / "docs/structured-concurrency.md"), Block("", "", ""),
+]  # fmt: skip
 EXAMPLES = [(block, following.text if following.language == "text" else None)
             for block, following in pairwise(BLOCKS) if block.language != "text"]  # fmt: skip
 SERVER, *EXAMPLES = EXAMPLES
@@ -49,7 +50,7 @@ def printed_by(program: str, language: str) -> str:
     """Run a program; Python's in this process, which has most of the libraries already."""
     if language == "python" and "litellm" not in program:
         with redirect_stdout(StringIO()) as printed:
-            exec(compile(program, PAGE, "exec"), {"__name__": "__main__"})
+            exec(program, {"__name__": "__main__"})
         gc.collect()  # closes what the program has left open, as its end would
         return printed.getvalue()
     if language == "python":
