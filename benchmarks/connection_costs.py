@@ -16,12 +16,12 @@ import trio
 from attrs import frozen
 from cyclopts import Parameter
 
-from benchmarks.connection import Connection, request_bytes
 from benchmarks.connection_kinds import CONNECTIONS
 from benchmarks.machine import describe_machine
 from benchmarks.report import RESULTS, open_steps, print_table, settings_document, write_json
 from benchmarks.rounds import Rounds
 from benchmarks.servers import Server, open_server
+from trio_pool_serve.load.client_connection import ClientConnection, Target, request_bytes
 
 
 @Parameter(name="*")
@@ -48,7 +48,7 @@ async def measure(server: Server, settings: Settings) -> Cost:
     request = request_bytes("/", b'{"input":"a text"}')
 
     async def ask() -> None:
-        async with await Connection.open(server.port) as connection:
+        async with await ClientConnection.open(Target(host="127.0.0.1", port=server.port)) as connection:
             for _ in range(settings.requests // settings.clients):
                 await connection.ask(request)
 

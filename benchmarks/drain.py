@@ -25,11 +25,12 @@ import trio
 from attrs import define, field, frozen
 from cyclopts import Parameter
 
-from benchmarks.connection import CONTENT_LENGTH, request_bytes
 from benchmarks.machine import describe_machine
 from benchmarks.model import MODEL_NAME, MODEL_PATH, Texts
+from benchmarks.open_loop import CONTENT_LENGTH
 from benchmarks.report import RESULTS, open_figure, open_steps, print_table, settings_document, write_figure, write_json
 from benchmarks.servers import READY_TIMEOUT_S, ROOT, free_port, wait_for_ok
+from trio_pool_serve.load.client_connection import request_bytes
 
 TOKENS = 34
 

@@ -3,31 +3,33 @@
 The job comes in on standard input and the result goes out on standard output, as JSON.
 """
 
-import gc
-import itertools
-import math
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import trio
 from attrs import Factory, define, field, frozen
 
-from benchmarks.connection import Connection, request_bytes
 from benchmarks.thread_clocks import clocks_since, read_clocks
+from trio_pool_serve.load.client_connection import Target, request_bytes
+from trio_pool_serve.load.load_run import LoadPlan, LoadRun
+from trio_pool_serve.load.outcomes import quantile_of_sorted
 
 ROOT = Path(__file__).parent.parent
+
+
+class UnexpectedAnswerError(Exception):
+    """An answer that no benchmark may count: not 200, or cut short."""
 
 
 @frozen(kw_only=True)
 class LoadJob:
     """The requests of some clients, and how often they are sent.
 
-    Each of ``clients`` sends its next request when it has its answer (closed loop). With ``every_s`` each
-    has a timetable instead, the clients' shifted evenly against one another (open loop). Latencies then
-    count from when a request was scheduled, so that a long stall is as many slow requests as it would have met.
+    Each of ``clients`` sends its next request when it has its answer (closed loop). With ``per_s`` requests begin on a
+    timetable instead, so many a second (open loop).
     """
 
     port: int
@@ -37,18 +39,14 @@ class LoadJob:
     clients: int = 1
     seconds: float = 8.0
     ramp_s: float = 0.5
-    every_s: float | None = None
+    per_s: float = 0.0
     server_pid: int = 0
     """The server's first process, if it runs on this machine and its CPU time is to be measured."""
 
 
 def health_probe(port: int, seconds: float) -> LoadJob:
-    """Return a job that requests ``/health`` every 10 ms, whether or not earlier answers have arrived.
-
-    One connection answers one request at a time, so there are many: a stall delays the requests sent
-    during it, and not also later ones.
-    """
-    return LoadJob(port=port, path="/health", clients=64, every_s=0.64, seconds=seconds)
+    """Return a job that requests ``/health`` every 10 ms, whether or not earlier answers have arrived."""
+    return LoadJob(port=port, path="/health", per_s=100, seconds=seconds)
 
 
 @frozen(kw_only=True)
@@ -66,22 +64,26 @@ class LoadResult:
     server_cpu_ms: float | None = None
 
 
-@define
+@define(eq=False)
 class Load:
-    """One job being run.
-
-    A request counts for the latencies if it begins before the end and ends after the ramp, however long it
-    takes; for the throughput with the share of its time that lies between the two, so that a few long requests
-    count as rightly as many short ones.
-    """
+    """One job being run."""
 
     job: LoadJob
-    begin: float = field(init=False)
-    end: float = field(init=False)
-    latencies: list[float] = field(init=False, factory=list)
-    finished: float = field(init=False, default=0.0)
+    sent: LoadRun = field(init=False)
     cpu_s: float = field(init=False, default=0.0)
     server_cpu_s: float | None = field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        job = self.job
+        plan = LoadPlan(
+            target=Target(host=job.host, port=job.port),
+            requests=[request_bytes(job.path, body.encode()) for body in job.bodies] or [request_bytes(job.path)],
+            clients=0 if job.per_s else job.clients,
+            per_s=job.per_s,
+            ramp_s=job.ramp_s,
+            seconds=job.seconds,
+        )
+        self.sent = LoadRun(plan, on_failure=_raise)
 
     async def run(self) -> LoadResult:
         """Run the job. Raises ``UnexpectedAnswerError``, in a group, with the first failure: there must be none."""
@@ -90,64 +92,37 @@ class Load:
 
     async def send(self) -> None:
         """Send the requests, until the end and the last answer. Raises as ``run``."""
-        requests = [request_bytes(self.job.path, body.encode()) for body in self.job.bodies]
-        turns = itertools.cycle(requests or [request_bytes(self.job.path)])
-        gc.freeze()
-        self.begin = trio.current_time() + self.job.ramp_s
-        self.end = self.begin + self.job.seconds
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.sent.run)
             nursery.start_soon(self._watch_cpu)
-            for number in range(self.job.clients):
-                nursery.start_soon(self._client, turns, (self.job.every_s or 0.0) * number / self.job.clients)
 
     async def _watch_cpu(self) -> None:
-        await trio.sleep_until(self.begin)
+        await trio.sleep(self.job.ramp_s)
         spent = time.process_time()
         server = read_clocks(self.job.server_pid) if self.job.server_pid else {}
-        await trio.sleep_until(self.end)
+        await trio.sleep(self.job.seconds)
         if server:
             spent_by_server = clocks_since(server, self.job.server_pid).values()
             self.server_cpu_s = sum(clock.cpu_s for clock in spent_by_server)
         self.cpu_s = time.process_time() - spent
 
-    async def _client(self, turns: Iterator[bytes], shift_s: float) -> None:
-        async with await Connection.open(self.job.port, self.job.host) as connection:
-            scheduled = trio.current_time() + shift_s
-            await trio.sleep_until(min(scheduled, self.end))
-            while scheduled < self.end:
-                await connection.ask(next(turns))
-                now = trio.current_time()
-                self._count(scheduled, now)
-                if self.job.every_s is None:
-                    scheduled = now
-                else:
-                    scheduled += self.job.every_s
-                    await trio.sleep_until(min(scheduled, self.end))
-
-    def _count(self, scheduled: float, now: float) -> None:
-        if now >= self.begin:
-            self.latencies.append(now - scheduled)
-        between = min(now, self.end) - max(scheduled, self.begin)
-        if between > 0:
-            self.finished += between / (now - scheduled)
-
     def _result(self) -> LoadResult:
-        self.latencies.sort()
+        latencies, finished = sorted(self.sent.latencies), self.sent.finished
         return LoadResult(
-            requests=len(self.latencies),
-            requests_per_s=self.finished / self.job.seconds,
-            mean_ms=1e3 * sum(self.latencies) / len(self.latencies),
-            p50_ms=self._latency_ms(0.5),
-            p95_ms=self._latency_ms(0.95),
-            p99_ms=self._latency_ms(0.99),
-            max_ms=self._latency_ms(1.0),
-            client_cpu_ms=1e3 * self.cpu_s / max(1, self.finished),
-            server_cpu_ms=None if self.server_cpu_s is None else 1e3 * self.server_cpu_s / max(1, self.finished),
+            requests=len(latencies),
+            requests_per_s=finished / self.job.seconds,
+            mean_ms=1e3 * sum(latencies) / len(latencies),
+            p50_ms=1e3 * quantile_of_sorted(latencies, 0.5),
+            p95_ms=1e3 * quantile_of_sorted(latencies, 0.95),
+            p99_ms=1e3 * quantile_of_sorted(latencies, 0.99),
+            max_ms=1e3 * latencies[-1],
+            client_cpu_ms=1e3 * self.cpu_s / max(1, finished),
+            server_cpu_ms=None if self.server_cpu_s is None else 1e3 * self.server_cpu_s / max(1, finished),
         )
 
-    def _latency_ms(self, share: float) -> float:
-        """Return the smallest latency that ``share`` of the requests stayed within."""
-        return 1e3 * self.latencies[max(0, math.ceil(share * len(self.latencies)) - 1)]
+
+def _raise(outcome: str, reason: str) -> NoReturn:
+    raise UnexpectedAnswerError(f"{outcome}: {reason}" if reason else outcome)
 
 
 async def run_load(job: LoadJob) -> LoadResult:

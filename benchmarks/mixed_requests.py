@@ -15,7 +15,7 @@ import msgspec
 import trio
 from attrs import frozen
 
-from benchmarks.connection import UnexpectedAnswerError
+from benchmarks.load import UnexpectedAnswerError
 from benchmarks.model import MODEL_NAME
 
 ENCODINGS = ("float", "base64")

@@ -22,7 +22,7 @@ from cyclopts import Parameter
 
 from benchmarks.machine import describe_machine
 from benchmarks.model import MODEL_NAME, Texts
-from benchmarks.open_loop import NOT_SENT, UNANSWERED, OpenLoopJob, OpenLoopResult, counts, run_job, run_jobs
+from benchmarks.open_loop import UNANSWERED, OpenLoopJob, OpenLoopResult, counts, run_job, run_jobs
 from benchmarks.overload_results import REFUSED
 from benchmarks.report import (
     RESULTS,
@@ -37,6 +37,7 @@ from benchmarks.report import (
 from benchmarks.server_state import wait_idle
 from benchmarks.servers import Server, open_ours
 from benchmarks.variants import OURS, known
+from trio_pool_serve.load.outcomes import NOT_SENT
 
 TOKENS = 34
 

@@ -20,14 +20,15 @@ import socket
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 import trio
 from attrs import Factory, define, field, frozen
 
-from benchmarks.connection import CONTENT_LENGTH, request_bytes
+from trio_pool_serve.load.client_connection import request_bytes
+from trio_pool_serve.load.outcomes import CUT, NO_CONNECTION, NOT_SENT, RESET, TIMEOUT, quantile
 
 ROOT = Path(__file__).parent.parent
 
@@ -39,11 +40,9 @@ SPARE_FILES = 64
 PAUSE_S = 0.05
 """A closed-loop client that was refused waits for so long before its next request."""
 
-RETRY_AFTER = re.compile(rb"\r\nretry-after: *\d", re.IGNORECASE)
+CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
-TIMEOUT, RESET, CUT, NO_CONNECTION, NOT_SENT = "timeout", "reset", "cut off", "no connection", "not sent"
-"""How a request ends without a status: nothing for too long; the connection reset after it was accepted; closed before
-a whole response; never accepted; never begun, for want of file descriptors or ports in the generator."""
+RETRY_AFTER = re.compile(rb"\r\nretry-after: *\d", re.IGNORECASE)
 
 UNANSWERED = (TIMEOUT, RESET, CUT, NO_CONNECTION)
 
@@ -110,13 +109,6 @@ class OpenLoopResult:
     def late_ms(self) -> float:
         """How late requests were sent, p99."""
         return 1e3 * quantile(self.late_s, 0.99)
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return the smallest of ``values`` that ``share`` of them do not exceed; NaN if there are none."""
-    if not values:
-        return math.nan
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def merged(results: Iterable[OpenLoopResult]) -> OpenLoopResult:

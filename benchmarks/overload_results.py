@@ -8,8 +8,9 @@ from typing import Any
 import attrs
 from attrs import define, field, frozen
 
-from benchmarks.open_loop import NOT_SENT, UNANSWERED, OpenLoopResult, counts
+from benchmarks.open_loop import UNANSWERED, OpenLoopResult, counts
 from benchmarks.report import open_figure, print_table, write_figure
+from trio_pool_serve.load.outcomes import NOT_SENT
 
 KEEP_ALIVE_CLIENTS = 64
 

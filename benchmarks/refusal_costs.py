@@ -18,12 +18,12 @@ import trio
 from attrs import frozen
 from cyclopts import Parameter
 
-from benchmarks.connection import request_bytes
 from benchmarks.machine import describe_machine
 from benchmarks.model import MODEL_NAME, Texts
 from benchmarks.report import RESULTS, open_steps, print_table, settings_document, write_json
 from benchmarks.rounds import Rounds
 from benchmarks.servers import Server, open_ours
+from trio_pool_serve.load.client_connection import request_bytes
 
 Kind: TypeAlias = Literal["answer, kept", "answer, new", "refusal, kept", "refusal, new"]
 

@@ -135,7 +135,7 @@ class Scenario:
 
 def on_timetable(port: int, bodies: list[str], per_s: float, seconds: float) -> LoadJob:
     """Return a job of ``per_s`` requests a second, whether or not earlier answers have arrived."""
-    return LoadJob(port=port, bodies=bodies, clients=TIMETABLES, every_s=TIMETABLES / per_s, seconds=seconds)
+    return LoadJob(port=port, bodies=bodies, per_s=per_s, seconds=seconds)
 
 
 async def scenarios(server: Server, bodies: Bodies, settings: Settings) -> tuple[float, list[Scenario]]:
@@ -254,7 +254,7 @@ def as_document(measured: dict[str, Observations], todo: list[Scenario]) -> list
     return [
         {
             "scenario": scenario.name,
-            "asked_per_s": scenario.measured.clients / (scenario.measured.every_s or 1.0),
+            "asked_per_s": scenario.measured.per_s,
             "p99_ratio": measured[scenario.name].p99_ratio,
             **attrs.asdict(measured[scenario.name]),
         }

@@ -12,7 +12,7 @@ import numpy as np
 from attrs import frozen
 
 from benchmarks.chaotic_runner import OUT_OF_MEMORY, RAISES, WEDGES
-from benchmarks.connection import request_bytes
+from trio_pool_serve.load.client_connection import request_bytes
 
 MODEL = "chaos"
 

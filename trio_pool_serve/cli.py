@@ -35,6 +35,7 @@ from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.engine.remote.engine_hosts import read_hosts
 from trio_pool_serve.engine.remote.keys import LinkKeys
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError
+from trio_pool_serve.load.bench_command import bench
 from trio_pool_serve.server.engine_settings import EngineServerConfig
 from trio_pool_serve.server.hosts_command import hosts_app
 from trio_pool_serve.telemetry.logs import configure_logging
@@ -54,6 +55,7 @@ app = App(
     version=trio_pool_serve.__version__,
 )
 add_commands(app)
+app.command(bench)
 app.command(hosts_app)
 
 settings_app = App(name="trio-pool-serve")
@@ -300,7 +302,9 @@ def main() -> None:
         leave_with(run_check(arguments[1:]))
     if arguments[:1] != ["serve"] or asks_for_help:
         # The variables are the server's: --dtype of embed is another setting than that of serve.
-        app.config = [] if arguments[:1] and arguments[0] in COMMANDS else [Env(ENVIRONMENT_PREFIX, command=False)]
+        app.config = (
+            [] if arguments[:1] and arguments[0] in (*COMMANDS, "bench") else [Env(ENVIRONMENT_PREFIX, command=False)]
+        )
         try:
             command, bound, _ = app.parse_args(arguments)
             engine = engine_command(*bound.args, **bound.kwargs) if command is engine_command else None

@@ -3,7 +3,6 @@
 Each has its share of the clients, and a connection for each; ``python -m benchmarks.gpu.generators`` is such a process.
 """
 
-import math
 import sys
 import time
 from collections.abc import Sequence
@@ -13,9 +12,9 @@ import msgspec
 import trio
 from attrs import Factory, frozen
 
-from benchmarks.connection import UnexpectedAnswerError
 from benchmarks.gpu.failure import text_of
-from benchmarks.load import ROOT, Load, LoadJob
+from benchmarks.load import ROOT, Load, LoadJob, UnexpectedAnswerError
+from trio_pool_serve.load.outcomes import quantile_of_sorted
 
 SATURATED = 0.9
 """Share of a core's time from which a process may have been what limited the rate: it has one thread."""
@@ -73,16 +72,12 @@ class GeneratedLoad:
         return cls(
             requests=len(latencies),
             requests_per_s=sum(part.finished / part.seconds for part in parts),
-            p50_ms=1e3 * _quantile(latencies, 0.5),
-            p99_ms=1e3 * _quantile(latencies, 0.99),
+            p50_ms=1e3 * quantile_of_sorted(latencies, 0.5),
+            p99_ms=1e3 * quantile_of_sorted(latencies, 0.99),
             began=min(part.began for part in parts),
             ended=max(part.ended for part in parts),
             cpu_shares=[part.cpu_s / part.seconds for part in parts],
         )
-
-
-def _quantile(latencies: Sequence[float], share: float) -> float:
-    return latencies[max(0, math.ceil(share * len(latencies)) - 1)]
 
 
 async def generate(job: LoadJob, processes: int, *, within_s: float) -> GeneratedLoad:
@@ -129,15 +124,15 @@ async def send(job: LoadJob) -> Generated:
     epoch = time.time() - trio.current_time()
     try:
         await load.send()
-    except* (UnexpectedAnswerError, OSError, trio.BrokenResourceError) as errors:
+    except* UnexpectedAnswerError as errors:
         failure = text_of(errors).splitlines()[0]
     return Generated(
-        finished=load.finished,
+        finished=load.sent.finished,
         seconds=job.seconds,
         cpu_s=load.cpu_s,
-        began=load.begin + epoch,
-        ended=load.end + epoch,
-        latencies_s=load.latencies,
+        began=load.sent.begin + epoch,
+        ended=load.sent.end + epoch,
+        latencies_s=load.sent.latencies,
         failure=failure,
     )
 

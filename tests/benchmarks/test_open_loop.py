@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from benchmarks.open_loop import CUT, NO_CONNECTION, RESET, TIMEOUT, OpenLoopJob, counts, merged, quantile, run_job
+from benchmarks.open_loop import OpenLoopJob, counts, merged, run_job
+from trio_pool_serve.load.outcomes import CUT, NO_CONNECTION, RESET, TIMEOUT
 
 ANSWER = b"HTTP/1.1 %s\r\ncontent-length: 2\r\n%s\r\nok"
 
@@ -91,10 +92,3 @@ def copied(result):
     import msgspec
 
     return msgspec.json.decode(msgspec.json.encode(result), type=type(result))
-
-
-@pytest.mark.unit
-def test_quantiles_are_values_that_were_seen():
-    assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert quantile([3.0, 1.0, 2.0], 1.0) == 3.0
-    assert quantile([], 0.5) != quantile([], 0.5), "NaN"

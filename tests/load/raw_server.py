@@ -1,0 +1,58 @@
+"""A server whose bytes a test writes itself."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+
+import trio
+from attrs import define, field
+
+from trio_pool_serve.load.client_connection import Target
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
+
+
+@define(eq=False)
+class RawServer:
+    """Calls ``respond`` for each request; counts connections and requests."""
+
+    respond: "Callable[[RawServer, trio.SocketStream], Awaitable[None]]"
+    port: int = 0
+    connections: int = 0
+    requests: list[bytes] = field(factory=list)
+
+    @property
+    def target(self) -> Target:
+        return Target(host="127.0.0.1", port=self.port)
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        self.connections += 1
+        async with stream:
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # clients leave at any time
+                while request := bytes(await stream.receive_some()):
+                    self.requests.append(request)
+                    await self.respond(self, stream)
+
+
+def answering(*parts: bytes) -> Callable[[RawServer, trio.SocketStream], Awaitable[None]]:
+    """Respond with these bytes, each part by itself; ``b""`` ends the connection."""
+
+    async def respond(_: RawServer, stream: trio.SocketStream) -> None:
+        for part in parts:
+            if part:
+                await stream.send_all(part)
+                await trio.testing.wait_all_tasks_blocked()
+            else:
+                await stream.aclose()
+
+    return respond
+
+
+@asynccontextmanager
+async def raw_server(respond: Callable[[RawServer, trio.SocketStream], Awaitable[None]]) -> AsyncIterator[RawServer]:
+    server = RawServer(respond)
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(partial(trio.serve_tcp, server.serve, 0, host="127.0.0.1"))
+        server.port = listener.socket.getsockname()[1]
+        yield server
+        nursery.cancel_scope.cancel(reason="the test is over")

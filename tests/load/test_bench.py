@@ -1,0 +1,304 @@
+"""``trio-pool-serve bench`` against this server, and against another one that fails in every way."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from hypercorn.config import Config as HypercornConfig
+from hypercorn.trio import serve
+from quart import Response, request
+from quart_trio import QuartTrio
+from rich.console import Console
+
+from tests.load.raw_server import RawServer, raw_server
+from tests.server.server_process import ROOT
+from trio_pool_serve.load.bench_options import LoadOptions, RequestOptions, ResultOptions
+from trio_pool_serve.load.bench_result import Round, ServerResult, histogram, ratios
+from trio_pool_serve.load.bench_tables import print_results
+from trio_pool_serve.load.request_bodies import BenchError, bodies_of
+from trio_pool_serve.load.run_bench import first_model, measure, run_bench, target_of
+from trio_pool_serve.service import Service
+
+BENCH = (sys.executable, "-m", "trio_pool_serve", "bench")
+
+QUIET = Console(stderr=True, force_terminal=False)
+
+SHORT = LoadOptions(clients=4, duration=0.3, warmup=0.0, timeout=0.2)
+
+MODELS = {"data": [{"id": "other"}]}
+
+
+def other_server() -> QuartTrio:
+    """The API of another server: every second request ends in another way than the last one of them."""
+    app = QuartTrio(__name__)
+    seen: list[dict[str, Any]] = []
+    app.seen = seen
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return MODELS
+
+    @app.post("/v1/embeddings")
+    async def embeddings() -> Any:
+        seen.append(await request.get_json())
+        match len(seen) % 8:
+            case 1:
+                return {"error": "[bold]no[/]"}, 500
+            case 3:
+                return "slow down", 429, {"Retry-After": "1"}
+            case 5:
+                await trio.sleep_forever()
+            case 7:
+                return Response("<html>", 200, mimetype="text/html")
+        return {"data": [{"index": 0, "embedding": [1.0]}], "usage": {"total_tokens": 7}}
+
+    return app
+
+
+@asynccontextmanager
+async def listening(app: QuartTrio) -> AsyncIterator[str]:
+    config = HypercornConfig()
+    config.bind = ["127.0.0.1:0"]
+    config.graceful_timeout = 0
+    stop = trio.Event()
+    async with trio.open_nursery() as nursery:
+        (url,) = await nursery.start(partial(serve, app, config, shutdown_trigger=stop.wait))
+        yield url
+        nursery.cancel_scope.cancel(reason="the test is over")
+
+
+def counted(result: ServerResult) -> dict[str, int]:
+    return dict(result.outcomes)
+
+
+async def test_this_server_is_measured_on_every_route(url: str):
+    for route in ("/v1/embeddings", "/v1/score", "/embed"):
+        requests = RequestOptions(route=route, texts=2, tokens=8)
+        (result,), stopped = await measure([url], SHORT, requests, ResultOptions(), QUIET)
+        assert set(counted(result)) == {"200"}, (route, result.reasons)
+        assert not stopped
+        assert result.requests_per_s > 0
+        if route != "/embed":
+            assert result.tokens_per_s > result.requests_per_s
+
+
+@pytest.mark.parametrize("loop", [{"clients": 4}, {"rate": 60.0}], ids=["closed", "open"])
+async def test_another_server_that_fails_in_every_way_is_measured(loop: dict[str, Any]):
+    app = other_server()
+    async with listening(app) as url:
+        load = LoadOptions(duration=0.6, warmup=0.0, timeout=0.2, **loop)
+        (result,), _ = await measure([f"{url}/v1"], load, RequestOptions(), ResultOptions(), QUIET)
+    outcomes = counted(result)
+    assert set(outcomes) == {"200", "429", "500", "timeout"}
+    assert sum(outcomes.values()) == len(app.seen)
+    assert result.failed == sum(outcomes.values()) - outcomes["200"]
+    assert "no" in result.reasons["500"]
+    assert result.reasons["429"] == "slow down"
+    assert app.seen[0]["model"] == "other"
+    assert result.tokens_per_s is None, "one of the responses was a page that counts no tokens"
+
+
+async def test_connections_that_are_cut_are_counted_beside_responses():
+    async def respond(server: RawServer, stream: trio.SocketStream) -> None:
+        if len(server.requests) % 2:
+            body = b'{"usage": {"total_tokens": 3}}'
+            await stream.send_all(
+                b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body
+            )
+        await stream.aclose()
+
+    async with raw_server(respond) as server:
+        where = f"http://127.0.0.1:{server.port}"
+        (result,), _ = await measure([where], SHORT, RequestOptions(model="m"), ResultOptions(), QUIET)
+        outcomes = counted(result)
+        assert set(outcomes) == {"200", "cut off"}
+        assert abs(outcomes["200"] - outcomes["cut off"]) <= 4
+        assert sum(outcomes.values()) == len(server.requests)
+        assert result.tokens_per_s == pytest.approx(3 * result.requests_per_s)
+
+
+async def test_several_servers_are_measured_in_turns_and_compared(url: str):
+    results, _ = await measure([url, url], SHORT, RequestOptions(tokens=8), ResultOptions(), QUIET)
+    assert [len(result.rounds) for result in results] == [3, 3]
+    found = ratios(results[1], results[0])
+    assert set(found) == {"requests/s", "p50", "p99"}
+    print_results(results, Console(file=sys.stdout, width=100))
+
+
+async def test_the_command_writes_its_results(tmp_path: Path):
+    app = other_server()
+    files = ("--json", str(tmp_path / "bench.json"), "--png", str(tmp_path / "bench.png"))
+    flags = ("--clients", "2", "--duration", "1", "--warmup", "0", "--timeout", "0.3", "--api-key", "secret-key")
+    async with listening(app) as url:
+        done = await trio.run_process([*BENCH, url, *flags, *files], capture_stdout=True, check=False, cwd=ROOT)
+    assert done.returncode == 3
+    shown = done.stdout.decode()
+    assert "[bold]no[/]" in shown
+    assert "× 429: slow down" in shown
+    assert "█" in shown
+    document = json.loads((tmp_path / "bench.json").read_text())
+    (server,) = document["servers"]
+    assert server["outcomes"]["200"] == len(server["rounds"][0]["latencies_ms"])
+    assert server["latency_ms"]["p50"] <= server["latency_ms"]["max"]
+    assert "secret-key" not in json.dumps(document)
+    assert (tmp_path / "bench.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+async def test_ctrl_c_shows_the_results_so_far(url: str, service: Service):
+    command = [*BENCH, url, "--clients", "2", "--duration", "600", "--warmup", "0", "--tokens", "4"]
+    run = partial(trio.run_process, command, cwd=ROOT, check=False, capture_stdout=True, capture_stderr=True)
+    done: list[subprocess.CompletedProcess[bytes]] = []
+
+    async def run_to_end(*, task_status: trio.TaskStatus[trio.Process]) -> None:
+        async with trio.open_nursery() as inner:
+            inner.start_soon(wait_for_batches)
+            done.append(await run(task_status=task_status))
+
+    async def wait_for_batches() -> None:
+        while service.default.engine.statistics().batches < 20:  # noqa: ASYNC110  (it has no event)
+            await trio.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+
+    with trio.fail_after(120):
+        async with trio.open_nursery() as nursery:
+            process = await nursery.start(run_to_end)
+    assert done[0].returncode == 128 + signal.SIGINT
+    assert b"requests/s" in done[0].stdout
+    assert done[0].stderr == b"Stopped: these are the results so far.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["http://127.0.0.1:1"], "127.0.0.1:1 does not answer"),
+        (["127.0.0.1:8000"], "is not the URL of a server"),
+        (["http://user:secret-key@127.0.0.1:1"], "'http://127.0.0.1:1' is not the URL of a server"),
+        (["http://127.0.0.1:1", "--model", "m", "--route", "/v1/audio"], "its body is not known"),
+        (["http://127.0.0.1:1", "--model", "m", "--texts-file", "/nowhere/texts"], "/nowhere/texts cannot be read"),
+        (["http://127.0.0.1:1", "--png", "/nowhere/b.png"], "there is no such folder"),
+    ],
+)
+async def test_what_cannot_be_measured_is_said_in_one_line(arguments: Sequence[str], message: str, capfd):
+    named = dict(zip(arguments[1::2], arguments[2::2], strict=True))
+    requests = RequestOptions(
+        model=named.get("--model"),
+        route=named.get("--route", "/v1/embeddings"),
+        texts_file=Path(named["--texts-file"]) if "--texts-file" in named else None,
+    )
+    results = ResultOptions(png=Path(named["--png"]) if "--png" in named else None)
+    assert await run_bench(arguments[:1], SHORT, requests, results) == 1
+    shown = capfd.readouterr()
+    assert message in shown.err
+    assert "secret-key" not in shown.err
+    assert len(shown.err.splitlines()) == 1
+
+
+async def test_a_plot_without_matplotlib_is_refused_before_anything_is_sent(url: str):
+    code = (
+        "import sys; sys.modules['matplotlib'] = None; from trio_pool_serve.cli import main; "
+        f"sys.argv = ['trio-pool-serve', 'bench', {url!r}, '--png', 'b.png']; main()"
+    )
+    done = await trio.run_process([sys.executable, "-c", code], capture_stderr=True, check=False, cwd=ROOT)
+    assert done.returncode == 1
+    assert (
+        done.stderr.decode() == "trio-pool-serve: --png needs the extra [bench]: pip install trio-pool-serve[bench]\n"
+    )
+
+
+async def test_a_load_is_closed_or_open():
+    done = await trio.run_process(
+        [*BENCH, "http://127.0.0.1:1", "--clients", "1", "--rate", "2"], capture_stderr=True, check=False, cwd=ROOT
+    )
+    assert done.returncode != 0
+    assert b"exclude each other" in done.stderr
+
+
+async def test_a_measurement_that_is_cancelled_ends_at_once(url: str):
+    with trio.move_on_after(0.5) as scope:
+        await measure([url], LoadOptions(duration=600.0), RequestOptions(tokens=4), ResultOptions(), QUIET)
+    assert scope.cancelled_caught
+
+
+async def test_a_server_that_lists_no_model_needs_its_name():
+    app = QuartTrio(__name__)
+    async with listening(app) as url:
+        with pytest.raises(BenchError, match=r"lists no model \(status 404\): --model is needed"):
+            await first_model(target_of(url, "/v1/embeddings"), None)
+
+
+@pytest.mark.unit
+def test_urls_with_and_without_v1_are_the_same():
+    for url in ("http://host:80", "http://host/", "http://host/v1", "http://host/v1/"):
+        target = target_of(url, "/v1/embeddings")
+        assert (target.host, target.port, target.path, target.tls) == ("host", 80, "", None)
+    assert target_of("https://host/base/v1", "/v1/rerank").path == "/base"
+    assert target_of("https://host/base", "/rerank").port == 443
+    assert target_of("http://[::1]:8000", "/v1/embeddings").authority == "[::1]:8000"
+
+
+@pytest.mark.unit
+def test_requests_have_the_fields_of_their_routes(tmp_path: Path):
+    def bodies(**options: Any) -> list[dict[str, Any]]:
+        return [json.loads(body) for body in bodies_of(RequestOptions(**options), "m", 0)]
+
+    one = bodies(tokens=10)
+    assert len({body["input"] for body in one}) == len(one) == 512
+    assert all(len(body["input"].split()) == 8 for body in one)
+    assert bodies(texts=3, encoding_format="base64")[0].keys() == {"model", "input", "encoding_format"}
+    ranked = bodies(route="/v1/rerank", texts=3)[0]
+    assert len(ranked["documents"]) == 3
+    assert isinstance(ranked["query"], str)
+    assert bodies(route="/score")[0].keys() == {"model", "text_1", "text_2"}
+    texts = tmp_path / "texts"
+    texts.write_text("a\nb\n\nc\n")
+    assert [body["input"] for body in bodies(texts_file=texts)] == ["a", "b", "c"]
+    assert [body["input"] for body in bodies(texts_file=texts, texts=2)] == [["a", "b"]]
+    assert [body["input"] for body in bodies(texts_file=texts, texts=5)] == [["a", "b", "c", "a", "b"]]
+    texts.write_text('{"a": 1}\n')
+    assert bodies_of(RequestOptions(body_file=texts, route="/any"), None, 0) == [b'{"a": 1}']
+
+
+def result_of(*rounds: list[float]) -> ServerResult:
+    return ServerResult(
+        url="http://host",
+        texts_per_request=1,
+        rounds=[
+            Round(
+                seconds=1.0,
+                requests_per_s=float(len(latencies)),
+                latencies_ms=latencies,
+                outcomes={"200": len(latencies)},
+                reasons={},
+                late_p99_ms=0.0,
+                tokens=None,
+            )
+            for latencies in rounds
+        ],
+    )
+
+
+@pytest.mark.unit
+def test_ratios_are_medians_of_the_rounds_that_both_have():
+    found = ratios(result_of([2.0] * 4, [4.0] * 2, [8.0] * 10), result_of([1.0] * 2, [1.0] * 2, [1.0] * 2, []))
+    assert found == {"requests/s": 2.0, "p50": 4.0, "p99": 4.0}
+    assert ratios(result_of([]), result_of([1.0])) == {}
+
+
+@pytest.mark.unit
+def test_a_histogram_has_every_latency_once():
+    latencies = sorted([1.0, 1.0, 2.0, 10.0, 99.9, 100.0])
+    buckets = histogram(latencies, 4)
+    assert sum(count for _, _, count in buckets) == len(latencies)
+    assert (buckets[0][0], buckets[-1][1]) == (1.0, 100.0)
+    for low, high, count in buckets[:-1]:
+        assert count == sum(low <= latency < high for latency in latencies)
+    assert histogram([5.0, 5.0], 4) == [(5.0, 5.0, 2)]
+    assert histogram([], 4) == []

@@ -1,0 +1,208 @@
+"""Sends requests to one server for some time, and counts how each of them ended."""
+
+import gc
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+import trio
+from attrs import define, field, frozen
+
+from trio_pool_serve.load.client_connection import (
+    ClientConnection,
+    ConnectionEndedError,
+    NotHttpError,
+    Response,
+    Target,
+)
+from trio_pool_serve.load.outcomes import ANSWERED, NO_CONNECTION, NOT_HTTP, NOT_SENT, TIMEOUT
+
+MAX_IN_FLIGHT = 10_000
+"""Requests of an open loop that are not answered yet: file descriptors are few."""
+
+PAUSE_S = 0.05
+"""A closed-loop client whose request has failed waits for so long: servers refuse in microseconds."""
+
+KEPT_REASON = 300
+"""Characters of an error that are kept."""
+
+
+def _ignore(outcome: str, reason: str) -> None:
+    """Default callback: does nothing."""
+
+
+@frozen(kw_only=True)
+class LoadPlan:
+    """Which requests are sent, and when.
+
+    ``clients`` send their next request when they have the response to the last one (closed loop). Else requests begin
+    ``per_s`` times a second, whether or not earlier ones have been answered (open loop), evenly or, with ``poisson``,
+    at random. ``requests`` are sent in turns.
+    """
+
+    target: Target
+    requests: Sequence[bytes]
+    clients: int = 0
+    per_s: float = 0.0
+    poisson: bool = False
+    seed: int = 0
+    ramp_s: float = 0.0
+    """Seconds before those that are measured."""
+    seconds: float = 10.0
+    timeout_s: float = math.inf
+
+
+@define(eq=False)
+class LoadRun:
+    """One plan being run.
+
+    Latencies count from when a request was to begin: a stall of the server is as many slow requests as it would have
+    met. A request is counted if it begins before the end and ends after the ramp, however long it takes; for the
+    throughput with the share of its time that lies between the two, so that a few long requests count as rightly as
+    many short ones.
+    """
+
+    plan: LoadPlan
+    keeps_body: bool = False
+    on_response: Callable[[Response], object] | None = None
+    """Called for each counted response of status 200."""
+    on_failure: Callable[[str, str], object] = _ignore
+    """Called with the outcome and the reason of each request that ends otherwise; what it raises ends the run."""
+    begin: float = field(init=False, default=math.inf)
+    """When measuring begins, by trio's clock."""
+    end: float = field(init=False, default=math.inf)
+    outcomes: dict[str, list[float]] = field(init=False, factory=dict)
+    """The latencies in seconds of requests, by status or, without one, by the names of ``outcomes.py``."""
+    reasons: dict[str, str] = field(init=False, factory=dict)
+    """By outcome, what came back or was raised the first time."""
+    finished: float = field(init=False, default=0.0)
+    """Requests answered with 200, by the share of their time between begin and end."""
+    late_s: list[float] = field(init=False, factory=list)
+    """How much later than planned requests began, for want of time in this process."""
+    in_flight: int = field(init=False, default=0)
+    unfinished: int = field(init=False, default=0)
+    """Requests that were in flight when the run was cancelled."""
+    _idle: list[ClientConnection] = field(init=False, factory=list)
+
+    async def run(self) -> None:
+        """Send the requests until the end, and wait for all responses.
+
+        Raises what ``on_failure`` raises, in a group. Cancellation: at once; requests without a response are not
+        counted.
+        """
+        turns = itertools.cycle(self.plan.requests)
+        gc.freeze()
+        self.begin = trio.current_time() + self.plan.ramp_s
+        self.end = self.begin + self.plan.seconds
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(self.plan.clients):
+                    nursery.start_soon(self._client, turns)
+                if not self.plan.clients:
+                    nursery.start_soon(self._arrive, turns, nursery)
+        finally:
+            with trio.CancelScope(shield=True):  # closing does not wait
+                for connection in self._idle:
+                    await connection.close()
+            self._idle.clear()
+
+    @property
+    def latencies(self) -> list[float]:
+        """Seconds that the requests answered with 200 took."""
+        return self.outcomes.get(ANSWERED, [])
+
+    @property
+    def measured_s(self) -> float:
+        """Seconds between begin and end, or until now if that is earlier."""
+        return max(0.0, min(self.end, trio.current_time()) - self.begin)
+
+    async def _client(self, turns: Iterator[bytes]) -> None:
+        while (began := trio.current_time()) < self.end:
+            if not await self._send(next(turns), began):
+                await trio.sleep(PAUSE_S)
+
+    async def _arrive(self, turns: Iterator[bytes], nursery: trio.Nursery) -> None:
+        """Begin requests on a timetable that does not depend on when others end."""
+        random_number = random.Random(self.plan.seed)  # noqa: S311  (for times)
+        first = due = trio.current_time()
+        for number in itertools.count(1):
+            await trio.sleep_until(due)
+            if due >= self.end:
+                return
+            self.late_s.append(trio.current_time() - due)
+            if self.in_flight < MAX_IN_FLIGHT:
+                nursery.start_soon(self._send, next(turns), due)
+            else:
+                self._fail(NOT_SENT, "too many requests wait for their responses", due)
+            if self.plan.poisson:
+                due += random_number.expovariate(self.plan.per_s)
+            else:  # not by adding up: the number is exact
+                due = first + number / self.plan.per_s
+
+    async def _send(self, request: bytes, due: float) -> bool:
+        """Send a request that was to begin at ``due``; return whether it was answered with 200."""
+        self.in_flight += 1
+        try:
+            with trio.fail_after(self.plan.timeout_s):
+                response = await self._ask(request)
+        except trio.Cancelled:
+            self.unfinished += 1
+            raise
+        except trio.TooSlowError:
+            self._fail(TIMEOUT, f"no whole response within {self.plan.timeout_s:g} s", due)
+        except ConnectionEndedError as error:
+            self._fail(error.outcome, str(error), due)
+        except NotHttpError as error:
+            self._fail(NOT_HTTP, str(error), due)
+        except (OSError, trio.BrokenResourceError) as error:
+            self._fail(NO_CONNECTION, str(error.__cause__ or error), due)
+        else:
+            if response.status == int(ANSWERED):
+                self.count(due, trio.current_time(), response)
+                return True
+            self._fail(str(response.status), response.body[:KEPT_REASON].decode(errors="replace"), due)
+        finally:
+            self.in_flight -= 1
+        return False
+
+    async def _ask(self, request: bytes) -> Response:
+        """Send a request over a connection of earlier ones, or a new one.
+
+        One that the server has closed in the meantime is not the request's failure: it is sent again over a new one.
+        """
+        while self._idle:
+            try:
+                return await self._ask_over(self._idle.pop(), request)
+            except ConnectionEndedError as error:
+                if not error.is_stale:
+                    raise
+        connection = await ClientConnection.open(self.plan.target, keeps_body=self.keeps_body)
+        return await self._ask_over(connection, request)
+
+    async def _ask_over(self, connection: ClientConnection, request: bytes) -> Response:
+        try:
+            return await connection.ask(request)
+        finally:
+            if connection.keeps_alive:
+                self._idle.append(connection)
+            else:
+                with trio.CancelScope(shield=True):  # closing does not wait
+                    await connection.close()
+
+    def count(self, due: float, now: float, response: Response | None = None) -> None:
+        """Count a request that was answered with 200."""
+        if now >= self.begin:
+            self.outcomes.setdefault(ANSWERED, []).append(now - due)
+            if response is not None and self.on_response is not None:
+                self.on_response(response)
+        between = min(now, self.end) - max(due, self.begin)
+        if between > 0:
+            self.finished += between / (now - due)
+
+    def _fail(self, outcome: str, reason: str, due: float) -> None:
+        now = trio.current_time()
+        if now >= self.begin:
+            self.outcomes.setdefault(outcome, []).append(now - due)
+            self.reasons.setdefault(outcome, reason)
+        self.on_failure(outcome, reason)

@@ -1,0 +1,282 @@
+"""Runs a load against servers in turns, and shows the results."""
+
+import json
+import os
+import signal
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
+from urllib.parse import urlsplit
+
+import msgspec
+import trio
+from attrs import define, evolve, field
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from trio_pool_serve.bulk.file_urls import without_secrets
+from trio_pool_serve.bulk.stop_signals import StopSignals
+from trio_pool_serve.load.bench_options import LoadOptions, RequestOptions, ResultOptions
+from trio_pool_serve.load.bench_result import Round, ServerResult
+from trio_pool_serve.load.bench_tables import as_document, print_results
+from trio_pool_serve.load.client_connection import (
+    ClientConnection,
+    ConnectionEndedError,
+    NotHttpError,
+    Response,
+    Target,
+    request_bytes,
+)
+from trio_pool_serve.load.load_run import LoadPlan, LoadRun
+from trio_pool_serve.load.outcomes import quantile
+from trio_pool_serve.load.request_bodies import BenchError, bodies_of
+from trio_pool_serve.threads.offload import Offload
+
+SOME_FAILED = 3
+"""Exit status when some requests have failed."""
+
+ROUNDS_OF_SEVERAL = 3
+
+SHOW_EVERY_S = 0.25
+
+DISCOVERY_TIMEOUT_S = 10.0
+
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class Usage(msgspec.Struct):
+    """What a response says of its request's tokens."""
+
+    total_tokens: int = 0
+
+
+class WithUsage(msgspec.Struct):
+    """A response, all but its usage left out."""
+
+    usage: Usage | None = None
+
+
+class ListedModel(msgspec.Struct):
+    """An entry of a list of models."""
+
+    id: str
+
+
+class ModelList(msgspec.Struct):
+    """The response of ``/v1/models``."""
+
+    data: list[ListedModel]
+
+
+async def run_bench(urls: Sequence[str], load: LoadOptions, requests: RequestOptions, results: ResultOptions) -> int:
+    """Send the load to each server in turns and print the results; return the exit status.
+
+    Cancellation: at once; nothing is printed.
+    """
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    try:
+        measured, stopped = await measure(urls, load, requests, results, console)
+    except (BenchError, OSError) as error:
+        console.print(f"trio-pool-serve: {error}", style="red", markup=False)
+        return 1
+    print_results(measured, Console(highlight=False))
+    try:
+        await Offload().run("files", partial(write_results, measured, load, requests, results))
+    except OSError as error:
+        console.print(f"trio-pool-serve: {error}", style="red", markup=False)
+        return 1
+    if stopped:
+        console.print("Stopped: these are the results so far.", markup=False)
+        return 128 + signal.SIGINT
+    if not all(result.latencies_ms for result in measured):
+        return 1
+    return SOME_FAILED if any(result.failed for result in measured) else 0
+
+
+async def measure(
+    urls: Sequence[str], load: LoadOptions, requests: RequestOptions, results: ResultOptions, console: Console
+) -> tuple[list[ServerResult], bool]:
+    """Return what was measured of each server, and whether a signal has ended it early.
+
+    Raises ``BenchError``. Cancellation: at once.
+    """
+    if results.png is not None and find_spec("matplotlib") is None:
+        raise BenchError("--png needs the extra [bench]: pip install trio-pool-serve[bench]")
+    for path in (results.png, results.json):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise BenchError(f"{path} cannot be written: there is no such folder.")
+    requests = evolve(requests, api_key=requests.api_key or os.environ.get("OPENAI_API_KEY"))
+    targets = [target_of(url, requests.route) for url in urls]
+    plans = [await _plan_for(target, load, requests) for target in targets]
+    rounds: list[list[Round]] = [[] for _ in urls]
+    stopping = StopSignals()
+    async with stopping.watch():
+        for number in range(load.rounds or (1 if len(urls) == 1 else ROUNDS_OF_SEVERAL)):
+            for index, plan in enumerate(plans):
+                with _showing(console, f"{urls[index]}, round {number + 1}", load) as show:
+                    measured = await run_round(plan, stopping.stop, show)
+                if measured is not None:
+                    rounds[index].append(measured)
+                if stopping.stop.is_set():
+                    break
+            if stopping.stop.is_set():
+                break
+    found = [
+        ServerResult(url=url, rounds=of_server, texts_per_request=requests.texts)
+        for url, of_server in zip(urls, rounds, strict=True)
+        if of_server
+    ]
+    return found, stopping.stop.is_set()
+
+
+def target_of(url: str, route: str) -> Target:
+    """Return where the requests to a server go; both the URL and the route may have ``/v1``. Raises ``BenchError``."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise BenchError(f"{url!r} is not a URL: {error}.") from error
+    if parts.scheme not in DEFAULT_PORTS or not host or parts.query or parts.username is not None:
+        raise BenchError(f"{without_secrets(url)!r} is not the URL of a server, such as http://127.0.0.1:8000.")
+    path = parts.path.rstrip("/")
+    if path.endswith("/v1") and route.startswith("/v1/"):
+        path = path.removesuffix("/v1")
+    tls = ssl.create_default_context() if parts.scheme == "https" else None
+    return Target(host=host, port=port or DEFAULT_PORTS[parts.scheme], tls=tls, path=path)
+
+
+async def _plan_for(target: Target, load: LoadOptions, requests: RequestOptions) -> LoadPlan:
+    model = requests.model
+    if model is None and requests.body_file is None and requests.route != "/embed":
+        model = await first_model(target, requests.api_key)
+    bodies = await Offload().run("files", partial(bodies_of, requests, model, load.seed))
+    path, headers = target.path + requests.route, _headers(requests.api_key)
+    return LoadPlan(
+        target=target,
+        requests=[request_bytes(path, body, host=target.authority, headers=headers) for body in bodies],
+        clients=load.closed_loop_clients,
+        per_s=load.rate or 0.0,
+        poisson=True,
+        seed=load.seed,
+        ramp_s=load.warmup,
+        seconds=load.duration,
+        timeout_s=load.timeout,
+    )
+
+
+def _headers(api_key: str | None) -> str:
+    return "" if not api_key else f"Authorization: Bearer {api_key}\r\n"
+
+
+async def first_model(target: Target, api_key: str | None) -> str:
+    """Return the first model that a server lists. Raises ``BenchError``. Cancellation: at once."""
+    path = f"{target.path}/models" if target.path.endswith("/v1") else f"{target.path}/v1/models"
+    request = request_bytes(path, host=target.authority, headers=_headers(api_key))
+    try:
+        with trio.fail_after(DISCOVERY_TIMEOUT_S):
+            async with await ClientConnection.open(target, keeps_body=True) as connection:
+                response = await connection.ask(request)
+    except (OSError, trio.BrokenResourceError, ConnectionEndedError, NotHttpError, trio.TooSlowError) as error:
+        raise BenchError(f"{target.authority} does not answer: {error.__cause__ or error!r}") from error
+    if response.status == 200:
+        try:
+            return msgspec.json.decode(response.body, type=ModelList).data[0].id
+        except (msgspec.DecodeError, UnicodeDecodeError, LookupError):
+            pass
+    raise BenchError(f"{path} of {target.authority} lists no model (status {response.status}): --model is needed.")
+
+
+@define(eq=False)
+class TokenCount:
+    """Adds up the tokens that responses count."""
+
+    total: int = 0
+    _counts: bool = field(init=False, default=True)
+
+    def add(self, response: Response) -> None:
+        """Take note of a response; of the first one that does not count them, that there are none to be known."""
+        if not self._counts:
+            return
+        try:
+            usage = msgspec.json.decode(response.body, type=WithUsage).usage
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            usage = None
+        self._counts = usage is not None and usage.total_tokens > 0
+        self.total += usage.total_tokens if usage is not None else 0
+
+    @property
+    def known(self) -> int | None:
+        """The tokens of all responses."""
+        return self.total if self._counts else None
+
+
+async def run_round(plan: LoadPlan, stop: trio.Event, show: Callable[[LoadRun], object]) -> Round | None:
+    """Run a load until its end or until ``stop``; ``None`` if nothing has been counted by then.
+
+    Cancellation: at once.
+    """
+    tokens = TokenCount()
+    run = LoadRun(plan, keeps_body=True, on_response=tokens.add)
+    async with trio.open_nursery() as nursery:
+
+        async def stop_early() -> None:
+            await stop.wait()
+            nursery.cancel_scope.cancel(reason="a signal")
+
+        async def show_now_and_then() -> None:
+            while True:
+                await trio.sleep(SHOW_EVERY_S)
+                show(run)
+
+        async def send() -> None:
+            await run.run()
+            nursery.cancel_scope.cancel(reason="all requests have ended")
+
+        nursery.start_soon(stop_early)
+        nursery.start_soon(show_now_and_then)
+        nursery.start_soon(send)
+    seconds = run.measured_s
+    if not run.outcomes or not seconds:
+        return None
+    return Round(
+        seconds=seconds,
+        requests_per_s=run.finished / seconds,
+        latencies_ms=sorted(1e3 * latency for latency in run.latencies),
+        outcomes={name: len(latencies) for name, latencies in run.outcomes.items()},
+        reasons=run.reasons,
+        late_p99_ms=1e3 * quantile(run.late_s, 0.99) if run.late_s else 0.0,
+        tokens=tokens.known if run.latencies else None,
+        unfinished=run.unfinished,
+    )
+
+
+@contextmanager
+def _showing(console: Console, title: str, load: LoadOptions) -> Iterator[Callable[[LoadRun], object]]:
+    """Show a bar and what has come back so far, on a terminal."""
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[counts]}"))
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task(title, total=load.duration, counts="")
+
+        def show(run: LoadRun) -> None:
+            failed = sum(len(each) for name, each in run.outcomes.items()) - len(run.latencies)
+            counts = f"{len(run.latencies)} answered, {failed} failed, {run.in_flight} in flight"
+            progress.update(bar, completed=run.measured_s, counts=counts)
+
+        yield show
+
+
+def write_results(
+    measured: Sequence[ServerResult], load: LoadOptions, requests: RequestOptions, results: ResultOptions
+) -> None:
+    """Write the files that the options name. Blocks. Raises ``OSError``."""
+    if results.json is not None:
+        results.json.write_text(json.dumps(as_document(measured, load, requests), indent=1) + "\n")
+    if results.png is not None:
+        from trio_pool_serve.load.bench_plot import write_plot  # imported here: an optional dependency
+
+        write_plot(measured, results.png)
