@@ -23,6 +23,12 @@ from trio_pool_serve.api.routes.openapi import ASSETS
 from trio_pool_serve.app import create_app
 from trio_pool_serve.config import Config, InputConfig
 
+OTHER_SERVERS = ("migrate-from-", "compared-with-")
+FLAGS_OF_OTHER_PROGRAMS = {
+    "--api-server-count", "--build-arg", "--ipc", "--num-cpus", "--platform", "--ssl-", "--stop-server", "--strict",
+}  # fmt: skip
+"""vLLM's, docker's, Ray's, kubeconform's and a benchmark's; and the beginning of several of this server."""
+
 PAGES = [page for folder in ("", "docs", "benchmarks") for page in sorted((ROOT / folder).glob("*.md"))]
 
 
@@ -80,6 +86,19 @@ def test_links_and_names_of_files_lead_somewhere(page: Path):
     missing = [link for link in links if not (page.parent / link).exists()]
     missing += [name for name in named if not (ROOT / name).exists()]
     assert not missing
+
+
+def test_every_flag_that_a_page_names_is_one_of_a_command():
+    """On the pages about other servers other tests check it, and results and changes are of their time."""
+    known = set(re.findall(r"--[a-z][\w-]*", (ROOT / "docs" / "cli.md").read_text()))
+    known |= {f"--no-{flag[2:]}" for flag in known} | FLAGS_OF_OTHER_PROGRAMS
+    pages = [ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md")]
+    unknown = {}
+    for page in pages:
+        prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+        code = " ".join(re.findall(r"`(--[^`]+)`", prose))
+        unknown[page.name] = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", code)) - known
+    assert {name: flags for name, flags in unknown.items() if flags and not name.startswith(OTHER_SERVERS)} == {}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

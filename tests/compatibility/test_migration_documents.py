@@ -1,6 +1,7 @@
-"""The pages about moving from vLLM and infinity say what becomes of each of their flags and request fields.
+"""The pages about moving from vLLM and infinity say what becomes of each of their flags, routes and request fields.
 
-The lists were made from the packages of vLLM 0.32.0 (``vllm serve --help=all``, and its request classes) and infinity
+The lists were made from the packages of vLLM 0.33.0 (``vllm serve --help=all`` of 0.32.0 and the arguments that 0.33.0
+adds to it, the routes of a server of a pooling model, and its request classes) and infinity
 0.0.78 (``infinity_emb v1 --help`` and ``v2 --help``, its request classes, and the variables that it reads).
 """
 
@@ -14,7 +15,7 @@ from tests.server.server_process import ROOT
 
 LISTS = Path(__file__).parent
 NAMES = ("vllm", "infinity")
-NUMBERS_OF_FLAGS = {"vllm": 406, "infinity": 39}
+NUMBERS_OF_FLAGS = {"vllm": 411, "infinity": 39}
 LONGEST_LINE = 140
 
 
@@ -52,6 +53,12 @@ def test_every_variable_of_infinity_that_is_no_flag_has_a_row():
     section = sections(page_path("infinity"))["Flags"].partition("| variable without a flag |")[2]
     rows = re.findall(r"^\| (`[A-Z].*?`) \|", section, flags=re.M)
     assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == variables
+
+
+def test_every_route_of_vllm_has_a_row():
+    page = page_path("vllm").read_text().partition("## Flags")[0]
+    listed = re.findall(r"^\| (`/.*?`) \|", page, flags=re.M)
+    assert sorted(re.findall(r"`(/\S*?)`", " ".join(listed))) == sorted((LISTS / "vllm_routes.txt").read_text().split())
 
 
 @pytest.mark.parametrize("name", NAMES)
