@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import trio
 from cyclopts import App, CycloptsError, Parameter
@@ -186,6 +186,15 @@ def check(
         models=(model,), loading=loading, scheduling=scheduling, processes=processes, threads=threads, input=inputs
     )
     return CheckSettings(config=checked, report=report)
+
+
+@app.command
+def completion(
+    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="The shell: bash, zsh or fish.")],
+) -> int:
+    """Print a script by which a shell completes commands, flags and their values."""
+    print(app.generate_completion(shell=shell))
+    return 0
 
 
 def run_engine(settings: EngineServerConfig, load_runner: "RunnerLoader | None" = None) -> int:

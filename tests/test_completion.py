@@ -1,0 +1,97 @@
+"""The scripts by which shells complete the command, in real shells that get keys from a terminal."""
+
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.debian_programs import debian_program
+from tests.server.server_process import ROOT
+from trio_pool_serve.cli import app
+
+TYPED = {
+    b"trio-pool-serve che\t": "check",
+    b"trio-pool-serve bench --png\t": "bench --png",
+    b"trio-pool-serve check folder --cpu-back\topenv\t": "check folder --cpu-backend openvino",
+    b"trio-pool-serve completion zs\t": "completion zsh",
+    b"trio-pool-serve hosts dra\t": "hosts drain",
+}
+
+STUB = 'trio-pool-serve() { echo "ran""<$*>"; }\n'
+"""Shows how the shell has completed a line; typed, it is not what it prints."""
+
+SHELLS = {
+    "bash": (["--norc", "--noprofile", "-i"], "source {script}\n"),
+    "zsh": (["-f", "-i"], "fpath=({folder} $fpath); autoload -Uz compinit && compinit -u -D\n"),
+}
+
+
+@contextmanager
+def interactive(command: list[str], home: Path) -> Iterator[int]:
+    """Run a shell on a terminal of its own; give the terminal's other end."""
+    ours, theirs = pty.openpty()
+    env = {"PATH": os.environ["PATH"], "HOME": str(home), "TERM": "dumb", "PS1": "> "}
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, cwd=home, start_new_session=True
+    ) as process:
+        os.close(theirs)
+        try:
+            yield ours
+        finally:
+            process.kill()
+            os.close(ours)
+
+
+def read_until(terminal: int, marker: bytes) -> bytes:
+    """Return what the shell has shown up to a marker. Blocks."""
+    shown = b""
+    while marker not in shown:
+        shown += os.read(terminal, 65536)
+    return shown
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+async def test_a_shell_completes_commands_flags_and_values(tmp_path: Path, shell: str):
+    flags, load = SHELLS[shell]
+    script = tmp_path / "_cyclopts_trio-pool-serve"  # as the function in it is called
+    script.write_text(app.generate_completion(shell=shell))
+    with interactive([debian_program(shell), *flags], tmp_path) as terminal:
+
+        async def show(keys: bytes, marker: bytes) -> str:
+            os.write(terminal, keys)
+            with trio.fail_after(60):
+                return (await trio.to_thread.run_sync(read_until, terminal, marker, abandon_on_cancel=True)).decode()
+
+        setting_up = STUB + load.format(script=script, folder=tmp_path) + 'echo "is""-ready"\n'
+        await show(setting_up.encode(), b"is-ready")
+        for keys, completed in TYPED.items():
+            shown = await show(keys + b"\n", b">\r\n")
+            (line,) = (line for line in shown.splitlines() if line.startswith("ran<"))
+            assert " ".join(line.removeprefix("ran<").removesuffix(">").split()) == completed
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+async def test_the_command_prints_a_script_that_the_shell_accepts(tmp_path: Path, shell: str):
+    command = [sys.executable, "-m", "trio_pool_serve", "completion", shell]
+    printed = (await trio.run_process(command, capture_stdout=True, cwd=ROOT)).stdout
+    assert printed.decode().strip() == app.generate_completion(shell=shell).strip()
+    if shutil.which(shell) is not None:
+        await trio.run_process([shell, "-n"], stdin=printed)
+
+
+async def test_other_commands_are_as_quick_as_before():
+    """Nothing of what they import is imported for others: not torch, matplotlib, or the load generator."""
+    code = (
+        "import sys; from trio_pool_serve.cli import app; "
+        "heavy = {'torch', 'matplotlib', 'transformers', 'trio_pool_serve.load.run_bench', "
+        "'trio_pool_serve.checking.check_model', 'cyclopts.completion.bash'}; print(sorted(heavy & set(sys.modules)))"
+    )
+    done = await trio.run_process([sys.executable, "-c", code], capture_stdout=True, cwd=ROOT)
+    assert done.stdout == b"[]\n"
