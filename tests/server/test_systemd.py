@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,8 @@ import pytest
 import trio
 
 from tests.conftest import client_of
-from tests.server.server_process import SCRIPTED, launched, started
+from tests.debian_programs import debian_program
+from tests.server.server_process import ROOT, SCRIPTED, launched, started
 from trio_pool_serve.server.systemd import feed_watchdog, is_computing, notify, take_passed_socket
 from trio_pool_serve.telemetry.snapshots import Snapshot
 
@@ -119,3 +121,14 @@ async def test_the_watchdog_of_a_server_whose_batch_does_not_end_is_not_fed(tmp_
             except BlockingIOError:
                 break
     assert fed == 2
+
+
+def test_systemd_understands_the_units_of_the_documentation(tmp_path: Path):
+    units = []
+    for kind in ("service", "socket"):
+        text = (ROOT / "docs" / f"trio-pool-serve.{kind}").read_text()
+        units.append(tmp_path / f"trio-pool-serve.{kind}")
+        units[-1].write_text(text.replace("/opt/trio-pool-serve/bin/trio-pool-serve", sys.executable))
+    command = [debian_program("systemd-analyze"), "verify", *map(str, units)]
+    verified = subprocess.run(command, capture_output=True, text=True)
+    assert (verified.returncode, verified.stdout, verified.stderr) == (0, "", "")  # unknown keys are only warned of

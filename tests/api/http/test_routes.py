@@ -122,6 +122,7 @@ async def test_bytes_and_events_have_their_own_headers(client):
     answer = await client.post("/v1/embeddings", json={**VECTOR, "stream": True})
     assert answer.headers["content-type"] == "text/event-stream"
     assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["x-accel-buffering"] == "no"
     assert "content-length" not in answer.headers
 
 

@@ -213,4 +213,5 @@ def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Htt
     # Refused here, if it is, where that can still be said by a status.
     call.model.engine.refuse_late(estimated_work(call.model, call.job, rows, call.context))
     response = HttpResponse(EventStream(produce), content_type="text/event-stream")
-    return response.with_headers({"cache-control": "no-store"})
+    # nginx, and what follows it in this, would collect events before it sends them on.
+    return response.with_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
