@@ -111,6 +111,7 @@ WRITTEN = {
     "max_image_pixels": ("5000", 5000),
     "max_images_per_input": ("3", 3),
     "media_cache_bytes": ("0", 0),
+    "result_cache_bytes": ("4096", 4096),
     "log_level": ("debug", "debug"),
     "log_format": ("json", "json"),
     "access_log": ("true", True),

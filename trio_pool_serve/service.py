@@ -19,8 +19,10 @@ from trio_pool_serve.engine.deep_probe import DeepProbe
 from trio_pool_serve.engine.engine import ENGINE_STATES, Engine
 from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.engine.model_results import ModelResults
 from trio_pool_serve.engine.placement import idle_launches_of, replicas_of
 from trio_pool_serve.engine.remote.remote_engines import RemoteEngines
+from trio_pool_serve.engine.result_cache import ResultCache
 from trio_pool_serve.errors import (
     DrainingError,
     EngineDeadError,
@@ -101,6 +103,7 @@ class Service:
     )
     memory: MemoryBudget = field(init=False)
     media: MediaLoader = field(init=False)
+    results: ResultCache = field(init=False)
     batches: BatchApi = field(init=False)
     started: float = field(factory=time.time, init=False)
     """Seconds since the epoch."""
@@ -137,6 +140,10 @@ class Service:
         # Memory is each process's own, so each has a part of the budget.
         max_bytes = scheduling.memory_budget_bytes // self.config.processes.api_workers
         return MemoryBudget(max_bytes, scheduling.client_memory_share)
+
+    @results.default
+    def _make_results(self) -> ResultCache:
+        return ResultCache(self.config.scheduling.result_cache_bytes // self.config.processes.api_workers)
 
     @processes.default
     def _make_processes(self) -> dict[str, WorkerProcesses]:
@@ -267,6 +274,7 @@ class Service:
             served.engine,
             splits_long_texts=config.loading.long_text == "chunk",
             truncates_by_default=config.network.truncate_by_default,
+            results=ModelResults(self.results) if self.results.max_bytes else None,
         )
 
     @property
@@ -362,6 +370,7 @@ class Service:
             "workers": {name: attrs.asdict(processes.statistics()) for name, processes in self.processes.items()},
             "media_cache": attrs.asdict(self.media.cache.statistics()),
             "media_fetches": attrs.asdict(self.media.fetcher.statistics()),
+            "result_cache": attrs.asdict(self.results.statistics()),
             "request_memory_bytes": self.memory.held_bytes,
             "batches": attrs.asdict(self.batches.statistics()),
         }
@@ -378,6 +387,7 @@ class Service:
             **thread_gauges(self.offload.statistics(), workers),
             "media_cache": attrs.asdict(self.media.cache.statistics()),
             "media_fetches": attrs.asdict(self.media.fetcher.statistics()),
+            "result_cache": attrs.asdict(self.results.statistics()),
             "request_memory_bytes": {"all": self.memory.held_bytes},
             "request_memory_limit_bytes": {"all": self.memory.max_bytes},
             "batches": attrs.asdict(self.batches.statistics()),

@@ -62,6 +62,13 @@ class SchedulingConfig:
             "admitted. The cache of images has what they leave."
         ),
     ] = field(default=2 * 2**30, validator=gt(0))
+    result_cache_bytes: Annotated[
+        int,
+        help_(
+            "Maximum size in bytes of the cache of results, from which inputs are answered that were computed before; "
+            "each API process has a part. 0 disables it."
+        ),
+    ] = field(default=0, validator=ge(0))
     client_memory_share: Annotated[
         float, help_("Share of `--memory-budget-bytes` that the requests of one client may hold.")
     ] = field(default=0.5, validator=[gt(0), le(1)])

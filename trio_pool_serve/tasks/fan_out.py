@@ -138,7 +138,7 @@ async def compute_rows(
         timings.add_rendered(rows=len(requests), tokens=sum(request.tokens for request in requests))
         outputs = ChunkOutputs(chunk, rendered, timings, admitted, done)
         with model.renderer.memory.holding((request.prompt for request in requests), work.client):
-            await model.submit_all(requests, outputs.add)
+            await model.submit_all(requests, outputs.add, timings)
 
     rendered_chunks: dict[range, list[list[RenderedPrompt]]] = {}
 

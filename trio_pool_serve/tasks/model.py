@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from trio_pool_serve.engine.engine import Engine, RowDone
+from trio_pool_serve.engine.model_results import ModelResults
 from trio_pool_serve.engine.planned_window import WindowMember
 from trio_pool_serve.errors import JobField, TaskNotSupportedError
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.rendering.renderer import Renderer
+from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import PoolingOutput, PoolingRequest, PoolingTask
 
 
@@ -29,14 +31,22 @@ class Model:
     truncates_by_default: bool = False
     window: WindowMember | None = None
     """The window that a request of background work belongs to."""
+    results: ModelResults | None = None
+    """Outputs that are cached, ``None`` without a cache. Background work does without, as it is to give the same bytes
+    each time: the last bits of an output depend on the batch that it is computed in."""
 
     async def submit_all(
-        self, requests: Sequence[PoolingRequest], row_done: RowDone | None = None
+        self, requests: Sequence[PoolingRequest], row_done: RowDone, timings: RequestTimings
     ) -> list[PoolingOutput]:
-        """Compute the rows of a request by the engine. Raises and is cancelled as ``Engine.submit_all``."""
-        if self.window is None:
-            return await self.engine.submit_all(requests, row_done)
-        return await self.window.submit_all(self.engine, requests, row_done)
+        """Compute the rows of a request by the engine, or have them from the cache of results.
+
+        Raises and is cancelled as ``Engine.submit_all``.
+        """
+        if self.window is not None:
+            return await self.window.submit_all(self.engine, requests, row_done)
+        if self.results is not None:
+            return await self.results.submit_all(self.engine, requests, row_done, timings)
+        return await self.engine.submit_all(requests, row_done)
 
     def label(self, index: int) -> str:
         """Return the name of a label; ``LABEL_0`` and so on, as in transformers, where the model has none."""

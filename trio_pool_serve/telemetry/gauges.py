@@ -105,6 +105,16 @@ GAUGES: Mapping[str, Meaning] = {
             "in_flight": "images that are being prepared",
         },
     ),
+    "result_cache": Meaning(
+        "Cache of results, `--result-cache-bytes`",
+        {
+            "entries": "inputs whose outputs it has",
+            "bytes": "their memory, counted with what Python takes for each",
+            "hits": "inputs that were there, since the start",
+            "misses": "inputs that were looked up and not there, since the start",
+            "evictions": "inputs that were dropped for others, since the start",
+        },
+    ),
     "media_fetches": Meaning(
         "Images that are fetched over HTTP",
         {"capacity": "how many may be at a time", "borrowed": "how many are", "waiting": "how many wait for it"},

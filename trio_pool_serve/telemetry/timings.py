@@ -27,6 +27,10 @@ class RequestTimings:
     forward_s: float = 0.0
     copy_s: float = 0.0
     encode_s: float = 0.0
+    looked_up: int = 0
+    """Rows that were looked up in the cache of results."""
+    cached: int = 0
+    """Those that were there."""
 
     @started.default
     def _when_it_arrived(self) -> float:
@@ -50,6 +54,11 @@ class RequestTimings:
         self.forward_s = max(self.forward_s, forward_s)
         self.copy_s = max(self.copy_s, copy_s)
 
+    def note_looked_up(self, *, rows: int, cached: int) -> None:
+        """Count rows that were looked up in the cache of results, and those that were there."""
+        self.looked_up += rows
+        self.cached += cached
+
     def stages(self) -> dict[str, float]:
         """Return the seconds of each stage by its name."""
         return {
@@ -61,6 +70,12 @@ class RequestTimings:
         }
 
     def server_timing(self) -> str:
-        """Return the value of the ``Server-Timing`` header, in milliseconds as specified."""
+        """Return the value of the ``Server-Timing`` header, in milliseconds as specified.
+
+        Where rows were looked up in the cache of results, ``cache`` says how many of them were there.
+        """
         durations = {**self.stages(), "total": self.total_s}
-        return ", ".join(f"{name};dur={seconds * 1e3:.3f}" for name, seconds in durations.items())
+        entries = [f"{name};dur={seconds * 1e3:.3f}" for name, seconds in durations.items()]
+        if self.looked_up:
+            entries.append(f'cache;desc="{self.cached}/{self.looked_up}"')
+        return ", ".join(entries)

@@ -1,0 +1,236 @@
+"""The cache of results over real sockets: what requests and operators see of it."""
+
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import attrs
+import httpx
+import numpy as np
+import pytest
+import trio
+
+from tests.api.able_service import Everything, become
+from tests.conftest import assert_idle, client_of, listening, running, wait_idle
+from tests.end_to_end.folder_over_http import AskedFolder
+from tests.model_folders import write_scripted_folder
+from tests.scripted_runner import ScriptedRunner
+from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig, SchedulingConfig
+from trio_pool_serve.engine.planned_window import PlannedWindow
+from trio_pool_serve.prompts import TextPrompt
+from trio_pool_serve.service import Service
+from trio_pool_serve.tasks.job import PoolJob
+from trio_pool_serve.tasks.pool import pool
+from trio_pool_serve.tasks.request_context import RequestContext
+from trio_pool_serve.telemetry.timings import RequestTimings
+
+CACHED = SchedulingConfig(result_cache_bytes=2**20, max_queue_s=600)
+WORDS = [f"w{n}" for n in range(10)]
+
+
+@asynccontextmanager
+async def serving(config: Config, runner: ScriptedRunner) -> AsyncIterator[tuple[Service, httpx.AsyncClient]]:
+    async with (
+        running(Service(config, lambda *_: runner)) as service,
+        listening(service) as url,
+        client_of(url) as client,
+    ):
+        yield service, client
+
+
+@pytest.fixture
+def config(scripted_folder: Path) -> Config:
+    return Config(models=(str(scripted_folder),), scheduling=CACHED)
+
+
+async def embed(client: httpx.AsyncClient, texts: list[str], **fields) -> tuple[list, str | None]:
+    """Return the vectors, and what ``Server-Timing`` says of the cache."""
+    answer = await client.post("/v1/embeddings", json={"input": texts, **fields})
+    assert answer.status_code == 200, answer.text
+    found = re.search(r'cache;desc="(\d+/\d+)"', answer.headers["server-timing"])
+    assert ("cache" in answer.headers["server-timing"]) == (found is not None)
+    return [item["embedding"] for item in answer.json()["data"]], found and found[1]
+
+
+def computed(runner: ScriptedRunner) -> int:
+    return sum(runner.rows)
+
+
+async def test_a_request_computes_what_is_not_known_of_it(config, scripted):
+    async with serving(config, scripted) as (service, client):
+        _, known = await embed(client, WORDS[:7])
+        assert known == "0/7"
+        vectors, known = await embed(client, WORDS)
+        assert known == "7/10"
+        assert computed(scripted) == 10
+        again, known = await embed(client, WORDS[::-1])
+        assert known == "10/10"
+        assert again == vectors[::-1]
+        assert computed(scripted) == 10
+        assert_idle(service)
+
+
+async def test_usage_and_every_encoding_are_the_same_for_known_rows(config, scripted):
+    async with serving(config, scripted) as (_, client):
+        bodies = [
+            {"input": WORDS, **fields}
+            for fields in (
+                {},
+                {"encoding_format": "base64"},
+                {"embed_dtype": "int8"},
+                {"embed_dtype": "binary"},
+                {"dimensions": 3},
+                {"stream": True},
+                {"input": [[5, 6], [7]]},
+            )
+        ]
+        for body in bodies:
+            first, second = [await client.post("/v1/embeddings", json=body) for _ in range(2)]
+            known = rf'cache;desc="{len(body["input"])}/'
+            assert "stream" in body or known in second.headers["server-timing"]
+            texts = [re.sub(r'"(id|created)":[^,]+,', "", answer.text) for answer in (first, second)]
+            if "stream" in body:  # events come in the order in which rows are finished
+                texts = [sorted(text.split("\n")) for text in texts]
+            assert texts[0] == texts[1], body
+
+
+async def test_other_fields_and_other_models_are_other_rows(config, scripted, tmp_path):
+    other = write_scripted_folder(tmp_path / "other")
+    config = attrs.evolve(config, models=(f"a={config.models[0]}", f"b={other}"))
+    async with serving(config, scripted) as (_, client):
+        cases = [
+            {},
+            {"dimensions": 3},
+            {"dimensions": 4},
+            {"normalize": False},
+            {"normalize": True},
+            {"prompt": "w9 "},
+            {"prompt_name": "query"},
+            {"add_special_tokens": False},
+            {"model": "b"},
+        ]
+        for fields in cases:
+            assert (await embed(client, WORDS[:2], **fields))[1] == "0/2", fields
+        for fields in cases:
+            assert (await embed(client, WORDS[:2], **fields))[1] == "2/2", fields
+        # The same tokens, however they are made, are the same row.
+        assert (await embed(client, ["w9 w0", "w9 w1"]))[1] == "2/2"
+
+
+async def test_known_rows_do_not_wait_to_be_computed(config, scripted):
+    async with serving(config, scripted) as (service, client):
+        await embed(client, WORDS)
+        scripted.gate.clear()
+        async with trio.open_nursery() as clients:
+            clients.start_soon(embed, client, ["w20", *WORDS])
+            with trio.fail_after(10):
+                while service.default.engine.statistics().in_flight_batches == 0:  # noqa: ASYNC110
+                    await trio.sleep(0.001)
+            assert service.default.engine.statistics().admitted_tokens == 3
+            assert (await embed(client, WORDS))[1] == "10/10"  # while nothing can be computed
+            scripted.gate.set()
+        await wait_idle(service)
+
+
+async def test_a_request_that_is_cancelled_is_answered_in_full_the_next_time(config, scripted):
+    async with serving(config, scripted) as (service, client):
+        await embed(client, WORDS[:3])
+        scripted.gate.clear()
+        answer = await client.post("/v1/embeddings", json={"input": WORDS}, headers={"X-Request-Timeout": "0.05"})
+        assert answer.status_code == 504
+        scripted.gate.set()
+        await wait_idle(service)
+        vectors, known = await embed(client, WORDS)
+        assert known == "3/10"
+        assert [vector[2] for vector in vectors] == [(await embed(client, [word]))[0][0][2] for word in WORDS]
+
+
+async def test_operators_see_what_it_holds_and_how_often_it_helped(config, scripted):
+    entry = 512 + 128 + 8 * 4
+    config = attrs.evolve(config, scheduling=attrs.evolve(CACHED, result_cache_bytes=5 * entry))
+    async with serving(config, scripted) as (service, client):
+        await embed(client, WORDS[:4])
+        await embed(client, WORDS[2:8])
+        expected = {"entries": 5, "bytes": 5 * entry, "hits": 2, "misses": 8, "evictions": 3}
+        assert (await client.get("/load")).json()["result_cache"] == expected
+        metrics = (await client.get("/metrics")).text
+        for of, value in expected.items():
+            assert f'trio_pool_serve_result_cache{{of="{of}"}} {float(value)}' in metrics
+        tokens = re.search(r"trio_pool_serve_tokens_total\{.*\} (\S+)", metrics)
+        assert tokens
+        assert float(tokens[1]) == 3 * 8, "tokens that were not computed are counted"
+        served = service.default.loaded
+        assert served is not None
+        served.results.clear()
+        assert (await client.get("/load")).json()["result_cache"]["entries"] == 0
+
+
+async def test_it_is_off_by_default(scripted_folder, scripted):
+    async with serving(Config(models=(str(scripted_folder),)), scripted) as (service, client):
+        assert service.default.loaded is not None
+        assert service.default.loaded.results is None
+        for _ in range(2):
+            assert (await embed(client, WORDS))[1] is None
+        assert computed(scripted) == 20
+        assert set((await client.get("/load")).json()["result_cache"].values()) == {0}
+
+
+def test_each_api_process_has_its_part(config, scripted, tmp_path):
+    config = attrs.evolve(config, processes=ProcessesConfig(api_workers=4, engine="process"))
+    service = Service(config, lambda *_: scripted, socket_folder=tmp_path)
+    assert service.results.max_bytes == 2**18
+
+
+async def test_every_task_has_the_same_answer_from_the_cache(config, scripted):
+    async with serving(config, scripted) as (service, client):
+        become(service, Everything())
+        bodies = {
+            "/rerank": {"query": "w1 w2", "documents": ["w1", "w2 w3", "hello"]},
+            "/score": {"text_1": "w1 w2", "text_2": ["w1", "w2 w3", "hello"]},
+            "/classify": {"input": WORDS},
+            "/pooling": {"input": WORDS, "tasks": ["embed", "classify"]},
+        }
+        for path, body in bodies.items():
+            first, second = [(await client.post(path, json=body)).json() for _ in range(2)]
+            for answer in (first, second):
+                answer.pop("id")
+                answer.pop("created", None)
+            assert first == second, path
+        hits = service.results.statistics().hits
+        assert hits == 2 * len(WORDS), "rows that refer to held queries are not looked up"
+        await wait_idle(service)
+
+
+async def test_background_work_is_computed_each_time(config, scripted):
+    async with running(Service(config, lambda *_: scripted)) as service:
+        model = service.model()
+        for _ in range(2):
+            timings = RequestTimings()
+            with PlannedWindow(1).members[0] as member:
+                job = PoolJob(prompts=[TextPrompt(word) for word in WORDS])
+                await pool(attrs.evolve(model, window=member), job, RequestContext(timings=timings))
+            assert timings.looked_up == 0
+        assert computed(scripted) == 20
+        assert service.results.statistics().entries == 0
+
+
+@pytest.fixture
+def texts_of() -> Callable[[int], list[str]]:
+    return lambda count: [f"Text {number} has a vector of its own." for number in range(count)]
+
+
+async def test_a_real_model_s_vectors_are_the_computed_ones_to_the_last_bit(minilm: Path, texts_of):
+    config = Config(models=(str(minilm),), scheduling=CACHED, loading=ModelConfig(dtype="float32", cpu_backend="torch"))
+    async with running(Service(config)) as service, listening(service) as url, client_of(url) as client:
+        ours = AskedFolder(client, service)
+        for fields in ({}, {"dimensions": 7}, {"late_chunking": True}):
+            first = await ours.embeddings(texts_of(20), **fields)
+            again = await ours.embeddings(texts_of(20), **fields)
+            assert first.tobytes() == again.tobytes()
+        assert service.results.statistics().hits == 20 + 20 + 1
+        scores = [
+            await ours.post("/score", text_1="Text 3 has a vector of its own.", text_2=texts_of(6)) for _ in range(2)
+        ]
+        assert [item["score"] for item in scores[0]["data"]] == [item["score"] for item in scores[1]["data"]]
+        assert np.isfinite([item["score"] for item in scores[0]["data"]]).all()

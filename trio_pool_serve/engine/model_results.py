@@ -1,0 +1,104 @@
+"""The cached results of one loaded model, and the rows that are computed because they are not among them."""
+
+import itertools
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import msgspec
+import trio
+from attrs import define, field
+
+from trio_pool_serve.engine.engine import Engine, RowDone
+from trio_pool_serve.engine.result_cache import Key, ResultCache
+from trio_pool_serve.telemetry.timings import RequestTimings
+from trio_pool_serve.types import PoolingOutput, PoolingParams, PoolingRequest, RenderedPrompt
+
+_numbers = itertools.count(1)
+
+
+@define(eq=False)
+class ModelResults:
+    """The results of one loaded model in a cache that all models share; a model that is loaded again has none.
+
+    Looked up are rows of token ids. Not looked up are those with images or token embeddings, whose digest would take
+    longer, and those that refer to held queries. Equal rows that are computed at the same time are computed for each
+    request: the later one would inherit the place in the queue, the priority and the failures of the earlier one.
+    """
+
+    cache: ResultCache
+    model: int = field(init=False, factory=lambda: next(_numbers))
+
+    async def submit_all(
+        self,
+        engine: Engine,
+        requests: Sequence[PoolingRequest],
+        row_done: RowDone | None,
+        timings: RequestTimings,
+    ) -> list[PoolingOutput]:
+        """Return the outputs of rows: those that are cached, and of the others those that the engine computes.
+
+        ``row_done`` is called for cached rows at once. A row is cached once it is computed and ``row_done`` has
+        accepted it. Raises and is cancelled as ``Engine.submit_all``; cancelled rows are not cached.
+        """
+        keys = self._keys_of(requests)
+        outputs: dict[int, PoolingOutput] = {}
+        for index, key in enumerate(keys):
+            values = None if key is None else self.cache.get(key)
+            if values is not None:
+                outputs[index] = PoolingOutput(values, 0.0, 0.0, 0.0)
+        timings.note_looked_up(rows=len(keys) - keys.count(None), cached=len(outputs))
+        if row_done is not None:
+            for index, output in outputs.items():
+                row_done(index, output)
+        missing = [index for index in range(len(requests)) if index not in outputs]
+        if not missing:
+            await trio.lowlevel.checkpoint()
+            return [*outputs.values()]
+
+        def computed(number: int, output: PoolingOutput) -> None:
+            index = missing[number]
+            if row_done is not None:
+                row_done(index, output)
+            key = keys[index]
+            if key is not None:
+                self.cache.put(key, output.values)
+
+        found = await engine.submit_all([requests[index] for index in missing], computed)
+        outputs.update(zip(missing, found, strict=True))
+        return [outputs[index] for index in range(len(requests))]
+
+    def clear(self) -> None:
+        """Drop the results: the model is not loaded any longer."""
+        self.cache.forget(self.model)
+
+    def _keys_of(self, requests: Sequence[PoolingRequest]) -> list[Key | None]:
+        """Return the keys of rows, ``None`` for those that are not looked up."""
+        keys: list[Key | None] = []
+        params, encoded = None, None
+        for request in requests:
+            if request.params is not params:  # which the rows of a request have in common
+                params, encoded = request.params, _encoded(request.params)
+            is_looked_up = encoded is not None and request.prompt.images is None and request.prompt.embeds is None
+            keys.append((self.model, _digest(request.prompt, encoded or b"")) if is_looked_up else None)
+        return keys
+
+
+def _encoded(params: Sequence[PoolingParams]) -> bytes | None:
+    """Return bytes that are equal for equal params; ``None`` for those that cannot be encoded, as held queries."""
+    try:
+        return msgspec.msgpack.encode([(param.wire_name, param) for param in params])
+    except Exception:  # fields of params may be of any type
+        return None
+
+
+def _digest(prompt: RenderedPrompt, params: bytes) -> bytes:
+    """Return a digest of all that a row's outputs depend on, which no client can find another row for."""
+    arrays = [prompt.token_ids, prompt.type_ids, prompt.kept, prompt.chunks]
+    kinds = [None if array is None else (array.dtype.str, array.shape) for array in arrays]
+    # It says how long everything behind it is.
+    header = msgspec.msgpack.encode((params, prompt.instruction_tokens, prompt.attended, kinds))
+    digest = blake2b(header, digest_size=32)
+    for array in arrays:
+        if array is not None:
+            digest.update(array.tobytes())
+    return digest.digest()
