@@ -37,7 +37,7 @@ def test_every_step_of_the_tutorial_does_what_it_says(tmp_path: Path, minilm: Pa
         for block in blocks_of(ROOT / "docs/tutorial.md"):
             if block.text.startswith(SERVE):
                 running.close()
-                words = shlex.split(moved(block.text))[1:] or [f"all-MiniLM-L6-v2={minilm}"]
+                words = shlex.split(moved(block.text).replace("\\\n", " "))[1:] or [f"all-MiniLM-L6-v2={minilm}"]
                 command = [*LAUNCHER, *words, "--port", str(port)]
                 server = running.enter_context(started(command, port, tmp_path / f"{starts}.log", LOCAL))
                 trio.run(server.wait_until, "/readyz")
