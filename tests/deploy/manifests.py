@@ -25,7 +25,7 @@ VARIANTS = {
 }
 """What Kustomize and Helm have both: the folder of the one, the values of the other."""
 
-CUSTOM_RESOURCES = {"ServiceMonitor", "ScaledObject"}
+CUSTOM_RESOURCES = {"ServiceMonitor", "PrometheusRule", "ScaledObject"}
 
 Manifest = dict[str, Any]
 

@@ -46,7 +46,7 @@ def buckets(name: str, late: str, labels: str = MODEL) -> Series:
 CASES = {
     "Down": Case(
         {f"up{{{SERVER}}}": "0x60"},
-        {f"up{{{SERVER}}}": "1 0 1 0 1x60", 'up{instance="b",job="another"}': "0x60"},
+        {f"up{{{SERVER}}}": "1 0 1 0 1x60", 'up{instance="b",job="another"}': "0x60"},  # which was never one of ours
         "Prometheus cannot read the metrics of a:8000",
         SERVER,
     ),
@@ -158,6 +158,19 @@ def test_each_alert_fires_on_what_it_is_for_and_on_nothing_else(tmp_path: Path):
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert len(tests) == 2 * len(CASES) == 2 * len(RULES)
+
+
+def test_a_server_is_missed_whatever_its_job_is_called(tmp_path: Path):
+    elsewhere = 'instance="b",job="embeddings",namespace="n"'
+    series = named({f"up{{{elsewhere}}}": "1x9 0x51", of("process", "count", elsewhere): "1x9 stale"})
+    query = {"expr": 'count(ALERTS{alertname="TrioPoolServeDown",alertstate="firing"})', "eval_time": "40m"}
+    asked = {**query, "exp_samples": [{"labels": "{}", "value": 1}]}
+    test = {"interval": "1m", "input_series": series, "promql_expr_test": [asked]}
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "tests": [test]}))
+    ran = subprocess.run(
+        [debian_program("promtool"), "test", "rules", str(tmp_path / "test.yaml")], capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_the_rules_are_those_that_prometheus_takes():
