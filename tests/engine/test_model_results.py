@@ -14,6 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.engine.test_local import engine_over, request, running
 from tests.scripted_runner import ScriptedRunner
+from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.model_results import ModelResults, _digest, _encoded
 from trio_pool_serve.engine.result_cache import ResultCache
@@ -140,6 +141,21 @@ async def test_who_asks_and_how_urgently_makes_no_difference(results, engine):
     await compute(results, engine, [PoolingRequest(BASE)])
     other = PoolingRequest(BASE, (Embed(),), priority=3, group=9, client=4, rank=1, deadline=math.inf, is_alone=True)
     assert (await compute(results, engine, [other]))[1] == "1/1"
+
+
+async def test_work_is_estimated_by_the_share_of_rows_that_were_not_known_of_late(results, engine):
+    work = EstimatedWork(tokens=1000, rows=10)
+    assert results.to_compute(work).tokens == 1000
+    rows = [request(number) for number in range(1, 5)]
+    await compute(results, engine, rows)
+    assert results.to_compute(work).tokens == 1000
+    for _ in range(60):
+        await compute(results, engine, rows)
+    assert results.to_compute(work).tokens < 5
+    assert results.to_compute(work).rows == 10
+    for number in range(100, 130):
+        await compute(results, engine, [request(number)])
+    assert results.to_compute(work).tokens > 900
 
 
 async def test_another_model_and_one_that_is_loaded_again_have_no_results(engine):

@@ -6,14 +6,18 @@ from hashlib import blake2b
 
 import msgspec
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
+from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.engine import Engine, RowDone
 from trio_pool_serve.engine.result_cache import Key, ResultCache
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import PoolingOutput, PoolingParams, PoolingRequest, RenderedPrompt
 
 _numbers = itertools.count(1)
+
+SHARE_WEIGHT = 0.1
+"""Weight of the newest rows in the share of rows that are not cached."""
 
 
 @define(eq=False)
@@ -27,6 +31,16 @@ class ModelResults:
 
     cache: ResultCache
     model: int = field(init=False, factory=lambda: next(_numbers))
+    _missing_share: float = field(init=False, default=1.0)
+    """Of rows that are looked up, a moving average."""
+
+    def to_compute(self, work: EstimatedWork) -> EstimatedWork:
+        """Return what a request is expected to have the engine compute: without what is expected to be cached.
+
+        Otherwise requests would be refused for the sake of others whose rows are known, until those are tokenised, by
+        rates that are not measured again as long as nothing is computed.
+        """
+        return evolve(work, tokens=int(work.tokens * self._missing_share))
 
     async def submit_all(
         self,
@@ -46,7 +60,7 @@ class ModelResults:
             values = None if key is None else self.cache.get(key)
             if values is not None:
                 outputs[index] = PoolingOutput(values, 0.0, 0.0, 0.0)
-        timings.note_looked_up(rows=len(keys) - keys.count(None), cached=len(outputs))
+        self._note_looked_up(len(keys) - keys.count(None), len(outputs), timings)
         if row_done is not None:
             for index, output in outputs.items():
                 row_done(index, output)
@@ -66,6 +80,11 @@ class ModelResults:
         found = await engine.submit_all([requests[index] for index in missing], computed)
         outputs.update(zip(missing, found, strict=True))
         return [outputs[index] for index in range(len(requests))]
+
+    def _note_looked_up(self, rows: int, cached: int, timings: RequestTimings) -> None:
+        timings.note_looked_up(rows=rows, cached=cached)
+        if rows:
+            self._missing_share += (1 - cached / rows - self._missing_share) * SHARE_WEIGHT
 
     def clear(self) -> None:
         """Drop the results: the model is not loaded any longer."""

@@ -1,9 +1,11 @@
 """A model that tasks can use."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from attrs import frozen
 
+from trio_pool_serve.engine.admission import AdmittedRequest, EstimatedWork
 from trio_pool_serve.engine.engine import Engine, RowDone
 from trio_pool_serve.engine.model_results import ModelResults
 from trio_pool_serve.engine.planned_window import WindowMember
@@ -34,6 +36,10 @@ class Model:
     results: ModelResults | None = None
     """Outputs that are cached, ``None`` without a cache. Background work does without, as it is to give the same bytes
     each time: the last bits of an output depend on the batch that it is computed in."""
+
+    def admit(self, work: EstimatedWork) -> AbstractContextManager[AdmittedRequest]:
+        """Admit a request for as long as the context lasts. Raises as ``Engine.admit``."""
+        return self.engine.admit(work if self.results is None else self.results.to_compute(work))
 
     async def submit_all(
         self, requests: Sequence[PoolingRequest], row_done: RowDone, timings: RequestTimings

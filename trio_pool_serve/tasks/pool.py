@@ -141,7 +141,7 @@ async def pool(
             row_done(index, finished[index], row.tokens)
 
     work = estimated_work(model, job, to_compute, context)
-    with model.engine.admit(work) as admitted:
+    with model.admit(work) as admitted:
         if "token_embed" in job.tasks:
             context.reservation.grow(work.tokens * model.engine.dimensions * BYTES_PER_NUMBER)
         rows = await compute_rows(model, to_compute, context.timings, admitted, row_done=done)

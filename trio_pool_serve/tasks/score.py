@@ -95,7 +95,7 @@ async def score(model: Model, job: ScoreJob, context: RequestContext) -> Scores:
     work = context.work(
         estimate, rows, priority=job.priority, has_images=any(map(has_images, (*job.queries, *job.documents)))
     )
-    with model.engine.admit(work) as admitted:
+    with model.admit(work) as admitted:
         return await SCORERS[scoring](model, job, context.timings, admitted)
 
 

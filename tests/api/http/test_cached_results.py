@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from tests.api.able_service import Everything, become
-from tests.conftest import assert_idle, client_of, listening, running, wait_idle
+from tests.conftest import assert_idle, client_of, listening, make_slow, running, wait_idle
 from tests.end_to_end.folder_over_http import AskedFolder
 from tests.model_folders import write_scripted_folder
 from tests.scripted_runner import ScriptedRunner
@@ -131,6 +131,34 @@ async def test_known_rows_do_not_wait_to_be_computed(config, scripted):
             assert (await embed(client, WORDS))[1] == "10/10"  # while nothing can be computed
             scripted.gate.set()
         await wait_idle(service)
+
+
+async def test_known_rows_refuse_no_other_request_before_they_are_looked_up(config, scripted):
+    """At rates that were measured when the machine was busy, and are not measured again while nothing is computed."""
+    config = attrs.evolve(config, scheduling=attrs.evolve(CACHED, max_queue_s=5.0))
+    long = [" ".join(f"w{n + row}" for n in range(60)) for row in range(4)]  # tokenised in a thread
+    async with serving(config, scripted) as (service, client):
+        for _ in range(60):
+            await embed(client, long)
+        make_slow(service)
+        known: list[str | None] = []
+
+        async def ask() -> None:
+            known.append((await embed(client, long))[1])
+
+        async with trio.open_nursery() as clients:
+            for _ in range(12):
+                clients.start_soon(ask)
+        assert known == ["4/4"] * 12
+        scripted.gate.clear()
+        async with trio.open_nursery() as clients:
+            clients.start_soon(embed, client, ["w199"])
+            with trio.fail_after(10):
+                while service.default.engine.statistics().admitted_tokens < 3:  # noqa: ASYNC110
+                    await trio.sleep(0.001)
+            refused = await client.post("/v1/embeddings", json={"input": long})
+            assert refused.status_code == 429, "what its client has waiting counts all the same"
+            scripted.gate.set()
 
 
 async def test_a_request_that_is_cancelled_is_answered_in_full_the_next_time(config, scripted):
