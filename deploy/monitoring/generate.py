@@ -234,7 +234,7 @@ PANELS: Mapping[str, Sequence[Panel]] = {
         Panel("Waiting for a thread", [Query(gauge("limiter_waiting", ".+", by="of"), "{{of}}")]),
         Panel("Trio tasks", [Query(gauge("tasks", "living", by="instance"), "{{instance}}")]),
     ],
-    "Batches and images": [
+    "Batches, images and the cache of results": [
         Panel(
             "Batches of the Batch API",
             [Query(gauge("batches", "unfinished|waiting|computing", by="of"), "{{of}}")],
@@ -248,6 +248,12 @@ PANELS: Mapping[str, Sequence[Panel]] = {
             [Query(f'sum by (of) (rate({PREFIX}media_cache{{{ALL},of=~"hits|misses"}}{RATE}))', "{{of}}")],
             description="Found in the cache, or not.",
         ),
+        Panel(
+            "Rows/s from the cache of results",
+            [Query(f'sum by (of) (rate({PREFIX}result_cache{{{ALL},of=~"hits|misses"}}{RATE}))', "{{of}}")],
+            description="Found in the cache, or computed.",
+        ),
+        Panel("Cache of results", [Query(gauge("result_cache", "bytes", by="instance"), "{{instance}}")], "bytes"),
         Panel("Cache of images", [Query(gauge("media_cache", "bytes", by="instance"), "{{instance}}")], "bytes"),
         Panel(
             "Images in work",
