@@ -3,14 +3,19 @@
 #   prepare NAME EXTRAS PACKAGE…   installs the project with EXTRAS ("" or "[a,b]"), then each PACKAGE
 #                                  with --no-deps, unless exactly that has been done before.
 #   make_environment FOLDER        makes a virtual environment there, unless there is one.
-#   pip_install FOLDER ARGUMENT…   runs pip install in that environment, with the versions of $constraints.
-#   prepare_apart NAME ARGUMENT…   runs pip install in .venv-NAME, with the versions of constraints-NAME.txt: for what
+#   install_into FOLDER ARGUMENT…  installs in that environment, with the versions of $constraints.
+#   prepare_apart NAME ARGUMENT…   installs in .venv-NAME, with the versions of constraints-NAME.txt: for what
 #                                  needs other versions than the project does, or is none of its dependencies.
 #   install_debian PACKAGE…        installs Debian's packages that are missing, as root; else says which tests are skipped.
 #
+# uv installs, from the package sources that pip is configured with (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS,
+# pip.conf), and torch from PyTorch's own index if that can be reached: its build for the CPU, or for the GPU's driver.
+# Without uv, and if it fails, pip installs as it is configured.
+#
 # PYTHON              interpreter to make .venv with (default: python3)
-# POOL_CONSTRAINTS    versions to install (default: constraints.txt); a GPU machine brings its own
-# Other package sources are pip's own business: PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL, pip.conf.
+# POOL_CONSTRAINTS    versions to install (default: constraints.txt); with it, pip's sources decide which build of torch
+# UV_TORCH_BACKEND    build of torch to install (default: auto)
+# POOL_INSTALLER      pip: do without uv
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
@@ -31,6 +36,48 @@ pip_install() {
     PIP_CONSTRAINT=$constraints "${pip[@]}" "$@" >&2  # as a variable, it holds for the build backend too
 }
 
+# Sets $uv_environment, once: what uv is told of pip's sources, and which build of torch to take; empty if uv is not used.
+find_uv() {
+    [ -z "${uv_environment+x}" ] || return 0
+    uv_environment=()
+    [ "${POOL_INSTALLER:-}" != pip ] || return 0
+    local version sources
+    version=$(sed -n 's/^uv==//p' "$root/constraints.txt")
+    if ! "$venv/bin/uv" --version 2> /dev/null | grep --quiet --fixed-strings "uv $version"; then
+        pip_install "$venv" --no-deps "uv==$version" || { echo "installing with pip" >&2; return 0; }
+    fi
+    sources=$(mktemp)  # NUL ends a value, which no variable of the shell can have; only this user can read it
+    if "$venv/bin/python" "$root/scripts/package_sources.py" > "$sources"; then
+        mapfile -d '' -t uv_environment < "$sources"
+        # The versions are exact, whatever else is in a configuration; no Python is downloaded.
+        uv_environment+=("UV_PYTHON_DOWNLOADS=never")
+        if [ -z "${UV_TORCH_BACKEND:-}" ] && [ -z "${POOL_CONSTRAINTS:-}" ] \
+            && (export "${uv_environment[@]}"; timeout 3 "$venv/bin/python" "$root/scripts/package_sources.py" --torch); then
+            uv_environment+=("UV_TORCH_BACKEND=auto")
+        fi
+    else
+        echo "installing with pip" >&2
+    fi
+    rm "$sources"
+}
+
+install_into() {
+    find_uv
+    if [ ${#uv_environment[@]} -gt 0 ]; then
+        local folder=$1
+        shift
+        if (
+            export "${uv_environment[@]}" UV_CONSTRAINT="$constraints" UV_BUILD_CONSTRAINT="$constraints"
+            "$venv/bin/uv" pip install --python "$folder/bin/python" "$@" >&2
+        ); then
+            return 0
+        fi
+        echo "uv has failed: installing with pip" >&2
+        set -- "$folder" "$@"
+    fi
+    pip_install "$@"
+}
+
 prepare() {
     local name=$1 extras=$2
     shift 2
@@ -41,13 +88,13 @@ prepare() {
         return
     fi
     make_environment "$venv"
-    echo "installing trio_pool_serve$extras; the first time this takes a minute or two" >&2
+    echo "installing trio_pool_serve$extras; the first time this takes a minute or less where packages are near" >&2
     # torch first and by itself: its version decides which of several builds is taken.
-    pip_install "$venv" torch
-    pip_install "$venv" --editable "$root$extras"
+    install_into "$venv" torch
+    install_into "$venv" --editable "$root$extras"
     local package
     for package in "$@"; do
-        pip_install "$venv" --no-deps "$package"
+        install_into "$venv" --no-deps "$package"
     done
     printf '%s' "$wanted" > "$stamp"
 }
@@ -64,8 +111,7 @@ prepare_apart() {
     fi
     make_environment "$apart"
     echo "installing $*" >&2
-    PIP_CONSTRAINT=$root/constraints-$name.txt \
-        "$apart/bin/python" -m pip install --disable-pip-version-check --quiet "$@" >&2
+    constraints=$root/constraints-$name.txt install_into "$apart" "$@"
     printf '%s' "$wanted" > "$stamp"
 }
 
