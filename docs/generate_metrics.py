@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from trio_pool_serve.telemetry.gauges import GAUGES
-from trio_pool_serve.telemetry.metrics import FAULTS, PREFIX, REFUSALS, Metrics
+from trio_pool_serve.telemetry.metrics import CHANGES, FAULTS, PREFIX, REFUSALS, Metrics
 from trio_pool_serve.telemetry.snapshots import families_of, families_of_replica
 
 TARGET = Path(__file__).parent / "metrics.md"
@@ -12,6 +12,7 @@ TARGET = Path(__file__).parent / "metrics.md"
 OF: Mapping[str, Mapping[str, str]] = {
     f"{PREFIX}faults_total": FAULTS,
     f"{PREFIX}replica_faults_total": FAULTS,
+    f"{PREFIX}model_changes_total": CHANGES,
     f"{PREFIX}refusals_total": REFUSALS,
     **{PREFIX + name: meaning.of for name, meaning in GAUGES.items()},
 }

@@ -121,6 +121,9 @@ WRITTEN = {
     "file_retention_days": ("7.5", 7.5),
     "max_stored_bytes": ("4096", 4096),
     "max_unfinished_batches": ("3", 3),
+    "model_api": ("true", True),
+    "idle_unload_s": ("600", 600.0),
+    "max_loaded_models": ("3", 3),
     "otlp_endpoint": ("http://collector:4318", "http://collector:4318"),
 }
 
@@ -262,6 +265,10 @@ WRONG = {
     "settings for pooling that differ": (["m", "--pooler-config", '{"task": "embed"}', "--task", "score"], "--task"),
     "two models of one name": (["a=x", "a=y"], "same name"),
     "one name for two models": (["a", "b", "--served-model-name", "n"], "NAME=PATH"),
+    "models that change in engine processes": (["m", "--engine", "process", "--idle-unload-s", "9"], "--idle-unload-s"),
+    "models that change for API workers": (["m", "--api-workers", "2", "--max-loaded-models", "1"], "--engine local"),
+    "models that change on hosts": (["m", "--engine-hosts", "a:1", "--model-api"], "--model-api is for"),
+    "models that change by Ray": (["m", "--engine", "ray", "--model-api"], "--model-api is for"),
     "a file that is not there": (["m", "--config", "/nowhere.toml"], "nowhere.toml"),
 }
 

@@ -23,6 +23,7 @@ FLOORS = [
     {"models"},
     {"tasks"},
     {"batches"},
+    {"serving"},
     {"service"},
     {"api"},
     {"process_setup"},

@@ -26,14 +26,15 @@ from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.request_log import log_request
 from trio_pool_serve.api.http.route_table import RouteTable
 from trio_pool_serve.api.routes.batches import batch_routes
-from trio_pool_serve.api.routes.host_routes import DRAIN_PATH, HOSTS_PATH, host_routes
+from trio_pool_serve.api.routes.host_routes import HOST_ROUTES, host_routes
+from trio_pool_serve.api.routes.model_changes import MODEL_CHANGES, model_change_routes
 from trio_pool_serve.api.routes.model_list import model_routes
 from trio_pool_serve.api.routes.openapi import openapi_routes
 from trio_pool_serve.api.routes.operations import ADMIN_PATHS, PROBE_ROUTES, operational_routes
 from trio_pool_serve.api.routes.stored_files import file_routes
 from trio_pool_serve.batches.batch_runner import LineRoutes
 from trio_pool_serve.config import Config
-from trio_pool_serve.errors import EngineDeadError, ModelLoadError, NotFoundError, unwrap_exception_groups
+from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.process_setup import configure_process
 from trio_pool_serve.service import Service
 
@@ -154,6 +155,7 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
             **info_routes(app.service),
             **(tokenizer_info_routes(app.service) if has_tokenizer_info else {}),
             **model_routes(app.service),
+            **(model_change_routes(app.service) if config.model_changes.model_api else {}),
             **(stored_routes if config.batch.batch_api else {}),
             **operational_routes(app.service),
             **({} if hosts is None else host_routes(app.service, hosts)),
@@ -161,9 +163,10 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
                 tuple(DIALECTS),
                 INVOCATIONS,
                 without=(
-                    *(() if has_tokenizer_info else (TOKENIZER_INFO_PATH,)),
-                    *(() if config.batch.batch_api else (path for _, path in stored_routes)),
-                    *((HOSTS_PATH, DRAIN_PATH) if hosts is None else ()),
+                    *(() if has_tokenizer_info else (("GET", TOKENIZER_INFO_PATH),)),
+                    *(() if config.model_changes.model_api else MODEL_CHANGES),
+                    *(() if config.batch.batch_api else stored_routes),
+                    *(HOST_ROUTES if hosts is None else ()),
                 ),
             ),
         }
@@ -174,7 +177,7 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
         default=OPENAI,
         by_path={**dialects, INFO_PATH: [TEI]},
         open_routes=PROBE_ROUTES,
-        for_admins=ADMIN_PATHS,
+        for_admins=ADMIN_PATHS | MODEL_CHANGES,
     )
     responder = LineResponder(app.service, DIALECTS, INVOCATIONS, OPENAI)
     routes = LineRoutes(responder.respond_all, responder.paths, partial(_model_of, app.service))
@@ -184,13 +187,7 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
 
 def _model_of(service: Service, name: str | None, among: frozenset[str] | None) -> str:
     """Return the name of the model that a name stands for, whatever its state is. Raises ``NotFoundError``."""
-    models = service.models(among)
-    served = service.named(name) if name else next(iter(models), None)
-    if served is None and service.config.network.accept_any_model:
-        served = next(iter(models), None)
-    if served is None or served not in models:
-        raise NotFoundError(f"The model `{name}` does not exist.")
-    return served.source.name
+    return service.models.find(name, among=among).source.name
 
 
 async def _raise(error: HTTPException) -> NoReturn:

@@ -44,6 +44,8 @@ def _read_settings() -> Config:
         config = evolve(config, loading=evolve(config.loading, served_model_name=name))
     if config.processes.engine is None and config.hosts.engine_hosts:
         config = evolve(config, processes=evolve(config.processes, engine="hosts"))
+    if config.model_changes.model_api:
+        raise ValueError("--model-api is for trio-pool-serve serve: each worker of hypercorn has models of its own.")
     if config.processes.api_workers > 1:
         raise ValueError("--api-workers is for trio-pool-serve serve; plain hypercorn has --workers.")
     return config

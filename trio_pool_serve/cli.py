@@ -23,6 +23,7 @@ from trio_pool_serve.config import (
     HostsConfig,
     InputConfig,
     LoggingConfig,
+    ModelChangesConfig,
     ModelConfig,
     NetworkConfig,
     ProcessesConfig,
@@ -89,6 +90,7 @@ def serve(
     inputs: InputConfig = DEFAULTS.input,
     log: LoggingConfig = DEFAULTS.logging,
     batch: BatchConfig = DEFAULTS.batch,
+    model_changes: ModelChangesConfig = DEFAULTS.model_changes,
 ) -> Config:
     """Serve models until SIGTERM or SIGINT."""
     del config  # ``read_config`` reads the file
@@ -105,6 +107,7 @@ def serve(
         input=inputs,
         logging=log,
         batch=batch,
+        model_changes=model_changes,
     )
 
 
@@ -253,7 +256,12 @@ def import_plugins(config: Config) -> None:
 def check_references(config: Config) -> None:
     """Check what settings refer to: files and extras. Raises ``ValueError`` or ``OSError``. Blocking."""
     is_switched_on(config.logging)
-    ApiKeys.of(config).read_file()
+    keys = ApiKeys.of(config)
+    keys.read_file()
+    if config.model_changes.model_api and not keys.are_needed:
+        raise ValueError(
+            "--model-api requires --api-key or --api-keys-file: otherwise everybody who can connect could load models."
+        )
     if config.processes.engine == "ray" and find_spec("ray") is None:
         raise ValueError("--engine ray needs the extra [ray]: pip install trio-pool-serve[ray]")
     if config.processes.engine == "hosts" and not config.hosts.engine_hosts:

@@ -153,6 +153,10 @@ class EngineLoadingError(UnavailableError):
     """The model is still being loaded; try again once ``/readyz`` answers 200."""
 
 
+class ModelsBusyError(UnavailableError):
+    """No further model can be loaded before a request that uses another one has ended; try again then."""
+
+
 class DrainingError(UnavailableError):
     """The process is draining: it takes no new work and will exit; another process may take it."""
 

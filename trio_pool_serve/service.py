@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,12 +14,9 @@ from attrs import Factory, define, field
 
 from trio_pool_serve.access.api_keys import ApiKeys
 from trio_pool_serve.batches.batch_api import BatchApi
-from trio_pool_serve.config import Config, ModelSource
-from trio_pool_serve.engine.deep_probe import DeepProbe
-from trio_pool_serve.engine.engine import ENGINE_STATES, Engine
+from trio_pool_serve.config import Config
+from trio_pool_serve.engine.engine import EngineState
 from trio_pool_serve.engine.gpus import Gpu
-from trio_pool_serve.engine.local import LocalEngine
-from trio_pool_serve.engine.model_results import ModelResults
 from trio_pool_serve.engine.placement import idle_launches_of, replicas_of
 from trio_pool_serve.engine.remote.remote_engines import RemoteEngines
 from trio_pool_serve.engine.result_cache import ResultCache
@@ -28,24 +25,18 @@ from trio_pool_serve.errors import (
     EngineDeadError,
     EngineLoadingError,
     ModelLoadError,
-    NotFoundError,
     unwrap_exception_groups,
 )
-from trio_pool_serve.models.files.model_digest import digest_of
-from trio_pool_serve.models.folder import open_model_folder
-from trio_pool_serve.models.loading.local_runners import LocalRunners
-from trio_pool_serve.models.loading.renderer_loading import embeds_format_of, renderer_of
 from trio_pool_serve.models.loading.runner_loader import RunnerLoader as RunnerLoader
 from trio_pool_serve.models.loading.runner_loader import load_transformer as load_transformer
 from trio_pool_serve.models.loading.runner_loader import loader_name as loader_name
-from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
-from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.rendering.chat import template_process
-from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
 from trio_pool_serve.rendering.media.loader import MediaLoader
 from trio_pool_serve.rendering.memory_budget import MemoryBudget
-from trio_pool_serve.rendering.text.tokenizer import Tokenizer
+from trio_pool_serve.serving.model_maker import ModelMaker
+from trio_pool_serve.serving.served_model import ServedModel
+from trio_pool_serve.serving.served_models import MAX_MODELS, ServedModels
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.access_log import AccessLog
 from trio_pool_serve.telemetry.gauges import Gauges
@@ -53,7 +44,6 @@ from trio_pool_serve.telemetry.metrics import Metrics, process_gauges, sample_lo
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, gather_snapshots, serve_snapshots
 from trio_pool_serve.telemetry.tracing import Tracing, open_tracing
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Runner
 
 logger = logging.getLogger(__name__)
 
@@ -62,16 +52,6 @@ ServiceState: TypeAlias = Literal["loading", "ready", "stalled", "overloaded", "
 
 def _do_nothing() -> None:
     """Default callback: does nothing."""
-
-
-@define(eq=False)
-class ServedModel:
-    """One model of a service: its engine, and its ``Model`` once that is loaded."""
-
-    source: ModelSource
-    engine: Engine
-    loaded: Model | None = None
-    probe: DeepProbe = field(init=False, default=Factory(lambda self: DeepProbe(self.engine), takes_self=True))
 
 
 @define(eq=False)
@@ -109,17 +89,13 @@ class Service:
     """Seconds since the epoch."""
     processes: dict[str, WorkerProcesses] = field(init=False)
     """Worker processes for chat templates: one pool for the models' own, one for those of requests if trusted."""
-    _is_loaded: trio.Event = field(init=False, factory=trio.Event)
-    """Set once all models are loaded."""
-    served: dict[str, ServedModel] = field(init=False, factory=dict)
-    """By name, in the order of the settings: the first is the default."""
+    models: ServedModels = field(init=False)
     draining: bool = field(default=False, init=False)
     running_tasks: int = field(default=0, init=False)
     """Number of requests for tasks that have no response yet; lines of batches are not counted."""
     remote: RemoteEngines | None = field(default=None, init=False)
     """``None`` if the models compute in this process."""
     _own_socket_folder: TemporaryDirectory[str] | None = field(default=None, init=False)
-    _runners: LocalRunners = field(init=False)
 
     @offload.default
     def _make_offload(self) -> Offload:
@@ -130,9 +106,14 @@ class Service:
             postprocess=threads.postprocess_num_workers,
             launch=replicas_of(self.config) if self.config.processes.computes_here else 1,
             idle_launches=idle_launches_of(self.config),
-            copy=self.config.scheduling.max_in_flight * len(self.config.models),
+            copy=self.config.scheduling.max_in_flight * self._most_loaded,
             takes_turns=self.config.scheduling.fairness == "client",
         )
+
+    @property
+    def _most_loaded(self) -> int:
+        changes = self.config.model_changes
+        return changes.max_loaded_models or (MAX_MODELS if changes.model_api else len(self.config.models))
 
     @memory.default
     def _make_memory(self) -> MemoryBudget:
@@ -174,23 +155,21 @@ class Service:
             loader = loader_name(self.load_runner) if self._own_socket_folder else None
             self.remote = RemoteEngines(self.config, self.socket_folder, self.api_worker, loader, self.gpus)
             self.reload_hooks.append(partial(self.remote.reload, self.offload))
-        self._runners = LocalRunners(self.config, self.offload)
         self.batches = BatchApi(self.config, self.offload, None if self._own_socket_folder else self.socket_folder)
-        for number, source in enumerate(self.config.sources):
-            self.served[source.name] = ServedModel(source, self._make_engine(number, source))
-
-    def _make_engine(self, number: int, source: ModelSource) -> Engine:
-        metrics = self.metrics.of_engine(source.name)
-        engine: Engine
-        if self.remote is not None:
-            engine = self.remote.make_engine(number, source.name, metrics)
-        else:
-            engine = LocalEngine(partial(self._load_runner, source), self.offload, metrics, self.config.scheduling)
-        metrics.add_gauges(lambda: {"model": {state: float(engine.state == state) for state in ENGINE_STATES}})
-        return engine
-
-    def _load_runner(self, source: ModelSource) -> Runner:
-        return self._runners.load(source, self.load_runner)
+        # ``load_runner`` and ``on_loaded`` may be replaced until they are called.
+        maker = ModelMaker(
+            self.config,
+            self.offload,
+            self.metrics,
+            lambda *arguments: self.load_runner(*arguments),
+            self.processes,
+            self.media,
+            self.memory,
+            self.results,
+            self.remote,
+        )
+        owns_engines = self.socket_folder is None or self._own_socket_folder is not None
+        self.models = ServedModels(self.config, maker, owns_engines, lambda: self.on_loaded())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Read the API keys, then load the models and run their engines until cancelled; ``started`` before loading.
@@ -214,73 +193,16 @@ class Service:
                     if self.remote is not None and self.socket_folder is not None:
                         await nursery.start(self.remote.run, self.offload)
                         nursery.start_soon(serve_snapshots, self.socket_folder, self.snapshot)
-                    for served in self.served.values():
-                        # In this order local engines queue for the one thread that loads.
-                        await nursery.start(served.engine.run)
-                        nursery.start_soon(served.probe.run)
+                    await nursery.start(self.models.run)
                     await nursery.start(self.batches.run)
-                    await self._load()
         finally:
             if self._own_socket_folder is not None:
                 self._own_socket_folder.cleanup()
 
-    async def _load(self) -> None:
-        """Load the renderer of each model while its engine loads. Raises ``ModelLoadError``."""
-        async with trio.open_nursery() as loading:
-            for served in self.served.values():
-                loading.start_soon(self._load_model, served)
-        self.on_loaded()
-        self._is_loaded.set()
-
-    async def _load_model(self, served: ServedModel) -> None:
-        folder, tokenizer = await self.offload.run("load", partial(self._load_tokenizer, served.source))
-        if folder.spec.assumption and self._owns_engines:
-            logger.warning("%s: %s", served.source.name, folder.spec.assumption)
-        if self.remote is not None and self.remote.hosts is not None:
-            digest = await self.offload.run("load", partial(digest_of, folder.path, self.config.loading))
-            self.remote.hosts.serve(served.source.name, digest)
-        await served.engine.wait_ready()
-        served.loaded = await self.offload.run("load", partial(self._make_model, served, folder, tokenizer))
-
-    def _load_tokenizer(self, source: ModelSource) -> tuple[AnyModelFolder, Tokenizer]:
-        """Open the model's folder and load its tokenizer. Runs in a thread."""
-        folder = open_model_folder(source.location, self.config.loading)
-        return folder, load_tokenizer(folder, trust_remote_code=self.config.loading.trust_remote_code)
-
-    def _make_model(self, served: ServedModel, folder: AnyModelFolder, tokenizer: Tokenizer) -> Model:
-        config = self.config
-        return Model(
-            served.source.name,
-            folder,
-            renderer_of(
-                folder,
-                tokenizer,
-                self.offload,
-                workers=config.threads.renderer_num_workers,
-                templates=ChatTemplates(
-                    self.processes["template"],
-                    self.processes.get("client_template", self.processes["template"]),
-                    self.offload,
-                    config.time_limits.template_timeout_s,
-                ),
-                settings=config.input,
-                media=self.media,
-                image_format=folder.kind.image_format(folder),
-                memory=self.memory,
-                embeds_format=embeds_format_of(
-                    folder, served.engine.embeds_width, enabled=config.input.enable_prompt_embeds
-                ),
-            ),
-            served.engine,
-            splits_long_texts=config.loading.long_text == "chunk",
-            truncates_by_default=config.network.truncate_by_default,
-            results=ModelResults(self.results) if self.results.max_bytes else None,
-        )
-
     @property
-    def _owns_engines(self) -> bool:
-        """Whether no other process of the server loads the same models for the same requests."""
-        return self.socket_folder is None or self._own_socket_folder is not None
+    def served(self) -> Mapping[str, ServedModel]:
+        """The models by name; the first is the default."""
+        return self.models.by_name
 
     @property
     def default(self) -> ServedModel:
@@ -289,11 +211,12 @@ class Service:
 
     @property
     def state(self) -> ServiceState:
-        """The state that ``/readyz`` reports: the worst state of the engines."""
-        engines = [served.engine for served in self.served.values()]
+        """The state that ``/readyz`` reports: the worst state of the engines of models that are loaded."""
+        engines = [served.engine for served in self.models.present]
         states = {engine.state for engine in engines}
-        state = next(state for state in ("dead", "loading", "stalled", "ready") if state in states)
-        if state == "dead" or not self._is_loaded.is_set():
+        order: tuple[EngineState, ...] = ("dead", "loading", "stalled", "ready")
+        state: ServiceState = next((state for state in order if state in states), "ready")
+        if state == "dead" or not self.models.are_loaded.is_set():
             return "dead" if state == "dead" else "loading"
         if self.draining and state != "loading":
             return "draining"
@@ -302,47 +225,25 @@ class Service:
     @property
     def stall_reason(self) -> str:
         """Why the state is stalled; empty if no engine's is."""
-        return "; ".join(reason for served in self.served.values() if (reason := served.engine.stall_reason))
+        return "; ".join(reason for served in self.models.present if (reason := served.engine.stall_reason))
 
     def model(self, name: str | None = None, *, among: Collection[str] | None = None) -> Model:
         """Return the model of that name, by default the first; only those ``among`` the names are there, if given.
 
-        An empty name is none. Raises ``NotFoundError``, or ``EngineLoadingError`` until all models are loaded: while
-        one loads, the others cannot compute.
+        Requests that compute with it have a ``ModelUse`` of it, which keeps it loaded. Raises ``NotFoundError``, and
+        ``EngineLoadingError`` if it is not loaded.
         """
-        models = self.models(among)
-        served = self.named(name) if name else models[0]
-        if served is None and self.config.network.accept_any_model:
-            served = models[0]
-        if served not in models:
-            known = ", ".join(model.source.name for model in models)
-            raise NotFoundError(f"The model `{name}` does not exist. This server has: {known}.")
-        if served.loaded is None or any(each.engine.state == "loading" for each in self.served.values()):
-            raise EngineLoadingError("The model is being loaded.")
-        return served.loaded
-
-    def models(self, among: Collection[str] | None = None) -> list[ServedModel]:
-        """Return the models in the order of the settings; only those with a name ``among`` those, if given."""
-        return [
-            served
-            for served in self.served.values()
-            if among is None or any(name in among for name in (served.source.name, *served.source.aliases))
-        ]
-
-    def named(self, name: str) -> ServedModel | None:
-        """Return the model that has a name, its first or another."""
-        return self.served.get(name) or next(
-            (served for served in self.served.values() if name in served.source.aliases), None
-        )
+        model = self.models.loaded_nowait(self.models.find(name, among=among))
+        if model is None:
+            raise EngineLoadingError("The model is not loaded.")
+        return model
 
     async def wait_ready(self) -> None:
-        """Wait until all models are loaded. Raises ``EngineDeadError`` if an engine has stopped.
+        """Wait until the models of the start are loaded. Raises ``EngineDeadError`` if an engine has stopped.
 
         Cancellation: at once; nothing is held.
         """
-        for served in self.served.values():
-            await served.engine.wait_ready()
-        await self._is_loaded.wait()
+        await self.models.wait_ready()
 
     def require_open(self) -> None:
         """Raise ``DrainingError`` if the server is shutting down."""
@@ -365,7 +266,7 @@ class Service:
         self.metrics.take_gauges()
         load = {
             "server_load": self.running_tasks,
-            "models": {name: served.engine.reported_load for name, served in self.served.items()},
+            "models": {name: served.reported_load for name, served in self.served.items()},
             "limiters": {kind: attrs.asdict(limiter) for kind, limiter in self.offload.statistics().items()},
             "workers": {name: attrs.asdict(processes.statistics()) for name, processes in self.processes.items()},
             "media_cache": attrs.asdict(self.media.cache.statistics()),

@@ -373,6 +373,7 @@ async def test_a_model_that_cannot_be_loaded_ends_plain_hypercorn(tmp_path):
     [
         ({}, "No model is configured: set TRIO_POOL_SERVE_MODEL"),
         ({"MODEL": "any", "API_WORKERS": "2"}, "plain hypercorn has --workers"),
+        ({"MODEL": "any", "MODEL_API": "true", "API_KEY": "k"}, "each worker of hypercorn has models of its own"),
         ({"MODEL": "any", "PORT": "many"}, "PORT"),
     ],
 )

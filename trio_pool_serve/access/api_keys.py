@@ -30,7 +30,8 @@ class ApiKeys:
     """
 
     network: NetworkConfig
-    known_models: Collection[str] = ()
+    known_models: Collection[str] | None = ()
+    """``None``: keys may be for any, as others may be loaded while the server runs."""
     processes: int = 1
     clock: Callable[[], float] = trio.current_time
     _of_flags: Mapping[bytes, ApiKey] = field(init=False)
@@ -45,7 +46,8 @@ class ApiKeys:
     def of(cls, config: Config) -> Self:
         """Return the keys of a server with these settings."""
         names = [name for source in config.sources for name in (source.name, *source.aliases)]
-        return cls(config.network, names, config.processes.api_workers)
+        known = None if config.model_changes.model_api else names
+        return cls(config.network, known, config.processes.api_workers)
 
     @property
     def are_needed(self) -> bool:

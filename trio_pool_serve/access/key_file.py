@@ -67,12 +67,12 @@ def digest_of(key: str) -> bytes:
     return sha256(key.encode(errors="surrogateescape")).digest()
 
 
-def read_key_file(path: Path, known_models: Collection[str]) -> dict[bytes, ApiKey]:
+def read_key_file(path: Path, known_models: Collection[str] | None) -> dict[bytes, ApiKey]:
     """Return the keys of a file by their digests. Blocking.
 
-    Raises ``ValueError`` for a file that is not understood, that names a model which is not among ``known_models``, or
-    in which two tables have the same key; ``OSError`` if it cannot be read. No message quotes a key. A file that other
-    users can read is logged.
+    Raises ``ValueError`` for a file that is not understood, that names a model which is not among ``known_models``, if
+    those are given, or in which two tables have the same key; ``OSError`` if it cannot be read. No message quotes a
+    key. A file that other users can read is logged.
     """
     try:
         with path.open("rb") as file:
@@ -88,7 +88,7 @@ def read_key_file(path: Path, known_models: Collection[str]) -> dict[bytes, ApiK
     return keys
 
 
-def _keys_of(tables: Mapping[str, Any], known_models: Collection[str]) -> dict[bytes, ApiKey]:
+def _keys_of(tables: Mapping[str, Any], known_models: Collection[str] | None) -> dict[bytes, ApiKey]:
     keys: dict[bytes, ApiKey] = {}
     for name, value in tables.items():
         if not NAME.fullmatch(name):
@@ -110,9 +110,8 @@ def _digest_of_table(name: str, table: _Table) -> bytes:
     return digest_of(table.key) if table.key is not None else bytes.fromhex(table.sha256 or "")
 
 
-def _key_of(name: str, table: _Table, known_models: Collection[str]) -> ApiKey:
-    unknown = [model for model in table.models or () if model not in known_models]
-    if unknown:
+def _key_of(name: str, table: _Table, known_models: Collection[str] | None) -> ApiKey:
+    if known_models is not None and any(model not in known_models for model in table.models or ()):
         raise ValueError(f"[{name}] names a model that is not served; those are {', '.join(known_models)}")
     return ApiKey(
         name=name,

@@ -12,7 +12,7 @@ from attrs import evolve
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from trio_pool_serve.api.routes.model_list import describe_served
+from trio_pool_serve.api.routes.model_list import tasks_of
 from trio_pool_serve.bulk.own_service import open_service
 from trio_pool_serve.checking.check_settings import CheckSettings
 from trio_pool_serve.checking.measuring import Speed, lengths_for, measure_speed, peak_of_largest_batch
@@ -123,17 +123,17 @@ def _report(
 ) -> ModelReport:
     model, description = service.model(), _description(service)
     folder, spec = model.folder, model.folder.spec
-    card = describe_served(service, service.default, service.default.source.name)
+    tasks = tasks_of(folder)
     files = read_folder_files(folder.path)
     replicas = replicas_of(placed)
     return ModelReport(
-        id=card.id,
+        id=model.name,
         kind=kind_of(folder),
         architectures=files.architectures,
         model_type=folder.model_type,
         parameters=description.parameters,
-        task=card.task,
-        tasks=card.tasks,
+        task=folder.task or tasks[0],
+        tasks=tasks,
         accepts=accepted_by(model, config),
         scoring=spec.scoring,
         similarity=spec.similarity if spec.scoring == "vectors" else None,
@@ -144,7 +144,7 @@ def _report(
         normalize_from=normalize_from(folder, config.loading),
         dimensions=description.dimensions,
         labels=list(spec.labels),
-        max_model_len=card.max_model_len,
+        max_model_len=model.renderer.max_model_len,
         prompts=folder.prompts,
         default_prompt_name=folder.default_prompt_name,
         dtype=description.dtype,

@@ -22,6 +22,7 @@ from trio_pool_serve.config.limits_config import TimeLimitsConfig as TimeLimitsC
 from trio_pool_serve.config.logging_config import LogFormat as LogFormat
 from trio_pool_serve.config.logging_config import LoggingConfig as LoggingConfig
 from trio_pool_serve.config.logging_config import LogLevel as LogLevel
+from trio_pool_serve.config.model_changes_config import ModelChangesConfig as ModelChangesConfig
 from trio_pool_serve.config.model_config import Dtype as Dtype
 from trio_pool_serve.config.model_config import ModelConfig as ModelConfig
 from trio_pool_serve.config.model_config import Pooling as Pooling
@@ -67,6 +68,7 @@ class Config:
     input: InputConfig = Factory(InputConfig)
     logging: LoggingConfig = Factory(LoggingConfig)
     batch: BatchConfig = Factory(BatchConfig)
+    model_changes: ModelChangesConfig = Factory(ModelChangesConfig)
 
     def __attrs_post_init__(self) -> None:
         names = [name for source in self.sources for name in (source.name, *source.aliases)]
@@ -84,6 +86,17 @@ class Config:
             )
         if self.network.truncate_by_default and self.loading.long_text == "chunk":
             raise ValueError("--truncate-by-default leaves no long text that --long-text chunk could embed in windows.")
+        self._check_model_changes()
+
+    def _check_model_changes(self) -> None:
+        flag = self.model_changes.flag
+        if flag is not None and (
+            self.processes.engine not in (None, "local") or self.processes.api_workers > 1 or self.hosts.engine_hosts
+        ):
+            raise ValueError(
+                f"{flag} is for models that compute in the API process: it requires --engine local, and neither "
+                "--api-workers nor --engine-hosts."
+            )
 
     @property
     def sources(self) -> tuple[ModelSource, ...]:

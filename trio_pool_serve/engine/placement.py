@@ -87,6 +87,8 @@ def default_placement(config: Config, *, reads_images: bool, cores: int | None =
         return "hosts"
     if config.processes.api_workers > 1:
         return "process"
+    if config.model_changes.flag is not None:
+        return "local"
     cores = len(os.sched_getaffinity(0)) if cores is None else cores
     return "local" if cores == 1 or (may_use_openvino(config.loading) and not reads_images) else "process"
 

@@ -81,3 +81,17 @@ def freeze_objects() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
+
+
+def collect_garbage(*, thaws: bool) -> None:
+    """Collect what has been dropped, also in cycles of references; ``thaws``: what ``freeze_objects`` exempted, too.
+
+    Without ``thaws`` it takes about a millisecond in a process whose objects are frozen, otherwise 0.2 s with torch
+    and transformers imported. The interpreter lock is held meanwhile.
+    """
+    frozen = thaws and gc.get_freeze_count() > 0
+    if frozen:
+        gc.unfreeze()
+    gc.collect()
+    if frozen:
+        gc.freeze()

@@ -28,7 +28,8 @@ class ComputeParams:
 
     At most ``concurrent_launches`` batches are computed at a time here, and ``cores_shared_by`` on these cores, other
     processes included; besides these, ``background_launches`` at idle priority. ``folder`` is where the model was
-    loaded from; without it nothing is cached. ``sample_prompts`` blocks, as it loads the tokenizer.
+    loaded from; without it nothing is cached. ``sample_prompts`` blocks, as it loads the tokenizer. ``may_time``
+    is false while other models compute on these cores: then two computations cannot be compared by their times.
     """
 
     device: torch.device
@@ -39,4 +40,5 @@ class ComputeParams:
     cores_shared_by: int = 1
     background_launches: int = 0
     folder: Path | None = None
+    may_time: bool = True
     sample_prompts: Callable[[], SamplePrompts] = field(default=_no_samples)

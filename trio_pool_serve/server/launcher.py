@@ -143,7 +143,7 @@ async def _announce(service: Service, url: str) -> None:
         await service.wait_ready()
     except EngineDeadError:
         return  # ``Service.run`` raises the reason
-    _print_ready(service.config, service.model().folder, url)
+    _print_ready(service.config, service.models.folder_of(), url)
     await feed_watchdog(service.snapshots, service.config.scheduling.batch_timeout_s)
 
 

@@ -51,7 +51,13 @@ GAUGES: Mapping[str, Meaning] = {
             "ready": "the model can be computed",
             "stalled": "nothing comes back from its engines",
             "dead": "the engine has stopped, and the process is about to exit",
+            "unloaded": "the model is not loaded: the next request for it loads it",
         },
+        ("model",),
+    ),
+    "model_memory_bytes": Meaning(
+        "Memory by which the process has grown while the model was loaded, with `--engine local`; 0 while it is not",
+        {"resident": "resident memory, mapped files included", "device": "tensors in the memory of GPUs"},
         ("model",),
     ),
     "engine": Meaning("Load of a model's engines", _ENGINE, ("model",)),

@@ -69,6 +69,14 @@ class BatchHistogram(Histogram):
             self._buckets[bisect_left(self._upper_bounds, amount)].inc(count)
 
 
+CHANGES: Mapping[str, str] = {
+    "loads": "models that were loaded",
+    "failed_loads": "models that could not be loaded while the server ran",
+    "unloads": "models that were unloaded",
+}
+"""What the label ``of`` of the counter of loads and unloads stands for."""
+
+
 @define(eq=False)
 class EngineMetrics:
     """The metrics of one model's engine: the server's metrics labelled with the model's name."""
@@ -93,6 +101,10 @@ class _LiveGauges(Collector):
     def __init__(self) -> None:
         self.sources: list[tuple[str | None, Callable[[], Gauges]]] = []
         self.taken: list[tuple[str | None, Gauges]] = []
+
+    def forget(self, model: str) -> None:
+        """Take no more gauges of a model."""
+        self.sources = [(of, source) for of, source in self.sources if of != model]
 
     def collect(self) -> Iterable[Metric]:
         families: dict[str, GaugeMetricFamily] = {}
@@ -139,6 +151,10 @@ class Metrics:
         self.faults = Counter(
             PREFIX + "faults", "Faults of batches, by kind", labelnames=["model", "of"], registry=self.registry
         )
+        changes = Counter(
+            PREFIX + "model_changes", "Loads and unloads of models", labelnames=["of"], registry=self.registry
+        )
+        self.model_changes = {of: changes.labels(of) for of in CHANGES}
         self.loop_lag = seconds("loop_lag", "How late the event loop wakes a sleeping task")
         self.requests = count("requests", "Requests answered by a task route")
         self.failures = count("request_failures", "Requests of any route answered by an error")
@@ -156,7 +172,8 @@ class Metrics:
         self.registry.register(self._live)
 
     def of_engine(self, model: str) -> EngineMetrics:
-        """Return the metrics of the engine for ``model``, at zero."""
+        """Return the metrics of an engine for ``model``: at zero, or those of the engine before, without its gauges."""
+        self._live.forget(model)
         return EngineMetrics(
             queue=self.queue.labels(model),
             forward=self.forward.labels(model),
@@ -183,9 +200,29 @@ class Metrics:
             case UnavailableError() | StorageInUseError():
                 self._refusals["unavailable"].inc()
 
-    def add_gauges(self, source: Callable[[], Gauges]) -> None:
-        """Register ``source()``, which ``take_gauges`` calls; the names that it returns are those of ``GAUGES``."""
-        self._live.sources.append((None, source))
+    def forget(self, model: str) -> None:
+        """Remove the metrics of a model that is no longer served."""
+        self._live.forget(model)
+        for metric in (
+            self.queue,
+            self.forward,
+            self.copy_wait,
+            self.batch_rows,
+            self.batch_tokens,
+            self.padding_waste,
+        ):
+            metric.remove(model)
+        self.tokens.remove(model)
+        self.busy.remove(model)
+        for of in FAULTS:
+            self.faults.remove(model, of)
+
+    def add_gauges(self, source: Callable[[], Gauges], *, model: str | None = None) -> None:
+        """Register ``source()``, which ``take_gauges`` calls; the names that it returns are those of ``GAUGES``.
+
+        With ``model`` they are labelled with its name, until ``forget`` or another engine of it.
+        """
+        self._live.sources.append((model, source))
 
     def observe_hop(self, kind: LimiterName, wait_s: float, run_s: float) -> None:
         """Observe one thread hop; the signature is that of ``Offload.observe``."""

@@ -33,7 +33,7 @@ MINIMA = ("batch_token_budget", "start_time_seconds")
 
 SUFFIX = ".telemetry"
 
-STATES = ("dead", "failed", "loading", "stalled", "ready")
+STATES = ("dead", "failed", "loading", "stalled", "unloaded", "ready")
 """The worst first; failed is for replicas."""
 
 OF_REPLICA = {f"{PREFIX}{name}": f"{PREFIX}{of_replica}" for name, of_replica in (

@@ -72,6 +72,8 @@ class Offload:
     in_threads: bool = True
     takes_turns: bool = field(default=True, kw_only=True)
     """Whether clients take turns to have bodies decoded and images prepared."""
+    is_serving: bool = field(default=False, init=False)
+    """Whether requests may be computed while a model is loaded: what is timed then means little."""
     undecoded: Backlog = field(init=False, factory=Backlog)
     """Bodies that ``decode`` has not decoded yet."""
     _decoding: ClientTurns = field(init=False)

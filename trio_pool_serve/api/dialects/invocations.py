@@ -49,7 +49,7 @@ def path_of_fields(fields: Mapping[str, msgspec.Raw], service: Service) -> str:
 
 def _path_of_inputs(fields: Mapping[str, msgspec.Raw], service: Service) -> str:
     """Return the path for ``inputs``: ``/``, whose answer for one text to classify is made for the hub's own client."""
-    able = service.model(_string(fields, "model")).folder.spec.tasks
+    able = service.models.folder_of(_string(fields, "model")).spec.tasks
     main = next((task for task in MAIN_TASKS if task in able), None)
     return "/predict" if main == "classify" and "parameters" not in fields else "/"
 
@@ -59,7 +59,7 @@ def _path_of_task(fields: Mapping[str, msgspec.Raw], service: Service) -> str:
     if "tasks" in fields:
         return "/pooling"
     if task not in TASKS:  # a task of Jina's is another thing
-        task = main_task(service.model(_string(fields, "model")))
+        task = main_task(service.models.folder_of(_string(fields, "model")))
     return {"embed": "/v1/embeddings", "classify": "/classify"}.get(task, "/pooling")
 
 

@@ -23,6 +23,7 @@ from trio_pool_serve.engine.admission import EstimatedWork, retry_after_s
 from trio_pool_serve.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, PoolServeError
 from trio_pool_serve.rendering.memory_budget import Reservation
 from trio_pool_serve.service import Service
+from trio_pool_serve.tasks.model import Model
 
 SEARCHED_FROM = 256 * 1024
 """Bytes of a body from which looking for names in it, in pieces, is better than parsing it twice."""
@@ -152,16 +153,25 @@ class TaskHandler:
         timeout_s = service.config.time_limits.body_timeout_s
         refuse = partial(_refuse_before_hop, service, request)
         decoded = await read_body(request, self._decode, service.offload, timeout_s=timeout_s, before_hop=refuse)
-        claimed_by = request.claimed_by = decoded.claimed_by
-        wire = request.wire = decoded.wire
+        request.claimed_by, wire = decoded.claimed_by, decoded.wire
+        request.wire = wire
         if decoded.error is not None:
             raise decoded.error
-        model = service.model(getattr(wire, "model", None), among=request.models)
+        with service.models.use(getattr(wire, "model", None), among=request.models) as use:
+            response = await self._respond_by(await service.models.loaded(use.served), decoded, request, reservation)
+            if not isinstance(response.body, bytes):
+                request.keep(use)
+        return response
+
+    async def _respond_by(
+        self, model: Model, decoded: DecodedBody, request: HttpRequest, reservation: Reservation
+    ) -> HttpResponse:
+        service, claimed_by = self.service, decoded.claimed_by
         if request.window is not None:
             model = evolve(model, window=request.window)
         request.model = model.name
         call = Call(
-            wire=wire,
+            wire=decoded.wire,
             job=decoded.job,
             model=model,
             service=service,
@@ -204,16 +214,16 @@ def _refuse(service: Service, request: HttpRequest, body: Buffer | None = None, 
         deadline=request.deadline,
         waited_s=request.timings.waited_s + decoding_s,
     )
-    candidates = service.models(request.models)
+    candidates = service.models.among(request.models)
     if len(candidates) > 1 and body is not None:
         model = model_named_in(body)
-        named = service.named(model) if model else None
+        named = service.models.named(model) if model else None
         if named in candidates:
             candidates = [named]
     refusals = []
     for served in candidates:
         try:
-            served.engine.refuse_late(work)
+            served.refuse_late(work)
         except OverloadedError as refusal:
             refusals.append(refusal)
     if refusals and len(refusals) == len(candidates):

@@ -99,6 +99,8 @@ class LineResponder:
         except Exception as error:
             is_json = not isinstance(error, _NotJsonError)
             response = error_response(error, request, _dialects_of(request, handler, self.default))
+        finally:
+            request.end()
         assert isinstance(response.body, bytes)  # noqa: S101  (errors are not streamed)
         return LineResponse(response.status, response.body, request.timings.tokens, is_json=is_json)
 

@@ -37,7 +37,8 @@ class Middleware:
 
     An error is written in the dialect of the endpoint that the request was decoded for. Before that is known, it is
     written in all the dialects that ``by_path`` has for the path, or in ``default``. ``open_routes``, methods with
-    paths, need no API key, whatever ``--api-key-scope`` is; the paths ``for_admins`` need a key with ``admin``.
+    paths, need no API key, whatever ``--api-key-scope`` is; the paths ``for_admins``, or methods with paths as routes
+    have them, need a key with ``admin``.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Middleware:
         default: Dialect,
         by_path: Mapping[str, Sequence[Dialect]],
         open_routes: Collection[tuple[str, str]],
-        for_admins: Collection[str],
+        for_admins: Collection[str | tuple[str, str]],
     ) -> None:
         network = service.config.network
         self._service = service
@@ -93,7 +94,8 @@ class Middleware:
             request.identify(key)
         else:
             request.use_key(key, self._service.api_keys.usage_of(key))
-        if request.path in self._for_admins and not key.admin:
+        route = request.scope.get("method", "WEBSOCKET"), request.route
+        if (request.path in self._for_admins or route in self._for_admins) and not key.admin:
             raise PermissionDeniedError("The API key may not use this route: that takes one with `admin`.")
 
     def refuse_early(self, request: HttpRequest, handler: TaskHandler) -> HttpResponse | None:

@@ -17,6 +17,7 @@ from trio_pool_serve.api.http.request_body import RequestBody
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.engine.planned_window import WindowMember
 from trio_pool_serve.errors import DeadlineExceededError, DrainingError
+from trio_pool_serve.serving.served_model import ModelUse
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import Client
 
@@ -68,6 +69,7 @@ class HttpRequest:
     """Names of the models that the request may use, ``None`` for all."""
     usage: KeyUsage | None = field(init=False, default=None)
     """Of the key, once it counts the request as running."""
+    _use: ModelUse | None = field(init=False, default=None)
     route: str = field(init=False, default="")
     """The path of the route, in which a part that differs from request to request is ``{name}``."""
     model: str | None = field(init=False, default=None)
@@ -131,6 +133,13 @@ class HttpRequest:
         if self.usage is not None:
             self.usage.leave()
             self.usage = None
+        if self._use is not None:
+            self._use.end()
+
+    def keep(self, use: ModelUse) -> None:
+        """Have the use of a model end with the request, for a response that is streamed."""
+        use.outlives_context = True
+        self._use = use
 
     def identify(self, key: ApiKey) -> None:
         """Note the key of the request, without its limits."""

@@ -11,6 +11,8 @@ from trio_pool_serve.service import Service
 
 HOSTS_PATH, DRAIN_PATH = "/engine_hosts", "/engine_hosts/drain"
 
+HOST_ROUTES = (("GET", HOSTS_PATH), ("POST", HOSTS_PATH), ("POST", DRAIN_PATH))
+
 MAX_BODY_BYTES = 4096
 
 

@@ -1,9 +1,9 @@
 """``/openapi.json`` describes every route; ``/docs`` shows it in a browser."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from attrs import frozen
@@ -14,6 +14,9 @@ from trio_pool_serve.api.http.endpoint import Dialect, DialectEndpoint, Endpoint
 from trio_pool_serve.api.http.request import Handler, HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
+
+Route: TypeAlias = tuple[str, str]
+"""Method and path."""
 
 SWAGGER_UI = files("swagger_ui") / "static"
 
@@ -34,17 +37,30 @@ PAGE = b"""<!doctype html>
 
 @frozen
 class Operation:
-    """A route that takes no body, and an example of its response: JSON, if it has no other ``content_type``."""
+    """A route of no dialect, and an example of its response: JSON, if it has no other ``content_type``.
+
+    ``body`` is an example of a JSON body; ``None`` if that is not described.
+    """
 
     summary: str
     example: Any
     content_type: str = "application/json"
+    body: Mapping[str, Any] | None = None
 
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v1/models"): Operation("The models of the server.", {"object": "list", "data": [{"id": "org/model"}]}),
     ("GET", "/models"): Operation("As /v1/models, for infinity's clients.", {"object": "list", "data": []}),
     ("GET", "/v1/models/{name}"): Operation("One model.", {"id": "org/model", "object": "model", "task": "embed"}),
+    ("POST", "/v1/models"): Operation(
+        "Load a model, with --model-api.",
+        {"id": "bge", "object": "model", "state": "loaded", "memory_bytes": 300_000_000},
+        body={"model": "BAAI/bge-small-en-v1.5", "name": "bge"},
+    ),
+    ("DELETE", "/v1/models/{name}"): Operation(
+        "Unload a model, with --model-api; ?drain=1 waits for the requests that use it.",
+        {"id": "bge", "object": "model", "deleted": True},
+    ),
     ("GET", "/info"): Operation(
         "The default model, as text-embeddings-inference describes its own.", {"model_id": "org/model"}
     ),
@@ -85,10 +101,10 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
 
 
 @cache
-def openapi_document(dialects: tuple[Dialect, ...], by_fields: PathByFields, without: tuple[str, ...]) -> bytes:
+def openapi_document(dialects: tuple[Dialect, ...], by_fields: PathByFields, without: frozenset[Route]) -> bytes:
     """Return the OpenAPI 3.1 document of all routes, as JSON; cached for listeners that are restarted.
 
-    The operations at the paths ``without`` are not served.
+    The routes ``without`` are not served.
     """
     by_path = dict(endpoints_by_path(dialects))
     by_path[by_fields.path] = [endpoint for target in by_fields.targets for endpoint in by_path[target]]
@@ -103,7 +119,7 @@ def openapi_document(dialects: tuple[Dialect, ...], by_fields: PathByFields, wit
     schema_of = dict(zip(types, schemas, strict=True))
     paths = {path: {"post": _task_route(candidates, schema_of)} for path, candidates in by_path.items()}
     for (method, path), operation in OPERATIONS.items():
-        if path not in without:
+        if (method, path) not in without:
             paths.setdefault(path, {})[method.lower()] = _operational_route(operation)
     document = {
         "openapi": "3.1.0",
@@ -156,15 +172,19 @@ def _operational_route(operation: Operation) -> dict[str, Any]:
         "200": {"description": "The response.", "content": {operation.content_type: {"example": operation.example}}},
         "default": {"description": "An error, or a state that a probe has to notice."},
     }
-    return {"tags": ["operations"], "summary": operation.summary, "responses": responses}
+    described = {"tags": ["operations"], "summary": operation.summary, "responses": responses}
+    if operation.body is not None:
+        content = {"application/json": {"schema": {"type": "object"}, "example": operation.body}}
+        described["requestBody"] = {"required": True, "content": content}
+    return described
 
 
-def openapi_routes(dialects: tuple[Dialect, ...], by_fields: PathByFields, without: tuple[str, ...]) -> Routes:
+def openapi_routes(dialects: tuple[Dialect, ...], by_fields: PathByFields, without: Iterable[Route]) -> Routes:
     """Return the routes of the document and of the page that shows it, which loads nothing from outside.
 
     The arguments are those of ``openapi_document``.
     """
-    document = openapi_document(dialects, by_fields, without)
+    document = openapi_document(dialects, by_fields, frozenset(without))
     return {
         ("GET", "/openapi.json"): _fixed(document, "application/json"),
         ("GET", "/docs"): _fixed(PAGE, "text/html; charset=utf-8"),

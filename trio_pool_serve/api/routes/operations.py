@@ -51,7 +51,7 @@ def operational_routes(service: Service) -> Routes:
         if state == "stalled":
             return _status(state, ok=False, reason=service.stall_reason)
         if state == "ready" and request.scope["query_string"] in DEEP:
-            if failure := await failures_of([served.probe for served in service.served.values()]):
+            if failure := await failures_of([served.probe for served in service.models.present]):
                 return _status("failing", ok=False, reason=failure)
             state = service.state  # it took a while
         return _status(state, ok=state == "ready" or (state == "overloaded" and shares_all_engines))

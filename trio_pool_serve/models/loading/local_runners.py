@@ -1,6 +1,7 @@
 """Loads runners that compute in threads of this process."""
 
 import logging
+import sys
 import time
 from typing import Any
 
@@ -9,6 +10,7 @@ from attrs import define, field
 from trio_pool_serve.config import Config, ModelSource
 from trio_pool_serve.models.folder import open_model_folder
 from trio_pool_serve.models.loading.runner_loader import RunnerLoader
+from trio_pool_serve.processes.allocator import collect_garbage, return_freed_memory
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Runner
 
@@ -23,22 +25,42 @@ class LocalRunners:
     offload: Offload
     _unused_cores: list[Any] = field(init=False, factory=list)
     """``SharedCores`` of the launch threads that compute nothing."""
+    _threads: int = field(init=False, default=0)
+    """Threads that torch computes with by default; 0 before a runner shares the cores."""
 
     def load(self, source: ModelSource, load_runner: RunnerLoader) -> Runner:
         """Open the model's folder and load its runner with ``load_runner``. Blocks. Raises ``ModelLoadError``."""
         began = time.perf_counter()
         logger.info("loading %s", source.name)
         folder = open_model_folder(source.location, self.config.loading)
+        if self._threads:
+            # What a launch thread has set for its own batch, threads that are started later have as well.
+            sys.modules["torch"].set_num_threads(self._threads)
         runner = load_runner(folder, self.config.loading, self.offload)
         if runner.on_cpu and self.offload.launch > 1:
             runner = self._share_cores(runner)
         logger.info("loaded in %.1f s: %s: %s", time.perf_counter() - began, source.name, runner.describe())
         return runner
 
+    def free(self, *, was_frozen: bool) -> None:
+        """Return the memory of a runner that nothing refers to any more. Blocks.
+
+        ``was_frozen``: whether its objects are exempt from garbage collection.
+        """
+        collect_garbage(thaws=was_frozen)
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        return_freed_memory()
+
     def _share_cores(self, runner: Runner) -> Runner:
         """Return the runner, computing with the cores that the other launch threads do not use."""
-        from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner  # imported here: it imports torch
+        # Imported here: an API process without models does without torch.
+        import torch
+
+        from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner
 
         if not self._unused_cores:
+            self._threads = torch.get_num_threads()
             self._unused_cores += SharedCores.private(self.offload.launch)
         return SharingRunner(runner, self._unused_cores, self.config.threads.steady_threads)

@@ -66,6 +66,7 @@ def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -
         cores_shared_by=offload.cores_shared_by,
         background_launches=offload.idle_launches,
         folder=folder.path,
+        may_time=not offload.is_serving,
         sample_prompts=partial(sample_prompts, folder, trust_remote_code=config.trust_remote_code),
     )
     computation = choose_computation(loaded, config, compute_params)

@@ -85,8 +85,9 @@ def require_openvino(backbone: Backbone, config: ModelConfig, dtype: torch.dtype
 def choose_openvino(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> OpenVinoComputation:
     """Return the computation by OpenVINO, converted now or at an earlier start.
 
-    With ``--cpu-backend auto`` it must be faster than torch, but not in int8, which is chosen by the user. Blocks for
-    seconds; for up to minutes if a model is quantised. Raises ``CannotUseOpenVinoError``.
+    With ``--cpu-backend auto`` it must be faster than torch, but not in int8, which is chosen by the user; if that
+    cannot be timed now and has not been before, it counts as faster. Blocks for seconds; for up to minutes if a model
+    is quantised. Raises ``CannotUseOpenVinoError``.
     """
     require_openvino(loaded.backbone, config, params.dtype)
     return Preparation(loaded, config, params).prepare()
@@ -136,7 +137,7 @@ class Preparation:
         compute = None if record is None else self._read_cached(record)
         if record is None or compute is None:
             compute, record = self._convert()
-        if ratio is None and self._is_tried:
+        if ratio is None and self._is_tried and self.params.may_time:
             ratio = self._try_speed(compute)
             if self._entry is not None:
                 self._entry.update(with_time_ratio(record, self._machine, ratio))

@@ -66,7 +66,9 @@ def info_routes(service: Service) -> Routes:
 
     async def info(request: HttpRequest) -> HttpResponse:
         """Describe the default model. Raises ``EngineLoadingError`` until it is loaded. Cancellation: at once."""
-        return HttpResponse.json(describe_model(service, request.models))
+        with service.models.use(among=request.models) as use:
+            await service.models.loaded(use.served)
+            return HttpResponse.json(describe_model(service, request.models))
 
     return {("GET", INFO_PATH): info}
 
@@ -81,7 +83,7 @@ def describe_model(service: Service, among: Collection[str] | None = None) -> In
     config = service.config
     commit = model.folder.path.name
     return Info(
-        model_id=service.models(among)[0].source.shown_location,
+        model_id=service.models.find(among=among).source.shown_location,
         model_sha=commit if COMMIT.fullmatch(commit) else None,
         model_dtype=config.loading.dtype,
         served_model_name=model.name,

@@ -13,8 +13,8 @@ from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.routes.model_list import TASK_PREFERENCE
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, JobField, TaskNotSupportedError
+from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.tasks.job import PoolJob
-from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.pool import pool, task_named
 from trio_pool_serve.types import PoolingTask
 
@@ -79,7 +79,7 @@ async def respond_pooling(call: Call[PoolingRequest, PoolJob]) -> HttpResponse:
     model, encoding = call.model, call.wire.encoding
     job = with_input_type(call.job, call.wire.input_type, model)
     named: JobField | None = "tasks" if job.tasks else None
-    job = evolve(job, tasks=job.tasks or (main_task(model),))
+    job = evolve(job, tasks=job.tasks or (main_task(model.folder),))
     for name in job.tasks:
         model.require(task_named(name).needs, field=named)
     job = call.wire.with_activation(job)
@@ -102,13 +102,13 @@ async def respond_pooling(call: Call[PoolingRequest, PoolJob]) -> HttpResponse:
     return await call.encode(encode, rows=len(pooled.rows), nbytes=nbytes)
 
 
-def main_task(model: Model) -> PoolingTask:
+def main_task(folder: AnyModelFolder) -> PoolingTask:
     """Return the task that a model does by default, that of ``--task`` first. Raises ``TaskNotSupportedError``."""
-    able, chosen = model.folder.spec.tasks, model.folder.task
+    able, chosen = folder.spec.tasks, folder.task
     for task in (*([chosen] if chosen else []), *TASK_PREFERENCE):
         if task in able and task != "score":
             return task
-    raise TaskNotSupportedError(f"The model {model.name!r} has nothing to pool; it can: {', '.join(sorted(able))}.")
+    raise TaskNotSupportedError(f"The model has nothing to pool; it can: {', '.join(sorted(able))}.")
 
 
 def _refuse_unencodable(call: Call[PoolingRequest, PoolJob], job: PoolJob, task: PoolingTask) -> None:

@@ -14,8 +14,9 @@ def tokenizer_info_routes(service: Service) -> Routes:
     """Return the route over a service, which is served only if asked for: a chat template may be private."""
 
     async def tokenizer_info(request: HttpRequest) -> HttpResponse:
-        """Describe the default model's tokenizer. Raises ``EngineLoadingError``. Cancellation: has no checkpoint."""
-        model = service.model(among=request.models)
+        """Describe the default model's tokenizer. Raises as ``ServedModels.loaded``. Cancellation: at once."""
+        with service.models.use(among=request.models) as use:
+            model = await service.models.loaded(use.served)
         info: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **model.folder.tokenizer_config}
         conversations = model.renderer.conversations
         template = None if conversations is None else conversations.chat.templates.get("default")

@@ -1,0 +1,170 @@
+"""``POST`` and ``DELETE`` of ``/v1/models``: who may use them, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from tests.api.routes.test_openapi import assert_described, document
+from tests.conftest import client_of, listening, running
+from tests.serving.changing_models import ADMIN, changing
+from trio_pool_serve.cli import check_references, read_config
+from trio_pool_serve.config import ModelChangesConfig, NetworkConfig
+from trio_pool_serve.service import Service
+
+pytestmark = pytest.mark.unit
+
+KEYS = """
+[operator]
+key = "operator"
+admin = true
+
+[operator-of-b]
+key = "operator-of-b"
+admin = true
+models = ["b"]
+
+[user]
+key = "user"
+models = ["a", "b"]
+"""
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def test_only_keys_with_admin_change_models_and_all_may_list_them(tmp_path: Path):
+    keys = tmp_path / "keys.toml"
+    keys.write_text(KEYS)
+    keys.chmod(0o600)
+    async with changing(tmp_path, network=NetworkConfig(api_keys_file=keys)) as live:
+        client, body = live.client, {"model": str(tmp_path / "b"), "name": "b"}
+        for refused in (
+            await client.post("/v1/models", json=body, headers=bearer("user")),
+            await client.delete("/v1/models/a", headers=bearer("user")),
+        ):
+            assert (refused.status_code, refused.json()["error"]["type"]) == (403, "PermissionDeniedError")
+        assert (await client.post("/v1/models", json=body)).status_code == 401
+        assert (await client.post("/v1/models", json=body, headers=bearer("operator"))).status_code == 200
+        listed = await client.get("/v1/models", headers=bearer("user"))
+        assert [card["id"] for card in listed.json()["data"]] == ["a", "b"]
+        answer = await client.post("/v1/embeddings", json={"model": "b", "input": "hi"}, headers=bearer("user"))
+        assert answer.status_code == 200
+        assert (await client.delete("/v1/models/a", headers=bearer("operator-of-b"))).status_code == 404
+        other = {"model": str(tmp_path / "c"), "name": "c"}
+        assert (await client.post("/v1/models", json=other, headers=bearer("operator-of-b"))).status_code == 403
+        assert (await client.delete("/v1/models/b", headers=bearer("operator-of-b"))).status_code == 200
+
+
+async def test_without_the_setting_there_is_no_such_method(config, scripted):
+    config = evolve(config, network=NetworkConfig(api_key="admin-key"))
+    async with (
+        running(Service(config, lambda *_: scripted)) as service,
+        listening(service) as url,
+        client_of(url) as client,
+    ):
+        (name,) = service.served
+        for refused in (
+            await client.post("/v1/models", json={"model": name}, headers=ADMIN),
+            await client.delete(f"/v1/models/{name}", headers=ADMIN),
+        ):
+            assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD, OPTIONS")
+
+
+async def test_without_api_keys_nobody_changes_models(config, scripted):
+    config = evolve(config, model_changes=ModelChangesConfig(model_api=True))
+    async with (
+        running(Service(config, lambda *_: scripted)) as service,
+        listening(service) as url,
+        client_of(url) as client,
+    ):
+        (name,) = service.served
+        assert (await client.post("/v1/models", json={"model": name})).status_code == 403
+        assert (await client.delete(f"/v1/models/{name}")).status_code == 403
+
+
+def test_the_command_refuses_the_setting_without_api_keys():
+    with pytest.raises(ValueError, match="--model-api requires --api-key"):
+        check_references(read_config(["m", "--model-api"]))
+    check_references(read_config(["m", "--model-api", "--api-key", "k"]))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"model": ""}',
+        b'{"model": 1}',
+        b'{"model": "b", "name": ""}',
+        b'{"model": "b", "nmae": "c"}',
+        b'{"model": "b", "dtype": "int8"}',
+        b'{"model": "b", "name": "c", "aliases": ["c"]}',
+        b'{"model": "b", "name": "c\\n"}',
+        b'{"model": "b\\u0000"}',
+        b'{"model": "' + b"x" * 5000 + b'"}',
+        b'{"model": "b", "aliases": [' + b",".join(b'"%d"' % n for n in range(17)) + b"]}",
+        b'{"model": "\xff"}',
+    ],
+)
+async def test_a_body_that_is_not_understood_is_refused_before_anything_is_loaded(changed, body):
+    answer = await changed.client.post("/v1/models", content=body, headers=ADMIN)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "BadRequestError")
+    assert changed.loader.loads == {"a": 1}
+
+
+@pytest.fixture
+async def changed(tmp_path):
+    async with changing(tmp_path) as live:
+        yield live
+
+
+async def test_a_long_body_is_refused(changed):
+    body = b'{"model": "b"' + b" " * 70_000 + b"}"
+    assert (await changed.client.post("/v1/models", content=body, headers=ADMIN)).status_code == 413
+
+
+async def test_a_model_without_a_name_has_that_of_its_folder_which_paths_can_hold(changed):
+    folder = str(changed.folder / "b")
+    assert (await changed.client.post("/v1/models", json={"model": folder}, headers=ADMIN)).json()["id"] == folder
+    assert (await changed.client.get(f"/v1/models/{folder}", headers=ADMIN)).json()["id"] == folder
+    assert (await changed.client.delete(f"/v1/models/{folder}", headers=ADMIN)).json()["id"] == folder
+
+
+async def test_an_unknown_model_or_query_is_refused(changed):
+    assert (await changed.unload("none")).status_code == 404
+    assert (await changed.unload("a", "?drain=perhaps")).status_code == 400
+    assert await changed.states() == {"a": "loaded"}
+
+
+async def test_a_server_that_drains_loads_no_more(changed):
+    changed.service.draining = True
+    assert (await changed.load("b")).status_code == 503
+
+
+async def test_the_card_has_the_time_of_the_last_use_and_the_memory(changed):
+    before = (await changed.client.get("/v1/models/a", headers=ADMIN)).json()
+    assert "last_used" not in before
+    await changed.embed("a")
+    card = (await changed.client.get("/v1/models/a", headers=ADMIN)).json()
+    assert before["created"] <= card["last_used"] <= before["created"] + 600
+    changed.service.served["a"].memory.resident_bytes = 123
+    assert (await changed.client.get("/v1/models/a", headers=ADMIN)).json()["memory_bytes"] == 123
+    assert await changed.metric('trio_pool_serve_model_memory_bytes{model="a",of="resident"}') == 123
+
+
+async def test_the_document_lists_the_routes_only_where_they_are_served(changed, config, scripted):
+    changed.client.headers.update(ADMIN)
+    found = (await document(changed.client))["paths"]
+    assert {"get", "post"} <= found["/v1/models"].keys()
+    assert {"get", "delete"} <= found["/v1/models/{name}"].keys()
+    assert found["/v1/models"]["post"]["requestBody"]["required"] is True
+    await assert_described(changed.client, changed.service.config, changed.service)
+    async with (
+        running(Service(config, lambda *_: scripted)) as service,
+        listening(service) as url,
+        client_of(url) as client,
+    ):
+        assert (await document(client))["paths"]["/v1/models"].keys() == {"get"}

@@ -1,0 +1,61 @@
+"""A real server whose models change: what signals and restarts do to that."""
+
+import os
+from pathlib import Path
+
+import httpx
+import trio
+
+from tests.conftest import client_of
+from tests.model_folders import write_scripted_folder
+from tests.server.server_process import SCRIPTED, launched
+from tests.serving.changing_models import ADMIN
+
+
+async def test_a_server_that_is_stopped_while_it_loads_a_model_answers_others_and_ends(tmp_path: Path):
+    for name in ("launched", "go"):
+        os.mkfifo(tmp_path / name)
+    for name in ("a", "endless"):
+        write_scripted_folder(tmp_path / name)
+    flags = (f"a={tmp_path / 'a'}", "--model-api", "--api-key", "admin-key", "--drain-timeout-s", "1")
+    failures: list[httpx.HTTPError] = []
+    async with (
+        launched(tmp_path, *flags, command=SCRIPTED, env={"SCRIPT_PIPES": str(tmp_path)}) as server,
+        client_of(server.url) as client,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def load() -> None:
+            try:
+                await client.post("/v1/models", json={"model": str(tmp_path / "endless"), "name": "b"}, headers=ADMIN)
+            except httpx.HTTPError as error:
+                failures.append(error)
+
+        nursery.start_soon(load)
+        with trio.fail_after(30):
+            await trio.to_thread.run_sync((tmp_path / "launched").read_text, abandon_on_cancel=True)
+        body = {"model": "a", "input": "hello"}
+        assert (await client.post("/v1/embeddings", json=body, headers=ADMIN)).status_code == 200
+        server.signal()
+        assert await server.wait_exit(30) == 0
+    assert len(failures) == 1
+
+
+async def test_idle_models_are_unloaded_and_come_back_in_a_server_as_it_is_started(tmp_path: Path):
+    for name in ("a", "b"):
+        write_scripted_folder(tmp_path / name)
+    flags = (
+        *(f"{name}={tmp_path / name}" for name in ("a", "b")),
+        "--idle-unload-s",
+        "0.2",
+        "--max-loaded-models",
+        "1",
+    )
+    async with launched(tmp_path, *flags, command=SCRIPTED) as server, client_of(server.url) as client:
+        await server.wait_logged("unloaded a")
+        for name in ("b", "a", "b"):
+            answer = await client.post("/v1/embeddings", json={"model": name, "input": "hello"})
+            assert (answer.status_code, answer.json()["model"]) == (200, name)
+        await server.wait_logged("unloaded b", times=2)
+        assert (await client.get("/readyz")).status_code == 200
+        assert {card["state"] for card in (await client.get("/v1/models")).json()["data"]} <= {"unloaded", "unloading"}

@@ -1,0 +1,402 @@
+"""Models that are loaded and unloaded while the server runs: who waits for what, and what others notice of it."""
+
+import gc
+import weakref
+
+import httpx
+import pytest
+import trio
+import trio.lowlevel
+
+from tests.conftest import assert_idle, wait_idle
+from tests.scripted_runner import ScriptedRunner
+from tests.serving.changing_models import ADMIN, Changing, Loader, changing
+from trio_pool_serve.errors import EngineLoadingError, ModelLoadError, RunnerDeadError
+from trio_pool_serve.serving import served_models
+from trio_pool_serve.types import Batch
+
+pytestmark = pytest.mark.unit
+
+
+async def in_use(live: Changing, name: str) -> None:
+    with trio.fail_after(30):
+        while not live.service.served[name].users:  # noqa: ASYNC110
+            await trio.sleep(0.001)
+
+
+async def test_a_model_is_loaded_computes_and_is_unloaded(tmp_path):
+    async with changing(tmp_path) as live:
+        assert (await live.embed("bb")).status_code == 404
+        card = (await live.load("b")).json()
+        assert (card["id"], card["state"], card["max_model_len"], card["task"]) == ("b", "loaded", 64, "embed")
+        answer = (await live.embed("b")).json()
+        assert (answer["model"], len(answer["data"][0]["embedding"])) == ("b", 5)
+        assert await live.states() == {"a": "loaded", "b": "loaded"}
+        assert (await live.unload("b")).json() == {"id": "b", "deleted": True, "object": "model"}
+        gone = await live.embed("b")
+        assert (gone.status_code, "This server has: a." in gone.text) == (404, True)
+        assert await live.states() == {"a": "loaded"}
+        assert (await live.embed()).json()["model"] == "a"
+        assert live.loader.loads == {"a": 1, "b": 1}
+
+
+async def test_further_names_select_the_same_model_and_are_all_taken(tmp_path):
+    async with changing(tmp_path) as live:
+        assert (await live.load("b", aliases=["bee", "beta"])).status_code == 200
+        assert (await live.embed("beta")).json()["model"] == "b"
+        for taken in ({"name": "bee"}, {"name": "a"}, {"name": "c", "aliases": ["b"]}):
+            answer = await live.load("c", **taken)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (409, "ConflictError")
+        assert (await live.unload("bee")).json()["id"] == "b"
+        assert (await live.states()) == {"a": "loaded"}
+
+
+async def test_nothing_refers_to_a_model_that_has_been_unloaded(tmp_path):
+    async with changing(tmp_path) as live:
+        await live.load("b")
+        await live.embed("b")
+        (runner,) = live.loader.runners.pop("b")
+        served = weakref.ref(live.service.served["b"])
+        references = weakref.ref(runner), weakref.ref(live.service.model("b").renderer)
+        del runner
+        await live.unload("b")
+        gc.collect()
+        assert [reference() for reference in references] == [None, None]
+        await live.embed()
+        gc.collect()
+        assert served() is None
+        assert 'model="b"' not in (await live.client.get("/metrics", headers=ADMIN)).text
+
+
+async def test_a_model_that_is_not_at_the_start_is_loaded_beside_batches_of_others(tmp_path):
+    """The thread that loads is not one of those that compute."""
+    loader = Loader(held={"b"})
+    async with changing(tmp_path, loader=loader) as live, trio.open_nursery() as nursery:
+        nursery.start_soon(live.load, "b")
+        await loader.wait_entered()
+        for name in ("a", None) * 3:
+            assert (await live.embed(name)).status_code == 200
+        assert await live.states() == {"a": "loaded", "b": "loading"}
+        assert (await live.client.get("/readyz")).status_code == 200
+        assert (await live.embed("b")).status_code == 503  # it may not be loadable at all
+        loader.gate.set()
+    assert len(loader.runners["a"][0].batches) == 6
+
+
+async def test_a_model_that_cannot_be_loaded_is_refused_with_the_reason_and_leaves_nothing(tmp_path):
+    async with changing(tmp_path, loader=Loader(broken={"b"})) as live:
+        broken = await live.load("b")
+        assert (broken.status_code, broken.json()["error"]["param"]) == (400, "model")
+        assert "b is broken" in broken.json()["error"]["message"]
+        (tmp_path / "e").mkdir()
+        assert "e" in (await live.load("e")).json()["error"]["message"]
+        assert (
+            await live.client.post("/v1/models", json={"model": "no such/model/"}, headers=ADMIN)
+        ).status_code == 400
+        assert await live.states() == {"a": "loaded"}
+        assert (await live.embed("a")).status_code == 200
+        assert await live.metric('trio_pool_serve_model_changes_total{of="failed_loads"}') == 3.0
+        live.loader.broken.clear()
+        assert (await live.load("b")).status_code == 200
+
+
+async def test_a_client_that_leaves_while_its_model_is_loaded_changes_nothing(tmp_path):
+    loader = Loader(held={"b"})
+    async with changing(tmp_path, loader=loader) as live:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(live.load, "b")
+            await loader.wait_entered()
+            nursery.cancel_scope.cancel()
+        await live.wait_state("b", "loading")
+        assert (await live.load("b")).status_code == 409
+        loader.gate.set()
+        await live.wait_state("b", "loaded")
+        assert (await live.embed("b")).status_code == 200
+    assert loader.loads["b"] == 1
+
+
+async def test_cancelling_those_who_add_and_remove_leaves_the_change_to_itself(tmp_path):
+    loader = Loader(held={"b"})
+    async with changing(tmp_path, loader=loader) as live:
+        models = live.service.models
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(live.load, "b")
+            await loader.wait_entered()
+            served = models.by_name["b"]
+            with trio.move_on_after(0.01) as scope:
+                await models.remove(served, drains=False)
+            assert scope.cancelled_caught  # the thread that loads is still busy
+            assert "b" not in models.by_name
+            loader.gate.set()
+        with trio.fail_after(30):
+            await served.ended.wait()
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await models.loaded(models.by_name["a"])
+            await trio.lowlevel.checkpoint()
+        assert scope.cancelled_caught
+        await wait_idle(live.service)
+
+
+async def test_deleting_a_model_that_is_being_loaded_stops_that(tmp_path):
+    loader = Loader(held={"b"})
+    async with changing(tmp_path, loader=loader) as live:
+        answers: list[httpx.Response] = []
+        async with trio.open_nursery() as nursery:
+
+            async def load() -> None:
+                answers.append(await live.load("b"))
+
+            nursery.start_soon(load)
+            await loader.wait_entered()
+            nursery.start_soon(live.unload, "b")
+            await live.wait_state("b", None)
+            loader.gate.set()
+        assert (answers[0].status_code, "before it was loaded" in answers[0].text) == (409, True)
+        loader.held.clear()
+        assert (await live.load("b")).status_code == 200  # its name is free
+
+
+async def test_a_model_in_use_is_not_unloaded_unless_it_drains(tmp_path):
+    async with changing(tmp_path) as live:
+        await live.load("b")
+        (runner,) = live.loader.runners["b"]
+        runner.gate.clear()
+        answers: dict[str, httpx.Response] = {}
+
+        async def ask(what: str, respond, *arguments: str) -> None:
+            answers[what] = await respond(*arguments)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, "running", live.embed, "b")
+            await in_use(live, "b")
+            busy = await live.unload("b")
+            assert (busy.status_code, "1 requests use the model `b`" in busy.text) == (409, True)
+            nursery.start_soon(ask, "drain", live.unload, "b", "?drain=1")
+            await live.wait_state("b", "draining")
+            refused = await live.embed("b")
+            assert (refused.status_code, "is being unloaded" in refused.text) == (404, True)
+            assert (await live.embed("a")).status_code == 200
+            assert answers == {}
+            runner.gate.set()
+        assert {what: answer.status_code for what, answer in answers.items()} == {"running": 200, "drain": 200}
+        assert await live.states() == {"a": "loaded"}
+
+
+async def test_a_drain_ends_after_its_time_limit_and_the_requests_that_are_left_fail(tmp_path):
+    async with changing(tmp_path, drain_timeout_s=0.05) as live:
+        await live.load("b")
+        (runner,) = live.loader.runners["b"]
+        runner.gate.clear()
+        answers: list[httpx.Response] = []
+
+        async def embed() -> None:
+            answers.append(await live.embed("b"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(embed)
+            await in_use(live, "b")
+            assert (await live.unload("b", "?drain=true")).status_code == 200
+            runner.gate.set()
+        assert answers[0].status_code == 503
+        assert (await live.embed("a")).status_code == 200
+
+
+async def test_a_stream_uses_its_model_until_it_has_been_sent(tmp_path):
+    async with changing(tmp_path) as live:
+        await live.load("b")
+        (runner,) = live.loader.runners["b"]
+        runner.gate.clear()
+        body = {"input": ["hello", "world"], "model": "b", "stream": True}
+        async with live.client.stream("POST", "/v1/embeddings", json=body, headers=ADMIN) as stream:
+            assert stream.status_code == 200
+            assert (await live.unload("b")).status_code == 409
+            runner.gate.set()
+            events = [line async for line in stream.aiter_lines() if line]
+        assert events[-1] == "data: [DONE]"
+        with trio.fail_after(30):
+            while (await live.unload("b")).status_code != 200:  # noqa: ASYNC110
+                await trio.sleep(0.005)
+
+
+async def test_an_idle_model_is_unloaded_and_loaded_again_by_its_next_request(tmp_path):
+    async with changing(tmp_path, at_start=("a", "b"), idle_unload_s=0.05) as live:
+        await live.wait_state("a", "unloaded")
+        await live.wait_state("b", "unloaded")
+        assert (await live.client.get("/readyz")).status_code == 200
+        card = (await live.client.get("/v1/models/b", headers=ADMIN)).json()
+        assert (card["max_model_len"], card["task"]) == (64, "embed")
+        assert "memory_bytes" not in card
+        assert (await live.client.get("/load", headers=ADMIN)).json()["models"]["b"]["state"] == "unloaded"
+        answer = await live.embed("b")
+        assert (answer.status_code, len(answer.json()["data"][0]["embedding"])) == (200, 5)
+        assert live.loader.loads == {"a": 1, "b": 2}
+
+
+async def test_requests_that_find_a_model_unloaded_load_it_once_and_do_not_delay_others(tmp_path):
+    loader = Loader()
+    async with changing(tmp_path, at_start=("a", "b"), max_loaded_models=2, idle_unload_s=0.05, loader=loader) as live:
+        await live.wait_state("b", "unloaded")
+        loader.held.add("b")
+        answers: list[int] = []
+
+        async def embed() -> None:
+            answers.append((await live.embed("b")).status_code)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(embed)
+            await loader.wait_entered()
+            with trio.fail_after(30):
+                while live.service.served["b"].users < 4:  # noqa: ASYNC110
+                    await trio.sleep(0.001)
+            assert (await live.client.get("/v1/models/b", headers=ADMIN)).json()["state"] == "loading"
+            # It would be loaded by the same thread if that were not held; so one that is loaded already.
+            assert answers == []
+            loader.gate.set()
+        assert answers == [200] * 4
+    assert loader.loads["b"] == 2
+
+
+async def test_the_invocations_of_an_unloaded_model_load_it(tmp_path):
+    async with changing(tmp_path, idle_unload_s=0.05) as live:
+        await live.wait_state("a", "unloaded")
+        answer = await live.client.post("/invocations", json={"input": "hello"}, headers=ADMIN)
+        assert (answer.status_code, answer.json()["model"]) == (200, "a")
+        await live.wait_state("a", "unloaded")
+        assert (await live.client.get("/info", headers=ADMIN)).json()["max_input_length"] == 64
+
+
+async def test_the_model_that_was_used_longest_ago_makes_room_for_another(tmp_path):
+    async with changing(tmp_path, at_start=("a", "b", "c"), max_loaded_models=2) as live:
+        assert await live.states() == {"a": "loaded", "b": "loaded", "c": "unloaded"}
+        await live.embed("a")
+        assert (await live.embed("c")).status_code == 200
+        assert await live.states() == {"a": "loaded", "b": "unloaded", "c": "loaded"}
+        assert (await live.load("d")).status_code == 200
+        assert await live.states() == {"a": "unloaded", "b": "unloaded", "c": "loaded", "d": "loaded"}
+        for name in ("a", "b", "c", "d"):
+            assert (await live.embed(name)).json()["model"] == name
+        assert await live.metric('trio_pool_serve_model_changes_total{of="loads"}') == 8.0
+        assert await live.metric('trio_pool_serve_model_changes_total{of="unloads"}') == 6.0
+
+
+async def test_without_room_a_request_is_told_when_to_come_again(tmp_path):
+    async with changing(tmp_path, at_start=("a", "b"), max_loaded_models=1) as live:
+        (runner,) = live.loader.runners["a"]
+        runner.gate.clear()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(live.embed, "a")
+            await in_use(live, "a")
+            for refused in (await live.embed("b"), await live.load("c")):
+                assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+                assert "all 1 that may be loaded are in use" in refused.text
+            runner.gate.set()
+        assert await live.states() == {"a": "loaded", "b": "unloaded"}
+        assert (await live.embed("b")).status_code == 200
+
+
+async def test_no_more_models_than_allowed_are_in_memory_however_requests_come(tmp_path):
+    async with changing(tmp_path, at_start=("a", "b", "c", "d"), max_loaded_models=2) as live:
+        most = 0
+        statuses: list[int] = []
+
+        async def embed(name: str) -> None:
+            for _ in range(10):
+                answer = await live.embed(name)
+                statuses.append(answer.status_code)
+
+        async def watch() -> None:
+            nonlocal most
+            while True:
+                engines = [served.engine for served in live.service.served.values()]
+                most = max(most, sum(engine.runner is not None for engine in engines))
+                await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as watching:
+            watching.start_soon(watch)
+            async with trio.open_nursery() as nursery:
+                for name in "abcd":
+                    nursery.start_soon(embed, name)
+            watching.cancel_scope.cancel()
+        assert set(statuses) <= {200, 503}
+        assert statuses.count(200) > 0
+        assert most <= 2
+
+
+async def test_a_model_that_cannot_be_loaded_again_is_refused_without_its_path_and_tried_later(tmp_path, monkeypatch):
+    async with changing(tmp_path, at_start=("a", "b"), max_loaded_models=1) as live:
+        live.loader.broken.add("b")
+        for _ in range(3):
+            answer = await live.embed("b")
+            assert (answer.status_code, str(tmp_path) in answer.text) == (503, False)
+            assert "the server's log has the reason" in answer.text
+        assert live.loader.loads["b"] == 1  # further attempts wait
+        live.loader.broken.clear()
+        live.service.served["b"].retry_at = 0.0
+        assert (await live.embed("b")).status_code == 200
+
+
+async def test_an_engine_that_dies_after_its_model_was_loaded_ends_the_service(tmp_path):
+    def die(batch: Batch) -> None:
+        raise RunnerDeadError("lost")
+
+    with pytest.RaisesGroup(pytest.RaisesExc(Exception, match="lost"), flatten_subgroups=True):
+        async with changing(tmp_path) as live:
+            await live.load("b")
+            live.loader.runners["b"][0].on_launch = die
+            assert (await live.embed("b")).status_code == 503
+            await trio.sleep_forever()
+
+
+async def test_a_model_beyond_those_loaded_at_the_start_is_refused_then_if_its_files_are_wrong(tmp_path):
+    (tmp_path / "e").mkdir()
+    with pytest.RaisesGroup(ModelLoadError, flatten_subgroups=True):
+        async with changing(tmp_path, at_start=("a", "e"), max_loaded_models=1):
+            raise AssertionError("it has started")
+
+
+async def test_nothing_can_be_changed_before_the_models_of_the_start_are_loaded(tmp_path):
+    async with changing(tmp_path) as live:
+        models = live.service.models
+        models.are_loaded = trio.Event()
+        source = models.by_name["a"].source
+        with pytest.raises(EngineLoadingError):
+            await models.add(source)
+        with pytest.raises(EngineLoadingError):
+            await models.remove(models.by_name["a"], drains=False)
+
+
+async def test_all_models_can_be_unloaded_and_the_first_that_is_loaded_then_is_the_default(tmp_path):
+    async with changing(tmp_path) as live:
+        assert (await live.unload("a")).status_code == 200
+        assert await live.states() == {}
+        answer = await live.embed()
+        assert (answer.status_code, "This server has: no model." in answer.text) == (404, True)
+        assert (await live.client.get("/readyz")).status_code == 200
+        await live.load("b")
+        assert (await live.embed()).json()["model"] == "b"
+
+
+async def test_the_number_of_models_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(served_models, "MAX_MODELS", 2)
+    async with changing(tmp_path) as live:
+        assert (await live.load("b")).status_code == 200
+        assert (await live.load("c")).status_code == 403
+
+
+async def test_twenty_loads_and_unloads_leave_no_task_and_no_gauge(tmp_path):
+    async with changing(tmp_path) as live:
+        await live.load("b")
+        await live.unload("b")
+        before = trio.lowlevel.current_statistics().tasks_living
+        gauges = len(live.service.metrics._live.sources)
+        for _ in range(20):
+            await live.load("b")
+            assert (await live.embed("b")).status_code == 200
+            await live.unload("b")
+        assert trio.lowlevel.current_statistics().tasks_living == before
+        assert len(live.service.metrics._live.sources) == gauges
+        assert_idle(live.service)
+    assert isinstance(live.loader.runners["b"][-1], ScriptedRunner)
+    assert len(live.loader.runners["b"]) == 21

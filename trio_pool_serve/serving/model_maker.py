@@ -1,0 +1,121 @@
+"""What a model of a server is made of: its engine, its tokenizer and its renderer."""
+
+from functools import partial
+
+from attrs import define, field
+
+from trio_pool_serve.config import Config, ModelSource
+from trio_pool_serve.engine.engine import Engine
+from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.engine.model_results import ModelResults
+from trio_pool_serve.engine.remote.remote_engines import RemoteEngines
+from trio_pool_serve.engine.result_cache import ResultCache
+from trio_pool_serve.models.files.model_digest import digest_of
+from trio_pool_serve.models.folder import open_model_folder
+from trio_pool_serve.models.loading.local_runners import LocalRunners
+from trio_pool_serve.models.loading.renderer_loading import embeds_format_of, renderer_of
+from trio_pool_serve.models.loading.runner_loader import RunnerLoader
+from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
+from trio_pool_serve.models.model_kind import AnyModelFolder
+from trio_pool_serve.processes.worker_processes import WorkerProcesses
+from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
+from trio_pool_serve.rendering.media.loader import MediaLoader
+from trio_pool_serve.rendering.memory_budget import MemoryBudget
+from trio_pool_serve.rendering.text.tokenizer import Tokenizer
+from trio_pool_serve.serving.model_memory import ModelMemory
+from trio_pool_serve.serving.served_model import ServedModel
+from trio_pool_serve.tasks.model import Model
+from trio_pool_serve.telemetry.metrics import Metrics
+from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import Runner
+
+
+@define(eq=False)
+class ModelMaker:
+    """Makes the engines and the ``Model`` of each served model from what all models share."""
+
+    config: Config
+    offload: Offload
+    metrics: Metrics
+    load_runner: RunnerLoader
+    processes: dict[str, WorkerProcesses]
+    """Those for chat templates."""
+    media: MediaLoader
+    memory: MemoryBudget
+    results: ResultCache
+    remote: RemoteEngines | None
+    """``None`` if the models compute in this process."""
+    _runners: LocalRunners = field(init=False)
+    _made: int = field(init=False, default=0)
+    """Engines of models in other processes."""
+
+    def __attrs_post_init__(self) -> None:
+        self._runners = LocalRunners(self.config, self.offload)
+
+    def make_engine(self, source: ModelSource, memory: ModelMemory) -> Engine:
+        """Return an engine, which measures ``memory`` when it loads the model here. In the order of the settings."""
+        metrics = self.metrics.of_engine(source.name)
+        if self.remote is not None:
+            self._made += 1
+            return self.remote.make_engine(self._made - 1, source.name, metrics)
+        load = partial(self._load_runner, source, memory)
+        return LocalEngine(load, self.offload, metrics, self.config.scheduling)
+
+    def _load_runner(self, source: ModelSource, memory: ModelMemory) -> Runner:
+        with memory.measured():
+            return self._runners.load(source, self.load_runner)
+
+    async def announce_to_hosts(self, source: ModelSource, folder: AnyModelFolder) -> None:
+        """Tell the links to engines on other machines which files a model has. Cancellation: at once."""
+        if self.remote is not None and self.remote.hosts is not None:
+            digest = await self.offload.run("load", partial(digest_of, folder.path, self.config.loading))
+            self.remote.hosts.serve(source.name, digest)
+
+    def drop_engine(self, served: ServedModel) -> None:
+        """Let go of what the engine of a model has loaded, once it has ended."""
+        if isinstance(served.engine, LocalEngine):
+            served.engine.runner = None
+
+    def free(self, served: ServedModel) -> None:
+        """Return the memory of a model that has been unloaded. Blocks."""
+        self._runners.free(was_frozen=served.is_frozen)
+
+    def read_folder(self, source: ModelSource) -> AnyModelFolder:
+        """Read the files that say what a model is. Blocks. Raises ``ModelLoadError``."""
+        return open_model_folder(source.location, self.config.loading)
+
+    def load_tokenizer(self, source: ModelSource) -> tuple[AnyModelFolder, Tokenizer]:
+        """Read a model's folder and load its tokenizer. Blocks. Raises ``ModelLoadError``."""
+        folder = self.read_folder(source)
+        return folder, load_tokenizer(folder, trust_remote_code=self.config.loading.trust_remote_code)
+
+    def make_model(self, served: ServedModel, folder: AnyModelFolder, tokenizer: Tokenizer) -> Model:
+        """Return a model whose engine is ready. Blocks. Raises ``ModelLoadError``."""
+        config = self.config
+        return Model(
+            served.source.name,
+            folder,
+            renderer_of(
+                folder,
+                tokenizer,
+                self.offload,
+                workers=config.threads.renderer_num_workers,
+                templates=ChatTemplates(
+                    self.processes["template"],
+                    self.processes.get("client_template", self.processes["template"]),
+                    self.offload,
+                    config.time_limits.template_timeout_s,
+                ),
+                settings=config.input,
+                media=self.media,
+                image_format=folder.kind.image_format(folder),
+                memory=self.memory,
+                embeds_format=embeds_format_of(
+                    folder, served.engine.embeds_width, enabled=config.input.enable_prompt_embeds
+                ),
+            ),
+            served.engine,
+            splits_long_texts=config.loading.long_text == "chunk",
+            truncates_by_default=config.network.truncate_by_default,
+            results=ModelResults(self.results) if self.results.max_bytes else None,
+        )

@@ -1,0 +1,53 @@
+"""The memory that a model takes: by how much the process has grown while it was loaded."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from attrs import define
+
+from trio_pool_serve.processes.allocator import return_freed_memory
+
+
+@define
+class ModelMemory:
+    """Bytes that a model takes while it is loaded, measured each time; 0 before, and where it cannot be measured."""
+
+    resident_bytes: int = 0
+    """Of the process's resident memory, files that are mapped included."""
+    device_bytes: int = 0
+    """Of a GPU's memory: tensors."""
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Measure by how much the process grows in the block.
+
+        What others allocate meanwhile counts, too, as do libraries that are imported for the first time.
+        """
+        return_freed_memory()
+        resident, device = _resident_bytes(), _device_bytes()
+        yield
+        return_freed_memory()
+        self.resident_bytes = max(0, _resident_bytes() - resident)
+        self.device_bytes = max(0, _device_bytes() - device)
+
+    def clear(self) -> None:
+        """Note that the model is not loaded."""
+        self.resident_bytes = self.device_bytes = 0
+
+
+def _resident_bytes() -> int:
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0  # not Linux
+    return pages * os.sysconf("SC_PAGESIZE")
+
+
+def _device_bytes() -> int:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return 0
+    return sum(torch.cuda.memory_allocated(device) for device in range(torch.cuda.device_count()))

@@ -1,0 +1,173 @@
+"""One model of a server: where it is loaded from, whether it is loaded, and how many requests use it."""
+
+import time
+from typing import Any, Literal, Self, TypeAlias
+
+import trio
+from attrs import Factory, define, field
+
+from trio_pool_serve.config import ModelSource
+from trio_pool_serve.engine.admission import EstimatedWork
+from trio_pool_serve.engine.deep_probe import DeepProbe
+from trio_pool_serve.engine.engine import ENGINE_STATES, Engine
+from trio_pool_serve.models.model_kind import AnyModelFolder
+from trio_pool_serve.serving.model_memory import ModelMemory
+from trio_pool_serve.tasks.model import Model
+from trio_pool_serve.telemetry.gauges import Gauges
+
+ModelState: TypeAlias = Literal["loading", "loaded", "draining", "unloading", "unloaded"]
+"""draining: it is unloaded once the requests that use it have ended. unloading: until its memory has been returned."""
+
+
+@define(eq=False)
+class ServedModel:
+    """One model of a service: its engine, and its ``Model`` while that is loaded."""
+
+    source: ModelSource
+    engine: Engine
+    memory: ModelMemory = field(factory=ModelMemory)
+    loaded: Model | None = None
+    folder: AnyModelFolder | None = None
+    """Known once it has been loaded for the first time, or read; it stays when the model is unloaded."""
+    cosine_with_float32: float | None = None
+    """That of the engine, when it was last loaded."""
+    probe: DeepProbe = field(init=False, default=Factory(lambda self: DeepProbe(self.engine), takes_self=True))
+    created: float = field(init=False, factory=time.time)
+    """Seconds since the epoch, as the next."""
+    last_used: float | None = field(init=False, default=None)
+    state: ModelState = field(init=False, default="unloaded")
+    reads_images: bool = field(init=False, default=False)
+    """Whether it did when it was last loaded: then prepared images of it may be cached."""
+    is_leaving: bool = field(init=False, default=False)
+    """Whether it takes no further requests, and is removed when those that use it have ended."""
+    is_new: bool = field(default=False, kw_only=True)
+    """Whether it was added while the server runs and has not been loaded yet: it is removed if that fails."""
+    is_frozen: bool = field(init=False, default=False)
+    """Whether its objects are exempt from garbage collection."""
+    failure: str = field(init=False, default="")
+    """Why it could not be loaded the last time."""
+    retry_at: float = field(init=False, default=0.0)
+    """When it is loaded again after a failure, by trio's clock."""
+    users: int = field(init=False, default=0)
+    """Requests that compute with it, or wait until it is loaded."""
+    idle_since: float = field(init=False, default=0.0)
+    """When ``users`` became 0, by trio's clock."""
+    scope: trio.CancelScope = field(init=False, factory=trio.CancelScope)
+    """Cancelled to unload it."""
+    settled: trio.Event = field(init=False, factory=trio.Event)
+    """Set once it has been loaded, or has not: a new one for each time."""
+    ended: trio.Event = field(init=False, factory=trio.Event)
+    """Set once it has been unloaded, and its memory returned: a new one for each time."""
+    removed: trio.Event = field(init=False, factory=trio.Event)
+    """Set once its name is free."""
+    _unused: trio.Event | None = field(init=False, default=None)
+
+    def begin_loading(self) -> None:
+        """Note that it is being loaded from now on."""
+        self.state, self.failure = "loading", ""
+        self.scope, self.settled, self.ended = trio.CancelScope(), trio.Event(), trio.Event()
+
+    def finish_loading(self, model: Model) -> None:
+        """Note that it is loaded: requests can use ``model``."""
+        self.loaded, self.folder = model, model.folder
+        self.cosine_with_float32 = model.engine.cosine_with_float32
+        conversations = model.renderer.conversations
+        self.reads_images = conversations is not None and conversations.image_format is not None
+        self.state, self.is_new = "loaded", False
+        self.idle_since = trio.current_time()
+        self.settled.set()
+
+    def begin_unloading(self) -> None:
+        """Stop its engine. Requests that use it fail; new ones wait until it is loaded again."""
+        if self.loaded is not None and self.loaded.results is not None:
+            self.loaded.results.clear()
+        self.state, self.loaded = "unloading", None
+        self.scope.cancel(reason="the model is unloaded")
+
+    def renew_engine(self, engine: Engine) -> None:
+        """Take the engine by which it will be computed once it is loaded again."""
+        self.engine, self.probe = engine, DeepProbe(engine)
+
+    @property
+    def shown_state(self) -> ModelState:
+        """The state that clients are told of."""
+        return "draining" if self.is_leaving and self.state in ("loading", "loaded") else self.state
+
+    @property
+    def reported_load(self) -> dict[str, Any]:
+        """Its part of ``/load``."""
+        load = self.engine.reported_load
+        return {**load, "state": "unloaded"} if self.state in ("unloading", "unloaded") else load
+
+    def gauges(self) -> Gauges:
+        """Return what its metrics have besides those of its engine."""
+        state = "unloaded" if self.state in ("unloading", "unloaded") else self.engine.state
+        memory = {"resident": self.memory.resident_bytes, "device": self.memory.device_bytes}
+        return {
+            "model": {known: float(known == state) for known in (*ENGINE_STATES, "unloaded")},
+            "model_memory_bytes": memory,
+        }
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is loaded and no request uses it."""
+        return self.state == "loaded" and not self.users and not self.is_leaving
+
+    @property
+    def known_folder(self) -> AnyModelFolder | None:
+        """The folder of the model that is loaded, or that was; ``None`` before it is known."""
+        return self.folder if self.loaded is None else self.loaded.folder
+
+    def refuse_late(self, work: EstimatedWork) -> None:
+        """Raise what ``Engine.admit`` would raise now; nothing while it is loaded or unloaded as the server runs."""
+        is_of_start = self.folder is None and not self.is_new
+        if self.loaded is not None or is_of_start:
+            self.engine.refuse_late(work)
+
+    async def wait_unused(self) -> None:
+        """Wait until no request uses it. Cancellation: at once."""
+        while self.users:
+            self._unused = self._unused or trio.Event()
+            await self._unused.wait()
+
+    def begin_use(self) -> None:
+        """Count one more request that uses it."""
+        self.users += 1
+        self.last_used = time.time()
+
+    def end_use(self) -> None:
+        """Count one less."""
+        self.users -= 1
+        if not self.users:
+            self.idle_since = trio.current_time()
+            if self._unused is not None:
+                self._unused.set()
+                self._unused = None
+
+
+@define(eq=False)
+class ModelUse:
+    """One request's use of a model, which is not unloaded meanwhile for others; a context that ends with the request.
+
+    With ``outlives_context`` it ends by ``end`` only, as for a response that is streamed.
+    """
+
+    served: ServedModel
+    outlives_context: bool = field(init=False, default=False)
+    _has_ended: bool = field(init=False, default=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.served.begin_use()
+
+    def end(self) -> None:
+        """End the use; again, it does nothing."""
+        if not self._has_ended:
+            self._has_ended = True
+            self.served.end_use()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.outlives_context:
+            self.end()

@@ -1,0 +1,367 @@
+"""The models of a server: which there are, which of them are loaded, and how that changes while the server runs."""
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+
+import trio
+from attrs import define, field
+
+from trio_pool_serve.config import Config, ModelSource
+from trio_pool_serve.errors import (
+    ConflictError,
+    EngineDeadError,
+    EngineLoadingError,
+    ModelLoadError,
+    ModelsBusyError,
+    NotFoundError,
+    QuotaExceededError,
+    UnavailableError,
+    innermost,
+)
+from trio_pool_serve.models.model_kind import AnyModelFolder
+from trio_pool_serve.serving.model_maker import ModelMaker
+from trio_pool_serve.serving.model_memory import ModelMemory
+from trio_pool_serve.serving.served_model import ModelUse, ServedModel
+from trio_pool_serve.tasks.model import Model
+
+logger = logging.getLogger(__name__)
+
+MAX_MODELS = 256
+"""Models that a server has, loaded or not: each has metrics, and its name is in the list."""
+
+RETRY_S = 5.0
+"""Pause before a model that could not be loaded again is tried once more; its requests are refused meanwhile."""
+
+
+@define(eq=False)
+class ServedModels:
+    """The models of a service by their names. ``run`` loads them, and runs the engines of those that are loaded.
+
+    A model that is loaded or unloaded while the server runs has a task of its own, which no request owns: what a
+    request has begun goes on when its client leaves. A load that fails then is told to those who wait for it, and
+    changes nothing for other models; an engine that dies once its model is loaded ends the service.
+    """
+
+    config: Config
+    maker: ModelMaker
+    owns_engines: bool
+    """Whether no other process of the server loads the same models for the same requests."""
+    on_loaded: Callable[[], object]
+    """Called once, when the models of the start are loaded."""
+    by_name: dict[str, ServedModel] = field(init=False, factory=dict)
+    """In the order of the settings, and then of their loading: the first is the default."""
+    are_loaded: trio.Event = field(init=False, factory=trio.Event)
+    """Set once the models of the start are loaded."""
+    _at_start: list[ServedModel] = field(init=False)
+    """Those that are loaded at the start."""
+    _unloading: set[ServedModel] = field(init=False, factory=set)
+    _nursery: trio.Nursery | None = field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        for source in self.config.sources:
+            self._add(source)
+        self._at_start = [*self.by_name.values()][: self.config.model_changes.max_loaded_models]
+
+    def _add(self, source: ModelSource, *, is_new: bool = False) -> ServedModel:
+        memory = ModelMemory()
+        served = ServedModel(source, self.maker.make_engine(source, memory), memory, is_new=is_new)
+        self.maker.metrics.add_gauges(served.gauges, model=source.name)
+        self.by_name[source.name] = served
+        return served
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Load the models of the start, then run their engines and those of others until cancelled.
+
+        ``started`` before loading. Raises ``ModelLoadError`` or ``EngineDeadError``, maybe in a group. Cancellation: at
+        once; every request that waits fails.
+        """
+        async with trio.open_nursery() as self._nursery:
+            for served in self._at_start:
+                # In this order local engines queue for the one thread that loads.
+                served.begin_loading()
+                await self._nursery.start(self._live, served)
+            task_status.started()
+            for served in self.by_name.values():
+                if served not in self._at_start:
+                    served.folder = await self.maker.offload.run("load", partial(self.maker.read_folder, served.source))
+            for served in self._at_start:
+                await served.settled.wait()
+            self.on_loaded()
+            for served in self._at_start:
+                served.is_frozen = True
+            self.maker.offload.is_serving = True
+            self.are_loaded.set()
+            if self.config.model_changes.idle_unload_s:
+                await self._unload_idle(self.config.model_changes.idle_unload_s)
+            await trio.sleep_forever()
+
+    async def _live(
+        self, served: ServedModel, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Load a model, run its engine until its scope is cancelled, and return its memory."""
+        try:
+            with served.scope:
+                for other in self._unloading - {served}:
+                    await other.ended.wait()  # there would be more models in memory than there may be
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(served.engine.run)
+                    nursery.start_soon(served.probe.run)
+                    task_status.started()
+                    await self._load(served)
+        except Exception as error:
+            if not self.are_loaded.is_set() or served.state not in ("loading", "unloading"):
+                raise
+            self._note_failure(served, error)
+        self.maker.metrics.model_changes["failed_loads" if served.failure else "unloads"].inc()
+        await self._free(served)
+
+    async def _load(self, served: ServedModel) -> None:
+        maker, offload = self.maker, self.maker.offload
+        folder, tokenizer = await offload.run("load", partial(maker.load_tokenizer, served.source))
+        if folder.spec.assumption and self.owns_engines:
+            logger.warning("%s: %s", served.source.name, folder.spec.assumption)
+        await maker.announce_to_hosts(served.source, folder)
+        await served.engine.wait_ready()
+        model = await offload.run("load", partial(maker.make_model, served, folder, tokenizer))
+        served.finish_loading(model)
+        maker.metrics.model_changes["loads"].inc()
+
+    def _note_failure(self, served: ServedModel, error: Exception) -> None:
+        # Without its traceback, which refers to what has been loaded.
+        known = error.split(ModelLoadError)[0] if isinstance(error, ExceptionGroup) else error
+        cause = innermost(known or error)
+        served.failure = str(cause) if isinstance(cause, ModelLoadError) else f"{type(cause).__name__}: {cause}"
+        served.retry_at = trio.current_time() + RETRY_S
+        logger.error("%s cannot be loaded: %s", served.source.name, served.failure)
+        if served.is_new:
+            self._remove(served)
+
+    async def _free(self, served: ServedModel) -> None:
+        """Return the memory of a model whose engine has ended."""
+        maker, name = self.maker, served.source.name
+        self._unloading.add(served)
+        served.state, served.loaded = "unloading", None
+        served.settled.set()
+        maker.drop_engine(served)
+        if self._has(served):
+            served.renew_engine(maker.make_engine(served.source, served.memory))
+            maker.metrics.add_gauges(served.gauges, model=name)
+        if served.reads_images:
+            maker.media.cache.clear()
+        await maker.offload.run("load", partial(maker.free, served))
+        served.memory.clear()
+        served.state, served.is_frozen = "unloaded", False
+        self._unloading.discard(served)
+        if name not in self.by_name:
+            maker.metrics.forget(name)
+        if not served.failure:
+            logger.info("unloaded %s", name)
+        served.ended.set()
+
+    def _has(self, served: ServedModel) -> bool:
+        return self.by_name.get(served.source.name) is served
+
+    # -- lookup -----------------------------------------------------------------------------------------
+
+    def among(self, names: Collection[str] | None) -> list[ServedModel]:
+        """Return the models in their order; only those with a name among ``names``, if given."""
+        return [
+            served
+            for served in self._all()
+            if names is None or any(name in names for name in (served.source.name, *served.source.aliases))
+        ]
+
+    def named(self, name: str) -> ServedModel | None:
+        """Return the model that has a name, its first or another."""
+        return self.by_name.get(name) or next((served for served in self._all() if name in served.source.aliases), None)
+
+    def _all(self) -> list[ServedModel]:
+        return [*self.by_name.values()]  # a copy: threads look models up, too
+
+    def find(self, name: str | None = None, *, among: Collection[str] | None = None) -> ServedModel:
+        """Return the model of that name, by default the first; only those ``among`` the names are there, if given.
+
+        An empty name is none. Raises ``NotFoundError``.
+        """
+        models = self.among(among)
+        served = self.named(name) if name else next(iter(models), None)
+        if served is None and self.config.network.accept_any_model:
+            served = next(iter(models), None)
+        if served is None or served not in models:
+            known = ", ".join(model.source.name for model in models) or "no model"
+            raise NotFoundError(f"The model `{name or 'default'}` does not exist. This server has: {known}.")
+        return served
+
+    def use(self, name: str | None = None, *, among: Collection[str] | None = None) -> ModelUse:
+        """Return the use of a model, for ``loaded``. Raises ``NotFoundError``."""
+        served = self.find(name, among=among)
+        if served.is_leaving:
+            raise NotFoundError(f"The model `{served.source.name}` is being unloaded.")
+        return ModelUse(served)
+
+    def loaded_nowait(self, served: ServedModel) -> Model | None:
+        """Return a model if it is loaded.
+
+        Raises ``EngineLoadingError`` until the models of the start are loaded, and for one that never has been.
+        """
+        self.require_started()
+        if served.known_folder is None or (served.loaded is not None and served.engine.state == "loading"):
+            raise EngineLoadingError("The model is being loaded.")
+        return served.loaded
+
+    def require_started(self) -> None:
+        """Raise ``EngineLoadingError`` until the models of the start are loaded."""
+        if not self.are_loaded.is_set():
+            raise EngineLoadingError("The model is being loaded.")
+
+    def folder_of(self, name: str | None = None, *, among: Collection[str] | None = None) -> AnyModelFolder:
+        """Return the folder of a model, which may be unloaded. Raises as ``find`` and ``loaded_nowait``."""
+        self.require_started()
+        folder = self.find(name, among=among).known_folder
+        if folder is None:
+            raise EngineLoadingError("The model is being loaded.")
+        return folder
+
+    async def loaded(self, served: ServedModel) -> Model:
+        """Return a model that the caller uses, once it is loaded.
+
+        Raises as ``loaded_nowait``, ``ModelsBusyError`` if there is no room for it, ``UnavailableError`` if it cannot
+        be loaded, and ``NotFoundError`` if it is removed meanwhile. Cancellation: at once; it is loaded all the same.
+        """
+        while (model := self.loaded_nowait(served)) is None:
+            if not self._has(served):
+                raise NotFoundError(f"The model `{served.source.name}` has been unloaded.")
+            if served.state == "unloading":
+                await served.ended.wait()
+                continue
+            if served.state == "unloaded":
+                if trio.current_time() < served.retry_at:
+                    raise _cannot_load(served)
+                self._begin_loading(served)
+            await served.settled.wait()
+            if served.failure:
+                raise _cannot_load(served)
+        return model
+
+    # -- changes ----------------------------------------------------------------------------------------
+
+    async def add(self, source: ModelSource) -> ServedModel:
+        """Load one more model, and return it.
+
+        Raises ``ConflictError`` if there is one of that name, ``QuotaExceededError`` if there are too many, and
+        ``ModelsBusyError`` and ``ModelLoadError`` if it cannot be loaded; there is no such model then. Cancellation: at
+        once; it is loaded all the same.
+        """
+        self.require_started()
+        taken = [name for name in (source.name, *source.aliases) if self.named(name) is not None]
+        if taken:
+            raise ConflictError(f"There is a model `{taken[0]}` already.")
+        if len(self.by_name) >= MAX_MODELS:
+            raise QuotaExceededError(f"There are {MAX_MODELS} models already; some must be unloaded first.")
+        self._make_room()
+        served = self._add(source, is_new=True)
+        self._begin_loading(served)
+        await served.settled.wait()
+        if served.failure:
+            raise ModelLoadError(served.failure)
+        if served.loaded is None:
+            raise ConflictError(f"The model `{source.name}` has been unloaded before it was loaded.")
+        return served
+
+    async def remove(self, served: ServedModel, *, drains: bool) -> None:
+        """Remove a model: unload it, or stop loading it, and return when its memory is free.
+
+        With ``drains`` the requests that use it are waited for, for at most ``--drain-timeout-s``; then they fail.
+        Otherwise raises ``ConflictError`` if there are any. Cancellation: at once; it is removed all the same.
+        """
+        self.require_started()
+        if served.users and not drains:
+            raise ConflictError(
+                f"{served.users} requests use the model `{served.source.name}`; ?drain=1 waits until they have ended."
+            )
+        if not drains:
+            self._remove(served)
+        elif not served.is_leaving:
+            served.is_leaving = True
+            self._start(self._drain, served)
+        await served.removed.wait()
+        if served.state == "unloading":
+            await served.ended.wait()
+
+    async def _drain(self, served: ServedModel) -> None:
+        with trio.move_on_after(self.config.time_limits.drain_timeout_s):
+            await served.wait_unused()
+        if served.users:
+            logger.warning("unloading %s with %d requests unfinished", served.source.name, served.users)
+        if self._has(served):
+            self._remove(served)
+
+    def _remove(self, served: ServedModel) -> None:
+        """Have a name be free, and its model be unloaded."""
+        del self.by_name[served.source.name]
+        if served.state in ("loading", "loaded"):
+            self._begin_unloading(served)
+        elif served.state == "unloaded":
+            self.maker.metrics.forget(served.source.name)
+        served.removed.set()
+
+    def _begin_loading(self, served: ServedModel) -> None:
+        """Have a model loaded. Raises ``ModelsBusyError``."""
+        self._make_room()
+        served.begin_loading()
+        self._start(self._live, served)
+
+    def _start(self, function: Callable[..., object], served: ServedModel) -> None:
+        if self._nursery is None:
+            raise EngineDeadError("The engine has stopped.")
+        self._nursery.start_soon(function, served)  # type: ignore[arg-type]
+
+    def _make_room(self) -> None:
+        """Unload the model that has been idle for longest if there are as many as there may be."""
+        most = self.config.model_changes.max_loaded_models
+        present = [served for served in self.by_name.values() if served.state in ("loading", "loaded")]
+        if most is None or len(present) < most:
+            return
+        idle = [served for served in present if served.is_idle]
+        if not idle:
+            raise ModelsBusyError(
+                f"Another model has to be unloaded first, and all {most} that may be loaded are in use."
+            )
+        self._begin_unloading(min(idle, key=lambda served: served.idle_since))
+
+    def _begin_unloading(self, served: ServedModel) -> None:
+        self._unloading.add(served)
+        served.begin_unloading()
+
+    async def _unload_idle(self, idle_s: float) -> None:
+        """Unload each model that has had no request for so long, forever."""
+        while True:
+            now = trio.current_time()
+            for served in self._idle():
+                if served.idle_since + idle_s <= now:
+                    self._begin_unloading(served)
+            # One that becomes idle later is due later.
+            await trio.sleep_until(min((served.idle_since for served in self._idle()), default=now) + idle_s)
+
+    def _idle(self) -> Iterable[ServedModel]:
+        return [served for served in self.by_name.values() if served.is_idle]
+
+    async def wait_ready(self) -> None:
+        """Wait until the models of the start are loaded. Raises ``EngineDeadError``. Cancellation: at once."""
+        for served in self._at_start:
+            if served.state == "loaded" or not self.are_loaded.is_set():
+                await served.engine.wait_ready()
+        await self.are_loaded.wait()
+
+    @property
+    def present(self) -> list[ServedModel]:
+        """The models whose engines have to work for the server to be ready."""
+        if not self.are_loaded.is_set():
+            return self._at_start
+        return [served for served in self.by_name.values() if served.state == "loaded"]
+
+
+def _cannot_load(served: ServedModel) -> UnavailableError:
+    """Return the error for clients, who are not told of files."""
+    return UnavailableError(f"The model `{served.source.name}` cannot be loaded now; the server's log has the reason.")
