@@ -26,6 +26,7 @@ from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.request_log import log_request
 from trio_pool_serve.api.http.route_table import RouteTable
 from trio_pool_serve.api.routes.batches import batch_routes
+from trio_pool_serve.api.routes.console import OPEN_ROUTES, console_routes
 from trio_pool_serve.api.routes.host_routes import HOST_ROUTES, host_routes
 from trio_pool_serve.api.routes.model_changes import MODEL_CHANGES, model_change_routes
 from trio_pool_serve.api.routes.model_list import model_routes
@@ -159,6 +160,7 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
             **(stored_routes if config.batch.batch_api else {}),
             **operational_routes(app.service),
             **({} if hosts is None else host_routes(app.service, hosts)),
+            **(console_routes(app.service) if config.network.console else {}),
             **openapi_routes(
                 tuple(DIALECTS),
                 INVOCATIONS,
@@ -176,7 +178,7 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
         app.service,
         default=OPENAI,
         by_path={**dialects, INFO_PATH: [TEI]},
-        open_routes=PROBE_ROUTES,
+        open_routes=PROBE_ROUTES | OPEN_ROUTES,
         for_admins=ADMIN_PATHS | MODEL_CHANGES,
     )
     responder = LineResponder(app.service, DIALECTS, INVOCATIONS, OPENAI)

@@ -40,7 +40,9 @@ from trio_pool_serve.serving.served_models import MAX_MODELS, ServedModels
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.access_log import AccessLog
 from trio_pool_serve.telemetry.gauges import Gauges
+from trio_pool_serve.telemetry.live_history import LiveHistory
 from trio_pool_serve.telemetry.metrics import Metrics, process_gauges, sample_loop_lag, thread_gauges
+from trio_pool_serve.telemetry.process_usage import api_process_name, process_usage
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, gather_snapshots, serve_snapshots
 from trio_pool_serve.telemetry.tracing import Tracing, open_tracing
 from trio_pool_serve.threads.offload import Offload
@@ -85,6 +87,10 @@ class Service:
     media: MediaLoader = field(init=False)
     results: ResultCache = field(init=False)
     batches: BatchApi = field(init=False)
+    live: LiveHistory = field(
+        init=False, default=Factory(lambda self: LiveHistory(self.snapshots, lambda: self.state), takes_self=True)
+    )
+    """What the console shows of the last minutes."""
     started: float = field(factory=time.time, init=False)
     """Seconds since the epoch."""
     processes: dict[str, WorkerProcesses] = field(init=False)
@@ -274,8 +280,13 @@ class Service:
             "result_cache": attrs.asdict(self.results.statistics()),
             "request_memory_bytes": self.memory.held_bytes,
             "batches": attrs.asdict(self.batches.statistics()),
+            "processes": {self._process_name: process_usage()},
         }
         return Snapshot(families_of(self.metrics.registry), load)
+
+    @property
+    def _process_name(self) -> str:
+        return "server" if self._owns_engines else api_process_name(self.api_worker)
 
     async def snapshots(self) -> list[Snapshot]:
         """Return the snapshots of all processes of the server, this one first. Cancellation: at once."""

@@ -25,7 +25,7 @@ from trio_pool_serve.checking.model_report import (
     normalize_from,
     pooling_from,
 )
-from trio_pool_serve.checking.process_memory import resident_bytes
+from trio_pool_serve.telemetry.process_usage import resident_bytes
 from trio_pool_serve.checking.report_tables import print_report
 from trio_pool_serve.config import BatchConfig, Config, LoggingConfig
 from trio_pool_serve.engine.local import LocalEngine

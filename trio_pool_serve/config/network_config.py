@@ -123,6 +123,10 @@ class NetworkConfig:
             "numbers are those of Python's `ssl` module."
         ),
     ] = field(default=2, validator=in_((0, 1, 2)))
+    console: Annotated[
+        bool,
+        help_("Serve `/console`, a page that shows the load and what the models make of texts. See docs/console.md."),
+    ] = True
     strict_requests: Annotated[
         bool, switch("Refuse requests with unknown fields, at the top level, instead of ignoring those.")
     ] = False

@@ -26,7 +26,7 @@ from trio_pool_serve.rendering.memory_budget import MemoryBudget
 from trio_pool_serve.rendering.text.text_renderer import PlainPrompt, PromptToRender, TextRenderer
 from trio_pool_serve.rendering.text.tokenizer import Token
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import RenderedPrompt
+from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 LOOP_CHARACTERS = 320
 """Tokenising this many characters takes about as long as a thread hop (``benchmarks/hop_size.py``)."""
@@ -159,6 +159,10 @@ class Renderer:
         """Return all tokens of a text. Errors and cancellation: as ``render``."""
         tokenize = partial(self.texts.tokenize, text, add_special_tokens=add_special_tokens)
         return await self.offload.run("render", tokenize, abandon_on_cancel=True)
+
+    async def pieces(self, token_ids: TokenIds) -> list[str]:
+        """Return the vocabulary's entry of each id, which must be in the vocabulary. Cancellation: as ``render``."""
+        return await self.offload.run("render", partial(self.texts.pieces, token_ids), abandon_on_cancel=True)
 
     async def detokenize(self, token_ids: npt.NDArray[np.int64], *, skip_special_tokens: bool) -> str:
         """Return the text of token ids, which must be in the vocabulary. Cancellation: as ``render``."""

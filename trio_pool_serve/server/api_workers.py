@@ -7,6 +7,7 @@ import logging
 import math
 import signal
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,12 +21,14 @@ from attrs import define, field
 from trio_pool_serve.config import Config, encode_config
 from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.remote.remote_engines import supervisor_of
+from trio_pool_serve.engine.remote.supervisor import Supervisor
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.processes.child_process import ChildEnd, ChildProcess, keep_alive, open_child
 from trio_pool_serve.server.listener import leave, open_listening, url_of
 from trio_pool_serve.server.reloading import watch_reloads
 from trio_pool_serve.server.systemd import STOPPING, feed_watchdog, notify
-from trio_pool_serve.telemetry.snapshots import gather_snapshots, serve_snapshots
+from trio_pool_serve.telemetry.process_usage import api_process_name, process_usage
+from trio_pool_serve.telemetry.snapshots import Snapshot, gather_snapshots, merged_load, serve_snapshots
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +84,8 @@ class ApiWorkers:
     drained: trio.Event = field(init=False, factory=trio.Event)
     """Set once all have exited after ``drain``."""
     _children: set[ChildProcess[ToParent]] = field(init=False, factory=set)
+    _starts: Counter[int] = field(init=False, factory=Counter)
+    """By number of the API process."""
     _draining: bool = field(default=False, init=False)
 
     async def run(self) -> None:
@@ -96,6 +101,7 @@ class ApiWorkers:
     async def _live(self, number: int) -> ChildEnd:
         if self._draining:
             await trio.sleep_forever()  # the others refuse all requests by now
+        self._starts[number] += 1
         fd = self.listening.fileno()
         job = ApiJob(encode_config(self.config), str(self.socket_folder), number, fd, joins=bool(self._children))
         async with open_child(MODULE, job, ToParent, fds=[fd]) as child:
@@ -121,6 +127,10 @@ class ApiWorkers:
                 await trio.sleep_forever()  # it is not replaced
             return ChildEnd(end, max(0.0, trio.current_time() - ready_at))
 
+    def restarts(self) -> dict[str, dict[str, float]]:
+        """Return how often each process was started again, by its name."""
+        return {api_process_name(number): {"restarts": starts - 1} for number, starts in self._starts.items()}
+
     async def drain(self) -> None:
         """Make all of them finish their requests and exit. Cancellation: they continue to drain."""
         self._draining = True
@@ -144,6 +154,13 @@ async def _send(child: ChildProcess[ToParent], message: FromParent) -> None:
         logger.debug("API worker %d has exited already", child.process.pid)
 
 
+def _snapshot(workers: ApiWorkers, engines: Supervisor) -> Snapshot:
+    """Return what the launcher knows of its child processes."""
+    of_engines = engines.snapshot()
+    own = Snapshot([], {"processes": {"launcher": process_usage(), **workers.restarts()}})
+    return Snapshot(of_engines.families, merged_load([of_engines, own]))
+
+
 async def serve_by_workers(
     config: Config, loader: str, announce: Callable[[str], None], gpus: Sequence[Gpu] = ()
 ) -> None:
@@ -163,7 +180,7 @@ async def serve_by_workers(
             await nursery.start(_watch_signals, workers, nursery.cancel_scope)
             await nursery.start(watch_reloads, workers.reload)
             await nursery.start(engines.run)
-            nursery.start_soon(serve_snapshots, folder, engines.snapshot)
+            nursery.start_soon(serve_snapshots, folder, partial(_snapshot, workers, engines))
             nursery.start_soon(workers.run)
             await workers.ready.wait()
             announce(url_of(listening, config.network))

@@ -27,6 +27,7 @@ from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.server.listener import leave
 from trio_pool_serve.telemetry.logs import configure_logging
 from trio_pool_serve.telemetry.metrics import Metrics, process_gauges
+from trio_pool_serve.telemetry.process_usage import engine_process_name, process_usage
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of, families_of_replica, serve_snapshots
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.threads.scheduling import limit_openmp_spinning, relative_niceness
@@ -76,10 +77,9 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
     def snapshot() -> Snapshot:
         metrics.take_gauges()
         families, load = families_of(metrics.registry), attrs.asdict(engine.statistics())
-        replicas = {labels["replica"]: load}
-        return Snapshot(
-            families + families_of_replica(families, labels), {"models": {job.model: {**load, "replicas": replicas}}}
-        )
+        models = {job.model: {**load, "replicas": {labels["replica"]: load}}}
+        processes = {engine_process_name(job.model, labels["replica"]): process_usage()}
+        return Snapshot(families + families_of_replica(families, labels), {"models": models, "processes": processes})
 
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=job.fd)))
     zone = config.hosts.zone if job.socket_folder else ""  # that of the API processes, if it is on their machine

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+from attrs import frozen
 
 from trio_pool_serve.errors import InvalidRequestError
-from trio_pool_serve.prompts import ChatPrompt
+from trio_pool_serve.prompts import ChatPrompt, InputType, TextPrompt
 from trio_pool_serve.rendering.text.tokenizer import Token
+from trio_pool_serve.tasks.input_params import InputParams, rendering_params
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.request_context import RequestContext
 
@@ -41,6 +43,37 @@ async def tokenize_conversation(
     text = await model.renderer.conversation_text(prompt)
     (tokens,) = await tokenize(model, [text], context, add_special_tokens=add_special_tokens)
     return tokens
+
+
+@frozen(eq=False)
+class ComputedTokens:
+    """The tokens that the model is run over for a text: ids and vocabulary entries, prompts and markers among them.
+
+    ``kept`` tells which have a vector in the output of ``token_embed``.
+    """
+
+    ids: list[int]
+    pieces: list[str]
+    kept: list[bool]
+
+
+async def computed_tokens(
+    model: Model, text: str, context: RequestContext, input_type: InputType | None
+) -> ComputedTokens:
+    """Return the tokens that are computed for a text of an input type, truncated to the model's maximum.
+
+    Raises as ``tokenize``. Cancellation: as there.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise InvalidRequestError(
+            f"{len(text)} characters are more than the {MAX_CHARACTERS} that one request may have.", field="prompts"
+        )
+    model.engine.refuse_late(context.work(0))
+    params = rendering_params(model, InputParams(truncate_to=-1, input_type=input_type))
+    rendered = await model.renderer.render(TextPrompt(text), params)
+    ids = rendered.token_ids.tolist()
+    kept = [True] * len(ids) if rendered.kept is None else rendered.kept.tolist()
+    return ComputedTokens(ids, await model.renderer.pieces(rendered.token_ids), kept)
 
 
 async def detokenize(model: Model, ids: Sequence[npt.NDArray[np.int64]], *, skip_special_tokens: bool) -> list[str]:

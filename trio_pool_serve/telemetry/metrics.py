@@ -1,12 +1,10 @@
 """Prometheus metrics, one registry per server."""
 
 import contextlib
-import resource
 import time
 from bisect import bisect_left
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import NoReturn
 
 import trio
@@ -24,6 +22,7 @@ from trio_pool_serve.errors import (
 )
 from trio_pool_serve.processes.worker_processes import WorkerStatistics
 from trio_pool_serve.telemetry.gauges import GAUGES, Gauges
+from trio_pool_serve.telemetry.process_usage import resident_bytes
 from trio_pool_serve.threads.offload import LimiterName, LimiterStatistics
 
 PREFIX = "trio_pool_serve_"
@@ -246,8 +245,7 @@ def process_gauges() -> Gauges:
     """
     process = {"count": 1.0, "start_time_seconds": STARTED}
     with contextlib.suppress(OSError):  # only Linux has this file
-        pages = int(Path("/proc/self/statm").read_bytes().split()[1])
-        process["resident_bytes"] = float(pages * resource.getpagesize())
+        process["resident_bytes"] = float(resident_bytes())
     return {"tasks": {"living": trio.lowlevel.current_statistics().tasks_living}, "process": process}
 
 

@@ -86,18 +86,22 @@ class PoolServeConnection(TrioASGIHTTPConnection):
             log_request(request, self.app.service)
 
     async def _handle(self, request: HttpRequest, handler: Handler | None, receive: Any, send: Any) -> None:
+        respond: Callable[[], Awaitable[None]] | None = None
         if handler is None:
             quart_request = self._create_request_from_scope(send)
             self._body, handler = quart_request.body, partial(_respond_by_quart, self.app, quart_request)
         elif request.is_bodiless_get and not isinstance(handler, StreamingHandler):
             response = await self.app.middleware.respond(request, handler)
-            await response.send(send)
-            return
+            if isinstance(response.body, bytes):
+                await response.send(send)
+                return
+            respond = partial(self._send, response, send)
         with self._request_scope:
-            respond = partial(self._respond, request, handler, send)
             if isinstance(handler, StreamingHandler):
                 response = await self._response_to_stream(request, handler, receive)
                 respond = partial(self._send, response, send)
+            elif respond is None:
+                respond = partial(self._respond, request, handler, send)
             deliver_to: Any = self.scope.get("extensions", {}).get(DELIVER_TO)
             if deliver_to is not None:
                 deliver_to(self)

@@ -8,6 +8,7 @@ import trio_pool_serve
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
+from trio_pool_serve.api.routes.console import LIVE_PATH
 from trio_pool_serve.api.routes.host_routes import DRAIN_PATH, HOSTS_PATH
 from trio_pool_serve.engine.deep_probe import failures_of
 from trio_pool_serve.service import Service
@@ -28,7 +29,7 @@ PROBE_ROUTES = frozenset(
 DEEP = (b"deep", b"deep=1", b"deep=true")
 """Query strings of ``/readyz`` that ask for a deep probe."""
 
-ADMIN_PATHS = frozenset({"/metrics", "/load", "/reset_mm_cache", HOSTS_PATH, DRAIN_PATH})
+ADMIN_PATHS = frozenset({"/metrics", "/load", "/reset_mm_cache", LIVE_PATH, HOSTS_PATH, DRAIN_PATH})
 """Tell of all clients, or act on all: of the keys of ``--api-keys-file``, only those with ``admin`` may use them."""
 
 

@@ -20,6 +20,7 @@ from trio_pool_serve.errors import EngineDeadError, ModelLoadError
 from trio_pool_serve.processes.child_process import ChildEnd, keep_alive, restart_backoff
 from trio_pool_serve.telemetry.gauges import GAUGES
 from trio_pool_serve.telemetry.metrics import PREFIX
+from trio_pool_serve.telemetry.process_usage import engine_process_name
 from trio_pool_serve.telemetry.snapshots import Family, Snapshot
 
 logger = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ class Supervisor(ABC):
 
     def snapshot(self) -> Snapshot:
         """Return the states of the replicas, for ``/load`` and ``/metrics``."""
-        name, load = f"{PREFIX}replica", dict[str, Any]()
+        name, load, processes = f"{PREFIX}replica", dict[str, Any](), dict[str, Any]()
         gauges = Family(name, GAUGES["replica"].text, "gauge", [])
         for replica in self.replicas:
             if not replica.is_wanted:
@@ -140,6 +141,8 @@ class Supervisor(ABC):
                 "state": replica.state,
                 "restarts": replica.restarts,
             }
+            process = engine_process_name(replica.model, replica.labels["replica"])
+            processes[process] = {"state": replica.state, "restarts": replica.restarts}
             for of, value in (("failed", replica.state == "failed"), ("restarts", replica.restarts)):
                 gauges.samples.append((name, {"model": replica.model, "of": of, **replica.labels}, float(value)))
-        return Snapshot([gauges], {"models": load})
+        return Snapshot([gauges], {"models": load, "processes": processes})

@@ -100,6 +100,10 @@ class FastTokenizer:
             for id_, piece, special, (start, stop) in rows
         ]
 
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Return the vocabulary's entries; empty for ids that only the model's embeddings have."""
+        return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of token ids."""
         return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)

@@ -77,6 +77,11 @@ class SlowTokenizer:
             Token(id_, piece, self.is_special(id_), None, None, piece) for id_, piece in zip(ids, pieces, strict=True)
         ]
 
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Return the vocabulary's entries."""
+        pieces: list[str] = self._tokenizer.convert_ids_to_tokens(list(token_ids))
+        return pieces
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of token ids."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)

@@ -99,6 +99,11 @@ class TextRenderer:
             except UnicodeError as error:
                 raise InvalidRequestError("An input is not valid Unicode text.", field="prompts") from error
 
+    def pieces(self, token_ids: TokenIds) -> list[str]:
+        """Return the vocabulary's entry of each id, which must be in the vocabulary."""
+        with self.tokenizers.lend() as tokenizer:
+            return tokenizer.pieces(token_ids.tolist())
+
     def detokenize(self, token_ids: npt.NDArray[np.int64], *, skip_special_tokens: bool) -> str:
         """Return the text of token ids, which must be in the vocabulary."""
         with self.tokenizers.lend() as tokenizer:

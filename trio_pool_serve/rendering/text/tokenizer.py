@@ -96,6 +96,9 @@ class Tokenizer(Protocol):
     def tokens(self, text: str, *, add_special_tokens: bool) -> list[Token]:
         """Return all tokens of a text, for display."""
 
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Return the vocabulary's entry of each id, which must be in the vocabulary."""
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of token ids."""
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from attrs import evolve, frozen
@@ -13,8 +14,8 @@ from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError
-from trio_pool_serve.prompts import ChatPrompt
-from trio_pool_serve.tasks.tokenize import detokenize, tokenize, tokenize_conversation
+from trio_pool_serve.prompts import ChatPrompt, InputType
+from trio_pool_serve.tasks.tokenize import computed_tokens, detokenize, tokenize, tokenize_conversation
 
 
 @frozen(kw_only=True)
@@ -23,6 +24,9 @@ class TokenizeRequest(ConversationFields):
 
     ``tools`` are functions that the chat template describes. A conversation ends with the start of an answer, unless
     ``add_generation_prompt`` is false or it is left open, and gets no special tokens but the template's.
+
+    ``input_type`` asks for the tokens that ``/pooling`` computes for a ``prompt`` of that type: with prompts and
+    markers, expanded, and truncated to the model's maximum.
     """
 
     prompt: str | None = None
@@ -30,15 +34,20 @@ class TokenizeRequest(ConversationFields):
     model: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
+    input_type: InputType | None = None
 
     def job(self, network: NetworkConfig) -> str | ChatPrompt:
         """Return the text or the conversation to be tokenized. Raises ``InvalidRequestError``."""
         given = the_one_given(prompt=self.prompt, messages=self.messages)
         if self.messages is None:
             self.refuse_chat_fields(given)
+            if self.input_type is not None and self.add_special_tokens is not None:
+                raise InvalidRequestError("input_type determines the special tokens.", param="add_special_tokens")
             if self.tools:
                 raise InvalidRequestError("tools is for messages, not for prompt.", param="tools")
             return self.prompt or ""
+        if self.input_type is not None:
+            raise InvalidRequestError("input_type is for prompt, not for messages.", param="input_type")
         conversations = self.conversations(self.messages, network, param=given)
         if len(conversations) > 1:
             raise InvalidRequestError("One conversation is tokenized at a time.", param="messages")
@@ -52,17 +61,23 @@ class TokenizeRequest(ConversationFields):
 
 @frozen(kw_only=True)
 class TokenizeResponse:
-    """The response of ``/tokenize``; ``token_strs`` are the vocabulary's entries."""
+    """The response of ``/tokenize``; ``token_strs`` are the vocabulary's entries.
+
+    ``kept`` is there with ``input_type``: whether ``token_embed`` returns a vector for each token.
+    """
 
     count: int
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None
+    kept: list[bool] | msgspec.UnsetType = msgspec.UNSET
 
 
 async def respond_tokenize(call: Call[TokenizeRequest, str | ChatPrompt]) -> HttpResponse:
     """Tokenize. Raises what ``tokenize`` raises. Cancellation: at once."""
     special = call.wire.add_special_tokens
+    if call.wire.input_type is not None and isinstance(call.job, str):
+        return await _respond_computed(call, call.job)
     if isinstance(call.job, ChatPrompt):
         tokens = await tokenize_conversation(call.model, call.job, call.context, add_special_tokens=bool(special))
     else:
@@ -78,6 +93,22 @@ async def respond_tokenize(call: Call[TokenizeRequest, str | ChatPrompt]) -> Htt
         return HttpResponse.json(response)
 
     return await call.encode(encode, rows=len(tokens), nbytes=sum(len(token.piece) for token in tokens))
+
+
+async def _respond_computed(call: Call[TokenizeRequest, str | ChatPrompt], text: str) -> HttpResponse:
+    computed = await computed_tokens(call.model, text, call.context, call.wire.input_type)
+
+    def encode() -> HttpResponse:
+        response = TokenizeResponse(
+            count=len(computed.ids),
+            max_model_len=call.model.renderer.max_model_len,
+            tokens=computed.ids,
+            token_strs=computed.pieces if call.wire.return_token_strs else None,
+            kept=computed.kept,
+        )
+        return HttpResponse.json(response)
+
+    return await call.encode(encode, rows=len(computed.ids), nbytes=sum(map(len, computed.pieces)))
 
 
 @frozen(kw_only=True)

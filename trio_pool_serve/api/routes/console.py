@@ -1,0 +1,171 @@
+"""``/console``: a page that shows the server at work, and what its models make of texts.
+
+The page and its scripts are open, since a browser sends no key for them, and hold nothing of this server. What they
+show is fetched by routes that need a key like any other.
+"""
+
+from collections.abc import Mapping
+from importlib.resources import files
+from types import TracebackType
+from typing import Self
+
+import msgspec
+from attrs import define, field, frozen
+from quart.wrappers.response import ResponseBody
+
+from trio_pool_serve.api.http.query import decode_query
+from trio_pool_serve.api.http.request import Handler, HttpRequest
+from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.api.http.route_table import Routes
+from trio_pool_serve.models.model_spec import Scoring
+from trio_pool_serve.service import ServedModel, Service
+from trio_pool_serve.types import PoolingTask
+
+CONSOLE_PATH = "/console"
+LIVE_PATH = f"{CONSOLE_PATH}/live"
+MODELS_PATH = f"{CONSOLE_PATH}/models"
+
+FOLDER = files("trio_pool_serve") / "console"
+
+MAX_LABELS = 1000
+"""Labels of a model that are listed."""
+
+CONTENT_TYPES: Mapping[str, str] = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+SECURITY_HEADERS = {
+    # blob: pictures and downloads that the page makes itself; data: pictures that are dropped on it.
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+
+
+def console_files() -> dict[str, str]:
+    """Return the files of the page, by path below ``/console/``, with their content types; the page is ``""``."""
+    found = {"": CONTENT_TYPES[".html"]}
+    for folder in ("", "panels/", "vendor/"):
+        for entry in (FOLDER / folder).iterdir():
+            kind = CONTENT_TYPES.get(entry.name[entry.name.rfind(".") :])
+            if kind is not None and entry.name != "index.html":
+                found[folder + entry.name] = kind
+    return found
+
+
+OPEN_ROUTES = frozenset(
+    (method, f"{CONSOLE_PATH}/{name}".rstrip("/")) for method in ("GET", "HEAD") for name in console_files()
+)
+"""Need no API key."""
+
+
+@frozen(kw_only=True)
+class ConsoleModel:
+    """What a model can do, as far as the page's forms depend on it."""
+
+    id: str
+    state: str
+    tasks: list[PoolingTask] = field(factory=list)
+    scoring: Scoring | None = None
+    max_model_len: int = 0
+    prompts: list[str] = field(factory=list)
+    labels: list[str] = field(factory=list)
+    accepts_images: bool = False
+    normalizes: bool = False
+
+
+class LiveQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """Query parameters of ``/console/live``: the number of the last sample that the viewer has."""
+
+    after: int = 0
+
+
+@define(eq=False)
+class LiveBody(ResponseBody):
+    """Server-sent events: the samples that are kept, then each new one, until the server drains."""
+
+    service: Service
+    after: int
+    _ended: bool = field(init=False, default=False)
+
+    async def __aenter__(self) -> Self:
+        self.service.live.viewers += 1
+        return self
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._ended:
+            raise StopAsyncIteration
+        samples = await self.service.live.samples_after(self.after)
+        self.after, self._ended = self.service.live.taken, self.service.draining
+        return b"".join(b"data: " + sample + b"\n\n" for sample in samples)
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.service.live.viewers -= 1
+
+
+def console_routes(service: Service) -> Routes:
+    """Return the routes of the page over a service."""
+
+    def fixed(name: str, content_type: str) -> Handler:
+        response = HttpResponse((FOLDER / (name or "index.html")).read_bytes(), content_type)
+        response = response.with_headers(SECURITY_HEADERS)
+
+        async def respond(_: HttpRequest) -> HttpResponse:
+            """Respond with a file of the page. Cancellation: has no checkpoint."""
+            return response
+
+        return respond
+
+    async def live(request: HttpRequest) -> HttpResponse:
+        """Respond with a stream of samples, one a second. Raises ``InvalidRequestError``. Cancellation: at once."""
+        body = LiveBody(service, decode_query(request, LiveQuery).after)
+        # nginx would keep events until its buffer is full.
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return HttpResponse(body, "text/event-stream").with_headers(headers)
+
+    async def models(request: HttpRequest) -> HttpResponse:
+        """Describe the models that the request may use. Cancellation: has no checkpoint."""
+        return HttpResponse.json([_described(served) for served in service.models(request.models)])
+
+    return {
+        **{
+            ("GET", f"{CONSOLE_PATH}/{name}".rstrip("/")): fixed(name, content_type)
+            for name, content_type in console_files().items()
+        },
+        ("GET", LIVE_PATH): live,
+        ("GET", MODELS_PATH): models,
+    }
+
+
+def _described(served: ServedModel) -> ConsoleModel:
+    model, name = served.loaded, served.source.name
+    if model is None:
+        return ConsoleModel(id=name, state=served.engine.state)
+    folder, conversations = model.folder, model.renderer.conversations
+    return ConsoleModel(
+        id=name,
+        state=served.engine.state,
+        tasks=sorted(folder.spec.tasks),
+        scoring=folder.spec.scoring,
+        max_model_len=model.renderer.max_model_len,
+        prompts=sorted(folder.prompts),
+        labels=[model.label(index) for index in range(len(folder.spec.labels))][:MAX_LABELS],
+        accepts_images=conversations is not None and conversations.image_format is not None,
+        normalizes=folder.spec.normalizes,
+    )

@@ -1,0 +1,32 @@
+"""What this process uses of the machine."""
+
+import os
+import resource
+import time
+from pathlib import Path
+
+STATM = Path("/proc/self/statm")
+PAGE_BYTES = resource.getpagesize()
+
+
+def resident_bytes() -> int:
+    """Return the bytes of this process that are resident; what processes share counts in each. Blocks for microseconds.
+
+    Raises ``OSError`` where there is no ``/proc`` as Linux has it.
+    """
+    return int(STATM.read_bytes().split()[1]) * PAGE_BYTES
+
+
+def process_usage() -> dict[str, float]:
+    """Return the process id, the resident memory in bytes, and the seconds of CPU time since its start."""
+    return {"pid": os.getpid(), "memory_bytes": resident_bytes(), "cpu_seconds": time.process_time()}
+
+
+def api_process_name(number: int) -> str:
+    """Return the name of an API process in ``/load``."""
+    return f"api {number}"
+
+
+def engine_process_name(model: str, replica: str) -> str:
+    """Return the name of an engine process in ``/load``."""
+    return f"engine {model} {replica}"
