@@ -21,9 +21,9 @@ from trio_pool_serve.checking.check_model import check_model
 from trio_pool_serve.checking.check_settings import CheckSettings, ReportOptions
 from trio_pool_serve.checking.measuring import lengths_for
 from trio_pool_serve.checking.process_memory import peak_bytes, reset_peak
-from trio_pool_serve.telemetry.process_usage import resident_bytes
 from trio_pool_serve.cli import _read_settings
 from trio_pool_serve.config import Config, ModelConfig
+from trio_pool_serve.telemetry.process_usage import resident_bytes
 
 CHECK = (sys.executable, "-m", "trio_pool_serve", "check")
 

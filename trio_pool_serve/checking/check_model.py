@@ -25,7 +25,6 @@ from trio_pool_serve.checking.model_report import (
     normalize_from,
     pooling_from,
 )
-from trio_pool_serve.telemetry.process_usage import resident_bytes
 from trio_pool_serve.checking.report_tables import print_report
 from trio_pool_serve.config import BatchConfig, Config, LoggingConfig
 from trio_pool_serve.engine.local import LocalEngine
@@ -35,6 +34,7 @@ from trio_pool_serve.models.files.folder_files import read_folder_files
 from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.server.launcher import with_engine_placement
 from trio_pool_serve.service import Service
+from trio_pool_serve.telemetry.process_usage import resident_bytes
 from trio_pool_serve.types import Runner
 
 INTERRUPTED = 128 + signal.SIGINT
