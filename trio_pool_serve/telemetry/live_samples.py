@@ -157,7 +157,7 @@ def sample_between(before: Totals | None, now: Totals, *, number: int, state: st
 
 
 def _sum_over(models: Mapping[str, Mapping[str, Any]], name: str) -> float:
-    return sum(model.get(name, 0) for model in models.values())
+    return float(sum(model.get(name, 0) for model in models.values()))
 
 
 def _rounded(value: Any) -> Any:

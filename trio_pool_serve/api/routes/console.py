@@ -7,7 +7,7 @@ show is fetched by routes that need a key like any other.
 from collections.abc import Mapping
 from importlib.resources import files
 from types import TracebackType
-from typing import Self
+from typing import Annotated, Self
 
 import msgspec
 from attrs import define, field, frozen
@@ -85,7 +85,7 @@ class ConsoleModel:
 class LiveQuery(msgspec.Struct, forbid_unknown_fields=True):
     """Query parameters of ``/console/live``: the number of the last sample that the viewer has."""
 
-    after: int = 0
+    after: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
 
 
 @define(eq=False)

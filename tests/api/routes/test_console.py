@@ -1,0 +1,231 @@
+"""The routes of the console; the page itself is used in ``tests/console``."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+import trio
+from attrs import evolve
+
+from tests.api.able_service import Everything, become
+from tests.conftest import client_of, listening, running
+from trio_pool_serve.api.routes.console import console_files
+from trio_pool_serve.app import create_app
+from trio_pool_serve.config import Config, NetworkConfig
+from trio_pool_serve.service import Service
+
+KEYS = """
+[operator]
+key = "operator-key"
+admin = true
+
+[user]
+key = "user-key"
+
+[other]
+key = "other-key"
+models = ["{model}"]
+"""
+
+
+@pytest.fixture
+async def client(service: Service) -> AsyncIterator[httpx.AsyncClient]:
+    async with listening(service) as url, client_of(url) as client:
+        yield client
+
+
+@pytest.fixture
+async def keyed(config, scripted, tmp_path) -> AsyncIterator[tuple[Service, httpx.AsyncClient]]:
+    """A server with keys: of an operator, of a user, and of one who may use no model of the server's."""
+    file = tmp_path / "keys.toml"
+    name = config.sources[0].name
+    file.write_text(KEYS.replace("{model}", name))
+    file.chmod(0o600)
+    config = evolve(config, network=NetworkConfig(api_keys_file=file))
+    async with (
+        running(Service(config, lambda *_: scripted)) as service,
+        listening(service) as url,
+        client_of(url) as client,
+    ):
+        yield service, client
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+class Viewer:
+    """A connection that reads samples for as long as it wants to."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._rest = b""
+        self.headers: dict[str, str] = {}
+
+    async def open(self, path: str, headers: dict[str, str]) -> None:
+        lines = [f"GET {path} HTTP/1.1", "Host: x", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+        await self._stream.send_all("\r\n".join(lines).encode())
+        while b"\r\n\r\n" not in self._rest:
+            self._rest += await self._stream.receive_some()
+        head, _, self._rest = self._rest.partition(b"\r\n\r\n")
+        status, *fields = head.decode().splitlines()
+        assert " 200" in status, head
+        self.headers = {name.lower(): value for name, value in (field.split(": ", 1) for field in fields)}
+
+    async def next(self) -> dict[str, Any] | None:
+        """Return the next sample, ``None`` once the server has ended the response."""
+        while b"\n\n" not in self._rest:
+            data = await self._stream.receive_some()
+            self._rest += data
+            if not data or self._rest.endswith(b"\r\n0\r\n\r\n"):
+                return None
+        event, _, self._rest = self._rest.partition(b"\n\n")
+        return json.loads(event[event.index(b"data: ") + 6 :])
+
+    async def take(self, count: int) -> list[dict[str, Any]]:
+        found = [await self.next() for _ in range(count)]
+        return [sample for sample in found if sample is not None]
+
+
+@asynccontextmanager
+async def viewing(client: httpx.AsyncClient, path: str = "/console/live", key: str = "") -> AsyncIterator[Viewer]:
+    async with await trio.open_tcp_stream(client.base_url.host, client.base_url.port) as stream:
+        viewer = Viewer(stream)
+        with trio.fail_after(20):
+            await viewer.open(path, bearer(key) if key else {})
+        yield viewer
+
+
+async def test_every_file_of_the_page_is_served_with_a_strict_policy(client):
+    for name, content_type in console_files().items():
+        answer = await client.get(f"/console/{name}".rstrip("/"))
+        assert (answer.status_code, answer.headers["content-type"]) == (200, content_type), name
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        head = await client.head(f"/console/{name}".rstrip("/"))
+        assert (head.status_code, head.content) == (200, b"")
+
+
+async def test_only_files_of_the_page_are_served(client):
+    for path in (
+        "/console/README.md",
+        "/console/vendor/README.md",
+        "/console/../cli.py",
+        "/console/index.html",
+        "/console/x",
+    ):
+        assert (await client.get(path)).status_code == 404, path
+
+
+async def test_the_page_can_be_left_out(config, scripted):
+    config = evolve(config, network=NetworkConfig(console=False))
+    async with (
+        running(Service(config, lambda *_: scripted)) as service,
+        listening(service) as url,
+        client_of(url) as client,
+    ):
+        for path in ("/console", "/console/app.js", "/console/live", "/console/models"):
+            assert (await client.get(path)).status_code == 404
+
+
+async def test_the_page_is_open_and_what_it_shows_needs_a_key(keyed):
+    _, client = keyed
+    assert (await client.get("/console")).status_code == 200
+    assert (await client.get("/console/app.js")).status_code == 200
+    for path in ("/console/live", "/console/models"):
+        assert (await client.get(path)).status_code == 401
+    assert (await client.get("/console/models", headers=bearer("user-key"))).status_code == 200
+
+
+async def test_what_tells_of_all_clients_needs_an_operator_s_key(keyed):
+    _, client = keyed
+    assert (await client.get("/console/live", headers=bearer("user-key"))).status_code == 403
+    async with viewing(client, key="operator-key") as viewer:
+        assert len(await viewer.take(1)) == 1
+
+
+async def test_models_are_described_as_far_as_a_form_depends_on_them(service, client):
+    become(service, Everything())
+    (model,) = (await client.get("/console/models")).json()
+    assert model["tasks"] == ["classify", "embed", "score"]
+    assert (model["scoring"], model["labels"], model["state"]) == ("late_interaction", ["short", "long"], "ready")
+    assert model["prompts"] == ["classification", "code.query", "document", "query"]
+
+
+async def test_samples_come_one_after_the_other_and_are_not_buffered_by_proxies(client):
+    async with viewing(client) as viewer:
+        assert viewer.headers["content-type"] == "text/event-stream"
+        assert viewer.headers["x-accel-buffering"] == "no"
+        assert viewer.headers["cache-control"] == "no-store"
+        found = await viewer.take(3)
+    assert [sample["number"] for sample in found] == [1, 2, 3]
+    assert all(sample["state"] == "ready" for sample in found)
+    (server,) = found[0]["processes"].values()
+    assert server["memory_bytes"] > 10 * 2**20
+
+
+async def test_a_request_is_counted_in_the_next_sample(client):
+    async with viewing(client) as viewer:
+        await viewer.next()
+        await client.post("/v1/embeddings", json={"input": "hello"})
+        found = await viewer.next()
+    assert found["requests"] > 0
+    assert found["stages"]["request"][0] > 0
+
+
+async def test_a_viewer_asks_for_what_it_has_not_seen(client):
+    async with viewing(client) as viewer:
+        await viewer.take(2)
+    async with viewing(client, "/console/live?after=1") as viewer:
+        assert (await viewer.take(1))[0]["number"] == 2
+    assert (await client.get("/console/live?after=x")).status_code == 400
+    assert (await client.get("/console/live?after=-1")).status_code == 400
+
+
+async def test_nothing_is_left_of_viewers_who_leave(service, client):
+    tasks = trio.lowlevel.current_statistics().tasks_living
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(look, client)
+    with trio.fail_after(10):
+        while service.live.viewers or trio.lowlevel.current_statistics().tasks_living > tasks + 10:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+    taken = service.live.taken
+    await trio.sleep(1.5)
+    assert service.live.taken == taken
+
+
+async def look(client: httpx.AsyncClient) -> None:
+    async with viewing(client) as viewer:
+        await viewer.take(1)
+
+
+async def test_viewers_do_not_keep_a_server_from_ending(service, client):
+    async with viewing(client) as viewer:
+        await viewer.next()
+        service.draining = True
+        rest = []
+        with trio.fail_after(10):
+            while (sample := await viewer.next()) is not None:
+                rest.append(sample["state"])
+    assert rest[-1] == "draining"
+    assert service.live.viewers == 0
+
+
+async def test_the_page_works_below_a_path(service):
+    async with listening(service, create_app(service.config, service), root_path="/x") as url, client_of(url) as client:
+        page = await client.get("/x/console")
+        assert page.status_code == 200
+        for name in console_files():
+            assert (await client.get(f"/x/console/{name}".rstrip("/"))).status_code == 200
+        assert 'src="/' not in page.text
+        assert 'href="/' not in page.text
+
+
+def test_settings_have_the_page_by_default(config: Config):
+    assert config.network.console

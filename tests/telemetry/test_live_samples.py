@@ -1,0 +1,102 @@
+"""What is computed from two snapshots of a server's metrics."""
+
+import json
+
+import pytest
+from prometheus_client import CollectorRegistry, Histogram
+
+from trio_pool_serve.telemetry.live_samples import STAGES, Totals, sample_between
+from trio_pool_serve.telemetry.metrics import Metrics
+from trio_pool_serve.telemetry.snapshots import Snapshot, families_of
+
+pytestmark = pytest.mark.unit
+
+
+def totals(*processes: Metrics, at: float, load: dict | None = None) -> Totals:
+    return Totals.of([Snapshot(families_of(each.registry), load or {}) for each in processes], at)
+
+
+def sample(before: Totals | None, now: Totals) -> dict:
+    return json.loads(sample_between(before, now, number=7, state="ready"))
+
+
+def test_rates_are_per_second_and_of_all_processes():
+    first, second = Metrics(), Metrics()
+    first.requests.inc(100)
+    before = totals(first, second, at=10.0)
+    first.requests.inc(6)
+    second.requests.inc(4)
+    second.failures.inc(1)
+    found = sample(before, totals(first, second, at=12.0))
+    assert (found["requests"], found["failures"]) == (5, 0.5)
+    assert (found["number"], found["state"]) == (7, "ready")
+
+
+def test_quantiles_are_of_what_has_happened_since_the_last_snapshot_only():
+    metrics = Metrics()
+    metrics.of_engine("m").queue.observe_all([50.0] * 1000)
+    before = totals(metrics, at=1.0)
+    metrics.of_engine("m").queue.observe_all([0.002] * 99 + [0.2])
+    found = sample(before, totals(metrics, at=2.0))["stages"]["queue"]
+    assert 0.001 < found[0] <= 0.0025
+    assert 0.001 < found[1] <= 0.0025  # the 99th of 100 is a short one
+    assert sample(before, totals(metrics, at=2.0))["stages"]["render"] == [None, None]
+
+
+def test_quantiles_are_those_of_prometheus():
+    """Ten observations up to 1 and ten up to 3: half of them are below 1, and 0.75 are in the middle of the rest."""
+    registry = CollectorRegistry()
+    histogram = Histogram("trio_pool_serve_request_seconds", "x", buckets=(1.0, 3.0), registry=registry)
+    empty = Totals.of([Snapshot(families_of(registry), {})], 0.0)
+    for value in [0.5] * 10 + [2.0] * 10:
+        histogram.observe(value)
+    full = Totals.of([Snapshot(families_of(registry), {})], 1.0)
+    passed = full.histograms["request_seconds"].since(empty.histograms["request_seconds"])
+    assert [passed.quantile(share) for share in (0.25, 0.5, 0.75, 1.0)] == [0.5, 1.0, 2.0, 3.0]
+    histogram.observe(100.0)  # above all bounds: the highest of them
+    beyond = Totals.of([Snapshot(families_of(registry), {})], 2.0).histograms["request_seconds"]
+    assert beyond.quantile(1.0) == 3.0
+
+
+def test_a_process_that_has_ended_makes_no_number_negative():
+    first, second = Metrics(), Metrics()
+    second.requests.inc(50)
+    second.loop_lag.observe(1.0)
+    before = totals(first, second, at=1.0)
+    found = sample(before, totals(first, at=2.0))
+    assert found["requests"] == 0
+    assert found["loop_lag"] == [None, None]
+
+
+def test_a_batch_is_full_in_proportion_to_its_budget():
+    metrics = Metrics()
+    load = {"models": {"m": {"batch_token_budget": 1000, "queued_rows": 3, "queued_tokens": 9, "state": "ready"}}}
+    before = totals(metrics, at=1.0, load=load)
+    engine = metrics.of_engine("m")
+    engine.batch_tokens.observe(250)
+    engine.batch_rows.observe(5)
+    engine.padding_waste.observe(0.1)
+    found = sample(before, totals(metrics, at=2.0, load=load))
+    assert (found["batch_fill"], found["batch_rows"], found["padding"]) == (0.25, 5, 0.1)
+    assert (found["queued_rows"], found["queued_tokens"]) == (3, 9)
+
+
+def test_refusals_are_by_reason():
+    metrics = Metrics()
+    before = totals(metrics, at=1.0)
+    metrics._refusals["queue"].inc(4)
+    found = sample(before, totals(metrics, at=3.0))["refusals"]
+    assert found["queue"] == 2
+    assert set(found.values()) == {0, 2}
+
+
+def test_the_first_sample_has_no_rates():
+    found = sample(None, totals(Metrics(), at=1.0))
+    assert "requests" not in found
+    assert found["queued_rows"] == 0
+
+
+def test_every_stage_of_a_request_is_there():
+    metrics = Metrics()
+    found = sample(totals(metrics, at=1.0), totals(metrics, at=2.0))
+    assert tuple(found["stages"]) == STAGES
