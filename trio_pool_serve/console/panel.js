@@ -115,7 +115,7 @@ function waterfall({ path, stages, elapsed }) {
   const notes = stages.filter(([, , text]) => text).map(([name, , text]) => `${name}: ${text}`);
   const inServer = known.total ?? 0;
   let start = 0;
-  const bars = Object.entries(STAGES).filter(([name]) => name in known).map(([name, label]) => {
+  const bars = Object.entries(STAGES).filter(([name]) => known[name] > 0).map(([name, label]) => {
     const element = bar(label, start + known[name], format.ms(known[name] / 1e3), { high: elapsed, start });
     start += known[name];
     return element;

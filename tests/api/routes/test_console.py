@@ -78,10 +78,9 @@ class Viewer:
     async def next(self) -> dict[str, Any] | None:
         """Return the next sample, ``None`` once the server has ended the response."""
         while b"\n\n" not in self._rest:
-            data = await self._stream.receive_some()
-            self._rest += data
-            if not data or self._rest.endswith(b"\r\n0\r\n\r\n"):
+            if self._rest.endswith(b"\r\n0\r\n\r\n") or not (data := await self._stream.receive_some()):
                 return None
+            self._rest += data
         event, _, self._rest = self._rest.partition(b"\n\n")
         return json.loads(event[event.index(b"data: ") + 6 :])
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.models.loading.first_import import import_transformers
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Runner
@@ -13,6 +14,7 @@ RunnerLoader: TypeAlias = Callable[[AnyModelFolder, ModelConfig, Offload], Runne
 
 def load_transformer(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> Runner:
     """Load the runner for a transformers model; torch is imported only here."""
+    import_transformers()
     from trio_pool_serve.models.loading.runner_loading import load_runner
 
     return load_runner(folder, config, offload)

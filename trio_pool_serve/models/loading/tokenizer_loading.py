@@ -10,6 +10,7 @@ from tokenizers.normalizers import Sequence as NormalizerSequence
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import read_json
+from trio_pool_serve.models.loading.first_import import import_transformers
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer, named_ids
@@ -18,6 +19,7 @@ from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates, RenderC
 
 def load_tokenizer(folder: AnyModelFolder, *, trust_remote_code: bool = False) -> Tokenizer:
     """Load the tokenizer of a model's folder. Blocks; raises ``ModelLoadError``."""
+    import_transformers()
     # Imported here: it takes seconds and imports torch.
     from transformers import AutoTokenizer
 

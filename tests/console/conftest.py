@@ -1,0 +1,69 @@
+"""A server with a model of every kind that the console has a view for, and a browser."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from tests.console.visit import Visit
+from tests.debian_programs import debian_program
+from tests.models.classifier_families import write_classifier
+from tests.models.retrieval_families import pylate_bert, splade_max
+from tests.models.vision_families import clip
+from tests.server.server_process import serving
+
+CHROMIUM_FLAGS = [
+    "--no-sandbox",  # tests run as root in CI
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+HOSTILE = "<script>window.hacked = 1</script>"
+"""The name of a label, and in texts."""
+
+
+@pytest.fixture(scope="package")
+def models(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    labels = {0: "calm", 1: "glad", 2: HOSTILE}
+    classes = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
+    return {
+        "minilm": minilm,
+        "reranker": write_classifier(root / "reranker", "bert", num_labels=1),
+        "colbert": pylate_bert(root / "colbert"),
+        "splade": splade_max(root / "splade"),
+        "classifier": write_classifier(root / "classifier", "roberta", id2label=labels),
+        "tagger": write_classifier(root / "tagger", "bert", head="TokenClassification", id2label=classes),
+        "clip": clip(root / "clip"),
+    }
+
+
+@pytest.fixture(scope="package")
+def server_url(models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of all models."""
+    named = [f"{name}={path}" for name, path in models.items()]
+    flags = ("--dtype", "float32")
+    with serving(tmp_path_factory.mktemp("server"), *named, *flags) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    chromium = debian_program("chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Open pages; in the end there must be no error in any console, and no request to another origin."""
+    with ExitStack() as stack:
+        yield lambda url, **options: stack.enter_context(Visit(browser, url, **options))

@@ -1,0 +1,158 @@
+"""The live view in a browser: engines that are killed, keys, proxies, and servers that come back."""
+
+import subprocess
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from playwright.sync_api import expect
+
+from tests.console.visit import TIMEOUT_MS
+from tests.debian_programs import debian_program
+from tests.server.server_process import free_port, serving
+
+KEY = "the-key"
+
+NGINX = """
+daemon off;
+pid {folder}/nginx.pid;
+error_log {folder}/error.log;
+events {{}}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    server {{
+        listen 127.0.0.1:{port};
+        location /x/ {{
+            proxy_pass {url}/;
+            proxy_http_version 1.1;
+        }}
+    }}
+}}
+"""
+
+
+def badge(page):
+    return page.locator("#state")
+
+
+def test_numbers_and_charts_follow_the_requests(visit, server_url):
+    page = visit(server_url)
+    expect(badge(page)).to_have_text("ready")
+    for _ in range(3):
+        httpx.post(f"{server_url}/v1/embeddings", json={"model": "minilm", "input": ["one", "two"]}, timeout=60)
+    summary = page.locator(".card", has_text="Requests per second").locator(".hidden-text")
+    expect(summary).to_contain_text("answered")
+    expect(page.locator(".tile", has_text="Requests/s").locator("dd")).not_to_have_text("–")
+    models = page.get_by_role("region", name="Models").locator("tbody tr")
+    expect(models).to_have_count(7)
+    drawn = page.locator(".chart canvas").first.evaluate(
+        "canvas => canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some((value) => value)"
+    )
+    assert drawn
+
+
+def test_a_second_viewer_sees_what_the_first_has_seen(visit, server_url):
+    first = visit(server_url)
+    note = first.locator("main > .hint")
+    expect(note).to_contain_text("samples")
+    first.wait_for_timeout(2500)
+    second = visit(server_url)
+    expect(second.locator("main > .hint")).to_contain_text("samples")
+    count = int(second.locator("main > .hint").inner_text().split()[0])
+    assert count >= 3
+
+
+def test_a_killed_engine_is_red_within_two_seconds_and_back_without_a_reload(visit, minilm, tmp_path):
+    with serving(tmp_path, f"minilm={minilm}", "--engine", "process") as server:
+        page = visit(server.url)
+        expect(badge(page)).to_have_attribute("data-level", "good")
+        expect(page.get_by_role("region", name="Processes").locator("tbody tr")).to_have_count(2)
+        (engine,) = server.processes("trio_pool_serve.server.engine_process")
+        psutil.Process(engine.pid).kill()
+        killed = time.monotonic()
+        expect(badge(page)).to_have_attribute("data-level", "bad", timeout=TIMEOUT_MS)
+        seconds = time.monotonic() - killed
+        row = page.get_by_role("region", name="Processes").locator("tr", has_text="engine")
+        expect(row.locator(".badge")).to_have_attribute("data-level", "bad")
+        expect(badge(page)).to_have_attribute("data-level", "good", timeout=2 * TIMEOUT_MS)
+        expect(row.locator("td").nth(3)).to_have_text("1")  # restarts
+    assert seconds < 2 + 1  # two, and what a machine that is busy with other tests may take
+
+
+def test_a_server_that_is_gone_is_red_and_one_that_comes_back_is_shown(visit, minilm, tmp_path):
+    arguments = (f"minilm={minilm}")
+    with serving(tmp_path, *arguments) as server:
+        page = visit(server.url, expected="Failed to load resource")
+        expect(badge(page)).to_have_text("ready")
+        server.process.kill()
+        expect(badge(page)).to_have_text("no answer")
+        expect(badge(page)).to_have_attribute("data-level", "bad")
+
+
+def test_a_key_is_asked_for_and_kept_out_of_addresses(visit, minilm, tmp_path):
+    with serving(tmp_path, f"minilm={minilm}", "--api-key", KEY) as server:
+        page = visit(server.url, expected="status of 401")
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_be_visible()
+        dialog.get_by_label("Key").fill("wrong")
+        dialog.get_by_role("button", name="Use this key").click()
+        expect(dialog).to_be_visible()
+        dialog.get_by_label("Key").fill(KEY)
+        page.keyboard.press("Enter")
+        expect(badge(page)).to_have_text("ready")
+        page.get_by_role("tab", name="Similarity").click()
+        page.locator("form button.primary").last.click()
+        expect(page.locator("main [role=status]").last).to_contain_text("Done")
+        assert KEY not in page.url
+        assert KEY not in page.locator("main").inner_text()
+        assert "$API_KEY" in page.locator("details pre").first.inner_text() or page.locator("details pre").count()
+        page.reload()
+        expect(badge(page)).to_have_text("ready")
+        assert page.evaluate("Object.keys(localStorage).concat(document.cookie).join()").find(KEY) < 0
+
+
+def test_everything_works_behind_nginx_at_a_path_and_with_a_key(visit, minilm, tmp_path: Path):
+    nginx = debian_program("nginx")
+    with serving(tmp_path, f"minilm={minilm}", "--api-key", KEY) as server:
+        port = free_port()
+        config = tmp_path / "nginx.conf"
+        config.write_text(NGINX.format(folder=tmp_path, port=port, url=server.url))
+        process = subprocess.Popen([nginx, "-c", str(config), "-e", str(tmp_path / "early.log")])
+        try:
+            wait_for(port)
+            page = visit(f"http://127.0.0.1:{port}", "/x/console", expected="status of 401")
+            dialog = page.get_by_role("dialog")
+            dialog.get_by_label("Key").fill(KEY)
+            dialog.get_by_role("button", name="Use this key").click()
+            expect(badge(page)).to_have_text("ready")
+            first = page.locator("main > .hint").inner_text()
+            expect(page.locator("main > .hint")).not_to_have_text(first)  # samples come one by one
+            for view in ("Similarity", "Rerank"):
+                page.get_by_role("tab", name=view).click()
+                page.locator("form button.primary").last.click()
+                expect(page.locator("main [role=status]").last).to_contain_text("Done")
+                page.locator("summary", has_text="curl").click()
+                assert f"http://127.0.0.1:{port}/x/v1/" in page.locator("details pre").first.inner_text()
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def wait_for(port: int) -> None:
+    with httpx.Client(transport=httpx.HTTPTransport(retries=10)) as client:
+        client.get(f"http://127.0.0.1:{port}/x/livez")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_theme_that_is_chosen_stays(visit, server_url, theme):
+    page = visit(server_url, color_scheme="dark" if theme == "light" else "light")
+    page.get_by_label("Theme").select_option(theme)
+    page.reload()
+    expect(page.locator("html")).to_have_attribute("data-theme", theme)

@@ -1,0 +1,312 @@
+"""Each view of the console, used in a browser by mouse and by keyboard, and what it shows held against the API."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from PIL import Image
+from playwright.sync_api import Page, expect
+
+from tests.console.conftest import HOSTILE
+
+VIEWS = {
+    "similarity": {},
+    "rerank": {},
+    "classify": {},
+    "token-classes": {"Model": "tagger"},
+    "late-interaction": {"Query": "can a task", "Document": "a task is here", "Model": "colbert"},
+    "sparse": {"Text": "the task is"},
+}
+"""By tab: what is filled in; short texts, as the tiny models have few tokens."""
+
+
+def post(url: str, path: str, **body: Any) -> Any:
+    return httpx.post(f"{url}{path}", json=body, timeout=60).raise_for_status().json()
+
+
+def open_view(page: Page, view: str) -> None:
+    page.get_by_role("tab", name=re.compile(f"^{view.replace('-', ' ')}$", re.IGNORECASE)).click()
+
+
+def fill(page: Page, fields: Mapping[str, str]) -> None:
+    for label, value in fields.items():
+        control = page.get_by_label(label, exact=True).first
+        if control.evaluate("element => element.tagName") == "SELECT":
+            control.select_option(value)
+        else:
+            control.fill(value)
+
+
+def run(page: Page) -> None:
+    page.locator("form button.primary").last.click()
+    expect(page.locator("main [role=status]").last).to_contain_text("Done")
+
+
+def exported(page: Page, kind: str) -> str:
+    with page.expect_download() as download:
+        page.get_by_role("button", name=kind, exact=True).click()
+    return Path(download.value.path()).read_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("view", ["live", *VIEWS])
+def test_every_view_is_accessible_in_both_themes(visit, server_url, view, scheme):
+    page = visit(server_url, color_scheme=scheme)
+    open_view(page, view)
+    if view == "live":
+        expect(page.locator(".chart canvas")).to_have_count(12)
+    else:
+        fill(page, VIEWS[view])
+        run(page)
+    found = Axe().run(page, options={"resultTypes": ["violations"]})
+    serious = [each for each in found.response["violations"] if each["impact"] in ("serious", "critical")]
+    assert not serious, json.dumps(serious, indent=1)[:4000]
+
+
+def test_every_view_is_used_by_keyboard_alone(visit, server_url):
+    page = visit(server_url)
+    page.get_by_role("tab", name="Sparse").wait_for()
+    page.get_by_role("tab", name="Live").focus()
+    for view, fields in VIEWS.items():
+        page.keyboard.press("ArrowRight")
+        expect(page.locator(f"#tab-{view}")).to_be_focused()
+        fill(page, {label: text for label, text in fields.items() if label == "Model"})
+        area = page.locator("main textarea").first
+        area.focus()
+        for label, text in fields.items():
+            if label != "Model":
+                page.get_by_label(label, exact=True).focus()
+                page.keyboard.press("Control+A")
+                page.keyboard.type(text)
+        page.keyboard.press("Control+Enter")
+        expect(page.locator("main [role=status]").last).to_contain_text("Done")
+        page.locator(f"#tab-{view}").focus()
+    page.keyboard.press("Home")
+    expect(page.locator("#tab-live")).to_be_focused()
+
+
+def test_the_heat_map_is_the_cosine_of_the_vectors(visit, server_url):
+    texts = ["How do I cancel a task?", "Cancel the scope.", "The soup needs salt."]
+    page = visit(server_url)
+    open_view(page, "similarity")
+    fill(page, {"Texts, one a line": "\n".join(texts)})
+    run(page)
+    answer = post(server_url, "/v1/embeddings", model="minilm", input=texts)
+    vectors = np.array([each["embedding"] for each in answer["data"]])
+    expected = vectors @ vectors.T / np.outer(*[np.linalg.norm(vectors, axis=1)] * 2)
+    (shown,) = json.loads(exported(page, "JSON"))["results"]
+    assert np.abs(np.array(shown["cosine"]) - expected).max() <= 1e-5
+    canvas = page.locator(".heat canvas")
+    canvas.focus()
+    for row, steps in enumerate(([], ["ArrowRight"], ["ArrowDown"])):
+        for step in steps or ["ArrowRight"]:
+            page.keyboard.press(step)
+        at = [(0, 0), (0, 1), (1, 1)][row]
+        assert abs(float(canvas.get_attribute("data-value")) - expected[at]) <= 1e-5
+
+
+def test_a_cell_is_shown_that_the_mouse_points_at(visit, server_url):
+    page = visit(server_url)
+    open_view(page, "similarity")
+    fill(page, {"Texts, one a line": "hello there\nsoup"})
+    run(page)
+    canvas = page.locator(".heat canvas")
+    box = canvas.bounding_box()
+    page.mouse.move(box["x"] + box["width"] - 10, box["y"] + box["height"] - 60)
+    expect(page.locator(".heat .readout")).to_contain_text("hello there × soup")
+
+
+def test_two_models_are_compared_side_by_side(visit, server_url):
+    page = visit(server_url)
+    open_view(page, "similarity")
+    page.get_by_role("group", name="Compare with").get_by_label("Model").select_option("clip")
+    fill(page, {"Texts, one a line": "a task\nsoup"})
+    run(page)
+    expect(page.locator(".heat canvas")).to_have_count(2)
+    assert [each["model"] for each in json.loads(exported(page, "JSON"))["results"]] == ["minilm", "clip"]
+
+
+def test_images_are_compared_with_texts(visit, server_url, tmp_path):
+    file = tmp_path / "red.png"
+    Image.new("RGB", (40, 40), "red").save(file)
+    page = visit(server_url)
+    open_view(page, "similarity")
+    page.get_by_role("group", name="Model", exact=True).get_by_label("Model").select_option("clip")
+    page.get_by_label("Images", exact=True).set_input_files(str(file))
+    expect(page.get_by_alt_text("red.png")).to_be_visible()
+    fill(page, {"Texts, one a line": "a task"})
+    run(page)
+    shown = json.loads(exported(page, "JSON"))
+    assert shown["inputs"] == ["a task", "red.png"]
+    assert len(shown["results"][0]["cosine"]) == 2
+
+
+def test_documents_move_to_where_the_api_ranks_them(visit, server_url):
+    documents = ["Season the soup.", "Cancel the scope.", "A tram."]
+    page = visit(server_url)
+    open_view(page, "rerank")
+    fill(page, {"Query": "How do I cancel?", "Documents, one a line": "\n".join(documents)})
+    run(page)
+    answer = post(server_url, "/v1/rerank", model="minilm", query="How do I cancel?", documents=documents)
+    ranked = [documents[each["index"]] for each in answer["results"]]
+    rows = list(csv.DictReader(exported(page, "CSV").splitlines()))
+    assert [row["document"] for row in rows] == ranked
+    assert [int(row["was"]) for row in rows] == [each["index"] + 1 for each in answer["results"]]
+    items = page.get_by_role("list", name="By relevance").locator("li")
+    assert [each.locator(".text").inner_text() for each in items.all()] == ranked
+    expect(items.first.locator(".move")).to_contain_text("▲ 1")
+
+
+def test_labels_have_the_api_s_probabilities(visit, server_url):
+    page = visit(server_url)
+    open_view(page, "classify")
+    fill(page, {"Model": "classifier", "Texts, one a line": "a task\nis here"})
+    run(page)
+    answer = post(server_url, "/classify", model="classifier", input=["a task", "is here"])
+    shown = json.loads(exported(page, "JSON"))["results"]
+    for result, each in zip(shown, answer["data"], strict=True):
+        assert sorted(value for _, value in result["scores"]) == pytest.approx(sorted(each["probs"]), abs=1e-6)
+        assert result["scores"][0][0] == each["label"]
+
+
+def test_tokens_are_marked_where_they_are_in_the_text(visit, server_url):
+    text = "É a 🙂 task is"
+    page = visit(server_url)
+    open_view(page, "token classes")
+    fill(page, {"Model": "tagger", "Text": text})
+    run(page)
+    shown = json.loads(exported(page, "JSON"))
+    view = page.locator(".text-view")
+    assert view.inner_text() == text
+    units = text.encode("utf-16-le")
+    for token in shown["tokens"]:
+        if not token["special"] and token["text"] != "[UNK]" and token["begin"] is not None:
+            assert units[2 * token["begin"] : 2 * token["end"]].decode("utf-16-le") == token["text"]
+    assert {token["label"] for token in shown["tokens"]} <= {"O", "B-PER", "I-PER", "B-LOC", "I-LOC"}
+
+
+def test_the_picture_of_tokens_adds_up_to_the_api_s_score(visit, server_url):
+    page = visit(server_url)
+    open_view(page, "late interaction")
+    fill(page, VIEWS["late-interaction"])
+    run(page)
+    shown = json.loads(exported(page, "JSON"))
+    answer = post(server_url, "/score", model="colbert", text_1="can a task", text_2="a task is here")
+    assert shown["max_sim"] == pytest.approx(answer["data"][0]["score"], rel=1e-5)
+    similarities = np.array(shown["similarities"])
+    assert similarities.max(axis=1).sum() == pytest.approx(shown["max_sim"], rel=1e-6)
+    button = page.locator("button.token").nth(2)
+    button.hover()
+    best = page.locator("[data-best=true]")
+    expect(best).to_have_count(1)
+    assert best.inner_text() == shown["document"][int(similarities[2].argmax())]["piece"]
+    page.locator("button.token").nth(0).focus()
+    assert best.inner_text() == shown["document"][int(similarities[0].argmax())]["piece"]
+
+
+def test_sparse_weights_are_those_of_the_api(visit, server_url):
+    page = visit(server_url)
+    open_view(page, "sparse")
+    fill(page, {"Text": "the task is"})
+    run(page)
+    answer = post(
+        server_url, "/pooling", model="splade", task="sparse_embed", input="the task is", input_type="document"
+    )
+    expected = {each["index"]: each["value"] for each in answer["data"][0]["data"]}
+    shown = json.loads(exported(page, "JSON"))
+    assert {each["index"]: each["value"] for each in shown["weights"]} == pytest.approx(expected, rel=1e-6)
+    assert page.locator(".text-view").inner_text() == "the task is"
+    assert page.locator(".bars .bar").count() == min(40, len(expected))
+
+
+def test_texts_labels_and_names_stay_texts(visit, server_url):
+    page = visit(server_url)
+    open_view(page, "classify")
+    fill(page, {"Model": "classifier", "Texts, one a line": HOSTILE})
+    run(page)
+    expect(page.locator(".text-view")).to_have_text(HOSTILE)
+    expect(page.locator(".bar .name", has_text=HOSTILE)).to_have_count(1)
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("main script").count() == 0
+
+
+def test_a_report_is_one_file_that_asks_for_nothing(visit, server_url, browser, tmp_path):
+    page = visit(server_url)
+    open_view(page, "similarity")
+    fill(page, {"Texts, one a line": f"a task\n{HOSTILE}"})
+    run(page)
+    file = tmp_path / "report.html"
+    file.write_text(exported(page, "HTML"))
+    context = browser.new_context(offline=True)
+    report = context.new_page()
+    requests: list[str] = []
+    report.on("request", lambda request: requests.append(request.url))
+    report.goto(file.as_uri())
+    assert [url for url in requests if not url.startswith("data:")] == [file.as_uri()]
+    assert report.evaluate("window.hacked") is None
+    expect(report.locator("main")).to_contain_text(HOSTILE)
+    assert report.locator("img").first.evaluate("image => image.naturalWidth") > 100
+    context.close()
+
+
+def test_a_request_is_repeated_by_what_the_page_shows(visit, server_url):
+    page = visit(server_url)
+    open_view(page, "rerank")
+    fill(page, {"Query": 'it\'s a "query"', "Documents, one a line": "a task\n$HOME `id` 🙂"})
+    run(page)
+    page.locator("summary", has_text="curl").click()
+    page.locator("summary", has_text="Python").click()
+    command, program = [each.inner_text() for each in page.locator("details pre").all()]
+    by_curl = json.loads(
+        subprocess.run(["bash", "-c", f"exec {command} --silent"], check=True, capture_output=True).stdout
+    )
+    assert by_curl["results"][0]["document"]["text"] in ("a task", "$HOME `id` 🙂")
+    by_python = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    assert "$HOME `id` 🙂" in by_python
+
+
+def test_the_time_of_each_stage_is_shown(visit, server_url):
+    page = visit(server_url)
+    open_view(page, "similarity")
+    run(page)
+    bars = page.locator(".waterfall .bar .name").all_inner_texts()
+    assert bars[:2] == ["tokenise", "queue"]
+    assert "forward pass" in bars
+
+
+def test_a_link_leads_to_the_same_result(visit, server_url):
+    page = visit(server_url)
+    open_view(page, "rerank")
+    fill(page, {"Query": "tea & <b>milk</b>", "Documents, one a line": "water\ntea"})
+    run(page)
+    address = page.url
+    assert "tab=rerank" in address
+    again = visit(server_url, address.removeprefix(server_url))
+    expect(again.get_by_role("list", name="By relevance").locator("li")).to_have_count(2)
+    assert again.get_by_label("Query", exact=True).input_value() == "tea & <b>milk</b>"
+
+
+def test_a_request_that_is_refused_says_why(visit, server_url):
+    page = visit(server_url, expected="status of 400")
+    open_view(page, "sparse")
+    fill(page, {"Text": "task " * 500})
+    page.locator("form button.primary").last.click()
+    expect(page.locator("main [role=status]").last).to_contain_text("400: This model's maximum context length")
+
+
+def test_a_spreadsheet_computes_no_text(visit, server_url):
+    page = visit(server_url)
+    open_view(page, "rerank")
+    fill(page, {"Documents, one a line": "=1+1\n@SUM(A1)"})
+    run(page)
+    documents = [row["document"] for row in csv.DictReader(exported(page, "CSV").splitlines())]
+    assert sorted(documents) == ["'=1+1", "'@SUM(A1)"]
