@@ -1,5 +1,6 @@
 """A server with a model of every kind that the console has a view for, and a browser."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.console.visit import Visit
+from tests.cpu_backend import BY_TORCH_FLAGS
 from tests.debian_programs import debian_program
 from tests.models.classifier_families import write_classifier
 from tests.models.retrieval_families import pylate_bert, splade_max
@@ -23,6 +25,8 @@ CHROMIUM_FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+
+IN_ONE_PROCESS = (sys.executable, "-m", "trio_pool_serve", "serve", "--engine", "local")
 
 HOSTILE = "<script>window.hacked = 1</script>"
 """The name of a label, and in texts."""
@@ -48,8 +52,8 @@ def models(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[st
 def server_url(models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of all models."""
     named = [f"{name}={path}" for name, path in models.items()]
-    flags = ("--dtype", "float32")
-    with serving(tmp_path_factory.mktemp("server"), *named, *flags) as server:
+    flags = ("--dtype", "float32", *BY_TORCH_FLAGS)
+    with serving(tmp_path_factory.mktemp("server"), *named, *flags, command=IN_ONE_PROCESS) as server:
         yield server.url
 
 

@@ -154,10 +154,10 @@ async def launched(
 
 
 @contextmanager
-def serving(tmp_path: Path, *arguments: str) -> Iterator[ServerProcess]:
+def serving(tmp_path: Path, *arguments: str, command: Sequence[str] = LAUNCHER) -> Iterator[ServerProcess]:
     """Start ``trio-pool-serve serve`` outside of an event loop, for fixtures that many tests share."""
     port = free_port()
-    with started([*LAUNCHER, *arguments, "--port", str(port)], port, tmp_path / "server.log", {}) as server:
+    with started([*command, *arguments, "--port", str(port)], port, tmp_path / "server.log", {}) as server:
         trio.run(server.wait_until, "/readyz")
         yield server
 
