@@ -6,9 +6,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.console.visit import Visit
+from tests.console.visit import TIMEOUT_MS, Visit
 from tests.cpu_backend import BY_TORCH_FLAGS
 from tests.debian_programs import debian_program
 from tests.models.classifier_families import write_classifier
@@ -25,6 +25,8 @@ CHROMIUM_FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+
+expect.set_options(timeout=TIMEOUT_MS)
 
 IN_ONE_PROCESS = (sys.executable, "-m", "trio_pool_serve", "serve", "--engine", "local")
 
@@ -70,4 +72,4 @@ def browser() -> Iterator[Browser]:
 def visit(browser: Browser) -> Iterator[Callable[..., Page]]:
     """Open pages; in the end there must be no error in any console, and no request to another origin."""
     with ExitStack() as stack:
-        yield lambda url, **options: stack.enter_context(Visit(browser, url, **options))
+        yield lambda url, *path, **options: stack.enter_context(Visit(browser, url, *path, **options))

@@ -2,6 +2,8 @@
 
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -9,9 +11,9 @@ import psutil
 import pytest
 from playwright.sync_api import expect
 
-from tests.console.visit import TIMEOUT_MS
+from tests.console.visit import TIMEOUT_MS, Visit
 from tests.debian_programs import debian_program
-from tests.server.server_process import free_port, serving
+from tests.server.server_process import START_LIMIT_S, free_port, serving
 
 KEY = "the-key"
 
@@ -69,9 +71,11 @@ def test_a_second_viewer_sees_what_the_first_has_seen(visit, server_url):
     assert count >= 3
 
 
-def test_a_killed_engine_is_red_within_two_seconds_and_back_without_a_reload(visit, minilm, tmp_path):
-    with serving(tmp_path, f"minilm={minilm}", "--engine", "process") as server:
-        page = visit(server.url)
+def test_a_killed_engine_is_red_within_two_seconds_and_back_without_a_reload(browser, minilm, tmp_path):
+    with (
+        serving(tmp_path, f"minilm={minilm}", "--engine", "process") as server,
+        Visit(browser, server.url) as page,
+    ):
         expect(badge(page)).to_have_attribute("data-level", "good")
         expect(page.get_by_role("region", name="Processes").locator("tbody tr")).to_have_count(2)
         (engine,) = server.processes("trio_pool_serve.server.engine_process")
@@ -81,24 +85,35 @@ def test_a_killed_engine_is_red_within_two_seconds_and_back_without_a_reload(vis
         seconds = time.monotonic() - killed
         row = page.get_by_role("region", name="Processes").locator("tr", has_text="engine")
         expect(row.locator(".badge")).to_have_attribute("data-level", "bad")
-        expect(badge(page)).to_have_attribute("data-level", "good", timeout=2 * TIMEOUT_MS)
+        expect(badge(page)).to_have_attribute("data-level", "good", timeout=START_LIMIT_S * 1000)
         expect(row.locator("td").nth(3)).to_have_text("1")  # restarts
     assert seconds < 2 + 1  # two, and what a machine that is busy with other tests may take
 
 
-def test_a_server_that_is_gone_is_red_and_one_that_comes_back_is_shown(visit, minilm, tmp_path):
-    arguments = (f"minilm={minilm}")
-    with serving(tmp_path, *arguments) as server:
-        page = visit(server.url, expected="Failed to load resource")
-        expect(badge(page)).to_have_text("ready")
-        server.process.kill()
-        expect(badge(page)).to_have_text("no answer")
-        expect(badge(page)).to_have_attribute("data-level", "bad")
+def test_a_server_that_is_gone_is_red_and_one_that_comes_back_is_shown(browser, minilm, tmp_path):
+    port, arguments = free_port(), (f"minilm={minilm}",)
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    url = f"http://127.0.0.1:{port}"
+    with ExitStack() as servers:
+        server = servers.enter_context(serving(first, *arguments, port=port))
+        with Visit(browser, url, expected="Failed to load resource") as page:
+            expect(badge(page)).to_have_text("ready")
+            server.process.kill()
+            server.process.wait()
+            expect(badge(page)).to_have_text("no answer")
+            expect(badge(page)).to_have_attribute("data-level", "bad")
+            servers.enter_context(serving(second, *arguments, port=port))
+            expect(badge(page)).to_have_text("ready")
+            expect(badge(page)).to_have_attribute("data-level", "good")
 
 
-def test_a_key_is_asked_for_and_kept_out_of_addresses(visit, minilm, tmp_path):
-    with serving(tmp_path, f"minilm={minilm}", "--api-key", KEY) as server:
-        page = visit(server.url, expected="status of 401")
+def test_a_key_is_asked_for_and_kept_out_of_addresses(browser, minilm, tmp_path):
+    with (
+        serving(tmp_path, f"minilm={minilm}", "--api-key", KEY) as server,
+        Visit(browser, server.url, expected="status of 401") as page,
+    ):
         dialog = page.get_by_role("dialog")
         expect(dialog).to_be_visible()
         dialog.get_by_label("Key").fill("wrong")
@@ -108,41 +123,49 @@ def test_a_key_is_asked_for_and_kept_out_of_addresses(visit, minilm, tmp_path):
         page.keyboard.press("Enter")
         expect(badge(page)).to_have_text("ready")
         page.get_by_role("tab", name="Similarity").click()
-        page.locator("form button.primary").last.click()
-        expect(page.locator("main [role=status]").last).to_contain_text("Done")
+        page.locator("main form button.primary").click()
+        expect(page.locator("main form [role=status].readout")).to_contain_text("Done")
         assert KEY not in page.url
         assert KEY not in page.locator("main").inner_text()
-        assert "$API_KEY" in page.locator("details pre").first.inner_text() or page.locator("details pre").count()
+        page.locator("summary", has_text="curl").click()
+        expect(page.locator("details pre").first).to_contain_text("Bearer $API_KEY")
         page.reload()
         expect(badge(page)).to_have_text("ready")
         assert page.evaluate("Object.keys(localStorage).concat(document.cookie).join()").find(KEY) < 0
 
 
-def test_everything_works_behind_nginx_at_a_path_and_with_a_key(visit, minilm, tmp_path: Path):
-    nginx = debian_program("nginx")
-    with serving(tmp_path, f"minilm={minilm}", "--api-key", KEY) as server:
-        port = free_port()
-        config = tmp_path / "nginx.conf"
-        config.write_text(NGINX.format(folder=tmp_path, port=port, url=server.url))
-        process = subprocess.Popen([nginx, "-c", str(config), "-e", str(tmp_path / "early.log")])
-        try:
-            wait_for(port)
-            page = visit(f"http://127.0.0.1:{port}", "/x/console", expected="status of 401")
-            dialog = page.get_by_role("dialog")
-            dialog.get_by_label("Key").fill(KEY)
-            dialog.get_by_role("button", name="Use this key").click()
-            expect(badge(page)).to_have_text("ready")
-            first = page.locator("main > .hint").inner_text()
-            expect(page.locator("main > .hint")).not_to_have_text(first)  # samples come one by one
-            for view in ("Similarity", "Rerank"):
-                page.get_by_role("tab", name=view).click()
-                page.locator("form button.primary").last.click()
-                expect(page.locator("main [role=status]").last).to_contain_text("Done")
-                page.locator("summary", has_text="curl").click()
-                assert f"http://127.0.0.1:{port}/x/v1/" in page.locator("details pre").first.inner_text()
-        finally:
-            process.terminate()
-            process.wait(20)
+@contextmanager
+def nginx_before(url: str, folder: Path) -> Iterator[str]:
+    """nginx in front of a server at the path ``/x/``; gives its URL."""
+    port, config = free_port(), folder / "nginx.conf"
+    config.write_text(NGINX.format(folder=folder, port=port, url=url))
+    process = subprocess.Popen([debian_program("nginx"), "-c", str(config), "-e", str(folder / "early.log")])
+    try:
+        wait_for(port)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def test_everything_works_behind_nginx_at_a_path_and_with_a_key(browser, minilm, tmp_path: Path):
+    with (
+        serving(tmp_path, f"minilm={minilm}", "--api-key", KEY) as server,
+        nginx_before(server.url, tmp_path) as url,
+        Visit(browser, url, "/x/console", expected="status of 401") as page,
+    ):
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("Key").fill(KEY)
+        dialog.get_by_role("button", name="Use this key").click()
+        expect(badge(page)).to_have_text("ready")
+        first = page.locator("main > .hint").inner_text()
+        expect(page.locator("main > .hint")).not_to_have_text(first)  # samples come one by one
+        for view in ("Similarity", "Rerank"):
+            page.get_by_role("tab", name=view).click()
+            page.locator("main form button.primary").click()
+            expect(page.locator("main form [role=status].readout")).to_contain_text("Done")
+            page.locator("summary", has_text="curl").click()
+            assert f"{url}/x/v1/" in page.locator("details pre").first.inner_text()
 
 
 def wait_for(port: int) -> None:

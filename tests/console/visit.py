@@ -37,8 +37,8 @@ class Visit:
     ) -> None:
         self._context.close()
         if exc_value is None:
-            assert not self.errors
-            assert not self.elsewhere
+            assert not self.errors, self.errors
+            assert not self.elsewhere, self.elsewhere
 
     def _note_message(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning") and not (self._expected and self._expected in message.text):

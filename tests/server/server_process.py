@@ -154,9 +154,11 @@ async def launched(
 
 
 @contextmanager
-def serving(tmp_path: Path, *arguments: str, command: Sequence[str] = LAUNCHER) -> Iterator[ServerProcess]:
+def serving(
+    tmp_path: Path, *arguments: str, command: Sequence[str] = LAUNCHER, port: int | None = None
+) -> Iterator[ServerProcess]:
     """Start ``trio-pool-serve serve`` outside of an event loop, for fixtures that many tests share."""
-    port = free_port()
+    port = port or free_port()
     with started([*command, *arguments, "--port", str(port)], port, tmp_path / "server.log", {}) as server:
         trio.run(server.wait_until, "/readyz")
         yield server

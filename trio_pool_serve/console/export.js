@@ -11,42 +11,38 @@ export function download(name, kind, content) {
   setTimeout(() => URL.revokeObjectURL(address), 10_000);
 }
 
+const escaped = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll('"', "&quot;");
+
+/** Return a node as HTML, with canvases as pictures. Copies of elements would be subject to this page's policy. */
+function markup(node) {
+  if (node.nodeType === Node.TEXT_NODE) return escaped(node.data);
+  if (node.localName === "canvas") return `<img alt="${escaped(node.getAttribute("aria-label") ?? "")}" src="${node.toDataURL()}">`;
+  const attributes = [...node.attributes].map(({ name, value }) => ` ${name}="${escaped(value)}"`).join("");
+  const start = `<${node.localName}${attributes}${node.localName === "button" ? " disabled" : ""}>`;
+  return node.localName === "img" ? start : `${start}${[...node.childNodes].map(markup).join("")}</${node.localName}>`;
+}
+
 /** Return one HTML file with a result as it is shown: texts as texts, canvases as pictures, the styles inside. */
 export async function report(title, element, json) {
-  const page = document.implementation.createHTMLDocument(`${title} – trio_pool_serve`);
-  page.documentElement.lang = "en";
-  page.documentElement.dataset.theme = document.documentElement.dataset.theme;
-  const policy = page.createElement("meta");
-  policy.httpEquiv = "Content-Security-Policy";
-  policy.content = "default-src 'none'; style-src 'unsafe-inline'; img-src data:";
-  const styles = page.createElement("style");
-  styles.textContent = await (await fetch(new URL("console/console.css", BASE))).text();
-  const encoding = page.createElement("meta");
-  encoding.setAttribute("charset", "utf-8");
-  page.head.append(encoding, policy, styles);
-
-  const copy = page.importNode(element, true);
-  const drawn = [...element.querySelectorAll("canvas")];
-  for (const [at, canvas] of [...copy.querySelectorAll("canvas")].entries()) {
-    const image = page.createElement("img");
-    image.src = drawn[at].toDataURL();
-    image.alt = drawn[at].getAttribute("aria-label") ?? "";
-    canvas.replaceWith(image);
-  }
-  for (const control of copy.querySelectorAll("button")) control.setAttribute("disabled", "");
-  const heading = page.createElement("h1");
-  heading.textContent = title;
-  const about = page.createElement("p");
-  about.className = "hint";
-  about.textContent = `From ${BASE.href}, ${new Date().toISOString()}.`;
-  const data = page.createElement("pre");
-  data.textContent = JSON.stringify(json, null, 1);
-  const more = page.createElement("details");
-  const summary = page.createElement("summary");
-  summary.textContent = "The data";
-  more.append(summary, data);
-  const main = page.createElement("main");
-  main.append(heading, about, copy, more);
-  page.body.append(main);
-  return `<!doctype html>\n${page.documentElement.outerHTML}\n`;
+  const styles = await (await fetch(new URL("console/console.css", BASE))).text();
+  const theme = document.documentElement.dataset.theme;
+  return `<!doctype html>
+<html lang="en" data-theme="${theme}">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<title>${escaped(title)} – trio_pool_serve</title>
+<style>
+${styles}</style>
+</head>
+<body>
+<main class="stack">
+<h1>${escaped(title)}</h1>
+<p class="hint">From ${escaped(BASE.href)}, ${new Date().toISOString()}.</p>
+${markup(element)}
+<details><summary>The data</summary><pre>${escaped(JSON.stringify(json, null, 1))}</pre></details>
+</main>
+</body>
+</html>
+`;
 }
