@@ -6,6 +6,7 @@ from pathlib import Path
 from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.dialects.invocations import INVOCATIONS
 from trio_pool_serve.api.http.dispatch import endpoints_by_path
+from trio_pool_serve.api.routes.console import OPEN_ROUTES
 from trio_pool_serve.api.routes.model_changes import MODEL_CHANGES
 from trio_pool_serve.api.routes.openapi import OPERATIONS
 from trio_pool_serve.api.routes.operations import ADMIN_PATHS, PROBE_ROUTES
@@ -48,7 +49,7 @@ def listed(names: Iterable[str]) -> str:
 
 def key_of(method: str, path: str) -> str:
     """Return which key a route needs."""
-    if (method, path) in PROBE_ROUTES:
+    if (method, path) in PROBE_ROUTES | OPEN_ROUTES:
         return "none"
     return "with `admin`" if path in ADMIN_PATHS or (method, path) in MODEL_CHANGES else "any"
 

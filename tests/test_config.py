@@ -73,6 +73,7 @@ WRITTEN = {
     "ssl_keyfile_password": ("secret", "secret"),
     "ssl_ca_certs": ("/etc/ca.pem", Path("/etc/ca.pem")),
     "ssl_cert_reqs": ("1", 1),
+    "console": ("false", False),
     "strict_requests": ("true", True),
     "auto_truncate": ("false", False),
     "truncate_by_default": ("true", True),

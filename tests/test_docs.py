@@ -19,6 +19,7 @@ from tests.server.server_process import ROOT, launched
 from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.http.dispatch import endpoints_by_path
 from trio_pool_serve.api.routes.host_routes import DRAIN_PATH, HOSTS_PATH
+from trio_pool_serve.api.routes.console import console_files
 from trio_pool_serve.api.routes.openapi import ASSETS
 from trio_pool_serve.app import create_app
 from trio_pool_serve.config import Config, InputConfig, ModelChangesConfig
@@ -78,7 +79,10 @@ def test_the_page_of_routes_has_the_routes_of_an_app(scripted_folder):
     served = set(create_app(config).routes.routes)
     rows = re.findall(r"^\| `(?:(\w+) )?(/\S*)` \|", (ROOT / "docs" / "routes.md").read_text(), re.M)
     listed = {(method or "POST", path) for method, path in rows}
-    assert served - listed == {("GET", f"/docs/{asset}") for asset in ASSETS}
+    of_pages = {("GET", f"/docs/{asset}") for asset in ASSETS} | {
+        ("GET", f"/console/{name}") for name in console_files() if name
+    }
+    assert served - listed == of_pages
     assert listed - served == {("GET", HOSTS_PATH), ("POST", HOSTS_PATH), ("POST", DRAIN_PATH)}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from tests.console.pictures import CHROMIUM_FLAGS
 from tests.console.visit import TIMEOUT_MS, Visit
 from tests.cpu_backend import BY_TORCH_FLAGS
 from tests.debian_programs import debian_program
@@ -15,16 +16,6 @@ from tests.models.classifier_families import write_classifier
 from tests.models.retrieval_families import pylate_bert, splade_max
 from tests.models.vision_families import clip
 from tests.server.server_process import serving
-
-CHROMIUM_FLAGS = [
-    "--no-sandbox",  # tests run as root in CI
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
 expect.set_options(timeout=TIMEOUT_MS)
 

@@ -2,10 +2,8 @@
 
 import csv
 import json
-import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,38 +15,16 @@ from PIL import Image
 from playwright.sync_api import Page, expect
 
 from tests.console.conftest import HOSTILE
+from tests.console.pictures import VIEWS, fill, open_view, run
 
-VIEWS = {
-    "similarity": {},
-    "rerank": {},
-    "classify": {},
-    "token-classes": {"Model": "tagger"},
-    "late-interaction": {"Query": "can a task", "Document": "a task is here", "Model": "colbert"},
-    "sparse": {"Text": "the task is"},
+FORMS = {view: fields for view, fields in VIEWS.items() if view != "live"} | {
+    "late-interaction": {"Query": "can a task", "Document": "a task is here", "Model": "colbert"}
 }
 """By tab: what is filled in; short texts, as the tiny models have few tokens."""
 
 
 def post(url: str, path: str, **body: Any) -> Any:
     return httpx.post(f"{url}{path}", json=body, timeout=60).raise_for_status().json()
-
-
-def open_view(page: Page, view: str) -> None:
-    page.get_by_role("tab", name=re.compile(f"^{view.replace('-', ' ')}$", re.IGNORECASE)).click()
-
-
-def fill(page: Page, fields: Mapping[str, str]) -> None:
-    for label, value in fields.items():
-        control = page.get_by_label(label, exact=True).first
-        if control.evaluate("element => element.tagName") == "SELECT":
-            control.select_option(value)
-        else:
-            control.fill(value)
-
-
-def run(page: Page) -> None:
-    page.locator("main form button.primary").click()
-    expect(page.locator("main form [role=status].readout")).to_contain_text("Done")
 
 
 def exported(page: Page, kind: str) -> str:
@@ -58,14 +34,14 @@ def exported(page: Page, kind: str) -> str:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("view", ["live", *VIEWS])
+@pytest.mark.parametrize("view", VIEWS)
 def test_every_view_is_accessible_in_both_themes(visit, server_url, view, scheme):
     page = visit(server_url, color_scheme=scheme)
     open_view(page, view)
     if view == "live":
         expect(page.locator(".chart canvas")).to_have_count(12)
     else:
-        fill(page, VIEWS[view])
+        fill(page, FORMS[view])
         run(page)
     found = Axe().run(page, options={"resultTypes": ["violations"]})
     serious = [each for each in found.response["violations"] if each["impact"] in ("serious", "critical")]
@@ -76,7 +52,7 @@ def test_every_view_is_used_by_keyboard_alone(visit, server_url):
     page = visit(server_url)
     page.get_by_role("tab", name="Sparse").wait_for()
     page.get_by_role("tab", name="Live").focus()
-    for view, fields in VIEWS.items():
+    for view, fields in FORMS.items():
         page.keyboard.press("ArrowRight")
         expect(page.locator(f"#tab-{view}")).to_be_focused()
         fill(page, {label: text for label, text in fields.items() if label == "Model"})
@@ -197,7 +173,7 @@ def test_tokens_are_marked_where_they_are_in_the_text(visit, server_url):
 def test_the_picture_of_tokens_adds_up_to_the_api_s_score(visit, server_url):
     page = visit(server_url)
     open_view(page, "late interaction")
-    fill(page, VIEWS["late-interaction"])
+    fill(page, FORMS["late-interaction"])
     run(page)
     shown = json.loads(exported(page, "JSON"))
     answer = post(server_url, "/score", model="colbert", text_1="can a task", text_2="a task is here")

@@ -11,6 +11,7 @@ from tests.conftest import assert_idle, client_of, listening, running
 from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.dialects.invocations import INVOCATIONS
 from trio_pool_serve.api.http.dispatch import decode_body, endpoints_by_path
+from trio_pool_serve.api.routes.console import console_files
 from trio_pool_serve.api.routes.openapi import ASSETS
 from trio_pool_serve.app import create_app
 from trio_pool_serve.config import NetworkConfig
@@ -39,7 +40,8 @@ async def assert_described(client, config, service) -> None:
     described = {
         (method.upper(), path) for path, methods in (await document(client))["paths"].items() for method in methods
     }
-    routed = {(method, path) for method, path in create_app(config, service).routes.routes if path[:6] != "/docs/"}
+    files = {*(f"/docs/{name}" for name in ASSETS), *(f"/console/{name}" for name in console_files() if name)}
+    routed = {(method, path) for method, path in create_app(config, service).routes.routes if path not in files}
     assert described == routed
 
 

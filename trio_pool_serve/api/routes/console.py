@@ -18,12 +18,16 @@ from trio_pool_serve.api.http.request import Handler, HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
 from trio_pool_serve.models.model_spec import Scoring
-from trio_pool_serve.service import ServedModel, Service
+from trio_pool_serve.service import Service
+from trio_pool_serve.serving.served_model import ModelState, ServedModel
 from trio_pool_serve.types import PoolingTask
 
 CONSOLE_PATH = "/console"
 LIVE_PATH = f"{CONSOLE_PATH}/live"
 MODELS_PATH = f"{CONSOLE_PATH}/models"
+
+CONSOLE_ROUTES = frozenset(("GET", path) for path in (CONSOLE_PATH, LIVE_PATH, MODELS_PATH))
+"""Those that are described, which files of the page are not."""
 
 FOLDER = files("trio_pool_serve") / "console"
 
@@ -72,7 +76,7 @@ class ConsoleModel:
     """What a model can do, as far as the page's forms depend on it."""
 
     id: str
-    state: str
+    state: ModelState
     tasks: list[PoolingTask] = field(factory=list)
     scoring: Scoring | None = None
     max_model_len: int = 0
@@ -154,18 +158,17 @@ def console_routes(service: Service) -> Routes:
 
 
 def _described(served: ServedModel) -> ConsoleModel:
-    model, name = served.loaded, served.source.name
-    if model is None:
-        return ConsoleModel(id=name, state=served.engine.state)
-    folder, conversations = model.folder, model.renderer.conversations
+    name, folder = served.source.name, served.folder
+    if folder is None:  # it has not been loaded yet
+        return ConsoleModel(id=name, state=served.state)
     return ConsoleModel(
         id=name,
-        state=served.engine.state,
+        state=served.state,
         tasks=sorted(folder.spec.tasks),
         scoring=folder.spec.scoring,
-        max_model_len=model.renderer.max_model_len,
+        max_model_len=folder.max_model_len,
         prompts=sorted(folder.prompts),
-        labels=[model.label(index) for index in range(len(folder.spec.labels))][:MAX_LABELS],
-        accepts_images=conversations is not None and conversations.image_format is not None,
+        labels=list(folder.spec.labels[:MAX_LABELS]),
+        accepts_images=served.reads_images,
         normalizes=folder.spec.normalizes,
     )

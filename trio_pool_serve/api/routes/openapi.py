@@ -84,6 +84,17 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/version"): Operation("The server's version.", {"version": trio_pool_serve.__version__}),
     ("GET", "/openapi.json"): Operation("This document.", {"openapi": "3.1.0"}),
     ("GET", "/docs"): Operation("This document as a web page.", "<!doctype html>", "text/html"),
+    ("GET", "/console"): Operation(
+        "A page that shows the load, and what models make of texts.", "<!doctype html>", "text/html"
+    ),
+    ("GET", "/console/live"): Operation(
+        "The load of the last 15 minutes, and from now on each second, as server-sent events.",
+        'data: {"number":1,"state":"ready"}\n\n',
+        "text/event-stream",
+    ),
+    ("GET", "/console/models"): Operation(
+        "What each model can do, as far as the console's forms depend on it.", [{"id": "org/model", "tasks": ["embed"]}]
+    ),
     ("POST", "/v1/files"): Operation("Upload a file of requests, as multipart/form-data.", {"id": "file-0"}),
     ("GET", "/v1/files"): Operation("The files of the API key.", {"object": "list", "data": []}),
     ("GET", "/v1/files/{name}"): Operation("One file.", {"id": "file-0", "object": "file", "purpose": "batch"}),
