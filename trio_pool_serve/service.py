@@ -286,7 +286,7 @@ class Service:
 
     @property
     def _process_name(self) -> str:
-        return "server" if self._owns_engines else api_process_name(self.api_worker)
+        return "server" if self.models.owns_engines else api_process_name(self.api_worker)
 
     async def snapshots(self) -> list[Snapshot]:
         """Return the snapshots of all processes of the server, this one first. Cancellation: at once."""

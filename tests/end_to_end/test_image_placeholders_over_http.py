@@ -24,7 +24,7 @@ GOOD = ["a photo of two cats on a couch", {"image": as_url(PICTURES[0])}, "yes",
 def placeholder_of(path: Path) -> tuple[str, int]:
     """Its name and its id."""
     folder = read_model_folder(path)
-    images: Any = folder.kind.image_format(folder)
+    images: Any = folder.image_format()
     return transformers.AutoTokenizer.from_pretrained(path).convert_ids_to_tokens(images.token_id), images.token_id
 
 

@@ -45,7 +45,7 @@ FOLDERS: tuple[Callable[[Path], Path], ...] = (
 
 def format_of(path: Path) -> ImageFormat:
     folder = read_model_folder(path)
-    found = folder.kind.image_format(folder)
+    found = folder.image_format()
     assert found is not None
     return found
 
@@ -173,7 +173,7 @@ def test_images_that_make_an_input_too_long_are_refused(tmp_path: Path):
 
 def test_a_text_model_reads_no_images(tmp_path: Path):
     folder = read_model_folder(write_family(tmp_path / "bert", "bert"))
-    assert folder.kind.image_format(folder) is None
+    assert folder.image_format() is None
 
 
 @pytest.mark.parametrize(

@@ -586,7 +586,7 @@ class SeeingModel(ServedModel):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        found = self.folder.kind.image_format(self.folder)
+        found = self.folder.image_format()
         assert found is not None
         self.images = found
 

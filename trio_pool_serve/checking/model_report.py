@@ -93,7 +93,7 @@ def accepted_by(model: Model, config: Config) -> list[Accepted]:
     """Return what a request may have as an input."""
     folder, spec = model.folder, model.folder.spec
     accepted: list[Accepted] = ["text"]
-    if folder.kind.image_format(folder) is not None:
+    if folder.reads_images:
         accepted.append("image")
     conversations = model.renderer.conversations
     if spec.supports_messages and conversations is not None and conversations.chat.templates:

@@ -55,13 +55,13 @@ export function processState(each) {
 }
 
 function level(state) {
-  return h("span", { class: "badge", data: { level: state === "ready" ? "good" : state === "unknown" ? "unknown" : "bad" } }, state);
+  return h("span", { class: "badge", data: { level: state === "ready" ? "good" : state === "unloaded" ? "unknown" : "bad" } }, state);
 }
 
 const number = (name) => [name, "number"];
 const PROCESS_COLUMNS = [["process"], ["state"], number("pid"), number("restarts"), number("memory"), number("CPU")];
 const MODEL_COLUMNS = [
-  ["model"], ["state"], number("rows waiting"), number("tokens waiting"), number("wait"), number("tokens/s"), number("failed batches"),
+  ["model"], ["state"], number("rows waiting"), number("tokens waiting"), number("wait"), number("tokens/s"), number("failed"), number("memory"),
 ];
 
 function processRows(samples) {
@@ -76,7 +76,7 @@ function processRows(samples) {
 
 function modelRows(latest) {
   return Object.entries(latest.models).map(([name, each]) => [
-    name, level(each.state), count(each.queued_rows), count(each.queued_tokens), format.ms(each.waiting_s), count(each.tokens_per_s), count(each.failed_batches),
+    name, level(each.state), count(each.queued_rows), count(each.queued_tokens), format.ms(each.waiting_s), count(each.tokens_per_s), count(each.failed_batches), format.bytes(each.memory_bytes || undefined),
   ]);
 }
 

@@ -122,7 +122,7 @@ def reads_images_by_its_files(location: str, config: ModelConfig) -> bool:
         folder = read_model_folder(path, config)
     except (ModelLoadError, HFValidationError, LocalEntryNotFoundError, OSError):
         return False  # loading the model says what is wrong
-    return folder.kind.image_format(folder) is not None
+    return folder.reads_images
 
 
 def _default_prompt_name(files: FolderFiles, prompts: Mapping[str, str], config: ModelConfig) -> str | None:

@@ -46,6 +46,18 @@ class ModelFolder(Generic[Spec]):
     """``--chat-template``, in place of the tokenizer's."""
 
     @property
+    def reads_images(self) -> bool:
+        """Whether the model accepts images: known without loading its image processor."""
+        return self.kind.image_format is not None
+
+    def image_format(self) -> ImageFormat | None:
+        """Return how its images are rendered, ``None`` if it accepts none. Blocks for seconds: imports transformers.
+
+        Raises ``ModelLoadError`` if its image processor does not match the model.
+        """
+        return None if self.kind.image_format is None else self.kind.image_format(self)
+
+    @property
     def model_type(self) -> str:
         """``model_type`` of config.json."""
         return str(self.transformer_config.get("model_type", "unknown"))
@@ -78,7 +90,7 @@ class ModelKind(Generic[Spec]):
     load: str
     text_format: Callable[[Spec, Tokenizer], TextFormat] = lambda spec, tokenizer: TextFormat()  # noqa: ARG005
     pair_format: Callable[[Spec, Tokenizer], PairFormat] = lambda spec, tokenizer: JoinedPair()  # noqa: ARG005
-    image_format: Callable[[ModelFolder[Spec]], ImageFormat | None] = lambda folder: None  # noqa: ARG005
+    image_format: Callable[[ModelFolder[Spec]], ImageFormat] | None = None
 
     def loader(self) -> Any:
         """Import and return the function that ``load`` names."""

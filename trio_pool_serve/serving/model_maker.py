@@ -108,7 +108,7 @@ class ModelMaker:
                 ),
                 settings=config.input,
                 media=self.media,
-                image_format=folder.kind.image_format(folder),
+                image_format=folder.image_format(),
                 memory=self.memory,
                 embeds_format=embeds_format_of(
                     folder, served.engine.embeds_width, enabled=config.input.enable_prompt_embeds

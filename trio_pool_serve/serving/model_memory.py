@@ -1,14 +1,13 @@
 """The memory that a model takes: by how much the process has grown while it was loaded."""
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from attrs import define
 
 from trio_pool_serve.processes.allocator import return_freed_memory
+from trio_pool_serve.telemetry.process_usage import resident_bytes
 
 
 @define
@@ -27,23 +26,15 @@ class ModelMemory:
         What others allocate meanwhile counts, too, as do libraries that are imported for the first time.
         """
         return_freed_memory()
-        resident, device = _resident_bytes(), _device_bytes()
+        resident, device = resident_bytes(), _device_bytes()
         yield
         return_freed_memory()
-        self.resident_bytes = max(0, _resident_bytes() - resident)
+        self.resident_bytes = max(0, resident_bytes() - resident)
         self.device_bytes = max(0, _device_bytes() - device)
 
     def clear(self) -> None:
         """Note that the model is not loaded."""
         self.resident_bytes = self.device_bytes = 0
-
-
-def _resident_bytes() -> int:
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return 0  # not Linux
-    return pages * os.sysconf("SC_PAGESIZE")
 
 
 def _device_bytes() -> int:

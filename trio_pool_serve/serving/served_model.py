@@ -97,6 +97,7 @@ class ServedModel:
     def reported_load(self) -> dict[str, Any]:
         """Its part of ``/load``."""
         load = self.engine.reported_load
+        load = {**load, "memory_bytes": self.memory.resident_bytes}
         return {**load, "state": "unloaded"} if self.state in ("unloading", "unloaded") else load
 
     def gauges(self) -> Gauges:

@@ -1,6 +1,5 @@
 """Prometheus metrics, one registry per server."""
 
-import contextlib
 import time
 from bisect import bisect_left
 from collections import Counter as Counts
@@ -243,9 +242,7 @@ def process_gauges() -> Gauges:
 
     The number of tasks does not grow unless something leaks.
     """
-    process = {"count": 1.0, "start_time_seconds": STARTED}
-    with contextlib.suppress(OSError):  # only Linux has this file
-        process["resident_bytes"] = float(resident_bytes())
+    process = {"count": 1.0, "start_time_seconds": STARTED, "resident_bytes": float(resident_bytes())}
     return {"tasks": {"living": trio.lowlevel.current_statistics().tasks_living}, "process": process}
 
 

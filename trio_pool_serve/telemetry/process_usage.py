@@ -12,9 +12,12 @@ PAGE_BYTES = resource.getpagesize()
 def resident_bytes() -> int:
     """Return the bytes of this process that are resident; what processes share counts in each. Blocks for microseconds.
 
-    Raises ``OSError`` where there is no ``/proc`` as Linux has it.
+    0 where there is no ``/proc`` as Linux has it.
     """
-    return int(STATM.read_bytes().split()[1]) * PAGE_BYTES
+    try:
+        return int(STATM.read_bytes().split()[1]) * PAGE_BYTES
+    except OSError:
+        return 0
 
 
 def process_usage() -> dict[str, float]:

@@ -145,7 +145,7 @@ def console_routes(service: Service) -> Routes:
 
     async def models(request: HttpRequest) -> HttpResponse:
         """Describe the models that the request may use. Cancellation: has no checkpoint."""
-        return HttpResponse.json([_described(served) for served in service.models(request.models)])
+        return HttpResponse.json([_described(served) for served in service.models.among(request.models)])
 
     return {
         **{
@@ -160,15 +160,15 @@ def console_routes(service: Service) -> Routes:
 def _described(served: ServedModel) -> ConsoleModel:
     name, folder = served.source.name, served.folder
     if folder is None:  # it has not been loaded yet
-        return ConsoleModel(id=name, state=served.state)
+        return ConsoleModel(id=name, state=served.shown_state)
     return ConsoleModel(
         id=name,
-        state=served.state,
+        state=served.shown_state,
         tasks=sorted(folder.spec.tasks),
         scoring=folder.spec.scoring,
         max_model_len=folder.max_model_len,
         prompts=sorted(folder.prompts),
         labels=list(folder.spec.labels[:MAX_LABELS]),
-        accepts_images=served.reads_images,
+        accepts_images=folder.reads_images,
         normalizes=folder.spec.normalizes,
     )
