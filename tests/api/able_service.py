@@ -31,4 +31,4 @@ def become(service: Service, spec: ModelSpec) -> None:
     """Have the service's model be of another spec, with prompts for every purpose."""
     model = service.default.loaded
     folder = attrs.evolve(model.folder, spec=spec, prompts=PROMPTS)
-    service.default.loaded = attrs.evolve(model, folder=folder)
+    service.default.loaded, service.default.folder = attrs.evolve(model, folder=folder), folder
