@@ -13,7 +13,7 @@ from hypercorn.config import Config
 from hypercorn.trio import serve
 from hypercorn.trio.tcp_server import TCPServer
 
-from trio_pool_serve.server.contained_connection import ContainedConnection, serve_connection
+from trio_pool_serve.server.contained_connection import ContainedConnection, contain_connections, serve_connection
 
 BODY = b'{"embedding":"' + b"A" * 2048 + b'"}'
 """About as long as an answer with one vector of 384 numbers in base64."""
@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--connection", choices=CONNECTIONS, required=True)
     parser.add_argument("--port", type=int, required=True)
     arguments = parser.parse_args()
+    contain_connections()  # for what our connections share with one another
     setattr(hypercorn.trio.run, TCPServer.__name__, CONNECTIONS[arguments.connection])
     config = Config()
     config.bind = [f"127.0.0.1:{arguments.port}"]

@@ -157,7 +157,7 @@ stream.subscribe((update) => {
     page.state.dataset.level = latest.state === "ready" && down.length ? "warn" : LEVELS[latest.state] ?? "bad";
     page.since.textContent = down.length ? `not running: ${down.map(([name]) => name).join(", ")}` : "";
     const states = Object.entries(latest.models).map(([name, each]) => `${name} ${each.state}`).join();
-    if (states !== modelStates || models.some(({ tasks }) => !tasks.length)) loadModels();
+    if (states !== modelStates || models.some(({ state }) => state === "loading")) loadModels();
     modelStates = states;
   }
 });

@@ -152,7 +152,7 @@ async def test_models_are_described_as_far_as_a_form_depends_on_them(service, cl
     become(service, Everything())
     (model,) = (await client.get("/console/models")).json()
     assert model["tasks"] == ["classify", "embed", "score"]
-    assert (model["scoring"], model["labels"], model["state"]) == ("late_interaction", ["short", "long"], "ready")
+    assert (model["scoring"], model["labels"], model["state"]) == ("late_interaction", ["short", "long"], "loaded")
     assert model["prompts"] == ["classification", "code.query", "document", "query"]
 
 
