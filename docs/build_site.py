@@ -1,4 +1,4 @@
-"""Builds the documentation as a site in build/site: ``python docs/build_site.py``.
+"""Builds the documentation as a site in build/site: ``python docs/build_site.py``; ``--copy-only`` builds nothing.
 
 Fails if a link between pages, or an anchor, leads nowhere. The pages are copied to build/pages as they lie in the
 repository, so that a link leads to the same file on the site as on a code host. Zensical follows no linked folders, and
@@ -36,4 +36,6 @@ def copy_pages() -> None:
 
 if __name__ == "__main__":
     copy_pages()
+    if "--copy-only" in sys.argv:
+        sys.exit()
     sys.exit(subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=ROOT).returncode)

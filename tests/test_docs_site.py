@@ -1,6 +1,7 @@
 """The documentation as a site: it builds, its links lead somewhere, and nothing on it comes from other hosts."""
 
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -49,6 +50,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = build(folder)
     assert built.returncode == 0, built.stdout + built.stderr
     return folder / "build/site"
+
+
+def test_the_settings_of_mkdocs_are_generated_from_those_of_zensical():
+    generator = runpy.run_path(str(ROOT / "docs/generate_mkdocs.py"))
+    assert (ROOT / "mkdocs.yml").read_text() == generator["mkdocs_settings"]()
 
 
 @define

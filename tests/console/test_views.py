@@ -39,7 +39,7 @@ def test_every_view_is_accessible_in_both_themes(visit, server_url, view, scheme
     page = visit(server_url, color_scheme=scheme)
     open_view(page, view)
     if view == "live":
-        expect(page.locator(".chart canvas")).to_have_count(12)
+        expect(page.locator(".chart canvas")).to_have_count(13)
     else:
         fill(page, FORMS[view])
         run(page)

@@ -5,6 +5,8 @@ import { fill, format, h, table } from "./elements.js";
 
 const STAGES = { render_wait: "wait to render", render: "render", queue: "queue", forward: "forward pass", copy_wait: "output copy", encode: "encode" };
 
+const REASONS = { queue: "queue full", memory: "memory", api_key: "limit of a key", loading: "loading", draining: "draining", unavailable: "unavailable" };
+
 const perSecond = (value) => format.number(value, 3);
 const count = (value) => format.number(value, 3);
 
@@ -15,6 +17,7 @@ function charts() {
       ["errors", 5, (sample) => sample.failures],
       ["refused", 2, (sample) => sample.refusals && Object.values(sample.refusals).reduce((sum, each) => sum + each, sample.connections_refused ?? 0)],
     ], perSecond),
+    timeChart("Refused per second, by reason", Object.entries(REASONS).map(([reason, label], at) => [label, at + 1, (sample) => sample.refusals?.[reason]]), perSecond),
     timeChart("Time of a request", [["p50", 1, (sample) => sample.stages?.request[0]], ["p99", 2, (sample) => sample.stages?.request[1]]], format.ms),
     timeChart("p50 of each stage", Object.entries(STAGES).map(([stage, label], at) => [label, at + 1, (sample) => sample.stages?.[stage][0]]), format.ms),
     timeChart("p99 of each stage", Object.entries(STAGES).map(([stage, label], at) => [label, at + 1, (sample) => sample.stages?.[stage][1]]), format.ms),
