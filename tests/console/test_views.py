@@ -271,6 +271,15 @@ def test_a_link_leads_to_the_same_result(visit, server_url):
     assert again.get_by_label("Query", exact=True).input_value() == "tea & <b>milk</b>"
 
 
+def test_the_link_that_skips_to_the_content_keeps_the_view(visit, server_url):
+    page = visit(server_url)
+    open_view(page, "rerank")
+    page.locator(".skip").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#main")).to_be_focused()
+    expect(page.locator("#tab-rerank")).to_have_attribute("aria-selected", "true")
+
+
 def test_a_request_that_is_refused_says_why(visit, server_url):
     page = visit(server_url, expected="status of 400")
     open_view(page, "sparse")

@@ -22,6 +22,7 @@ const page = Object.fromEntries(
 const stream = new LiveStream();
 let models = [];
 let modelStates = "";
+let reload = 0;
 let tab = permalink.read().tab ?? "live";
 let shown = null;
 
@@ -114,6 +115,10 @@ page.tabs.addEventListener("keydown", (event) => {
   choose(ids[(next + ids.length) % ids.length]);
   document.getElementById(`tab-${shown.id}`).focus();
 });
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();  // the fragment is the page's state
+  page.main.focus();
+});
 addEventListener("hashchange", () => {
   tab = permalink.read().tab ?? "live";
   shown?.close?.();
@@ -131,7 +136,11 @@ async function loadModels() {
     if (error.status === 401) askForKey("This server answers requests with an API key only.");
     return;
   }
-  if (JSON.stringify(found) === JSON.stringify(models)) return;
+  clearTimeout(reload);
+  if (found.some(({ state }) => state === "loading")) reload = setTimeout(loadModels, 1000);
+  // A model that is unloaded and loaded again is no reason to lose what is in a form.
+  const described = JSON.stringify(found.map((model) => ({ ...model, state: undefined })));
+  if (described === JSON.stringify(models.map((model) => ({ ...model, state: undefined })))) return;
   models = found;
   if (shown && shown.id !== "live") {  // its form lists models
     shown.close?.();
@@ -157,7 +166,7 @@ stream.subscribe((update) => {
     page.state.dataset.level = latest.state === "ready" && down.length ? "warn" : LEVELS[latest.state] ?? "bad";
     page.since.textContent = down.length ? `not running: ${down.map(([name]) => name).join(", ")}` : "";
     const states = Object.entries(latest.models).map(([name, each]) => `${name} ${each.state}`).join();
-    if (states !== modelStates || models.some(({ state }) => state === "loading")) loadModels();
+    if (states !== modelStates) loadModels();
     modelStates = states;
   }
 });
