@@ -11,6 +11,8 @@ import trio.lowlevel
 from tests.conftest import assert_idle, wait_idle
 from tests.scripted_runner import ScriptedRunner
 from tests.serving.changing_models import ADMIN, Changing, Loader, changing
+from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.engine.deep_probe import DeepProbe
 from trio_pool_serve.errors import EngineLoadingError, ModelLoadError, RunnerDeadError
 from trio_pool_serve.serving import served_models
 from trio_pool_serve.types import Batch
@@ -155,6 +157,99 @@ async def test_deleting_a_model_that_is_being_loaded_stops_that(tmp_path):
         assert (answers[0].status_code, "before it was loaded" in answers[0].text) == (409, True)
         loader.held.clear()
         assert (await live.load("b")).status_code == 200  # its name is free
+
+
+@pytest.mark.parametrize("is_loaded_again", [False, True])
+async def test_deleting_a_model_whose_load_is_failing_leaves_others_alone(tmp_path, monkeypatch, is_loaded_again):
+    """Between its error and the end of its tasks, which takes a while here, its name may be freed and taken again."""
+    loader = Loader(broken={"b"})
+    is_failing, may_end = trio.Event(), trio.Event()
+
+    async def end_late(probe: DeepProbe) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                is_failing.set()
+                await may_end.wait()
+
+    async with changing(tmp_path, loader=loader) as live:
+        monkeypatch.setattr(DeepProbe, "run", end_late)
+        answers: list[httpx.Response] = []
+
+        async def load() -> None:
+            answers.append(await live.load("b"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(load)
+            with trio.fail_after(30):
+                await is_failing.wait()
+            nursery.start_soon(live.unload, "b")
+            await live.wait_state("b", None)
+            loader.broken.clear()
+            if is_loaded_again:
+                nursery.start_soon(load)
+                await live.wait_state("b", "loading")
+            may_end.set()
+        assert [answer.status_code for answer in answers] == ([400, 200] if is_loaded_again else [400])
+        assert "b is broken" in answers[0].text
+        assert await live.states() == ({"a": "loaded", "b": "loaded"} if is_loaded_again else {"a": "loaded"})
+        assert (await live.embed("b")).status_code == (200 if is_loaded_again else 404)
+        assert (await live.embed("a")).status_code == 200
+
+
+async def test_an_error_while_a_model_is_unloaded_does_not_keep_it_from_being_loaded_again(tmp_path, monkeypatch):
+    errors = [RuntimeError("late")]
+
+    async def fail_at_the_end(probe: DeepProbe) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            if errors:
+                raise errors.pop()
+
+    async with changing(tmp_path, at_start=("a", "b"), max_loaded_models=1) as live:
+        monkeypatch.setattr(DeepProbe, "run", fail_at_the_end)
+        for name in ("b", "a", "b"):
+            assert (await live.embed(name)).status_code == 200
+        assert errors == []
+        assert await live.metric('trio_pool_serve_model_changes_total{of="failed_loads"}') == 0.0
+        assert await live.metric('trio_pool_serve_model_changes_total{of="unloads"}') == 3.0
+
+
+async def test_another_model_is_the_default_while_the_first_one_drains(tmp_path):
+    async with changing(tmp_path) as live, trio.open_nursery() as nursery:
+        await live.load("b")
+        (runner,) = live.loader.runners["a"]
+        runner.gate.clear()
+        nursery.start_soon(live.embed, "a")
+        await in_use(live, "a")
+        nursery.start_soon(live.unload, "a", "?drain=1")
+        await live.wait_state("a", "draining")
+        answer = await live.embed()
+        assert (answer.status_code, answer.json()["model"]) == (200, "b")
+        assert (await live.client.get("/info", headers=ADMIN)).json()["served_model_name"] == "b"
+        assert [(await live.embed(name)).status_code for name in ("a", "c")] == [404, 404]
+        assert (await live.unload("b")).status_code == 200
+        refused = await live.embed()
+        assert (refused.status_code, "`a` is being unloaded" in refused.text) == (404, True)
+        runner.gate.set()
+
+
+async def test_another_model_takes_any_name_while_the_first_one_drains(tmp_path):
+    network = NetworkConfig(api_key="admin-key", accept_any_model=True)
+    async with changing(tmp_path, network=network) as live, trio.open_nursery() as nursery:
+        await live.load("b")
+        (runner,) = live.loader.runners["a"]
+        runner.gate.clear()
+        nursery.start_soon(live.embed, "a")
+        await in_use(live, "a")
+        nursery.start_soon(live.unload, "a", "?drain=1")
+        await live.wait_state("a", "draining")
+        for name in (None, "c", "a"):
+            answer = await live.embed(name)
+            assert (answer.status_code, answer.json()["model"]) == (200, "b")
+        runner.gate.set()
 
 
 async def test_a_model_in_use_is_not_unloaded_unless_it_drains(tmp_path):

@@ -112,7 +112,7 @@ class ServedModels:
         except Exception as error:
             if not self.are_loaded.is_set() or served.state not in ("loading", "unloading"):
                 raise
-            self._note_failure(served, error)
+            self._note_error(served, error)
         self.maker.metrics.model_changes["failed_loads" if served.failure else "unloads"].inc()
         await self._free(served)
 
@@ -127,11 +127,15 @@ class ServedModels:
         served.finish_loading(model)
         maker.metrics.model_changes["loads"].inc()
 
-    def _note_failure(self, served: ServedModel, error: Exception) -> None:
+    def _note_error(self, served: ServedModel, error: Exception) -> None:
         # Without its traceback, which refers to what has been loaded.
         known = error.split(ModelLoadError)[0] if isinstance(error, ExceptionGroup) else error
         cause = innermost(known or error)
-        served.failure = str(cause) if isinstance(cause, ModelLoadError) else f"{type(cause).__name__}: {cause}"
+        reason = str(cause) if isinstance(cause, ModelLoadError) else f"{type(cause).__name__}: {cause}"
+        if served.settled.is_set():  # it had been loaded
+            logger.error("%s: an error while it was unloaded: %s", served.source.name, reason)
+            return
+        served.failure = reason
         served.retry_at = trio.current_time() + RETRY_S
         logger.error("%s cannot be loaded: %s", served.source.name, served.failure)
         if served.is_new:
@@ -182,12 +186,12 @@ class ServedModels:
     def find(self, name: str | None = None, *, among: Collection[str] | None = None) -> ServedModel:
         """Return the model of that name, by default the first; only those ``among`` the names are there, if given.
 
-        An empty name is none. Raises ``NotFoundError``.
+        An empty name is none. One that is leaving is the default only if there is no other. Raises ``NotFoundError``.
         """
         models = self.among(among)
-        served = self.named(name) if name else next(iter(models), None)
-        if served is None and self.config.network.accept_any_model:
-            served = next(iter(models), None)
+        served = self.named(name) if name else None
+        if not name or (self.config.network.accept_any_model and (served is None or served.is_leaving)):
+            served = next((model for model in models if not model.is_leaving), next(iter(models), None))
         if served is None or served not in models:
             known = ", ".join(model.source.name for model in models) or "no model"
             raise NotFoundError(f"The model `{name or 'default'}` does not exist. This server has: {known}.")
@@ -294,11 +298,12 @@ class ServedModels:
             await served.wait_unused()
         if served.users:
             logger.warning("unloading %s with %d requests unfinished", served.source.name, served.users)
-        if self._has(served):
-            self._remove(served)
+        self._remove(served)
 
     def _remove(self, served: ServedModel) -> None:
-        """Have a name be free, and its model be unloaded."""
+        """Have a name be free, and its model be unloaded; nothing if it has been removed already."""
+        if not self._has(served):
+            return  # it failed to be loaded while it was deleted, and maybe another has the name
         del self.by_name[served.source.name]
         if served.state in ("loading", "loaded"):
             self._begin_unloading(served)

@@ -68,7 +68,7 @@ def info_routes(service: Service) -> Routes:
         """Describe the default model. Raises ``EngineLoadingError`` until it is loaded. Cancellation: at once."""
         with service.models.use(among=request.models) as use:
             await service.models.loaded(use.served)
-            return HttpResponse.json(describe_model(service, request.models))
+            return HttpResponse.json(describe_model(service, {use.served.source.name}))
 
     return {("GET", INFO_PATH): info}
 
