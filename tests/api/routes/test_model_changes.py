@@ -133,6 +133,16 @@ async def test_a_model_without_a_name_has_that_of_its_folder_which_paths_can_hol
     assert (await changed.client.delete(f"/v1/models/{folder}", headers=ADMIN)).json()["id"] == folder
 
 
+async def test_a_folder_with_a_long_path_requires_a_name(changed):
+    folder = f"{changed.folder}/{'./' * 128}b"
+    refused = await changed.client.post("/v1/models", json={"model": folder}, headers=ADMIN)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "name")
+    assert "256" in refused.json()["error"]["message"]
+    assert changed.loader.loads == {"a": 1}
+    named = await changed.client.post("/v1/models", json={"model": folder, "name": "b"}, headers=ADMIN)
+    assert (named.status_code, changed.loader.loads["b"]) == (200, 1)
+
+
 async def test_an_unknown_model_or_query_is_refused(changed):
     assert (await changed.unload("none")).status_code == 404
     assert (await changed.unload("a", "?drain=perhaps")).status_code == 400

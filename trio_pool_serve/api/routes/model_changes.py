@@ -19,7 +19,10 @@ MODEL_CHANGES = frozenset({("POST", MODELS_PATH), ("DELETE", MODEL_PATH)})
 
 MAX_BODY_BYTES = 64 * 1024
 
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+MAX_NAME_CHARACTERS = 256
+"""Names are labels of metrics."""
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 
 
 class LoadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,6 +35,10 @@ class LoadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def source(self) -> ModelSource:
         """Return what is to be loaded. Raises ``InvalidRequestError``."""
         source = ModelSource(self.name or self.model, self.model, tuple(self.aliases))
+        if len(source.name) > MAX_NAME_CHARACTERS:
+            raise InvalidRequestError(
+                f"A model of more than {MAX_NAME_CHARACTERS} characters requires a shorter `name`.", param="name"
+            )
         names = [source.name, *source.aliases]
         if len(set(names)) < len(names):
             raise InvalidRequestError("Two of the model's names are the same.", param="aliases")
