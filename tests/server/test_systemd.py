@@ -1,6 +1,7 @@
 """A server that systemd starts: a real datagram socket for notifications, and a listening socket that is passed."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -123,12 +124,38 @@ async def test_the_watchdog_of_a_server_whose_batch_does_not_end_is_not_fed(tmp_
     assert fed == 2
 
 
+def systemd_section() -> str:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    return page.partition("\n## systemd\n")[2].partition("\n## ")[0]
+
+
+def test_the_steps_of_the_documentation_lead_to_the_files_that_the_unit_names():
+    unit = (ROOT / "docs" / "trio-pool-serve.service").read_text()
+    program, command, model = re.findall(r"^ExecStart=(\S+) (serve) (\S+)", unit, flags=re.M)[0]
+    steps = [line.split() for block in re.findall(r"```sh\n(.*?)```", systemd_section(), flags=re.S)
+             for line in block.strip().splitlines()]  # fmt: skip
+    environment = Path(program).parents[1]
+    assert (steps[0][1:], command) == (["-m", "venv", str(environment)], "serve")
+    assert steps[1][0] == str(environment / "bin" / "pip")
+    assert (steps[2][0], steps[2][-1]) == (str(environment / "bin" / "hf"), model)
+    named = {unit for step in steps if step[0] == "systemctl" for unit in step if unit.startswith("trio-pool-serve.")}
+    copied = {Path(word).name for word in steps[3] if word.startswith("docs/")}
+    assert copied == named == {"trio-pool-serve.service", "trio-pool-serve.socket"}
+    listening = re.findall(r"^ListenStream=(.*)", (ROOT / "docs" / "trio-pool-serve.socket").read_text(), flags=re.M)
+    assert any(f"http://{listening[0]}/readyz" in step for step in steps)
+
+
 def test_systemd_understands_the_units_of_the_documentation(tmp_path: Path):
     units = []
     for kind in ("service", "socket"):
         text = (ROOT / "docs" / f"trio-pool-serve.{kind}").read_text()
         units.append(tmp_path / f"trio-pool-serve.{kind}")
         units[-1].write_text(text.replace("/opt/trio-pool-serve/bin/trio-pool-serve", sys.executable))
+    additions = re.search(r"^```ini\n(.*?)^```", systemd_section(), flags=re.M | re.S)
+    assert additions
+    added = tmp_path / "trio-pool-serve.service.d" / "override.conf"  # what `systemctl edit` writes
+    added.parent.mkdir()
+    added.write_text(additions[1])
     command = [debian_program("systemd-analyze"), "verify", *map(str, units)]
     verified = subprocess.run(command, capture_output=True, text=True)
     assert (verified.returncode, verified.stdout, verified.stderr) == (0, "", "")  # unknown keys are only warned of
