@@ -1,0 +1,101 @@
+"""The commands of the pages about commands and about models at run time do what the pages say.
+
+The servers compute by a script; models of the pages are small folders here.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.conftest import client_of
+from tests.model_folders import write_scripted_folder
+from tests.models.model_families import write_family
+from tests.page_blocks import blocks_of
+from tests.server.server_process import ROOT, SCRIPTED, launched
+
+PROGRAM = "trio-pool-serve"
+COMMANDS = [line for block in blocks_of(ROOT / "docs/commands.md") for line in block.text.splitlines()]
+CHECKS, BENCHES, COMPLETIONS = [
+    [line for line in COMMANDS if line.startswith(f"{PROGRAM} {name} ")] for name in ("check", "bench", "completion")
+]
+
+
+def run_command(words: list[str], **env: str) -> str:
+    """Run the words behind the program's name; return what they print."""
+    command = [sys.executable, "-m", "trio_pool_serve", *words[1:]]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "COLUMNS": "120", **env}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, (words, done.stderr, done.stdout)
+    return done.stdout
+
+
+def json_documents(text: str) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects that stand one after the other in a text."""
+    while text := text.lstrip():
+        document, end = json.JSONDecoder().raw_decode(text)
+        yield document
+        text = text[end:]
+
+
+def test_every_command_of_the_page_is_run_here():
+    assert [*CHECKS, *BENCHES, *COMPLETIONS] == COMMANDS
+    assert (len(CHECKS), len(BENCHES), len(COMPLETIONS)) == (1, 3, 1)
+
+
+def test_check_prints_what_the_page_lists(tmp_path: Path):
+    model = write_family(tmp_path / "model", "bert")
+    words = [str(model) if word == "path/or/hub-id" else word for word in shlex.split(CHECKS[0])]
+    report = run_command([*words, "--no-measure"], TRIO_POOL_SERVE_CPU_BACKEND="torch")
+    for listed in ("embedding", "BertModel", "mean", "torch", "48 tokens", "weights"):
+        assert listed in report, report
+
+
+async def test_bench_measures_a_server_and_compares_several(tmp_path: Path):
+    async with launched(tmp_path, str(write_scripted_folder(tmp_path / "model")), command=SCRIPTED) as server:
+        for line in BENCHES:
+            words = [server.url if word.startswith("http://127.0.0.1:800") else word for word in shlex.split(line)]
+            urls = words.count(server.url)
+            short = ["--duration", "0.3"] if "--duration" not in words else []
+            words = ["0.3" if word == "30" else word for word in words]
+            result = tmp_path / "bench.json"
+            words += [*short, "--warmup", "0", "--json", str(result)]
+            printed = await trio.to_thread.run_sync(run_command, words)
+            assert "p99" in printed
+            assert len(json.loads(result.read_text())["servers"]) == urls
+
+
+def test_completion_prints_a_script_for_the_shell():
+    script = run_command(shlex.split(COMPLETIONS[0]))
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    assert PROGRAM in script
+
+
+@pytest.mark.parametrize("scope", ["admin = true", ""], ids=["admin", "other"])
+async def test_a_key_with_admin_loads_a_model_and_deletes_it_as_the_page_does(tmp_path: Path, scope: str):
+    serve, requests = [block.text for block in blocks_of(ROOT / "docs/models-at-run-time.md")]
+    minilm, bge = (str(write_scripted_folder(tmp_path / name)) for name in ("minilm", "bge"))
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'[operators]\nkey = "ADMIN-KEY"\n{scope}\n')
+    keys.chmod(0o600)
+    words = shlex.split(serve.replace("/models/all-MiniLM-L6-v2", minilm).replace("keys.toml", str(keys)))
+    assert words[:2] == [PROGRAM, "serve"]
+    async with launched(tmp_path, *words[2:], command=SCRIPTED) as server, client_of(server.url) as client:
+        moved = requests.replace("http://localhost:8000", server.url).replace("BAAI/bge-small-en-v1.5", bge)
+        done = await trio.run_process(["bash", "-ec", moved], capture_stdout=True, capture_stderr=True)
+        loaded, deleted = json_documents(done.stdout.decode())
+        if scope:
+            assert (loaded["id"], loaded["state"]) == ("bge", "loaded")
+            assert deleted["id"] == "bge"
+        else:
+            assert loaded["error"]["code"] == deleted["error"]["code"] == 403
+        listed = await client.get("/v1/models", headers={"Authorization": "Bearer ADMIN-KEY"})
+        assert [card["id"] for card in listed.json()["data"]] == ["minilm"]
