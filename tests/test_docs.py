@@ -26,9 +26,10 @@ from trio_pool_serve.config import Config, InputConfig, ModelChangesConfig
 
 OTHER_SERVERS = ("migrate-from-", "compared-with-")
 FLAGS_OF_OTHER_PROGRAMS = {
-    "--api-server-count", "--build-arg", "--ipc", "--num-cpus", "--platform", "--ssl-", "--stop-server", "--strict",
+    "--api-server-count", "--build-arg", "--extra-index-url", "--ipc", "--num-cpus", "--platform", "--ssl-",
+    "--stop-server", "--strict",
 }  # fmt: skip
-"""vLLM's, docker's, Ray's, kubeconform's and a benchmark's; and the beginning of several of this server."""
+"""vLLM's, docker's, pip's, Ray's, kubeconform's and a benchmark's; and the beginning of several of this server."""
 
 PAGES = [page for folder in ("", "docs", "benchmarks") for page in sorted((ROOT / folder).glob("*.md"))]
 
