@@ -165,7 +165,19 @@ async def test_another_model_and_one_that_is_loaded_again_have_no_results(engine
     assert (await compute(ModelResults(cache), engine, [request(1)]))[1] == "0/1"
     first.clear()
     assert (await compute(first, engine, [request(1)]))[1] == "0/1"
-    assert cache.statistics().entries == 2
+    assert cache.statistics().entries == 1
+
+
+async def test_rows_that_are_computed_after_their_model_was_unloaded_are_not_cached(results, engine, scripted):
+    scripted.gate.clear()
+    done: list[int] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(compute, results, engine, [request(1)], lambda index, _: done.append(index))
+        await wait_all_tasks_blocked()
+        results.clear()
+        scripted.gate.set()
+    assert done == [0]
+    assert results.cache.statistics().entries == 0
 
 
 @frozen

@@ -33,6 +33,7 @@ class ModelResults:
     model: int = field(init=False, factory=lambda: next(_numbers))
     _missing_share: float = field(init=False, default=1.0)
     """Of rows that are looked up, a moving average."""
+    _is_cleared: bool = field(init=False, default=False)
 
     def to_compute(self, work: EstimatedWork) -> EstimatedWork:
         """Return what a request is expected to have the engine compute: without what is expected to be cached.
@@ -74,7 +75,7 @@ class ModelResults:
             if row_done is not None:
                 row_done(index, output)
             key = keys[index]
-            if key is not None:
+            if key is not None and not self._is_cleared:
                 self.cache.put(key, output.values)
 
         found = await engine.submit_all([requests[index] for index in missing], computed)
@@ -87,7 +88,8 @@ class ModelResults:
             self._missing_share += (1 - cached / rows - self._missing_share) * SHARE_WEIGHT
 
     def clear(self) -> None:
-        """Drop the results: the model is not loaded any longer."""
+        """Drop the results and cache no others, of rows in flight either: the model is not loaded any longer."""
+        self._is_cleared = True
         self.cache.forget(self.model)
 
     def _keys_of(self, requests: Sequence[PoolingRequest]) -> list[Key | None]:

@@ -4,12 +4,14 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from attrs import evolve
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.rendering.text.test_tokenizer import FAST_KINDS, TEXTS, fast_tokenizer
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.prompts import ChunkedPrompt, RenderingParams, TextPrompt
+from trio_pool_serve.rendering.text.chunk_tokens import tokens_of_chunks
 from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
 from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
@@ -21,6 +23,18 @@ RENDERERS = {
     kind: TextRenderer(TokenizerPool(fast_tokenizer(kind), 1), max_model_len=4096, vocab_size=100_000)
     for kind in FAST_KINDS
 }
+
+SPECIAL_IDS = {"word-piece": {101, 102}, "byte-level": {0}, "unigram": {0, 1, 2, 3}}
+LEAVES_INSTRUCTION_OUT = {
+    kind: TextRenderer(
+        TokenizerPool(evolve(fast_tokenizer(kind), special_ids=frozenset(special_ids)), 1),
+        max_model_len=4096,
+        vocab_size=100_000,
+        pools_instruction=False,
+    )
+    for kind, special_ids in SPECIAL_IDS.items()
+}
+INSTRUCTION = "Represent the sentence for retrieval please: "
 
 WORDS = st.text(alphabet="ab 🙂é\u0301漢👩\u200d字.\n", min_size=1, max_size=12)
 
@@ -96,6 +110,81 @@ def test_an_instruction_is_in_front_of_the_first_chunk(kind):
     more = prompted[1][1] - alone[1][1]
     assert more > 0
     assert prompted[1] == [edge + more for edge in alone[1]]
+
+
+def pooled_without_instruction(kind: str, prompt: ChunkedPrompt | TextPrompt, **params) -> RenderedPrompt:
+    return LEAVES_INSTRUCTION_OUT[kind].render(prompt, RenderingParams(instruction=INSTRUCTION, **params))
+
+
+@pytest.mark.parametrize("words", [10, 3000])
+@pytest.mark.parametrize("kind", FAST_KINDS)
+def test_an_instruction_that_is_cut_off_is_not_left_out_of_the_first_chunk(kind, words):
+    text = "the " * words + "end"
+    cut = text.index("end")
+    prompt = ChunkedPrompt(text, ((0, cut), (cut, len(text))))
+    for keep in (8, 10):
+        rendered = pooled_without_instruction(kind, prompt, truncate_to=keep, truncation_side="left")
+        assert rendered.instruction_tokens == 0, keep
+        (begin, middle), (same, end) = rendered.chunks.tolist()
+        assert (begin, same, end) == (0, middle, keep)
+        assert begin < middle < end
+
+
+@pytest.mark.parametrize("kind", FAST_KINDS)
+def test_what_is_left_of_an_instruction_is_left_out_of_the_first_chunk(kind):
+    text = "one two three four"
+    prompt = ChunkedPrompt(text, ((0, 8), (8, 18)))
+    whole = pooled_without_instruction(kind, prompt)
+    tokens, counted = len(whole.token_ids), whole.instruction_tokens
+    for cut in range(1, 4):
+        rendered = pooled_without_instruction(kind, prompt, truncate_to=tokens - cut, truncation_side="left")
+        with LEAVES_INSTRUCTION_OUT[kind].tokenizers.lend() as tokenizer:
+            begin = rendered.chunks[0, 0]
+            document = tokenizer.decode(rendered.token_ids[begin:].tolist(), skip_special_tokens=True)
+        assert document.translate(NO_LETTERS) == "onetwothreefour", cut
+        assert rendered.instruction_tokens in (counted - cut, counted - cut - 1)  # alone it has a blank at its end
+        assert rendered.chunks[1].tolist() == [edge - cut for edge in whole.chunks[1].tolist()]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("kind", FAST_KINDS)
+def test_a_chunk_that_is_the_whole_document_has_what_is_pooled_of_the_text(kind, side):
+    text = "one two three four five six"
+    for keep in (None, 24, 16, 8):
+        params = {"truncate_to": keep, "truncation_side": side}
+        skipped = pooled_without_instruction(kind, TextPrompt(text), **params).instruction_tokens
+        try:
+            rendered = pooled_without_instruction(kind, ChunkedPrompt(text, ((0, len(text)),)), **params)
+        except InvalidRequestError as error:
+            assert side == "right"
+            assert "has no tokens" in str(error)  # noqa: PT017  (the instruction is all that is left)
+            continue
+        tokens = len(rendered.token_ids)
+        assert rendered.chunks.tolist() == [[skipped if skipped < tokens else 0, tokens]], keep
+
+
+@pytest.mark.parametrize("kind", FAST_KINDS)
+def test_no_more_tokens_of_an_instruction_are_counted_than_a_row_has(kind):
+    for side in ("right", "left"):
+        rendered = pooled_without_instruction(kind, TextPrompt("dog"), truncate_to=4, truncation_side=side)
+        assert 0 < rendered.instruction_tokens <= len(rendered.token_ids) == 4
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "unigram"])
+def test_a_first_chunk_of_one_token_keeps_it_where_the_instruction_has_one_more_alone(kind):
+    """The blank at the instruction's end is a token of its own alone, and of the next word's in front of a text."""
+    rendered = pooled_without_instruction(kind, ChunkedPrompt("dog the", ((0, 4), (4, 7))))
+    (begin, middle), (same, end) = rendered.chunks.tolist()
+    assert rendered.instruction_tokens == middle
+    assert (begin, same) == (middle - 1, middle)
+    assert end == len(rendered.token_ids)
+
+
+def test_chunks_without_tokens_are_refused_whatever_they_were_made_of():
+    positions = np.array([[-1, -1], [0, 3], [4, 7], [-1, -1]], dtype=np.int64)
+    for chunk in ((3, 3), (7, 0)):
+        with pytest.raises(InvalidRequestError, match=r"Chunk 1, .* has no tokens"):
+            tokens_of_chunks([(0, 3), chunk], "one two", positions, begin=0, first_pooled=0)
 
 
 @given(text=st.sampled_from(TEXTS) | WORDS, kind=st.sampled_from(FAST_KINDS), data=st.data())

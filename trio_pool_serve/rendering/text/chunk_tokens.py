@@ -27,8 +27,9 @@ def tokens_of_chunks(
 ) -> ChunkTokens:
     """Return the tokens of each chunk of the document that begins at ``begin`` in the text.
 
-    ``positions`` are those of the text's tokens. Tokens before ``first_pooled`` belong to no chunk. Raises
-    ``InvalidRequestError`` for a chunk without tokens, and for chunks that have too many together.
+    ``positions`` are those of the text's tokens. A chunk at the document's beginning begins at ``first_pooled``, or
+    with its own first token where it ends before that. Raises ``InvalidRequestError`` for a chunk without tokens, and
+    for chunks that have too many together.
     """
     of_text = np.flatnonzero(positions[:, 0] >= 0)
     spans = positions[of_text].tolist()
@@ -36,12 +37,14 @@ def tokens_of_chunks(
     edges = np.array(chunks, dtype=np.int64)
     # Tokens are in the order of the text; those of one character have the same position.
     bounds = np.searchsorted(np.maximum.accumulate(first_characters), edges)
-    for number, (first, end) in enumerate(bounds.tolist()):
-        if first == end:
-            raise InvalidRequestError(_without_tokens(number, chunks[number]), field="chunks")
+    _refuse_without_tokens(bounds, chunks)
     tokens = np.stack([of_text[bounds[:, 0]], of_text[bounds[:, 1] - 1] + 1], axis=1)
-    tokens[edges[:, 0] == 0, 0] = first_pooled if first_pooled < len(positions) else 0
     tokens[edges[:, 1] == len(text) - begin, 1] = len(positions)
+    # Where the instruction is the whole input, it is pooled.
+    first = first_pooled if first_pooled < len(positions) else 0
+    # Alone, an instruction can have more tokens than in front of a text: a blank at its end is one of its own then.
+    tokens[(edges[:, 0] == 0) & (tokens[:, 1] > first), 0] = first
+    _refuse_without_tokens(tokens, chunks)
     _refuse_too_many(tokens, len(positions))
     return tokens.astype(np.int32)
 
@@ -51,12 +54,16 @@ def _first_character(text: str, begin: int, end: int) -> int:
     return begin + len(piece) - len(piece.lstrip()) if piece[:1].isspace() and not piece.isspace() else begin
 
 
-def _without_tokens(number: int, chunk: tuple[int, int]) -> str:
-    begin, end = chunk
-    return (
-        f"Chunk {number}, characters {begin} to {end} of the document, has no tokens: it is blank, within one token of "
-        "another chunk, or behind what the document was truncated to."
-    )
+def _refuse_without_tokens(tokens: npt.NDArray[np.int64], chunks: Sequence[tuple[int, int]]) -> None:
+    """Raise ``InvalidRequestError`` for a chunk whose tokens end where they begin, or before."""
+    empty = np.flatnonzero(tokens[:, 0] >= tokens[:, 1])
+    if len(empty):
+        begin, end = chunks[empty[0]]
+        raise InvalidRequestError(
+            f"Chunk {empty[0]}, characters {begin} to {end} of the document, has no tokens: it is blank, within one "
+            "token of another chunk, or behind what the document was truncated to.",
+            field="chunks",
+        )
 
 
 def _refuse_too_many(tokens: npt.NDArray[np.int64], of_document: int) -> None:

@@ -142,27 +142,35 @@ class TextRenderer:
                 window = encode_window(tokenizer, text, keep, params.truncation_side)
             except UnicodeError as error:
                 raise InvalidRequestError("An input is not valid Unicode text.", field="prompts") from error
-            if params.truncate_to is None and not (window.is_whole and window.tokens <= keep):
+            is_cut = not (window.is_whole and window.tokens <= keep)
+            if params.truncate_to is None and is_cut:
                 length = f"{window.tokens + special}" if window.is_whole else f"more than {window.tokens + special}"
                 raise too_long(length, most)
-            instruction_tokens = self._count_instruction_tokens(tokenizer, params)
-            chunks = None
+            positions = None
             if isinstance(prompt, ChunkedPrompt):
                 token_ids, positions = tokenizer.finish_with_positions(
                     window.encoded, keep, params.truncation_side, add_special_tokens=adds_special_tokens
                 )
                 positions[positions >= 0] += window.begin
-                chunks = tokens_of_chunks(
-                    prompt.chunks, text, positions, begin=len(before), first_pooled=instruction_tokens
-                )
             else:
                 token_ids = tokenizer.finish(
                     window.encoded, keep, params.truncation_side, add_special_tokens=adds_special_tokens
                 )
+            instruction_tokens = self._count_instruction_tokens(tokenizer, params)
+            if instruction_tokens and is_cut:
+                if params.truncation_side == "left":
+                    of_text = encode_window(tokenizer, text[len(before) :], keep, "left").tokens
+                    instruction_tokens = _remaining_instruction(tokenizer, token_ids, special, of_text)
+                instruction_tokens = min(instruction_tokens, len(token_ids))
             rendered = self.text_format.finish(token_ids, params.input_type, instruction_tokens=instruction_tokens)
             if len(rendered.token_ids) == 0:
                 raise InvalidRequestError("An input has no tokens.", field="prompts")
-            return rendered if chunks is None else msgspec.structs.replace(rendered, chunks=chunks)
+            if isinstance(prompt, ChunkedPrompt) and positions is not None:
+                chunks = tokens_of_chunks(
+                    prompt.chunks, text, positions, begin=len(before), first_pooled=instruction_tokens
+                )
+                return msgspec.structs.replace(rendered, chunks=chunks)
+            return rendered
 
     def _within_format(self, params: RenderingParams) -> tuple[RenderingParams, int]:
         """Return the params with the truncation that the text format requires, and the maximum number of tokens.
@@ -201,6 +209,18 @@ class TextRenderer:
             if len(self._instruction_tokens) < MAX_KNOWN_INSTRUCTIONS:
                 self._instruction_tokens[key] = known
         return known
+
+
+def _remaining_instruction(tokenizer: Tokenizer, token_ids: TokenIds, special: int, of_text: int) -> int:
+    """Count the instruction's tokens that truncation on the left has left, with the special ones in front of them.
+
+    ``of_text`` are the tokens of the text behind the instruction. 0 if nothing is left of the instruction.
+    """
+    remaining = len(token_ids) - special - of_text
+    if remaining <= 0:
+        return 0
+    is_last_special = special > 0 and tokenizer.is_special(int(token_ids[-1]))
+    return special - is_last_special + remaining
 
 
 def _split_instruction(tokenizer: Tokenizer, instruction: str, text: str) -> tuple[Encoded, Encoded]:
