@@ -12,6 +12,7 @@ from tests.console.pictures import CHROMIUM_FLAGS
 from tests.console.visit import TIMEOUT_MS, Visit
 from tests.cpu_backend import BY_TORCH_FLAGS
 from tests.debian_programs import debian_program
+from tests.model_folders import write_json
 from tests.models.classifier_families import write_classifier
 from tests.models.retrieval_families import pylate_bert, splade_max
 from tests.models.vision_families import clip
@@ -24,18 +25,33 @@ IN_ONE_PROCESS = (sys.executable, "-m", "trio_pool_serve", "serve", "--engine", 
 HOSTILE = "<script>window.hacked = 1</script>"
 """The name of a label, and in texts."""
 
+HOSTILE_NAME = "<script>hack()</script>"
+"""The name of a model."""
+
+
+def with_prompts(folder: Path, model: Path) -> Path:
+    """The same model, with prompts for queries and documents."""
+    folder.mkdir()
+    for file in model.iterdir():
+        if file.name != "config_sentence_transformers.json":
+            (folder / file.name).symlink_to(file)
+    write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "query: ", "document": "passage: "}})
+    return folder
+
 
 @pytest.fixture(scope="package")
 def models(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     root = tmp_path_factory.mktemp("models")
     labels = {0: "calm", 1: "glad", 2: HOSTILE}
     classes = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
+    classifier = write_classifier(root / "classifier", "roberta", id2label=labels)
     return {
-        "minilm": minilm,
+        "minilm": with_prompts(root / "minilm", minilm),
         "reranker": write_classifier(root / "reranker", "bert", num_labels=1),
         "colbert": pylate_bert(root / "colbert"),
         "splade": splade_max(root / "splade"),
-        "classifier": write_classifier(root / "classifier", "roberta", id2label=labels),
+        "classifier": classifier,
+        HOSTILE_NAME: classifier,
         "tagger": write_classifier(root / "tagger", "bert", head="TokenClassification", id2label=classes),
         "clip": clip(root / "clip"),
     }

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from playwright.sync_api import expect
 
+from tests.console.pictures import VIEWS, fill, open_view, run
 from tests.console.visit import TIMEOUT_MS, Visit
 from tests.debian_programs import debian_program
 from tests.server.server_process import START_LIMIT_S, free_port, serving
@@ -40,6 +41,16 @@ http {{
 """
 
 
+NOTE_WHEN_BAD = """
+() => new MutationObserver((_, observer) => {
+  if (document.getElementById("state").dataset.level !== "bad") return;
+  window.badSince = Date.now();
+  observer.disconnect();
+}).observe(document.getElementById("state"), { attributes: true })
+"""
+"""Has the page note when its badge becomes red, by the clock of this machine."""
+
+
 def badge(page):
     return page.locator("#state")
 
@@ -53,7 +64,7 @@ def test_numbers_and_charts_follow_the_requests(visit, server_url):
     expect(summary).to_contain_text("answered")
     expect(page.locator(".tile", has_text="Requests/s").locator("dd")).not_to_have_text("–")
     models = page.get_by_role("region", name="Models").locator("tbody tr")
-    expect(models).to_have_count(7)
+    expect(models).to_have_count(8)
     drawn = page.locator(".chart canvas").first.evaluate(
         "canvas => canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some((value) => value)"
     )
@@ -78,16 +89,16 @@ def test_a_killed_engine_is_red_within_two_seconds_and_back_without_a_reload(bro
     ):
         expect(badge(page)).to_have_attribute("data-level", "good")
         expect(page.get_by_role("region", name="Processes").locator("tbody tr")).to_have_count(2)
+        page.evaluate(NOTE_WHEN_BAD)
         (engine,) = server.processes("trio_pool_serve.server.engine_process")
+        killed = time.time()
         psutil.Process(engine.pid).kill()
-        killed = time.monotonic()
         expect(badge(page)).to_have_attribute("data-level", "bad", timeout=TIMEOUT_MS)
-        seconds = time.monotonic() - killed
+        assert page.evaluate("window.badSince") / 1e3 - killed < 2
         row = page.get_by_role("region", name="Processes").locator("tr", has_text="engine")
         expect(row.locator(".badge")).to_have_attribute("data-level", "bad")
         expect(badge(page)).to_have_attribute("data-level", "good", timeout=START_LIMIT_S * 1000)
         expect(row.locator("td").nth(3)).to_have_text("1")  # restarts
-    assert seconds < 2 + 1  # two, and what a machine that is busy with other tests may take
 
 
 def test_a_server_that_is_gone_is_red_and_one_that_comes_back_is_shown(browser, minilm, tmp_path):
@@ -166,6 +177,16 @@ def test_everything_works_behind_nginx_at_a_path_and_with_a_key(browser, minilm,
             expect(page.locator("main form [role=status].readout")).to_contain_text("Done")
             page.locator("summary", has_text="curl").click()
             assert f"{url}/x/v1/" in page.locator("details pre").first.inner_text()
+
+
+def test_every_view_works_behind_nginx_at_a_path(browser, server_url, tmp_path):
+    with nginx_before(server_url, tmp_path) as url, Visit(browser, url, "/x/console") as page:
+        expect(badge(page)).to_have_text("ready")
+        for view, fields in VIEWS.items():
+            open_view(page, view)
+            if view != "live":
+                fill(page, fields)
+                run(page)
 
 
 def wait_for(port: int) -> None:

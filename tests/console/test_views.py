@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
-from tests.console.conftest import HOSTILE
+from tests.console.conftest import HOSTILE, HOSTILE_NAME
 from tests.console.pictures import VIEWS, fill, open_view, run
 
 FORMS = {view: fields for view, fields in VIEWS.items() if view != "live"} | {
@@ -48,24 +48,36 @@ def test_every_view_is_accessible_in_both_themes(visit, server_url, view, scheme
     assert not serious, json.dumps(serious, indent=1)[:4000]
 
 
+def tab_to(page: Page, control: Locator, key: str = "Tab") -> None:
+    """Press a key until a control has the focus."""
+    for _ in range(40):
+        page.keyboard.press(key)
+        if control.evaluate("element => element === document.activeElement"):
+            return
+    raise AssertionError("the control cannot be reached")
+
+
 def test_every_view_is_used_by_keyboard_alone(visit, server_url):
     page = visit(server_url)
     page.get_by_role("tab", name="Sparse").wait_for()
-    page.get_by_role("tab", name="Live").focus()
+    tab_to(page, page.locator("#tab-live"))
     for view, fields in FORMS.items():
         page.keyboard.press("ArrowRight")
         expect(page.locator(f"#tab-{view}")).to_be_focused()
-        fill(page, {label: text for label, text in fields.items() if label == "Model"})
-        area = page.locator("main textarea").first
-        area.focus()
-        for label, text in fields.items():
-            if label != "Model":
-                page.get_by_label(label, exact=True).focus()
+        for label in sorted(fields, key=["Model", "Query", "Document", "Text", "Texts, one a line"].index):
+            control = page.get_by_label(label, exact=True).first
+            tab_to(page, control)
+            if label == "Model":
+                page.keyboard.type(fields[label])  # as a list of choices is searched
+                expect(control).to_have_value(fields[label])
+            else:
                 page.keyboard.press("Control+A")
-                page.keyboard.type(text)
+                page.keyboard.type(fields[label])
+        if not fields:
+            tab_to(page, page.locator("main textarea").first)
         page.keyboard.press("Control+Enter")
         expect(page.locator("main form [role=status].readout")).to_contain_text("Done")
-        page.locator(f"#tab-{view}").focus()
+        tab_to(page, page.locator(f"#tab-{view}"), "Shift+Tab")
     page.keyboard.press("Home")
     expect(page.locator("#tab-live")).to_be_focused()
 
@@ -111,7 +123,37 @@ def test_two_models_are_compared_side_by_side(visit, server_url):
     assert [each["model"] for each in json.loads(exported(page, "JSON"))["results"]] == ["minilm", "clip"]
 
 
-def test_images_are_compared_with_texts(visit, server_url, tmp_path):
+def test_two_prompts_are_compared_side_by_side(visit, server_url):
+    texts = ["how to cancel", "a scope"]
+    page = visit(server_url)
+    open_view(page, "similarity")
+    fill(page, {"Texts, one a line": "\n".join(texts)})
+    first, second = (page.get_by_role("group", name=name, exact=True) for name in ("Model", "Compare with"))
+    first.get_by_label("Prompt").select_option("query")
+    second.get_by_label("Model").select_option("minilm")
+    second.get_by_label("Prompt").select_option("document")
+    run(page)
+    shown = json.loads(exported(page, "JSON"))["results"]
+    assert [each["prompt"] for each in shown] == ["query", "document"]
+    for each in shown:
+        answer = post(server_url, "/v1/embeddings", model="minilm", input=texts, prompt_name=each["prompt"])
+        vectors = np.array([row["embedding"] for row in answer["data"]])
+        assert np.abs(np.array(each["cosine"]) - vectors @ vectors.T).max() <= 1e-5
+    assert shown[0]["cosine"] != shown[1]["cosine"]
+
+
+GIVE_FILE = """
+(element, [kind, bytes]) => {
+  const data = new DataTransfer();
+  data.items.add(new File([new Uint8Array(bytes)], `${kind}.png`, { type: "image/png" }));
+  const event = kind === "drop" ? new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true })
+    : new ClipboardEvent("paste", { clipboardData: data, bubbles: true });
+  element.dispatchEvent(event);
+}
+"""
+
+
+def test_images_that_are_chosen_dropped_and_pasted_are_compared_with_texts(visit, server_url, tmp_path):
     file = tmp_path / "red.png"
     Image.new("RGB", (40, 40), "red").save(file)
     page = visit(server_url)
@@ -119,11 +161,25 @@ def test_images_are_compared_with_texts(visit, server_url, tmp_path):
     page.get_by_role("group", name="Model", exact=True).get_by_label("Model").select_option("clip")
     page.get_by_label("Images", exact=True).set_input_files(str(file))
     expect(page.get_by_alt_text("red.png")).to_be_visible()
+    page.locator(".drop").evaluate(GIVE_FILE, ["drop", [*file.read_bytes()]])
+    expect(page.get_by_alt_text("drop.png")).to_be_visible()
+    page.get_by_label("Texts, one a line").evaluate(GIVE_FILE, ["paste", [*file.read_bytes()]])
+    expect(page.get_by_alt_text("paste.png")).to_be_visible()
     fill(page, {"Texts, one a line": "a task"})
     run(page)
     shown = json.loads(exported(page, "JSON"))
-    assert shown["inputs"] == ["a task", "red.png"]
-    assert len(shown["results"][0]["cosine"]) == 2
+    assert shown["inputs"] == ["a task", "red.png", "drop.png", "paste.png"]
+    cosine = np.array(shown["results"][0]["cosine"])
+    assert cosine[1:, 1:] == pytest.approx(np.ones((3, 3)), abs=1e-5)  # the same image
+    assert abs(cosine[0, 1]) < 0.99
+
+
+def test_more_inputs_than_can_be_shown_are_refused(visit, server_url):
+    page = visit(server_url)
+    open_view(page, "similarity")
+    fill(page, {"Texts, one a line": "\n".join(f"text {number}" for number in range(65))})
+    page.locator("main form button.primary").click()
+    expect(page.locator("main form [role=status].readout")).to_contain_text("There are 65 inputs; at most 64")
 
 
 def test_documents_move_to_where_the_api_ranks_them(visit, server_url):
@@ -207,12 +263,14 @@ def test_sparse_weights_are_those_of_the_api(visit, server_url):
 def test_texts_labels_and_names_stay_texts(visit, server_url):
     page = visit(server_url)
     open_view(page, "classify")
-    fill(page, {"Model": "classifier", "Texts, one a line": HOSTILE})
+    fill(page, {"Model": HOSTILE_NAME, "Texts, one a line": HOSTILE})
     run(page)
     expect(page.locator(".text-view")).to_have_text(HOSTILE)
     expect(page.locator(".bar .name", has_text=HOSTILE)).to_have_count(1)
     assert page.evaluate("window.hacked") is None
-    assert page.locator("main script").count() == 0
+    open_view(page, "live")
+    expect(page.get_by_role("region", name="Models").get_by_text(HOSTILE_NAME)).to_be_visible()
+    assert page.locator("body script").count() == 0
 
 
 def test_a_report_is_one_file_that_asks_for_nothing(visit, server_url, browser, tmp_path):

@@ -13,7 +13,7 @@ export class ImageDrop {
     this.thumbs = h("div", { class: "thumbs" });
     this.note = h("p", { class: "hint", role: "status" });
     const chooser = h("input", { type: "file", accept: KINDS.join(), multiple: true, "aria-label": "Images", onchange: () => this.add(chooser.files) });
-    this.element = h("div", { class: "drop", onpaste: (event) => this.add(event.clipboardData.files) },
+    this.element = h("div", { class: "drop" },
       h("span", { class: "hint" }, "Images: drop them here, paste them or choose files."), chooser, this.thumbs, this.note);
     for (const [kind, isOver] of [["dragover", true], ["dragleave", false], ["drop", false]]) {
       this.element.addEventListener(kind, (event) => {
@@ -22,6 +22,13 @@ export class ImageDrop {
         if (kind === "drop") this.add(event.dataTransfer.files);
       });
     }
+  }
+
+  /** Add images that are pasted anywhere in `target`; returns what ends that. */
+  acceptPasted(target) {
+    const listener = (event) => event.clipboardData.files.length && this.add(event.clipboardData.files);
+    target.addEventListener("paste", listener);
+    return () => target.removeEventListener("paste", listener);
   }
 
   async add(files) {

@@ -14,7 +14,7 @@ export function promptSelect(models, modelElement, chosen) {
   const refill = (value) => {
     const prompts = models.find(({ id }) => id === modelElement.value)?.prompts ?? [];
     const names = [...new Set([...prompts, "query", "document"])];
-    element.replaceChildren(h("option", { value: "" }, "the model's default"), ...names.map((name) => h("option", { value: name }, name)));
+    element.replaceChildren(h("option", { value: "" }, "default"), ...names.map((name) => h("option", { value: name }, name)));
     if (names.includes(value)) element.value = value;
   };
   refill(chosen);

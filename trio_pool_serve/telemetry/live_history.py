@@ -1,8 +1,7 @@
 """Samples of the whole server, one a second while somebody watches, and the last fifteen minutes of them."""
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 
 import trio
@@ -35,20 +34,12 @@ class LiveHistory:
     state: Callable[[], str]
     samples: deque[bytes] = field(init=False, factory=lambda: deque(maxlen=KEPT))
     viewers: int = field(init=False, default=0)
+    """Counted by those who view."""
     taken: int = field(init=False, default=0)
     """Number of the last sample; the first is 1."""
     _due: float = field(init=False, default=0.0)
     _before: Totals | None = field(init=False, default=None)
     _turn: trio.Lock = field(init=False, factory=trio.Lock)
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Count a viewer."""
-        self.viewers += 1
-        try:
-            yield
-        finally:
-            self.viewers -= 1
 
     async def samples_after(self, number: int) -> list[bytes]:
         """Return the samples that are kept with numbers above ``number``; if there are none yet, wait for the next.

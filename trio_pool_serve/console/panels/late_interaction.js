@@ -27,7 +27,7 @@ export const lateInteraction = {
       const [{ data, shape }] = asked.json.data;
       const tokens = computed.tokens.filter(({ kept }) => kept);
       if (tokens.length !== shape[0]) throw new Error(`There are ${shape[0]} vectors for ${tokens.length} tokens.`);
-      return { asked, tokens, all: computed.tokens, vectors: rows(floats(data), shape) };
+      return { requests: [asked, computed.asked], tokens, all: computed.tokens, vectors: rows(floats(data), shape) };
     }
 
     async function run(signal) {
@@ -39,7 +39,7 @@ export const lateInteraction = {
       const score = scored?.json.data[0].score;
       return {
         element: picture(asks, answers, similarities, { total, score, isTrained }),
-        requests: [asks.asked, answers.asked, ...(scored ? [scored] : [])],
+        requests: [...asks.requests, ...answers.requests, ...(scored ? [scored] : [])],
         json: { model: model.value, query: asks.tokens, document: answers.tokens, similarities, max_sim: total, score },
         csv: [["query token", ...answers.tokens.map(({ piece }) => piece)], ...similarities.map((row, at) => [asks.tokens[at].piece, ...row])],
       };

@@ -32,9 +32,10 @@ export const similarity = {
     const sides = [side("a", false), side("b", true)];
 
     async function run(signal) {
-      const given = lines(texts.value).slice(0, MAX_INPUTS);
+      const given = lines(texts.value);
       const names = [...given, ...(images?.names ?? [])];
       if (!names.length) throw new Error("There is nothing to compare.");
+      if (names.length > MAX_INPUTS) throw new Error(`There are ${names.length} inputs; at most ${MAX_INPUTS} are compared.`);
       const input = images?.urls.length ? [...given.map((text) => ({ text })), ...images.urls.map((image) => ({ image }))] : given;
       const asked = sides.filter(({ model }) => model.value);
       const requests = await Promise.all(asked.map(({ model, prompt }) => request("v1/embeddings", {
@@ -58,7 +59,8 @@ export const similarity = {
       };
     }
 
-    return workbench(main, {
+    const stopPasting = images?.acceptPasted(main);
+    const stop = workbench(main, {
       title: "Similarity", about: "The cosine of the vectors of each two inputs.", action: "Compare", frame, run,
       controls: [textField, images?.element ?? [], sides.map(({ box }) => box)],
       read: () => ({
@@ -66,5 +68,9 @@ export const similarity = {
         ...Object.fromEntries(sides.flatMap(({ name, model, prompt }) => [[`model_${name}`, model.value], [`prompt_${name}`, prompt.value]])),
       }),
     });
+    return () => {
+      stopPasting?.();
+      stop();
+    };
   },
 };

@@ -56,17 +56,28 @@ function coloursOf(tokens) {
   return new Map(kinds.map((kind, at) => [kind, `var(--c${(at % COLOURS) + 1})`]));
 }
 
+/** Tokens that belong together as one: pieces of a word, and what follows with a label that goes on (`I-`). */
+function spansOf(tokens) {
+  const spans = [];
+  for (const { begin, end, label } of tokens.filter((token) => token.begin !== null)) {
+    const last = spans.at(-1);
+    const kind = kindOf(label);
+    if (last && begin < last.end) continue;  // several tokens of one character
+    if (last?.kind === kind && (begin === last.end || label.startsWith("I-"))) last.end = end;
+    else spans.push({ begin, end, kind });
+  }
+  return spans;
+}
+
 function marked(text, tokens) {
   const colours = coloursOf(tokens);
   const parts = [];
   let end = 0;
-  for (const token of tokens.filter(({ begin }) => begin !== null)) {
-    if (token.begin < end) continue;  // several tokens of one character
-    parts.push(text.slice(end, token.begin));
-    const colour = colours.get(kindOf(token.label));
-    const covered = text.slice(token.begin, token.end);
-    parts.push(colour ? h("mark", { data: { kind: kindOf(token.label) }, style: { "--kind": colour }, title: `${token.label} ${format.number(token.score, 4)}` }, covered) : covered);
-    end = token.end;
+  for (const { begin, end: stop, kind } of spansOf(tokens)) {
+    parts.push(text.slice(end, begin));
+    const colour = colours.get(kind);
+    parts.push(colour ? h("mark", { data: { kind }, style: { "--kind": colour } }, text.slice(begin, stop)) : text.slice(begin, stop));
+    end = stop;
   }
   parts.push(text.slice(end));
   return h("p", { class: "text-view" }, parts);
