@@ -7,7 +7,7 @@ import pytest
 import trio
 import trio.testing
 
-from trio_pool_serve.telemetry.live_history import KEPT, LiveHistory
+from trio_pool_serve.telemetry.live_history import AT_ONCE, KEPT, LiveHistory
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of
 
@@ -42,6 +42,16 @@ def history(source: Source) -> LiveHistory:
     return LiveHistory(source.take, lambda: "ready")
 
 
+async def all_after(history: LiveHistory, number: int) -> list[int]:
+    """The numbers of all samples that are kept, read piece by piece."""
+    seen: list[int] = []
+    while not seen or number < history.taken:
+        number, found = await history.samples_after(number)
+        assert len(found) <= AT_ONCE
+        seen += numbers(found)
+    return seen
+
+
 def numbers(samples: list[bytes]) -> list[int]:
     return [json.loads(sample)["number"] for sample in samples]
 
@@ -49,8 +59,7 @@ def numbers(samples: list[bytes]) -> list[int]:
 async def view(history: LiveHistory, samples: int, seen: list[int]) -> None:
     number = 0
     while len(seen) < samples:
-        found = await history.samples_after(number)
-        number = history.taken
+        number, found = await history.samples_after(number)
         seen += numbers(found)
 
 
@@ -74,14 +83,14 @@ async def test_without_a_viewer_nothing_is_sampled_and_no_task_is_left(history, 
 
 async def test_a_viewer_who_comes_later_gets_the_history_first(history, autojump_clock):
     await view(history, 3, [])
-    assert numbers(await history.samples_after(0)) == [1, 2, 3]
-    assert numbers(await history.samples_after(2)) == [3]
-    assert numbers(await history.samples_after(3)) == [4]
+    assert await all_after(history, 0) == [1, 2, 3]
+    assert await all_after(history, 2) == [3]
+    assert await all_after(history, 3) == [4]
 
 
 async def test_a_viewer_of_another_server_gets_all(history, autojump_clock):
     await view(history, 2, [])
-    assert numbers(await history.samples_after(500)) == [1, 2]
+    assert await all_after(history, 500) == [1, 2]
 
 
 async def test_when_the_viewer_that_samples_leaves_another_does(history, source, autojump_clock):
@@ -112,12 +121,12 @@ async def test_viewers_that_wait_for_a_failed_sample_take_it_themselves(source, 
     history = LiveHistory(fail_once, lambda: "ready")
     with pytest.raises(OSError, match="no snapshot"):
         await history.samples_after(0)
-    assert numbers(await history.samples_after(0)) == [1]
+    assert await all_after(history, 0) == [1]
 
 
 async def test_fifteen_minutes_are_kept(history, autojump_clock):
     await view(history, KEPT + 5, [])
-    found = numbers(await history.samples_after(0))
+    found = await all_after(history, 0)
     assert (len(found), found[0], found[-1]) == (KEPT, 6, KEPT + 5)
     assert KEPT == 15 * 60
 
@@ -126,5 +135,5 @@ async def test_rates_are_not_those_of_a_time_that_was_not_watched(history, sourc
     await view(history, 2, [])
     source.metrics.requests.inc(1000)
     await trio.sleep(600)
-    (sample,) = await history.samples_after(2)
+    _, (sample,) = await history.samples_after(2)
     assert "requests" not in json.loads(sample)

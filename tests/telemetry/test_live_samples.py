@@ -51,11 +51,11 @@ def test_quantiles_are_those_of_prometheus():
     for value in [0.5] * 10 + [2.0] * 10:
         histogram.observe(value)
     full = Totals.of([Snapshot(families_of(registry), {})], 1.0)
-    passed = full.histograms["request_seconds"].since(empty.histograms["request_seconds"])
+    passed = full.since(empty).histograms["request_seconds"]
     assert [passed.quantile(share) for share in (0.25, 0.5, 0.75, 1.0)] == [0.5, 1.0, 2.0, 3.0]
     histogram.observe(100.0)  # above all bounds: the highest of them
-    beyond = Totals.of([Snapshot(families_of(registry), {})], 2.0).histograms["request_seconds"]
-    assert beyond.quantile(1.0) == 3.0
+    beyond = Totals.of([Snapshot(families_of(registry), {})], 2.0).since(empty)
+    assert beyond.histograms["request_seconds"].quantile(1.0) == 3.0
 
 
 def test_a_process_that_has_ended_makes_no_number_negative():
@@ -100,3 +100,37 @@ def test_every_stage_of_a_request_is_there():
     metrics = Metrics()
     found = sample(totals(metrics, at=1.0), totals(metrics, at=2.0))
     assert tuple(found["stages"]) == STAGES
+
+
+def test_a_process_that_did_not_answer_in_time_makes_no_spike():
+    first, second = Metrics(), Metrics()
+    second.requests.inc(500_000)
+    usage = [{"processes": {name: {"pid": pid, "cpu_seconds": 1.0}}} for name, pid in (("api 0", 1), ("api 1", 2))]
+    pairs = [Snapshot(families_of(each.registry), load) for each, load in zip((first, second), usage, strict=True)]
+    both, one = Totals.of(pairs, 1.0), Totals.of(pairs[:1], 2.0)
+    first.requests.inc(20)
+    again = Totals.of([Snapshot(families_of(first.registry), usage[0]), pairs[1]], 3.0)
+    assert sample(both, one)["requests"] == 0
+    assert sample(one, again)["requests"] == 20
+
+
+def test_cpu_time_is_the_share_of_the_last_second():
+    metrics = Metrics()
+    loads = [
+        {"processes": {"server": {"pid": 7, "cpu_seconds": seconds, "memory_bytes": 5}}}
+        for seconds in (12345.6, 12346.1)
+    ]
+    found = sample(totals(metrics, at=10.0, load=loads[0]), totals(metrics, at=11.0, load=loads[1]))
+    assert found["processes"] == {"server": {"pid": 7, "memory_bytes": 5, "cpu": 0.5}}
+    loads[1]["processes"]["server"]["pid"] = 8  # another process of that name
+    found = sample(totals(metrics, at=10.0, load=loads[0]), totals(metrics, at=11.0, load=loads[1]))
+    assert "cpu" not in found["processes"]["server"]
+
+
+def test_fill_is_of_each_model_s_own_budget():
+    metrics = Metrics()
+    load = {"models": {"small": {"batch_token_budget": 100}, "large": {"batch_token_budget": 1000}}}
+    before = totals(metrics, at=1.0, load=load)
+    metrics.of_engine("small").batch_tokens.observe(100)
+    metrics.of_engine("large").batch_tokens.observe(500)
+    assert sample(before, totals(metrics, at=2.0, load=load))["batch_fill"] == 0.75

@@ -13,6 +13,8 @@ import { tokenClasses } from "./panels/token_classes.js";
 import * as permalink from "./permalink.js";
 
 const THEME = "trio_pool_serve.theme";
+const LOADING_MS = 1000;
+const SOMETIMES_MS = 15_000;
 const PANELS = [similarity, rerank, classify, tokenClasses, lateInteraction, sparse];
 
 const page = Object.fromEntries(
@@ -23,7 +25,9 @@ const stream = new LiveStream();
 let models = [];
 let modelStates = "";
 let reload = 0;
+let asked = 0;
 let tab = permalink.read().tab ?? "live";
+let isFromAddress = true;  // whether the next view is opened by a link, and sends what that has
 let shown = null;
 
 // -- theme -------------------------------------------------------------------------------------------------------
@@ -71,8 +75,7 @@ page["key-forget"].addEventListener("click", () => useKey(""));
 
 function views() {
   const live = { id: "live", title: "Live", open: (main) => liveView(main, stream) };
-  const able = PANELS.filter((panel) => models.some(panel.accepts));
-  return [live, ...able.map((panel) => ({ id: panel.id, title: panel.title, open: (main) => panel.open(main, models.filter(panel.accepts), { askForKey, state: panelState(panel.id) }) }))];
+  return [live, ...PANELS.filter((panel) => models.some(panel.accepts))];
 }
 
 /** The permalink's state of one view: `get()`, and `set(state)`, which returns whether it fits into an address. */
@@ -97,7 +100,9 @@ function drawTabs() {
   page.main.replaceChildren();
   page.main.setAttribute("role", "tabpanel");
   page.main.setAttribute("aria-labelledby", `tab-${chosen.id}`);
-  shown = { id: chosen.id, close: chosen.open(page.main) };
+  const able = models.filter(chosen.accepts ?? (() => false));
+  shown = { id: chosen.id, able, close: chosen.open(page.main, able, { askForKey, state: panelState(chosen.id), isFromAddress }) };
+  if (chosen.id === tab) isFromAddress = false;
 }
 
 function choose(id) {
@@ -121,6 +126,7 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 });
 addEventListener("hashchange", () => {
   tab = permalink.read().tab ?? "live";
+  isFromAddress = true;
   shown?.close?.();
   shown = null;
   drawTabs();
@@ -129,22 +135,25 @@ addEventListener("hashchange", () => {
 // -- models ------------------------------------------------------------------------------------------------------
 
 async function loadModels() {
-  let found;
+  const mine = ++asked;
+  let found = [];
   try {
     found = (await request("console/models")).json;
   } catch (error) {
-    if (error.status === 401) askForKey("This server answers requests with an API key only.");
-    return;
+    if (error.status !== 401) return;
+    askForKey("This server answers requests with an API key only.");
   }
+  if (mine !== asked) return;  // there is a later answer, or there will be
   clearTimeout(reload);
-  if (found.some(({ state }) => state === "loading")) reload = setTimeout(loadModels, 1000);
-  // A model that is unloaded and loaded again is no reason to lose what is in a form.
-  const described = JSON.stringify(found.map((model) => ({ ...model, state: undefined })));
-  if (described === JSON.stringify(models.map((model) => ({ ...model, state: undefined })))) return;
+  reload = setTimeout(loadModels, found.some(({ state }) => state === "loading") ? LOADING_MS : SOMETIMES_MS);
+  // A model that is unloaded and loaded again changes nothing in a form.
+  const described = (all) => JSON.stringify(all.map((model) => ({ ...model, state: undefined })));
+  if (described(found) === described(models)) return;
   models = found;
-  if (shown && shown.id !== "live") {  // its form lists models
-    shown.close?.();
-    shown = null;
+  const panel = PANELS.find(({ id }) => id === shown?.id);
+  if (panel) {
+    shown.able.splice(0, Infinity, ...models.filter(panel.accepts));
+    for (const element of page.main.querySelectorAll("select.models")) element.refresh();
   }
   drawTabs();
 }
@@ -153,18 +162,23 @@ async function loadModels() {
 
 const LEVELS = { ready: "good", overloaded: "warn", draining: "warn" };
 
-stream.subscribe((update) => {
-  const latest = update.latest;
-  if (update.error) {
-    page.state.textContent = update.error.status === 401 ? "needs a key" : update.error.status === 403 ? "key without admin" : "no answer";
-    page.state.dataset.level = update.error.status === 401 || update.error.status === 403 ? "warn" : "bad";
-    page.since.textContent = update.error.message;
-    if (update.error.status === 401) askForKey("This server answers requests with an API key only.");
+/** Show a state; texts that do not change are not read out again. */
+function showState(text, level, more) {
+  for (const [element, now] of [[page.state, text], [page.since, more]]) if (element.textContent !== now) element.textContent = now;
+  page.state.dataset.level = level;
+}
+
+stream.subscribe(({ error, latest }) => {
+  if (error?.status === 401) {
+    showState("needs a key", "warn", error.message);
+    askForKey("This server answers requests with an API key only.");
+  } else if (error) {
+    const isForbidden = error.status === 403;
+    showState(isForbidden ? "key without admin" : "no answer", isForbidden ? "warn" : "bad", error.message);
   } else if (latest) {
-    const down = Object.entries(latest.processes).filter(([, each]) => processState(each) !== "ready");
-    page.state.textContent = latest.state;
-    page.state.dataset.level = latest.state === "ready" && down.length ? "warn" : LEVELS[latest.state] ?? "bad";
-    page.since.textContent = down.length ? `not running: ${down.map(([name]) => name).join(", ")}` : "";
+    const down = Object.entries(latest.processes).filter(([, each]) => processState(each) !== "ready").map(([name]) => name);
+    const level = latest.state === "ready" && down.length ? "warn" : LEVELS[latest.state] ?? "bad";
+    showState(latest.state, level, down.length ? `not running: ${down.join(", ")}` : "");
     const states = Object.entries(latest.models).map(([name, each]) => `${name} ${each.state}`).join();
     if (states !== modelStates) loadModels();
     modelStates = states;

@@ -6,6 +6,10 @@ import { colour, format, h } from "./elements.js";
 const SCALE = [[68, 1, 84], [71, 44, 122], [59, 81, 139], [44, 113, 142], [33, 144, 141], [39, 173, 129], [92, 200, 99], [170, 220, 50], [253, 231, 37]];
 const NAN = [128, 128, 128];
 const MAX_NAME = 190;
+const MAX_CELLS = 40_000;
+
+// Names are in the colour of texts.
+document.addEventListener("themechange", () => document.querySelectorAll("canvas").forEach((canvas) => canvas.redraw?.()));
 
 export function colourAt(share) {
   if (!Number.isFinite(share)) return NAN;
@@ -22,9 +26,10 @@ const brightness = ([red, green, blue]) => 0.299 * red + 0.587 * green + 0.114 *
  */
 export function heatmap(title, values, [rowNames, columnNames], { low, high, onpick, cell = 52, verticalNames = false } = {}) {
   const [height, width] = [values.length, values[0]?.length ?? 0];
+  if (height * width > MAX_CELLS) return { element: h("p", {}, `${title}: ${height} × ${width} cells are too many to be drawn; the export has them.`) };
   const flat = values.flat().filter(Number.isFinite);
-  const least = low ?? Math.min(...flat);
-  const most = high ?? Math.max(...flat);
+  const least = low ?? flat.reduce((a, b) => Math.min(a, b), Infinity);
+  const most = high ?? flat.reduce((a, b) => Math.max(a, b), -Infinity);
   const size = Math.max(8, Math.min(cell, Math.floor(900 / Math.max(1, width)), Math.floor(700 / Math.max(1, height))));
   const font = `${size < 20 ? 9 : 12}px system-ui`;
   // Names of rows stand on the left; those of columns above, upright, or as the numbers of rows with the same names.
@@ -116,9 +121,7 @@ export function heatmap(title, values, [rowNames, columnNames], { low, high, onp
     pick(row + step[0], column + step[1]);
   });
   draw();
-  // Names are in the colour of texts.
-  const redraw = () => (canvas.isConnected ? draw() : document.removeEventListener("themechange", redraw));
-  document.addEventListener("themechange", redraw);
+  canvas.redraw = draw;
   return { element, pick };
 }
 

@@ -67,13 +67,10 @@ const MODEL_COLUMNS = [
   ["model"], ["state"], number("rows waiting"), number("tokens waiting"), number("wait"), number("tokens/s"), number("failed"), number("memory"),
 ];
 
-function processRows(samples) {
-  const [latest, before] = [samples.at(-1), samples.at(-2)];
+function processRows(latest) {
   return Object.entries(latest.processes).sort(([a], [b]) => a.localeCompare(b)).map(([name, each]) => {
-    const old = before?.processes[name];
-    const isSame = each.pid !== undefined && old?.pid === each.pid;
-    const cpu = isSame ? (each.cpu_seconds - old.cpu_seconds) / (latest.time - before.time) : null;
-    return [name, level(processState(each)), each.pid === undefined ? "–" : String(each.pid), count(each.restarts ?? 0), format.bytes(each.memory_bytes), format.share(cpu)];
+    const pid = each.pid === undefined ? "–" : String(each.pid);
+    return [name, level(processState(each)), pid, count(each.restarts ?? 0), format.bytes(each.memory_bytes), format.share(each.cpu)];
   });
 }
 
@@ -97,7 +94,7 @@ export function liveView(main, stream) {
     if (!samples.length) return;
     const latest = samples.at(-1);
     now.replaceChildren(...tiles(latest));
-    fill(processes, PROCESS_COLUMNS, processRows(samples));
+    fill(processes, PROCESS_COLUMNS, processRows(latest));
     fill(models, MODEL_COLUMNS, modelRows(latest));
     note.textContent = `${samples.length} samples, one a second while this page is open somewhere; the last of ${new Date(latest.time * 1e3).toLocaleTimeString()}.`;
     for (const chart of all) chart.update(samples);

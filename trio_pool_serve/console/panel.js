@@ -1,11 +1,19 @@
 // What all views of "try it" have: a form, its result, how long the request took, and how to repeat it elsewhere.
 
-import { bar, field, format, h, select } from "./elements.js";
+import { bar, field, format, h } from "./elements.js";
 import { download, report } from "./export.js";
 import { snippets } from "./snippets.js";
 
-export function modelSelect(models, chosen) {
-  return select(models.map(({ id }) => [id, id]), chosen);
+/** A select of `models`, an array that may change: `refresh()` shows its models then. */
+export function modelSelect(models, chosen, { none } = {}) {
+  const element = h("select", { class: "models" });
+  element.refresh = (value = element.value) => {
+    const options = [...(none ? [["", none]] : []), ...models.map(({ id }) => [id, id])];
+    element.replaceChildren(...options.map(([id, text]) => h("option", { value: id }, text)));
+    if (options.some(([id]) => id === value)) element.value = value;
+  };
+  element.refresh(chosen ?? "");
+  return element;
 }
 
 /** A select of a model's prompts, which follows the select of its model. */
@@ -84,8 +92,7 @@ export function workbench(main, { title, about, controls, action, run, read, fra
     }
   }
 
-  const hasState = Object.keys(frame.state.get()).length > 1;
-  if (hasState) start();
+  if (Object.keys(frame.state.get()).length > 1 && frame.isFromAddress) start();
   return () => running?.abort();
 }
 
@@ -101,8 +108,9 @@ function details(title, found) {
 function csvOf(rows) {
   // A cell that begins like a formula would be computed by a spreadsheet.
   const cell = (value) => {
-    const text = typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value ?? "");
-    return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+    if (typeof value !== "string") return String(value ?? "");
+    // In quotes, as a program may take other characters for the one that separates cells.
+    return `"${/^[=+\-@\t\r]/.test(value) ? "'" : ""}${value.replaceAll('"', '""')}"`;
   };
   return rows.map((row) => row.map(cell).join(",")).join("\r\n") + "\r\n";
 }

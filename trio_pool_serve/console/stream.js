@@ -67,8 +67,8 @@ export class LiveStream {
   }
 
   #add(found) {
-    // Numbers begin again when the server was restarted.
-    if (found.length && found[0].number <= (this.latest?.number ?? 0)) found = found.filter((each) => each.time > this.latest.time);
+    // Another process of the server, or one that was restarted, has numbers of its own, and may send what is known.
+    if (this.latest) found = found.filter((each) => each.time > this.latest.time);
     this.samples = [...this.samples, ...found].slice(-KEPT);
     this.error = null;
     this.#tell();

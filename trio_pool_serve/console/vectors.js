@@ -28,7 +28,12 @@ export function matrix(lefts, rights, compare) {
   return lefts.map((left) => rights.map((right) => compare(left, right)));
 }
 
+/** The largest of numbers, of which there may be more than a call takes as arguments. */
+export function largest(values) {
+  return values.reduce((a, b) => Math.max(a, b), -Infinity);
+}
+
 /** MaxSim of ColBERT (Khattab and Zaharia, arXiv 2004.12832): for each row its largest value, added up. */
 export function maxSim(similarities) {
-  return similarities.reduce((sum, row) => sum + Math.max(...row), 0);
+  return similarities.reduce((sum, row) => sum + largest(row), 0);
 }

@@ -15,6 +15,9 @@ EVERY_S = 1.0
 KEPT = 900
 """Samples: fifteen minutes."""
 
+AT_ONCE = 32
+"""Samples for which memory is taken while they are sent to a viewer, who may read slowly."""
+
 STALE_S = 3 * EVERY_S
 """Snapshots that are further apart are not compared: rates would be means over a time that was not watched."""
 
@@ -41,18 +44,21 @@ class LiveHistory:
     _before: Totals | None = field(init=False, default=None)
     _turn: trio.Lock = field(init=False, factory=trio.Lock)
 
-    async def samples_after(self, number: int) -> list[bytes]:
-        """Return the samples that are kept with numbers above ``number``; if there are none yet, wait for the next.
+    async def samples_after(self, number: int) -> tuple[int, list[bytes]]:
+        """Return the samples that are kept with numbers above ``number``, or wait for the next if there are none yet.
 
-        A number that has not been reached is of another server, before a restart: then all are returned. Cancellation:
-        at once; another viewer takes the sample.
+        At most ``AT_ONCE`` are returned, the oldest, after the number of the last of them. A number that has not been
+        reached is of another server, before a restart: then all are. Cancellation: at once; another viewer takes the
+        sample.
         """
         if number > self.taken:
             number = 0
         if number == self.taken:
             await self._wait_for_sample(number)
         behind = min(self.taken - number, len(self.samples))
-        return list(islice(self.samples, len(self.samples) - behind, None))
+        begin = len(self.samples) - behind
+        found = list(islice(self.samples, begin, begin + AT_ONCE))
+        return self.taken - behind + len(found), found
 
     async def _wait_for_sample(self, number: int) -> None:
         async with self._turn:

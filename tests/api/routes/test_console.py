@@ -228,3 +228,26 @@ async def test_the_page_works_below_a_path(service):
 
 def test_settings_have_the_page_by_default(config: Config):
     assert config.network.console
+
+
+async def test_a_head_request_ends(service, client):
+    with trio.fail_after(20):
+        answer = await client.head("/console/live")
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert service.live.viewers == 0
+
+
+async def test_an_open_page_is_no_running_request_of_its_key(config, scripted, tmp_path):
+    file = tmp_path / "keys.toml"
+    file.write_text('[operator]\nkey = "operator-key"\nadmin = true\nmax_concurrent_requests = 1\n')
+    file.chmod(0o600)
+    config = evolve(config, network=NetworkConfig(api_keys_file=file))
+    async with (
+        running(Service(config, lambda *_: scripted)) as service,
+        listening(service) as url,
+        client_of(url) as client,
+        viewing(client, key="operator-key") as viewer,
+    ):
+        await viewer.next()
+        for _ in range(3):
+            assert (await client.get("/console/models", headers=bearer("operator-key"))).status_code == 200

@@ -110,8 +110,8 @@ class LiveBody(ResponseBody):
     async def __anext__(self) -> bytes:
         if self._ended:
             raise StopAsyncIteration
-        samples = await self.service.live.samples_after(self.after)
-        self.after, self._ended = self.service.live.taken, self.service.draining
+        self.after, samples = await self.service.live.samples_after(self.after)
+        self._ended = self.service.draining
         return b"".join(b"data: " + sample + b"\n\n" for sample in samples)
 
     async def __aexit__(
@@ -138,7 +138,9 @@ def console_routes(service: Service) -> Routes:
 
     async def live(request: HttpRequest) -> HttpResponse:
         """Respond with a stream of samples, one a second. Raises ``InvalidRequestError``. Cancellation: at once."""
-        body = LiveBody(service, decode_query(request, LiveQuery).after)
+        after = decode_query(request, LiveQuery).after
+        request.end()  # a page that is open is no running request of its key
+        body = b"" if request.scope["method"] == "HEAD" else LiveBody(service, after)
         # nginx would keep events until its buffer is full.
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return HttpResponse(body, "text/event-stream").with_headers(headers)

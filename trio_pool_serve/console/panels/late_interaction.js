@@ -5,7 +5,7 @@ import { field, format, h } from "../elements.js";
 import { heatmap } from "../heatmap.js";
 import { modelSelect, textArea, workbench } from "../panel.js";
 import { computedTokens } from "../tokens.js";
-import { dot, floats, matrix, maxSim, rows } from "../vectors.js";
+import { dot, floats, largest, matrix, maxSim, rows } from "../vectors.js";
 
 const QUERY = "who cancels a task?";
 const DOCUMENT = "A task ends early if its cancel scope is cancelled: by its deadline, or by another task.";
@@ -16,8 +16,8 @@ export const lateInteraction = {
   accepts: (model) => model.tasks.includes("token_embed"),
   open(main, models, frame) {
     const state = frame.state.get();
-    const sorted = [...models].sort((a, b) => (b.scoring === "late_interaction") - (a.scoring === "late_interaction"));
-    const model = modelSelect(sorted, state.model);
+    const trained = models.find(({ scoring }) => scoring === "late_interaction");
+    const model = modelSelect(models, state.model ?? trained?.id);
     const [query, queryField] = textArea("Query", state.query ?? QUERY, 2);
     const [given, documentField] = textArea("Document", state.document ?? DOCUMENT, 6);
 
@@ -55,7 +55,7 @@ export const lateInteraction = {
 
 function picture(asks, answers, similarities, { total, score, isTrained }) {
   const names = [asks.tokens.map(({ piece }) => piece), answers.tokens.map(({ piece }) => piece)];
-  const best = similarities.map((row) => row.indexOf(Math.max(...row)));
+  const best = similarities.map((row) => row.indexOf(largest(row)));
   const chips = answers.all.map(({ piece, kept }) => h("span", { class: "token", data: kept ? {} : { dropped: "true" }, title: kept ? false : "has no vector" }, piece));
   const answering = chips.filter((_, at) => answers.all[at].kept);
   const says = h("p", { class: "readout", "aria-live": "polite" }, "Point at a token of the query, or choose one.");
@@ -65,7 +65,7 @@ function picture(asks, answers, similarities, { total, score, isTrained }) {
 
   function show(chosen) {
     const row = similarities[chosen];
-    const [low, high] = [Math.min(...row), Math.max(...row)];
+    const [low, high] = [row.reduce((a, b) => Math.min(a, b)), largest(row)];
     buttons.forEach((button, at) => button.setAttribute("aria-pressed", String(at === chosen)));
     answering.forEach((chip, at) => {
       chip.style.setProperty("--weight", (0.75 * Math.max(0, (row[at] - low) / (high - low || 1)) ** 2).toFixed(3));

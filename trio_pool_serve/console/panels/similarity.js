@@ -19,11 +19,7 @@ export const similarity = {
     const [texts, textField] = textArea("Texts, one a line", state.texts ?? EXAMPLE, 8);
     const images = models.some((model) => model.accepts_images) ? new ImageDrop() : null;
     const side = (name, withNone) => {
-      const model = modelSelect(models, state[`model_${name}`]);
-      if (withNone) {
-        model.prepend(h("option", { value: "" }, "nothing"));
-        if (!state[`model_${name}`]) model.value = "";
-      }
+      const model = modelSelect(models, state[`model_${name}`], withNone ? { none: "nothing" } : {});
       const prompt = promptSelect(models, model, state[`prompt_${name}`]);
       const box = h("fieldset", {}, h("legend", {}, withNone ? "Compare with" : "Model"),
         h("div", { class: "row" }, field("Model", model), field("Prompt", prompt)));
@@ -47,7 +43,7 @@ export const similarity = {
       });
       const maps = results.map((each) => {
         const title = each.prompt ? `${each.model}, prompt ${each.prompt}` : each.model;
-        return heatmap(title, each.cosine, [names, names], { low: Math.min(0, ...each.cosine.flat()), high: 1 });
+        return heatmap(title, each.cosine, [names, names], { low: each.cosine.flat().reduce((a, b) => Math.min(a, b), 0), high: 1 });
       });
       const tables = results.map((each) => h("details", {}, h("summary", {}, `${each.model} as a table`),
         table("Cosine similarity", [[""], ...names.map((name) => [name, "number"])], each.cosine.map((row, at) => [names[at], ...row.map((value) => format.number(value, 4))]))));

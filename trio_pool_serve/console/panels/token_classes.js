@@ -15,8 +15,8 @@ export const tokenClasses = {
   accepts: (model) => model.tasks.includes("token_classify"),
   open(main, models, frame) {
     const state = frame.state.get();
-    const trained = [...models].sort((a, b) => a.tasks.includes("classify") - b.tasks.includes("classify"));
-    const model = modelSelect(trained, state.model);
+    const trained = models.find(({ tasks }) => !tasks.includes("classify"));
+    const model = modelSelect(models, state.model ?? trained?.id);
     const [text, textField] = textArea("Text", state.text ?? EXAMPLE, 6);
 
     async function run(signal) {
