@@ -1,5 +1,6 @@
 """A server with a model of every kind that the console has a view for, and a browser."""
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -31,10 +32,7 @@ HOSTILE_NAME = "<script>hack()</script>"
 
 def with_prompts(folder: Path, model: Path) -> Path:
     """The same model, with prompts for queries and documents."""
-    folder.mkdir()
-    for file in model.iterdir():
-        if file.name != "config_sentence_transformers.json":
-            (folder / file.name).symlink_to(file)
+    shutil.copytree(model, folder)
     write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "query: ", "document": "passage: "}})
     return folder
 

@@ -95,8 +95,8 @@ class _Counted:
         if name in self.histograms:
             self.histograms[name].take(family.samples)
         if name == BATCH_TOKENS:
-            for sample in family.samples:
-                self.batches.setdefault(sample[1].get("model", ""), _Histogram()).take([sample])
+            for each in family.samples:
+                self.batches.setdefault(each[1].get("model", ""), _Histogram()).take([each])
         for sample, labels, value in family.samples:
             if name in self.counters and sample.endswith("_total"):
                 self.counters[name] += value
@@ -219,7 +219,7 @@ def sample_between(before: Totals | None, now: Totals, *, number: int, state: st
 
 def _fill(batches: Mapping[str, _Histogram], models: Mapping[str, Mapping[str, Any]]) -> float | None:
     """Return the mean share of its model's budget that a batch has used; ``None`` without a batch."""
-    budgets = {model: models.get(model, {}).get("batch_token_budget", 0) for model in batches}
+    budgets = {model: float(models.get(model, {}).get("batch_token_budget", 0)) for model in batches}
     known = {model: tokens for model, tokens in batches.items() if tokens.count and budgets[model]}
     if not known:
         return None
