@@ -280,7 +280,11 @@ async def test_states_are_told_by_replica(machine):
                     "1": {"device": LABELS[1], "state": "loading", "restarts": 0},
                 }
             }
-        }
+        },
+        "processes": {
+            "engine m 0": {"state": "loading", "restarts": 0},
+            "engine m 1": {"state": "loading", "restarts": 0},
+        },
     }
     async with running(engines):
         await until(lambda: states(engines) == ["ready", "failed"])
