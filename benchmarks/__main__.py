@@ -97,7 +97,7 @@ SCRIPTS = (
     Script("soak", {"rounds": 1, "minutes": 0.1, "every_s": 1.0}),
     Script("drain", {"rounds": 1, "seconds": 0.5}),
     Script("consoles", {"rounds": 1, "seconds": 3.0}),
-    Script("models_at_run_time", {"rounds": 1, "seconds": 3.0}),
+    Script("models_at_run_time", {"rounds": 1, "seconds": 3.0, "changes": 4}),
     Script("beside_a_batch", {"rounds": 1, "seconds": 3.0}),
     Script("interruptions", {"rounds": 1, "kills": 1, "rows": 2_000}),
     Script("bulk", {"rounds": 1, "rows": 20_000, "seconds": 2.0, "every_s": 1.0}),

@@ -1,8 +1,12 @@
 // What all views of "try it" have: a form, its result, how long the request took, and how to repeat it elsewhere.
 
+import { RequestError } from "./api.js";
 import { bar, field, format, h } from "./elements.js";
 import { download, report } from "./export.js";
 import { snippets } from "./snippets.js";
+
+/** What a form cannot be sent with; it is shown to the user. */
+export class InputError extends Error {}
 
 /** A select of `models`, an array that may change: `refresh()` shows its models then. */
 export function modelSelect(models, chosen, { none } = {}) {
@@ -71,7 +75,7 @@ export function workbench(main, { title, about, controls, action, run, read, fra
       if (mine.signal.aborted) return;
       say(error.message, true);
       if (error.status === 401) frame.askForKey("This server answers requests with an API key only.");
-      if (!(error.status >= 0)) console.error(error);
+      if (!(error instanceof RequestError || error instanceof InputError)) console.error(error);
     } finally {
       if (running === mine) submit.disabled = false;
     }

@@ -2,7 +2,7 @@
 
 import { request } from "../api.js";
 import { field, format, h, svg } from "../elements.js";
-import { lines, modelSelect, textArea, workbench } from "../panel.js";
+import { InputError, lines, modelSelect, textArea, workbench } from "../panel.js";
 
 const QUERY = "How do I stop a task?";
 const DOCUMENTS = "Season the soup to taste.\nA nursery waits for its child tasks.\nCancel the scope that the task runs in.\nThe tram stops at the market.\nA deadline cancels what takes too long.";
@@ -20,7 +20,7 @@ export const rerank = {
 
     async function run(signal) {
       const given = lines(documents.value);
-      if (!given.length) throw new Error("There are no documents.");
+      if (!given.length) throw new InputError("There are no documents.");
       const asked = await request("v1/rerank", { model: model.value, query: query.value, documents: given }, signal);
       const ranked = asked.json.results.map(({ index, relevance_score }, rank) => ({ rank, index, moved: index - rank, score: relevance_score, text: given[index] }));
       return {

@@ -4,7 +4,7 @@ import { request } from "../api.js";
 import { field, format, h, table } from "../elements.js";
 import { heatmap } from "../heatmap.js";
 import { ImageDrop } from "../images.js";
-import { lines, modelSelect, promptSelect, textArea, workbench } from "../panel.js";
+import { InputError, lines, modelSelect, promptSelect, textArea, workbench } from "../panel.js";
 import { cosine, floats, matrix } from "../vectors.js";
 
 const EXAMPLE = "How do I cancel a task?\nA nursery waits for its child tasks.\nCancel the scope that the task runs in.\nThe soup needs more salt.\nSeason the broth to taste.";
@@ -30,8 +30,8 @@ export const similarity = {
     async function run(signal) {
       const given = lines(texts.value);
       const names = [...given, ...(images?.names ?? [])];
-      if (!names.length) throw new Error("There is nothing to compare.");
-      if (names.length > MAX_INPUTS) throw new Error(`There are ${names.length} inputs; at most ${MAX_INPUTS} are compared.`);
+      if (!names.length) throw new InputError("There is nothing to compare.");
+      if (names.length > MAX_INPUTS) throw new InputError(`There are ${names.length} inputs; at most ${MAX_INPUTS} are compared.`);
       const input = images?.urls.length ? [...given.map((text) => ({ text })), ...images.urls.map((image) => ({ image }))] : given;
       const asked = sides.filter(({ model }) => model.value);
       const requests = await Promise.all(asked.map(({ model, prompt }) => request("v1/embeddings", {
