@@ -70,7 +70,7 @@ def take_pictures(browser: Browser, url: str, folder: Path, *, watched_ms: int =
                 if view == "late-interaction":
                     page.locator("button.token").nth(2).hover()
                 path = folder / f"console-{view}-{scheme}.png"
-                page.screenshot(path=path, full_page=view != "live")
+                page.screenshot(path=path, full_page=True)
                 # A palette is enough for a page's colours, and a quarter of the bytes.
                 Image.open(path).convert("RGB").quantize(128).save(path, optimize=True)
                 taken.append(path)
