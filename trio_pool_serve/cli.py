@@ -259,9 +259,7 @@ def check_references(config: Config) -> None:
     keys = ApiKeys.of(config)
     keys.read_file()
     if config.model_changes.model_api and not keys.are_needed:
-        raise ValueError(
-            "--model-api requires --api-key or --api-keys-file: otherwise everybody who can connect could load models."
-        )
+        raise ValueError("--model-api requires --api-key or --api-keys-file: otherwise any client could load models.")
     if config.processes.engine == "ray" and find_spec("ray") is None:
         raise ValueError("--engine ray needs the extra [ray]: pip install trio-pool-serve[ray]")
     if config.processes.engine == "hosts" and not config.hosts.engine_hosts:

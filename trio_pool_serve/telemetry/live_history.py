@@ -1,4 +1,4 @@
-"""Samples of the whole server, one a second while somebody watches, and the last fifteen minutes of them."""
+"""Samples of the whole server, one a second while there are viewers, and the last fifteen minutes of them."""
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence

@@ -4,7 +4,7 @@ import { request } from "../api.js";
 import { bar, field, format, h } from "../elements.js";
 import { lines, modelSelect, textArea, workbench } from "../panel.js";
 
-const EXAMPLE = "The server was fast, and told me at once what was wrong.\nI waited for an hour, and nobody came.";
+const EXAMPLE = "The server was fast, and told me at once what was wrong.\nI waited for an hour, and the answer was wrong.";
 const SHOWN = 12;
 
 export const classify = {
