@@ -1,6 +1,8 @@
 """Event loops in threads, as their callers see them."""
 
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +12,7 @@ import pytest
 import trio
 from attrs import define, field
 
+from tests.server.server_process import ROOT
 from trio_pool_serve.threads.dedicated_threads import DedicatedThreads
 from trio_pool_serve.threads.loop_thread import LoopThread
 
@@ -142,10 +145,12 @@ def test_closing_cancels_calls_and_closes_what_is_open(loop):
     loop.close()  # again
 
 
-def test_a_caller_that_is_interrupted_cancels_its_task(loop):
+def interrupt_a_call() -> None:
+    """Run in a process of its own: what else has set a handler of SIGINT there, or ignores it, would get the signal."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a process started in the background ignores it
+    loop = LoopThread(Opened().open, name=NAME)
     cancelled = threading.Event()
-    caller = threading.main_thread().ident
-    assert threading.get_ident() == caller
+    caller = threading.get_ident()
 
     async def interrupt(_: Opened) -> None:
         try:
@@ -158,6 +163,13 @@ def test_a_caller_that_is_interrupted_cancels_its_task(loop):
         loop.call(interrupt)
     assert cancelled.wait(10)
     assert loop.call(thread_of) == NAME
+    loop.close()
+    wait_for_end_of(NAME)
+
+
+def test_a_caller_that_is_interrupted_cancels_its_task():
+    program = f"from {__name__} import interrupt_a_call; interrupt_a_call()"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
 
 
 def test_a_thread_whose_callable_outlives_the_loop_ends_with_it():
