@@ -146,8 +146,8 @@ def test_closing_cancels_calls_and_closes_what_is_open(loop):
 
 
 def interrupt_a_call() -> None:
-    """Run in a process of its own: what else has set a handler of SIGINT there, or ignores it, would get the signal."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a process started in the background ignores it
+    """Interrupt a call by SIGINT. For a process of its own: libraries of other tests may handle that signal, too."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # processes started in the background ignore it
     loop = LoopThread(Opened().open, name=NAME)
     cancelled = threading.Event()
     caller = threading.get_ident()
