@@ -18,11 +18,10 @@ import pytest
 from attrs import Factory, define
 from playwright.sync_api import sync_playwright
 
-from tests.debian_programs import debian_program
+from tests.debian_programs import CHROMIUM_FLAGS, debian_program
 from tests.server.server_process import ROOT
 
 CONFIG = ROOT / "zensical.toml"
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 LOADED = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"), ("source", "src")}
 """Attributes whose URLs a browser fetches by itself."""
 
@@ -165,7 +164,7 @@ def test_a_browser_gets_all_of_a_page_from_the_site_and_finds_a_page_by_searchin
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, sync_playwright() as playwright:
         Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
-        browser = playwright.chromium.launch(executable_path=debian_program("chromium"), args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=debian_program("chromium"), args=CHROMIUM_FLAGS)
         page = browser.new_page()
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url))

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.console.pictures import CHROMIUM_FLAGS
 from tests.console.visit import TIMEOUT_MS, Visit
 from tests.cpu_backend import BY_TORCH_FLAGS
-from tests.debian_programs import debian_program
+from tests.debian_programs import CHROMIUM_FLAGS, debian_program
 from tests.model_folders import write_json
 from tests.models.classifier_families import write_classifier
 from tests.models.retrieval_families import pylate_bert, splade_max

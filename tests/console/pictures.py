@@ -11,17 +11,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.console.visit import Visit
-from tests.debian_programs import debian_program
-
-CHROMIUM_FLAGS = [
-    "--no-sandbox",  # tests run as root in CI
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+from tests.debian_programs import CHROMIUM_FLAGS, debian_program
 
 VIEWS = {
     "live": {},

@@ -13,33 +13,20 @@ from playwright.sync_api import expect
 
 from tests.console.pictures import VIEWS, fill, open_view, run
 from tests.console.visit import TIMEOUT_MS, Visit
-from tests.debian_programs import debian_program
+from tests.debian_programs import nginx_command
 from tests.server.server_process import START_LIMIT_S, free_port, serving
 
 KEY = "the-key"
 
-NGINX = """
-daemon off;
-pid {folder}/nginx.pid;
-error_log {folder}/error.log;
-events {{}}
-http {{
-    access_log off;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
-    server {{
-        listen 127.0.0.1:{port};
-        location /x/ {{
-            proxy_pass {url}/;
-            proxy_http_version 1.1;
-        }}
+SITE = """
+server {{
+    listen 127.0.0.1:{port};
+    location /x/ {{
+        proxy_pass {url}/;
+        proxy_http_version 1.1;
     }}
 }}
 """
-
 
 NOTE_WHEN_BAD = """
 () => new MutationObserver((_, observer) => {
@@ -148,9 +135,8 @@ def test_a_key_is_asked_for_and_kept_out_of_addresses(browser, minilm, tmp_path)
 @contextmanager
 def nginx_before(url: str, folder: Path) -> Iterator[str]:
     """nginx in front of a server at the path ``/x/``; gives its URL."""
-    port, config = free_port(), folder / "nginx.conf"
-    config.write_text(NGINX.format(folder=folder, port=port, url=url))
-    process = subprocess.Popen([debian_program("nginx"), "-c", str(config), "-e", str(folder / "early.log")])
+    port = free_port()
+    process = subprocess.Popen(nginx_command(folder, SITE.format(port=port, url=url)))
     try:
         wait_for(port)
         yield f"http://127.0.0.1:{port}"

@@ -59,3 +59,51 @@ async def test_idle_models_are_unloaded_and_come_back_in_a_server_as_it_is_start
         await server.wait_logged("unloaded b", times=2)
         assert (await client.get("/readyz")).status_code == 200
         assert {card["state"] for card in (await client.get("/v1/models")).json()["data"]} <= {"unloaded", "unloading"}
+
+
+async def test_a_download_that_hangs_holds_up_no_other_change(tmp_path: Path):
+    for name in ("a", "b"):
+        write_scripted_folder(tmp_path / name)
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listeners[0].socket.getsockname()[1]
+    env = {
+        "HF_HUB_OFFLINE": "0",
+        "HF_ENDPOINT": f"http://127.0.0.1:{port}",
+        "HF_HOME": str(tmp_path / "hub"),
+        "HF_HUB_ETAG_TIMEOUT": "600",
+        "NO_PROXY": "127.0.0.1",
+    }
+    flags = (f"a={tmp_path / 'a'}", "--model-api", "--api-key", "admin-key")
+    answers: list[tuple[str, int]] = []
+    is_asked = trio.Event()
+
+    async def hang(stream: trio.SocketStream) -> None:
+        is_asked.set()
+        await trio.sleep_forever()
+
+    async with (
+        trio.open_nursery() as nursery,
+        launched(tmp_path, *flags, command=SCRIPTED, env=env) as server,
+        client_of(server.url) as client,
+    ):
+        nursery.start_soon(trio.serve_listeners, hang, listeners)
+
+        async def load(model: str, name: str) -> None:
+            answer = await client.post("/v1/models", json={"model": model, "name": name}, headers=ADMIN)
+            answers.append((name, answer.status_code))
+
+        async with trio.open_nursery() as loading:
+            loading.start_soon(load, "someone/hangs", "hangs")
+            with trio.fail_after(60):
+                await is_asked.wait()
+                await load(str(tmp_path / "b"), "b")
+                body = {"model": "b", "input": "hello"}
+                assert (await client.post("/v1/embeddings", json=body, headers=ADMIN)).status_code == 200
+                metrics = (await client.get("/metrics", headers=ADMIN)).text
+                assert 'trio_pool_serve_limiter_borrowed{of="download"} 1.0' in metrics
+                assert (await client.delete("/v1/models/b", headers=ADMIN)).status_code == 200
+                assert (await client.delete("/v1/models/hangs", headers=ADMIN)).status_code == 200
+        assert answers == [("b", 200), ("hangs", 409)]
+        server.signal()
+        assert await server.wait_exit(30) == 0
+        nursery.cancel_scope.cancel()

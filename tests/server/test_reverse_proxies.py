@@ -1,9 +1,7 @@
 """nginx and HAProxy in front of two servers, with the configurations of the documentation."""
 
-import grp
 import json
 import os
-import pwd
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -16,7 +14,7 @@ import trio
 import trustme
 from attrs import define
 
-from tests.debian_programs import debian_program
+from tests.debian_programs import debian_program, nginx_command
 from tests.server.programs import script
 from tests.server.server_process import ROOT, SCRIPTED, ServerProcess, free_port, launched, started
 
@@ -26,25 +24,6 @@ PROXIES = ("nginx", "haproxy")
 MAX_BODY = 16 * 2**20
 BODY = {"input": [5]}
 LIMIT_S = 60
-
-NGINX = """
-daemon off;
-user {user} {group};
-worker_processes 1;
-pid {folder}/nginx.pid;
-error_log {folder}/nginx-error.log;
-events {{ }}
-http {{
-    access_log off;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
-    include {folder}/site.conf;
-}}
-"""
-"""Around the file of the documentation: what a distribution's own nginx.conf has, with paths of a test."""
 
 
 def trusting() -> ssl.SSLContext:
@@ -91,10 +70,7 @@ def command_of(proxy: str, folder: Path, port: int, servers: list[ServerProcess]
         "/etc/ssl/embeddings.pem": str(pem),
         "/etc/ssl/private/embeddings.key": str(pem),
     }
-    user, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(os.getgid()).gr_name
-    (folder / "site.conf").write_text(filled_in("nginx.conf", backends | changes))
-    (folder / "nginx.conf").write_text(NGINX.format(folder=folder, user=user, group=group))
-    return [debian_program("nginx"), "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", "stderr"]
+    return nginx_command(folder, filled_in("nginx.conf", backends | changes))
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ import trio
 from attrs import asdict, define, field, frozen
 
 from trio_pool_serve.engine.admission import AdmittedRequest, EstimatedWork
+from trio_pool_serve.engine.model_memory import ModelMemory
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.telemetry.gauges import Gauges
 from trio_pool_serve.types import PoolingOutput, PoolingRequest, QueryScope
@@ -218,7 +219,12 @@ class Engine(ABC):
     @property
     def reported_load(self) -> dict[str, Any]:
         """The engine's part of ``/load``: what no other process of the server reports of it."""
-        return asdict(self.statistics())
+        return {**asdict(self.statistics()), "memory_bytes": self.memory.resident_bytes}
+
+    @property
+    @abstractmethod
+    def memory(self) -> ModelMemory:
+        """The memory of the loaded model, in all processes that compute it."""
 
     @property
     @abstractmethod

@@ -21,6 +21,7 @@ from trio_pool_serve.engine.forward_passes import (
     LaunchThread,
     contain_exits,
 )
+from trio_pool_serve.engine.model_memory import ModelMemory
 from trio_pool_serve.engine.queue import RequestQueue, batch_of, is_long
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.self_probe import SelfProbe
@@ -60,6 +61,7 @@ class LocalEngine(Engine):
     return_freed_memory: Callable[[], None] = return_freed_memory
     """Called in the thread that launches, every ``RETURN_EVERY_S`` seconds in which there were batches."""
     runner: Runner | None = field(default=None, init=False)
+    memory: ModelMemory = field(init=False, factory=ModelMemory)
     _state: EngineState = field(default="loading", init=False)
     _settled: trio.Event = field(init=False, factory=trio.Event)
     _queue: RequestQueue = field(init=False)
@@ -86,7 +88,7 @@ class LocalEngine(Engine):
         self._admission = Admission(
             self.config.max_queue_s, lambda: self.seconds_per_token, is_fair=self.config.fairness == "client"
         )
-        self.metrics.add_gauges(lambda: self.statistics().gauges())
+        self.metrics.add_gauges(lambda: {**self.statistics().gauges(), **self.memory.gauges()})
 
     def submit_nowait(self, *entries: QueueEntry) -> None:  # noqa: D102
         self._require_ready()
@@ -208,18 +210,17 @@ class LocalEngine(Engine):
                 self._settled.set()
                 if self.config.probe_interval_s:
                     nursery.start_soon(self._probe.run, self.config.probe_interval_s, lambda: self._launched)
-        except ModelLoadError:
-            raise
         except Exception as error:
             if isinstance(cause := innermost(error), ModelLoadError):
-                raise cause from None
+                raise cause from cause.__cause__
             raise EngineDeadError(f"The engine stopped: {type(cause).__name__}: {cause}") from cause
         finally:
             self._fail_all()
             self.offload.close()
 
     def _load(self) -> Runner:
-        runner = self.load()
+        with self.memory.measured():
+            runner = self.load()
         self._budget = TokenBudget(runner.fit_batch_tokens(self.config.wanted_batch_tokens))
         return runner
 

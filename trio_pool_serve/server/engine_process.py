@@ -7,7 +7,6 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-import attrs
 import trio
 
 from trio_pool_serve.cli import import_plugins
@@ -76,7 +75,7 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
 
     def snapshot() -> Snapshot:
         metrics.take_gauges()
-        families, load = families_of(metrics.registry), attrs.asdict(engine.statistics())
+        families, load = families_of(metrics.registry), engine.reported_load
         models = {job.model: {**load, "replicas": {labels["replica"]: load}}}
         processes = {engine_process_name(job.model, labels["replica"]): process_usage()}
         return Snapshot(families + families_of_replica(families, labels), {"models": models, "processes": processes})

@@ -11,7 +11,7 @@ from trio_pool_serve.engine.model_results import ModelResults
 from trio_pool_serve.engine.remote.remote_engines import RemoteEngines
 from trio_pool_serve.engine.result_cache import ResultCache
 from trio_pool_serve.models.files.model_digest import digest_of
-from trio_pool_serve.models.folder import open_model_folder
+from trio_pool_serve.models.folder import locate_model, open_model_folder
 from trio_pool_serve.models.loading.local_runners import LocalRunners
 from trio_pool_serve.models.loading.renderer_loading import embeds_format_of, renderer_of
 from trio_pool_serve.models.loading.runner_loader import RunnerLoader
@@ -22,12 +22,10 @@ from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
 from trio_pool_serve.rendering.media.loader import MediaLoader
 from trio_pool_serve.rendering.memory_budget import MemoryBudget
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
-from trio_pool_serve.serving.model_memory import ModelMemory
 from trio_pool_serve.serving.served_model import ServedModel
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Runner
 
 
 @define(eq=False)
@@ -52,18 +50,14 @@ class ModelMaker:
     def __attrs_post_init__(self) -> None:
         self._runners = LocalRunners(self.config, self.offload)
 
-    def make_engine(self, source: ModelSource, memory: ModelMemory) -> Engine:
-        """Return an engine, which measures ``memory`` when it loads the model here. In the order of the settings."""
+    def make_engine(self, source: ModelSource) -> Engine:
+        """Return the engine of a model. Those in other processes have to be made in the order of the settings."""
         metrics = self.metrics.of_engine(source.name)
         if self.remote is not None:
             self._made += 1
             return self.remote.make_engine(self._made - 1, source.name, metrics)
-        load = partial(self._load_runner, source, memory)
+        load = partial(self._runners.load, source, self.load_runner)
         return LocalEngine(load, self.offload, metrics, self.config.scheduling)
-
-    def _load_runner(self, source: ModelSource, memory: ModelMemory) -> Runner:
-        with memory.measured():
-            return self._runners.load(source, self.load_runner)
 
     async def announce_to_hosts(self, source: ModelSource, folder: AnyModelFolder) -> None:
         """Tell the links to engines on other machines which files a model has. Cancellation: at once."""
@@ -79,6 +73,14 @@ class ModelMaker:
     def free(self, served: ServedModel) -> None:
         """Return the memory of a model that has been unloaded. Blocks."""
         self._runners.free(was_frozen=served.is_frozen)
+
+    async def download(self, source: ModelSource) -> None:
+        """Download a model of the hub, so that the thread that loads models does not wait for the network.
+
+        Raises ``ModelLoadError``. Cancellation: at once; its thread goes on.
+        """
+        locate = partial(locate_model, source.location, revision=self.config.loading.revision)
+        await self.offload.run("download", locate, abandon_on_cancel=True)
 
     def read_folder(self, source: ModelSource) -> AnyModelFolder:
         """Read the files that say what a model is. Blocks. Raises ``ModelLoadError``."""

@@ -11,7 +11,6 @@ from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.deep_probe import DeepProbe
 from trio_pool_serve.engine.engine import ENGINE_STATES, Engine
 from trio_pool_serve.models.model_kind import AnyModelFolder
-from trio_pool_serve.serving.model_memory import ModelMemory
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.gauges import Gauges
 
@@ -25,7 +24,6 @@ class ServedModel:
 
     source: ModelSource
     engine: Engine
-    memory: ModelMemory = field(factory=ModelMemory)
     loaded: Model | None = None
     folder: AnyModelFolder | None = None
     """Known once it has been loaded for the first time, or read; it stays when the model is unloaded."""
@@ -97,17 +95,12 @@ class ServedModel:
     def reported_load(self) -> dict[str, Any]:
         """Its part of ``/load``."""
         load = self.engine.reported_load
-        load = {**load, "memory_bytes": self.memory.resident_bytes}
         return {**load, "state": "unloaded"} if self.state in ("unloading", "unloaded") else load
 
     def gauges(self) -> Gauges:
         """Return what its metrics have besides those of its engine."""
         state = "unloaded" if self.state in ("unloading", "unloaded") else self.engine.state
-        memory = {"resident": self.memory.resident_bytes, "device": self.memory.device_bytes}
-        return {
-            "model": {known: float(known == state) for known in (*ENGINE_STATES, "unloaded")},
-            "model_memory_bytes": memory,
-        }
+        return {"model": {known: float(known == state) for known in (*ENGINE_STATES, "unloaded")}}
 
     @property
     def is_idle(self) -> bool:

@@ -21,7 +21,6 @@ from trio_pool_serve.errors import (
 )
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.serving.model_maker import ModelMaker
-from trio_pool_serve.serving.model_memory import ModelMemory
 from trio_pool_serve.serving.served_model import ModelUse, ServedModel
 from trio_pool_serve.tasks.model import Model
 
@@ -64,8 +63,7 @@ class ServedModels:
         self._at_start = [*self.by_name.values()][: self.config.model_changes.max_loaded_models]
 
     def _add(self, source: ModelSource, *, is_new: bool = False) -> ServedModel:
-        memory = ModelMemory()
-        served = ServedModel(source, self.maker.make_engine(source, memory), memory, is_new=is_new)
+        served = ServedModel(source, self.maker.make_engine(source), is_new=is_new)
         self.maker.metrics.add_gauges(served.gauges, model=source.name)
         self.by_name[source.name] = served
         return served
@@ -102,6 +100,8 @@ class ServedModels:
         """Load a model, run its engine until its scope is cancelled, and return its memory."""
         try:
             with served.scope:
+                if self.are_loaded.is_set():
+                    await self.maker.download(served.source)
                 for other in self._unloading - {served}:
                     await other.ended.wait()  # there would be more models in memory than there may be
                 async with trio.open_nursery() as nursery:
@@ -149,12 +149,11 @@ class ServedModels:
         served.settled.set()
         maker.drop_engine(served)
         if self._has(served):
-            served.renew_engine(maker.make_engine(served.source, served.memory))
+            served.renew_engine(maker.make_engine(served.source))
             maker.metrics.add_gauges(served.gauges, model=name)
         if served.reads_images:
             maker.media.cache.clear()
         await maker.offload.run("load", partial(maker.free, served))
-        served.memory.clear()
         served.state, served.is_frozen = "unloaded", False
         self._unloading.discard(served)
         if name not in self.by_name:

@@ -31,6 +31,7 @@ _ENGINE = {
 }
 
 _LIMITER = {
+    "download": "models that are downloaded while the server runs",
     "load": "models that are loaded",
     "render": "tokenising, and bodies that are decoded",
     "media": "images that are decoded",
@@ -56,7 +57,7 @@ GAUGES: Mapping[str, Meaning] = {
         ("model",),
     ),
     "model_memory_bytes": Meaning(
-        "Memory by which the process has grown while the model was loaded, with `--engine local`; 0 while it is not",
+        "Memory by which the processes that compute a model have grown while they loaded it; 0 while it is not loaded",
         {"resident": "resident memory, mapped files included", "device": "tensors in the memory of GPUs"},
         ("model",),
     ),

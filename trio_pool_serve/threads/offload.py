@@ -20,10 +20,13 @@ from trio_pool_serve.threads.scheduling import lower_priority
 
 T = TypeVar("T")
 
-LimiterName: TypeAlias = Literal["render", "media", "postprocess", "load", "launch", "background", "copy", "files"]
+LimiterName: TypeAlias = Literal[
+    "render", "media", "postprocess", "download", "load", "launch", "background", "copy", "files"
+]
 """render: prompts to token ids, and decoding large bodies. media: image bytes to the image processor's arrays.
-postprocess: outputs to bytes. load: loading models, one at a time. launch: forward passes. background: those of planned
-batches at idle priority. copy: waiting for copies from the device. files: reading and writing files of bulk work."""
+postprocess: outputs to bytes. download: models from the hub, while the server runs. load: loading models, one at a
+time. launch: forward passes. background: those of planned batches at idle priority. copy: waiting for copies from the
+device. files: reading and writing files of bulk work."""
 
 
 PREPARED_AT_ONCE = 32
@@ -58,6 +61,8 @@ class Offload:
     postprocess: int = 1
     launch: int = 1
     copy: int = 2
+    download: int = field(default=4, init=False)
+    """One that hangs does not hold up the others."""
     load: int = field(default=1, init=False)
     """Imports and conversions are no faster two at a time, and take the memory of both."""
     files: int = field(default=2, init=False)

@@ -184,6 +184,8 @@ def hello_of(engine: LocalEngine, zone: str = "") -> Hello:
         engine.cosine_with_float32,
         None if probe is None else (probe.prompt.token_ids.tolist(), probe.params[0].wire_name),
         zone=zone,
+        resident_bytes=engine.memory.resident_bytes,
+        device_bytes=engine.memory.device_bytes,
     )
 
 

@@ -14,6 +14,7 @@ from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import Admission, AdmittedRequest, EstimatedWork
 from trio_pool_serve.engine.compute_rates import UNKNOWN, WORK_CLASSES, SecondsPerToken, rates_together, work_class
 from trio_pool_serve.engine.engine import Engine, EngineState, EngineStatistics
+from trio_pool_serve.engine.model_memory import ModelMemory
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.connectors import Connector
 from trio_pool_serve.engine.remote.link import Link
@@ -263,6 +264,11 @@ class ProcessEngine(Engine):
     def reported_load(self) -> dict[str, Any]:  # noqa: D102  (engine processes report the rest, but not that they are silent)
         stalled = {str(number): {"state": "stalled"} for number, link in enumerate(self._links) if link.stall_reason}
         return {"state": self.state, "admitted_tokens": self._admission.tokens, "replicas": stalled}
+
+    @property
+    def memory(self) -> ModelMemory:  # noqa: D102  (of the engine processes that are ready, those of other machines included)
+        hellos = [link.hello for link in self._routing.ready if link.hello is not None]
+        return ModelMemory(sum(each.resident_bytes for each in hellos), sum(each.device_bytes for each in hellos))
 
     def statistics(self) -> EngineStatistics:  # noqa: D102
         return EngineStatistics(

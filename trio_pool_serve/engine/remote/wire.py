@@ -35,7 +35,10 @@ MAX_WAITING_TOKENS = 2**40
 
 MAX_PROBE_TOKENS = 4096
 
+MAX_MODEL_BYTES = 2**50
+
 Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Bytes: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_MODEL_BYTES)]
 TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
@@ -141,6 +144,9 @@ class Hello(msgspec.Struct, tag=True, array_like=True):
     zone: Name = ""
     identity: Name = ""
     """Of the process: it may be reached by several addresses."""
+    resident_bytes: Bytes = 0
+    device_bytes: Bytes = 0
+    """What the model takes there: see ``ModelMemory``."""
 
 
 class Values(msgspec.Struct, array_like=True):

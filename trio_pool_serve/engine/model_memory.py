@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from attrs import define
 
 from trio_pool_serve.processes.allocator import return_freed_memory
+from trio_pool_serve.telemetry.gauges import Gauges
 from trio_pool_serve.telemetry.process_usage import resident_bytes
 
 
 @define
 class ModelMemory:
-    """Bytes that a model takes while it is loaded, measured each time; 0 before, and where it cannot be measured."""
+    """Bytes that a model takes in the processes that compute it; 0 until it is loaded, and where it is not measured."""
 
     resident_bytes: int = 0
     """Of the process's resident memory, files that are mapped included."""
@@ -32,9 +33,9 @@ class ModelMemory:
         self.resident_bytes = max(0, resident_bytes() - resident)
         self.device_bytes = max(0, _device_bytes() - device)
 
-    def clear(self) -> None:
-        """Note that the model is not loaded."""
-        self.resident_bytes = self.device_bytes = 0
+    def gauges(self) -> Gauges:
+        """Return what its metrics have."""
+        return {"model_memory_bytes": {"resident": self.resident_bytes, "device": self.device_bytes}}
 
 
 def _device_bytes() -> int:
