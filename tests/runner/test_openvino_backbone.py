@@ -2,6 +2,7 @@
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -163,3 +164,28 @@ def test_one_row_to_compare_is_beyond_the_window_of_sliding_attention(tmp_path: 
     backbone = ServedModel(write_family(tmp_path / "gemma3", "gemma3")).runner.backbone
     longest = max(len(prompt.token_ids) for batch in all_batches(backbone, 10_000) for prompt in batch)
     assert longest > 8 + 32
+
+
+class Freed:
+    """Notes its name when it is freed, and holds what it was made of."""
+
+    def __init__(self, name: str, freed: list[str], *parts: object) -> None:
+        self.parts = parts
+        weakref.finalize(self, freed.append, name)
+
+
+class FreedModel(Freed):
+    def create_infer_request(self) -> Freed:
+        return Freed("request", self.parts[0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("requests", [0, 1, 3])
+def test_the_last_reference_to_a_compiled_model_is_that_of_a_request(requests):
+    """Its destructor lets go of the interpreter lock, that of the model does not."""
+    from trio_pool_serve.runner.openvino.openvino_backbone import CompiledModel
+
+    freed: list[str] = []
+    compiled = CompiledModel(FreedModel("model", freed, freed))
+    compiled.idle += [compiled.take_request() for _ in range(requests)]
+    del compiled
+    assert freed == [*["request"] * (requests - 1), "model", "request"]

@@ -1,6 +1,7 @@
 """Models that are loaded and unloaded while the server runs: who waits for what, and what others notice of it."""
 
 import gc
+import threading
 import weakref
 
 import httpx
@@ -68,6 +69,16 @@ async def test_nothing_refers_to_a_model_that_has_been_unloaded(tmp_path):
         gc.collect()
         assert served() is None
         assert 'model="b"' not in (await live.client.get("/metrics", headers=ADMIN)).text
+
+
+async def test_a_runner_is_freed_in_a_thread(tmp_path):
+    async with changing(tmp_path) as changed:
+        assert (await changed.load("b")).status_code == 200
+        threads = []
+        weakref.finalize(changed.loader.runners["b"][0], lambda: threads.append(threading.current_thread()))
+        changed.loader.runners.clear()
+        assert (await changed.unload("b")).status_code == 200
+        assert [thread.name for thread in threads] == ["load"]
 
 
 async def test_a_model_that_is_not_at_the_start_is_loaded_beside_batches_of_others(tmp_path):

@@ -168,7 +168,7 @@ class LocalEngine(Engine):
             tokens_per_s=self.tokens_per_s,
             batches=self._batches,
             failed_batches=self._failed_batches,
-            held_bytes=self.runner.held_bytes if self.runner else 0,
+            held_bytes=getattr(self.runner, "held_bytes", 0),  # which a thread drops when the model is unloaded
             batch_token_budget=self._budget.tokens,
         )
 

@@ -65,14 +65,14 @@ class ModelMaker:
             digest = await self.offload.run("load", partial(digest_of, folder.path, self.config.loading))
             self.remote.hosts.serve(source.name, digest)
 
-    def drop_engine(self, served: ServedModel) -> None:
-        """Let go of what the engine of a model has loaded, once it has ended."""
-        if isinstance(served.engine, LocalEngine):
-            served.engine.runner = None
+    def free(self, ended: Engine, *, was_frozen: bool) -> None:
+        """Return the memory of a model that has been unloaded, whose engine has ended. Blocks for 0.1 s and more.
 
-    def free(self, served: ServedModel) -> None:
-        """Return the memory of a model that has been unloaded. Blocks."""
-        self._runners.free(was_frozen=served.is_frozen)
+        ``was_frozen``: whether its objects are exempt from garbage collection.
+        """
+        if isinstance(ended, LocalEngine):
+            ended.runner = None
+        self._runners.free(was_frozen=was_frozen)
 
     async def download(self, source: ModelSource) -> None:
         """Download a model of the hub, so that the thread that loads models does not wait for the network.

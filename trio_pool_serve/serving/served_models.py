@@ -147,13 +147,13 @@ class ServedModels:
         self._unloading.add(served)
         served.state, served.loaded = "unloading", None
         served.settled.set()
-        maker.drop_engine(served)
+        free = partial(maker.free, served.engine, was_frozen=served.is_frozen)
         if self._has(served):
             served.renew_engine(maker.make_engine(served.source))
             maker.metrics.add_gauges(served.gauges, model=name)
         if served.reads_images:
             maker.media.cache.clear()
-        await maker.offload.run("load", partial(maker.free, served))
+        await maker.offload.run("load", free)
         served.state, served.is_frozen = "unloaded", False
         self._unloading.discard(served)
         if name not in self.by_name:

@@ -1,6 +1,5 @@
 """Loading the tokenizer of a model's folder."""
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -42,8 +41,9 @@ def load_tokenizer(folder: AnyModelFolder, *, trust_remote_code: bool = False) -
     )
     if not loaded.is_fast:
         return SlowTokenizer(loaded, folder.lower_case, has_segments, chat, texts)
-    backend = copy.deepcopy(loaded.backend_tokenizer)
-    return FastTokenizer(backend, frozenset(loaded.all_special_ids), named_ids(loaded), has_segments, chat, texts)
+    return FastTokenizer(
+        loaded.backend_tokenizer, frozenset(loaded.all_special_ids), named_ids(loaded), has_segments, chat, texts
+    )
 
 
 def _templates(loaded: Any, folder: AnyModelFolder) -> Mapping[str, str]:
@@ -77,9 +77,11 @@ def _add_marker_tokens(tokenizer: Any, markers: Iterable[str]) -> None:
 
     ``[unused0]`` is in BERT's vocabulary, but is tokenised as ``[``, ``unused`` and so on.
     """
-    vocabulary = tokenizer.get_vocab()
     split = []
-    for marker in filter(str.strip, markers):
+    if not (texts := [*filter(str.strip, markers)]):
+        return
+    vocabulary = tokenizer.get_vocab()
+    for marker in texts:
         known = next((text for text in (marker, marker.split()[0]) if text in vocabulary), None)
         if known is not None and tokenizer.tokenize(known) != [known]:
             split.append(tokenizers.AddedToken(known, normalized=False, special=True))

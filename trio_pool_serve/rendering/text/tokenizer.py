@@ -127,7 +127,7 @@ class Tokenizer(Protocol):
         """Return the id of a special token by its name, such as ``mask_token``; ``None`` if there is none."""
 
     def copy(self) -> "Tokenizer":
-        """Return a tokenizer that shares no state with this one."""
+        """Return a tokenizer that another thread can use at the same time."""
 
 
 def longest_first_lengths(first: int, second: int, keep: int, *, odd_to_first: bool) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 
 @define(eq=False)
 class TokenizerPool:
-    """Copies of one tokenizer, each lent to one thread at a time.
+    """Copies of one tokenizer, each lent to one thread at a time; a fast one is the same in all threads.
 
     There are at least as many copies as threads that render, so one is always free. Not ``threading.local``, because
     trio's threads start and end.

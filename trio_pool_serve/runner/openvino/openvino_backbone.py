@@ -55,6 +55,31 @@ class CompileParams:
 
 
 @define(eq=False)
+class CompiledModel:
+    """OpenVINO's compiled model, and its requests whose buffers no pass uses.
+
+    It is freed without the interpreter lock. That takes 40 to 80 ms, in which the destructor of OpenVINO's class would
+    hold the lock; the destructor of a request does not (2026.4), so the last reference is a request's.
+    """
+
+    model: ov.CompiledModel
+    idle: list[ov.InferRequest] = field(init=False, factory=list)
+
+    def take_request(self) -> ov.InferRequest:
+        """Return a request that no pass uses."""
+        try:
+            return self.idle.pop()
+        except IndexError:
+            return self.model.create_infer_request()
+
+    def __del__(self) -> None:
+        last = [self.take_request()]
+        self.idle.clear()
+        del self.model
+        last.clear()
+
+
+@define(eq=False)
 class Program:
     """A compiled model; any number of threads may compute with it at a time.
 
@@ -63,54 +88,46 @@ class Program:
     """
 
     compile_model: Callable[[], ov.CompiledModel]
-    _compiled: tuple[ov.CompiledModel, list[ov.InferRequest]] = field(init=False)
-    """With its requests whose buffers no pass uses."""
+    _compiled: CompiledModel = field(init=False)
     _compiling: threading.Lock = field(init=False, factory=threading.Lock)
 
     def __attrs_post_init__(self) -> None:
-        self._compiled = self.compile_model(), []
+        self._compiled = CompiledModel(self.compile_model())
 
     @property
     def compiled(self) -> ov.CompiledModel:
         """The model by which the next pass is computed."""
-        return self._compiled[0]
+        return self._compiled.model
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor, type_ids: Tensor) -> Tensor:
         """Return the output for ids [rows, tokens]; all three are int64. Releases the interpreter lock."""
         inputs = [tensor.numpy() for tensor in (input_ids, attention_mask, type_ids)]
         # Into memory of its own: the request's is overwritten by its next pass.
         output = torch.empty(self._output_shape(input_ids))
-        compiled, idle = self._compiled
-        request = _take_request(compiled, idle)
+        compiled = self._compiled
+        request = compiled.take_request()
         request.set_output_tensor(0, ov.Tensor(output.numpy(), shared_memory=True))
         try:
             # In OpenVINO's threads, which are as nice as the thread that compiled, and not in this one: it holds the
             # interpreter lock before and after, and while it waits for a core, so does the event loop.
-            request.start_async(dict(enumerate(inputs[: len(compiled.inputs)])), share_inputs=True)
+            request.start_async(dict(enumerate(inputs[: len(compiled.model.inputs)])), share_inputs=True)
             request.wait()
         except RuntimeError:
             self._compile_again(compiled)
             raise
-        idle.append(request)
+        compiled.idle.append(request)
         return output
 
-    def _compile_again(self, failed: ov.CompiledModel) -> None:
+    def _compile_again(self, failed: CompiledModel) -> None:
         """Have the next passes computed by another compiled model than the one by which a pass has failed."""
         with self._compiling:
-            if self.compiled is failed:  # not yet, for another pass that has failed as well
-                self._compiled = self.compile_model(), []
+            if self._compiled is failed:  # not yet, for another pass that has failed as well
+                self._compiled = CompiledModel(self.compile_model())
 
     def _output_shape(self, input_ids: Tensor) -> tuple[int, ...]:
         """Return [rows, tokens, width], or [rows, labels] for logits of whole rows."""
         declared = self.compiled.output(0).get_partial_shape()
         return (*input_ids.shape[: len(declared) - 1], declared[len(declared) - 1].get_length())
-
-
-def _take_request(compiled: ov.CompiledModel, idle: list[ov.InferRequest]) -> ov.InferRequest:
-    try:
-        return idle.pop()
-    except IndexError:
-        return compiled.create_infer_request()
 
 
 @define(eq=False)
