@@ -31,7 +31,7 @@ export function timeChart(title, series, show) {
     plot = new uPlot({
       width: Math.max(200, holder.clientWidth), height: HEIGHT, padding: [8, 12, 0, 0],
       scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.1 : 1] } },
-      axes: [{ ...axis, space: 70, values: (_, ticks) => ticks.map(clock) }, { ...axis, size: 58, values: (_, ticks) => ticks.map(show) }],
+      axes: [{ ...axis, space: 70, values: (_, ticks) => ticks.map(clock) }, { ...axis, size: 66, values: (_, ticks) => ticks.map(show) }],
       series: [{ label: "time", value: (_, at) => (at ? clock(at) : "–") },
         ...series.map(([label, number]) => ({ label, stroke: colour(`c${number}`), width: 1.6, points: { show: false }, value: (_, value) => show(value) }))],
       legend: { live: true },

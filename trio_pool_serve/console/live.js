@@ -89,7 +89,7 @@ export function liveView(main, stream) {
   const note = h("p", { class: "hint" });
   main.classList.add("stack");
   main.append(h("h2", { class: "hidden-text" }, "The server now"), now, h("div", { class: "charts" }, all.map((chart) => chart.element)),
-    h("div", { class: "card pair" }, processes, models), note);
+    h("div", { class: "card tables" }, processes, models), note);
   const unsubscribe = stream.subscribe(({ samples }) => {
     if (!samples.length) return;
     const latest = samples.at(-1);
