@@ -13,7 +13,7 @@ import torch
 import trio
 
 from tests.api.able_service import Everything, become
-from tests.conftest import client_of, listening, make_slow, running, wait_idle
+from tests.conftest import UNHURRIED, client_of, listening, make_slow, running, wait_idle
 from tests.scripted_runner import ScriptedRunner
 from tests.tables import each
 from tests.tensors import HOSTILE, ROWS, WIDTH, as_npy, as_torch
@@ -31,7 +31,7 @@ ROUTES = ("/v1/embeddings", "/embeddings", "/pooling")
 
 @pytest.fixture
 def config(config: Config) -> Config:
-    return attrs.evolve(config, input=InputConfig(enable_prompt_embeds=True))
+    return attrs.evolve(config, input=InputConfig(enable_prompt_embeds=True), scheduling=UNHURRIED)
 
 
 @pytest.fixture
@@ -387,6 +387,7 @@ async def test_many_clients_at_once_get_their_own(client, service):
 
     async def ask(count: int) -> None:
         answer = await client.post("/v1/embeddings", json={"prompt_embeds": several[count]})
+        assert answer.status_code == 200, answer.text
         assert answer.json()["data"][0]["embedding"][0] == count
 
     async with trio.open_nursery() as nursery:
