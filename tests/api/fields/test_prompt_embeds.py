@@ -20,7 +20,7 @@ from tests.tensors import HOSTILE, ROWS, WIDTH, as_npy, as_torch
 from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.http.dispatch import decode_body, endpoints_by_path
 from trio_pool_serve.api.http.payloads import LONG, Payloads, cut_payloads, payload_decoder
-from trio_pool_serve.config import Config, InputConfig, NetworkConfig
+from trio_pool_serve.config import Config, InputConfig, NetworkConfig, SchedulingConfig
 from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import Offload
@@ -246,6 +246,7 @@ async def test_the_first_bad_one_cancels_its_siblings(one_at_a_time):
 async def test_rows_count_towards_the_queue_however_narrow_they_are(config, scripted):
     rows = base64.b64encode(as_npy(ROWS.repeat(8, 1))).decode()
     scripted.gate.clear()
+    config = attrs.evolve(config, scheduling=SchedulingConfig())
     async with (
         running(Service(config, lambda *_: scripted)) as service,
         listening(service) as url,
