@@ -12,7 +12,7 @@ import trio
 
 from tests.conftest import client_of, listening, render_templates_on_the_loop, running
 from tests.model_folders import write_word_tokenizer
-from tests.server.server_process import LAUNCHER, launched
+from tests.server.server_process import LAUNCHER, START_LIMIT_S, launched
 from tests.serving.changing_models import ADMIN
 from trio_pool_serve.config import Config, ModelChangesConfig, ModelConfig, NetworkConfig, ProcessesConfig
 from trio_pool_serve.processes.allocator import return_freed_memory
@@ -135,13 +135,14 @@ async def test_the_memory_of_a_model_is_that_of_its_engine_processes(folders, tm
         launched(tmp_path, f"other={other}", *flags, command=command) as server,
         client_of(server.url) as client,
     ):
-        while True:  # a server is ready with the first engine process
-            card = (await client.get("/v1/models/other")).json()
-            load = (await client.get("/load")).json()["models"]["other"]
-            parts = [replica["memory_bytes"] for replica in load["replicas"].values() if "memory_bytes" in replica]
-            if len(parts) == 2 and card["memory_bytes"] == sum(parts):
-                break
-            await trio.sleep(PAUSE_S)
+        with trio.fail_after(START_LIMIT_S):
+            while True:  # a server is ready with the first engine process
+                card = (await client.get("/v1/models/other")).json()
+                load = (await client.get("/load")).json()["models"]["other"]
+                parts = [replica["memory_bytes"] for replica in load["replicas"].values() if "memory_bytes" in replica]
+                if len(parts) == 2 and card["memory_bytes"] == sum(parts):
+                    break
+                await trio.sleep(PAUSE_S)
         metrics = (await client.get("/metrics")).text
         assert min(parts) > WEIGHTS / 2
         assert load["memory_bytes"] == sum(parts)
