@@ -86,7 +86,7 @@ class InstantRunner:
         """Return a vector for each row."""
         return CopiedBatch([(vector,) for vector in self._vectors[: len(batch.requests)]])
 
-    def fit_batch_tokens(self, wanted: int | None) -> int:
+    def prepare(self, wanted: int | None) -> int:
         """Return the budget of a GPU's batches."""
         return wanted or MAX_BATCH_TOKENS
 

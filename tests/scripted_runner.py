@@ -84,7 +84,7 @@ class ScriptedRunner:
     def __attrs_post_init__(self) -> None:
         self.gate.set()
 
-    def fit_batch_tokens(self, wanted: int | None) -> int:
+    def prepare(self, wanted: int | None) -> int:
         return wanted or self.default_batch_tokens
 
     def launch(self, batch: Batch) -> PooledBatch:

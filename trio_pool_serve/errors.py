@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from typing import Literal, TypeAlias, cast, get_args
+from typing import Literal, Self, TypeAlias, cast, get_args
 
 JobField: TypeAlias = Literal[
     "prompts",
@@ -248,6 +248,11 @@ class WorkerDiedError(PoolServeError):
 
 class ModelLoadError(PoolServeError):
     """The model cannot be served as configured; the message is for the user at the terminal."""
+
+    @classmethod
+    def of_model(cls, name: str, cause: BaseException) -> Self:
+        """Return the error for a server that does not start, which may have several models."""
+        return cls(f"{name} cannot be loaded: {cause}")
 
 
 class RunnerDeadError(PoolServeError):

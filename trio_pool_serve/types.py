@@ -338,10 +338,10 @@ class Runner(Protocol):
     def embeds_width(self) -> int:
         """Width of the token embeddings accepted in place of ids; 0 if none are."""
 
-    def fit_batch_tokens(self, wanted: int | None) -> int:
-        """Return the token budget of batches: ``wanted``, or the device's default; less if memory does not suffice.
+    def prepare(self, wanted_batch_tokens: int | None) -> int:
+        """Choose how batches are computed; return their token budget, less than wanted if memory does not suffice.
 
-        Called once, before any launch. May block for seconds to find out. Raises ``ModelLoadError``.
+        Called once, before any launch. May block for minutes. Raises ``ModelLoadError``.
         """
 
     @property

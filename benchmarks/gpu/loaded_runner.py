@@ -39,7 +39,7 @@ class LoadedRunner:
 
         def load() -> tuple[TransformerRunner, int]:
             runner = load_runner(folder, config.loading, offload)
-            return runner, runner.fit_batch_tokens(config.scheduling.wanted_batch_tokens)
+            return runner, runner.prepare(config.scheduling.wanted_batch_tokens)
 
         runner, batch_tokens = load() if in_this_thread else await offload.run("launch", load)
         return cls(runner=runner, offload=offload, config=config, batch_tokens=batch_tokens)

@@ -140,7 +140,7 @@ async def test_a_cancelled_waiter_leaves_while_the_copy_runs(on_cuda: ServedMode
 
 def half(path: Path, **settings: Any) -> ServedModel:
     served = ServedModel(path, device="cuda", dtype="bfloat16", settings=settings)
-    served.runner.fit_batch_tokens(4096)  # which captures graphs
+    served.runner.prepare(4096)  # which captures graphs
     return served
 
 
@@ -179,7 +179,7 @@ async def test_the_budget_is_found_on_the_device(minilm: Path):
     assert "batches of 4096 tokens" in served.runner.describe()
     free, _ = torch.cuda.mem_get_info()
     hog = torch.empty(free - 2**27, dtype=torch.uint8, device="cuda")
-    assert ServedModel(minilm, device="cuda", dtype="bfloat16").runner.fit_batch_tokens(2**20) < 2**20
+    assert ServedModel(minilm, device="cuda", dtype="bfloat16").runner.prepare(2**20) < 2**20
     del hog
     torch.cuda.empty_cache()
 

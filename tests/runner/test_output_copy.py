@@ -129,7 +129,7 @@ class CopyingRunner:
     def open_scope(self) -> QueryScope:
         raise NotImplementedError
 
-    def fit_batch_tokens(self, wanted: int | None) -> int:
+    def prepare(self, wanted: int | None) -> int:
         return wanted or self.default_batch_tokens
 
     def launch(self, batch: Batch) -> PooledBatch:

@@ -86,7 +86,7 @@ def test_the_runner_computes_with_its_share(tmp_path, clock):
         "probe_request",
     ):
         assert getattr(sharing, name) == getattr(runner, name)
-    assert sharing.fit_batch_tokens(7) == runner.fit_batch_tokens(7) == 7
+    assert sharing.prepare(7) == runner.prepare(7) == 7
     assert sharing.describe() == runner.describe()
 
 

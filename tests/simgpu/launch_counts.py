@@ -68,7 +68,7 @@ async def launch(kind: Kind, path: Path, way: Way, batch: Batch) -> Launched:
         runner = kind.serve(path, fits=False, **WAYS[way]).runner
         before = in_use()
         MEMORY.peak = before
-        budget = runner.fit_batch_tokens(BATCH_TOKENS)
+        budget = runner.prepare(BATCH_TOKENS)
         promised = MEMORY.peak - before
         with watched() as activity:
             handle = runner.launch(batch)

@@ -91,7 +91,7 @@ class Kind:
         model = SeeingModel if self.sees else ServedModel
         served = model(path, dtype=settings.pop("dtype", "bfloat16"), settings=settings)
         if fits:
-            served.runner.fit_batch_tokens(BATCH_TOKENS)
+            served.runner.prepare(BATCH_TOKENS)
         return served
 
 

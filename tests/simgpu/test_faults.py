@@ -142,13 +142,13 @@ def test_the_budget_is_what_fits(tmp_path: Path, way: str):
     with on_simulated_device():
         runner = ServedModel(path, dtype="bfloat16", settings=WAYS[way]).runner
         before = MEMORY.in_use
-        assert runner.fit_batch_tokens(BATCH_TOKENS) == BATCH_TOKENS
+        assert runner.prepare(BATCH_TOKENS) == BATCH_TOKENS
         whole = MEMORY.peak - before
         del runner
     with on_simulated_device():
         small = ServedModel(path, dtype="bfloat16", settings=WAYS[way]).runner
         MEMORY.capacity = MEMORY.in_use + whole * 2 // 3
-        budget = small.fit_batch_tokens(BATCH_TOKENS)
+        budget = small.prepare(BATCH_TOKENS)
         assert budget == BATCH_TOKENS // 2
         assert f"batches of {budget} tokens" in small.describe()
         finish(small, full_batch(budget, 48, (Embed(),)))
@@ -160,7 +160,7 @@ def test_a_model_that_leaves_no_memory_is_not_served(tmp_path: Path):
         runner = ServedModel(path, dtype="bfloat16").runner
         MEMORY.capacity = MEMORY.in_use + 4096
         with pytest.raises(ModelLoadError, match="too little free memory for a batch of 64 tokens"):
-            runner.fit_batch_tokens(BATCH_TOKENS)
+            runner.prepare(BATCH_TOKENS)
 
 
 async def compute_all(engine: LocalEngine, batch: Sequence[PoolingRequest]) -> list[BaseException | None]:

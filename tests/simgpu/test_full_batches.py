@@ -50,7 +50,7 @@ def graphed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TransformerRun
         patch.setattr(computation, "shapes_to_capture", lambda **model: CAPTURED)
         runner = served(tmp_path_factory.mktemp("graphed"), "graphed")
         with without_values():
-            assert runner.fit_batch_tokens(16384) == 16384
+            assert runner.prepare(16384) == 16384
             assert isinstance(runner.compute, GraphedBackbone)
             assert set(runner.compute.shapes) == set(CAPTURED)
             yield runner

@@ -7,7 +7,7 @@ from typing import NoReturn
 import trio
 from attrs import define, field
 
-from trio_pool_serve.engine.engine import Engine
+from trio_pool_serve.engine.engine import Engine, require_finite
 from trio_pool_serve.errors import PoolServeError
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class DeepProbe:
             try:
                 request = self.engine.probe_request
                 if request is not None:
-                    await self.engine.submit(request)
+                    await self.engine.submit_all([request], require_finite)
             except PoolServeError as error:
                 return f"a probe failed: {error}"
             except Exception:

@@ -6,14 +6,16 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
 import trio
 from attrs import asdict, define, field, frozen
 
 from trio_pool_serve.engine.admission import AdmittedRequest, EstimatedWork
 from trio_pool_serve.engine.model_memory import ModelMemory
 from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.errors import NotFiniteError
 from trio_pool_serve.telemetry.gauges import Gauges
-from trio_pool_serve.types import PoolingOutput, PoolingRequest, QueryScope
+from trio_pool_serve.types import PoolingOutput, PoolingRequest, QueryScope, SparseVector
 
 EngineState: TypeAlias = Literal["loading", "ready", "stalled", "dead"]
 """stalled: ready, but nothing comes back: a row that is submitted now may wait for long."""
@@ -22,6 +24,13 @@ ENGINE_STATES: tuple[EngineState, ...] = get_args(EngineState)
 
 RowDone: TypeAlias = Callable[[int, PoolingOutput], None]
 """Called on the loop with a row's index and output as soon as it is computed. Its exceptions fail the submission."""
+
+
+def require_finite(index: int, output: PoolingOutput) -> None:  # noqa: ARG001  (a ``RowDone``)
+    """Raise ``NotFiniteError`` if an output has numbers that are not finite: JSON cannot represent them."""
+    for value in output.values:
+        if not np.isfinite(value.values if isinstance(value, SparseVector) else value).all():
+            raise NotFiniteError("The model computed numbers for an input that are not finite.")
 
 
 @define(eq=False)

@@ -193,7 +193,10 @@ class LocalEngine(Engine):
         task_status.started()
         try:
             # Loading cannot be interrupted: a process that is to exit meanwhile does not wait for it.
-            runner = self.runner = await self.offload.run("load", contain_exits(self._load))
+            runner = self.runner = await self.offload.run("load", contain_exits(self.memory.measured()(self.load)))
+            # The limiter is fair: the other models of the start are loaded before this one is converted.
+            prepare = self.memory.measured()(lambda: runner.prepare(self.config.wanted_batch_tokens))
+            self._budget = TokenBudget(await self.offload.run("load", contain_exits(prepare)))
             self._queue.pads, self._probe.request = runner.pads, runner.probe_request
             self._queue.takes_background = not runner.background_launches
             passes = ForwardPasses(runner, self.offload, self.config.batch_timeout_s)
@@ -217,12 +220,6 @@ class LocalEngine(Engine):
         finally:
             self._fail_all()
             self.offload.close()
-
-    def _load(self) -> Runner:
-        with self.memory.measured():
-            runner = self.load()
-        self._budget = TokenBudget(runner.fit_batch_tokens(self.config.wanted_batch_tokens))
-        return runner
 
     async def _return_freed_memory(self) -> None:
         """Return what loading, and later batches, have freed: between two batches, so that none waits for the heap."""

@@ -22,7 +22,7 @@ class ModelMemory:
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """Measure by how much the process grows in the block.
+        """Add by how much the process grows in the block.
 
         What others allocate meanwhile counts, too, as do libraries that are imported for the first time.
         """
@@ -30,8 +30,8 @@ class ModelMemory:
         resident, device = resident_bytes(), _device_bytes()
         yield
         return_freed_memory()
-        self.resident_bytes = max(0, resident_bytes() - resident)
-        self.device_bytes = max(0, _device_bytes() - device)
+        self.resident_bytes = max(0, self.resident_bytes + resident_bytes() - resident)
+        self.device_bytes = max(0, self.device_bytes + _device_bytes() - device)
 
     def gauges(self) -> Gauges:
         """Return what its metrics have."""

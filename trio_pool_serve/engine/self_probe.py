@@ -6,7 +6,7 @@ from typing import NoReturn
 import trio
 from attrs import define, field
 
-from trio_pool_serve.engine.engine import Submission
+from trio_pool_serve.engine.engine import Submission, require_finite
 from trio_pool_serve.engine.queue import RequestQueue
 from trio_pool_serve.errors import PoolServeError
 from trio_pool_serve.types import PoolingRequest
@@ -25,7 +25,7 @@ class SelfProbe:
         """Compute the row and set ``failure``. Cancellation: at once; the row leaves the queue."""
         if self.request is None:
             return
-        submission = Submission([self.request])
+        submission = Submission([self.request], require_finite)
         entries = list(submission.entries)
         try:
             self.queue.put_nowait(*entries)

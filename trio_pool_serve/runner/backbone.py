@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from attrs import frozen
 from torch import Tensor, nn
+from transformers.utils.generic import ModelOutput
 
 from trio_pool_serve.runner.forward_pass import ForwardPass, overwrite_embeds
 from trio_pool_serve.runner.transformer_masks import masks_of
@@ -34,6 +35,27 @@ class Backbone:
             computed = getattr(self.model(**inputs), self.output)
         assert isinstance(computed, torch.Tensor)  # noqa: S101
         return computed
+
+    def first_not_finite(self, forward: ForwardPass) -> str:
+        """Return the name of the first module whose output for rows is not finite; empty if the output of all is."""
+        names: list[str] = []
+
+        def note(name: str, output: Any) -> None:
+            tensor = output[0] if isinstance(output, tuple | ModelOutput) else output
+            if isinstance(tensor, Tensor) and not tensor.isfinite().all():
+                names.append(name)
+
+        hooks = [
+            module.register_forward_hook(lambda _, __, output, name=name: note(name, output))
+            for name, module in self.model.named_modules()
+            if name
+        ]
+        try:
+            self(forward)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return next(iter(names), "")
 
     def forward_ids(self, input_ids: Tensor, attention_mask: Tensor, type_ids: Tensor) -> Tensor:
         """Return the output for ids [rows, tokens], always with a mask, and with segments if the model takes them.

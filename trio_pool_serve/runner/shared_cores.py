@@ -153,9 +153,9 @@ class SharingRunner:
         """Width of the token embeddings accepted in place of ids."""
         return self.runner.embeds_width
 
-    def fit_batch_tokens(self, wanted: int | None) -> int:
-        """Return the token budget of batches. Raises what the runner raises."""
-        return self.runner.fit_batch_tokens(wanted)
+    def prepare(self, wanted_batch_tokens: int | None) -> int:
+        """Choose how batches are computed; return their token budget. Raises what the runner raises."""
+        return self.runner.prepare(wanted_batch_tokens)
 
     @property
     def probe_request(self) -> PoolingRequest | None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from attrs import Factory, define, evolve, field, frozen
 
-from trio_pool_serve.errors import OutOfDeviceMemoryError, RunnerDeadError
+from trio_pool_serve.errors import NotFiniteError, OutOfDeviceMemoryError, RunnerDeadError
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.batch_memory import fit_budget
 from trio_pool_serve.runner.device import use_device
@@ -89,6 +89,8 @@ class TransformerRunner:
     """Width of the token embeddings accepted in place of ids, known after ``warm_up``; 0 if none are."""
     probe_request: PoolingRequest | None = field(default=None, init=False)
     """A short row for one of the heads, known after ``warm_up``."""
+    choose: Callable[[], object] | None = None
+    """Replaces ``compute``, and what depends on it; ``None`` once it has."""
     capture: Callable[[int], str] | None = None
     """Captures CUDA graphs for batches of at most so many tokens, and returns words for the log."""
     description: RunnerDescription | None = field(default=None, init=False)
@@ -132,19 +134,33 @@ class TransformerRunner:
             if param_type in self.heads:
                 request = PoolingRequest(prompt, (param_type(),))
                 (output,) = self._compute(Batch((request,)))
+                self._require_finite(output.rows.tensor, request)
                 self.probe_request = self.probe_request or request
                 widths[param_type] = output.rows.tensor.shape[-1]
         self.dimensions = widths.get(Embed) or widths.get(TokenEmbed) or 0
         if self._accepts_embeds():
             self.embeds_width = self.backbone.embeds_width
 
-    def fit_batch_tokens(self, wanted: int | None) -> int:
-        """Return the token budget of batches: ``wanted``, by default what suits the device, or what fits into memory.
+    def _require_finite(self, output: torch.Tensor, request: PoolingRequest) -> None:
+        if not output.isfinite().all():
+            module = self.backbone.first_not_finite(ForwardPass([request], self.device, self.pad_token_id))
+            where = f" from {module} on" if module else ""
+            raise NotFiniteError(f"its output has infinities or NaN{where}, though its weights have none")
 
-        On a GPU computes full batches, and captures graphs for batches up to the budget. Blocks for seconds. Raises
-        ``ModelLoadError``.
+    def choose_computation(self) -> None:
+        """Choose how batches are computed, unless that is done. May block for minutes. Raises ``ModelLoadError``."""
+        choose, self.choose = self.choose, None
+        if choose is not None:
+            choose()
+
+    def prepare(self, wanted_batch_tokens: int | None) -> int:
+        """Choose how batches are computed; return their token budget, less than wanted if memory does not suffice.
+
+        By default the budget is what suits the device. On CPU it may convert the model, and block for minutes; on a GPU
+        it computes full batches, and captures graphs for batches up to the budget. Raises ``ModelLoadError``.
         """
-        budget = wanted or self.default_batch_tokens
+        self.choose_computation()
+        budget = wanted_batch_tokens or self.default_batch_tokens
         if self.on_cpu:
             return budget
         params = tuple(kind() for kind in PROBED if kind in self.heads)

@@ -94,6 +94,8 @@ class ModelMaker:
     def make_model(self, served: ServedModel, folder: AnyModelFolder, tokenizer: Tokenizer) -> Model:
         """Return a model whose engine is ready. Blocks. Raises ``ModelLoadError``."""
         config = self.config
+        if isinstance(served.engine, LocalEngine) and served.engine.runner is not None:
+            self._runners.note_prepared(served.source, served.engine.runner)
         return Model(
             served.source.name,
             folder,

@@ -76,13 +76,19 @@ class ServedModels:
         """
         async with trio.open_nursery() as self._nursery:
             for served in self._at_start:
-                # In this order local engines queue for the one thread that loads.
                 served.begin_loading()
-                await self._nursery.start(self._live, served)
             task_status.started()
             for served in self.by_name.values():
+                # Before anything is loaded, which may take minutes.
+                try:
+                    folder = await self.maker.offload.run("load", partial(self.maker.read_folder, served.source))
+                except ModelLoadError as error:
+                    raise ModelLoadError.of_model(served.source.name, error) from error
                 if served not in self._at_start:
-                    served.folder = await self.maker.offload.run("load", partial(self.maker.read_folder, served.source))
+                    served.folder = folder
+            for served in self._at_start:
+                # In this order local engines queue for the one thread that loads.
+                await self._nursery.start(self._live, served)
             for served in self._at_start:
                 await served.settled.wait()
             self.on_loaded()
@@ -110,9 +116,12 @@ class ServedModels:
                     task_status.started()
                     await self._load(served)
         except Exception as error:
+            cause = _cause_of(error)
+            if not self.are_loaded.is_set() and isinstance(cause, ModelLoadError):
+                raise ModelLoadError.of_model(served.source.name, cause) from cause
             if not self.are_loaded.is_set() or served.state not in ("loading", "unloading"):
                 raise
-            self._note_error(served, error)
+            self._note_error(served, cause)
         self.maker.metrics.model_changes["failed_loads" if served.failure else "unloads"].inc()
         await self._free(served)
 
@@ -127,10 +136,8 @@ class ServedModels:
         served.finish_loading(model)
         maker.metrics.model_changes["loads"].inc()
 
-    def _note_error(self, served: ServedModel, error: Exception) -> None:
+    def _note_error(self, served: ServedModel, cause: BaseException) -> None:
         # Without its traceback, which refers to what has been loaded.
-        known = error.split(ModelLoadError)[0] if isinstance(error, ExceptionGroup) else error
-        cause = innermost(known or error)
         reason = str(cause) if isinstance(cause, ModelLoadError) else f"{type(cause).__name__}: {cause}"
         if served.settled.is_set():  # it had been loaded
             logger.error("%s: an error while it was unloaded: %s", served.source.name, reason)
@@ -369,3 +376,8 @@ class ServedModels:
 def _cannot_load(served: ServedModel) -> UnavailableError:
     """Return the error for clients, who are not told of files."""
     return UnavailableError(f"The model `{served.source.name}` cannot be loaded now; the server's log has the reason.")
+
+
+def _cause_of(error: Exception) -> BaseException:
+    known = error.split(ModelLoadError)[0] if isinstance(error, ExceptionGroup) else error
+    return innermost(known or error)

@@ -11,6 +11,7 @@ import trio
 from attrs import define, field, frozen
 
 from trio_pool_serve.engine.admission import AdmittedRequest
+from trio_pool_serve.engine.engine import require_finite
 from trio_pool_serve.errors import InvalidRequestError, NotFiniteError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.prompts import Prompt, RenderingParams, has_images
 from trio_pool_serve.rendering.renderer import Renderer, plain_characters
@@ -216,10 +217,13 @@ class ChunkOutputs:
         """
         self.timings.add_row(queue_s=output.queue_s, forward_s=output.forward_s, copy_s=output.copy_s)
         row, window = self._places[number]
-        for value in output.values:
-            if not np.isfinite(value.values if isinstance(value, SparseVector) else value).all():
-                # JSON cannot represent them, and no client could use them.
-                raise _not_finite(self.rendered[row][window])
+        try:
+            require_finite(number, output)
+        except NotFiniteError:
+            if self.rendered[row][window].embeds is None:
+                raise
+            reason = "What the model computes from these token embeddings is not finite."
+            raise InvalidRequestError(reason, field="prompts") from None
         self.admitted.note_computed(self.rendered[row][window])
         self._windows[row][window] = output.values
         computed = [values for values in self._windows[row] if values is not None]
@@ -227,12 +231,6 @@ class ChunkOutputs:
             tokens = [len(prompt.token_ids) for prompt in self.rendered[row]]
             values = computed[0] if len(computed) == 1 else (_mean([values[0] for values in computed], tokens),)
             self.row_done(self.chunk[row], ComputedRow(values, sum(tokens)))
-
-
-def _not_finite(prompt: RenderedPrompt) -> PoolServeError:
-    if prompt.embeds is None:
-        return NotFiniteError("The model computed numbers for an input that are not finite.")
-    return InvalidRequestError("What the model computes from these token embeddings is not finite.", field="prompts")
 
 
 def _mean(windows: Sequence[PooledValue], tokens: Sequence[int]) -> Vectors:

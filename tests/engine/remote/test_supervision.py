@@ -203,7 +203,7 @@ async def test_a_replica_that_fails_to_load_leaves_the_others_and_is_tried_again
 
 async def test_the_model_cannot_be_loaded_if_it_fails_on_every_gpu(machine):
     machine.breaks(gpu0="raises", gpu1="raises")
-    with pytest.raises(ModelLoadError, match=r"^CUDA error: GPU-000000a[01]-.* is broken$"):
+    with pytest.raises(ModelLoadError, match=r"^m cannot be loaded: CUDA error: GPU-000000a[01]-.* is broken$"):
         async with running(machine.make(gpus=GPUS[:2])):
             await trio.sleep_forever()
 

@@ -113,6 +113,8 @@ class Supervisor(ABC):
                 of_model = [each for each in self.replicas if each.model == replica.model and each.is_wanted]
                 left = [each for each in of_model if each.state != "failed"]
                 if not left:
+                    if isinstance(error, ModelLoadError):
+                        raise ModelLoadError.of_model(replica.model, error) from error
                     raise
                 logger.error(  # noqa: TRY400  (the message says it all)
                     "%s has failed, %d of %d replicas are left; the next attempt is in %g s: %s",

@@ -7,6 +7,7 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.bge_m3.spec import MULTI_VECTOR_LAYER, SPARSE_LAYER, BgeM3
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
 from trio_pool_serve.models.loading.sentence_modules import load_pooler
+from trio_pool_serve.models.loading.stored_weights import require_finite
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.heads.embedding import EmbeddingHead, TokenEmbeddingHead
@@ -35,9 +36,12 @@ def _linear(folder: ModelFolder[BgeM3], params: LoadingParams, name: str) -> nn.
     """Return a layer that is saved in its own state dict file, in float32."""
     try:
         state = torch.load(folder.path / name, map_location="cpu", weights_only=True)
+        require_finite(state.items(), folder.path / name)
         out_features, in_features = state["weight"].shape
-        linear = nn.Linear(in_features, out_features, bias="bias" in state)
+        linear = nn.Linear(in_features, out_features, bias="bias" in state, dtype=torch.float32)
         linear.load_state_dict(state)
+    except ModelLoadError:
+        raise
     except Exception as error:
         raise ModelLoadError(f"{name} cannot be loaded: {error}") from error
     return linear.float().to(params.device).eval()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.heads.classification import first_state
@@ -18,29 +18,33 @@ TokenwiseLogits: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def encoder_logits(model: Any) -> tuple[RowLogits, TokenwiseLogits]:
-    """Return the logits of rows and those of tokens, of one of ``TOKENWISE_CLASSIFIERS``.
+    """Return the logits of rows and those of tokens, of one of ``TOKENWISE_CLASSIFIERS``, both computed in float32.
 
     Rows are as in transformers. For tokens it is what vLLM computes: the classifier without the layers that only a
-    row's pooled state passes, which are those of BERT's and ModernBERT's poolers.
+    row's pooled state passes, which are those of BERT's and ModernBERT's poolers. BERT's is taken from the model,
+    whose own forward pass would compute it as well.
     """
-    classifier = model.classifier
+    classifier = model.classifier.float()
     if hasattr(classifier, "out_proj"):  # RoBERTa: all layers are the classifier's, which takes the first state itself
-        return lambda forward: classifier(first_state(forward)[:, None]), lambda states: classifier(states[:, None])
-    pooler = getattr(model.base_model, "pooler", None)
-    if pooler is not None:
-        return lambda forward: classifier(pooler(first_state(forward)[:, None])), classifier
-    return _modern_bert(model), classifier
+        return (
+            lambda forward: classifier(first_state(forward).float()[:, None]),
+            lambda states: classifier(states.float()[:, None]),
+        )
+    if getattr(model.base_model, "pooler", None) is not None:
+        pooler, model.base_model.pooler = model.base_model.pooler.float(), None
+        of_row: RowLogits = lambda forward: classifier(pooler(first_state(forward).float()[:, None]))  # noqa: E731
+    else:
+        of_row = _modern_bert(model.head.float(), classifier, model.config.classifier_pooling)
+    return of_row, lambda states: classifier(states.float())
 
 
-def _modern_bert(model: Any) -> RowLogits:
+def _modern_bert(head: nn.Module, classifier: nn.Module, pooling: str) -> RowLogits:
     def of_row(forward: ForwardPass) -> Tensor:
-        if model.config.classifier_pooling == "cls":
-            pooled = first_state(forward)
-        else:
-            states = forward.required_states
-            means = POOLING_TYPES["mean"](states, np.zeros_like(states.lengths))
-            pooled = means.to(states.flat.dtype)
-        logits: Tensor = model.classifier(model.head(pooled))
+        states = forward.required_states
+        pooled = (
+            first_state(forward) if pooling == "cls" else POOLING_TYPES["mean"](states, np.zeros_like(states.lengths))
+        )
+        logits: Tensor = classifier(head(pooled.float()))
         return logits
 
     return of_row

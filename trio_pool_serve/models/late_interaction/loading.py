@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from trio_pool_serve.errors import ModelLoadError
@@ -50,6 +51,6 @@ def _load_projection(folder: Path) -> nn.Module:
     weight = read_weights(folder, PROJECTION).get("")
     if weight is None:
         raise ModelLoadError(f"The checkpoint of {folder} has no {PROJECTION}, the projection of a ColBERT.")
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=torch.float32)
     linear.load_state_dict({"weight": weight})
     return linear

@@ -7,6 +7,7 @@ import transformers
 from torch import nn
 
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.loading.stored_weights import require_finite
 from trio_pool_serve.models.loading.synchronisations import replace_synchronisations
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.runner.loaded_model import LoadingParams
@@ -50,4 +51,5 @@ def load_checkpoint(
     assert isinstance(model, nn.Module)  # noqa: S101
     if params.device.type != "cpu":
         replace_synchronisations(model)
-    return model.to(params.device).eval()
+    require_finite(model.to(params.device).named_parameters(), folder.transformer_path)
+    return model.eval()

@@ -29,7 +29,14 @@ which leaves 52 MiB at the end of the heap."""
 
 
 def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> TransformerRunner:
-    """Load a model and compute a warm-up batch.
+    """Load a model, and choose how it is computed. Blocks for seconds, or minutes. Raises ``ModelLoadError``."""
+    runner = open_runner(folder, config, offload)
+    runner.choose_computation()
+    return runner
+
+
+def open_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> TransformerRunner:
+    """Load a model and compute a warm-up batch by torch; its ``prepare`` chooses how it is computed.
 
     Blocks for seconds. Raises ``ModelLoadError``.
     """
@@ -53,10 +60,7 @@ def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -
         max_tokens=folder.max_model_len,
         copier=OutputCopier(CudaCopyBackend(device), offload) if device.type != "cpu" else None,
     )
-    try:
-        runner.warm_up()
-    except Exception as error:
-        raise ModelLoadError(f"The model was loaded, but cannot compute its first batch: {error}") from error
+    _warm_up(runner)
     compute_params = ComputeParams(
         device=device,
         dtype=params.dtype,
@@ -69,7 +73,29 @@ def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -
         may_time=not offload.is_serving,
         sample_prompts=partial(sample_prompts, folder, trust_remote_code=config.trust_remote_code),
     )
-    computation = choose_computation(loaded, config, compute_params)
+    runner.choose = partial(_choose, runner, loaded, folder, config, compute_params, torch.get_num_threads())
+    return runner
+
+
+def _warm_up(runner: TransformerRunner) -> None:
+    try:
+        runner.warm_up()
+    except Exception as error:
+        raise ModelLoadError(f"The model was loaded, but cannot compute its first batch: {error}") from error
+
+
+def _choose(
+    runner: TransformerRunner,
+    loaded: LoadedModel,
+    folder: AnyModelFolder,
+    config: ModelConfig,
+    params: ComputeParams,
+    threads: int,
+) -> None:
+    """Have the runner compute in the fastest way that agrees, and try its heads on that."""
+    use_device(params.device)
+    torch.set_num_threads(threads)  # those of this thread may be another batch's
+    computation = choose_computation(loaded, config, params)
     runner.compute, runner.pads, runner.capture = computation.compute, computation.pads, computation.capture
     runner.concurrent_launches = computation.concurrent_launches
     runner.has_own_threads = computation.has_own_threads
@@ -79,19 +105,15 @@ def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -
         model_type=folder.model_type,
         parameters=loaded.backbone.parameters,
         weight_bytes=loaded.backbone.weight_bytes,
-        dtype=_dtype_name(config, params),
-        device=str(device),
+        dtype="int8" if config.dtype == "int8" else str(params.dtype).removeprefix("torch."),
+        device=str(params.device),
         heads=loaded.description,
         dimensions=runner.dimensions,
         max_tokens=folder.max_model_len,
         backend=computation.backend,
         computation=computation.about,
     )
-    return runner
-
-
-def _dtype_name(config: ModelConfig, params: LoadingParams) -> str:
-    return "int8" if config.dtype == "int8" else str(params.dtype).removeprefix("torch.")
+    _warm_up(runner)
 
 
 def _freed_by_batch(loaded: LoadedModel, params: LoadingParams) -> int:

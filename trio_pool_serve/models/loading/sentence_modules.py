@@ -65,11 +65,11 @@ class Dense(nn.Module):
         super().__init__()
         config = files.config
         in_features, out_features = config["in_features"], config["out_features"]
-        self.linear = nn.Linear(in_features, out_features, bias=config.get("bias", True))
+        self.linear = nn.Linear(in_features, out_features, bias=config.get("bias", True), dtype=torch.float32)
         self.activation = _activation(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
         self.use_residual = bool(config.get("use_residual"))
         if self.use_residual and in_features != out_features:
-            self.residual = nn.Linear(in_features, out_features, bias=False)
+            self.residual = nn.Linear(in_features, out_features, bias=False, dtype=torch.float32)
         self.load_state_dict(read_weights(files.path))
 
     def forward(self, rows: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Some of a checkpoint's weights, selected by name."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -20,7 +20,15 @@ def read_weights(folder: Path, prefix: str = "") -> dict[str, Tensor]:
             weights |= _read_safe(path, prefix) if path.suffix == ".safetensors" else _read_pickled(path, prefix)
     except Exception as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
+    require_finite(weights.items(), folder)
     return {name.removeprefix(prefix): weight for name, weight in weights.items()}
+
+
+def require_finite(tensors: Iterable[tuple[str, Tensor]], folder: Path) -> None:
+    """Raise ``ModelLoadError``, with its name, for the first tensor that has infinities or NaN."""
+    for name, tensor in tensors:
+        if tensor.is_floating_point() and tensor.numel() and not all(bound.isfinite() for bound in tensor.aminmax()):
+            raise ModelLoadError(f"{name} in {folder} has numbers that are not finite ({tensor.dtype}).")
 
 
 def _files(folder: Path, prefix: str) -> list[Path]:

@@ -31,7 +31,7 @@ def load_sparse(folder: ModelFolder[Sparse], params: LoadingParams) -> LoadedMod
         if len(table) > folder.vocab_size:
             raise ModelLoadError(f"The table has {len(table)} weights for a vocabulary of {folder.vocab_size}.")
         # Clients may send any id of the vocabulary, whose size is often rounded up.
-        weights = torch.zeros(folder.vocab_size)
+        weights = torch.zeros(folder.vocab_size, dtype=torch.float32)
         weights[: len(table)] = table
         heads[SparseLookup] = SparseLookupHead(weights.to(params.device), spec.max_active_dims)
         description += f", {' and '.join(sorted(filter(None, spec.lookup_input_types)))} weights looked up"

@@ -122,7 +122,9 @@ class MaxSimHead:
         assert isinstance(scope, QueryVectors)  # noqa: S101  (this runner opened it)
         held = scope.vectors_of(query)
         if held is None:
-            return torch.full((len(documents.lengths),), float("nan"), device=documents.flat.device)
+            return torch.full(
+                (len(documents.lengths),), float("nan"), dtype=torch.float32, device=documents.flat.device
+            )
         scores = max_sim(held, documents)
         return scores / max(1, len(held)) if self.mean_scores else scores
 

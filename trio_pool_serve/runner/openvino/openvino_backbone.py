@@ -103,7 +103,7 @@ class Program:
         """Return the output for ids [rows, tokens]; all three are int64. Releases the interpreter lock."""
         inputs = [tensor.numpy() for tensor in (input_ids, attention_mask, type_ids)]
         # Into memory of its own: the request's is overwritten by its next pass.
-        output = torch.empty(self._output_shape(input_ids))
+        output = torch.empty(self._output_shape(input_ids), dtype=torch.float32)
         compiled = self._compiled
         request = compiled.take_request()
         request.set_output_tensor(0, ov.Tensor(output.numpy(), shared_memory=True))
