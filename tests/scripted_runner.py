@@ -74,6 +74,7 @@ class ScriptedRunner:
     background_launches: int = 0
     probe_request: PoolingRequest | None = None
     on_launch: Callable[[Batch], PooledBatch | None] | None = None
+    is_prepared: bool = field(default=False, init=False)
     batches: list[Batch] = field(factory=list, init=False)
     scopes: list[ScriptedScope] = field(factory=list, init=False)
     launching: threading.Event = field(factory=threading.Event, init=False)
@@ -85,6 +86,7 @@ class ScriptedRunner:
         self.gate.set()
 
     def prepare(self, wanted: int | None) -> int:
+        self.is_prepared = True
         return wanted or self.default_batch_tokens
 
     def launch(self, batch: Batch) -> PooledBatch:

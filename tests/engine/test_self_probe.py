@@ -1,5 +1,6 @@
 """The row that an engine computes by itself, at its start and while it is idle."""
 
+import numpy as np
 import pytest
 import trio
 import trio.testing
@@ -7,6 +8,7 @@ import trio.testing
 from tests.engine.test_local import engine_over, request, running
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError
+from trio_pool_serve.types import CopiedBatch
 
 PROBE = request(5, 6)
 
@@ -35,6 +37,13 @@ async def test_a_model_that_cannot_compute_its_first_row_ends_the_engine_as_one_
         await engine.run()
     with pytest.raises(EngineDeadError):
         await engine.wait_ready()
+
+
+async def test_a_model_that_answers_nan_ends_the_engine_as_one_that_cannot_be_loaded():
+    nan = CopiedBatch([(np.array([np.nan], dtype=np.float32),)])
+    engine = engine_over(lambda: ScriptedRunner(probe_request=PROBE, on_launch=lambda _: nan))
+    with pytest.raises(ModelLoadError, match="not finite"):
+        await engine.run()
 
 
 async def test_an_idle_engine_computes_a_row_now_and_then_and_is_stalled_while_that_fails():

@@ -198,3 +198,31 @@ def test_the_description_names_all_pooling_types(bert: Path):
 
 def test_batches_of_a_processor_are_small(bert: Path):
     assert load(bert).default_batch_tokens == 2048
+
+
+# -- numbers that are not finite --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_weight_that_is_not_finite_is_an_error_with_its_name(bert: Path, wrong: float):
+    def spoil(weights: dict[str, torch.Tensor]) -> None:
+        weights["encoder.layer.1.output.dense.weight"][3, 5] = wrong
+
+    edit_weights(bert / "model.safetensors", spoil)
+    with pytest.raises(ModelLoadError, match=r"encoder\.layer\.1\.output\.dense\.weight in .* not finite"):
+        load(bert)
+
+
+def test_a_weight_of_a_module_that_is_not_finite_is_an_error_with_its_name(tmp_path: Path):
+    folder = write_family(tmp_path / "bert", "bert", modules=[pooling("mean"), dense()])
+    edit_weights(folder / "2_Dense/model.safetensors", lambda weights: weights["linear.weight"].fill_(float("nan")))
+    with pytest.raises(ModelLoadError, match=r"linear\.weight in .*2_Dense has numbers that are not finite"):
+        load(folder)
+
+
+def test_finite_weights_whose_output_is_not_are_an_error_with_the_first_module(bert: Path):
+    edit_weights(
+        bert / "model.safetensors", lambda weights: weights["encoder.layer.0.output.LayerNorm.weight"].fill_(3e38)
+    )
+    with pytest.raises(ModelLoadError, match=r"infinities or NaN from encoder\.layer\.0\.output\.LayerNorm on"):
+        load(bert)

@@ -10,11 +10,13 @@ import trio
 import trio.lowlevel
 
 from tests.conftest import assert_idle, wait_idle
+from tests.model_folders import write_scripted_folder
 from tests.scripted_runner import ScriptedRunner
 from tests.serving.changing_models import ADMIN, Changing, Loader, changing
-from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.config import Config, NetworkConfig
 from trio_pool_serve.engine.deep_probe import DeepProbe
 from trio_pool_serve.errors import EngineLoadingError, ModelLoadError, RunnerDeadError
+from trio_pool_serve.service import Service
 from trio_pool_serve.serving import served_models
 from trio_pool_serve.types import Batch
 
@@ -453,6 +455,24 @@ async def test_an_engine_that_dies_after_its_model_was_loaded_ends_the_service(t
             live.loader.runners["b"][0].on_launch = die
             assert (await live.embed("b")).status_code == 503
             await trio.sleep_forever()
+
+
+async def test_nothing_is_loaded_when_the_files_of_one_of_the_models_are_wrong(tmp_path):
+    loader = Loader()
+    write_scripted_folder(tmp_path / "a")
+    (tmp_path / "e").mkdir()
+    with pytest.raises(ModelLoadError, match=r"^e cannot be loaded: .*config\.json"):
+        await Service(Config(models=(f"a={tmp_path / 'a'}", f"e={tmp_path / 'e'}")), loader.load).run()
+    assert not loader.loads
+
+
+async def test_all_models_of_the_start_are_loaded_before_the_first_is_prepared(tmp_path):
+    loader = Loader(broken={"b"})
+    models = tuple(f"{name}={write_scripted_folder(tmp_path / name)}" for name in "ab")
+    with pytest.raises(ModelLoadError, match=r"^b cannot be loaded: .* is broken"):
+        await Service(Config(models=models), loader.load).run()
+    (runner,) = loader.runners["a"]
+    assert not runner.is_prepared
 
 
 async def test_a_model_beyond_those_loaded_at_the_start_is_refused_then_if_its_files_are_wrong(tmp_path):

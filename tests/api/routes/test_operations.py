@@ -16,7 +16,7 @@ from trio_pool_serve.config import SchedulingConfig, ThreadsConfig
 from trio_pool_serve.errors import EngineDeadError, RunnerDeadError
 from trio_pool_serve.service import Service, ServiceState
 from trio_pool_serve.telemetry.metrics import FAULTS
-from trio_pool_serve.types import PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import CopiedBatch, PoolingRequest, RenderedPrompt
 
 LIVENESS = [("GET", "/livez")]
 READINESS = [("GET", "/readyz")]
@@ -227,6 +227,14 @@ async def test_a_deep_probe_tells_that_rows_fail(client, scripted):
     answer = await client.get("/readyz?deep=true")
     assert (answer.status_code, answer.json()["status"]) == (503, "failing")
     assert "broken" not in answer.text
+
+
+async def test_a_deep_probe_tells_that_numbers_are_not_finite(client, scripted):
+    scripted.probe_request = PROBE
+    scripted.on_launch = lambda batch: CopiedBatch([(np.array([np.nan], dtype=np.float32),)] * len(batch.requests))
+    answer = await client.get("/readyz?deep=true")
+    assert (answer.status_code, answer.json()["status"]) == (503, "failing")
+    assert "not finite" in answer.json()["reason"]
 
 
 async def test_a_client_that_leaves_takes_the_deep_probe_from_nobody(url, service, scripted):

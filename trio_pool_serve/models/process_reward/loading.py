@@ -1,5 +1,6 @@
 """Loading process reward models: a classification head or the logits of a few tokens, at the end of each step."""
 
+import torch
 from attrs import evolve
 from torch import nn
 
@@ -45,9 +46,10 @@ STEP_ACTIVATIONS: ActivationFunctions = {"probabilities": softmax, "score": soft
 def _load_score(folder: ModelFolder[ProcessReward]) -> nn.Module:
     """Return Qwen2.5-Math-PRM's head: two linear layers with a ReLU between them, in float32."""
     hidden, labels = int(folder.transformer_config["hidden_size"]), len(folder.spec.labels)
-    score = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, labels))
+    first = nn.Linear(hidden, hidden, dtype=torch.float32)
+    score = nn.Sequential(first, nn.ReLU(), nn.Linear(hidden, labels, dtype=torch.float32))
     try:
         score.load_state_dict(read_weights(folder.transformer_path, "score."))
     except RuntimeError as error:
         raise ModelLoadError(f"The head's weights do not fit: {error}") from error
-    return score.requires_grad_(requires_grad=False).float()
+    return score.requires_grad_(requires_grad=False)
