@@ -126,12 +126,12 @@ NO_LIMIT = 1000000000000000019884624838656
         (128, None, 128),
         (None, 256, 256),
         (128, 256, 128),
-        (256, 128, 128),
+        (256, 128, 256),
         (1024, NO_LIMIT, 512),
         (None, NO_LIMIT, 512),
     ],
 )
-def test_the_smallest_limit_counts(folder: Path, own: int | None, of_tokenizer: int | None, expected: int):
+def test_the_transformer_module_s_limit_replaces_the_tokenizer_s(folder: Path, own: int | None, of_tokenizer: int | None, expected: int):
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": own, "do_lower_case": False})
     write_json(folder / "tokenizer_config.json", {"model_max_length": of_tokenizer})
     assert read_model_folder(folder).max_model_len == expected

@@ -319,7 +319,7 @@ def test_a_table_with_another_tokenizer_is_refused(folder: Path):
 def test_a_table_in_a_json_file_is_refused(folder: Path):
     write_router(folder, query=["table"], document=["", "splade"])
     write_json(folder / "table" / "config.json", {"path": "idf.json"})
-    refuse(folder, "weights are in a JSON file")
+    refuse(folder, "path is 'idf.json', which is not supported")
 
 
 # -- BGE-M3 -------------------------------------------------------------------------------------------------

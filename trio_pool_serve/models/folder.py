@@ -8,6 +8,7 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.chat_template import given_chat_template, read_message_format
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_folder_files
+from trio_pool_serve.models.files.known_keys import require_native_names
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder, ModelKind
 from trio_pool_serve.models.model_spec import ModelSpec
 from trio_pool_serve.models.registry import KINDS
@@ -43,23 +44,14 @@ DEFAULT_MODEL_CONFIG = ModelConfig()
 UNLIMITED = 10**6
 """Lengths from here on mean "no limit": tokenizer_config.json writes that as numbers far above any real limit."""
 
-POSITIONS_AFTER_PADDING = frozenset(
-    {
-        "roberta",
-        "xlm-roberta",
-        "xlm-roberta-xl",
-        "camembert",
-        "mpnet",
-        "roberta-prelayernorm",
-        "longformer",
-        "ibert",
-        "mra",
-        "data2vec-text",
-        "xmod",
-        "esm",
-    }
-)
+POSITIONS_AFTER_PADDING = frozenset({
+    "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "roberta-prelayernorm", "longformer", "ibert",
+    "mra", "data2vec-text", "xmod", "esm",
+})  # fmt: skip
 """Model types that number positions from ``pad_token_id + 1``, and so accept that many fewer tokens."""
+
+NOMIC_POSITIONS = 2048
+"""The length that ``nomic_bert`` models were trained on: beyond it only their own code scales positions."""
 
 RELATIVE_POSITIONS = frozenset({"t5", "mt5", "umt5"})
 """Model types whose ``n_positions`` is the length they were trained on, not a limit."""
@@ -80,6 +72,9 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
     with ``config``.
     """
     files = read_folder_files(path, given_chat_template(config.chat_template))
+    runs_code = config.trust_remote_code and "auto_map" in files.config
+    if not runs_code:
+        require_native_names(str(files.transformer_path / "config.json"), files.config)
     kind, spec = _recognise(files, config)
     if (config.pooling is not None or config.normalize is not None) and not spec.pools_token_states:
         raise ModelLoadError(
@@ -95,7 +90,7 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
         transformer_config=files.text_config,
         kind=kind,
         spec=spec,
-        max_model_len=_max_model_len(files, config.max_model_len, spec.max_input_tokens),
+        max_model_len=_max_model_len(files, config.max_model_len, spec.max_input_tokens, runs_code=runs_code),
         lower_case=bool(files.module_config.get("do_lower_case")),
         prompts=prompts,
         default_prompt_name=_default_prompt_name(files, prompts, config),
@@ -126,12 +121,14 @@ def reads_images_by_its_files(location: str, config: ModelConfig) -> bool:
 
 
 def _default_prompt_name(files: FolderFiles, prompts: Mapping[str, str], config: ModelConfig) -> str | None:
-    name = config.default_prompt_name
+    name, setting, known = config.default_prompt_name, "--default-prompt-name", {*prompts}
     if name is None:
-        return files.sentence_transformers_config.get("default_prompt_name")
-    if name and name not in prompts:
-        known = ", ".join(sorted(prompts)) or "none"
-        raise ModelLoadError(f"--default-prompt-name {name}: this model's prompt templates are: {known}.")
+        name, setting = files.sentence_transformers_config.get("default_prompt_name"), "default_prompt_name"
+        # sentence-transformers has these, empty, and empty ones in place of null.
+        known |= {"query", "document", *(files.sentence_transformers_config.get("prompts") or ())}
+    if name and name not in known:
+        listed = ", ".join(sorted(known)) or "none"
+        raise ModelLoadError(f"{setting} {name}: this model's prompt templates are: {listed}.")
     return name or None
 
 
@@ -143,9 +140,11 @@ def _recognise(files: FolderFiles, config: ModelConfig) -> tuple[ModelKind[Any],
     raise ModelLoadError(f"{files.path} holds no known kind of model.")
 
 
-def _max_model_len(files: FolderFiles, configured: int | None, max_input_tokens: int) -> int:
+def _max_model_len(files: FolderFiles, configured: int | None, max_input_tokens: int, *, runs_code: bool) -> int:
     config = files.text_config
-    positions = config.get("max_position_embeddings") or config.get("n_positions") or UNLIMITED
+    is_nomic = config.get("model_type") == "nomic_bert" and not runs_code
+    positions = config.get("max_position_embeddings") or (NOMIC_POSITIONS if is_nomic else config.get("n_positions"))
+    positions = positions or UNLIMITED
     if positions < 0 or config.get("model_type") in RELATIVE_POSITIONS:  # XLNet: −1 means no limit
         positions = UNLIMITED
     if config.get("model_type") in POSITIONS_AFTER_PADDING:
@@ -154,8 +153,9 @@ def _max_model_len(files: FolderFiles, configured: int | None, max_input_tokens:
         if configured > positions:
             raise ModelLoadError(f"--max-model-len {configured} is more than the {positions} positions the model has.")
         return configured
-    tokenizer_limit = files.tokenizer_config.get("model_max_length") or UNLIMITED
-    text_limit = min(files.module_config.get("max_seq_length") or UNLIMITED, tokenizer_limit)
+    tokenizer_limit = files.tokenizer_config.get("model_max_length") or files.tokenizer_config.get("max_len")
+    # As in sentence-transformers: it replaces the tokenizer's limit, whichever is less.
+    text_limit = files.module_config.get("max_seq_length") or tokenizer_limit or UNLIMITED
     limit = min(max(text_limit, max_input_tokens), positions)
     if limit >= UNLIMITED:
         raise ModelLoadError("The model's files declare no maximum length; set it with --max-model-len.")

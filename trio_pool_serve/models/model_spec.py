@@ -80,6 +80,11 @@ class ModelSpec:
         return False
 
     @property
+    def embeds_windows(self) -> bool:
+        """Whether a text that is too long can be embedded in windows: only if it is rendered by itself."""
+        return "embed" in self.tasks and not self.uses_chat_template and not self.pads_texts
+
+    @property
     def normalizes(self) -> bool:
         """Whether its vectors have unit length by default."""
         return False

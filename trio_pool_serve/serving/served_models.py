@@ -130,6 +130,13 @@ class ServedModels:
         folder, tokenizer = await offload.run("load", partial(maker.load_tokenizer, served.source))
         if folder.spec.assumption and self.owns_engines:
             logger.warning("%s: %s", served.source.name, folder.spec.assumption)
+        if self.config.loading.long_text == "chunk" and not folder.spec.embeds_windows:
+            reason = (
+                "--long-text chunk: this model does not embed texts in windows; those that are too long are refused."
+            )
+            if len(self.by_name) == 1:
+                raise ModelLoadError(f"{served.source.name}: {reason}")
+            logger.warning("%s: %s", served.source.name, reason)
         await maker.announce_to_hosts(served.source, folder)
         await served.engine.wait_ready()
         model = await offload.run("load", partial(maker.make_model, served, folder, tokenizer))

@@ -20,13 +20,13 @@ class InputParams:
     ``truncate_to`` is in tokens; −1 stands for the model's maximum. ``None`` refuses longer inputs, unless the server
     truncates by default and the request does not say ``refuses_longer``. ``instruction`` is the client's own text;
     ``prompt_name`` selects one of the model's prompt templates. Without either, ``input_type`` selects the model's
-    template for queries or documents. ``padded`` asks for padding to the model's maximum, which only models do that
-    were trained so; they do it always.
+    template for queries or documents. ``truncation_side`` is by default the tokenizer's. ``padded`` asks for padding to
+    the model's maximum, which only models do that were trained so; they do it always.
     """
 
     truncate_to: int | None = None
     refuses_longer: bool = False
-    truncation_side: TruncationSide = "right"
+    truncation_side: TruncationSide | None = None
     add_special_tokens: bool = True
     prompt_name: str | None = None
     instruction: str | None = None
@@ -75,7 +75,7 @@ def rendering_params(model: Model, input_params: InputParams) -> RenderingParams
         )
     return RenderingParams(
         truncate_to=limit if truncate_to == -1 else truncate_to,
-        truncation_side=input_params.truncation_side,
+        truncation_side=input_params.truncation_side or model.renderer.texts.tokenizers.first.truncation_side,
         add_special_tokens=input_params.add_special_tokens,
         instruction=_instruction(model, input_params),
         input_type=input_params.effective_input_type,

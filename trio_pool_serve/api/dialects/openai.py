@@ -82,7 +82,7 @@ class EmbeddingsRequest(InputFields):
             prompts=self._document_or_prompts(network),
             input_params=InputParams(
                 truncate_to=self.truncate_prompt_tokens,
-                truncation_side=self.truncation_side or "right",
+                truncation_side=self.truncation_side,
                 add_special_tokens=self.adds_special_tokens,
                 prompt_name=self.prompt_name,
                 instruction=self.prompt,

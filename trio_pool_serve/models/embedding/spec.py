@@ -165,13 +165,7 @@ def similarity_of(files: FolderFiles) -> Similarity:
     return known[name]
 
 
-IGNORED_HEADS = (
-    "ForMaskedLM",
-    "ForPreTraining",
-    "ForCausalLM",
-    "ForConditionalGeneration",
-    "ForTextEncoding",
-)
+IGNORED_HEADS = ("ForMaskedLM", "ForPreTraining", "ForCausalLM", "ForConditionalGeneration", "ForTextEncoding")
 """Class suffixes that a bare transformer may be saved with: sentence-transformers pools the states below the head."""
 
 

@@ -14,6 +14,7 @@ from jinja2.parser import Parser
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_json
+from trio_pool_serve.models.files.regular_files import read_text
 from trio_pool_serve.rendering.chat.chat_format import ChatFormat, expects_content_parts
 
 JINJA = re.compile(r"\{[{%#]")
@@ -32,7 +33,7 @@ def given_chat_template(given: str | None) -> str | None:
     template = given
     if not JINJA.search(given):
         try:
-            template = Path(given).expanduser().read_text(encoding="utf-8")
+            template = read_text(Path(given).expanduser())
         except (OSError, ValueError) as error:
             raise ModelLoadError(f"--chat-template {given} is neither a template nor a file: {error}") from error
     try:
@@ -105,7 +106,7 @@ def read_chat_template(files: FolderFiles) -> str | None:
     if files.chat_template is not None:
         return files.chat_template
     try:
-        return (files.transformer_path / "chat_template.jinja").read_text(encoding="utf-8")
+        return read_text(files.transformer_path / "chat_template.jinja")
     except FileNotFoundError:
         processor_template = read_json(files.transformer_path / "chat_template.json").get("chat_template")
         template = processor_template or files.tokenizer_config.get("chat_template")

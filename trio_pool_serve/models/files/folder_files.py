@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.known_keys import require_known
+from trio_pool_serve.models.files.regular_files import read_text, require_regular_files
 
 
 @frozen(kw_only=True)
@@ -34,7 +37,7 @@ class FolderFiles:
     path: Path
     transformer_path: Path
     modules: tuple[ModuleFiles, ...]
-    """``modules.json``, the transformer included; empty for a bare transformer."""
+    """``modules.json``, the transformer included, and Truncate for ``truncate_dim``; empty for a bare transformer."""
     config: Mapping[str, Any]
     """``config.json`` of the transformer."""
     module_config: Mapping[str, Any]
@@ -78,14 +81,9 @@ DEFAULT_TEXT_CONFIGS: Mapping[str, Mapping[str, Any]] = {
 }
 """Defaults of the text part by model type: the published files leave nearly all of it out."""
 
-TRANSFORMER_CONFIGS = (
-    "sentence_bert_config.json",
-    "sentence_roberta_config.json",
-    "sentence_distilbert_config.json",
-    "sentence_camembert_config.json",
-    "sentence_albert_config.json",
-    "sentence_xlm-roberta_config.json",
-    "sentence_xlnet_config.json",
+TRANSFORMER_CONFIGS = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 """The names that sentence-transformers has given to the transformer module's config over time."""
 
@@ -100,19 +98,32 @@ def read_folder_files(path: Path, chat_template: str | None = None) -> FolderFil
     """Read a folder's files. Raises ``ModelLoadError`` if it holds no model or a file is not JSON."""
     if not path.is_dir():
         raise ModelLoadError(f"{path} is not a folder.")
+    require_regular_files(path)
     modules = read_modules(path)
     router = read_router(modules[0].path) if modules and modules[0].name == "Router" else None
     transformer_path = _transformer_path(modules, router) if modules else path
+    adapter = transformer_path / "adapter_config.json"
+    if adapter.exists():
+        raise ModelLoadError(
+            f"{adapter}: adapters are not applied; merge this one into the weights (merge_and_unload)."
+        )
     config = read_json(transformer_path / "config.json")
     if not config:
         raise ModelLoadError(f"{transformer_path} holds no config.json: it is not a transformers model.")
+    candidates = ((name, read_json(transformer_path / name)) for name in TRANSFORMER_CONFIGS)
+    name, module_config = next(filter(itemgetter(1), candidates), ("", {}))
+    require_known("Transformer", str(transformer_path / name), module_config)
+    whole = read_json(path / "config_sentence_transformers.json")
+    # Other kinds of sentence-transformers' models do not read it.
+    if modules and whole.get("truncate_dim") and whole.get("model_type") in (None, "SentenceTransformer"):
+        modules += (ModuleFiles(name="Truncate", path=path, config={"dimensions": whole["truncate_dim"]}),)
     return FolderFiles(
         path=path,
         transformer_path=transformer_path,
         modules=modules,
         config=config,
-        module_config=next(filter(None, (read_json(transformer_path / name) for name in TRANSFORMER_CONFIGS)), {}),
-        sentence_transformers_config=read_json(path / "config_sentence_transformers.json"),
+        module_config=module_config,
+        sentence_transformers_config=whole,
         tokenizer_config=read_json(transformer_path / "tokenizer_config.json"),
         chat_template=chat_template,
         router=router,
@@ -122,7 +133,7 @@ def read_folder_files(path: Path, chat_template: str | None = None) -> FolderFil
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object of a file, ``{}`` if there is no such file. Raises ``ModelLoadError``."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_text(path))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -138,7 +149,7 @@ def read_modules(path: Path) -> tuple[ModuleFiles, ...]:
     if not listing.is_file():
         return ()
     try:
-        entries = json.loads(listing.read_text(encoding="utf-8"))
+        entries = json.loads(read_text(listing))
         modules = tuple(_module_files(path, entry["type"], entry["path"]) for entry in entries)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelLoadError(f"{listing} cannot be read: {error!r}") from error
@@ -156,6 +167,7 @@ def read_router(path: Path) -> RouterFiles:
     except (KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"The Router of {path} cannot be read: {error!r}") from error
     parameters = config.get("parameters") or {}
+    require_known("Router", f"{path}: parameters", parameters)
     if parameters.get("route_mappings"):
         raise ModelLoadError("The Router has route_mappings, which are not supported.")
     first = next(iter(routes), None) if parameters.get("allow_empty_key", True) else None
@@ -178,6 +190,7 @@ def _module_files(root: Path, dotted: str, subfolder: str) -> ModuleFiles:
     if not path.is_relative_to(root.resolve()):
         raise ModelLoadError(f"modules.json points outside the model's folder: {subfolder}")
     config = read_json(path / "config.json") if name not in (*TRANSFORMERS, "Router") else {}
+    require_known(name, str(path / "config.json"), config)
     return ModuleFiles(name=name, path=path, config=config)
 
 

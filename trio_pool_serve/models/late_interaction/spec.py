@@ -23,16 +23,9 @@ STANFORD = "HF_ColBERT"
 METADATA = "artifact.metadata"
 
 PYLATE_KEYS = (
-    "query_prefix",
-    "document_prefix",
-    "query_length",
-    "document_length",
-    "query_expansion",
-    "do_query_expansion",
-    "attend_to_expansion_tokens",
-    "attend_to_mask_tokens",
-    "skiplist_words",
-)
+    "query_prefix", "document_prefix", "query_length", "document_length", "query_expansion", "do_query_expansion",
+    "attend_to_expansion_tokens", "attend_to_mask_tokens", "skiplist_words",
+)  # fmt: skip
 """Keys that PyLate writes to config_sentence_transformers.json."""
 
 DEFAULT_QUERY_LENGTH = 32

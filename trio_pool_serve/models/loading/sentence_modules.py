@@ -80,7 +80,23 @@ class Dense(nn.Module):
         return out + (self.residual(rows) if hasattr(self, "residual") else rows)
 
 
-MODULES: Mapping[str, Callable[[ModuleFiles], nn.Module]] = {"Dense": Dense, "Normalize": lambda _: Normalize()}
+class Truncate(nn.Module):
+    """sentence-transformers' ``truncate_dim``: the beginning of a vector, not scaled to unit length again."""
+
+    def __init__(self, files: ModuleFiles) -> None:
+        super().__init__()
+        self.dimensions = files.config["dimensions"]
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Map [rows, d] to [rows, at most ``dimensions``]."""
+        return rows[:, : self.dimensions]
+
+
+MODULES: Mapping[str, Callable[[ModuleFiles], nn.Module]] = {
+    "Dense": Dense,
+    "Normalize": lambda _: Normalize(),
+    "Truncate": Truncate,
+}
 """Module constructors by class name in ``modules.json``."""
 
 

@@ -40,10 +40,9 @@ def load_tokenizer(folder: AnyModelFolder, *, trust_remote_code: bool = False) -
         special_tokens={name: str(token) for name, token in loaded.special_tokens_map.items()},
     )
     if not loaded.is_fast:
-        return SlowTokenizer(loaded, folder.lower_case, has_segments, chat, texts)
-    return FastTokenizer(
-        loaded.backend_tokenizer, frozenset(loaded.all_special_ids), named_ids(loaded), has_segments, chat, texts
-    )
+        return SlowTokenizer(loaded, folder.lower_case, has_segments, chat, texts, loaded.truncation_side)
+    ids = frozenset(loaded.all_special_ids), named_ids(loaded)
+    return FastTokenizer(loaded.backend_tokenizer, *ids, has_segments, chat, texts, loaded.truncation_side)
 
 
 def _templates(loaded: Any, folder: AnyModelFolder) -> Mapping[str, str]:

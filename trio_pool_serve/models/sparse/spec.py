@@ -84,8 +84,6 @@ def _read_router(files: FolderFiles) -> Sparse:
     if files.router.default_route == route:
         input_types.add(None)
     _require_same_tokenizer(table, files.transformer_path)
-    if read_json(table / "config.json").get("path"):
-        raise ModelLoadError("The SparseStaticEmbedding's weights are in a JSON file, which is not supported.")
     return _splade(
         files,
         splades[0],

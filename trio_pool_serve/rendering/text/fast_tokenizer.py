@@ -29,6 +29,7 @@ class FastTokenizer:
     _has_segments: bool = True
     render_chat: RenderChat | None = None
     chat: ModelChatTemplates = Factory(ModelChatTemplates)
+    truncation_side: TruncationSide = "right"
     special_tokens: int = field(init=False)
     pair_special_tokens: int = field(init=False)
 

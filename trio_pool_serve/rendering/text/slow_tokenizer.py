@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from attrs import Factory, define, field
+from attrs import Factory, define, evolve, field
 
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.prompts import TruncationSide
@@ -30,6 +30,7 @@ class SlowTokenizer:
     _has_segments: bool = True
     render_chat: RenderChat | None = None
     chat: ModelChatTemplates = Factory(ModelChatTemplates)
+    truncation_side: TruncationSide = "right"
     special_tokens: int = field(init=False)
     pair_special_tokens: int = field(init=False)
 
@@ -126,9 +127,7 @@ class SlowTokenizer:
 
     def copy(self) -> "SlowTokenizer":
         """Return a deep copy."""
-        return SlowTokenizer(
-            copy.deepcopy(self._tokenizer), self._lower_case, self._has_segments, self.render_chat, self.chat
-        )
+        return evolve(self, tokenizer=copy.deepcopy(self._tokenizer))
 
 
 def named_ids(tokenizer: Any) -> dict[str, int]:

@@ -67,6 +67,10 @@ class Tokenizer(Protocol):
         """Number of special tokens around a pair."""
 
     @property
+    def truncation_side(self) -> TruncationSide:
+        """Where texts are truncated unless a request says otherwise."""
+
+    @property
     def render_chat(self) -> RenderChat | None:
         """Renders the chat template, ``None`` if there is none."""
 

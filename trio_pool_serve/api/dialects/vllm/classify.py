@@ -46,7 +46,7 @@ class ClassifyRequest(InputFields):
             tasks=("classify",),
             input_params=InputParams(
                 truncate_to=self.truncate_prompt_tokens,
-                truncation_side=self.truncation_side or "right",
+                truncation_side=self.truncation_side,
                 add_special_tokens=self.adds_special_tokens,
                 prompt_name=self.prompt_name,
                 padded=self.padding == "max_length",

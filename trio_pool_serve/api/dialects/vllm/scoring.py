@@ -63,7 +63,7 @@ class ScoreOptions:
             documents=documents,
             input_params=InputParams(
                 truncate_to=self.truncate_prompt_tokens,
-                truncation_side=self.truncation_side or "right",
+                truncation_side=self.truncation_side,
                 instruction=self._instruction(),
                 padded=self.padding == "max_length",
             ),

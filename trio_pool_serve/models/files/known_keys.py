@@ -1,0 +1,80 @@
+"""The keys of a model's files that are obeyed, or that sentence-transformers does not compute with either.
+
+Any other key is refused; docs/model-files.md has the table. From the loaders of sentence-transformers 6.2 and
+transformers 5.23.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from trio_pool_serve.errors import ModelLoadError
+
+HUB = "cache_dir local_files_only revision subfolder token trust_remote_code"
+"""sentence-transformers replaces these by its own arguments."""
+
+KNOWN_KEYS: Mapping[str, str] = {
+    "Transformer": (
+        "max_seq_length do_lower_case transformer_task modality_config module_output_name processing_kwargs "
+        "query_length document_length query_expansion unpad_inputs backend"
+    ),
+    "model_kwargs": (
+        f"{HUB} dtype torch_dtype add_pooling_layer attn_implementation device_map low_cpu_mem_usage use_safetensors"
+    ),
+    "processor_kwargs": f"{HUB} use_fast",
+    "config_kwargs": f"{HUB} use_cache",
+    "Pooling": (
+        "pooling_mode pooling_mode_cls_token pooling_mode_max_tokens pooling_mode_mean_tokens pooling_mode_lasttoken "
+        "pooling_mode_mean_sqrt_len_tokens pooling_mode_weightedmean_tokens include_prompt embedding_dimension "
+        "word_embedding_dimension"
+    ),
+    "SpladePooling": "pooling_strategy activation_function embedding_dimension word_embedding_dimension chunk_size",
+    "SparseStaticEmbedding": "frozen",
+    "LogitScore": "true_token_id false_token_id module_input_name",
+    "MultiVectorMask": "skiplist_words skiplist_tasks keep_only_token_ids",
+    "Router": "default_route allow_empty_key route_mappings",
+}
+"""By class of module, and by mapping within a Transformer's config. sentence-transformers passes all keys of these to
+a constructor; of other classes' it ignores what it does not know."""
+
+OLD_NAMES = {"model_args": "model_kwargs", "tokenizer_args": "processor_kwargs", "config_args": "config_kwargs"}
+
+WRONG = {
+    "model_kwargs": "the transformer would be loaded without it",
+    "processor_kwargs": "texts would be tokenised without it",
+    "config_kwargs": "the transformer would compute without it",
+    "tokenizer_name_or_path": "texts would be tokenised by the folder's own tokenizer instead",
+}
+"""What a refused key, or one in such a mapping, would do to outputs if it was ignored."""
+
+NOMIC_NAMES: Mapping[str, Any] = {
+    "n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": 3072, "num_experts": 0, "layer_norm_epsilon": 1e-12,
+    "rotary_emb_base": 1000, "rotary_emb_fraction": 1, "rotary_emb_interleaved": False, "activation_function": "swiglu",
+    "prenorm": False, "parallel_block": False, "use_rms_norm": False, "causal": False, "qkv_proj_bias": False,
+    "mlp_fc1_bias": False, "mlp_fc2_bias": False,
+}  # fmt: skip
+"""Names of published ``nomic_bert`` configs that transformers' class does not read, and what it computes with then."""
+
+
+def require_known(kind: str, place: str, config: Mapping[str, Any]) -> None:
+    """Raise ``ModelLoadError`` for a key that is not among ``KNOWN_KEYS`` of a kind, unless its value is empty."""
+    known = KNOWN_KEYS[kind].split() if kind in KNOWN_KEYS else config
+    for key, value in config.items():
+        section = OLD_NAMES.get(key, key)
+        if value in (None, {}, []) or key in known:
+            continue
+        if kind == "Transformer" and section in WRONG and isinstance(value, Mapping):
+            require_known(section, f"{place}: {key}", value)
+            continue
+        wrong = WRONG.get(key) or WRONG.get(kind, "sentence-transformers would not ignore it")
+        raise ModelLoadError(f"{place}: {key} is {value!r}, which is not supported: {wrong}.")
+
+
+def require_native_names(place: str, config: Mapping[str, Any]) -> None:
+    """Raise ``ModelLoadError`` for a published config that transformers' own class would misread."""
+    if config.get("model_type") != "nomic_bert" or "hidden_size" in config:
+        return
+    for name, native in NOMIC_NAMES.items():
+        if (config.get(name) or native) != native:
+            raise ModelLoadError(
+                f"{place}: {name} is {config[name]!r}, but transformers' own class would compute with {native!r}."
+            )
