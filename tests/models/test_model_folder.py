@@ -86,6 +86,21 @@ def test_prompts_are_read_and_null_ones_dropped(folder: Path):
     assert read.default_prompt_name == "query"
 
 
+@pytest.mark.parametrize("name", ["query", "document", "null"])
+def test_a_default_prompt_may_be_one_that_sentence_transformers_has_in_any_case(folder: Path, name: str):
+    declared = {"prompts": {"null": None}, "default_prompt_name": name}
+    write_json(folder / "config_sentence_transformers.json", declared)
+    assert read_model_folder(folder).default_prompt_name == name
+
+
+def test_a_default_prompt_that_does_not_exist_is_an_error(folder: Path):
+    write_json(
+        folder / "config_sentence_transformers.json", {"prompts": {"web": "w"}, "default_prompt_name": "passage"}
+    )
+    with pytest.raises(ModelLoadError, match=r"default_prompt_name passage: .* are: document, query, web"):
+        read_model_folder(folder)
+
+
 @pytest.mark.parametrize("document", [None, {}, {"prompts": None}])
 def test_there_need_be_no_prompts(folder: Path, document: object):
     if document is not None:
@@ -131,7 +146,9 @@ NO_LIMIT = 1000000000000000019884624838656
         (None, NO_LIMIT, 512),
     ],
 )
-def test_the_transformer_module_s_limit_replaces_the_tokenizer_s(folder: Path, own: int | None, of_tokenizer: int | None, expected: int):
+def test_the_transformer_s_limit_replaces_the_tokenizer_s(
+    folder: Path, own: int | None, of_tokenizer: int | None, expected: int
+):
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": own, "do_lower_case": False})
     write_json(folder / "tokenizer_config.json", {"model_max_length": of_tokenizer})
     assert read_model_folder(folder).max_model_len == expected

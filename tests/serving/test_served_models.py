@@ -1,6 +1,7 @@
 """Models that are loaded and unloaded while the server runs: who waits for what, and what others notice of it."""
 
 import gc
+import os
 import threading
 import weakref
 
@@ -480,6 +481,17 @@ async def test_a_model_beyond_those_loaded_at_the_start_is_refused_then_if_its_f
     with pytest.RaisesGroup(ModelLoadError, flatten_subgroups=True):
         async with changing(tmp_path, at_start=("a", "e"), max_loaded_models=1):
             raise AssertionError("it has started")
+
+
+async def test_a_fifo_among_a_model_s_files_does_not_keep_later_models_from_loading(tmp_path):
+    write_scripted_folder(tmp_path / "f")
+    (tmp_path / "f/config.json").unlink()
+    os.mkfifo(tmp_path / "f/config.json")
+    async with changing(tmp_path) as live:
+        with trio.fail_after(30):
+            refused = await live.load("f")
+            assert "config.json is neither a file nor a folder" in refused.text
+            assert (await live.load("b")).status_code == 200
 
 
 async def test_nothing_can_be_changed_before_the_models_of_the_start_are_loaded(tmp_path):

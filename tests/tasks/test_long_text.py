@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from tests.conftest import assert_idle, running, wait_idle
-from tests.model_folders import VOCABULARY
+from tests.model_folders import VOCABULARY, write_late_interaction_folder
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import Config, ModelConfig
-from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
+from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, ModelLoadError
 from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.rendering.text.text_renderer import MAX_WINDOWS
 from trio_pool_serve.service import Service
@@ -131,3 +131,18 @@ async def test_a_text_of_more_windows_than_can_be_read_is_refused(service, scrip
         await embed(service, "w1 " * (ROOM * MAX_WINDOWS + 1))
     assert scripted.batches == []
     await wait_idle(service)
+
+
+async def test_a_model_that_embeds_no_windows_is_refused_with_the_setting(tmp_path):
+    folder = write_late_interaction_folder(tmp_path / "tokens")
+    config = Config(models=(f"m={folder}",), loading=ModelConfig(long_text="chunk"))
+    with pytest.RaisesGroup(pytest.RaisesExc(ModelLoadError, match="m: --long-text chunk"), flatten_subgroups=True):
+        async with running(Service(config, lambda *_: ScriptedRunner())):
+            raise AssertionError("it has started")
+
+
+async def test_beside_one_that_does_it_is_served_with_a_warning(scripted_folder, tmp_path, caplog):
+    folder = write_late_interaction_folder(tmp_path / "tokens")
+    config = Config(models=(str(scripted_folder), f"m={folder}"), loading=ModelConfig(long_text="chunk"))
+    async with running(Service(config, lambda *_: ScriptedRunner())):
+        assert "m: --long-text chunk: this model does not embed texts in windows" in caplog.text

@@ -1,0 +1,126 @@
+"""What a folder's small files say has the effect that it has in sentence-transformers, or is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.end_to_end.folder_over_http import serving_folder
+from tests.model_folders import write_json
+from tests.models.model_families import TEXTS, ServedModel, largest_difference, reference, write_family
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.folder import read_model_folder
+
+TOLERANCE = 1e-5
+LONG = [TEXTS[3], f"{TEXTS[1]} {TEXTS[6]}"]
+
+
+def with_keys(path: Path, name: str, **keys: object) -> Path:
+    """Change a file of a folder: set these keys, and leave those out that are None."""
+    document = json.loads((path / name).read_text()) | keys
+    write_json(path / name, {key: value for key, value in document.items() if value is not None})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("family", "own", "of_tokenizer", "expected"),
+    [("bert", 40, 16, 40), ("roberta", 16, 40, 16), ("bert", None, 24, 24), ("roberta", 24, None, 24)],
+)
+async def test_lengths_agree(tmp_path: Path, family: str, own: int | None, of_tokenizer: int | None, expected: int):
+    path = write_family(tmp_path / family, family)
+    with_keys(path, "sentence_bert_config.json", max_seq_length=own)
+    with_keys(path, "tokenizer_config.json", model_max_length=of_tokenizer)
+    ours, theirs = ServedModel(path), reference(path)
+    assert ours.folder.max_model_len == theirs.max_seq_length == expected
+    assert largest_difference(await ours.embed(LONG), theirs.encode(LONG)) < TOLERANCE
+
+
+async def test_truncate_dim_agrees(tmp_path: Path):
+    path = with_keys(write_family(tmp_path / "bert", "bert"), "config_sentence_transformers.json", truncate_dim=12)
+    texts, theirs = list(TEXTS), reference(path)
+    async with serving_folder(path) as ours:
+        response = await ours.client.post("/v1/embeddings", json={"input": texts, "truncate_prompt_tokens": -1})
+        vectors = [row["embedding"] for row in response.json()["data"]]
+        assert np.abs(np.array(vectors) - theirs.encode(texts)).max() < TOLERANCE
+        assert len(vectors[0]) == 12
+        body = {"input": texts, "dimensions": 5, "truncate_prompt_tokens": -1}
+        fewer = [row["embedding"] for row in (await ours.client.post("/v1/embeddings", json=body)).json()["data"]]
+        assert np.abs(np.array(fewer) - theirs.encode(texts, truncate_dim=5)).max() < TOLERANCE
+    normalized = ServedModel(path, settings={"normalize": True})
+    theirs_normalized = theirs.encode(texts, normalize_embeddings=True)
+    assert largest_difference(await normalized.embed(texts), theirs_normalized) < TOLERANCE
+
+
+@pytest.mark.parametrize("place", ["tokenizer_config.json", "tokenizer.json"])
+async def test_the_tokenizer_s_truncation_side_agrees(tmp_path: Path, place: str):
+    path = write_family(tmp_path / "left", "bert")
+    if place == "tokenizer_config.json":
+        with_keys(path, place, truncation_side="left")
+    else:
+        truncation = {"direction": "Left", "max_length": 48, "strategy": "LongestFirst", "stride": 0}
+        with_keys(path, place, truncation=truncation)
+    theirs = reference(path)
+    left = theirs.encode(LONG)
+    theirs.tokenizer.truncation_side = "right"
+    right = theirs.encode(LONG)
+    assert np.abs(left - right).max() > 0.01
+    async with serving_folder(path) as ours:
+
+        async def embed(where: str = "/v1/embeddings", **more: object) -> Any:
+            key = "inputs" if where == "/embed" else "input"
+            response = await ours.client.post(where, json={key: LONG, **more})
+            document = response.json()
+            return np.array(document if where == "/embed" else [row["embedding"] for row in document["data"]])
+
+        assert np.abs(await embed(truncate_prompt_tokens=-1) - left).max() < TOLERANCE
+        assert np.abs(await embed(truncate_prompt_tokens=-1, truncation_side="right") - right).max() < TOLERANCE
+        assert np.abs(await embed("/embed", truncate=True) - right).max() < TOLERANCE  # TEI's documented default
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"config_args": {"hidden_act": "relu"}},
+        {"tokenizer_args": {"truncation_side": "left"}},
+        {"processor_kwargs": {"model_max_length": 12}},
+        {"tokenizer_name_or_path": "other"},
+    ],
+    ids=lambda keys: next(iter(keys)),
+)
+def test_what_would_change_vectors_there_is_refused(tmp_path: Path, keys: dict[str, Any]):
+    path = write_family(tmp_path / "bert", "bert")
+    plain = reference(path).encode(LONG)
+    if "tokenizer_name_or_path" in keys:
+        other = with_keys(write_family(tmp_path / "other", "bert"), "tokenizer_config.json", truncation_side="left")
+        keys = {"tokenizer_name_or_path": str(other)}
+    with_keys(path, "sentence_bert_config.json", **keys)
+    assert np.abs(reference(path).encode(LONG) - plain).max() > 0.01
+    with pytest.raises(ModelLoadError, match=f"sentence_bert_config.json: {next(iter(keys))}"):
+        read_model_folder(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("sentence_bert_config.json", {"telepathy": 1}),
+        ("1_Pooling/config.json", {"telepathy": 1}),
+        ("config_sentence_transformers.json", {"default_prompt_name": "nowhere"}),
+    ],
+)
+def test_what_is_an_error_there_is_one_here(tmp_path: Path, name: str, keys: dict[str, Any]):
+    path = with_keys(write_family(tmp_path / "bert", "bert"), name, **keys)
+    with pytest.raises((TypeError, ValueError)):
+        reference(path)
+    with pytest.raises(ModelLoadError, match=r"telepathy|nowhere"):
+        read_model_folder(path)
+
+
+async def test_what_has_no_effect_there_has_none_here(tmp_path: Path):
+    path = write_family(tmp_path / "bert", "bert")
+    arguments = {"model_args": {"add_pooling_layer": False, "revision": "main"}, "config_args": {"use_cache": True}}
+    with_keys(path, "sentence_bert_config.json", backend="onnx", unpad_inputs=False, **arguments)
+    with_keys(path, "config_sentence_transformers.json", telepathy=1, requirements={})
+    with_keys(path, "1_Pooling/config.json", word_embedding_dimension=7)
+    assert largest_difference(await ServedModel(path).embed(LONG), reference(path).encode(LONG)) < TOLERANCE
