@@ -9,6 +9,7 @@ import pytest
 
 from tests.end_to_end.folder_over_http import serving_folder
 from tests.model_folders import write_json
+from tests.models.classifier_families import cross_encoder, write_classifier
 from tests.models.model_families import TEXTS, ServedModel, largest_difference, reference, write_family
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
@@ -45,6 +46,8 @@ async def test_truncate_dim_agrees(tmp_path: Path):
         vectors = [row["embedding"] for row in response.json()["data"]]
         assert np.abs(np.array(vectors) - theirs.encode(texts)).max() < TOLERANCE
         assert len(vectors[0]) == 12
+        pooled = await ours.client.post("/pooling", json={"input": texts, "truncate_prompt_tokens": -1})
+        assert [row["data"] for row in pooled.json()["data"]] == vectors
         body = {"input": texts, "dimensions": 5, "truncate_prompt_tokens": -1}
         fewer = [row["embedding"] for row in (await ours.client.post("/v1/embeddings", json=body)).json()["data"]]
         assert np.abs(np.array(fewer) - theirs.encode(texts, truncate_dim=5)).max() < TOLERANCE
@@ -77,6 +80,26 @@ async def test_the_tokenizer_s_truncation_side_agrees(tmp_path: Path, place: str
         assert np.abs(await embed(truncate_prompt_tokens=-1) - left).max() < TOLERANCE
         assert np.abs(await embed(truncate_prompt_tokens=-1, truncation_side="right") - right).max() < TOLERANCE
         assert np.abs(await embed("/embed", truncate=True) - right).max() < TOLERANCE  # TEI's documented default
+
+
+async def test_the_tokenizer_s_truncation_side_agrees_for_pairs(tmp_path: Path):
+    path = write_classifier(tmp_path / "left", "bert", num_labels=1)
+    with_keys(path, "tokenizer_config.json", truncation_side="left")
+    scores = cross_encoder(path).predict([(LONG[1], text) for text in LONG])
+    async with serving_folder(path) as ours:
+
+        async def ask(where: str, **body: object) -> list[dict[str, Any]]:
+            response = await ours.client.post(where, json=body | {"truncate_prompt_tokens": -1})
+            rows: list[dict[str, Any]] = response.json()["data"]
+            return rows
+
+        rows = await ask("/score", text_1=LONG[1], text_2=LONG)
+        assert np.abs(np.array([row["score"] for row in rows]) - scores).max() < TOLERANCE
+        unsaid, left, right = [
+            await ask("/classify", input=LONG, **side)
+            for side in ({}, {"truncation_side": "left"}, {"truncation_side": "right"})
+        ]
+        assert unsaid == left != right
 
 
 @pytest.mark.parametrize(

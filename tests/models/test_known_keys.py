@@ -142,7 +142,9 @@ def test_the_files_of_published_models_are_accepted(folder: Path, own: Any, pool
 
 def test_an_adapter_beside_the_weights_is_refused(folder: Path):
     write_json(folder / "adapter_config.json", {"peft_type": "LORA", "r": 4, "target_modules": ["query"]})
-    with pytest.raises(ModelLoadError, match=r"adapter_config\.json: adapters are not applied; merge"):
+    with pytest.raises(
+        ModelLoadError, match=r"adapter_config\.json: adapters are not applied; merge it into the weights"
+    ):
         read_model_folder(folder)
 
 

@@ -131,9 +131,7 @@ class ServedModels:
         if folder.spec.assumption and self.owns_engines:
             logger.warning("%s: %s", served.source.name, folder.spec.assumption)
         if self.config.loading.long_text == "chunk" and not folder.spec.embeds_windows:
-            reason = (
-                "--long-text chunk: this model does not embed texts in windows; those that are too long are refused."
-            )
+            reason = "--long-text chunk: this model does not embed texts in windows; long ones would be refused."
             if len(self.by_name) == 1:
                 raise ModelLoadError(f"{served.source.name}: {reason}")
             logger.warning("%s: %s", served.source.name, reason)

@@ -53,8 +53,8 @@ class Embedding(ModelSpec):
 
     @property
     def normalizes(self) -> bool:
-        """Whether a Normalize module is among its modules."""
-        return any(module.name == "Normalize" for module in self.modules)
+        """Whether the last of its modules is a Normalize."""
+        return self.modules[-1].name == "Normalize"
 
     @property
     def uses_chat_template(self) -> bool:

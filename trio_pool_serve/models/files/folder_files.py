@@ -104,9 +104,7 @@ def read_folder_files(path: Path, chat_template: str | None = None) -> FolderFil
     transformer_path = _transformer_path(modules, router) if modules else path
     adapter = transformer_path / "adapter_config.json"
     if adapter.exists():
-        raise ModelLoadError(
-            f"{adapter}: adapters are not applied; merge this one into the weights (merge_and_unload)."
-        )
+        raise ModelLoadError(f"{adapter}: adapters are not applied; merge it into the weights (merge_and_unload).")
     config = read_json(transformer_path / "config.json")
     if not config:
         raise ModelLoadError(f"{transformer_path} holds no config.json: it is not a transformers model.")
