@@ -187,6 +187,7 @@ def _module_files(root: Path, dotted: str, subfolder: str) -> ModuleFiles:
     path = (root / subfolder).resolve()
     if not path.is_relative_to(root.resolve()):
         raise ModelLoadError(f"modules.json points outside the model's folder: {subfolder}")
+    require_regular_files(path)
     config = read_json(path / "config.json") if name not in (*TRANSFORMERS, "Router") else {}
     require_known(name, str(path / "config.json"), config)
     return ModuleFiles(name=name, path=path, config=config)
