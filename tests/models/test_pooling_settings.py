@@ -9,6 +9,7 @@ from tests.models.model_families import (
     TEXTS,
     Module,
     ServedModel,
+    edit_json,
     largest_difference,
     pooling,
     reference,
@@ -83,6 +84,16 @@ def test_what_is_assumed_is_said_with_what_others_would_assume(family: str, vllm
     half = read_model_folder(bare, ModelConfig(pooling="cls")).spec.assumption
     assert "Assumed are cls pooling and no normalisation." in half
     assert read_model_folder(bare, ModelConfig(pooling="cls", normalize=True)).spec.assumption == ""
+
+
+@pytest.mark.parametrize(("config", "pooling_type"), [({}, "lasttoken"), ({"is_causal": False}, "mean")])
+async def test_a_bare_decoder_is_pooled_as_sentence_transformers_does(config: dict, pooling_type: str, tmp_path: Path):
+    bare = write_family(tmp_path / "qwen3", "qwen3", modules=())
+    (bare / "modules.json").unlink()
+    edit_json(bare / "config.json", lambda whole: whole | {"architectures": ["Qwen3ForCausalLM"]} | config)
+    ours = ServedModel(bare)
+    assert f"Assumed are {pooling_type} pooling and no normalisation." in ours.folder.spec.assumption
+    assert largest_difference(await ours.embed(TEXTS), reference(bare).encode(list(TEXTS))) < TOLERANCE
 
 
 def test_nothing_is_assumed_of_what_the_files_declare(tmp_path: Path):

@@ -136,7 +136,9 @@ async def test_a_text_of_more_windows_than_can_be_read_is_refused(service, scrip
 async def test_a_model_that_embeds_no_windows_is_refused_with_the_setting(tmp_path):
     folder = write_late_interaction_folder(tmp_path / "tokens")
     config = Config(models=(f"m={folder}",), loading=ModelConfig(long_text="chunk"))
-    with pytest.RaisesGroup(pytest.RaisesExc(ModelLoadError, match="m: --long-text chunk"), flatten_subgroups=True):
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(ModelLoadError, match="m cannot be loaded: --long-text chunk"), flatten_subgroups=True
+    ):
         async with running(Service(config, lambda *_: ScriptedRunner())):
             raise AssertionError("it has started")
 

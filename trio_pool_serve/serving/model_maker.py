@@ -10,6 +10,7 @@ from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.model_results import ModelResults
 from trio_pool_serve.engine.remote.remote_engines import RemoteEngines
 from trio_pool_serve.engine.result_cache import ResultCache
+from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.model_digest import digest_of
 from trio_pool_serve.models.folder import locate_model, open_model_folder
 from trio_pool_serve.models.loading.local_runners import LocalRunners
@@ -26,6 +27,8 @@ from trio_pool_serve.serving.served_model import ServedModel
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
+
+NO_WINDOWS = "--long-text chunk: this model does not embed texts in windows; long ones would be refused."
 
 
 @define(eq=False)
@@ -84,7 +87,11 @@ class ModelMaker:
 
     def read_folder(self, source: ModelSource) -> AnyModelFolder:
         """Read the files that say what a model is. Blocks. Raises ``ModelLoadError``."""
-        return open_model_folder(source.location, self.config.loading)
+        folder = open_model_folder(source.location, self.config.loading)
+        is_only_one = self.config.sources == (source,)
+        if is_only_one and self.config.loading.long_text == "chunk" and not folder.spec.embeds_windows:
+            raise ModelLoadError(NO_WINDOWS)
+        return folder
 
     def load_tokenizer(self, source: ModelSource) -> tuple[AnyModelFolder, Tokenizer]:
         """Read a model's folder and load its tokenizer. Blocks. Raises ``ModelLoadError``."""

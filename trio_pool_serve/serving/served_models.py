@@ -20,7 +20,7 @@ from trio_pool_serve.errors import (
     innermost,
 )
 from trio_pool_serve.models.model_kind import AnyModelFolder
-from trio_pool_serve.serving.model_maker import ModelMaker
+from trio_pool_serve.serving.model_maker import NO_WINDOWS, ModelMaker
 from trio_pool_serve.serving.served_model import ModelUse, ServedModel
 from trio_pool_serve.tasks.model import Model
 
@@ -131,10 +131,7 @@ class ServedModels:
         if folder.spec.assumption and self.owns_engines:
             logger.warning("%s: %s", served.source.name, folder.spec.assumption)
         if self.config.loading.long_text == "chunk" and not folder.spec.embeds_windows:
-            reason = "--long-text chunk: this model does not embed texts in windows; long ones would be refused."
-            if len(self.by_name) == 1:
-                raise ModelLoadError(f"{served.source.name}: {reason}")
-            logger.warning("%s: %s", served.source.name, reason)
+            logger.warning("%s: %s", served.source.name, NO_WINDOWS)
         await maker.announce_to_hosts(served.source, folder)
         await served.engine.wait_ready()
         model = await offload.run("load", partial(maker.make_model, served, folder, tokenizer))

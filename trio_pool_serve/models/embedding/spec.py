@@ -1,7 +1,7 @@
 """Embedding models: a transformer, a Pooling module, and the modules after it.
 
 The sentence-transformers layout: ``modules.json`` lists the modules, each in its own subfolder. A folder without it
-is a bare transformer, which sentence-transformers pools by MEAN.
+is a bare transformer, which sentence-transformers pools by MEAN, or by LAST if it is a causal language model.
 """
 
 import re
@@ -117,11 +117,11 @@ def modules_after_transformer(
 ) -> tuple[ModuleFiles, ...]:
     """Return the modules after the transformer, as the settings change them.
 
-    A bare transformer gets those ``undeclared``, by default mean pooling. Raises ``ModelLoadError`` for ``--pooling``
-    where no Pooling module comes first.
+    A bare transformer gets those ``undeclared``, by default the pooling of sentence-transformers. Raises
+    ``ModelLoadError`` for ``--pooling`` where no Pooling module comes first.
     """
-    mean_pooling = ModuleFiles(name="Pooling", path=files.path, config={"pooling_mode": "mean"})
-    modules = list(files.modules[1:] if files.modules else undeclared or (mean_pooling,))
+    pooling = ModuleFiles(name="Pooling", path=files.path, config={"pooling_mode": _undeclared_pooling(files)})
+    modules = list(files.modules[1:] if files.modules else undeclared or (pooling,))
     if config.pooling is not None:
         if not modules or modules[0].name != "Pooling":
             raise ModelLoadError("--pooling: modules.json has no Pooling module after the transformer.")
@@ -135,6 +135,12 @@ def modules_after_transformer(
     return tuple(modules)
 
 
+def _undeclared_pooling(files: FolderFiles) -> str:
+    """Return the pooling type that sentence-transformers gives to a bare transformer."""
+    is_decoder = bool(files.architectures) and files.architectures[0].endswith("ForCausalLM")
+    return "lasttoken" if is_decoder and files.config.get("is_causal", True) else "mean"
+
+
 ENCODERS = re.compile("bert|mpnet|nomic|gte|siglip|electra", re.IGNORECASE)
 """In the names of classes that vLLM pools by CLS; decoders it pools by LAST."""
 
@@ -143,13 +149,13 @@ def assumption_of(files: FolderFiles, config: ModelConfig) -> str:
     """Return what is assumed of a folder without modules.json, and what other servers would assume."""
     if files.modules or (config.pooling is not None and config.normalize is not None):
         return ""
-    name = next(iter(files.architectures), "")
+    name, pooling = next(iter(files.architectures), ""), _undeclared_pooling(files)
     vllm = "CLS" if ENCODERS.search(name) else "LAST"
     # It takes any model type with these four letters for a variant of BERT.
     is_bert = "bert" in str(files.config.get("model_type")).lower()
     return (
-        f"The files declare no pooling (there is no modules.json). Assumed are {config.pooling or 'mean'} pooling and "
-        f"{'' if config.normalize else 'no '}normalisation. sentence-transformers assumes mean pooling and no "
+        f"The files declare no pooling (there is no modules.json). Assumed are {config.pooling or pooling} pooling and "
+        f"{'' if config.normalize else 'no '}normalisation. sentence-transformers assumes {pooling} pooling and no "
         f"normalisation, vLLM {vllm} pooling and normalisation, text-embeddings-inference "
         f"{'CLS pooling and normalisation' if is_bert else 'refuses the model'}. "
         "Choose with --pooling and --normalize or --no-normalize."
