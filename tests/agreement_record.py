@@ -1,7 +1,7 @@
 """A record of what passing tests have shown: which clients work, and how near the oracles the answers are.
 
 ``scripts/test --write-agreement -m ""`` writes it to docs/agreement.json: most families are slow tests. A run without
-that option writes nothing.
+that option writes nothing; of a part that a run's tests report nothing of, the earlier record stays.
 """
 
 import json
@@ -12,7 +12,7 @@ import pytest
 from attrs import Factory, define
 
 PATH = Path(__file__).parents[1] / "docs" / "agreement.json"
-CLIENT, AGREEMENT = "client", "agreement"
+CLIENT, AGREEMENT, DEFAULT_FLAGS = "client", "agreement", "default_flags"
 
 
 @define(eq=False)
@@ -23,6 +23,8 @@ class Record:
     """Dialect, route, client."""
     agreements: dict[tuple[str, str, str], float] = Factory(dict)
     """The largest difference by family, task and oracle."""
+    default_flags: list[dict[str, object]] = Factory(list)
+    """By kind of model: what computes it, in which dtype, and how near it is to float32."""
 
     def add(self, kind: object, row: tuple) -> None:
         if kind == CLIENT:
@@ -30,9 +32,12 @@ class Record:
         elif kind == AGREEMENT:
             *key, difference = row
             self.agreements[tuple(key)] = max(difference, self.agreements.get(tuple(key), 0.0))
+        elif kind == DEFAULT_FLAGS:
+            self.default_flags.append(dict(zip(("kind", "dtype", "by", "error", "cosine"), row, strict=True)))
 
     def document(self) -> dict[str, list[dict[str, object]]]:
         return {
+            "default_flags": self.default_flags,
             "clients": [dict(zip(("dialect", "route", "client"), row, strict=True)) for row in sorted(self.clients)],
             "agreement": [
                 {"family": family, "task": task, "oracle": oracle, "largest_difference": float(f"{difference:.2g}")}
@@ -46,7 +51,9 @@ class Record:
                 self.add(kind, row)
 
     def pytest_sessionfinish(self) -> None:
-        PATH.write_text(json.dumps(self.document(), indent=2) + "\n")
+        reported = {part: rows for part, rows in self.document().items() if rows}
+        earlier = json.loads(PATH.read_text()) if PATH.exists() else {}
+        PATH.write_text(json.dumps({**earlier, **reported}, indent=2) + "\n")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -78,5 +85,16 @@ def record_agreement(request: pytest.FixtureRequest) -> Callable[[str, str, str,
 
     def record(family: str, task: str, oracle: str, difference: float) -> None:
         request.node.user_properties.append((AGREEMENT, (family, task, oracle, float(difference))))
+
+    return record
+
+
+@pytest.fixture
+def record_default_flags(request: pytest.FixtureRequest) -> Callable[[str, str, str, float, float], None]:
+    """Say what computes a kind of model by default, and how near float32; it counts if the test passes."""
+
+    def record(kind: str, dtype: str, by: str, error: float, cosine: float) -> None:
+        row = kind, dtype, by, float(f"{error:.2g}"), round(cosine, 5)
+        request.node.user_properties.append((DEFAULT_FLAGS, row))
 
     return record

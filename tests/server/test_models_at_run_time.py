@@ -1,15 +1,20 @@
 """A real server whose models change: what signals and restarts do to that."""
 
 import os
+import sys
 from pathlib import Path
 
 import httpx
+import numpy as np
+import pytest
 import trio
 
 from tests.conftest import client_of
 from tests.model_folders import write_scripted_folder
+from tests.models.model_families import TEXTS, write_family
 from tests.server.server_process import SCRIPTED, launched
 from tests.serving.changing_models import ADMIN
+from trio_pool_serve.types import Vectors
 
 
 async def test_a_server_that_is_stopped_while_it_loads_a_model_answers_others_and_ends(tmp_path: Path):
@@ -107,3 +112,30 @@ async def test_a_download_that_hangs_holds_up_no_other_change(tmp_path: Path):
         server.signal()
         assert await server.wait_exit(30) == 0
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.slow
+async def test_loading_and_removing_a_model_changes_nothing_for_clients_of_another(tmp_path: Path):
+    flags = [f"m={write_family(tmp_path / 'm', 'bert')}", "--model-api", "--api-key", "admin-key"]
+    other = {"model": str(write_family(tmp_path / "a", "mpnet")), "name": "a"}
+    command = (sys.executable, "-m", "trio_pool_serve", "serve")  # with the CPU backend and the dtype of its default
+    async with launched(tmp_path, *flags, command=command) as server, client_of(server.url) as client:
+
+        async def vector() -> Vectors:
+            answer = await client.post("/v1/embeddings", json={"model": "m", "input": TEXTS[0]}, headers=ADMIN)
+            assert answer.status_code == 200, answer.text
+            return np.array(answer.json()["data"][0]["embedding"])
+
+        async def ask() -> None:
+            while True:
+                np.testing.assert_allclose(await vector(), expected, atol=0.03 * np.linalg.norm(expected))
+
+        expected = await vector()
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(ask)
+            for _ in range(20):
+                assert (await client.post("/v1/models", json=other, headers=ADMIN)).status_code == 200
+                assert (await client.delete("/v1/models/a", headers=ADMIN)).status_code == 200
+            nursery.cancel_scope.cancel()
+        assert "Traceback" not in server.log

