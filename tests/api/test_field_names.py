@@ -47,7 +47,7 @@ ERRORS = [
     ("/v1/embeddings", {"input": "a", "output_dimension": 9}, "output_dimension", "output_dimension must be from"),
     ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "truncate_prompt_tokens"),
     ("/v1/embeddings", {"input": LONG}, "input", "truncated (truncate_prompt_tokens)"),
-    ("/v1/embeddings", {"input": LONG, "task": "any"}, "input", "truncated (truncate)"),
+    ("/v1/embeddings", {"input": LONG, "task": "text-matching"}, "input", "truncated (truncate)"),
     ("/v1/embeddings", {"input": LONG, **NOT_CUT}, "input", "truncated (truncation)"),
     ("/v1/embeddings", {"input": "a", "prompt": "x" * 1000}, "prompt", "at most"),
     ("/v1/embeddings", CONVERSATION, "chat_template", "--trust-request-chat-template"),

@@ -180,7 +180,7 @@ WRONG = {
         "texts in input",
     ),
     "too many inputs": ({"input": ["a"] * 2049, "late_chunking": True}, "input", "2049 inputs"),
-    "params": ({"input": ["a"], "late_chunking_params": {"size": 5}}, "late_chunking_params", "no params"),
+    "params": ({"input": ["a"], "late_chunking_params": {"size": 5}}, "late_chunking_params", "without any params"),
     "no truth value": ({"input": ["a"], "late_chunking": "yes"}, "late_chunking", ""),
     "both": ({"input": ["a"], "late_chunking": True, "chunks": [[0, 1]]}, "chunks", "not both"),
     "no chunks": ({"input": "a", "chunks": []}, "chunks", "empty"),
@@ -229,7 +229,7 @@ async def test_a_model_that_takes_no_means_refuses(client, service):
 
 async def test_pooling_has_no_chunks(client):
     for body in BOTH.values():
-        assert "/pooling has no" in (await refused(client, "/pooling", task="embed", **body))["message"]
+        assert "only /v1/embeddings has it" in (await refused(client, "/pooling", task="embed", **body))["message"]
 
 
 async def test_a_document_that_is_cancelled_leaves_nothing_behind(client, service, scripted):

@@ -108,7 +108,7 @@ async def test_fields_of_jina_and_voyage_hold_beside_them(client, service, scrip
 
 
 @pytest.mark.parametrize(
-    "mark", [{"truncate": True}, {"truncation": True}, {"truncate_prompt_tokens": -1, "task": "x"}]
+    "mark", [{"truncate": True}, {"truncation": True}, {"truncate_prompt_tokens": -1, "task": "text-matching"}]
 )
 async def test_rows_are_cut_where_jina_and_voyage_say_so(client, scripted, mark):
     long = torch.cat([ROWS] * 13)
@@ -117,7 +117,7 @@ async def test_rows_are_cut_where_jina_and_voyage_say_so(client, scripted, mark)
     assert answer.status_code == 200, answer.text
     (embeds,) = sent(scripted)
     assert np.array_equal(embeds, long[:64].numpy())
-    answer = await client.post("/v1/embeddings", json={"prompt_embeds": encoded, "task": "x"})
+    answer = await client.post("/v1/embeddings", json={"prompt_embeds": encoded, "task": "text-matching"})
     assert answer.status_code == 400
     assert "at most 64 rows" in answer.json()["error"]["message"]
 

@@ -7,6 +7,7 @@ from attrs import evolve, frozen
 from trio_pool_serve.api.dialects import openai
 from trio_pool_serve.api.dialects.openai import EmbeddingsRequest
 from trio_pool_serve.api.fields.embedding_responses import EmbeddingsResponse, VectorEncoding
+from trio_pool_serve.api.fields.given_fields import refuse_given, refused, the_same
 from trio_pool_serve.api.fields.input_types import with_input_type
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, FieldNames
 from trio_pool_serve.api.http.response import HttpResponse
@@ -16,22 +17,31 @@ from trio_pool_serve.tasks.job import PoolJob
 
 EmbeddingType: TypeAlias = Literal["float", "base64", "binary", "ubinary"]
 
+KINDS = ("code", "nl2code", "code2code", "code2nl", "code2completion", "qa")
+
+TASKS = (
+    *("text-matching", "classification", "clustering", "separation", "embed"),
+    *(f"{kind}.{side}" for kind in KINDS for side in ("query", "passage")),
+)
+"""Tasks of Jina's models other than the sides of a search; ``embed`` is vLLM's task of this route."""
+
 FIELD_NAMES: FieldNames = {**openai.EMBEDDINGS_FIELD_NAMES, "truncate_to": ("truncate_prompt_tokens", "truncate")}
 
 
 @frozen(kw_only=True)
 class JinaEmbeddingsRequest(EmbeddingsRequest):
-    """The body of ``/v1/embeddings`` with any of Jina's fields, alongside those of OpenAI."""
+    """The body of ``/v1/embeddings`` with any of Jina's fields, alongside those of OpenAI.
+
+    ``embedding_type`` counts for more than ``encoding_format``, which OpenAI's client adds by itself.
+    """
+
+    NORMALIZE_NAMES = ("normalize", "use_activation", "normalized")
 
     task: str | None = None
     embedding_type: EmbeddingType | list[EmbeddingType] | None = None
     normalized: bool | None = None
     truncate: bool | None = None
-
-    @property
-    def given_input_type(self) -> str | None:
-        """What the texts are embedded for."""
-        return self.task
+    return_multivector: bool | None = refused("/pooling with token_embed returns one vector for each token", [False])
 
     @property
     def encoding(self) -> VectorEncoding:
@@ -41,7 +51,7 @@ class JinaEmbeddingsRequest(EmbeddingsRequest):
             case None:
                 return super().encoding
             case "float" | "base64":
-                return VectorEncoding(wanted, dtype_param="embedding_type")
+                return VectorEncoding(wanted, endianness=self.endianness, dtype_param="embedding_type")
             case "binary" | "ubinary":
                 return VectorEncoding(dtype=wanted, dtype_param="embedding_type")
 
@@ -49,17 +59,23 @@ class JinaEmbeddingsRequest(EmbeddingsRequest):
         """Return the job of the request. Raises ``InvalidRequestError``."""
         if isinstance(self.embedding_type, list) and len(self.embedding_type) != 1:
             raise InvalidRequestError("embedding_type must name one type.", param="embedding_type")
+        if self.embedding_type is not None:
+            refuse_given(self, ("embed_dtype",), "is chosen by embedding_type here: give one of the two")
+        if self.encoding_format in ("bytes", "bytes_only"):
+            refuse_given(self, ("embedding_type",), "is for JSON, and encoding_format asks for bytes")
         job = super().job(network)
-        if self.truncate and self.truncate_prompt_tokens is None:
-            job = evolve(job, input_params=evolve(job.input_params, truncate_to=-1))
-        if self.truncate is False:
-            job = evolve(job, input_params=evolve(job.input_params, refuses_longer=True))
-        return job if self.normalized is None else evolve(job, normalize=self.normalized)
+        truncates = the_same(self, "truncate", "truncation")
+        if truncates is False:
+            refuse_given(self, ("truncate_prompt_tokens",), "asks to truncate what must not be truncated")
+            return evolve(job, input_params=evolve(job.input_params, refuses_longer=True))
+        if truncates and self.truncate_prompt_tokens is None:
+            return evolve(job, input_params=evolve(job.input_params, truncate_to=-1))
+        return job
 
 
 async def respond_embeddings(call: Call[JinaEmbeddingsRequest, PoolJob]) -> HttpResponse:
     """Embed. Raises what ``pool`` raises. Cancellation: at once."""
-    job = with_input_type(call.job, call.wire.given_input_type, call.model)
+    job = with_input_type(call.job, call.wire.task, call.model, others=TASKS, param="task")
     return await openai.respond_embeddings(evolve(call, job=job))
 
 
@@ -70,7 +86,8 @@ JINA = Dialect(
         Endpoint(
             paths=("/v1/embeddings", "/embeddings"),
             discriminators=frozenset(
-                {"task", "embedding_type", "normalized", "truncate", "late_chunking", "late_chunking_params"}
+                {"task", "embedding_type", "normalized", "truncate", "return_multivector"}
+                | {"late_chunking", "late_chunking_params"}
             ),
             wire=JinaEmbeddingsRequest,
             respond=respond_embeddings,

@@ -1,7 +1,7 @@
 """The OpenAI dialect: ``/v1/embeddings``."""
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from attrs import frozen
 
@@ -15,6 +15,7 @@ from trio_pool_serve.api.fields.embedding_responses import (
     vectors_of,
 )
 from trio_pool_serve.api.fields.encodings import EmbedDtype, Endianness
+from trio_pool_serve.api.fields.given_fields import refused, the_same
 from trio_pool_serve.api.fields.images import image_prompts
 from trio_pool_serve.api.fields.input_fields import INPUT_FIELD_NAMES, InputFields
 from trio_pool_serve.api.fields.numbers import Dimensions, Priority, TruncationLength
@@ -42,6 +43,8 @@ class EmbeddingsRequest(InputFields):
     ``late_chunking`` for those of each input as a part of all of them.
     """
 
+    NORMALIZE_NAMES: ClassVar[tuple[str, ...]] = ("normalize", "use_activation")
+
     model: str | None = None
     encoding_format: EncodingFormat | None = None
     embed_dtype: EmbedDtype | None = None
@@ -58,9 +61,9 @@ class EmbeddingsRequest(InputFields):
     request_id: str | None = None
     stream: bool | None = None
     late_chunking: bool | None = None
-    late_chunking_params: Any = None
+    late_chunking_params: Any = refused("with late_chunking the texts of input are the chunks, without any params")
     chunks: list[Chunk] | None = None
-    modality: Literal["text", "image", "audio"] | None = None
+    modality: Literal["text", "image"] | None = None
     """Sent by infinity's clients: with ``image`` the inputs are URLs of images."""
 
     @property
@@ -70,8 +73,6 @@ class EmbeddingsRequest(InputFields):
 
     def prompts(self, network: NetworkConfig) -> list[Prompt]:
         """Return the prompts of the field that is given. Raises ``InvalidRequestError``."""
-        if self.modality == "audio":
-            raise InvalidRequestError("Texts and images can be embedded here, not audio.", param="modality")
         if self.modality == "image" and isinstance(self.input, str | list):
             return image_prompts(self.input, network)
         return super().prompts(network)
@@ -89,31 +90,17 @@ class EmbeddingsRequest(InputFields):
                 padded=self.padding == "max_length",
             ),
             dimensions=self.dimensions,
-            normalize=self._normalizes(),
+            normalize=the_same(self, *self.NORMALIZE_NAMES),
             priority=self.priority or 0,
         )
 
     def _document_or_prompts(self, network: NetworkConfig) -> list[Prompt]:
-        if self.late_chunking_params is not None:
-            raise InvalidRequestError(
-                "Late chunking has no params: with late_chunking the texts of input are the chunks.",
-                param="late_chunking_params",
-            )
         prompts = self.prompts(network)
         if self.chunks is not None:
             if self.late_chunking:
                 raise InvalidRequestError("Give chunks or late_chunking, not both.", param="chunks")
             return [document_with_chunks(prompts, self.chunks, network, param="chunks")]
         return [document_of_chunks(prompts, param="late_chunking")] if self.late_chunking else prompts
-
-    def _normalizes(self) -> bool | None:
-        if self.normalize is None:
-            return self.use_activation
-        if self.use_activation not in (None, self.normalize):
-            raise InvalidRequestError(
-                "normalize and use_activation are the same for vectors, and differ.", param="use_activation"
-            )
-        return self.normalize
 
 
 async def respond_embeddings(call: Call[Any, PoolJob]) -> HttpResponse:

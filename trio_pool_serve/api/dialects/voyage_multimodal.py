@@ -1,14 +1,17 @@
 """Voyage's ``/v1/multimodalembeddings``: a vector for texts and images together."""
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 from attrs import frozen
 
 from trio_pool_serve.api.fields.contents import ContentInput
-from trio_pool_serve.api.fields.embedding_responses import EmbeddingItem, VectorEncoding
+from trio_pool_serve.api.fields.embedding_responses import EmbeddingItem, EncodingFormat, VectorEncoding
+from trio_pool_serve.api.fields.encodings import EmbedDtype, Endianness
+from trio_pool_serve.api.fields.given_fields import the_same
 from trio_pool_serve.api.fields.input_types import with_input_type
 from trio_pool_serve.api.fields.limits import require_few
+from trio_pool_serve.api.fields.numbers import Dimensions
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
@@ -16,8 +19,18 @@ from trio_pool_serve.errors import EmptyInputError
 from trio_pool_serve.prompts import ContentPrompt
 from trio_pool_serve.tasks.input_params import truncating
 from trio_pool_serve.tasks.job import PoolJob
-from trio_pool_serve.tasks.pool import PooledRow, pool
+from trio_pool_serve.tasks.pool import PooledRow, check_dimensions, pool
 from trio_pool_serve.types import Vectors
+
+OutputDtype: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary"]
+
+
+def encoding_of(
+    encoding_format: EncodingFormat | None, output_dtype: OutputDtype | None, endianness: Endianness | None = None
+) -> VectorEncoding:
+    """Return how vectors are encoded for Voyage's clients."""
+    dtype: EmbedDtype = "float32" if output_dtype is None or output_dtype == "float" else output_dtype
+    return VectorEncoding(encoding_format or "float", dtype, endianness, "output_dtype")
 
 
 @frozen(kw_only=True)
@@ -28,22 +41,26 @@ class MultimodalRequest:
     model: str | None = None
     input_type: str | None = None
     truncation: bool | None = None
+    output_dtype: OutputDtype | None = None
+    output_dimension: Dimensions | None = None
     output_encoding: Literal["base64"] | None = None
     encoding_format: Literal["float", "base64"] | None = None
 
     @property
     def encoding(self) -> VectorEncoding:
         """How the vectors are to be encoded."""
-        return VectorEncoding(self.output_encoding or self.encoding_format or "float")
+        return encoding_of(self.output_encoding or self.encoding_format, self.output_dtype)
 
     def job(self, network: NetworkConfig) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         if not self.inputs:
             raise EmptyInputError("inputs is empty.", param="inputs")
         require_few(self.inputs, network, param="inputs")
+        the_same(self, "output_encoding", "encoding_format")
         return PoolJob(
             prompts=[content.plain_prompt(network, f"inputs[{index}]") for index, content in enumerate(self.inputs)],
             input_params=truncating(self.truncation is not False),
+            dimensions=self.output_dimension,
         )
 
 
@@ -69,6 +86,9 @@ class MultimodalResponse:
 async def respond_multimodal(call: Call[MultimodalRequest, PoolJob]) -> HttpResponse:
     """Embed. Raises what ``pool`` raises. Cancellation: at once."""
     call.model.require("embed")
+    check_dimensions(call.model, call.job.dimensions)
+    dimensions = call.job.dimensions or call.model.engine.dimensions
+    call.wire.encoding.refuse_unencodable(rows=len(call.job.prompts), dimensions=dimensions)
     job = with_input_type(call.job, call.wire.input_type, call.model)
     text_tokens = 0
 
@@ -92,7 +112,7 @@ MULTIMODAL: Endpoint[MultimodalRequest, PoolJob] = Endpoint(
     paths=("/v1/multimodalembeddings",),
     wire=MultimodalRequest,
     respond=respond_multimodal,
-    field_names={"prompts": "inputs", "truncate_to": "truncation"},
+    field_names={"prompts": "inputs", "truncate_to": "truncation", "dimensions": "output_dimension"},
     response=MultimodalResponse,
     summary="Embed inputs of texts and images: one vector each.",
     example={"inputs": [{"content": [{"type": "text", "text": "A nursery owns its tasks."}]}]},

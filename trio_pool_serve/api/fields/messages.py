@@ -7,6 +7,7 @@ import msgspec
 from attrs import frozen
 
 from trio_pool_serve.api.fields.contents import WireContent, parts_of
+from trio_pool_serve.api.fields.given_fields import refuse_given, refused
 from trio_pool_serve.api.fields.limits import require_few_parts
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
@@ -14,6 +15,9 @@ from trio_pool_serve.prompts import ChatMessage, ChatPrompt
 
 ConversationFlag: TypeAlias = Literal["add_generation_prompt", "continue_final_message"]
 FLAGS = get_args(ConversationFlag)
+CHAT_FIELDS = ("chat_template", "chat_template_kwargs", *FLAGS)
+
+AS_LOADED = "images are prepared as the model's files say"
 
 MAX_REPEATED_BYTES = 2**20
 """Of template kwargs, which are encoded and sent to a process for each conversation of a request."""
@@ -40,6 +44,8 @@ class ConversationFields:
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    mm_processor_kwargs: dict[str, Any] | None = refused(AS_LOADED, [{}])
+    media_io_kwargs: dict[str, Any] | None = refused(AS_LOADED, [{}])
 
     def conversations(self, given: WireMessages, network: NetworkConfig, *, param: str) -> list[ChatPrompt]:
         """Return the prompts that the messages in the field ``param`` make. Raises ``InvalidRequestError``."""
@@ -99,6 +105,4 @@ class ConversationFields:
 
     def refuse_chat_fields(self, param: str) -> None:
         """Raise ``InvalidRequestError`` for chat fields in a request whose prompts are in ``param``."""
-        for name in ("chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"):
-            if getattr(self, name):
-                raise InvalidRequestError(f"{name} is for messages, not for {param}.", param=name)
+        refuse_given(self, [name for name in CHAT_FIELDS if getattr(self, name)], f"is for messages, not for {param}")

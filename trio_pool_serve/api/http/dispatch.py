@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 import trio
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field, fields_dict, frozen
 
 from trio_pool_serve.api.http.endpoint import Call, Dialect, DialectEndpoint, WireError
 from trio_pool_serve.api.http.json_body import decode_json, model_named_in, read_body
@@ -84,6 +84,9 @@ def endpoints_by_path(dialects: Sequence[Dialect]) -> EndpointsByPath:
         claims_all = [candidate.dialect.name for candidate in candidates if not candidate.endpoint.discriminators]
         if len(claims_all) > 1:
             raise ValueError(f"{path} is claimed by {' and '.join(claims_all)} without discriminators.")
+        fields = [frozenset(fields_dict(candidate.endpoint.wire)) for candidate in candidates]
+        every = frozenset[str]().union(*fields)
+        candidates[:] = [evolve(each, foreign=every - own) for each, own in zip(candidates, fields, strict=True)]
     return found
 
 
@@ -291,7 +294,9 @@ def decode_body(
             candidates = candidates_of(rest)
             claimed_by = candidates[-1]
         if len(candidates) > 1:
-            claimed_by = _claimant(_fields(rest, candidates), candidates)
+            fields = _fields(rest, candidates)
+            claimed_by = _claimant(fields, candidates)
+            _refuse_foreign(fields, claimed_by, candidates)
         endpoint = claimed_by.endpoint
         wire = decode_json(rest, endpoint.wire, strict=network.strict_requests, cuts=cuts)
         return DecodedBody(claimed_by, wire, endpoint.to_job(wire, network))
@@ -299,12 +304,24 @@ def decode_body(
         return DecodedBody(claimed_by, wire, error=error)
 
 
-def _fields(body: Buffer | bytes, candidates: Sequence[DialectEndpoint]) -> Collection[str]:
-    """Return the names of a body's fields; of a large one that has no discriminator, none."""
-    names = frozenset[str]().union(*(candidate.endpoint.discriminators for candidate in candidates))
-    if len(body) > SEARCHED_FROM and all(find(body, f'"{name}"'.encode()) < 0 for name in names):
-        return ()
+def _fields(body: Buffer | bytes, candidates: Sequence[DialectEndpoint]) -> Mapping[str, msgspec.Raw]:
+    """Return a body's fields; of a large one, none if neither a discriminator nor a foreign field is in it."""
+    if len(body) > SEARCHED_FROM:
+        names = candidates[-1].foreign.union(*(candidate.endpoint.discriminators for candidate in candidates))
+        if all(find(body, f'"{name}"'.encode()) < 0 for name in names):
+            return {}
     return decode_json(body, dict[str, msgspec.Raw])
+
+
+def _refuse_foreign(
+    fields: Mapping[str, msgspec.Raw], claimed_by: DialectEndpoint, candidates: Sequence[DialectEndpoint]
+) -> None:
+    """Raise ``InvalidRequestError`` for a field that only other dialects of the path have, unless it is null."""
+    for name in sorted(claimed_by.foreign.intersection(fields)):
+        if bytes(fields[name]) != b"null":
+            marks = ", ".join(sorted(set().union(*(each.endpoint.discriminators for each in candidates))))
+            message = f"{name} is no field of {claimed_by.dialect.name}'s requests; the dialect is decided by {marks}."
+            raise InvalidRequestError(message, param=name)
 
 
 def _claimant(fields: Collection[str], candidates: Sequence[DialectEndpoint]) -> DialectEndpoint:

@@ -140,7 +140,8 @@ class Dialect:
 
 @frozen(eq=False)
 class DialectEndpoint:
-    """An endpoint and its dialect."""
+    """An endpoint and its dialect; ``foreign`` are the fields that only other endpoints of the path have."""
 
     dialect: Dialect
     endpoint: Endpoint[Any, Any]
+    foreign: frozenset[str] = frozenset()

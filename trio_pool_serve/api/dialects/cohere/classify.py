@@ -9,16 +9,19 @@ from attrs import frozen
 
 from trio_pool_serve.api.dialects.cohere.meta import Meta, Truncate, input_params_of, meta_of
 from trio_pool_serve.api.fields.encodings import number_items
+from trio_pool_serve.api.fields.given_fields import refused
 from trio_pool_serve.api.fields.limits import require_few
 from trio_pool_serve.api.fields.numbers import Priority
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
+from trio_pool_serve.errors import EmptyInputError
 from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import Pooled, pool
 from trio_pool_serve.types import Vectors
+
+OWN_LABELS = "the labels are the model's own"
 
 LIKELY = 0.5
 """Labels that do not exclude each other are predicted from this probability on."""
@@ -30,16 +33,13 @@ class ClassifyRequest:
 
     inputs: list[str]
     model: str | None = None
-    examples: list[Any] | None = None
-    preset: str | None = None
+    examples: list[Any] | None = refused(OWN_LABELS, [[]])
+    preset: str | None = refused(OWN_LABELS, [""])
     truncate: Truncate | None = None
     priority: Priority | None = None
 
     def job(self, network: NetworkConfig) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
-        for name, given in (("examples", self.examples), ("preset", self.preset)):
-            if given:
-                raise InvalidRequestError(f"{name} is not supported: the labels are the model's own.", param=name)
         if not self.inputs:
             raise EmptyInputError("inputs is empty.", param="inputs")
         require_few(self.inputs, network, param="inputs")

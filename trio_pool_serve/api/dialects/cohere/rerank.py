@@ -6,10 +6,9 @@ import msgspec
 from attrs import evolve, frozen
 
 from trio_pool_serve.api.dialects.cohere.meta import Meta, meta_of
-from trio_pool_serve.api.dialects.vllm.scoring import SCORE_FIELD_NAMES, ScoreOptions
+from trio_pool_serve.api.dialects.vllm.scoring import SCORE_FIELD_NAMES, RerankOptions
 from trio_pool_serve.api.fields.embedding_responses import Usage
 from trio_pool_serve.api.fields.limits import require_few
-from trio_pool_serve.api.fields.numbers import TopN
 from trio_pool_serve.api.fields.ranking import ranked, require_top
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
@@ -26,7 +25,7 @@ class RerankDocument:
 
 
 @frozen(kw_only=True)
-class RerankRequest(ScoreOptions):
+class RerankRequest(RerankOptions):
     """The body of ``/v2/rerank``, which clients of vLLM send its options too.
 
     Documents that are too long are truncated, as Cohere does it. ``return_documents`` is a field of version 1.
@@ -34,8 +33,6 @@ class RerankRequest(ScoreOptions):
 
     query: str
     documents: str | RerankDocument | list[str | RerankDocument]
-    top_n: TopN | None = None
-    return_documents: bool | None = None
 
     def job(self, network: NetworkConfig) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
@@ -43,7 +40,7 @@ class RerankRequest(ScoreOptions):
         require_few(given, network, param="documents")
         require_top(self.top_n)
         documents = [document if isinstance(document, str) else document.text for document in given]
-        job = self.score_job([self.query], documents, raw=False)
+        job = self.score_job([self.query], documents)
         if self.truncate_prompt_tokens is not None:
             return job
         return evolve(job, input_params=evolve(job.input_params, truncate_to=-1))

@@ -8,7 +8,8 @@ from attrs import frozen
 
 from trio_pool_serve.api.fields.input_fields import Input, prompts_of
 from trio_pool_serve.api.fields.limits import require_few
-from trio_pool_serve.api.fields.numbers import Dimensions, TokenId
+from trio_pool_serve.api.fields.numbers import Dimensions, TokenId, TopN
+from trio_pool_serve.api.fields.ranking import require_top
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.prompts import PairPrompt, Prompt, TextPrompt, TokensPrompt, TruncationSide
@@ -71,7 +72,7 @@ class EmbedRequest(TextOptions):
 
     def sparse(self, network: NetworkConfig) -> PoolJob:
         """Return the job of weights over the vocabulary."""
-        return self._job(network, "sparse_embed", normalize=None)
+        return self._job(network, "sparse_embed", normalize=self.normalize)
 
     def _job(self, network: NetworkConfig, task: PoolingTask, *, normalize: bool | None) -> PoolJob:
         return PoolJob(
@@ -85,10 +86,11 @@ class EmbedRequest(TextOptions):
 
 @frozen(eq=False)
 class PredictJob:
-    """Texts or pairs to classify; with ``is_batch``, the response is a list with an item for each."""
+    """Texts or pairs to classify, with ``top_k`` labels each; ``is_batch`` has the response list them."""
 
     pooling: PoolJob
     is_batch: bool
+    top_k: int | None = None
 
 
 @frozen(kw_only=True)
@@ -136,16 +138,18 @@ def _sequence(sequence: object) -> Prompt:
 
 @frozen(kw_only=True)
 class RerankRequest(TextOptions):
-    """The body of ``/rerank``."""
+    """The body of ``/rerank``; ``top_n`` is what litellm sends beside TEI's own fields."""
 
     query: str
     texts: list[str]
     model: str | None = None
     raw_scores: bool | None = None
     return_text: bool | None = None
+    top_n: TopN | None = None
 
     def job(self, network: NetworkConfig) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
+        require_top(self.top_n)
         if not self.texts:
             raise EmptyInputError("texts is empty.", param="texts")
         require_few(self.texts, network, param="texts")

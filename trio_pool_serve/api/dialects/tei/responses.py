@@ -9,6 +9,7 @@ from attrs import frozen
 
 from trio_pool_serve.api.dialects.tei.requests import DecodeJob, PredictJob, TokenizeJob
 from trio_pool_serve.api.fields.encodings import array_json, nbytes_of, number_items, row_json, sparse_json
+from trio_pool_serve.api.fields.given_fields import refuse_given
 from trio_pool_serve.api.fields.ranking import ranked
 from trio_pool_serve.api.http.endpoint import Call
 from trio_pool_serve.api.http.response import HttpResponse
@@ -74,11 +75,12 @@ VALUE_JSON: Mapping[str, Callable[[PooledValue], bytes]] = {
 }
 
 
-def _predictions(value: PooledValue, model: Model) -> bytes:
-    """Return the labels, best first."""
+def _predictions(value: PooledValue, model: Model, top_k: int | None) -> bytes:
+    """Return the best ``top_k`` labels, best first."""
     assert not isinstance(value, SparseVector)  # noqa: S101
     numbers = number_items(value)
-    return msgspec.json.encode([Prediction(msgspec.Raw(numbers[at]), model.label(at)) for at, _ in ranked(value)])
+    best = ranked(value, top_k)
+    return msgspec.json.encode([Prediction(msgspec.Raw(numbers[at]), model.label(at)) for at, _ in best])
 
 
 async def respond_vectors(call: Call[Any, PoolJob]) -> HttpResponse:
@@ -87,6 +89,8 @@ async def respond_vectors(call: Call[Any, PoolJob]) -> HttpResponse:
     Raises what ``pool`` raises. Cancellation: at once.
     """
     (task,) = call.job.tasks
+    if task == "sparse_embed":
+        refuse_given(call.job, ("dimensions", "normalize"), "is for dense vectors, not for weights over the vocabulary")
     pooled = await pool(call.model, call.job, call.context)
     value_json = VALUE_JSON[task]
     response = await call.encode(
@@ -106,7 +110,7 @@ async def respond_predict(call: Call[Any, PredictJob]) -> HttpResponse:
     pooled = await pool(call.model, job, call.context)
 
     def encode() -> HttpResponse:
-        rows = [_predictions(value, call.model) for (value,) in pooled.rows]
+        rows = [_predictions(value, call.model, call.job.top_k) for (value,) in pooled.rows]
         return HttpResponse(array_json(rows) if call.job.is_batch else rows[0])
 
     nbytes = sum(nbytes_of(value) for (value,) in pooled.rows)
@@ -128,7 +132,7 @@ async def respond_rerank(call: Call[Any, ScoreJob]) -> HttpResponse:
             msgspec.json.encode(
                 [
                     Rank(index, msgspec.Raw(numbers[index]), texts[index] if texts else msgspec.UNSET)
-                    for index, _ in ranked(scores.values)
+                    for index, _ in ranked(scores.values, call.wire.top_n)
                 ]
             )
         )

@@ -22,7 +22,9 @@ from trio_pool_serve.api.dialects.tei.responses import (
     respond_similarity,
     respond_vectors,
 )
-from trio_pool_serve.api.fields.numbers import Dimensions, TokenId
+from trio_pool_serve.api.fields.given_fields import refuse_given, refused
+from trio_pool_serve.api.fields.numbers import Dimensions, TokenId, TopK, TopN
+from trio_pool_serve.api.fields.ranking import require_top
 from trio_pool_serve.api.http.endpoint import Call
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
@@ -42,6 +44,8 @@ class Parameters(TextOptions):
     normalize: bool | None = None
     dimensions: Dimensions | None = None
     raw_scores: bool | None = None
+    top_k: TopK | None = None
+    function_to_apply: str | None = refused("the model's files choose the function; with raw_scores there is none")
 
 
 @frozen(eq=False)
@@ -70,6 +74,7 @@ class RootRequest(Parameters):
     query: str | None = None
     texts: list[str] | None = None
     return_text: bool | None = None
+    top_n: TopN | None = None
     parameters: Parameters | None = None
     model: str | None = None
 
@@ -85,11 +90,15 @@ class RootRequest(Parameters):
         """Return the jobs of the request, one for each kind of model. Raises ``InvalidRequestError``."""
         options = self.options
         if self.texts is not None:
+            refuse_given(self, ("inputs",), "is given beside texts: give one of the two")
+            refuse_given(options, ("normalize", "dimensions", "top_k"), "is not for texts that are ranked")
             return self._reranking(self.texts, options, network)
+        refuse_given(self, ("query", "return_text", "top_n"), "is for texts, which are missing")
         match self.inputs:
             case None:
                 raise InvalidRequestError("The body needs one of these fields: inputs, texts.", param="inputs")
             case SimilarityInputs() as inputs:
+                refuse_given(options, ("normalize", "dimensions", "raw_scores", "top_k"), "is not for similarities")
                 return SimilarityJob(SimilarityRequest(inputs=inputs, parameters=options).job(network))
             case inputs:
                 return InputsJob(_vectors(inputs, options, network), _labels(inputs, options, network))
@@ -97,8 +106,8 @@ class RootRequest(Parameters):
     def _reranking(self, texts: list[str], options: Parameters, network: NetworkConfig) -> ScoreJob:
         if self.query is None:
             raise InvalidRequestError("texts are ranked by a query, which is missing.", param="query")
-        request = RerankRequest(query=self.query, texts=texts, raw_scores=options.raw_scores, **_text_options(options))
-        return request.job(network)
+        options_of_texts = {"raw_scores": options.raw_scores, "top_n": self.top_n, **_text_options(options)}
+        return RerankRequest(query=self.query, texts=texts, **options_of_texts).job(network)
 
 
 def _text_options(options: Parameters) -> dict[str, Any]:
@@ -113,6 +122,7 @@ def _vectors(inputs: Any, options: Parameters, network: NetworkConfig) -> PoolJo
         inputs=inputs, normalize=options.normalize, dimensions=options.dimensions, **_text_options(options)
     )
     try:
+        refuse_given(options, ("raw_scores", "top_k"), "is for labels, and this model makes vectors")
         return request.dense(network)
     except InvalidRequestError as error:
         return error
@@ -121,11 +131,13 @@ def _vectors(inputs: Any, options: Parameters, network: NetworkConfig) -> PoolJo
 def _labels(inputs: Any, options: Parameters, network: NetworkConfig) -> PredictJob | InvalidRequestError:
     request = PredictRequest(inputs=inputs, raw_scores=options.raw_scores, **_text_options(options))
     try:
+        refuse_given(options, ("normalize", "dimensions"), "is for vectors, and this model makes labels")
+        require_top(options.top_k, least=1, param="top_k")
         job = request.job(network)
     except InvalidRequestError as error:
         return error
     # The hub's clients take the first item of a list here, even for a single text.
-    return evolve(job, is_batch=job.is_batch or isinstance(inputs, str))
+    return evolve(job, is_batch=job.is_batch or isinstance(inputs, str), top_k=options.top_k)
 
 
 async def respond_root(call: Call[RootRequest, InputsJob | SimilarityJob | ScoreJob]) -> HttpResponse:

@@ -1,6 +1,6 @@
 """``/classify`` of vLLM: texts to labels."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -8,6 +8,7 @@ from attrs import frozen
 
 from trio_pool_serve.api.fields.embedding_responses import Usage
 from trio_pool_serve.api.fields.encodings import row_json
+from trio_pool_serve.api.fields.given_fields import refused, wants_logits
 from trio_pool_serve.api.fields.input_fields import INPUT_FIELD_NAMES, InputFields
 from trio_pool_serve.api.fields.numbers import Priority, TruncationLength
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
@@ -24,13 +25,16 @@ from trio_pool_serve.types import Vectors
 class ClassifyRequest(InputFields):
     """The body of ``/classify``: ``input`` or ``messages``. Every optional field may be null.
 
-    ``activation`` is an old name of ``use_activation``; ``task`` may be there, as on ``/pooling``.
+    ``activation`` is an old name of ``use_activation``, ``raw_scores`` infinity's opposite; ``task`` may be there, as
+    on ``/pooling``.
     """
 
     task: Literal["classify"] | None = None
     model: str | None = None
     use_activation: bool | None = None
     activation: bool | None = None
+    raw_scores: bool | None = None
+    labels: Any = refused("the labels are the model's own", [[]])
     truncate_prompt_tokens: TruncationLength | None = None
     truncation_side: TruncationSide | None = None
     prompt_name: str | None = None
@@ -40,7 +44,6 @@ class ClassifyRequest(InputFields):
 
     def job(self, network: NetworkConfig) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
-        raw = False in (self.use_activation, self.activation)
         return PoolJob(
             prompts=self.prompts(network),
             tasks=("classify",),
@@ -51,7 +54,7 @@ class ClassifyRequest(InputFields):
                 prompt_name=self.prompt_name,
                 padded=self.padding == "max_length",
             ),
-            activation="raw" if raw else "probabilities",
+            activation="raw" if wants_logits(self) else "probabilities",
             priority=self.priority or 0,
         )
 

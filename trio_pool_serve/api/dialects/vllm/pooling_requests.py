@@ -6,7 +6,9 @@ from attrs import evolve, frozen
 
 from trio_pool_serve.api.dialects.openai import EMBEDDINGS_FIELD_NAMES, EmbeddingsRequest
 from trio_pool_serve.api.dialects.vllm.pooling_responses import PoolingResponse, encode_pooled
+from trio_pool_serve.api.fields.document_chunks import Chunk
 from trio_pool_serve.api.fields.encodings import nbytes_of
+from trio_pool_serve.api.fields.given_fields import refuse_given, refused, the_same, wants_logits
 from trio_pool_serve.api.fields.input_types import with_input_type
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
@@ -17,6 +19,8 @@ from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import pool, task_named
 from trio_pool_serve.types import PoolingTask
+
+ELSEWHERE = "only /v1/embeddings has it"
 
 VECTOR_TASKS = frozenset({"embed", "token_embed"})
 LABEL_TASKS = frozenset({"classify", "token_classify"})
@@ -31,35 +35,29 @@ class PoolingRequest(EmbeddingsRequest):
     name of it.
     """
 
+    NORMALIZE_NAMES = ("normalize",)  # what use_activation is about depends on the tasks
+
     task: str | None = None
     tasks: list[str] | None = None
     input_type: str | None = None
     activation: bool | None = None
+    stream: bool | None = refused(ELSEWHERE, [False])
+    late_chunking: bool | None = refused(ELSEWHERE, [False])
+    chunks: list[Chunk] | None = refused(ELSEWHERE, [[]])
 
     def job(self, network: NetworkConfig) -> PoolJob:
         """Return the job of the request; no tasks stand for the model's main task. Raises as the base class."""
-        for name in ("stream", "late_chunking", "chunks"):
-            if getattr(self, name):
-                raise InvalidRequestError(f"/pooling has no {name}; /v1/embeddings has.", param=name)
         return evolve(super().job(network), tasks=self._tasks())
-
-    def _normalizes(self) -> bool | None:
-        return self.normalize  # what use_activation is about depends on the tasks
 
     def with_activation(self, job: PoolJob) -> PoolJob:
         """Return the job with what ``use_activation`` says of its tasks. Raises ``InvalidRequestError``."""
-        activation = self.activation if self.use_activation is None else self.use_activation
+        has_labels = not LABEL_TASKS.isdisjoint(job.tasks)
         if VECTOR_TASKS.isdisjoint(job.tasks):
-            for name in ("normalize", "dimensions"):
-                if getattr(self, name) is not None:
-                    raise InvalidRequestError(f"{name} is for vectors, which these tasks do not make.", param=name)
-        if not LABEL_TASKS.isdisjoint(job.tasks):
-            return evolve(job, activation="raw" if activation is False else "probabilities")
-        if None not in (activation, self.normalize) and activation != self.normalize:
-            raise InvalidRequestError(
-                "normalize and use_activation are the same for vectors, and differ.", param="use_activation"
-            )
-        return job if activation is None else evolve(job, normalize=activation)
+            others = () if has_labels else ("use_activation", "activation")
+            refuse_given(self, ("normalize", "dimensions", *others), "is not for the values of these tasks")
+        if has_labels:
+            return evolve(job, activation="raw" if wants_logits(self) else "probabilities")
+        return evolve(job, normalize=the_same(self, "normalize", "use_activation", "activation"))
 
     def _tasks(self) -> tuple[str, ...]:
         if self.tasks is None:
@@ -115,8 +113,10 @@ def _refuse_unencodable(call: Call[PoolingRequest, PoolJob], job: PoolJob, task:
     """Raise ``InvalidRequestError`` if the values cannot be encoded as wanted, before they are computed."""
     encoding = call.wire.encoding
     if task == "sparse_embed":
-        if encoding.format in ("bytes", "bytes_only"):
-            raise InvalidRequestError("sparse_embed is written as JSON.", param="encoding_format")
+        # Of several tasks, the encoding is for the others.
+        if len(job.tasks) == 1 and (encoding.format, encoding.dtype) != ("float", "float32"):
+            param = "embed_dtype" if encoding.format == "float" else "encoding_format"
+            raise InvalidRequestError(f"{param} is not for sparse_embed, which is JSON numbers.", param=param)
         return
     labels = len(call.model.folder.spec.labels)
     dimensions = labels if task in ("classify", "token_classify") else job.dimensions or call.model.engine.dimensions

@@ -3,17 +3,16 @@
 One response serves them all: the clients of each use some of its fields.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from attrs import frozen
 
 from trio_pool_serve.api.dialects.cohere.meta import Meta, meta_of
-from trio_pool_serve.api.dialects.vllm.scoring import SCORE_FIELD_NAMES, ScoreOptions
+from trio_pool_serve.api.dialects.vllm.scoring import SCORE_FIELD_NAMES, RerankOptions
 from trio_pool_serve.api.fields.contents import ContentInput, WireContent
 from trio_pool_serve.api.fields.embedding_responses import Usage
 from trio_pool_serve.api.fields.limits import require_few
-from trio_pool_serve.api.fields.numbers import TopN
 from trio_pool_serve.api.fields.ranking import ranked, require_top
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
@@ -47,20 +46,15 @@ class DocumentObject:
 
 
 @frozen(kw_only=True)
-class RerankRequest(ScoreOptions):
+class RerankRequest(RerankOptions):
     """The body of ``/rerank``. Every optional field may be null.
 
-    ``raw_scores`` is infinity's opposite of ``use_activation``. Documents have no field but ``text``, so
-    ``rank_fields`` chooses nothing; none is cut into chunks.
+    ``raw_scores`` is infinity's opposite of ``use_activation``.
     """
 
     query: str | ContentInput
     documents: str | DocumentObject | list[str | DocumentObject]
-    top_n: TopN | None = None
-    return_documents: bool | None = None
     raw_scores: bool | None = None
-    rank_fields: Any = None
-    max_chunks_per_doc: Any = None
 
     def job(self, network: NetworkConfig) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
@@ -74,7 +68,7 @@ class RerankRequest(ScoreOptions):
             document if isinstance(document, str) else document.side(network, f"documents[{index}]")
             for index, document in enumerate(given)
         ]
-        return self.score_job(queries, documents, raw=bool(self.raw_scores))
+        return self.score_job(queries, documents)
 
 
 @frozen(kw_only=True)

@@ -7,9 +7,11 @@ from attrs import frozen
 
 from trio_pool_serve.api.fields.contents import ContentInput
 from trio_pool_serve.api.fields.embedding_responses import Usage
+from trio_pool_serve.api.fields.given_fields import refuse_given, refused, wants_logits
 from trio_pool_serve.api.fields.input_fields import Padding
 from trio_pool_serve.api.fields.limits import require_few
-from trio_pool_serve.api.fields.numbers import Priority, TokenLimit, TruncationLength
+from trio_pool_serve.api.fields.messages import AS_LOADED
+from trio_pool_serve.api.fields.numbers import Priority, TokenLimit, TopN, TruncationLength
 from trio_pool_serve.api.http.endpoint import Call, Endpoint, FieldNames
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
@@ -55,9 +57,10 @@ class ScoreOptions:
     user: str | None = None
     priority: Priority | None = None
     request_id: str | None = None
+    mm_processor_kwargs: dict[str, Any] | None = refused(AS_LOADED, [{}])
 
-    def score_job(self, queries: Sequence[ScoreInput], documents: Sequence[ScoreInput], *, raw: bool) -> ScoreJob:
-        """Return the job for these inputs; ``raw`` scores are logits. Raises ``InvalidRequestError``."""
+    def score_job(self, queries: Sequence[ScoreInput], documents: Sequence[ScoreInput]) -> ScoreJob:
+        """Return the job for these inputs. Raises ``InvalidRequestError``."""
         return ScoreJob(
             queries=queries,
             documents=documents,
@@ -69,7 +72,7 @@ class ScoreOptions:
             ),
             max_query_tokens=self.max_tokens_per_query or None,
             max_document_tokens=self.max_tokens_per_doc or None,
-            activation="raw" if raw or False in (self.use_activation, self.activation) else "score",
+            activation="raw" if wants_logits(self) else "score",
             priority=self.priority or 0,
         )
 
@@ -88,6 +91,16 @@ class ScoreOptions:
         if not isinstance(instruction, str | None):
             raise InvalidRequestError("instruction must be a text.", param="chat_template_kwargs")
         return instruction
+
+
+@frozen(kw_only=True)
+class RerankOptions(ScoreOptions):
+    """The options of every dialect's rankings; the last two are of Cohere's version 1."""
+
+    top_n: TopN | None = None
+    return_documents: bool | None = None
+    rank_fields: list[str] | None = refused("no other field of a document is ranked", [["text"], []])
+    max_chunks_per_doc: int | None = refused("documents are not cut into chunks", [1])
 
 
 @frozen(kw_only=True)
@@ -111,11 +124,13 @@ class ScoreRequest(ScoreOptions):
                 f"Input lengths must be either 1:1, 1:N or N:N, not {len(ones)} {first} and {len(others)} {second}.",
                 param=first,
             )
-        return self.score_job(ones, others, raw=False)
+        return self.score_job(ones, others)
 
     def _names(self) -> tuple[str, str]:
         given = [pair for pair in SIDE_NAMES if all(getattr(self, name) is not None for name in pair)]
         if len(given) == 1:
+            beside = {name for pair in SIDE_NAMES for name in pair}.difference(given[0])
+            refuse_given(self, sorted(beside), f"is given beside {' and '.join(given[0])}: give one pair")
             return given[0]
         pairs = ", or ".join(f"{first} and {second}" for first, second in SIDE_NAMES)
         raise InvalidRequestError(f"Give {'one' if given else 'both'} of {pairs}.", param=_missing(self))

@@ -1,0 +1,52 @@
+"""Fields that are given: which are refused, and which are names of one thing. None is ignored silently."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import msgspec
+
+from trio_pool_serve.errors import InvalidRequestError
+
+
+def refused(because: str, accepted: Sequence[Any] = ()) -> Any:
+    """Return an attrs field that refuses values other than null and those ``accepted``, which change nothing."""
+
+    def refuse(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+        if value is not None and value not in accepted:
+            choices = " or ".join(map(_quoted, (*accepted, None)))
+            raise InvalidRequestError(
+                f"{attribute.name} must be {choices}, not {_quoted(value)}: {because}.", param=attribute.name
+            )
+
+    return attrs.field(default=None, validator=refuse, metadata={"because": because, "accepted": accepted})
+
+
+def refuse_given(wire: object, names: Sequence[str], because: str) -> None:
+    """Raise ``InvalidRequestError`` if any of these fields has a value other than null and false."""
+    for name in names:
+        value = getattr(wire, name)
+        if value is not None and value is not False:
+            raise InvalidRequestError(f"{name} {because}.", param=name)
+
+
+def the_same(wire: object, *names: str) -> Any:
+    """Return the value of fields that mean the same, or ``None``. Raises ``InvalidRequestError`` if they differ."""
+    given = {name: value for name in names if (value := getattr(wire, name, None)) is not None}
+    first = next(iter(given.values()), None)
+    if any(value != first for value in given.values()):
+        values = " and ".join(f"{name} is {_quoted(value)}" for name, value in given.items())
+        raise InvalidRequestError(f"These fields mean the same, and differ: {values}.", param=list(given)[-1])
+    return first
+
+
+def wants_logits(wire: object) -> bool:
+    """Return whether logits are asked for, by vLLM's or infinity's names. Raises ``InvalidRequestError``."""
+    activation, raw = the_same(wire, "use_activation", "activation"), getattr(wire, "raw_scores", None)
+    if raw is not None and raw is activation:
+        raise InvalidRequestError("raw_scores and use_activation contradict each other.", param="raw_scores")
+    return activation is False or raw is True
+
+
+def _quoted(value: object) -> str:
+    return msgspec.json.encode(value).decode()[:100]
