@@ -64,6 +64,11 @@ def test_the_page_of_routes_is_generated_from_the_server_s_tables():
     assert (ROOT / "docs" / "routes.md").read_text() == generator["routes_page"]()
 
 
+def test_the_page_of_fields_is_generated_from_the_requests_types():
+    generator = runpy.run_path(str(ROOT / "docs" / "generate_fields.py"))
+    assert (ROOT / "docs" / "fields.md").read_text() == generator["fields_page"](), "run docs/generate_fields.py"
+
+
 def test_the_page_of_the_command_line_is_generated_from_its_help():
     # In a process of its own: cyclopts takes a part of `python -m pytest` for arguments of the commands.
     program = "import runpy; print(runpy.run_path('docs/generate_cli.py')['cli_page'](), end='')"

@@ -73,6 +73,7 @@ class InputFields(ConversationFields):
     prompt_embeds: PromptEmbeds | None = None
     add_special_tokens: bool | None = None
     padding: Padding | None = None
+    cache_salt: str | None = None
 
     @property
     def adds_special_tokens(self) -> bool:

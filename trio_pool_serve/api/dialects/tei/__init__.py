@@ -5,6 +5,7 @@ from typing import Any
 from trio_pool_serve.api.dialects.tei.requests import (
     DecodeRequest,
     EmbedRequest,
+    EmbedSparseRequest,
     PredictRequest,
     RerankRequest,
     SimilarityRequest,
@@ -80,8 +81,8 @@ TEI = Dialect(
         ),
         Endpoint(
             paths=("/embed_sparse",),
-            wire=EmbedRequest,
-            to_job=EmbedRequest.sparse,
+            wire=EmbedSparseRequest,
+            to_job=EmbedSparseRequest.sparse,
             respond=respond_vectors,
             field_names=_NAMES,
             summary="Embed texts: weights over the vocabulary.",

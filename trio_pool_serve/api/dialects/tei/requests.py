@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
+from trio_pool_serve.api.fields.given_fields import refused
 from trio_pool_serve.api.fields.input_fields import Input, prompts_of
 from trio_pool_serve.api.fields.limits import require_few
 from trio_pool_serve.api.fields.numbers import Dimensions, TokenId, TopN
@@ -20,6 +21,8 @@ from trio_pool_serve.types import PoolingTask
 
 Sequences = str | list[str | list[str]]
 """One text; one text or pair in a list; a list of those."""
+
+NOT_DENSE = "weights over the vocabulary are neither cut nor normalised"
 
 
 @frozen(kw_only=True)
@@ -55,7 +58,7 @@ def _side(direction: str | None) -> TruncationSide:
 
 @frozen(kw_only=True)
 class EmbedRequest(TextOptions):
-    """The body of ``/embed``, ``/embed_all`` and ``/embed_sparse``."""
+    """The body of ``/embed`` and ``/embed_all``."""
 
     inputs: Input
     model: str | None = None
@@ -70,10 +73,6 @@ class EmbedRequest(TextOptions):
         """Return the job of a vector per token; without ``normalize`` their lengths are the model's own."""
         return self._job(network, "token_embed", normalize=self.normalize)
 
-    def sparse(self, network: NetworkConfig) -> PoolJob:
-        """Return the job of weights over the vocabulary."""
-        return self._job(network, "sparse_embed", normalize=self.normalize)
-
     def _job(self, network: NetworkConfig, task: PoolingTask, *, normalize: bool | None) -> PoolJob:
         return PoolJob(
             prompts=list(map(_not_empty, prompts_of(self.inputs, network, param="inputs"))),
@@ -82,6 +81,18 @@ class EmbedRequest(TextOptions):
             dimensions=self.dimensions,
             normalize=normalize,
         )
+
+
+@frozen(kw_only=True)
+class EmbedSparseRequest(EmbedRequest):
+    """The body of ``/embed_sparse``."""
+
+    normalize: bool | None = refused(NOT_DENSE, [False])
+    dimensions: Dimensions | None = refused(NOT_DENSE)
+
+    def sparse(self, network: NetworkConfig) -> PoolJob:
+        """Return the job of weights over the vocabulary."""
+        return self._job(network, "sparse_embed", normalize=None)
 
 
 @frozen(eq=False)

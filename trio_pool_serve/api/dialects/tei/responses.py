@@ -9,7 +9,6 @@ from attrs import frozen
 
 from trio_pool_serve.api.dialects.tei.requests import DecodeJob, PredictJob, TokenizeJob
 from trio_pool_serve.api.fields.encodings import array_json, nbytes_of, number_items, row_json, sparse_json
-from trio_pool_serve.api.fields.given_fields import refuse_given
 from trio_pool_serve.api.fields.ranking import ranked
 from trio_pool_serve.api.http.endpoint import Call
 from trio_pool_serve.api.http.response import HttpResponse
@@ -89,8 +88,6 @@ async def respond_vectors(call: Call[Any, PoolJob]) -> HttpResponse:
     Raises what ``pool`` raises. Cancellation: at once.
     """
     (task,) = call.job.tasks
-    if task == "sparse_embed":
-        refuse_given(call.job, ("dimensions", "normalize"), "is for dense vectors, not for weights over the vocabulary")
     pooled = await pool(call.model, call.job, call.context)
     value_json = VALUE_JSON[task]
     response = await call.encode(

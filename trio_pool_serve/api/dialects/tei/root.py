@@ -161,6 +161,8 @@ async def _respond_inputs(call: Call[RootRequest, Any], inputs: InputsJob) -> Ht
             return await respond_vectors(evolve(call, job=_job_or_raise(inputs.vectors)))
         case "sparse_embed" | "token_embed" as task:
             vectors: PoolJob = _job_or_raise(inputs.vectors)
+            if task == "sparse_embed":
+                refuse_given(call.wire.options, ("normalize", "dimensions"), "is not for weights over the vocabulary")
             job = evolve(vectors, tasks=(task,), normalize=call.wire.options.normalize)
             return await respond_vectors(evolve(call, job=job))
         case "classify":

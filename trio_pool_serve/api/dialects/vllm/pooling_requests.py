@@ -1,6 +1,7 @@
 """``/pooling`` of vLLM: any of a model's tasks, or several from one forward pass."""
 
 from functools import partial
+from typing import Any
 
 from attrs import evolve, frozen
 
@@ -43,7 +44,8 @@ class PoolingRequest(EmbeddingsRequest):
     activation: bool | None = None
     stream: bool | None = refused(ELSEWHERE, [False])
     late_chunking: bool | None = refused(ELSEWHERE, [False])
-    chunks: list[Chunk] | None = refused(ELSEWHERE, [[]])
+    chunks: list[Chunk] | None = refused(ELSEWHERE)
+    data: Any = refused("there are no IO processors")
 
     def job(self, network: NetworkConfig) -> PoolJob:
         """Return the job of the request; no tasks stand for the model's main task. Raises as the base class."""

@@ -57,7 +57,9 @@ class ScoreOptions:
     user: str | None = None
     priority: Priority | None = None
     request_id: str | None = None
+    cache_salt: str | None = None
     mm_processor_kwargs: dict[str, Any] | None = refused(AS_LOADED, [{}])
+    media_io_kwargs: dict[str, Any] | None = refused(AS_LOADED, [{}])
 
     def score_job(self, queries: Sequence[ScoreInput], documents: Sequence[ScoreInput]) -> ScoreJob:
         """Return the job for these inputs. Raises ``InvalidRequestError``."""

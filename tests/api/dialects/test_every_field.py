@@ -1,0 +1,189 @@
+"""Each field of each request over a socket: obeyed, or refused by name, or ignored for a reason that is written."""
+
+import json
+import runpy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import httpx
+import pytest
+
+from tests.api.able_service import PROMPTS
+from tests.api.dialects.field_cases import LONG, ROUTES, UNACCEPTED, Case
+from tests.api.scripted_models import Everything
+from tests.conftest import render_templates_on_the_loop
+from tests.model_folders import write_json, write_scripted_folder
+from tests.rendering.chat.chat_folders import CHATML
+from tests.scripted_runner import ScriptedRunner
+from tests.tables import each
+from tests.tensors import WIDTH
+from trio_pool_serve.api.dialects import DIALECTS
+from trio_pool_serve.api.http.dispatch import endpoints_by_path
+from trio_pool_serve.api.http.endpoint import DialectEndpoint
+from trio_pool_serve.config import Config, InputConfig
+from trio_pool_serve.service import Service
+
+why_ignored = runpy.run_path(str(Path(__file__).parents[3] / "docs" / "generate_fields.py"))["why_ignored"]
+
+NO_TYPE = [[[[]]]]
+"""A value that no field has the type of."""
+
+BY_PATH = endpoints_by_path(DIALECTS)
+ENDPOINTS = {
+    (candidate.dialect.name, path): candidate
+    for path, candidates in BY_PATH.items()
+    for candidate in candidates
+    if path == candidate.endpoint.paths[0]
+}
+
+
+class InPairs(Everything):
+    """Scores pairs, whose logits may be asked for, and embeds the chunks of a document."""
+
+    scoring = "pairs"
+    pools_chunks = True
+
+
+class ByVectors(Everything):
+    """Compares vectors, as ``/similarity`` does."""
+
+
+@pytest.fixture
+def scripted() -> ScriptedRunner:
+    return ScriptedRunner(embeds_width=WIDTH, default_batch_tokens=1024)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    folder = write_scripted_folder(tmp_path / "model", max_length=512)
+    declared = json.loads((folder / "tokenizer_config.json").read_text())
+    write_json(folder / "tokenizer_config.json", {**declared, "chat_template": CHATML})
+    return Config(
+        models=(str(folder),),
+        input=InputConfig(enable_prompt_embeds=True, trust_request_chat_template=True),
+    )
+
+
+@pytest.fixture
+async def service(service: Service) -> Service:
+    render_templates_on_the_loop(service)
+    return service
+
+
+@attrs.frozen
+class Server:
+    """The server that each field is sent to."""
+
+    service: Service
+    scripted: ScriptedRunner
+    http: httpx.AsyncClient
+
+    async def ask(self, key: tuple[str, str], body: Mapping[str, Any]) -> httpx.Response:
+        model = self.service.default.loaded
+        spec = ByVectors() if key[1] == "/similarity" else InPairs()
+        self.service.default.loaded = attrs.evolve(model, folder=attrs.evolve(model.folder, spec=spec, prompts=PROMPTS))
+        self.scripted.labels = 1 if "query" in body or key[1] == "/score" else 2
+        self.scripted.batches.clear()
+        return await self.http.post(key[1], json=body, headers={"X-Request-Id": "the test's"})
+
+    async def seen(self, key: tuple[str, str], body: Mapping[str, Any]) -> tuple[int, Any, Any]:
+        """Return the status, the response, and what the model was asked for."""
+        answer = await self.ask(key, body)
+        rows = [
+            (request.params, request.prompt.token_ids.tolist(), request.priority)
+            for batch in self.scripted.batches
+            for request in batch.requests
+        ]
+        is_json = answer.headers["content-type"] == "application/json"
+        shown = answer.json() if is_json else answer.content
+        if isinstance(shown, dict):
+            shown.pop("created", None)
+        return answer.status_code, shown, sorted(rows, key=repr)
+
+    async def assert_refused(self, key: tuple[str, str], body: Mapping[str, Any], name: str) -> str:
+        """Return the message of a refusal in the dialect's shape, which names the field."""
+        answer = await self.ask(key, body)
+        assert answer.status_code == (422 if key[0] == "tei" else 400), (name, answer.text)
+        shown, error = answer.json(), answer.json()["error"]
+        message = error if key[0] == "tei" else error["message"]
+        if key[0] != "tei":
+            assert error["param"] == name, (name, error)
+        assert {"cohere": "message", "voyage": "detail", "tei": "error_type"}.get(key[0], "error") in shown
+        assert name in message, (name, message)
+        return message
+
+
+@pytest.fixture
+def server(service: Service, scripted: ScriptedRunner, client: httpx.AsyncClient) -> Server:
+    return Server(service, scripted, client)
+
+
+def refusals_of(candidate: DialectEndpoint) -> dict[str, Any]:
+    fields = attrs.fields_dict(candidate.endpoint.wire)
+    return {name: field.metadata["accepted"] for name, field in fields.items() if "because" in field.metadata}
+
+
+def obeyed_of(candidate: DialectEndpoint) -> list[str]:
+    refused = refusals_of(candidate)
+    fields = attrs.fields_dict(candidate.endpoint.wire)
+    return [name for name in fields if name not in refused and why_ignored(candidate, name) is None]
+
+
+@pytest.mark.unit
+def test_each_endpoint_has_a_case_for_each_field():
+    assert set(ROUTES) == set(ENDPOINTS)
+    for key, candidate in ENDPOINTS.items():
+        assert not set(obeyed_of(candidate)) - set(ROUTES[key][1]), key
+        assert not set(refusals_of(candidate)) - set(UNACCEPTED), key
+
+
+@each("key", ROUTES, ids=map(" ".join, ROUTES))
+async def test_a_field_that_is_obeyed_changes_the_answer_and_has_a_type(server, key):
+    body, cases = ROUTES[key]
+    for name in obeyed_of(ENDPOINTS[key]):
+        case = cases[name] if isinstance(cases[name], Case) else Case(cases[name])
+        base = {**body, **case.beside}
+        without, found = await server.seen(key, base), await server.seen(key, {**base, name: case.value})
+        assert found != without, (name, found)
+        assert (found[0] == 200) is not case.refused, (name, found)
+        await server.assert_refused(key, {**base, name: NO_TYPE}, name)
+
+
+@each("key", ROUTES, ids=map(" ".join, ROUTES))
+async def test_a_field_that_is_refused_is_named_with_what_was_sent_and_what_is_accepted(server, key):
+    body, _ = ROUTES[key]
+    without = await server.seen(key, body)
+    for name, accepted in refusals_of(ENDPOINTS[key]).items():
+        message = await server.assert_refused(key, {**body, name: UNACCEPTED[name]}, name)
+        assert f"{name} must be " in message
+        assert "null, not " in message
+        for value in (*accepted, None):
+            assert await server.seen(key, {**body, name: value}) == without, (name, value)
+
+
+@each("key", ROUTES, ids=map(" ".join, ROUTES))
+async def test_a_field_that_is_ignored_changes_nothing(server, key):
+    body, _ = ROUTES[key]
+    without = await server.seen(key, body)
+    for name in attrs.fields_dict(ENDPOINTS[key].endpoint.wire):
+        if why_ignored(ENDPOINTS[key], name) is not None:
+            assert await server.seen(key, {**body, name: "anything"}) == without, name
+
+
+async def test_a_field_of_another_dialect_of_the_path_is_refused_unless_it_is_null(server):
+    for path, candidates in BY_PATH.items():
+        for index, candidate in enumerate(candidates):
+            key = (candidate.dialect.name, candidate.endpoint.paths[0])
+            select = frozenset().union(*(earlier.endpoint.discriminators for earlier in candidates[:index]))
+            for name in candidate.foreign - select:
+                for size in ({}, {"x": LONG * 200}):  # a large body is searched before it is parsed
+                    body = {**ROUTES[key][0], **size}
+                    await server.assert_refused((key[0], path), {**body, name: 1}, name)
+                assert (await server.ask((key[0], path), {**ROUTES[key][0], name: None})).status_code == 200, name
+
+
+async def test_a_field_that_no_dialect_has_is_ignored(server):
+    for key, (body, _) in ROUTES.items():
+        assert await server.seen(key, {**body, "unheard_of": 1}) == await server.seen(key, body)
