@@ -65,7 +65,7 @@ USER = (
     "vLLM and TEI do nothing with it (`PoolingBasicRequestMixin`, `OpenAICompatRequest`); OpenAI looks for abuse by it"
 )
 
-CACHE_SALT = "vLLM's prefix cache, which is not here; the [cache of results](operations.md#cache-of-results) is for all clients"
+CACHE_SALT = "vLLM's prefix cache; here the [cache of results](operations.md#cache-of-results) is for all clients"
 
 REQUEST_ID = "vLLM's id of a response; Voyage's rankings have none"
 

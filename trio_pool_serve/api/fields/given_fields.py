@@ -27,7 +27,7 @@ def refuse_given(wire: object, names: Sequence[str], because: str) -> None:
     for name in names:
         value = getattr(wire, name)
         if value is not None and value is not False:
-            raise InvalidRequestError(f"{name} {because}.", param=name)
+            raise InvalidRequestError(f"{name} must be left out, not {_quoted(value)}: it {because}.", param=name)
 
 
 def the_same(wire: object, *names: str) -> Any:

@@ -56,7 +56,7 @@ class PoolingRequest(EmbeddingsRequest):
         has_labels = not LABEL_TASKS.isdisjoint(job.tasks)
         if VECTOR_TASKS.isdisjoint(job.tasks):
             others = () if has_labels else ("use_activation", "activation")
-            refuse_given(self, ("normalize", "dimensions", *others), "is not for the values of these tasks")
+            refuse_given(self, ("normalize", "dimensions", *others), "is not for what these tasks make")
         if has_labels:
             return evolve(job, activation="raw" if wants_logits(self) else "probabilities")
         return evolve(job, normalize=the_same(self, "normalize", "use_activation", "activation"))
