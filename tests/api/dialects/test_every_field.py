@@ -1,6 +1,7 @@
 """Each field of each request over a socket: obeyed, or refused by name, or ignored for a reason that is written."""
 
 import json
+import re
 import runpy
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,9 @@ from trio_pool_serve.config import Config, InputConfig
 from trio_pool_serve.service import Service
 
 why_ignored = runpy.run_path(str(Path(__file__).parents[3] / "docs" / "generate_fields.py"))["why_ignored"]
+
+RECORDS = Path(__file__).parents[2] / "compatibility"
+"""What other servers' fields are, read from their own code."""
 
 NO_TYPE = [[[[]]]]
 """A value that no field has the type of."""
@@ -120,6 +124,10 @@ def server(service: Service, scripted: ScriptedRunner, client: httpx.AsyncClient
     return Server(service, scripted, client)
 
 
+def names_of(candidate: DialectEndpoint) -> set[str]:
+    return set(attrs.fields_dict(candidate.endpoint.wire))
+
+
 def refusals_of(candidate: DialectEndpoint) -> dict[str, Any]:
     fields = attrs.fields_dict(candidate.endpoint.wire)
     return {name: field.metadata["accepted"] for name, field in fields.items() if "because" in field.metadata}
@@ -137,6 +145,29 @@ def test_each_endpoint_has_a_case_for_each_field():
     for key, candidate in ENDPOINTS.items():
         assert not set(obeyed_of(candidate)) - set(ROUTES[key][1]), key
         assert not set(refusals_of(candidate)) - set(UNACCEPTED), key
+
+
+@pytest.mark.unit
+def test_each_field_of_vllm_infinity_and_tei_is_among_those_of_its_path():
+    theirs = [
+        ("/v1" if name == "infinity" and path == "/embeddings" else "", path, names.split())
+        for name in ("vllm", "infinity")
+        for path, names in re.findall(r"^(\S+): (.+)$", (RECORDS / f"{name}_fields.txt").read_text(), flags=re.M)
+    ]
+    routes = json.loads((RECORDS / "tei_routes.json").read_text())["routes"]
+    theirs += [
+        ("", route.removeprefix("POST "), [name.partition(".")[0] for name in routes[route].get("fields", {})])
+        for route in routes
+    ]
+    served = {path: set().union(*map(names_of, candidates)) for path, candidates in BY_PATH.items()}
+    found = [
+        (path, name, served[prefix + path])
+        for prefix, path, names in theirs
+        if prefix + path in served
+        for name in names
+    ]
+    assert len(found) > 150
+    assert [(path, name) for path, name, known in found if name not in known] == []
 
 
 @each("key", ROUTES, ids=map(" ".join, ROUTES))

@@ -17,11 +17,10 @@ from trio_pool_serve.tasks.job import PoolJob
 
 EmbeddingType: TypeAlias = Literal["float", "base64", "binary", "ubinary"]
 
-KINDS = ("code", "nl2code", "code2code", "code2nl", "code2completion", "qa")
-
+CODE = ("code", "nl2code", "code2code", "code2nl", "code2completion", "qa")
 TASKS = (
     *("text-matching", "classification", "clustering", "separation", "embed"),
-    *(f"{kind}.{side}" for kind in KINDS for side in ("query", "passage")),
+    *(f"{what}.{side}" for what in CODE for side in ("query", "passage")),
 )
 """Tasks of Jina's models other than the sides of a search; ``embed`` is vLLM's task of this route."""
 
@@ -30,13 +29,9 @@ FIELD_NAMES: FieldNames = {**openai.EMBEDDINGS_FIELD_NAMES, "truncate_to": ("tru
 
 @frozen(kw_only=True)
 class JinaEmbeddingsRequest(EmbeddingsRequest):
-    """The body of ``/v1/embeddings`` with any of Jina's fields, alongside those of OpenAI.
-
-    ``embedding_type`` counts for more than ``encoding_format``, which OpenAI's client adds by itself.
-    """
+    """The body with any of Jina's fields; ``embedding_type`` counts for more than OpenAI's ``encoding_format``."""
 
     NORMALIZE_NAMES = ("normalize", "use_activation", "normalized")
-
     task: str | None = None
     embedding_type: EmbeddingType | list[EmbeddingType] | None = None
     normalized: bool | None = None

@@ -44,7 +44,6 @@ class EmbeddingsRequest(InputFields):
     """
 
     NORMALIZE_NAMES: ClassVar[tuple[str, ...]] = ("normalize", "use_activation")
-
     model: str | None = None
     encoding_format: EncodingFormat | None = None
     embed_dtype: EmbedDtype | None = None

@@ -57,8 +57,7 @@ class VoyageEmbeddingsRequest(jina.JinaEmbeddingsRequest):
         has_value = any(value is not None for value in (self.input_type, self.output_dtype, self.output_dimension))
         if has_value and input_params.truncate_to is None and not input_params.refuses_longer:
             input_params = evolve(input_params, truncate_to=-1)
-        dimensions = the_same(self, "output_dimension", "dimensions")
-        return evolve(job, input_params=input_params, dimensions=dimensions)
+        return evolve(job, input_params=input_params, dimensions=the_same(self, "output_dimension", "dimensions"))
 
 
 async def respond_embeddings(call: Call[VoyageEmbeddingsRequest, PoolJob]) -> HttpResponse:

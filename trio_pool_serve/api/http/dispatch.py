@@ -296,7 +296,7 @@ def decode_body(
         if len(candidates) > 1:
             fields = _fields(rest, candidates)
             claimed_by = _claimant(fields, candidates)
-            _refuse_foreign(fields, claimed_by, candidates)
+            _refuse_foreign(fields, claimed_by)
         endpoint = claimed_by.endpoint
         wire = decode_json(rest, endpoint.wire, strict=network.strict_requests, cuts=cuts)
         return DecodedBody(claimed_by, wire, endpoint.to_job(wire, network))
@@ -313,14 +313,11 @@ def _fields(body: Buffer | bytes, candidates: Sequence[DialectEndpoint]) -> Mapp
     return decode_json(body, dict[str, msgspec.Raw])
 
 
-def _refuse_foreign(
-    fields: Mapping[str, msgspec.Raw], claimed_by: DialectEndpoint, candidates: Sequence[DialectEndpoint]
-) -> None:
+def _refuse_foreign(fields: Mapping[str, msgspec.Raw], claimed_by: DialectEndpoint) -> None:
     """Raise ``InvalidRequestError`` for a field that only other dialects of the path have, unless it is null."""
     for name in sorted(claimed_by.foreign.intersection(fields)):
         if bytes(fields[name]) != b"null":
-            marks = ", ".join(sorted(set().union(*(each.endpoint.discriminators for each in candidates))))
-            message = f"{name} is no field of {claimed_by.dialect.name}'s requests; the dialect is decided by {marks}."
+            message = f"{name} must be left out of requests of {claimed_by.dialect.name}'s form: another has it here."
             raise InvalidRequestError(message, param=name)
 
 

@@ -21,8 +21,6 @@ from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import Pooled, pool
 from trio_pool_serve.types import Vectors
 
-OWN_LABELS = "the labels are the model's own"
-
 LIKELY = 0.5
 """Labels that do not exclude each other are predicted from this probability on."""
 
@@ -33,8 +31,8 @@ class ClassifyRequest:
 
     inputs: list[str]
     model: str | None = None
-    examples: list[Any] | None = refused(OWN_LABELS, [[]])
-    preset: str | None = refused(OWN_LABELS, [""])
+    examples: list[Any] | None = refused("the labels are the model's own", [[]])
+    preset: str | None = refused("the labels are the model's own", [""])
     truncate: Truncate | None = None
     priority: Priority | None = None
 

@@ -24,9 +24,6 @@ from trio_pool_serve.types import Vectors
 
 EmbeddingType: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
-PURPOSES = ("classification", "clustering", "image")
-"""Values of ``input_type`` other than the sides of a search."""
-
 ENCODINGS: Mapping[EmbeddingType, VectorEncoding] = {
     "float": VectorEncoding(dtype_param="embedding_types"),
     "int8": VectorEncoding(dtype="int8", dtype_param="embedding_types"),
@@ -156,7 +153,8 @@ async def _pool(call: Call[EmbedRequest, PoolJob]) -> tuple[Pooled, int]:
 
     At most ``max_tokens`` of each text are embedded; where texts must not be truncated, longer ones are refused.
     """
-    job = with_input_type(call.job, call.wire.input_type, call.model, others=PURPOSES)
+    others = ("classification", "clustering", "image")
+    job = with_input_type(call.job, call.wire.input_type, call.model, others=others)
     limit = call.wire.max_tokens
     if limit is not None and job.input_params.truncate_to is not None:
         keep = min(limit, call.model.renderer.max_model_len)

@@ -25,8 +25,7 @@ from trio_pool_serve.types import Vectors
 class ClassifyRequest(InputFields):
     """The body of ``/classify``: ``input`` or ``messages``. Every optional field may be null.
 
-    ``activation`` is an old name of ``use_activation``, ``raw_scores`` infinity's opposite; ``task`` may be there, as
-    on ``/pooling``.
+    ``activation`` is an old name of ``use_activation``, ``raw_scores`` its opposite; ``task`` is as on ``/pooling``.
     """
 
     task: Literal["classify"] | None = None

@@ -37,7 +37,6 @@ class PoolingRequest(EmbeddingsRequest):
     """
 
     NORMALIZE_NAMES = ("normalize",)  # what use_activation is about depends on the tasks
-
     task: str | None = None
     tasks: list[str] | None = None
     input_type: str | None = None

@@ -47,10 +47,7 @@ class DocumentObject:
 
 @frozen(kw_only=True)
 class RerankRequest(RerankOptions):
-    """The body of ``/rerank``. Every optional field may be null.
-
-    ``raw_scores`` is infinity's opposite of ``use_activation``.
-    """
+    """The body of ``/rerank``. ``raw_scores`` is infinity's opposite of ``use_activation``."""
 
     query: str | ContentInput
     documents: str | DocumentObject | list[str | DocumentObject]

@@ -11,7 +11,7 @@ from trio_pool_serve.api.fields.given_fields import refuse_given, refused, wants
 from trio_pool_serve.api.fields.input_fields import Padding
 from trio_pool_serve.api.fields.limits import require_few
 from trio_pool_serve.api.fields.messages import AS_LOADED
-from trio_pool_serve.api.fields.numbers import Priority, TokenLimit, TopN, TruncationLength
+from trio_pool_serve.api.fields.numbers import Priority, TokenCount, TokenLimit, TopN, TruncationLength
 from trio_pool_serve.api.http.endpoint import Call, Endpoint, FieldNames
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
@@ -59,7 +59,6 @@ class ScoreOptions:
     request_id: str | None = None
     cache_salt: str | None = None
     mm_processor_kwargs: dict[str, Any] | None = refused(AS_LOADED, [{}])
-    media_io_kwargs: dict[str, Any] | None = refused(AS_LOADED, [{}])
 
     def score_job(self, queries: Sequence[ScoreInput], documents: Sequence[ScoreInput]) -> ScoreJob:
         """Return the job for these inputs. Raises ``InvalidRequestError``."""
@@ -102,7 +101,7 @@ class RerankOptions(ScoreOptions):
     top_n: TopN | None = None
     return_documents: bool | None = None
     rank_fields: list[str] | None = refused("no other field of a document is ranked", [["text"], []])
-    max_chunks_per_doc: int | None = refused("documents are not cut into chunks", [1])
+    max_chunks_per_doc: TokenCount | None = refused("documents are not cut into chunks", [1])
 
 
 @frozen(kw_only=True)
