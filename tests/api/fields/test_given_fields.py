@@ -110,3 +110,24 @@ async def test_an_unknown_input_type_is_refused_with_all_that_are_known(
     assert repr(unknown) in error["message"]
     for name in (*known, *PROMPTS):
         assert name in error["message"]
+
+
+async def test_a_refusal_says_what_was_sent_but_for_the_texts_in_it(client, service):
+    become(service, Everything())
+    for path, body, message in [
+        (
+            "/v1/embeddings",
+            {**EMBED, "return_multivector": True},
+            "return_multivector must be false or null, not true:",
+        ),
+        ("/rerank", {**RERANK, "rank_fields": ["title"]}, 'rank_fields must be ["text"] or [] or null, not a list:'),
+        ("/rerank", {**RERANK, "max_chunks_per_doc": 10}, "max_chunks_per_doc must be 1 or null, not 10:"),
+        ("/v1/classify", {"inputs": ["a"], "preset": "mine"}, 'preset must be "" or null, not "mine":'),
+        (
+            "/v1/classify",
+            {"inputs": ["a"], "examples": [{"text": "private"}]},
+            "examples must be [] or null, not a list:",
+        ),
+        ("/score", {"text_1": "a", "text_2": "b", "queries": "private"}, "queries must be left out, not a string:"),
+    ]:
+        assert message in (await client.post(path, json=body)).json()["error"]["message"]

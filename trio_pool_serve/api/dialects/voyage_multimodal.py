@@ -25,12 +25,10 @@ from trio_pool_serve.types import Vectors
 OutputDtype: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary"]
 
 
-def encoding_of(
-    encoding_format: EncodingFormat | None, output_dtype: OutputDtype | None, endianness: Endianness | None = None
-) -> VectorEncoding:
+def encoding_of(form: EncodingFormat | None, output: OutputDtype | None, order: Endianness | None) -> VectorEncoding:
     """Return how vectors are encoded for Voyage's clients."""
-    dtype: EmbedDtype = "float32" if output_dtype is None or output_dtype == "float" else output_dtype
-    return VectorEncoding(encoding_format or "float", dtype, endianness, "output_dtype")
+    dtype: EmbedDtype = "float32" if output is None or output == "float" else output
+    return VectorEncoding(form or "float", dtype, order, "output_dtype")
 
 
 @frozen(kw_only=True)
@@ -49,7 +47,7 @@ class MultimodalRequest:
     @property
     def encoding(self) -> VectorEncoding:
         """How the vectors are to be encoded."""
-        return encoding_of(self.output_encoding or self.encoding_format, self.output_dtype)
+        return encoding_of(self.output_encoding or self.encoding_format, self.output_dtype, None)
 
     def job(self, network: NetworkConfig) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""

@@ -15,8 +15,9 @@ def refused(because: str, accepted: Sequence[Any] = ()) -> Any:
     def refuse(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
         if value is not None and value not in accepted:
             choices = " or ".join(map(_quoted, (*accepted, None)))
+            sent = _quoted(value) if isinstance(value, str) else _sent(value)
             raise InvalidRequestError(
-                f"{attribute.name} must be {choices}, not {_quoted(value)}: {because}.", param=attribute.name
+                f"{attribute.name} must be {choices}, not {sent}: {because}.", param=attribute.name
             )
 
     return attrs.field(default=None, validator=refuse, metadata={"because": because, "accepted": accepted})
@@ -27,7 +28,7 @@ def refuse_given(wire: object, names: Sequence[str], because: str) -> None:
     for name in names:
         value = getattr(wire, name)
         if value is not None and value is not False:
-            raise InvalidRequestError(f"{name} must be left out, not {_quoted(value)}: it {because}.", param=name)
+            raise InvalidRequestError(f"{name} must be left out, not {_sent(value)}: it {because}.", param=name)
 
 
 def the_same(wire: object, *names: str) -> Any:
@@ -46,6 +47,13 @@ def wants_logits(wire: object) -> bool:
     if raw is not None and raw is activation:
         raise InvalidRequestError("raw_scores and use_activation contradict each other.", param="raw_scores")
     return activation is False or raw is True
+
+
+def _sent(value: object) -> str:
+    """Return what an error may say of a value: not the texts that it may hold."""
+    if isinstance(value, int | float):
+        return _quoted(value)
+    return "a string" if isinstance(value, str) else "a list" if isinstance(value, list) else "an object"
 
 
 def _quoted(value: object) -> str:

@@ -153,8 +153,7 @@ async def _pool(call: Call[EmbedRequest, PoolJob]) -> tuple[Pooled, int]:
 
     At most ``max_tokens`` of each text are embedded; where texts must not be truncated, longer ones are refused.
     """
-    others = ("classification", "clustering", "image")
-    job = with_input_type(call.job, call.wire.input_type, call.model, others=others)
+    job = with_input_type(call.job, call.wire.input_type, call.model, others=("classification", "clustering", "image"))
     limit = call.wire.max_tokens
     if limit is not None and job.input_params.truncate_to is not None:
         keep = min(limit, call.model.renderer.max_model_len)
