@@ -12,13 +12,14 @@ import mmap
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from attrs import define, field
 
-from trio_pool_serve.types import Batch, PooledBatch, PoolingRequest, QueryScope, Runner
+from trio_pool_serve.types import Batch, PooledBatch, Runner
 
 PEERS_IDLE_S = 0.25
 """A replica uses all cores once no other has computed for this long. Not shorter: when two replicas use all cores
@@ -130,64 +131,6 @@ class SharingRunner:
                 now = time.monotonic()
                 self.contention.observe(took_s=now - began, cpu_s=time.process_time() - spent, threads=threads, now=now)
 
-    def describe(self) -> str:
-        """Return one line for the log."""
-        return self.runner.describe()
-
-    def open_scope(self) -> QueryScope:
-        """Return a new scope for held queries."""
-        return self.runner.open_scope()
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of device memory that open scopes hold."""
-        return self.runner.held_bytes
-
-    @property
-    def dimensions(self) -> int:
-        """Length of the vectors before truncation."""
-        return self.runner.dimensions
-
-    @property
-    def embeds_width(self) -> int:
-        """Width of the token embeddings accepted in place of ids."""
-        return self.runner.embeds_width
-
-    def prepare(self, wanted_batch_tokens: int | None) -> int:
-        """Choose how batches are computed; return their token budget. Raises what the runner raises."""
-        return self.runner.prepare(wanted_batch_tokens)
-
-    @property
-    def probe_request(self) -> PoolingRequest | None:
-        """A row that the model can compute."""
-        return self.runner.probe_request
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether it computes on this machine's cores."""
-        return True
-
-    @property
-    def has_own_threads(self) -> bool:
-        """Whether forward passes are computed in other threads than those that launch."""
-        return self.runner.has_own_threads
-
-    @property
-    def concurrent_launches(self) -> int:
-        """Number of threads that may call ``launch`` at a time."""
-        return self.runner.concurrent_launches
-
-    @property
-    def background_launches(self) -> int:
-        """Number of further threads that may launch planned batches."""
-        return self.runner.background_launches
-
-    @property
-    def cosine_with_float32(self) -> float | None:
-        """Agreement of a quantised model with float32."""
-        return self.runner.cosine_with_float32
-
-    @property
-    def pads(self) -> bool:
-        """Whether padding is computed."""
-        return self.runner.pads
+    def __getattr__(self, name: str) -> Any:
+        """Return anything else that a ``Runner`` has: the runner's."""
+        return getattr(self.runner, name)

@@ -317,7 +317,7 @@ def _refuse_foreign(fields: Mapping[str, msgspec.Raw], claimed_by: DialectEndpoi
     """Raise ``InvalidRequestError`` for a field that only other dialects of the path have, unless it is null."""
     for name in sorted(claimed_by.foreign.intersection(fields)):
         if bytes(fields[name]) != b"null":
-            message = f"{name} must be left out of requests of {claimed_by.dialect.name}'s form: another has it here."
+            message = f"{name} is not a field of {claimed_by.dialect.name}'s requests on this route: leave it out."
             raise InvalidRequestError(message, param=name)
 
 
