@@ -132,6 +132,16 @@ def test_a_long_row_is_not_overtaken_for_ever_by_short_ones():
     assert queue.tokens > 0
 
 
+def test_a_single_row_goes_before_its_client_s_large_request_however_many_others_wait():
+    queue = queue_of(*[entry(10, group=1 + client, client=1 + client) for client in range(40) for _ in range(200)])
+    for _ in range(400):
+        queue.take_batch(100)
+    single = entry(10, client=1)
+    queue.put_nowait(single)
+    taken = iter(lambda: queue.take_batch(1), [single])
+    assert 1 not in {client for batch in taken for client in clients_of(batch)}
+
+
 def test_turns_are_the_same_after_much_has_been_computed():
     queue = queue_of(entry(100_000))
     queue.take_batch(2048)
@@ -408,6 +418,19 @@ def test_a_row_that_has_waited_for_too_long_comes_first_whatever_its_rank():
     for each in (old, *urgent):
         queue.put_nowait(each)
     assert queue.take_batch(20) == [old, urgent[0]]
+
+
+def test_rows_that_have_waited_for_too_long_open_every_second_batch():
+    queue = RequestQueue(max_age_s=5)
+    large = [entry(100, group=1) for _ in range(50)]
+    for row in large:
+        row.queued_at -= 6
+    queue.put_nowait(*large)
+    assert queue.take_batch(200) == large[:2]
+    single = entry(4, group=2)
+    queue.put_nowait(single)
+    assert queue.take_batch(200) == [single]
+    assert queue.take_batch(200) == large[2:4]
 
 
 def test_of_many_clients_those_whose_turn_it_is_are_served_first():

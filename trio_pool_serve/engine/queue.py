@@ -5,16 +5,16 @@ an equal share of the tokens, however many rows it has waiting (start-time fair 
 1996). ``rank`` comes before that, for the few clients that may outrank others.
 
 Of one client's rows those with the lowest priority number come first, and of these the one with the earliest virtual
-deadline. The queue's clock counts the tokens taken from it. The virtual deadline of a row is the clock at its arrival
+deadline. The clock of a client counts the tokens taken of it. The virtual deadline of a row is the clock at its arrival
 plus ``FAIRNESS`` times the tokens of its request group that wait up to and including the row (virtual finish time:
 Demers, Keshav and Shenker, SIGCOMM 1989). So a short row comes before a long one, and a single row before
 the rest of a large request. A row that arrives after another row's virtual deadline never opens a batch before it, so
 no row starves.
 
-A row that has waited for ``max_age_s`` opens the next batch, whatever its rank and priority. A batch is filled
-with the rows nearest in length to the one that opens it, which keeps padding low. While small requests arrive, at
-this replica or another one of the model, bulk (long rows and the rest of large requests) has batches of its own, and
-short ones: a small request does not wait for a full batch of bulk.
+Every second batch is opened by a row that has waited for ``max_age_s``, if any has, whatever its rank and priority; not
+every batch, as all of a large request may have. A batch is filled with the rows nearest in length to the one that opens
+it, which keeps padding low. While small requests arrive, at this replica or another one of the model, bulk (long rows
+and the rest of large requests) has batches of its own, and short ones: a small request does not wait for a full one.
 
 Nothing is sorted. Rows wait in queue classes, one for each client, priority, length class and wait: the tokens from
 arrival to virtual deadline, rounded up to a power of two. All rows of a queue class wait equally long, so their virtual
@@ -65,7 +65,7 @@ ClassKey: TypeAlias = tuple[int, int, int, int]
 class WaitingClient:
     """A client that has rows waiting: the ``turn``-th that began to wait.
 
-    ``virtual_time`` is where it began, plus the tokens taken of it since.
+    ``virtual_time``, its clock, is where it began, plus the tokens taken of it since.
     """
 
     number: int
@@ -141,6 +141,7 @@ class RequestQueue:
     """The least of the clients that waited when a batch had been taken: where clients begin."""
     _turns: Iterator[int] = field(init=False, factory=itertools.count)
     _groups: dict[int, RequestGroup] = field(init=False, factory=dict)
+    _opens_old: bool = field(default=False, init=False)
     _small_requests_seen: int = field(init=False)
     _small_request_at: int | None = field(default=None, init=False)
     _long_tokens: int = field(default=0, init=False)
@@ -161,7 +162,7 @@ class RequestQueue:
 
     def put_nowait(self, *entries: QueueEntry) -> None:
         """Add entries."""
-        clock, groups, arrived = self.clock, self._groups, self._entries
+        groups, arrived = self._groups, self._entries
         short_tokens = long_tokens = 0
         for entry in entries:
             request = entry.request
@@ -169,6 +170,7 @@ class RequestQueue:
                 self.background.put_nowait(entry, request.planned.number)
                 continue
             tokens = entry.tokens = len(request.prompt.token_ids)
+            clock = (client := self._client_of(request)).virtual_time
             group = groups.get(request.group) or self._open_group(request.group)
             group.rows += 1
             wait = FAIRNESS * tokens
@@ -177,7 +179,7 @@ class RequestQueue:
             group.virtual_deadline = clock + wait
             wait_tokens = 1 << (wait - 1).bit_length()
             entry.virtual_deadline = clock + wait_tokens
-            entry.queue_class = waiting = self._class_of(request, tokens, wait_tokens)
+            entry.queue_class = waiting = self._class_of(client, request, tokens, wait_tokens)
             waiting.entries[entry] = arrived[entry] = None
             if tokens > BULK_TOKENS:
                 long_tokens += tokens
@@ -194,11 +196,13 @@ class RequestQueue:
             self._groups[number] = group
         return group
 
-    def _class_of(self, request: PoolingRequest, tokens: int, wait_tokens: int) -> QueueClass:
+    def _client_of(self, request: PoolingRequest) -> WaitingClient:
         number = request.client if self.is_fair else 0
-        client = self._clients.get(number)
-        if client is None:
-            client = self._clients[number] = WaitingClient(number, next(self._turns), self._virtual_time)
+        if number not in self._clients:
+            self._clients[number] = WaitingClient(number, next(self._turns), self._virtual_time)
+        return self._clients[number]
+
+    def _class_of(self, client: WaitingClient, request: PoolingRequest, tokens: int, wait_tokens: int) -> QueueClass:
         key = (request.rank, request.priority, length_class(tokens), wait_tokens)
         waiting = client.classes.get(key)
         if waiting is None:
@@ -289,10 +293,10 @@ class RequestQueue:
     def _opening(self, classes: list[QueueClass], *, leaves_long: bool) -> QueueClass | None:
         """Return the queue class whose first row opens the next batch."""
         oldest = next(iter(self._entries), None)
-        if oldest is not None and time.perf_counter() - oldest.queued_at > self.max_age_s:
-            overdue = oldest.queue_class
-            if not (leaves_long and is_long(oldest.request)):
-                return overdue
+        is_old = oldest is not None and time.perf_counter() - oldest.queued_at > self.max_age_s
+        self._opens_old = is_old and not self._opens_old
+        if oldest is not None and self._opens_old and not (leaves_long and is_long(oldest.request)):
+            return oldest.queue_class
         return min(
             classes,
             key=lambda waiting: (

@@ -43,7 +43,7 @@ class QueueEntry(msgspec.Struct, eq=False):
     tokens: int = 0
     """Those of the request; set by the queue, as the next."""
     virtual_deadline: int = 0
-    """In tokens on the queue's clock."""
+    """In tokens on its client's clock."""
     queue_class: "QueueClass | None" = None
     """Set while the row waits."""
 
