@@ -20,11 +20,10 @@ from benchmarks.simulated_api import ApiProcess, SimulatedLink, SimulatedRequest
 from benchmarks.simulated_engine import InFlight, News, SimulatedEngine
 from benchmarks.simulated_scenario import Outcome, Scenario
 from trio_pool_serve.engine.admission import EstimatedWork
-from trio_pool_serve.engine.compute_rates import WORK_CLASSES
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote import routing
 from trio_pool_serve.engine.remote.silence import TICKS
-from trio_pool_serve.engine.waiting_work import CLIENTS, WaitingWork
+from trio_pool_serve.engine.waiting_work import SHAPE, WaitingWork
 from trio_pool_serve.errors import EngineLoadingError, OverloadedError
 from trio_pool_serve.types import Client, PoolingRequest, RenderedPrompt
 
@@ -96,7 +95,7 @@ class Simulation:
         self.apis = []
         for begin in range(0, scenario.api_processes, scenario.processes_per_host):
             of_host = min(scenario.processes_per_host, scenario.api_processes - begin)
-            counts = np.zeros((of_host, CLIENTS + 1, WORK_CLASSES))
+            counts = np.zeros((of_host, *SHAPE))
             for worker in range(of_host):
                 waiting = WaitingWork(counts, worker)
                 self.apis.append(ApiProcess.open(scenario, waiting, self._random.random(), self._note_lost))

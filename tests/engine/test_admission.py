@@ -1,11 +1,16 @@
 import math
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
 import trio
+from attrs import define, field
+from hypothesis import given
+from hypothesis import strategies as st
 
-from trio_pool_serve.engine.admission import MAX_RETRY_AFTER_S, Admission, EstimatedWork
+from trio_pool_serve.engine.admission import MAX_RETRY_AFTER_S, Admission, AdmittedRequest, EstimatedWork
 from trio_pool_serve.engine.compute_rates import (
     BATCHES,
     MIN_BATCHES,
@@ -16,9 +21,10 @@ from trio_pool_serve.engine.compute_rates import (
     rates_together,
     work_class,
 )
+from trio_pool_serve.engine.queue import FAIRNESS, QueueEntry, RequestQueue
 from trio_pool_serve.engine.waiting_work import WaitingWork
 from trio_pool_serve.errors import OverloadedError
-from trio_pool_serve.types import Client, ImageFeatures, RenderedPrompt
+from trio_pool_serve.types import Client, ImageFeatures, PoolingRequest, RenderedPrompt
 
 pytestmark = pytest.mark.unit
 
@@ -33,6 +39,14 @@ def work(tokens: int, client: str = "a", **fields) -> EstimatedWork:
     return EstimatedWork(tokens=tokens, client=Client(client), **fields)
 
 
+@contextmanager
+def admitting(admission: Admission, *works: EstimatedWork) -> Iterator[None]:
+    with ExitStack() as admitted:
+        for each in works:
+            admitted.enter_context(admission.admit(each))
+        yield
+
+
 def prompt(tokens: int, images: ImageFeatures | None = None) -> RenderedPrompt:
     return RenderedPrompt(np.ones(tokens, dtype=np.int32), images=images)
 
@@ -42,7 +56,7 @@ def prompt(tokens: int, images: ImageFeatures | None = None) -> RenderedPrompt:
 
 def test_a_request_is_refused_when_what_waits_before_it_takes_too_long():
     admission = admission_of()
-    with admission.admit(work(49)), admission.admit(work(2)):  # the second waits for 4.9 s
+    with admitting(admission, *[work(1)] * 51):  # the last one waits for 5.0 s
         with pytest.raises(OverloadedError, match=r"about 5\.1 s, longer than 5 s"), admission.admit(work(1)):
             pytest.fail("admitted")
         assert admission.tokens == 51
@@ -74,29 +88,29 @@ async def test_a_request_whose_deadline_comes_before_its_turn_is_refused():
     now = trio.current_time()
     with admission.admit(work(20)):  # 2 s
         with pytest.raises(OverloadedError, match=r"longer than its deadline, [01]\.\d s"):
-            admission.refuse_late(work(1, deadline=now + 1))
-        admission.refuse_late(work(1, deadline=now + 60))
+            admission.refuse_late(work(20, deadline=now + 1))
+        admission.refuse_late(work(20, deadline=now + 60))
 
 
 def test_a_client_that_floods_is_refused_and_its_neighbour_is_not():
     admission = admission_of()
-    with admission.admit(work(60, "flood")):
+    with admitting(admission, *[work(1, "flood")] * 51):
         with pytest.raises(OverloadedError):
             admission.refuse_late(work(1, "flood"))
         assert admission.wait_s(work(1, "neighbour")) == pytest.approx(0.1)  # as much as its own
-        with admission.admit(work(20, "neighbour")):
+        with admitting(admission, *[work(1, "neighbour")] * 20):
             assert admission.wait_s(work(1, "neighbour")) == pytest.approx(2.0 + 2.1)
 
 
 def test_without_fairness_a_neighbour_waits_for_all():
     admission = admission_of(is_fair=False)
     with admission.admit(work(60, "flood")), pytest.raises(OverloadedError):
-        admission.refuse_late(work(1, "neighbour"))
+        admission.refuse_late(work(60, "neighbour"))
 
 
 def test_a_client_waits_only_for_those_of_its_requests_that_are_as_urgent():
     admission = admission_of()
-    with admission.admit(work(40, priority=3)), admission.admit(work(10, priority=-1)):
+    with admitting(admission, *[work(1, priority=3)] * 40, *[work(1, priority=-1)] * 10):
         assert admission.wait_s(work(1, priority=-2)) == 0
         assert admission.wait_s(work(1, priority=0)) == pytest.approx(1)
         assert admission.wait_s(work(1, priority=3)) == pytest.approx(5)
@@ -116,11 +130,100 @@ def test_only_a_client_that_may_outrank_others_waits_for_none_or_for_all_of_them
 def test_when_to_come_back_follows_from_the_rate_and_is_bounded():
     admission = admission_of()
     with admission.admit(work(100)), pytest.raises(OverloadedError) as refused:
-        admission.refuse_late(work(1))
+        admission.refuse_late(work(100))
     assert refused.value.retry_after_s == pytest.approx(10 - 2.5)
     with admission.admit(work(10_000)), pytest.raises(OverloadedError) as refused:
-        admission.refuse_late(work(1))
+        admission.refuse_late(work(10_000))
     assert refused.value.retry_after_s == MAX_RETRY_AFTER_S
+
+
+# -- requests of one client ---------------------------------------------------------------------------
+
+FAST = np.full(WORK_CLASSES, 1e-4)
+
+
+def test_a_client_s_large_requests_do_not_refuse_its_single_texts():
+    admission = admission_of(FAST)
+    elsewhere = admission_of(FAST, max_queue_s=math.inf, waiting=admission.waiting)
+    with admitting(elsewhere, *[work(70_000, rows=2048)] * FAIRNESS):  # each takes 7 s
+        assert admission.wait_s(work(34)) < 0.5
+        with pytest.raises(OverloadedError):
+            admission.refuse_late(work(70_000, rows=2048))
+        with admitting(elsewhere, *[work(34)] * 1500), pytest.raises(OverloadedError):  # 5.1 s by themselves
+            admission.refuse_late(work(34))
+
+
+def test_large_requests_that_come_due_faster_than_they_are_computed_count_before_a_single_text():
+    admission = admission_of(FAST, max_queue_s=math.inf)
+    with admitting(admission, *[work(70_000, rows=2048)] * (2 * FAIRNESS)):
+        assert admission.wait_s(work(34)) == pytest.approx(2 * FAIRNESS * 7)
+
+
+def test_all_of_a_more_urgent_request_comes_before_a_single_text():
+    admission = admission_of()
+    with admission.admit(work(1000, priority=-1)):
+        assert admission.wait_s(work(1)) == pytest.approx(100)
+        assert 0 < admission.wait_s(work(1, priority=-1)) < 1
+        assert admission.wait_s(work(1, priority=-2)) == 0
+
+
+@define(eq=False)
+class Served:
+    """A real queue, and an admission by which a token takes a second."""
+
+    queue: RequestQueue = field(factory=RequestQueue)
+    admission: Admission = field(factory=lambda: admission_of(np.ones(WORK_CLASSES), max_queue_s=math.inf))
+    admitted: dict[int, tuple[ExitStack, AdmittedRequest]] = field(factory=dict)
+    rows_left: Counter[int] = field(factory=Counter)
+
+    def put(self, client: str, priority: int, rows: int, tokens: int) -> tuple[int, float]:
+        """Return the number of the request, and how many tokens were said to be taken before it."""
+        asked = work(rows * tokens, client, rows=rows, priority=priority)
+        estimate, number, context = self.admission.wait_s(asked), 1 + len(self.admitted), ExitStack()
+        request = PoolingRequest(prompt(tokens), priority=priority, group=number, client=asked.client.number)
+        admitted = context.enter_context(self.admission.admit(asked))
+        admitted.note_rendered([request.prompt] * rows, rows)
+        self.admitted[number], self.rows_left[number] = (context, admitted), rows
+        self.queue.put_nowait(*[QueueEntry(request) for _ in range(rows)])
+        return number, estimate
+
+    def take(self, max_tokens: int) -> list[PoolingRequest]:
+        """Compute a batch."""
+        taken = [entry.request for entry in self.queue.take_batch(max_tokens)]
+        for request in taken:
+            context, admitted = self.admitted[request.group]
+            admitted.note_computed(request.prompt)
+            self.rows_left[request.group] -= 1
+            if not self.rows_left[request.group]:
+                context.close()
+        return taken
+
+
+LENGTHS = st.sampled_from([4, 17, 34, 250, 500])
+
+ASKED = st.tuples(
+    st.sampled_from("abc"), st.sampled_from([0, 0, 0, -1, 1]), st.sampled_from([1, 1, 4, 30, 300]), LENGTHS
+)
+
+
+@given(st.lists(ASKED, max_size=40), st.integers(0, 100), st.sampled_from([512, 2048]), st.sampled_from("abc"), LENGTHS)
+def test_what_the_queue_takes_before_a_single_text_is_not_underestimated(asked, batches, max_tokens, client, tokens):
+    served = Served()
+    for each in asked:
+        served.put(*each)
+    for _ in range(batches):
+        served.take(max_tokens)
+    waiting = served.queue.tokens
+    number, estimate = served.put(client, 0, 1, tokens)
+    before = 0
+    while (request := served.take(1)[0]).group != number:
+        before += request.tokens
+    assert estimate <= waiting
+    # Clients take turns by batches; virtual deadlines are rounded, to twice as long at most.
+    assert before <= 2 * estimate + 3 * max_tokens + 2 * FAIRNESS * tokens
+    while served.take(max_tokens):
+        pass
+    assert not served.admission.waiting.counts.any()
 
 
 # -- what is counted ----------------------------------------------------------------------------------
@@ -156,10 +259,11 @@ def test_api_processes_see_each_other_s_work(tmp_path):
     with one.admit(work(60)):
         assert (one.tokens, other.tokens) == (60, 0)
         with pytest.raises(OverloadedError):
-            other.refuse_late(work(1))
+            other.refuse_late(work(60))
+        other.refuse_late(work(1))  # which is not behind the other one
         replaced = WaitingWork.open(tmp_path / "waiting", 0, 2)  # the first one has died
         assert replaced.own_tokens == 0
-        other.refuse_late(work(1))
+        other.refuse_late(work(60))
 
 
 # -- the rates ----------------------------------------------------------------------------------------

@@ -363,8 +363,8 @@ async def test_what_waited_to_be_read_may_wait_less_in_the_queue(server, service
     engine = service.default.engine
     observe_rate(service, seconds_per_token=0.01)
     with engine.admit(EstimatedWork(tokens=200, client=Client("127.0.0.1"))):
-        assert engine.refuse_late(EstimatedWork(tokens=1, client=Client("127.0.0.1"))) is None
-        late = EstimatedWork(tokens=1, client=Client("127.0.0.1"), waited_s=4.0)
+        assert engine.refuse_late(EstimatedWork(tokens=200, client=Client("127.0.0.1"))) is None
+        late = EstimatedWork(tokens=200, client=Client("127.0.0.1"), waited_s=4.0)
         with pytest.raises(OverloadedError, match=r"about 6\.0 s, longer than 5 s"):
             engine.refuse_late(late)
         assert not engine.is_overloaded()

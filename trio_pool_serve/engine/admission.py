@@ -13,7 +13,8 @@ import trio
 from attrs import Factory, define, evolve, field, frozen
 
 from trio_pool_serve.engine.compute_rates import SecondsPerToken, work_class
-from trio_pool_serve.engine.waiting_work import CLIENTS, WaitingWork
+from trio_pool_serve.engine.queue import FAIRNESS
+from trio_pool_serve.engine.waiting_work import CLIENTS, REQUESTS, SIZES, WaitingWork, size_of
 from trio_pool_serve.errors import OverloadedError
 from trio_pool_serve.threads.backlog import Backlog
 from trio_pool_serve.types import Client, RenderedPrompt
@@ -26,6 +27,13 @@ on the event loop takes more of the cores, to admit some of the requests and to 
 
 IMAGE_ROW_WEIGHT = 0.1
 """Weight of the newest row in the average length of those with images."""
+
+DUE_AFTER = FAIRNESS * 2.0 ** np.arange(SIZES)
+"""Tokens that the queue takes of a client until all of a request is due, by request size."""
+
+ALL_DUE = 1.5 * FAIRNESS
+"""Large requests of one client that come due faster than they are computed: ``FAIRNESS`` of them, and half as many more
+because the queue rounds virtual deadlines up to powers of two."""
 
 
 @frozen(eq=False, kw_only=True)
@@ -58,9 +66,11 @@ class AdmittedRequest:
     """
 
     work: EstimatedWork
+    _key: tuple[int, int]
+    """Its size, and the number of its client."""
     _waiting: WaitingWork
     _by_priority: dict[int, float]
-    """Tokens of the client's requests in this process, by priority."""
+    """Tokens of the client's requests of this size in this process, by priority."""
     _image_rows: "ImageRows"
     _unrendered: int = field(init=False)
     _estimate: dict[int, int] = field(init=False, factory=dict)
@@ -71,6 +81,7 @@ class AdmittedRequest:
         self._unrendered = work.rows
         if work.client.is_background:
             return
+        self._waiting.add(*self._key, REQUESTS, 1)
         estimated_class = work_class(work.tokens // max(1, work.rows), has_images=work.has_images)
         self._estimate = {estimated_class: work.tokens}
         self._count(estimated_class, work.tokens)
@@ -101,8 +112,10 @@ class AdmittedRequest:
 
     def release(self) -> None:
         """Count nothing of the request any longer."""
+        if not self.work.client.is_background:
+            self._waiting.add(*self._key, REQUESTS, -1)
         for counted_class, tokens in self._counted.items():
-            self._waiting.add(self.work.client, counted_class, -tokens)
+            self._waiting.add(*self._key, counted_class, -tokens)
         self._add_by_priority(-sum(self._counted.values()))
         self._counted.clear()
         self._estimate.clear()
@@ -112,7 +125,7 @@ class AdmittedRequest:
 
     def _count(self, counted_class: int, tokens: int) -> None:
         self._counted[counted_class] = self._counted.get(counted_class, 0) + tokens
-        self._waiting.add(self.work.client, counted_class, tokens)
+        self._waiting.add(*self._key, counted_class, tokens)
         self._add_by_priority(tokens)
 
     def _add_by_priority(self, tokens: int) -> None:
@@ -148,10 +161,10 @@ class Admission:
     """Refuses requests that would wait for more than ``max_queue_s`` seconds, or until their deadline.
 
     ``seconds_per_token()`` are the rates at which the model's devices compute together, to which ``margin`` is applied.
-    What waits before a request is what its client has waiting that is as urgent, and of each other client as much
-    again, as the queue takes turns between clients; without ``is_fair`` all that waits. A request is always admitted
-    when nothing waits before it, and while the rates are unknown. To prepare images may take longer than to compute
-    them.
+    What waits before a request is what the queue would take of its client's rows before its own, and of each other
+    client as much again, as the queue takes turns between clients; without ``is_fair`` all are one client. A request is
+    always admitted when nothing waits before it, and while the rates are unknown. To prepare images may take longer
+    than to compute them.
     """
 
     max_queue_s: float
@@ -159,7 +172,8 @@ class Admission:
     waiting: WaitingWork = field(factory=WaitingWork)
     is_fair: bool = True
     margin: float = LOAD_MARGIN
-    _by_priority: dict[int, dict[int, float]] = field(init=False, factory=dict)
+    _by_priority: dict[tuple[int, int], dict[int, float]] = field(init=False, factory=dict)
+    """By request size and client, of this process."""
     _image_rows: ImageRows = field(init=False, factory=ImageRows)
 
     @property
@@ -181,20 +195,20 @@ class Admission:
     def admit(self, work: EstimatedWork) -> Iterator[AdmittedRequest]:
         """Count a request's work until the context ends; not that of background work. Raises ``OverloadedError``."""
         if work.client.is_background:
-            yield AdmittedRequest(work, self.waiting, {}, self._image_rows)
+            yield AdmittedRequest(work, (0, 0), self.waiting, {}, self._image_rows)
             return
         if work.has_images and self._image_rows.tokens:  # which says more than a guess that is the same for all models
             work = evolve(work, tokens=math.ceil(self._image_rows.tokens * work.rows))
         self.refuse_late(work)
-        client = work.client.number
-        by_priority = self._by_priority.setdefault(client, {})
-        admitted = AdmittedRequest(work, self.waiting, by_priority, self._image_rows)
+        key = size_of(work.tokens), self._client_of(work)
+        by_priority = self._by_priority.setdefault(key, {})
+        admitted = AdmittedRequest(work, key, self.waiting, by_priority, self._image_rows)
         try:
             yield admitted
         finally:
             admitted.release()
-            if not by_priority and self._by_priority.get(client) is by_priority:
-                del self._by_priority[client]
+            if not by_priority and self._by_priority.get(key) is by_priority:
+                del self._by_priority[key]
 
     def refuse_late(self, work: EstimatedWork) -> None:
         """Raise ``OverloadedError`` if a request would wait for too long."""
@@ -229,26 +243,40 @@ class Admission:
         if math.isnan(rates[0]):
             return 0.0
         seconds = self.waiting.by_client() @ rates
-        index = work.client.number % CLIENTS
-        own = float(seconds[index])
         if work.rank > 0:
             return float(seconds.sum())  # behind all others
-        before = own * self._share_before(work)
-        if work.rank < 0:
+        client = self._client_of(work)
+        before = self._own_before_s(work, client, rates)
+        if work.rank < 0 or not self.is_fair:
             return before
-        if not self.is_fair:
-            return float(seconds.sum()) - own + before
         row_class = work_class(work.tokens // max(1, work.rows), has_images=work.has_images)
         turn = before + work.tokens * float(rates[row_class])
-        return before + float(np.minimum(seconds, turn).sum()) - min(own, turn)
+        return before + float(np.minimum(seconds, turn).sum()) - min(float(seconds[client % CLIENTS]), turn)
 
-    def _share_before(self, work: EstimatedWork) -> float:
-        """Return the share of its client's waiting work that is at least as urgent as a request."""
-        by_priority = self._by_priority.get(work.client.number)
-        if not by_priority or max(by_priority) <= work.priority:
-            return 1.0
-        before = sum(tokens for priority, tokens in by_priority.items() if priority <= work.priority)
-        return before / sum(by_priority.values())
+    def _client_of(self, work: EstimatedWork) -> int:
+        return work.client.number if self.is_fair else 0
+
+    def _own_before_s(self, work: EstimatedWork, client: int, rates: SecondsPerToken) -> float:
+        """Return for how many seconds a request waits for others of its client.
+
+        The queue takes what is due before this one is: a part of each larger one, which grows until its turn comes.
+        With ``ALL_DUE`` larger ones it does not come before they are computed.
+        """
+        counts = self.waiting.by_size(client)
+        tokens, requests = counts[:, :REQUESTS].sum(axis=1), counts[:, REQUESTS]
+        urgency = [self._urgency(client, size, work.priority) for size in range(SIZES)]
+        more_urgent, as_urgent = np.array(urgency).T
+        due = more_urgent * tokens + as_urgent * np.minimum(tokens, DUE_AFTER[:, np.newaxis] * requests / ALL_DUE)
+        turns = DUE_AFTER[size_of(work.tokens)] + due.sum(axis=1)
+        turn = min(np.count_nonzero(turns > DUE_AFTER), SIZES - 1)
+        return float(due[turn] / np.maximum(tokens, 1.0) @ (counts[:, :REQUESTS] @ rates))
+
+    def _urgency(self, client: int, size: int, priority: int) -> tuple[float, float]:
+        """Return the shares of a client's waiting requests of one size that are more urgent, and as urgent."""
+        by_priority = self._by_priority.get((size, client)) or {priority: 1.0}
+        total = sum(by_priority.values())
+        more_urgent = sum(tokens for each, tokens in by_priority.items() if each < priority)
+        return more_urgent / total, by_priority.get(priority, 0.0) / total
 
 
 def retry_after_s(wait_s: float, max_queue_s: float) -> float:

@@ -9,10 +9,18 @@ import numpy.typing as npt
 from attrs import Factory, define
 
 from trio_pool_serve.engine.compute_rates import WORK_CLASSES
-from trio_pool_serve.types import Client
 
 CLIENTS = 256
 """Clients that are told apart; two whose numbers are equal modulo this one count as one, in admission only."""
+
+SIZES = 24
+"""Octaves of request size that are told apart; the last has all requests of more than 2²² tokens."""
+
+REQUESTS = WORK_CLASSES
+"""In place of a work class: the number of requests."""
+
+SHAPE = SIZES + 1, CLIENTS + 1, WORK_CLASSES + 1
+"""Of one process's counts."""
 
 Counts = npt.NDArray[np.float64]
 """Tokens, whole numbers: float64 because they are multiplied by rates."""
@@ -20,19 +28,19 @@ Counts = npt.NDArray[np.float64]
 
 @define(eq=False)
 class WaitingWork:
-    """Tokens of the admitted requests of one model, by client and work class. ``worker`` is this process's index.
+    """Tokens of the admitted requests of one model, by request size, client and work class.
 
-    Each process writes its own part only, and a number at a time: nothing has to be locked. Behind those of the clients
-    each part has their sums.
+    Each process writes its own part only, that of index ``worker``, and a number at a time: nothing has to be locked.
+    Behind those of the sizes each part has their sums, and behind those of the clients theirs.
     """
 
-    counts: Counts = Factory(lambda: np.zeros((1, CLIENTS + 1, WORK_CLASSES)))
+    counts: Counts = Factory(lambda: np.zeros((1, *SHAPE)))
     worker: int = 0
 
     @classmethod
     def open(cls, path: Path, worker: int, workers: int) -> "WaitingWork":
         """Map the file at ``path``, which is created if need be; what a process before counted is dropped."""
-        shape = workers, CLIENTS + 1, WORK_CLASSES
+        shape = workers, *SHAPE
         nbytes = 8 * math.prod(shape)
         with path.open("a+b") as file:
             file.truncate(nbytes)
@@ -41,23 +49,35 @@ class WaitingWork:
         counts[worker] = 0
         return cls(counts, worker)
 
-    def add(self, client: Client, work_class: int, tokens: int) -> None:
-        """Count ``tokens`` more of a client, or fewer if negative."""
+    def add(self, size: int, client: int, work_class: int, tokens: int) -> None:
+        """Count ``tokens`` more of a client's requests of one size, or fewer if negative; so with ``REQUESTS``."""
         own = self.counts[self.worker]
-        own[client.number % CLIENTS, work_class] += tokens
-        own[CLIENTS, work_class] += tokens
+        own[size, client % CLIENTS, work_class] += tokens
+        own[SIZES, client % CLIENTS, work_class] += tokens
+        own[SIZES, CLIENTS, work_class] += tokens
 
     def by_client(self) -> Counts:
         """Return the tokens of all processes: shape (``CLIENTS``, ``WORK_CLASSES``)."""
-        total: Counts = self.counts[0] if len(self.counts) == 1 else self.counts.sum(axis=0)
-        return total[:CLIENTS]
+        sums: Counts = self.counts[:, SIZES, :CLIENTS, :WORK_CLASSES].sum(axis=0)
+        return sums
+
+    def by_size(self, client: int) -> Counts:
+        """Return a client's tokens of all processes, and its ``REQUESTS``: shape (``SIZES``, ``WORK_CLASSES`` + 1)."""
+        sums: Counts = self.counts[:, :SIZES, client % CLIENTS].sum(axis=0)
+        return sums
 
     def total(self) -> Counts:
         """Return the tokens of all clients and processes: shape (``WORK_CLASSES``,)."""
-        sums: Counts = self.counts[0, CLIENTS] if len(self.counts) == 1 else self.counts[:, CLIENTS].sum(axis=0)
+        counts = self.counts[:, SIZES, CLIENTS, :WORK_CLASSES]
+        sums: Counts = counts[0] if len(counts) == 1 else counts.sum(axis=0)
         return sums
 
     @property
     def own_tokens(self) -> int:
         """Tokens of the requests that this process has admitted."""
-        return int(self.counts[self.worker, CLIENTS].sum())
+        return int(self.counts[self.worker, SIZES, CLIENTS, :WORK_CLASSES].sum())
+
+
+def size_of(tokens: int) -> int:
+    """Return the request size of so many tokens, from 0: they are rounded up to a power of two, as in the queue."""
+    return min((max(tokens, 1) - 1).bit_length(), SIZES - 1)

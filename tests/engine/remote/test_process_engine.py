@@ -358,7 +358,7 @@ async def test_requests_are_admitted_by_the_rates_that_the_engine_processes_have
             await engine.submit_all([request(1)] * 1000)  # many batches: most leave some waiting
             # Rates are added as tokens per second: the reciprocal of a reciprocal may be off by its last bit.
             np.testing.assert_allclose(engine._seconds_per_token(), replica.engine.seconds_per_token, rtol=1e-14)
-            with pytest.raises(OverloadedError), engine.admit(EstimatedWork(tokens=1)):
+            with pytest.raises(OverloadedError), engine.admit(EstimatedWork(tokens=10**9)):
                 pytest.fail("admitted")
         assert engine.statistics().admitted_tokens == 0
 
