@@ -262,6 +262,9 @@ def check_references(config: Config) -> None:
         raise ValueError("--model-api requires --api-key or --api-keys-file: otherwise any client could load models.")
     if config.processes.engine == "ray" and find_spec("ray") is None:
         raise ValueError("--engine ray needs the extra [ray]: pip install trio-pool-serve[ray]")
+    computes_here = config.processes.engine not in ("hosts", "ray") and not config.hosts.engine_hosts
+    if config.loading.dtype == "int8" and computes_here and find_spec("nncf") is None:
+        raise ValueError("--dtype int8 needs the extra [int8]: pip install trio-pool-serve[int8]")
     if config.processes.engine == "hosts" and not config.hosts.engine_hosts:
         raise ValueError("--engine hosts requires --engine-hosts.")
     if config.hosts.engine_hosts:

@@ -41,8 +41,8 @@ def says(*texts: str, **given: Any) -> ChatPrompt:
     return ChatPrompt(messages=tuple(messages), **given)
 
 
-def template(text: str, *, structured: bool = False, **variables: Any) -> ChatTemplate:
-    return ChatTemplate(text=text, variables=variables, structured=structured)
+def template(text: str, *, structured: bool = False, from_request: bool = True, **variables: Any) -> ChatTemplate:
+    return ChatTemplate(text=text, variables=variables, structured=structured, is_from_request=from_request)
 
 
 async def render(to: ChatTemplates, text: str, prompt: ChatPrompt | None = None, most: int = ROOMY) -> str:
@@ -228,6 +228,13 @@ async def test_an_endless_template_is_killed_and_the_next_is_not_affected():
             assert "--template-timeout-s" in str(error)
             assert to.processes.statistics().killed == killed
             await assert_usable(to)
+
+
+async def test_the_model_s_own_template_that_takes_too_long_is_not_the_client_s_fault():
+    async with templates(timeout_s=0.5) as to:
+        with pytest.raises(UnavailableError, match=r"longer than the 0\.5 s"):
+            await to.render(template(ENDLESS, from_request=False), says("hello"), max_characters=ROOMY)
+        await assert_usable(to)
 
 
 async def test_a_template_that_fills_the_memory_takes_only_its_process_along():

@@ -75,8 +75,9 @@ class ChatTemplates:
         """Return the text of a conversation.
 
         Raises ``InvalidRequestError`` for a template or a conversation that cannot be rendered within the limits of
-        time, memory and ``max_characters``; ``UnavailableError`` if the server shuts down or the process is killed
-        from outside. Cancellation: at once; the process keeps its slot until it finishes or is killed.
+        time, memory and ``max_characters``; ``UnavailableError`` if the server shuts down, the process is killed from
+        outside, or the model's own template takes too long. Cancellation: at once; the process keeps its slot until it
+        finishes or is killed.
         """
         field: JobField = "prompts" if prompt.chat_template is None else "chat_template"
         if _is_small(prompt):
@@ -88,10 +89,10 @@ class ChatTemplates:
         try:
             text = await processes.call(render_template, request, max_characters, timeout_s=self.timeout_s)
         except WorkerTooSlowError as error:
-            raise InvalidRequestError(
-                f"The chat template took longer than the {self.timeout_s:g} s that it may take (--template-timeout-s).",
-                field=field,
-            ) from error
+            limit = f"took longer than the {self.timeout_s:g} s that it may take (--template-timeout-s)."
+            if not template.is_from_request:  # it is fast enough unless the server is busy
+                raise UnavailableError(f"The model's chat template {limit}") from error
+            raise InvalidRequestError(f"The chat template {limit}", field=field) from error
         except WorkerDiedError as error:
             if error.exit_code == -signal.SIGKILL:  # not by this server
                 raise UnavailableError("The process that rendered the chat template was killed.") from error

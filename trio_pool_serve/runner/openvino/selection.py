@@ -72,7 +72,7 @@ def require_openvino(backbone: Backbone, config: ModelConfig, dtype: torch.dtype
     if find_spec("openvino") is None:
         raise CannotUseOpenVinoError("OpenVINO is not installed")
     if config.dtype == "int8" and find_spec("nncf") is None:
-        raise CannotUseOpenVinoError("NNCF, which quantises models, is not installed")
+        raise CannotUseOpenVinoError("NNCF is not installed: pip install trio-pool-serve[int8]")
     if type(backbone) is not Backbone:
         raise CannotUseOpenVinoError("OpenVINO is not used for models that read images")
     if dtype not in MIN_COSINE:
