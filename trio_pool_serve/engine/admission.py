@@ -5,6 +5,7 @@ that is measured for each work class: see ``ComputeRates``.
 """
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -69,8 +70,8 @@ class AdmittedRequest:
     _key: tuple[int, int]
     """Its size, and the number of its client."""
     _waiting: WaitingWork
-    _by_priority: dict[int, float]
-    """Tokens of the client's requests of this size in this process, by priority."""
+    _by_priority: Counter[int]
+    """Tokens of the client's requests of this size in this process, and one more for each, by priority."""
     _image_rows: "ImageRows"
     _unrendered: int = field(init=False)
     _estimate: dict[int, int] = field(init=False, factory=dict)
@@ -81,7 +82,7 @@ class AdmittedRequest:
         self._unrendered = work.rows
         if work.client.is_background:
             return
-        self._waiting.add(*self._key, REQUESTS, 1)
+        self._count(REQUESTS, 1)
         estimated_class = work_class(work.tokens // max(1, work.rows), has_images=work.has_images)
         self._estimate = {estimated_class: work.tokens}
         self._count(estimated_class, work.tokens)
@@ -112,8 +113,6 @@ class AdmittedRequest:
 
     def release(self) -> None:
         """Count nothing of the request any longer."""
-        if not self.work.client.is_background:
-            self._waiting.add(*self._key, REQUESTS, -1)
         for counted_class, tokens in self._counted.items():
             self._waiting.add(*self._key, counted_class, -tokens)
         self._add_by_priority(-sum(self._counted.values()))
@@ -129,11 +128,9 @@ class AdmittedRequest:
         self._add_by_priority(tokens)
 
     def _add_by_priority(self, tokens: int) -> None:
-        left = self._by_priority.get(self.work.priority, 0) + tokens
-        if left > 0:
-            self._by_priority[self.work.priority] = left
-        else:
-            self._by_priority.pop(self.work.priority, None)
+        self._by_priority[self.work.priority] += tokens
+        if self._by_priority[self.work.priority] <= 0:
+            del self._by_priority[self.work.priority]
 
 
 @define(eq=False)
@@ -172,7 +169,7 @@ class Admission:
     waiting: WaitingWork = field(factory=WaitingWork)
     is_fair: bool = True
     margin: float = LOAD_MARGIN
-    _by_priority: dict[tuple[int, int], dict[int, float]] = field(init=False, factory=dict)
+    _by_priority: dict[tuple[int, int], Counter[int]] = field(init=False, factory=lambda: defaultdict(Counter))
     """By request size and client, of this process."""
     _image_rows: ImageRows = field(init=False, factory=ImageRows)
 
@@ -195,13 +192,13 @@ class Admission:
     def admit(self, work: EstimatedWork) -> Iterator[AdmittedRequest]:
         """Count a request's work until the context ends; not that of background work. Raises ``OverloadedError``."""
         if work.client.is_background:
-            yield AdmittedRequest(work, (0, 0), self.waiting, {}, self._image_rows)
+            yield AdmittedRequest(work, (0, 0), self.waiting, Counter(), self._image_rows)
             return
         if work.has_images and self._image_rows.tokens:  # which says more than a guess that is the same for all models
             work = evolve(work, tokens=math.ceil(self._image_rows.tokens * work.rows))
         self.refuse_late(work)
-        key = size_of(work.tokens), self._client_of(work)
-        by_priority = self._by_priority.setdefault(key, {})
+        key = size_of(work.tokens), work.client.number if self.is_fair else 0
+        by_priority = self._by_priority[key]
         admitted = AdmittedRequest(work, key, self.waiting, by_priority, self._image_rows)
         try:
             yield admitted
@@ -245,16 +242,13 @@ class Admission:
         seconds = self.waiting.by_client() @ rates
         if work.rank > 0:
             return float(seconds.sum())  # behind all others
-        client = self._client_of(work)
+        client = work.client.number if self.is_fair else 0
         before = self._own_before_s(work, client, rates)
         if work.rank < 0 or not self.is_fair:
             return before
         row_class = work_class(work.tokens // max(1, work.rows), has_images=work.has_images)
         turn = before + work.tokens * float(rates[row_class])
         return before + float(np.minimum(seconds, turn).sum()) - min(float(seconds[client % CLIENTS]), turn)
-
-    def _client_of(self, work: EstimatedWork) -> int:
-        return work.client.number if self.is_fair else 0
 
     def _own_before_s(self, work: EstimatedWork, client: int, rates: SecondsPerToken) -> float:
         """Return for how many seconds a request waits for others of its client.
@@ -263,20 +257,22 @@ class Admission:
         With ``ALL_DUE`` larger ones it does not come before they are computed.
         """
         counts = self.waiting.by_size(client)
-        tokens, requests = counts[:, :REQUESTS].sum(axis=1), counts[:, REQUESTS]
-        urgency = [self._urgency(client, size, work.priority) for size in range(SIZES)]
-        more_urgent, as_urgent = np.array(urgency).T
+        sizes = np.flatnonzero(counts[:, REQUESTS])
+        requests, counts = counts[sizes, REQUESTS], counts[sizes, :REQUESTS]
+        tokens = counts.sum(axis=1)
+        urgency = [self._urgency(client, size, work.priority) for size in sizes.tolist()]
+        more_urgent, as_urgent = np.array(urgency).reshape(-1, 2).T
         due = more_urgent * tokens + as_urgent * np.minimum(tokens, DUE_AFTER[:, np.newaxis] * requests / ALL_DUE)
         turns = DUE_AFTER[size_of(work.tokens)] + due.sum(axis=1)
         turn = min(np.count_nonzero(turns > DUE_AFTER), SIZES - 1)
-        return float(due[turn] / np.maximum(tokens, 1.0) @ (counts[:, :REQUESTS] @ rates))
+        return float(due[turn] / np.maximum(tokens, 1.0) @ (counts @ rates))
 
     def _urgency(self, client: int, size: int, priority: int) -> tuple[float, float]:
         """Return the shares of a client's waiting requests of one size that are more urgent, and as urgent."""
-        by_priority = self._by_priority.get((size, client)) or {priority: 1.0}
-        total = sum(by_priority.values())
+        by_priority = self._by_priority.get((size, client)) or {priority: 1}
         more_urgent = sum(tokens for each, tokens in by_priority.items() if each < priority)
-        return more_urgent / total, by_priority.get(priority, 0.0) / total
+        total = sum(by_priority.values())
+        return more_urgent / total, by_priority.get(priority, 0) / total
 
 
 def retry_after_s(wait_s: float, max_queue_s: float) -> float:
