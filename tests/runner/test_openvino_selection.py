@@ -15,7 +15,7 @@ from tests.models.model_families import load, write_family
 from tests.models.vision_families import clip
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.runner.openvino import model_cache, selection, trial
-from trio_pool_serve.runner.openvino.model_cache import CacheEntry, Record, cache_entry, model_digest
+from trio_pool_serve.runner.openvino.model_cache import CacheEntry, cache_entry, model_digest
 
 pytest.importorskip("openvino")
 
@@ -258,7 +258,7 @@ def test_unfinished_entries_are_removed_after_a_day(tmp_path: Path):
         folder.mkdir()
     for folder in (old, of_others):
         os.utime(folder, (0, 0))
-    CacheEntry(tmp_path / "model-1", "digest").write(lambda path: path.touch(), Record(1.0))
+    CacheEntry(tmp_path / "model-1", "digest").remove_abandoned()
     assert [folder.exists() for folder in (old, new, of_others)] == [False, True, True]
 
 

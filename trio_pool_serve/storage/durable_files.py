@@ -32,10 +32,17 @@ def sync_folder(folder: Path) -> None:
 
 
 def publish(temporary: Path, path: Path) -> None:
-    """Rename a file that is complete to its name, durably: after a crash it has all of its bytes, or is not there."""
+    """Rename what is complete, a file or a folder of files, to its name, durably.
+
+    After a crash it has all of its bytes, or is not there. A folder replaces an empty one at most.
+    """
     with storage_errors(path):
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        for part in (*temporary.rglob("*"), temporary):
+            descriptor = os.open(part, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
         temporary.replace(path)
         sync_folder(path.parent)
 
