@@ -1,21 +1,26 @@
 """Which models OpenVINO computes, why not the others, and what is kept on disk."""
 
-import json
 import logging
 import multiprocessing
 import os
 import stat
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 
 from tests.models.model_families import load, write_family
 from tests.models.vision_families import clip
+from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.loading.runner_loading import load_runner
 from trio_pool_serve.runner.openvino import model_cache, selection, trial
-from trio_pool_serve.runner.openvino.model_cache import CacheEntry, cache_entry, model_digest
+from trio_pool_serve.runner.openvino.model_cache import CacheEntry, Record, model_digest
+from trio_pool_serve.threads.offload import Offload
 
 pytest.importorskip("openvino")
 
@@ -180,12 +185,26 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def garble(path: Path) -> None:
-    path.write_bytes(os.urandom(path.stat().st_size))
+def change_a_byte(path: Path) -> None:
+    """For example the lowest byte of a weight, which changes no output by much."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 8 * 4] ^= 0xFF
+    path.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", [truncate, garble, Path.unlink])
-@pytest.mark.parametrize("name", ["model.xml", "model.bin", "record.json"])
+def make_unreadable(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *((name, damage) for damage in (truncate, change_a_byte, Path.unlink) for name in ("model.xml", "model.bin")),
+        ("model.bin", make_unreadable),
+        ("record.json", truncate),
+    ],
+)
 def test_a_damaged_entry_is_replaced(name: str, damage: Any, model: Path, tmp_path: Path, conversions: list[int]):
     cache = tmp_path / "cache"
     described(model, cache)
@@ -194,6 +213,43 @@ def test_a_damaged_entry_is_replaced(name: str, damage: Any, model: Path, tmp_pa
     assert len(conversions) == 2
     assert described(model, cache) == "by OpenVINO"
     assert len(conversions) == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"[]", b"\xff", b"null", b"[" * 10**5, b'{"digest": "the current one"}',
+        b'{"digest": "the current one", "record": {"short_cosine": "1"}}',
+        b'{"digest": "the current one", "record": {"short_cosine": 1, "time_ratios": [1]}}',
+        b'{"digest": "another", "record": {"short_cosine": 1}}',
+    ],
+)  # fmt: skip
+def test_a_record_that_is_none_counts_as_missing(content: bytes, tmp_path: Path):
+    entry = CacheEntry(tmp_path, "the current one")
+    (tmp_path / "record.json").write_bytes(content)
+    assert entry.read() is None
+    entry.update(Record(0.5))
+    assert entry.read() == Record(0.5)
+
+
+def test_a_damaged_entry_keeps_what_was_chosen(model: Path, tmp_path: Path, ratios: list[float]):
+    ratios += [0.5, 1.5]
+    said = set()
+    for _ in range(3):
+        said.add(described(model, tmp_path / "cache", cpu_backend="auto"))
+        change_a_byte(the_entry(tmp_path / "cache") / "model.bin")
+    assert (said, ratios) == ({"by OpenVINO (in 0.50 times torch's time)"}, [1.5])
+
+
+def test_a_choice_that_could_not_be_timed_is_kept(model: Path, tmp_path: Path, ratios: list[float]):
+    """Other models were computing; a trial at the next start might choose torch, whose numbers are others."""
+    ratios.append(1.5)
+    busy = Offload()
+    busy.is_serving = True
+    config = ModelConfig(device="cpu", cpu_backend="auto", cache_dir=str(tmp_path / "cache"), dtype="float32")
+    assert load_runner(read_model_folder(model), config, busy).describe().endswith("tokens, by OpenVINO")
+    assert described(model, tmp_path / "cache", cpu_backend="auto") == "by OpenVINO"
+    assert ratios == [1.5]
 
 
 def test_an_entry_of_other_weights_is_replaced(model: Path, tmp_path: Path, conversions: list[int]):
@@ -209,22 +265,15 @@ def test_an_entry_of_other_weights_is_replaced(model: Path, tmp_path: Path, conv
 def test_an_entry_that_gives_other_output_is_replaced(
     model: Path, tmp_path: Path, conversions: list[int], caplog: pytest.LogCaptureFixture
 ):
-    """Its digest is the current one, but the weights are another model's."""
     cache = tmp_path / "cache"
     described(model, cache)
-    other = write_family(tmp_path / "other", "bert")
-    (record := the_entry(cache) / "record.json").write_text(
-        json.dumps({"digest": model_digest(other), "record": {"short_cosine": 1.0}})
-    )
-    renamed = cache_entry(cache, other, "BertModel", "last_hidden_state", "torch.float32").path
-    record.parent.rename(renamed)
-    for weight in [renamed / "model.bin"]:
-        stored = bytearray(weight.read_bytes())
-        stored[: len(stored) // 2] = stored[len(stored) // 2 :][: len(stored) // 2]
-        weight.write_bytes(stored)
+    entry = CacheEntry(the_entry(cache), model_digest(model))
+    record = entry.read()
+    assert record is not None
+    entry.update(evolve(record, short_cosine=1.1))
     with caplog.at_level(logging.WARNING):
-        assert described(other, cache) == "by OpenVINO"
-    assert "is converted anew" in caplog.text
+        assert described(model, cache) == "by OpenVINO"
+    assert "is converted anew: its output differs" in caplog.text
     assert len(conversions) == 2
 
 
@@ -250,6 +299,25 @@ def test_a_folder_that_cannot_be_written_is_done_without(model: Path, tmp_path: 
         assert described(model, tmp_path / "file" / "cache") == "by OpenVINO"
     (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("trio_pool_serve")]
     assert line.startswith(f"the converted model is not cached in {tmp_path / 'file' / 'cache'}: ")
+
+
+def test_on_a_full_disk_the_model_is_saved_elsewhere(
+    model: Path, small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (small_disk / "data").write_bytes(bytes(2**21 - 2**16))
+    before = {*tmp_path.iterdir()}
+    assert described(model, small_disk / "cache") == "by OpenVINO"
+    assert f"the converted model is not cached in {small_disk / 'cache'}: " in caplog.text
+    assert {*tmp_path.iterdir()} == before
+    assert {path.suffix for path in (small_disk / "cache").iterdir()} == {".lock"}
+
+
+def test_a_model_that_can_be_saved_nowhere_is_computed_by_torch(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    assert described(model, "", cpu_backend="auto").startswith("by torch (OpenVINO fails: FileNotFoundError(")
 
 
 def test_unfinished_entries_are_removed_after_a_day(tmp_path: Path):

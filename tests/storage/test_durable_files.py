@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +40,19 @@ def test_a_published_file_replaces_the_one_before(tmp_path):
     publish(tmp_path / "new", tmp_path / "file")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_bytes() == b"new"
+
+
+def test_a_published_folder_and_all_in_it_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    new, path = tmp_path / "new", tmp_path / "folder"
+    new.mkdir()
+    for name in ("a", "b"):
+        (new / name).write_text(name)
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())))
+    publish(new, path)
+    assert sorted(synced[:2]) == [str(new / "a"), str(new / "b")]
+    assert synced[2:] == [str(new), str(tmp_path)]
+    assert sorted(each.name for each in path.iterdir()) == ["a", "b"]
 
 
 def test_a_full_disk_is_an_error_with_the_path(small_disk):
