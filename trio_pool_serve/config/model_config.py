@@ -60,7 +60,7 @@ class ModelConfig:
         str | None,
         help_(
             "Directory for models converted to OpenVINO's format, which later starts read. An empty value: they are "
-            "not kept.",
+            "not kept, and each replica converts.",
             default="`$XDG_CACHE_HOME/trio_pool_serve`, or `~/.cache/trio_pool_serve`",
         ),
     ] = None
