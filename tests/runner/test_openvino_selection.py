@@ -186,9 +186,9 @@ def truncate(path: Path) -> None:
 
 
 def change_a_byte(path: Path) -> None:
-    """For example the lowest byte of a weight, which changes no output by much."""
+    """The lowest byte of the first weight, which changes no output by much; OpenVINO does not mind that of the XML."""
     content = bytearray(path.read_bytes())
-    content[len(content) // 8 * 4] ^= 0xFF
+    content[0] ^= 0xFF
     path.write_bytes(content)
 
 
