@@ -1,7 +1,7 @@
 """A record of what passing tests have shown: which clients work, and how near the oracles the answers are.
 
 ``scripts/test --write-agreement -m ""`` writes it to docs/agreement.json: most families are slow tests. A run without
-that option writes nothing; of a part that a run's tests report nothing of, the earlier record stays.
+that option writes nothing; of a part or a kind of model that a run reports nothing of, the earlier record stays.
 """
 
 import json
@@ -53,6 +53,8 @@ class Record:
     def pytest_sessionfinish(self) -> None:
         reported = {part: rows for part, rows in self.document().items() if rows}
         earlier = json.loads(PATH.read_text()) if PATH.exists() else {}
+        kinds = {row["kind"]: row for row in (*earlier.get(DEFAULT_FLAGS, ()), *self.default_flags)}
+        reported[DEFAULT_FLAGS] = [kinds[kind] for kind in sorted(kinds)]
         PATH.write_text(json.dumps({**earlier, **reported}, indent=2) + "\n")
 
 
