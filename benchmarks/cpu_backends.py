@@ -159,6 +159,7 @@ def measure_minilm() -> list[Row]:
         config = ModelConfig(device="cpu", cache_dir="", **settings)
         began = time.perf_counter()
         runner = load_runner(read_model_folder(Path(MODEL_PATH), config), config, Offload())
+        runner.choose_computation()
         took = round(time.perf_counter() - began, 1)
         backbone = runner.backbone
         cosine = runner.cosine_with_float32 or (

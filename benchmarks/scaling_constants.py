@@ -92,6 +92,7 @@ def measure_batches(repeats: int) -> list[float]:
 
     config = ModelConfig()
     runner = load_runner(read_model_folder(Path(MODEL_PATH), config), config, Offload())
+    runner.choose_computation()
     random = np.random.default_rng(0)
     shapes = [random.integers(1000, 20000, shape, np.int32) for shape in SHAPES]
     batches = [Batch(tuple([PoolingRequest(RenderedPrompt(row)) for row in rows])) for rows in shapes]

@@ -27,8 +27,8 @@ DEFAULT_FLAGS = """
 Each kind of model, served by `trio-pool-serve serve MODEL` without any flag, beside float32 by torch. *Error* is the
 largest difference of any number, relative to the greatest number of that model's responses; *cosine* the lowest of all
 rows, or that of all scores. In bfloat16 the tests allow errors up to 0.06 and cosines from 0.99, in float32 1e-4 and
-0.99999. The weights are random, except MiniLM's. A model is computed by torch where OpenVINO is not used for its kind, is
-not faster, or where its output differs.
+0.99999. The weights are random, except MiniLM's. Torch computes a model if OpenVINO is not used for its kind, is not
+faster, or gives another output.
 
 | model | computed by | error | cosine |
 | --- | --- | ---: | ---: |

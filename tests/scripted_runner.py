@@ -74,7 +74,7 @@ class ScriptedRunner:
     background_launches: int = 0
     probe_request: PoolingRequest | None = None
     on_launch: Callable[[Batch], PooledBatch | None] | None = None
-    is_prepared: bool = field(default=False, init=False)
+    on_prepare: Callable[[], object] | None = None
     batches: list[Batch] = field(factory=list, init=False)
     scopes: list[ScriptedScope] = field(factory=list, init=False)
     launching: threading.Event = field(factory=threading.Event, init=False)
@@ -86,7 +86,8 @@ class ScriptedRunner:
         self.gate.set()
 
     def prepare(self, wanted: int | None) -> int:
-        self.is_prepared = True
+        if self.on_prepare is not None:
+            self.on_prepare()
         return wanted or self.default_batch_tokens
 
     def launch(self, batch: Batch) -> PooledBatch:

@@ -433,6 +433,19 @@ def test_rows_that_have_waited_for_too_long_open_every_second_batch():
     assert queue.take_batch(200) == large[2:4]
 
 
+def test_a_long_row_that_has_waited_for_too_long_is_taken_by_the_first_thread_that_may():
+    queue = RequestQueue(max_age_s=5)
+    old = entry(300, group=1, priority=5)
+    old.queued_at -= 6
+    queue.put_nowait(old)
+    short = [entry(200, group=group) for group in range(2, 6)]
+    for each in short:
+        queue.put_nowait(each)
+    for each in short[:2]:
+        assert queue.take_batch(200, leaves_long=True) == [each]
+    assert queue.take_batch(300)[0] is old
+
+
 def test_of_many_clients_those_whose_turn_it_is_are_served_first():
     queue = queue_of(*[entry(10, client=1 + number) for number in range(500)])
     queue.put_nowait(entry(10, client=1))

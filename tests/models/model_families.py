@@ -409,9 +409,16 @@ def write_family(
 # -- serving them ---------------------------------------------------------------------------------------
 
 
+def loaded_runner(folder: ModelFolder, config: ModelConfig, offload: Offload) -> TransformerRunner:
+    """Load a runner, and have it choose how it computes."""
+    runner = load_runner(folder, config, offload)
+    runner.choose_computation()
+    return runner
+
+
 def load(path: Path, **options: Any) -> TransformerRunner:
     """Load a folder's runner as the service does."""
-    return load_runner(read_model_folder(path), ModelConfig(device="cpu", **BY_TORCH | options), Offload())
+    return loaded_runner(read_model_folder(path), ModelConfig(device="cpu", **BY_TORCH | options), Offload())
 
 
 @define(eq=False)
@@ -430,7 +437,7 @@ class ServedModel:
     def __attrs_post_init__(self) -> None:
         config = ModelConfig(dtype=self.dtype, device=self.device, **BY_TORCH | dict(self.settings))
         self.folder = read_model_folder(self.path, config)
-        self.runner = load_runner(self.folder, config, self.offload)
+        self.runner = loaded_runner(self.folder, config, self.offload)
         self.renderer = renderer_of(self.folder, load_tokenizer(self.folder), self.offload, workers=1)
 
     async def requests(

@@ -1,5 +1,6 @@
 """What cannot be loaded as asked is an error that a person can act on, never skipped or made up."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,7 +26,13 @@ from tests.models.model_families import (
     write_family,
     write_modules,
 )
+from tests.models.vision_families import clip
+from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.loading.runner_loading import load_runner
+from trio_pool_serve.models.loading.stored_weights import require_finite
+from trio_pool_serve.threads.offload import Offload
 
 
 @pytest.fixture
@@ -211,6 +218,26 @@ def test_a_weight_that_is_not_finite_is_an_error_with_its_name(bert: Path, wrong
     edit_weights(bert / "model.safetensors", spoil)
     with pytest.raises(ModelLoadError, match=r"encoder\.layer\.1\.output\.dense\.weight in .* not finite"):
         load(bert)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"dtype": "int8", "cpu_backend": "auto"}, "--dtype int8: OpenVINO is not used for models that read images"),
+        ({"cpu_backend": "openvino"}, "--cpu-backend openvino: OpenVINO is not used for models that read images"),
+        ({"compile": True}, "--compile: models that read images cannot be compiled"),
+    ],
+)
+def test_settings_that_a_model_cannot_have_are_refused_before_others_are_converted(
+    settings: dict, said: str, tmp_path: Path
+):
+    folder = read_model_folder(clip(tmp_path / "clip"))
+    with pytest.raises(ModelLoadError, match=re.escape(said)):
+        load_runner(folder, ModelConfig(device="cpu", **settings), Offload())  # without ``prepare``
+
+
+def test_weights_of_eight_bits_are_not_looked_at():
+    require_finite([("weight", torch.zeros(4).to(torch.float8_e4m3fn))], Path("model"))
 
 
 def test_a_weight_of_a_module_that_is_not_finite_is_an_error_with_its_name(tmp_path: Path):

@@ -24,7 +24,9 @@ from trio_pool_serve.threads.offload import Offload
 
 selection.MIN_INT8_COSINE = -1  # random weights
 config = ModelConfig(device="cpu", cache_dir="", **dict(option.split("=") for option in sys.argv[2:]))
-print(load_runner(read_model_folder(Path(sys.argv[1])), config, Offload()).describe())
+runner = load_runner(read_model_folder(Path(sys.argv[1])), config, Offload())
+runner.choose_computation()
+print(runner.describe())
 assert "openvino_telemetry.main" not in sys.modules
 assert not tried, tried
 """

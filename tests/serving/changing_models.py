@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ class Loader:
     loads: Counter[str] = field(factory=Counter)
     held: set[str] = field(factory=set)
     broken: set[str] = field(factory=set)
+    on_prepare: Callable[[], object] | None = None
     gate: threading.Event = field(factory=threading.Event)
     entered: threading.Event = field(factory=threading.Event)
     """Set once a load that is held has begun."""
@@ -41,7 +42,7 @@ class Loader:
             self.gate.wait()
         if name in self.broken:
             raise ModelLoadError(f"{folder.path} is broken")
-        runner = ScriptedRunner(dimensions=4 + len(name))
+        runner = ScriptedRunner(dimensions=4 + len(name), on_prepare=self.on_prepare)
         self.runners.setdefault(name, []).append(runner)
         return runner
 

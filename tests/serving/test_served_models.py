@@ -467,13 +467,47 @@ async def test_nothing_is_loaded_when_the_files_of_one_of_the_models_are_wrong(t
     assert not loader.loads
 
 
-async def test_all_models_of_the_start_are_loaded_before_the_first_is_prepared(tmp_path):
-    loader = Loader(broken={"b"})
+@pytest.mark.parametrize("wrong", ["runner", "renderer"])
+async def test_what_is_wrong_with_a_model_is_said_before_another_is_prepared(wrong, tmp_path):
+    is_prepared = threading.Event()
+    loader = Loader(held={"a"}, broken={"b"} if wrong == "runner" else set(), on_prepare=is_prepared.wait)
     models = tuple(f"{name}={write_scripted_folder(tmp_path / name)}" for name in "ab")
-    with pytest.raises(ModelLoadError, match=r"^b cannot be loaded: .* is broken"):
-        await Service(Config(models=models), loader.load).run()
-    (runner,) = loader.runners["a"]
-    assert not runner.is_prepared
+    if wrong == "renderer":
+        (tmp_path / "b" / "tokenizer.json").write_text("{}")
+    service = Service(Config(models=models), loader.load)
+
+    async def load_a_once_all_wait() -> None:
+        with trio.fail_after(30):
+            while service.offload.statistics()["load"].waiting < 3:  # noqa: ASYNC110
+                await trio.sleep(0.001)
+        loader.gate.set()
+
+    try:
+        expected = pytest.RaisesExc(ModelLoadError, match=r"^b cannot be loaded: ")
+        with trio.fail_after(30), pytest.RaisesGroup(expected, flatten_subgroups=True):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(load_a_once_all_wait)
+                await service.run()
+    finally:
+        is_prepared.set()
+
+
+async def test_nothing_refers_to_a_model_that_could_not_be_prepared(tmp_path):
+    def fail() -> None:
+        raise ModelLoadError("too large")
+
+    loader = Loader()
+    async with changing(tmp_path, loader=loader) as live:
+        loader.on_prepare = fail
+        gc.disable()
+        try:
+            assert "too large" in (await live.load("b")).text
+            gone = weakref.ref(loader.runners.pop("b")[0])
+            with trio.fail_after(30):
+                while gone() is not None:  # noqa: ASYNC110  (a thread frees it)
+                    await trio.sleep(0.001)
+        finally:
+            gc.enable()
 
 
 async def test_a_model_beyond_those_loaded_at_the_start_is_refused_then_if_its_files_are_wrong(tmp_path):

@@ -1,5 +1,6 @@
 """The engine that computes in this process: queue, batches in flight, delivery of outputs."""
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -39,17 +40,18 @@ from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, PooledBatch, PoolingRequest, QueryScope, Runner
 
+logger = logging.getLogger(__name__)
+
 MAX_AGE = 2.0
-"""Times ``max_queue_s``: rows that have waited for longer come before all others."""
+"""Times ``max_queue_s``: rows that have waited for longer open every second batch."""
 
 
 @define(eq=False)
 class LocalEngine(Engine):
     """Queues rows and launches them in batches on one runner.
 
-    ``load()`` returns the runner; it is called in a thread. A batch is formed when it can be launched, so batches grow
-    with the load and there is no timeout to wait for more rows. At most ``max_in_flight`` batches are in flight for
-    each of the threads in which the runner can launch.
+    ``load()`` returns the runner; it is called in a thread. A batch is formed when it can be launched: batches grow
+    with the load, and no row waits for more. At most ``max_in_flight`` are in flight for each thread that can launch.
     """
 
     load: Callable[[], Runner]
@@ -194,9 +196,10 @@ class LocalEngine(Engine):
         try:
             # Loading cannot be interrupted: a process that is to exit meanwhile does not wait for it.
             runner = self.runner = await self.offload.run("load", contain_exits(self.memory.measured()(self.load)))
-            # The limiter is fair: the other models of the start are loaded before this one is converted.
+            # Behind the other models of the start, which wait since this one began to be loaded: the limiter is fair.
             prepare = self.memory.measured()(lambda: runner.prepare(self.config.wanted_batch_tokens))
             self._budget = TokenBudget(await self.offload.run("load", contain_exits(prepare)))
+            logger.info("loaded in %.1f s: %s: %s", self.memory.loading_s, self.metrics.model, runner.describe())
             self._queue.pads, self._probe.request = runner.pads, runner.probe_request
             self._queue.takes_background = not runner.background_launches
             passes = ForwardPasses(runner, self.offload, self.config.batch_timeout_s)

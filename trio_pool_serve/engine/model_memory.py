@@ -1,6 +1,7 @@
 """The memory that a model takes: by how much the process has grown while it was loaded."""
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,6 +20,8 @@ class ModelMemory:
     """Of the process's resident memory, files that are mapped included."""
     device_bytes: int = 0
     """Of a GPU's memory: tensors."""
+    loading_s: float = 0.0
+    """Seconds in which it was measured: those that loading took."""
 
     @contextmanager
     def measured(self) -> Iterator[None]:
@@ -27,8 +30,9 @@ class ModelMemory:
         What others allocate meanwhile counts, too, as do libraries that are imported for the first time.
         """
         return_freed_memory()
-        resident, device = resident_bytes(), _device_bytes()
+        began, resident, device = time.perf_counter(), resident_bytes(), _device_bytes()
         yield
+        self.loading_s += time.perf_counter() - began
         return_freed_memory()
         self.resident_bytes = max(0, self.resident_bytes + resident_bytes() - resident)
         self.device_bytes = max(0, self.device_bytes + _device_bytes() - device)

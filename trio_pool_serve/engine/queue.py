@@ -141,7 +141,7 @@ class RequestQueue:
     """The least of the clients that waited when a batch had been taken: where clients begin."""
     _turns: Iterator[int] = field(init=False, factory=itertools.count)
     _groups: dict[int, RequestGroup] = field(init=False, factory=dict)
-    _opens_old: bool = field(default=False, init=False)
+    _opened_old: bool = field(default=False, init=False)
     _small_requests_seen: int = field(init=False)
     _small_request_at: int | None = field(default=None, init=False)
     _long_tokens: int = field(default=0, init=False)
@@ -293,10 +293,11 @@ class RequestQueue:
     def _opening(self, classes: list[QueueClass], *, leaves_long: bool) -> QueueClass | None:
         """Return the queue class whose first row opens the next batch."""
         oldest = next(iter(self._entries), None)
-        is_old = oldest is not None and time.perf_counter() - oldest.queued_at > self.max_age_s
-        self._opens_old = is_old and not self._opens_old
-        if oldest is not None and self._opens_old and not (leaves_long and is_long(oldest.request)):
-            return oldest.queue_class
+        if oldest is not None and not self._opened_old and time.perf_counter() - oldest.queued_at > self.max_age_s:
+            self._opened_old = not (leaves_long and is_long(oldest.request))
+            if self._opened_old:
+                return oldest.queue_class
+        self._opened_old = False
         return min(
             classes,
             key=lambda waiting: (

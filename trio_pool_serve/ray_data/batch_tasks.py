@@ -65,6 +65,8 @@ class Embed(BatchTask):
     ``column`` has the texts, ``dimensions`` is the length to which vectors are truncated.
     """
 
+    _task = "embed"
+
     def __init__(
         self,
         model: str,
@@ -75,25 +77,14 @@ class Embed(BatchTask):
         prefix: str = "",
         **options: Unpack[EngineOptions],
     ) -> None:
-        task = checked(TaskOptions, task="embed", columns=(column,), dimensions=dimensions, dtype=dtype)
+        task = checked(TaskOptions, task=self._task, columns=(column,), dimensions=dimensions, dtype=dtype)
         super().__init__(model, task, prefix, options)
 
 
-class TokenEmbed(BatchTask):
+class TokenEmbed(Embed):
     """Adds ``embeddings``: for each token a list of fixed size, as ``Embed`` has for each text."""
 
-    def __init__(
-        self,
-        model: str,
-        column: str = "text",
-        *,
-        dimensions: int | None = None,
-        dtype: VectorFormat = "float32",
-        prefix: str = "",
-        **options: Unpack[EngineOptions],
-    ) -> None:
-        task = checked(TaskOptions, task="token-embed", columns=(column,), dimensions=dimensions, dtype=dtype)
-        super().__init__(model, task, prefix, options)
+    _task = "token-embed"
 
 
 class Sparse(BatchTask):

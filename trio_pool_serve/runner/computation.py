@@ -17,7 +17,7 @@ from trio_pool_serve.runner.cuda.sync_debug_mode import synchronisations_refused
 from trio_pool_serve.runner.cuda.varlen import FLASH, CannotPackError, has_flash
 from trio_pool_serve.runner.forward_pass import Compute, Padded
 from trio_pool_serve.runner.loaded_model import LoadedModel
-from trio_pool_serve.runner.openvino.selection import CannotUseOpenVinoError, choose_openvino
+from trio_pool_serve.runner.openvino.selection import CannotUseOpenVinoError, choose_openvino, require_openvino
 from trio_pool_serve.runner.probe import TOLERANCES, compute_rows, difference, probe_rows
 from trio_pool_serve.runner.progress import with_progress_bar
 from trio_pool_serve.runner.runner_description import Backend
@@ -44,13 +44,31 @@ class Computation:
     """Captures CUDA graphs for batches of at most so many tokens, and returns words for the log."""
 
 
+def refuse_impossible(backbone: Backbone, config: ModelConfig, params: ComputeParams) -> None:
+    """Raise ``ModelLoadError`` for settings that a model cannot be computed with, before anything takes long."""
+    if config.dtype == "int8" and (config.compile or params.device.type != "cpu"):
+        raise ModelLoadError("--dtype int8: models are quantised for OpenVINO, on CPU only and without --compile.")
+    if config.compile and type(backbone) is not Backbone:
+        raise ModelLoadError("--compile: models that read images cannot be compiled.")
+    if not config.compile and params.device.type == "cpu":
+        try:
+            require_openvino(backbone, config, params.dtype)
+        except CannotUseOpenVinoError as reason:
+            _refuse_if_demanded(config, reason)
+
+
+def _refuse_if_demanded(config: ModelConfig, reason: CannotUseOpenVinoError) -> None:
+    if config.dtype == "int8":
+        raise ModelLoadError(f"--dtype int8: {reason}.") from reason
+    if config.cpu_backend == "openvino":
+        raise ModelLoadError(f"--cpu-backend openvino: {reason}.") from reason
+
+
 def choose_computation(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> Computation:
     """Return the fastest computation that the settings allow and whose output agrees with the backbone's.
 
-    Raises ``ModelLoadError`` if the settings demand compilation and it fails.
+    Raises ``ModelLoadError`` if the settings demand one that fails.
     """
-    if config.dtype == "int8" and (config.compile or params.device.type != "cpu"):
-        raise ModelLoadError("--dtype int8: models are quantised for OpenVINO, on CPU only and without --compile.")
     if params.device.type != "cpu":
         skip_mask_checks(loaded.backbone.model)
     if config.compile:
@@ -61,8 +79,6 @@ def choose_computation(loaded: LoadedModel, config: ModelConfig, params: Compute
 
 
 def _compiled(backbone: Backbone, params: ComputeParams) -> Computation:
-    if type(backbone) is not Backbone:
-        raise ModelLoadError("--compile: models that read images cannot be compiled.")
     compiled = CompiledBackbone(backbone, params.device)
     try:
         compiled.compile()
@@ -76,10 +92,7 @@ def _on_cpu(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> 
     try:
         chosen = choose_openvino(loaded, config, params)
     except CannotUseOpenVinoError as reason:
-        if config.dtype == "int8":
-            raise ModelLoadError(f"--dtype int8: {reason}.") from reason
-        if config.cpu_backend == "openvino":
-            raise ModelLoadError(f"--cpu-backend openvino: {reason}.") from reason
+        _refuse_if_demanded(config, reason)
         return Computation(Padded(loaded.backbone), about=(f"by torch ({reason})",))
     return Computation(
         Padded(chosen.compute),

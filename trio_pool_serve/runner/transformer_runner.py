@@ -126,7 +126,17 @@ class TransformerRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Compute one short row with each of the heads; set ``dimensions``, ``embeds_width`` and ``probe_request``."""
+        """Try the heads; set ``embeds_width``, too."""
+        self.try_heads()
+        if self._accepts_embeds():
+            self.embeds_width = self.backbone.embeds_width
+
+    @torch.inference_mode()
+    def try_heads(self) -> None:
+        """Compute one short row with each of the heads; set ``dimensions`` and ``probe_request``.
+
+        Raises ``NotFiniteError``, and what the heads raise.
+        """
         no_padding = int(self.pad_token_id == 0)  # the padding token may be the vocabulary's last
         prompt = RenderedPrompt(np.full(8, no_padding, dtype=np.int32))
         widths = {}
@@ -138,8 +148,6 @@ class TransformerRunner:
                 self.probe_request = self.probe_request or request
                 widths[param_type] = output.rows.tensor.shape[-1]
         self.dimensions = widths.get(Embed) or widths.get(TokenEmbed) or 0
-        if self._accepts_embeds():
-            self.embeds_width = self.backbone.embeds_width
 
     def _require_finite(self, output: torch.Tensor, request: PoolingRequest) -> None:
         if not output.isfinite().all():

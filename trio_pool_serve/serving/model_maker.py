@@ -22,7 +22,7 @@ from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
 from trio_pool_serve.rendering.media.loader import MediaLoader
 from trio_pool_serve.rendering.memory_budget import MemoryBudget
-from trio_pool_serve.rendering.text.tokenizer import Tokenizer
+from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.serving.served_model import ServedModel
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.metrics import Metrics
@@ -93,38 +93,41 @@ class ModelMaker:
             raise ModelLoadError(NO_WINDOWS)
         return folder
 
-    def load_tokenizer(self, source: ModelSource) -> tuple[AnyModelFolder, Tokenizer]:
-        """Read a model's folder and load its tokenizer. Blocks. Raises ``ModelLoadError``."""
-        folder = self.read_folder(source)
-        return folder, load_tokenizer(folder, trust_remote_code=self.config.loading.trust_remote_code)
+    def load_renderer(self, source: ModelSource) -> tuple[AnyModelFolder, Renderer]:
+        """Read a model's folder and make its renderer, which takes no token embeddings. Blocks.
 
-    def make_model(self, served: ServedModel, folder: AnyModelFolder, tokenizer: Tokenizer) -> Model:
-        """Return a model whose engine is ready. Blocks. Raises ``ModelLoadError``."""
+        Raises ``ModelLoadError``.
+        """
+        config, folder = self.config, self.read_folder(source)
+        tokenizer = load_tokenizer(folder, trust_remote_code=config.loading.trust_remote_code)
+        templates = ChatTemplates(
+            self.processes["template"],
+            self.processes.get("client_template", self.processes["template"]),
+            self.offload,
+            config.time_limits.template_timeout_s,
+        )
+        return folder, renderer_of(
+            folder,
+            tokenizer,
+            self.offload,
+            workers=config.threads.renderer_num_workers,
+            templates=templates,
+            settings=config.input,
+            media=self.media,
+            image_format=folder.image_format(),
+            memory=self.memory,
+        )
+
+    def make_model(self, served: ServedModel, folder: AnyModelFolder, renderer: Renderer) -> Model:
+        """Return a model whose engine is ready."""
         config = self.config
-        if isinstance(served.engine, LocalEngine) and served.engine.runner is not None:
-            self._runners.note_prepared(served.source, served.engine.runner)
+        renderer.embeds_format = embeds_format_of(
+            folder, served.engine.embeds_width, enabled=config.input.enable_prompt_embeds
+        )
         return Model(
             served.source.name,
             folder,
-            renderer_of(
-                folder,
-                tokenizer,
-                self.offload,
-                workers=config.threads.renderer_num_workers,
-                templates=ChatTemplates(
-                    self.processes["template"],
-                    self.processes.get("client_template", self.processes["template"]),
-                    self.offload,
-                    config.time_limits.template_timeout_s,
-                ),
-                settings=config.input,
-                media=self.media,
-                image_format=folder.image_format(),
-                memory=self.memory,
-                embeds_format=embeds_format_of(
-                    folder, served.engine.embeds_width, enabled=config.input.enable_prompt_embeds
-                ),
-            ),
+            renderer,
             served.engine,
             splits_long_texts=config.loading.long_text == "chunk",
             truncates_by_default=config.network.truncate_by_default,

@@ -116,30 +116,29 @@ class ServedModels:
                     task_status.started()
                     await self._load(served)
         except Exception as error:
-            cause = _cause_of(error)
-            if not self.are_loaded.is_set() and isinstance(cause, ModelLoadError):
+            if not self.are_loaded.is_set() and isinstance(cause := _cause_of(error), ModelLoadError):
                 raise ModelLoadError.of_model(served.source.name, cause) from cause
             if not self.are_loaded.is_set() or served.state not in ("loading", "unloading"):
                 raise
-            self._note_error(served, cause)
+            self._note_error(served, _cause_of(error))
         self.maker.metrics.model_changes["failed_loads" if served.failure else "unloads"].inc()
         await self._free(served)
 
     async def _load(self, served: ServedModel) -> None:
         maker, offload = self.maker, self.maker.offload
-        folder, tokenizer = await offload.run("load", partial(maker.load_tokenizer, served.source))
+        # Before the engine is ready, which may convert models for minutes: what can be wrong is found by then.
+        folder, renderer = await offload.run("load", partial(maker.load_renderer, served.source))
         if folder.spec.assumption and self.owns_engines:
             logger.warning("%s: %s", served.source.name, folder.spec.assumption)
         if self.config.loading.long_text == "chunk" and not folder.spec.embeds_windows:
             logger.warning("%s: %s", served.source.name, NO_WINDOWS)
         await maker.announce_to_hosts(served.source, folder)
         await served.engine.wait_ready()
-        model = await offload.run("load", partial(maker.make_model, served, folder, tokenizer))
-        served.finish_loading(model)
+        served.finish_loading(maker.make_model(served, folder, renderer))
         maker.metrics.model_changes["loads"].inc()
 
     def _note_error(self, served: ServedModel, cause: BaseException) -> None:
-        # Without its traceback, which refers to what has been loaded.
+        # Nothing keeps it: its traceback refers to what has been loaded.
         reason = str(cause) if isinstance(cause, ModelLoadError) else f"{type(cause).__name__}: {cause}"
         if served.settled.is_set():  # it had been loaded
             logger.error("%s: an error while it was unloaded: %s", served.source.name, reason)

@@ -54,7 +54,7 @@ class Embedding(ModelSpec):
     @property
     def normalizes(self) -> bool:
         """Whether the last of its modules is a Normalize."""
-        return self.modules[-1].name == "Normalize"
+        return bool(self.modules) and self.modules[-1].name == "Normalize"
 
     @property
     def uses_chat_template(self) -> bool:

@@ -20,7 +20,7 @@ KNOWN_KEYS: Mapping[str, str] = {
     "model_kwargs": (
         f"{HUB} dtype torch_dtype add_pooling_layer attn_implementation device_map low_cpu_mem_usage use_safetensors"
     ),
-    "processor_kwargs": f"{HUB} use_fast",
+    "processor_kwargs": f"{HUB} use_fast padding padding_side",
     "config_kwargs": f"{HUB} use_cache",
     "Pooling": (
         "pooling_mode pooling_mode_cls_token pooling_mode_max_tokens pooling_mode_mean_tokens pooling_mode_lasttoken "
@@ -74,7 +74,7 @@ def require_native_names(place: str, config: Mapping[str, Any]) -> None:
     if config.get("model_type") != "nomic_bert" or "hidden_size" in config:
         return
     for name, native in NOMIC_NAMES.items():
-        if (config.get(name) or native) != native:
+        if config.get(name, native) not in (native, None):
             raise ModelLoadError(
                 f"{place}: {name} is {config[name]!r}, but transformers' own class would compute with {native!r}."
             )

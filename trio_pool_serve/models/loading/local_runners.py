@@ -2,7 +2,6 @@
 
 import logging
 import sys
-import time
 from typing import Any
 
 from attrs import define, field
@@ -25,14 +24,11 @@ class LocalRunners:
     offload: Offload
     _unused_cores: list[Any] = field(init=False, factory=list)
     """``SharedCores`` of the launch threads that compute nothing."""
-    _began: dict[str, float] = field(init=False, factory=dict)
-    """When models began to be loaded that are not ready yet, by their names."""
     _threads: int = field(init=False, default=0)
     """Threads that torch computes with by default; 0 before a runner shares the cores."""
 
     def load(self, source: ModelSource, load_runner: RunnerLoader) -> Runner:
         """Open the model's folder and load its runner with ``load_runner``. Blocks. Raises ``ModelLoadError``."""
-        self._began[source.name] = time.perf_counter()
         logger.info("loading %s", source.name)
         folder = open_model_folder(source.location, self.config.loading)
         if self._threads:
@@ -42,11 +38,6 @@ class LocalRunners:
         if runner.on_cpu and self.offload.launch > 1:
             runner = self._share_cores(runner)
         return runner
-
-    def note_prepared(self, source: ModelSource, runner: Runner) -> None:
-        """Log that a model is ready to compute, after how long, and how it is computed."""
-        seconds = time.perf_counter() - self._began.pop(source.name)
-        logger.info("loaded in %.1f s: %s: %s", seconds, source.name, runner.describe())
 
     def free(self, *, was_frozen: bool) -> None:
         """Return the memory of a runner that nothing refers to any more. Blocks.

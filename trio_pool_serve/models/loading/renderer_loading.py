@@ -32,7 +32,6 @@ def renderer_of(
     offload: Offload,
     *,
     workers: int,
-    embeds_format: EmbedsFormat | str = "This model takes no token embeddings.",
     templates: ChatTemplates | None = None,
     settings: InputConfig | None = None,
     media: ImageLoader | None = None,
@@ -44,7 +43,7 @@ def renderer_of(
     Without ``templates`` it renders only single texts, token ids and token embeddings.
     """
     texts = text_renderer_of(folder, tokenizer, workers=workers)
-    renderer = Renderer(texts, offload, embeds_format, memory=memory or MemoryBudget())
+    renderer = Renderer(texts, offload, memory=memory or MemoryBudget())
     if templates is not None:
         settings = settings or InputConfig()
         renderer.conversations = Conversations(

@@ -15,9 +15,9 @@ RunnerLoader: TypeAlias = Callable[[AnyModelFolder, ModelConfig, Offload], Runne
 def load_transformer(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> Runner:
     """Load the runner for a transformers model, without ``prepare``; torch is imported only here."""
     import_transformers()
-    from trio_pool_serve.models.loading.runner_loading import open_runner
+    from trio_pool_serve.models.loading.runner_loading import load_runner
 
-    return open_runner(folder, config, offload)
+    return load_runner(folder, config, offload)
 
 
 def loader_name(load: RunnerLoader) -> str:

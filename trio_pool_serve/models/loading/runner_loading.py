@@ -1,5 +1,6 @@
 """Loading a model's folder into a runner."""
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -10,7 +11,7 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.loading.sample_prompts import sample_prompts
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.allocator import MMAP_THRESHOLD_BYTES, retain_freed_memory
-from trio_pool_serve.runner.computation import choose_computation
+from trio_pool_serve.runner.computation import choose_computation, refuse_impossible
 from trio_pool_serve.runner.compute_params import ComputeParams
 from trio_pool_serve.runner.device import resolve_device, resolve_dtype, use_device
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
@@ -29,13 +30,6 @@ which leaves 52 MiB at the end of the heap."""
 
 
 def load_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> TransformerRunner:
-    """Load a model, and choose how it is computed. Blocks for seconds, or minutes. Raises ``ModelLoadError``."""
-    runner = open_runner(folder, config, offload)
-    runner.choose_computation()
-    return runner
-
-
-def open_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> TransformerRunner:
     """Load a model and compute a warm-up batch by torch; its ``prepare`` chooses how it is computed.
 
     Blocks for seconds. Raises ``ModelLoadError``.
@@ -60,7 +54,7 @@ def open_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -
         max_tokens=folder.max_model_len,
         copier=OutputCopier(CudaCopyBackend(device), offload) if device.type != "cpu" else None,
     )
-    _warm_up(runner)
+    _try(runner.warm_up)
     compute_params = ComputeParams(
         device=device,
         dtype=params.dtype,
@@ -73,13 +67,14 @@ def open_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -
         may_time=not offload.is_serving,
         sample_prompts=partial(sample_prompts, folder, trust_remote_code=config.trust_remote_code),
     )
+    refuse_impossible(loaded.backbone, config, compute_params)
     runner.choose = partial(_choose, runner, loaded, folder, config, compute_params, torch.get_num_threads())
     return runner
 
 
-def _warm_up(runner: TransformerRunner) -> None:
+def _try(compute: Callable[[], None]) -> None:
     try:
-        runner.warm_up()
+        compute()
     except Exception as error:
         raise ModelLoadError(f"The model was loaded, but cannot compute its first batch: {error}") from error
 
@@ -113,7 +108,7 @@ def _choose(
         backend=computation.backend,
         computation=computation.about,
     )
-    _warm_up(runner)
+    _try(runner.try_heads)
 
 
 def _freed_by_batch(loaded: LoadedModel, params: LoadingParams) -> int:

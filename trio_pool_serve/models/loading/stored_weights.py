@@ -25,9 +25,10 @@ def read_weights(folder: Path, prefix: str = "") -> dict[str, Tensor]:
 
 
 def require_finite(tensors: Iterable[tuple[str, Tensor]], folder: Path) -> None:
-    """Raise ``ModelLoadError``, with its name, for the first tensor that has infinities or NaN."""
+    """Raise ``ModelLoadError`` with the name of the first tensor that has infinities or NaN; FP8 is not looked at."""
     for name, tensor in tensors:
-        if tensor.is_floating_point() and tensor.numel() and not all(bound.isfinite() for bound in tensor.aminmax()):
+        is_float = tensor.is_floating_point() and tensor.itemsize > 1
+        if is_float and tensor.numel() and not all(bound.isfinite() for bound in tensor.aminmax()):
             raise ModelLoadError(f"{name} in {folder} has numbers that are not finite ({tensor.dtype}).")
 
 
