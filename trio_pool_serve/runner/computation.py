@@ -90,18 +90,18 @@ def _compiled(backbone: Backbone, params: ComputeParams) -> Computation:
 def _on_cpu(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> Computation:
     """Choose OpenVINO where it can be used; torch holds the interpreter lock between its kernels."""
     try:
-        chosen = choose_openvino(loaded, config, params)
+        compute, about, mean_cosine = choose_openvino(loaded, config, params)
     except CannotUseOpenVinoError as reason:
         _refuse_if_demanded(config, reason)
         return Computation(Padded(loaded.backbone), about=(f"by torch ({reason})",))
     return Computation(
-        Padded(chosen.compute),
-        about=(chosen.about,),
+        Padded(compute),
+        about=(about,),
         backend="openvino",
         concurrent_launches=params.concurrent_launches,
         has_own_threads=True,
         background_launches=params.background_launches,
-        mean_cosine=chosen.mean_cosine,
+        mean_cosine=mean_cosine,
     )
 
 

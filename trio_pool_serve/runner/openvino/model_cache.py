@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -76,6 +76,11 @@ class CacheEntry:
     def _record_path(self) -> Path:
         return self.path / "record.json"
 
+    @property
+    def prefix(self) -> str:
+        """What the names of folders begin with that may become this entry, or were it."""
+        return f".{self.path.name}."
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes out of blocks that lock this entry. Waits for them, seconds to minutes."""
@@ -103,13 +108,16 @@ class CacheEntry:
 
     def publish(self, folder: Path, record: Record) -> None:
         """Replace the entry by a folder of ``saved``, durably; does nothing with a temporary one. Logs a failure."""
-        if folder.parent != self.path.parent:
+        if not folder.name.startswith(self.prefix):
             return
         try:
             (folder / self._record_path.name).write_bytes(self._encode(record))
             for file in folder.iterdir():
                 file.chmod(0o600)
-            _remove(self.path)
+            doomed = self.path.with_name(f"{self.prefix}{os.getpid()}.removed")
+            with suppress(FileNotFoundError):
+                self.path.rename(doomed)  # which removes it all at once for other processes
+            shutil.rmtree(doomed, ignore_errors=True)
             publish(folder, self.path)
         except (OSError, StorageError) as error:
             _log_not_cached(self.path.parent, error)
@@ -128,33 +136,33 @@ class CacheEntry:
     def remove_abandoned(self) -> None:
         """Remove what processes that died while they wrote or removed this entry left behind. Raises ``OSError``."""
         for path in self.path.parent.iterdir():
-            if path.name.startswith(f".{self.path.name}.") and path.stat().st_mtime < time.time() - ABANDONED_S:
+            if path.name.startswith(self.prefix) and path.stat().st_mtime < time.time() - ABANDONED_S:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-@contextmanager
-def saved(save: Callable[[Path], None], entry: CacheEntry | None) -> Iterator[Path]:
-    """Yield a new folder in which ``save`` has written a model to the path that it is given.
+def saved(save: Callable[[Path], None], entry: CacheEntry | None) -> "tempfile.TemporaryDirectory[str]":
+    """Return a new folder in which ``save`` has written a model to the path that it is given.
 
-    It lies beside the entry, or among temporary files if there is no entry or it cannot be written, which is logged. It
-    is removed at the end, unless it has become the entry. Raises ``OSError``, and what ``save`` raises.
+    It lies beside the entry, or among temporary files if there is no entry or it cannot be written, which is logged.
+    Its cleanup leaves it if it has become the entry. Raises ``OSError``, and what ``save`` raises.
     """
-    with ExitStack() as folders:
+    if entry is not None:
+        try:
+            entry.remove_abandoned()
+            return _saved_in(entry.path.parent, entry.prefix, save)
+        except (OSError, RuntimeError) as error:  # OpenVINO reports a full disk as a RuntimeError
+            _log_not_cached(entry.path.parent, error)
+    return _saved_in(None, "trio_pool_serve.", save)
 
-        def in_new_folder(parent: Path | None, prefix: str) -> Path:
-            new = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
-            folder = Path(folders.enter_context(new))
-            save(folder / MODEL)
-            return folder
 
-        folder = None
-        if entry is not None:
-            try:
-                entry.remove_abandoned()
-                folder = in_new_folder(entry.path.parent, f".{entry.path.name}.")
-            except (OSError, RuntimeError) as error:  # OpenVINO reports a full disk as a RuntimeError
-                _log_not_cached(entry.path.parent, error)
-        yield folder or in_new_folder(None, "trio_pool_serve.")
+def _saved_in(parent: Path | None, prefix: str, save: Callable[[Path], None]) -> "tempfile.TemporaryDirectory[str]":
+    folder = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
+    try:
+        save(Path(folder.name) / MODEL)
+    except BaseException:
+        folder.cleanup()  # now: its part of a model may fill the disk that is tried next
+        raise
+    return folder
 
 
 def _log_not_cached(folder: Path, error: Exception) -> None:
@@ -168,14 +176,6 @@ def checksums(folder: Path) -> dict[str, str]:
         with (folder / name).open("rb") as file:
             found[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return found
-
-
-def _remove(folder: Path) -> None:
-    """Remove an entry, all at once for other processes."""
-    doomed = folder.with_name(f".{folder.name}.{os.getpid()}.removed")
-    with suppress(FileNotFoundError):
-        folder.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def cache_entry(cache_dir: Path, model_folder: Path, *conversion: str) -> CacheEntry:

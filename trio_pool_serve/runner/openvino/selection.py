@@ -1,15 +1,15 @@
 """Whether a model is computed by OpenVINO, and its preparation."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.runner.backbone import Backbone
@@ -28,7 +28,6 @@ from trio_pool_serve.runner.openvino.model_cache import (
     saved,
 )
 from trio_pool_serve.runner.openvino.trial import MAX_RATIO, machine_name, time_ratio
-from trio_pool_serve.types import RenderedPrompt
 
 if TYPE_CHECKING:  # optional dependencies, which are imported once they are known to be installed
     import openvino as ov
@@ -60,15 +59,6 @@ class CannotUseOpenVinoError(Exception):
     """The model is not computed by OpenVINO; the message says why."""
 
 
-@frozen(eq=False)
-class OpenVinoComputation:
-    """The function that computes batches, words for the log, and the mean cosine with float32 of a quantised model."""
-
-    compute: PaddedCompute
-    about: str
-    mean_cosine: float | None = None
-
-
 def require_openvino(backbone: Backbone, config: ModelConfig, dtype: torch.dtype) -> None:
     """Raise ``CannotUseOpenVinoError`` if the model cannot be computed by OpenVINO in any case."""
     if config.cpu_backend == "torch":
@@ -86,15 +76,19 @@ def require_openvino(backbone: Backbone, config: ModelConfig, dtype: torch.dtype
         raise CannotUseOpenVinoError("OpenVINO is used for bfloat16 only where the CPU computes it natively")
 
 
-def choose_openvino(loaded: LoadedModel, config: ModelConfig, params: ComputeParams) -> OpenVinoComputation:
-    """Return the computation by OpenVINO, converted now or at an earlier start.
+def choose_openvino(
+    loaded: LoadedModel, config: ModelConfig, params: ComputeParams
+) -> tuple[PaddedCompute, str, float | None]:
+    """Return the computation by OpenVINO, words for the log, and the mean cosine with float32 of a quantised model.
 
     With ``--cpu-backend auto`` it must be faster than torch, but not in int8, which is chosen by the user; if that
     cannot be timed now and has not been before, it counts as faster. From the cache later starts choose the same.
     Blocks for seconds; for up to minutes if a model is quantised. Raises ``CannotUseOpenVinoError``.
     """
     require_openvino(loaded.backbone, config, params.dtype)
-    return Preparation(loaded, config, params).prepare()
+    preparation = Preparation(loaded, config, params)
+    with nullcontext() if preparation.entry is None else preparation.entry.locked():
+        return preparation.prepare()
 
 
 @define(eq=False)
@@ -104,11 +98,9 @@ class Preparation:
     loaded: LoadedModel
     config: ModelConfig
     params: ComputeParams
-    _entry: CacheEntry | None = field(init=False)
+    entry: CacheEntry | None = field(init=False)
 
-    def __attrs_post_init__(self) -> None:
-        self._entry = self._find_entry()
-
+    @entry.default
     def _find_entry(self) -> CacheEntry | None:
         chosen = self.config.cache_dir
         cache_dir = default_cache_dir() if chosen is None else Path(chosen).expanduser() if chosen else None
@@ -126,15 +118,9 @@ class Preparation:
     def _is_int8(self) -> bool:
         return self.config.dtype == "int8"
 
-    def prepare(self) -> OpenVinoComputation:
-        """Do what ``choose_openvino`` says."""
-        if self._entry is None:
-            return self._prepare()
-        with self._entry.locked():
-            return self._prepare()
-
-    def _prepare(self) -> OpenVinoComputation:
-        record = None if self._entry is None else self._entry.read()
+    def prepare(self) -> tuple[PaddedCompute, str, float | None]:
+        """Return what ``choose_openvino`` does; the entry is locked meanwhile."""
+        record = None if self.entry is None else self.entry.read()
         ratios = {} if record is None else dict(record.time_ratios)
         self._require_faster(ratios)
         compute = None if record is None else self._read_cached(record)
@@ -142,10 +128,10 @@ class Preparation:
             compute, record = self._convert()
         if self._is_tried and self._machine not in ratios:
             ratios[self._machine] = self._try_speed(compute) if self.params.may_time else None
-        if self._entry is not None and ratios != record.time_ratios:
-            self._entry.update(evolve(record, time_ratios=ratios))
+        if self.entry is not None and ratios != record.time_ratios:
+            self.entry.update(evolve(record, time_ratios=ratios))
         self._require_faster(ratios)
-        return OpenVinoComputation(compute, self._describe(record, ratios.get(self._machine)), record.mean_cosine)
+        return compute, self._describe(record, ratios.get(self._machine)), record.mean_cosine
 
     # -- speed ------------------------------------------------------------------------------------------
 
@@ -178,17 +164,19 @@ class Preparation:
                 f"by OpenVINO in int8 (cosine with float32: mean {record.mean_cosine:.4f}, "
                 f"lowest {record.lowest_cosine:.4f})"
             )
-        return "by OpenVINO" if ratio is None else f"by OpenVINO (in {ratio:.2f} times torch's time)"
+        if ratio is not None:
+            return f"by OpenVINO (in {ratio:.2f} times torch's time)"
+        return "by OpenVINO (not timed beside other requests)" if self._is_tried else "by OpenVINO"
 
     # -- conversion -------------------------------------------------------------------------------------
 
     def _read_cached(self, record: Record) -> "OpenVinoBackbone | None":
         """Return the cached model, compiled; ``None`` if it is damaged or gives another output than it did."""
-        assert self._entry is not None  # noqa: S101
+        assert self.entry is not None  # noqa: S101
         try:
-            if checksums(self._entry.path) != record.checksums:
+            if checksums(self.entry.path) != record.checksums:
                 raise ValueError("its files have been changed")  # noqa: TRY301
-            compute = self._compile(self._entry.path)
+            compute = self._compile(self.entry.path)
             cosine = self._short_cosine(compute)
         except Exception as error:
             problem = _first_line(error)
@@ -197,7 +185,7 @@ class Preparation:
             if cosine >= record.short_cosine - slack:
                 return compute
             problem = f"its output differs: cosine {cosine:.5f}"
-        logger.warning("the model in %s is converted anew: %s", self._entry.path, problem)
+        logger.warning("the model in %s is converted anew: %s", self.entry.path, problem)
         return None
 
     def _convert(self) -> "tuple[OpenVinoBackbone, Record]":
@@ -218,7 +206,8 @@ class Preparation:
     def _compare(self, model: "ov.Model", exact: Backbone, folders: ExitStack) -> "tuple[OpenVinoBackbone, Record]":
         folder = self._save(model, folders)
         compute = self._compile(folder)
-        cosine = self._agreement(compute, exact, all_batches(exact, self.params.max_tokens)).lowest
+        batches = all_batches(exact, self.params.max_tokens)
+        cosine = agreement(compute, exact, batches, pad_token_id=self.params.pad_token_id).lowest
         if not cosine >= MIN_COSINE[self.params.dtype]:
             raise CannotUseOpenVinoError(f"OpenVINO's output differs: cosine {cosine:.5f}")
         return compute, self._cache(folder, Record(self._short_cosine(compute)))
@@ -251,7 +240,7 @@ class Preparation:
         """Return the folder that the model was saved to, which ``folders`` will remove. Raises what saving raises."""
         import openvino as ov
 
-        return folders.enter_context(saved(partial(ov.save_model, model, compress_to_fp16=False), self._entry))
+        return Path(folders.enter_context(saved(partial(ov.save_model, model, compress_to_fp16=False), self.entry)))
 
     def _compile(self, folder: Path) -> "OpenVinoBackbone":
         """Return the model that was saved in a folder, compiled.
@@ -275,17 +264,13 @@ class Preparation:
     def _short_cosine(self, compute: PaddedCompute) -> float:
         """Return the lowest cosine with the backbone as it was loaded."""
         backbone = self.loaded.backbone
-        return self._agreement(compute, backbone, short_batches(backbone, self.params.max_tokens)).lowest
-
-    def _agreement(
-        self, compute: PaddedCompute, expected: PaddedCompute, batches: Sequence[Sequence[RenderedPrompt]]
-    ) -> Agreement:
-        return agreement(compute, expected, batches, pad_token_id=self.params.pad_token_id)
+        batches = short_batches(backbone, self.params.max_tokens)
+        return agreement(compute, backbone, batches, pad_token_id=self.params.pad_token_id).lowest
 
     def _cache(self, folder: Path, record: Record) -> Record:
         record = evolve(record, checksums=checksums(folder))
-        if self._entry is not None:
-            self._entry.publish(folder, record)
+        if self.entry is not None:
+            self.entry.publish(folder, record)
         return record
 
 
