@@ -215,9 +215,8 @@ class ThreadsConfig:
         bool,
         switch(
             "Compute every batch on CPU with the same number of threads, also while fewer would be faster or more are "
-            "free. Then a batch of the same inputs gives the same bits each time. Without it the last bits of what "
-            "torch computes may differ, dense layers after a transformer that OpenVINO computes included. In either "
-            "case an input gives other numbers alone than in a batch: weights of SPLADE by up to 0.018 in bfloat16."
+            "free. Then what torch computes has the same bits each time for a batch of the same inputs, dense layers "
+            "after a transformer that OpenVINO computes included."
         ),
     ] = False
     idle_batches: Annotated[
