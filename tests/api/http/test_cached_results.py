@@ -230,6 +230,29 @@ async def test_every_task_has_the_same_answer_from_the_cache(config, scripted):
         await wait_idle(service)
 
 
+async def test_a_request_with_a_salt_shares_no_outputs(config, scripted):
+    async with serving(config, scripted) as (service, client):
+        become(service, Everything())
+        for path, body in {
+            "/v1/embeddings": {"input": WORDS},
+            "/pooling": {"input": WORDS, "task": "embed"},
+            "/classify": {"input": WORDS},
+            "/rerank": {"query": "w1", "documents": WORDS},
+            "/v1/rerank": {"query": "w1", "documents": WORDS, "top_k": 1},
+            "/v2/rerank": {"query": "w1", "documents": WORDS},
+            "/score": {"text_1": "w1", "text_2": WORDS},
+        }.items():
+            for salts in ({}, {"cache_salt": "mine"}, {"cache_salt": "mine"}, {"cache_salt": ""}):
+                rows, entries = computed(scripted), service.results.statistics().entries
+                assert (await client.post(path, json={**body, **salts})).status_code == 200
+                if salts:
+                    assert computed(scripted) >= rows + len(WORDS), path
+                    assert service.results.statistics().entries == entries, path
+        _, known = await embed(client, WORDS, cache_salt=None)
+        assert known == "10/10"
+        await wait_idle(service)
+
+
 async def test_background_work_is_computed_each_time(config, scripted):
     async with running(Service(config, lambda *_: scripted)) as service:
         model = service.model()

@@ -172,6 +172,8 @@ class TaskHandler:
         service, claimed_by = self.service, decoded.claimed_by
         if request.window is not None:
             model = evolve(model, window=request.window)
+        if getattr(decoded.wire, "cache_salt", None) is not None:
+            model = evolve(model, results=None)  # it keeps clients apart, so no outputs are shared
         request.model = model.name
         call = Call(
             wire=decoded.wire,
