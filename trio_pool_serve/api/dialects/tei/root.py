@@ -8,6 +8,7 @@ from typing import Any
 from attrs import evolve, fields, frozen
 
 from trio_pool_serve.api.dialects.tei.requests import (
+    NOT_DENSE,
     EmbedRequest,
     PredictJob,
     PredictRequest,
@@ -162,7 +163,7 @@ async def _respond_inputs(call: Call[RootRequest, Any], inputs: InputsJob) -> Ht
         case "sparse_embed" | "token_embed" as task:
             vectors: PoolJob = _job_or_raise(inputs.vectors)
             if task == "sparse_embed":
-                refuse_given(call.wire.options, ("normalize", "dimensions"), "is not for weights over the vocabulary")
+                refuse_given(call.wire.options, ("normalize", "dimensions"), f"is for vectors: {NOT_DENSE}")
             job = evolve(vectors, tasks=(task,), normalize=call.wire.options.normalize)
             return await respond_vectors(evolve(call, job=job))
         case "classify":
