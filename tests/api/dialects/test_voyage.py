@@ -180,9 +180,9 @@ async def test_the_best_are_told_with_their_texts_if_asked_for(client):
 
 
 async def test_long_documents_are_cut_unless_truncation_is_off(client, service):
-    body = {"query": "hello", "documents": [f"{LONG} hello"], "top_k": None}
-    for truncation in (True, None):
-        answer = await post(client, "/v1/rerank", truncation=truncation, **body)
+    body = {"query": "hello", "documents": [f"{LONG} hello"]}
+    for fields in ({"truncation": True}, {"truncation": None}, {"top_k": None}, {"top_k": None, "truncation": None}):
+        answer = await post(client, "/v1/rerank", **fields, **body)
         assert answer["data"] == [{"index": 0, "relevance_score": 3.0}]
     error = await refused(client, "/v1/rerank", truncation=False, **body)
     assert "maximum context length is 64 tokens" in error["message"]

@@ -1,10 +1,12 @@
 """Values that are given under several names, or beside fields that leave them nothing to do."""
 
+import attrs
 import pytest
 
 from tests.api.able_service import PROMPTS, Everything, become
 from tests.api.scripted_models import SparseOnly, serve_as
 from tests.tables import each
+from trio_pool_serve.api.fields.given_fields import the_same
 from trio_pool_serve.types import Classify
 
 EMBED, RERANK = {"input": "hello"}, {"query": "a", "documents": ["b"]}
@@ -107,7 +109,7 @@ async def test_an_unknown_input_type_is_refused_with_all_that_are_known(
     error = answer.json()["error"]
     assert error["param"] == param
     assert error["message"].startswith(f"{param} must be one of ")
-    assert repr(unknown) in error["message"]
+    assert error["message"].endswith(f'; not "{unknown}".')
     for name in (*known, *PROMPTS):
         assert name in error["message"]
 
@@ -131,3 +133,24 @@ async def test_a_refusal_says_what_was_sent_but_for_the_texts_in_it(client, serv
         ("/score", {"text_1": "a", "text_2": "b", "queries": "private"}, "queries must be left out, not a string:"),
     ]:
         assert message in (await client.post(path, json=body)).json()["error"]["message"]
+
+
+async def test_a_refusal_repeats_the_beginning_of_a_long_text_only(client, service):
+    become(service, Everything())
+    for path, body, param, known in INPUT_TYPES:
+        del known
+        answer = await client.post(path, json={**body, param: "x" * 2**20})
+        assert answer.status_code == 400
+        assert len(answer.content) < 2000, path
+
+
+@attrs.frozen
+class Named:
+    here: int = 1
+
+
+@pytest.mark.unit
+def test_a_name_that_a_request_does_not_have_is_no_name_of_anything():
+    assert the_same(Named(), "here") == 1
+    with pytest.raises(AttributeError, match="hree"):
+        the_same(Named(), "here", "hree")

@@ -1,13 +1,13 @@
 """The Jina dialect: ``/v1/embeddings`` with its fields. Its ``/v1/rerank`` is vLLM's."""
 
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from attrs import evolve, frozen
 
 from trio_pool_serve.api.dialects import openai
 from trio_pool_serve.api.dialects.openai import EmbeddingsRequest
 from trio_pool_serve.api.fields.embedding_responses import EmbeddingsResponse, VectorEncoding
-from trio_pool_serve.api.fields.given_fields import refuse_given, refused, the_same
+from trio_pool_serve.api.fields.given_fields import refuse_given, refused, the_same, with_truncation
 from trio_pool_serve.api.fields.input_types import with_input_type
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, FieldNames
 from trio_pool_serve.api.http.response import HttpResponse
@@ -32,6 +32,7 @@ class JinaEmbeddingsRequest(EmbeddingsRequest):
     """The body with any of Jina's fields; ``embedding_type`` counts for more than OpenAI's ``encoding_format``."""
 
     NORMALIZE_NAMES = ("normalize", "use_activation", "normalized")
+    TRUNCATE_NAMES: ClassVar[tuple[str, ...]] = ("truncate",)
     task: str | None = None
     embedding_type: EmbeddingType | list[EmbeddingType] | None = None
     normalized: bool | None = None
@@ -59,13 +60,8 @@ class JinaEmbeddingsRequest(EmbeddingsRequest):
         if self.encoding_format in ("bytes", "bytes_only"):
             refuse_given(self, ("embedding_type",), "is for JSON, and encoding_format asks for bytes")
         job = super().job(network)
-        truncates = the_same(self, "truncate", "truncation")
-        if truncates is False:
-            refuse_given(self, ("truncate_prompt_tokens",), "asks to truncate what must not be truncated")
-            return evolve(job, input_params=evolve(job.input_params, refuses_longer=True))
-        if truncates and self.truncate_prompt_tokens is None:
-            return evolve(job, input_params=evolve(job.input_params, truncate_to=-1))
-        return job
+        params = with_truncation(job.input_params, self, truncates=the_same(self, *self.TRUNCATE_NAMES))
+        return evolve(job, input_params=params)
 
 
 async def respond_embeddings(call: Call[JinaEmbeddingsRequest, PoolJob]) -> HttpResponse:

@@ -1,6 +1,5 @@
 """The Voyage dialect: ``/v1/embeddings`` with its fields, ``/v1/rerank`` with ``top_k``, and images."""
 
-from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -11,17 +10,15 @@ from trio_pool_serve.api.dialects.vllm import rerank
 from trio_pool_serve.api.dialects.vllm.scoring import SCORE_FIELD_NAMES
 from trio_pool_serve.api.dialects.voyage_multimodal import MULTIMODAL, OutputDtype, encoding_of
 from trio_pool_serve.api.fields.embedding_responses import EmbeddingsResponse, VectorEncoding
-from trio_pool_serve.api.fields.given_fields import refuse_given, the_same
+from trio_pool_serve.api.fields.given_fields import refuse_given, the_same, with_truncation
 from trio_pool_serve.api.fields.input_types import with_input_type
 from trio_pool_serve.api.fields.numbers import Dimensions, TopK
-from trio_pool_serve.api.fields.ranking import ranked, require_top
+from trio_pool_serve.api.fields.ranking import require_top
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, FieldNames, WireError
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.prompts import text_of
 from trio_pool_serve.tasks.job import PoolJob
-from trio_pool_serve.tasks.pool import check_dimensions
-from trio_pool_serve.tasks.score import ScoreJob, Scores, score
+from trio_pool_serve.tasks.score import ScoreJob, Scores
 
 EMBEDDINGS_FIELD_NAMES: FieldNames = {
     **openai.EMBEDDINGS_FIELD_NAMES,
@@ -34,6 +31,7 @@ EMBEDDINGS_FIELD_NAMES: FieldNames = {
 class VoyageEmbeddingsRequest(jina.JinaEmbeddingsRequest):
     """The body of ``/v1/embeddings`` with any of Voyage's fields, alongside those of OpenAI and Jina."""
 
+    TRUNCATE_NAMES = ("truncate", "truncation")
     input_type: str | None = None
     output_dtype: OutputDtype | None = None
     output_dimension: Dimensions | None = None
@@ -62,8 +60,6 @@ class VoyageEmbeddingsRequest(jina.JinaEmbeddingsRequest):
 
 async def respond_embeddings(call: Call[VoyageEmbeddingsRequest, PoolJob]) -> HttpResponse:
     """Embed. Raises what ``pool`` raises. Cancellation: at once."""
-    call.model.require("embed")
-    check_dimensions(call.model, call.wire.output_dimension)
     param = "task" if call.wire.input_type is None else "input_type"
     job = with_input_type(call.job, getattr(call.wire, param), call.model, others=jina.TASKS, param=param)
     return await openai.respond_embeddings(evolve(call, job=job))
@@ -82,15 +78,10 @@ class RerankRequest(rerank.RerankRequest):
         require_top(self.top_k, least=1, param="top_k")
         the_same(self, "top_k", "top_n")
         job = super().job(network)
-        if self.truncation is False:
-            refuse_given(self, ("truncate_prompt_tokens",), "asks to truncate what must not be truncated")
-        params, truncates = job.input_params, self.truncation is not False
-        if self.truncate_prompt_tokens is None:
-            params = evolve(params, truncate_to=-1 if truncates else None, refuses_longer=not truncates)
-        return evolve(job, input_params=params)
+        return evolve(job, input_params=with_truncation(job.input_params, self, truncates=self.truncation is not False))
 
 
-@frozen(kw_only=True)
+@frozen
 class RerankItem:
     """One document's rank; with ``return_documents``, the document itself."""
 
@@ -118,19 +109,12 @@ class RerankResponse:
 
 async def respond_rerank(call: Call[RerankRequest, ScoreJob]) -> HttpResponse:
     """Rerank. Raises what ``score`` raises. Cancellation: at once."""
-    scores = await score(call.model, call.job, call.context)
-    texts = list(map(text_of, call.job.documents)) if call.wire.return_documents else None
-    nbytes = scores.values.nbytes + sum(map(len, texts or ()))
-    return await call.encode(partial(_encode, call, scores, texts), rows=len(scores.values), nbytes=nbytes)
 
+    def write(scores: Scores, data: list[RerankItem]) -> RerankResponse:
+        return RerankResponse(data=data, model=call.model.name, usage=TotalTokens(total_tokens=scores.prompt_tokens))
 
-def _encode(call: Call[RerankRequest, ScoreJob], scores: Scores, texts: list[str] | None) -> HttpResponse:
-    items = [
-        RerankItem(index=index, relevance_score=value, document=msgspec.UNSET if texts is None else texts[index])
-        for index, value in ranked(scores.values, call.wire.top_k or call.wire.top_n)
-    ]
-    response = RerankResponse(data=items, model=call.model.name, usage=TotalTokens(total_tokens=scores.prompt_tokens))
-    return HttpResponse.json(response)
+    top_n, document = call.wire.top_k or call.wire.top_n, str if call.wire.return_documents else None
+    return await rerank.respond_ranking(call, write, top_n=top_n, result=RerankItem, document=document)
 
 
 def error_body(error: WireError) -> tuple[int, Any]:
@@ -155,7 +139,7 @@ VOYAGE = Dialect(
         ),
         Endpoint(
             paths=("/v1/rerank", "/rerank"),
-            discriminators=frozenset({"top_k"}),
+            discriminators=frozenset({"top_k", "truncation"}),
             wire=RerankRequest,
             respond=respond_rerank,
             field_names={**SCORE_FIELD_NAMES, "truncate_to": ("truncate_prompt_tokens", "truncation")},

@@ -7,6 +7,7 @@ import attrs
 import msgspec
 
 from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.tasks.input_params import InputParams
 
 
 def refused(because: str, accepted: Sequence[Any] = ()) -> Any:
@@ -14,8 +15,8 @@ def refused(because: str, accepted: Sequence[Any] = ()) -> Any:
 
     def refuse(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
         if value is not None and value not in accepted:
-            choices = " or ".join(map(_quoted, (*accepted, None)))
-            sent = _quoted(value) if isinstance(value, str) else _sent(value)
+            choices = " or ".join(map(quoted, (*accepted, None)))
+            sent = quoted(value) if isinstance(value, str) else _sent(value)
             raise InvalidRequestError(
                 f"{attribute.name} must be {choices}, not {sent}: {because}.", param=attribute.name
             )
@@ -33,12 +34,20 @@ def refuse_given(wire: object, names: Sequence[str], because: str) -> None:
 
 def the_same(wire: object, *names: str) -> Any:
     """Return the value of fields that mean the same, or ``None``. Raises ``InvalidRequestError`` if they differ."""
-    given = {name: value for name in names if (value := getattr(wire, name, None)) is not None}
+    given = {name: value for name in names if (value := getattr(wire, name)) is not None}
     first = next(iter(given.values()), None)
     if any(value != first for value in given.values()):
-        values = " and ".join(f"{name} is {_quoted(value)}" for name, value in given.items())
+        values = " and ".join(f"{name} is {quoted(value)}" for name, value in given.items())
         raise InvalidRequestError(f"These fields mean the same, and differ: {values}.", param=list(given)[-1])
     return first
+
+
+def with_truncation(params: InputParams, wire: object, *, truncates: bool | None) -> InputParams:
+    """Return input params that refuse what is too long, or cut it by default. Raises ``InvalidRequestError``."""
+    if truncates is False:
+        refuse_given(wire, ("truncate_prompt_tokens",), "asks to truncate what must not be truncated")
+        return attrs.evolve(params, refuses_longer=True)
+    return attrs.evolve(params, truncate_to=-1) if truncates and params.truncate_to is None else params
 
 
 def wants_logits(wire: object) -> bool:
@@ -52,9 +61,10 @@ def wants_logits(wire: object) -> bool:
 def _sent(value: object) -> str:
     """Return what an error may say of a value: not the texts that it may hold."""
     if isinstance(value, int | float):
-        return _quoted(value)
+        return quoted(value)
     return "a string" if isinstance(value, str) else "a list" if isinstance(value, list) else "an object"
 
 
-def _quoted(value: object) -> str:
+def quoted(value: object) -> str:
+    """Return what an error says of a value: the beginning of its JSON."""
     return msgspec.json.encode(value).decode()[:100]

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from attrs import evolve
 
+from trio_pool_serve.api.fields.given_fields import quoted
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.tasks.job import PoolJob
@@ -36,7 +37,7 @@ def with_input_type(
     if input_type not in {*INPUT_TYPES, *others, *prompts}:
         own = f", or a prompt of the model: {', '.join(sorted(prompts))}" if prompts else ""
         known = ", ".join(sorted({*INPUT_TYPES, *others}))
-        raise InvalidRequestError(f"{param} must be one of {known}{own}; not {input_type!r}.", param=param)
+        raise InvalidRequestError(f"{param} must be one of {known}{own}; not {quoted(input_type)}.", param=param)
     input_params = job.input_params
     chosen = input_params.prompt_name is not None or input_params.instruction is not None
     named = input_type if input_type in prompts and not chosen else input_params.prompt_name

@@ -3,7 +3,9 @@
 One response serves them all: the clients of each use some of its fields.
 """
 
-from typing import Literal
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
 
 import msgspec
 from attrs import frozen
@@ -19,12 +21,12 @@ from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.prompts import ScoreInput, text_of
-from trio_pool_serve.tasks.score import ScoreJob, score
+from trio_pool_serve.tasks.score import ScoreJob, Scores, score
 
 
 @frozen
 class RerankDocument:
-    """A document in a response: its text."""
+    """A document as an object; only its text is ranked."""
 
     text: str
 
@@ -68,9 +70,9 @@ class RerankRequest(RerankOptions):
         return self.score_job(queries, documents)
 
 
-@frozen(kw_only=True)
+@frozen
 class RerankResult:
-    """One document's index in the request, and its score."""
+    """One document's index in the request, and its score; with ``return_documents``, the document itself."""
 
     index: int
     relevance_score: float
@@ -78,49 +80,77 @@ class RerankResult:
 
 
 @frozen(kw_only=True)
-class RerankResponse:
-    """The response of ``/rerank``; ``meta`` is for Cohere's clients."""
+class RankedDocuments:
+    """The documents, best first; ``model`` and ``usage`` are for clients of vLLM, ``meta`` is for those of Cohere."""
 
     id: str
-    model: str
-    usage: Usage
     results: list[RerankResult]
     meta: Meta
+    model: str
+    usage: Usage
+
+
+@frozen(kw_only=True)
+class RerankResponse(RankedDocuments):
+    """The response of ``/rerank``."""
+
     object: Literal["rerank"] = "rerank"
 
 
-async def respond_rerank(call: Call[RerankRequest, ScoreJob]) -> HttpResponse:
-    """Rerank. Raises what ``score`` raises. Cancellation: at once."""
+async def respond_ranking(
+    call: Call[Any, ScoreJob],
+    write: Callable[[Scores, list[Any]], object],
+    *,
+    top_n: int | None,
+    result: Callable[[int, float, Any], object] = RerankResult,
+    document: Callable[[str], object] | None,
+) -> HttpResponse:
+    """Rerank, and respond what ``write`` makes of the scores and each ``result``, which has a ``document`` if it may.
+
+    Raises what ``score`` raises. Cancellation: at once.
+    """
     scores = await score(call.model, call.job, call.context)
-    ranking = ranked(scores.values, call.wire.top_n)
-    texts = list(map(text_of, call.job.documents)) if call.wire.return_documents is not False else None
+    ranking = ranked(scores.values, top_n)
+    texts = [text_of(call.job.documents[index]) for index, _ in ranking] if document else []
 
     def encode() -> HttpResponse:
-        results = [
-            RerankResult(
-                index=index,
-                relevance_score=value,
-                document=msgspec.UNSET if texts is None else RerankDocument(texts[index]),
-            )
-            for index, value in ranking
-        ]
-        response = RerankResponse(
-            id=f"rerank-{call.wire.request_id or call.request_id}",
+        documents = list(map(document, texts)) if document else [msgspec.UNSET] * len(ranking)
+        results = [result(*rank, shown) for rank, shown in zip(ranking, documents, strict=True)]
+        return HttpResponse.json(write(scores, results))
+
+    return await call.encode(encode, rows=len(ranking), nbytes=sum(map(len, texts)))
+
+
+async def respond_results(
+    call: Call[Any, ScoreJob],
+    *,
+    response: type[RankedDocuments],
+    version: str,
+    id_prefix: str = "",
+    with_texts: bool = False,
+) -> HttpResponse:
+    """Rerank as ``respond_ranking``, with the response of a version of Cohere's API.
+
+    ``with_texts`` is what the request has by default as its ``return_documents``.
+    """
+
+    def write(scores: Scores, results: list[RerankResult]) -> RankedDocuments:
+        return response(
+            id=f"{id_prefix}{call.wire.request_id or call.request_id}",
+            results=results,
+            meta=meta_of(version, search_units=1),
             model=call.model.name,
             usage=Usage.of(scores.prompt_tokens),
-            results=results,
-            meta=meta_of("1", search_units=1),
         )
-        return HttpResponse.json(response)
 
-    characters = 0 if texts is None else sum(len(texts[index]) for index, _ in ranking)
-    return await call.encode(encode, rows=len(ranking), nbytes=characters)
+    wanted = with_texts if call.wire.return_documents is None else call.wire.return_documents
+    return await respond_ranking(call, write, top_n=call.wire.top_n, document=RerankDocument if wanted else None)
 
 
 RERANK: Endpoint[RerankRequest, ScoreJob] = Endpoint(
     paths=("/rerank", "/v1/rerank"),
     wire=RerankRequest,
-    respond=respond_rerank,
+    respond=partial(respond_results, response=RerankResponse, version="1", id_prefix="rerank-", with_texts=True),
     field_names=SCORE_FIELD_NAMES,
     response=RerankResponse,
     summary="Sort documents by how well they fit a query, best first.",

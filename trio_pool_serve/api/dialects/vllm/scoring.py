@@ -60,13 +60,15 @@ class ScoreOptions:
     cache_salt: str | None = None
     mm_processor_kwargs: dict[str, Any] | None = refused(AS_LOADED, [{}])
 
-    def score_job(self, queries: Sequence[ScoreInput], documents: Sequence[ScoreInput]) -> ScoreJob:
-        """Return the job for these inputs. Raises ``InvalidRequestError``."""
+    def score_job(
+        self, queries: Sequence[ScoreInput], documents: Sequence[ScoreInput], truncate_to: int | None = None
+    ) -> ScoreJob:
+        """Return the job for these inputs, by default truncated to that length. Raises ``InvalidRequestError``."""
         return ScoreJob(
             queries=queries,
             documents=documents,
             input_params=InputParams(
-                truncate_to=self.truncate_prompt_tokens,
+                truncate_to=truncate_to if self.truncate_prompt_tokens is None else self.truncate_prompt_tokens,
                 truncation_side=self.truncation_side,
                 instruction=self._instruction(),
                 padded=self.padding == "max_length",
