@@ -1,6 +1,6 @@
 """Generates docs/fields.md from the types of the requests: ``python docs/generate_fields.py``."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,11 @@ field that a dialect's product documents is
 
 Refused is 400, on TEI's routes 422, with a message that names the field, what was sent and what is accepted. Null is
 the same as leaving a field out. Several names of one thing, such as `normalize` and `use_activation`, must not differ.
-A field that only another dialect of the same path has is refused. A field that no dialect of the path has is ignored,
-or refused with `--strict-requests`. [api.md](api.md) explains the fields, [routes.md](routes.md) lists all paths and
-the fields that select a dialect.
+A field that only another dialect of the same path has selects that dialect, or is refused. A field that no dialect of
+the path has is ignored, or refused with `--strict-requests`. `cache_salt` is obeyed where there is something to share:
+a request with it has no part in the [cache of results](operations.md#cache-of-results). Of paths with the same
+requests, as `/v1/embeddings` and `/embeddings`, the first is listed. [api.md](api.md) explains the fields,
+[routes.md](routes.md) lists all paths and the fields that select a dialect.
 
 | route | fields | what happens | source |
 | --- | --- | --- | --- |
@@ -65,8 +67,6 @@ USER = (
     "vLLM and TEI do nothing with it (`PoolingBasicRequestMixin`, `OpenAICompatRequest`); OpenAI looks for abuse by it"
 )
 
-CACHE_SALT = "vLLM's prefix cache; here the [cache of results](operations.md#cache-of-results) is for all clients"
-
 REQUEST_ID = "vLLM's id of a response; Voyage's rankings have none"
 
 
@@ -74,7 +74,15 @@ def why_ignored(candidate: DialectEndpoint, name: str) -> str | None:
     """Return why a field has no effect, or ``None`` if it has."""
     if name == "request_id" and (candidate.dialect.name, candidate.endpoint.paths[0]) == ("voyage", "/v1/rerank"):
         return REQUEST_ID
-    return {"user": USER, "cache_salt": CACHE_SALT}.get(name)
+    return USER if name == "user" else None
+
+
+def dialects_of_foreign(candidates: Sequence[DialectEndpoint], index: int) -> dict[str, str | None]:
+    """Return the fields that only other dialects of a path have: the dialect that each selects, ``None`` if refused."""
+    selects: dict[str, str | None] = dict.fromkeys(sorted(candidates[index].foreign))
+    for earlier in reversed(candidates[:index]):
+        selects |= dict.fromkeys(earlier.endpoint.discriminators & selects.keys(), earlier.dialect.name)
+    return selects
 
 
 def rows_of(path: str, candidate: DialectEndpoint) -> Iterator[tuple[str, ...]]:
@@ -93,6 +101,19 @@ def rows_of(path: str, candidate: DialectEndpoint) -> Iterator[tuple[str, ...]]:
         yield route, f"`{name}`", "ignored", why
 
 
+def rows_of_foreign(path: str, candidates: Sequence[DialectEndpoint], index: int) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of the fields that only other dialects of a path have."""
+    selects = dialects_of_foreign(candidates, index)
+    for dialect in dict.fromkeys(selects.values()):
+        names = _code([name for name, selected in selects.items() if selected == dialect])
+        happens = "refused" if dialect is None else f"select {dialect}"
+        yield f"`{path}` ({candidates[index].dialect.name})", names, happens, "other dialects of the path"
+
+
+def _endpoints(candidates: Sequence[DialectEndpoint]) -> list[Any]:
+    return [candidate.endpoint for candidate in candidates]
+
+
 def _code(names: list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
@@ -100,13 +121,13 @@ def _code(names: list[str]) -> str:
 def fields_page() -> str:
     """Return the page as Markdown. Other paths of an endpoint, and what selects a dialect, are in routes.md."""
     lines = [HEAD]
-    for path, candidates in endpoints_by_path(DIALECTS).items():
-        for candidate in candidates:
-            rows = list(rows_of(path, candidate)) if path == candidate.endpoint.paths[0] else []
-            if candidate.foreign:
-                source = "other dialects of the path"
-                route = f"`{path}` ({candidate.dialect.name})"
-                rows.append((route, _code(sorted(candidate.foreign)), "refused, or select another dialect", source))
+    by_path = endpoints_by_path(DIALECTS)
+    for path, candidates in by_path.items():
+        for index, candidate in enumerate(candidates):
+            first = candidate.endpoint.paths[0]
+            rows = list(rows_of(path, candidate)) if path == first else []
+            if path == first or _endpoints(candidates) != _endpoints(by_path[first]):
+                rows += rows_of_foreign(path, candidates, index)
             lines += [f"| {' | '.join(row)} |\n" for row in rows]
     return "".join(lines)
 
