@@ -65,7 +65,7 @@ class Embed(BatchTask):
     ``column`` has the texts, ``dimensions`` is the length to which vectors are truncated.
     """
 
-    _task = "embed"
+    _computes = "embed"
 
     def __init__(
         self,
@@ -77,14 +77,14 @@ class Embed(BatchTask):
         prefix: str = "",
         **options: Unpack[EngineOptions],
     ) -> None:
-        task = checked(TaskOptions, task=self._task, columns=(column,), dimensions=dimensions, dtype=dtype)
+        task = checked(TaskOptions, task=self._computes, columns=(column,), dimensions=dimensions, dtype=dtype)
         super().__init__(model, task, prefix, options)
 
 
 class TokenEmbed(Embed):
     """Adds ``embeddings``: for each token a list of fixed size, as ``Embed`` has for each text."""
 
-    _task = "token-embed"
+    _computes = "token-embed"
 
 
 class Sparse(BatchTask):

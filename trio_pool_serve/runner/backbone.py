@@ -1,6 +1,7 @@
 """The transformer without heads: from token ids to states."""
 
 import inspect
+from contextlib import ExitStack
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
@@ -38,24 +39,19 @@ class Backbone:
 
     def first_not_finite(self, forward: ForwardPass) -> str:
         """Return the name of the first module whose output for rows is not finite; empty if the output of all is."""
-        names: list[str] = []
+        names = {module: name for name, module in self.model.named_modules()}
+        found = [""]
 
-        def note(name: str, output: Any) -> None:
+        def note(module: nn.Module, _: object, output: Any) -> None:
             tensor = output[0] if isinstance(output, tuple | ModelOutput) else output
-            if isinstance(tensor, Tensor) and not tensor.isfinite().all():
-                names.append(name)
+            if not found[0] and isinstance(tensor, Tensor) and not tensor.isfinite().all():
+                found[0] = names[module]
 
-        hooks = [
-            module.register_forward_hook(lambda _, __, output, name=name: note(name, output))
-            for name, module in self.model.named_modules()
-            if name
-        ]
-        try:
+        with ExitStack() as hooks:
+            for module in names:
+                hooks.enter_context(module.register_forward_hook(note))
             self(forward)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return next(iter(names), "")
+        return found[0]
 
     def forward_ids(self, input_ids: Tensor, attention_mask: Tensor, type_ids: Tensor) -> Tensor:
         """Return the output for ids [rows, tokens], always with a mask, and with segments if the model takes them.

@@ -36,12 +36,10 @@ def _linear(folder: ModelFolder[BgeM3], params: LoadingParams, name: str) -> nn.
     """Return a layer that is saved in its own state dict file, in float32."""
     try:
         state = torch.load(folder.path / name, map_location="cpu", weights_only=True)
-        require_finite(state.items(), folder.path / name)
         out_features, in_features = state["weight"].shape
         linear = nn.Linear(in_features, out_features, bias="bias" in state, dtype=torch.float32)
         linear.load_state_dict(state)
-    except ModelLoadError:
-        raise
     except Exception as error:
         raise ModelLoadError(f"{name} cannot be loaded: {error}") from error
+    require_finite(state.items(), folder.path / name)
     return linear.float().to(params.device).eval()
