@@ -7,14 +7,13 @@ an equal share of the tokens, however many rows it has waiting (start-time fair 
 Of one client's rows those with the lowest priority number come first, and of these the one with the earliest virtual
 deadline. The clock of a client counts the tokens taken of it. The virtual deadline of a row is the clock at its arrival
 plus ``FAIRNESS`` times the tokens of its request group that wait up to and including the row (virtual finish time:
-Demers, Keshav and Shenker, SIGCOMM 1989). So a short row comes before a long one, and a single row before
-the rest of a large request. A row that arrives after another row's virtual deadline never opens a batch before it, so
-no row starves.
+Demers, Keshav and Shenker, SIGCOMM 1989). So a short row comes before a long one, and a single row before the rest of a
+large request. A row that arrives after another's virtual deadline opens no batch before it, so no row starves.
 
-Every second batch is opened by a row that has waited for ``max_age_s``, if any has, whatever its rank and priority; not
-every batch, as all of a large request may have. A batch is filled with the rows nearest in length to the one that opens
-it, which keeps padding low. While small requests arrive, at this replica or another one of the model, bulk (long rows
-and the rest of large requests) has batches of its own, and short ones: a small request does not wait for a full one.
+Every second batch is opened by a row that has waited for ``max_age_s``, if any has, whatever its rank and priority. A
+batch is filled with the rows nearest in length to the one that opens it, which keeps padding low. While small requests
+arrive, at this replica or another one of the model, bulk (long rows and the rest of large requests) has batches of its
+own, and short ones: a small request does not wait for a full one.
 
 Nothing is sorted. Rows wait in queue classes, one for each client, priority, length class and wait: the tokens from
 arrival to virtual deadline, rounded up to a power of two. All rows of a queue class wait equally long, so their virtual
