@@ -12,12 +12,11 @@ import pytest
 import torch
 from attrs import evolve
 
-from tests.models.model_families import load, write_family
+from tests.models.model_families import load, loaded_runner, write_family
 from tests.models.vision_families import clip
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.loading.runner_loading import load_runner
 from trio_pool_serve.runner.openvino import model_cache, selection, trial
 from trio_pool_serve.runner.openvino.model_cache import CacheEntry, Record, model_digest, saved
 from trio_pool_serve.threads.offload import Offload
@@ -258,7 +257,7 @@ def test_a_choice_that_could_not_be_timed_is_kept(model: Path, tmp_path: Path, r
     busy.is_serving = True
     config = ModelConfig(device="cpu", cpu_backend="auto", cache_dir=str(tmp_path / "cache"), dtype="float32")
     untimed = "by OpenVINO (not timed beside other requests)"
-    assert load_runner(read_model_folder(model), config, busy).describe().endswith(f"tokens, {untimed}")
+    assert loaded_runner(read_model_folder(model), config, busy).describe().endswith(f"tokens, {untimed}")
     assert described(model, tmp_path / "cache", cpu_backend="auto") == untimed
     assert described(model, tmp_path / "cache") == "by OpenVINO"  # which the user demands, so none is missed
     assert ratios == [1.5]
