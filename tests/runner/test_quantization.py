@@ -104,13 +104,13 @@ def test_int8_is_by_openvino_alone(settings: dict[str, Any], reason: str, model:
 
 
 def test_int8_is_not_for_a_gpu(model: Path):
-    from trio_pool_serve.runner.computation import choose_computation
+    from trio_pool_serve.runner.computation import refuse_impossible
     from trio_pool_serve.runner.compute_params import ComputeParams
 
-    loaded: Any = None
+    backbone: Any = None
     params = ComputeParams(device=torch.device("cuda"), dtype=torch.float32, pad_token_id=0, max_tokens=8)
     with pytest.raises(ModelLoadError, match="on CPU only"):
-        choose_computation(loaded, ModelConfig(dtype="int8"), params)
+        refuse_impossible(backbone, ModelConfig(dtype="int8"), params)
 
 
 def test_sample_texts_are_the_same_each_time_and_none_serves_for_both():

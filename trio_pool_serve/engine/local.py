@@ -1,6 +1,5 @@
 """The engine that computes in this process: queue, batches in flight, delivery of outputs."""
 
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -39,8 +38,6 @@ from trio_pool_serve.processes.allocator import RETURN_EVERY_S, return_freed_mem
 from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, PooledBatch, PoolingRequest, QueryScope, Runner
-
-logger = logging.getLogger(__name__)
 
 MAX_AGE = 2.0
 """Times ``max_queue_s``: rows that have waited for longer open every second batch."""
@@ -199,7 +196,6 @@ class LocalEngine(Engine):
             # Behind the other models of the start, which wait since this one began to be loaded: the limiter is fair.
             prepare = self.memory.measured()(lambda: runner.prepare(self.config.wanted_batch_tokens))
             self._budget = TokenBudget(await self.offload.run("load", contain_exits(prepare)))
-            logger.info("loaded in %.1f s: %s: %s", self.memory.loading_s, self.metrics.model, runner.describe())
             self._queue.pads, self._probe.request = runner.pads, runner.probe_request
             self._queue.takes_background = not runner.background_launches
             passes = ForwardPasses(runner, self.offload, self.config.batch_timeout_s)

@@ -89,6 +89,8 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
             await nursery.start(engine.run)
             nursery.start_soon(_leave_while_loading, engine, ending)
             await engine.wait_ready()
+            assert engine.runner is not None  # noqa: S101  (ready means loaded)
+            logger.info("loaded in %.1f s: %s: %s", engine.memory.loading_s, source.name, engine.runner.describe())
             freeze_objects()
             await _serve_until_signal(settings, listener, ending)
             nursery.cancel_scope.cancel(reason="drained")

@@ -134,6 +134,9 @@ class ServedModels:
             logger.warning("%s: %s", served.source.name, NO_WINDOWS)
         await maker.announce_to_hosts(served.source, folder)
         await served.engine.wait_ready()
+        if runner := getattr(served.engine, "runner", None):  # an engine process says it by itself
+            seconds = served.engine.memory.loading_s
+            logger.info("loaded in %.1f s: %s: %s", seconds, served.source.name, runner.describe())
         served.finish_loading(maker.make_model(served, folder, renderer))
         maker.metrics.model_changes["loads"].inc()
 

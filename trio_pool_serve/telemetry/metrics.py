@@ -79,7 +79,6 @@ CHANGES: Mapping[str, str] = {
 class EngineMetrics:
     """The metrics of one model's engine: the server's metrics labelled with the model's name."""
 
-    model: str
     queue: BatchHistogram
     forward: Histogram
     copy_wait: Histogram
@@ -174,7 +173,6 @@ class Metrics:
         """Return the metrics of an engine for ``model``: at zero, or those of the engine before, without its gauges."""
         self._live.forget(model)
         return EngineMetrics(
-            model=model,
             queue=self.queue.labels(model),
             forward=self.forward.labels(model),
             copy_wait=self.copy_wait.labels(model),

@@ -42,7 +42,7 @@ def log_bucket_position(relative_pos: Tensor, bucket_size: int, max_position: in
     """
     middle = bucket_size // 2
     distance = relative_pos.abs().clamp(min=middle - 1)
-    longest = torch.tensor((max_position - 1) / middle, dtype=torch.float32)
-    octaves = torch.log(distance.float() / middle) / torch.log(longest)
+    half, longest = torch.tensor([middle, (max_position - 1) / middle], dtype=torch.float32)
+    octaves = torch.log(distance / half) / torch.log(longest)
     far = torch.ceil(octaves * (middle - 1)) + middle
     return torch.where(distance <= middle, relative_pos.to(far.dtype), far * torch.sign(relative_pos))
