@@ -372,3 +372,13 @@ def test_two_processes_at_once_convert_once(model: Path, tmp_path: Path):
         process.join()
     the_entry(tmp_path / "c")
     assert [path.name for path in (tmp_path / "c").iterdir() if path.name.startswith(".")] == []
+
+
+def test_what_is_logged_while_a_model_is_converted_is_not_lost(model: Path, caplog: pytest.LogCaptureFixture):
+    from trio_pool_serve.runner.openvino.conversion import convert
+
+    backbone = load(model).backbone
+    backbone.model.register_forward_hook(lambda *_: logging.getLogger("another").info("meanwhile"))
+    caplog.set_level(logging.INFO)
+    convert(backbone)
+    assert "meanwhile" in caplog.messages

@@ -133,10 +133,7 @@ class TransformerRunner:
 
     @torch.inference_mode()
     def try_heads(self) -> None:
-        """Compute one short row with each of the heads; set ``dimensions`` and ``probe_request``.
-
-        Raises ``NotFiniteError``, and what the heads raise.
-        """
+        """Compute a short row with each head; set ``dimensions`` and ``probe_request``. Raises what the heads raise."""
         no_padding = int(self.pad_token_id == 0)  # the padding token may be the vocabulary's last
         prompt = RenderedPrompt(np.full(8, no_padding, dtype=np.int32))
         widths = {}

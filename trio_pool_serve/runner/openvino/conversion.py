@@ -9,10 +9,14 @@ from typing import Any
 
 import openvino as ov
 import torch
+from openvino.tools.ovc import convert_impl
 from torch import Tensor, nn
 
 from trio_pool_serve.runner.backbone import Backbone
 from trio_pool_serve.runner.transformer_masks import traceable_masks
+
+# It would set the root logger's level for a conversion: what other threads log meanwhile would be lost.
+convert_impl.init_logger = lambda *_: None
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """Names of the converted model's inputs, int64 [rows, tokens]; the last one only if the model has segments."""
