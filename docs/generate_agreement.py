@@ -28,7 +28,8 @@ Each kind of model, served by `trio-pool-serve serve MODEL` without any flag, be
 largest difference of any number, relative to the greatest number of that model's responses; *cosine* the lowest of all
 rows, or that of all scores. In bfloat16 the tests allow errors up to 0.12 and cosines from 0.99, in float32 1e-4 and
 0.99999. The weights are random, except MiniLM's. Torch computes a model if OpenVINO is not used for its kind, is not
-faster, or gives another output. splade_modernbert keeps its twelve greatest weights; those that both keep are compared.
+faster, or gives another output. splade_modernbert keeps its twelve greatest weights; only those in
+both responses are compared.
 
 | model | computed by | error | cosine |
 | --- | --- | ---: | ---: |

@@ -21,7 +21,7 @@ class ModelMemory:
     device_bytes: int = 0
     """Of a GPU's memory: tensors."""
     loading_s: float = 0.0
-    """Seconds in which it was measured: those that loading took."""
+    """Seconds that loading took, without the time in which it waited for other models."""
 
     @contextmanager
     def measured(self) -> Iterator[None]:
