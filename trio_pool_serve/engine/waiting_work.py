@@ -20,7 +20,7 @@ REQUESTS = WORK_CLASSES
 """In place of a work class: the number of requests."""
 
 SHAPE = SIZES + 1, CLIENTS + 1, WORK_CLASSES + 1
-"""Of one process's counts."""
+"""Shape of one process's counts."""
 
 Counts = npt.NDArray[np.float64]
 """Tokens, whole numbers: float64 because they are multiplied by rates."""
@@ -30,8 +30,9 @@ Counts = npt.NDArray[np.float64]
 class WaitingWork:
     """Tokens of the admitted requests of one model, by request size, client and work class.
 
-    Each process writes its own part only, that of index ``worker``, and a number at a time: nothing has to be locked.
-    Behind those of the sizes each part has their sums, and behind those of the clients theirs.
+    ``counts`` has shape (processes, *``SHAPE``): ``counts[:, SIZES]`` has the sums over all sizes, and
+    ``counts[:, SIZES, CLIENTS]`` those over all sizes and clients. A process writes only ``counts[worker]``, so
+    nothing has to be locked.
     """
 
     counts: Counts = Factory(lambda: np.zeros((1, *SHAPE)))
@@ -39,7 +40,7 @@ class WaitingWork:
 
     @classmethod
     def open(cls, path: Path, worker: int, workers: int) -> "WaitingWork":
-        """Map the file at ``path``, which is created if need be; what a process before counted is dropped."""
+        """Map the file at ``path``, created if it is missing, and reset the counts of ``worker`` to 0."""
         shape = workers, *SHAPE
         nbytes = 8 * math.prod(shape)
         with path.open("a+b") as file:
@@ -79,5 +80,5 @@ class WaitingWork:
 
 
 def size_of(tokens: int) -> int:
-    """Return the request size of so many tokens, from 0: they are rounded up to a power of two, as in the queue."""
+    """Return the request size of ``tokens``: the exponent of the next power of two, at most ``SIZES`` - 1."""
     return min((max(tokens, 1) - 1).bit_length(), SIZES - 1)

@@ -18,7 +18,7 @@ TokenwiseLogits: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def encoder_logits(model: Any) -> tuple[RowLogits, TokenwiseLogits]:
-    """Return the logits of rows and those of tokens, of one of ``TOKENWISE_CLASSIFIERS``, both computed in float32.
+    """Return the logits of rows and of tokens of one of ``TOKENWISE_CLASSIFIERS``, computed in float32.
 
     Rows are as in transformers. For tokens it is what vLLM computes: the classifier without the layers that only a
     row's pooled state passes, which are those of BERT's and ModernBERT's poolers. BERT's is taken from the model,
