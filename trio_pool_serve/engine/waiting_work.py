@@ -30,9 +30,8 @@ Counts = npt.NDArray[np.float64]
 class WaitingWork:
     """Tokens of the admitted requests of one model, by request size, client and work class.
 
-    ``counts`` has shape (processes, *``SHAPE``): ``counts[:, SIZES]`` has the sums over all sizes, and
-    ``counts[:, SIZES, CLIENTS]`` those over all sizes and clients. A process writes only ``counts[worker]``, so
-    nothing has to be locked.
+    In ``counts``, shape (processes, *``SHAPE``), index ``SIZES`` has the sums over sizes, and there index ``CLIENTS``
+    those over clients, too. A process writes only ``counts[worker]``: nothing has to be locked.
     """
 
     counts: Counts = Factory(lambda: np.zeros((1, *SHAPE)))

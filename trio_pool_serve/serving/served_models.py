@@ -141,8 +141,12 @@ class ServedModels:
         maker.metrics.model_changes["loads"].inc()
 
     def _note_error(self, served: ServedModel, cause: BaseException) -> None:
-        # Nothing keeps it: its traceback refers to what has been loaded.
         reason = str(cause) if isinstance(cause, ModelLoadError) else f"{type(cause).__name__}: {cause}"
+        # Its tracebacks refer to what has been loaded, and the thread that failed may still hold it.
+        link: BaseException | None = cause
+        while link and link.__traceback__:
+            link.__traceback__ = None
+            link = link.__context__
         if served.settled.is_set():  # it had been loaded
             logger.error("%s: an error while it was unloaded: %s", served.source.name, reason)
             return

@@ -26,10 +26,8 @@ def encoder_logits(model: Any) -> tuple[RowLogits, TokenwiseLogits]:
     """
     classifier = model.classifier.float()
     if hasattr(classifier, "out_proj"):  # RoBERTa: all layers are the classifier's, which takes the first state itself
-        return (
-            lambda forward: classifier(first_state(forward).float()[:, None]),
-            lambda states: classifier(states.float()[:, None]),
-        )
+        of_states: TokenwiseLogits = lambda states: classifier(states.float()[:, None])  # noqa: E731
+        return lambda forward: of_states(first_state(forward)), of_states
     if getattr(model.base_model, "pooler", None) is not None:
         pooler, model.base_model.pooler = model.base_model.pooler.float(), None
         of_row: RowLogits = lambda forward: classifier(pooler(first_state(forward).float()[:, None]))  # noqa: E731
