@@ -19,7 +19,7 @@ EMBEDS = base64.b64encode(numpy_file(np.ones((3, WIDTH), dtype=np.float32))).dec
 
 @attrs.frozen
 class Case:
-    """A value that changes the answer; ``beside`` are fields that both bodies have, ``without`` those of the other one.
+    """A value that changes the answer; the bodies with and without it both have the fields ``beside``.
 
     A value that is ``refused`` changes the status: the model, or the rest of the body, leaves the field nothing to do.
     """

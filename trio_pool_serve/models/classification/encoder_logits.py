@@ -20,9 +20,8 @@ TokenwiseLogits: TypeAlias = Callable[[Tensor], Tensor]
 def encoder_logits(model: Any) -> tuple[RowLogits, TokenwiseLogits]:
     """Return the logits of rows and of tokens of one of ``TOKENWISE_CLASSIFIERS``, computed in float32.
 
-    Rows are as in transformers. For tokens it is what vLLM computes: the classifier without the layers that only a
-    row's pooled state passes, which are those of BERT's and ModernBERT's poolers. BERT's is taken from the model,
-    whose own forward pass would compute it as well.
+    Rows are as in transformers. Tokens are as in vLLM: they pass the classifier, but not the pooler that BERT and
+    ModernBERT have for a row's state. BERT's pooler is removed from the model, which would compute it a second time.
     """
     classifier = model.classifier.float()
     if hasattr(classifier, "out_proj"):  # RoBERTa: all layers are the classifier's, which takes the first state itself

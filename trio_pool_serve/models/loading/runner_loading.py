@@ -89,7 +89,7 @@ def _choose(
 ) -> None:
     """Have the runner compute in the fastest way that agrees, and try its heads on that."""
     use_device(params.device)
-    torch.set_num_threads(threads)  # those of this thread may be another batch's
+    torch.set_num_threads(threads)  # a batch may have changed it in this thread
     computation = choose_computation(loaded, config, params)
     runner.compute, runner.pads, runner.capture = computation.compute, computation.pads, computation.capture
     runner.concurrent_launches = computation.concurrent_launches

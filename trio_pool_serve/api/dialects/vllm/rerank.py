@@ -81,7 +81,7 @@ class RerankResult:
 
 @frozen(kw_only=True)
 class RankedDocuments:
-    """The documents, best first; ``model`` and ``usage`` are for clients of vLLM, ``meta`` is for those of Cohere."""
+    """The documents, best first. Clients of vLLM read ``model`` and ``usage``, clients of Cohere read ``meta``."""
 
     id: str
     results: list[RerankResult]
@@ -105,9 +105,10 @@ async def respond_ranking(
     result: Callable[[int, float, Any], object] = RerankResult,
     document: Callable[[str], object] | None,
 ) -> HttpResponse:
-    """Rerank, and respond what ``write`` makes of the scores and each ``result``, which has a ``document`` if it may.
+    """Rerank, and respond with ``write(scores, results)``, where ``result(index, score, document)`` makes each result.
 
-    Raises what ``score`` raises. Cancellation: at once.
+    ``document`` makes what a result shows of its text; ``None``: nothing. Raises what ``score`` raises. Cancellation:
+    at once.
     """
     scores = await score(call.model, call.job, call.context)
     ranking = ranked(scores.values, top_n)
