@@ -16,8 +16,8 @@ from attrs import evolve
 from cyclopts import CycloptsError, MissingArgumentError
 
 from trio_pool_serve.app import create_app
-from trio_pool_serve.cli import check_references, import_plugins, read_config
-from trio_pool_serve.config import Config
+from trio_pool_serve.cli import check_references, read_config
+from trio_pool_serve.config import Config, import_plugins
 from trio_pool_serve.processes.without_torch import do_without_torch
 from trio_pool_serve.server.contained_connection import contain_connections
 from trio_pool_serve.server.listener import connections_of

@@ -1,6 +1,5 @@
 """The ``trio-pool-serve`` command."""
 
-import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -31,6 +30,7 @@ from trio_pool_serve.config import (
     SchedulingConfig,
     ThreadsConfig,
     TimeLimitsConfig,
+    import_plugins,
 )
 from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.engine.remote.engine_hosts import read_hosts
@@ -242,15 +242,6 @@ def _read_settings(command_name: str, arguments: Sequence[str]) -> Any:
     settings_app.config = sources
     command, bound, _ = settings_app.parse_args([command_name, *tokens], print_error=False, exit_on_error=False)
     return command(*bound.args, **bound.kwargs)
-
-
-def import_plugins(config: Config) -> None:
-    """Import the modules of ``--plugins``. Raises ``ValueError`` for one that cannot be imported."""
-    for name in filter(None, config.processes.plugins.split(",")):
-        try:
-            importlib.import_module(name)
-        except Exception as error:
-            raise ValueError(f"--plugins: {name} cannot be imported: {error!r}") from error
 
 
 def check_references(config: Config) -> None:

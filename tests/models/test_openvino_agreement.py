@@ -10,12 +10,13 @@ import pytest
 
 from tests.models import classifier_families, model_families, retrieval_families
 from tests.models.model_families import TEXTS, ServedModel
-from trio_pool_serve.prompts import PairPrompt, Prompt, TextPrompt
+from trio_pool_serve.prompts import InputType, PairPrompt, Prompt, TextPrompt
 from trio_pool_serve.types import (
     Classify,
     Embed,
     PoolingParams,
     SparseEmbed,
+    SparseLookup,
     SparseVector,
     TokenClassify,
     TokenEmbed,
@@ -57,15 +58,22 @@ async def test_openvino_gives_what_torch_gives(name: str, tmp_path: Path):
     by_openvino = ServedModel(path, settings={"cpu_backend": "openvino", "cache_dir": ""})
     assert by_openvino.runner.describe().endswith("by OpenVINO")
     outputs = 0
-    for params in (Embed(), TokenEmbed(), SparseEmbed(), Classify(), TokenClassify()):
+    for params in (Embed(), TokenEmbed(), SparseEmbed(), SparseLookup(), Classify(), TokenClassify()):
         if type(params) in by_torch.runner.heads:
             outputs += 1
-            for together in (True, False):
-                for prompts in prompts_of(by_torch, params):
-                    expected = await by_torch.compute(prompts, params, together=together)
-                    ours = await by_openvino.compute(prompts, params, together=together)
+            input_type = input_type_of(by_torch, params)
+            for prompts in prompts_of(by_torch, params):
+                expected = await by_torch.compute(prompts, params, input_type=input_type)
+                for served, together in ((by_torch, False), (by_openvino, True), (by_openvino, False)):
+                    ours = await served.compute(prompts, params, together=together, input_type=input_type)
                     assert max(map(difference, ours, expected)) < TOLERANCE
     assert outputs
+
+
+def input_type_of(served: ServedModel, params: PoolingParams) -> InputType | None:
+    """Return the input type of texts for which the model is asked for such params."""
+    types: tuple[InputType | None, ...] = (None, "document")
+    return next((each for each in types if served.folder.spec.sparse_params(each) == params), None)
 
 
 def prompts_of(served: ServedModel, params: PoolingParams) -> list[list[Prompt]]:

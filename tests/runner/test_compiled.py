@@ -10,7 +10,6 @@ import trio
 from tests.models.model_families import TEXTS, ServedModel, largest_difference, load, write_family
 from tests.models.vision_families import write_clip
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.runner.compiled import CompiledBackbone
 
 TOLERANCE = 1e-5
 
@@ -29,7 +28,6 @@ async def test_a_compiled_family_agrees_in_any_thread(tmp_path: Path, name: str)
     path = write_family(tmp_path / name, name)
     expected = await ServedModel(path).embed(TEXTS)
     served = ServedModel(path, settings={"compile": True})
-    assert isinstance(served.runner.compute, CompiledBackbone)
     assert served.runner.describe().endswith("compiled")
     torch.compiler.set_stance("fail_on_recompile")
 

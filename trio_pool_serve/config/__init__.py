@@ -4,6 +4,7 @@ The command line, the environment (``TRIO_POOL_SERVE_*``) and a TOML file fill t
 ``docs/settings.md`` are generated from them.
 """
 
+import importlib
 import re
 from pathlib import Path
 
@@ -120,3 +121,12 @@ def encode_config(config: Config) -> bytes:
 def decode_config(encoded: bytes) -> Config:
     """Return the settings that ``encode_config`` has encoded."""
     return msgspec.json.decode(encoded, type=Config, dec_hook=lambda kind, value: kind(value))
+
+
+def import_plugins(config: Config) -> None:
+    """Import the modules of ``--plugins``. Raises ``ValueError`` for one that cannot be imported."""
+    for name in filter(None, config.processes.plugins.split(",")):
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            raise ValueError(f"--plugins: {name} cannot be imported: {error!r}") from error

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import trio
 
-from trio_pool_serve.cli import import_plugins
-from trio_pool_serve.config import decode_config
+from trio_pool_serve.config import decode_config, import_plugins
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.process_setup import configure_process
-from trio_pool_serve.processes.child_process import run_as_child, send_to_parent
+from trio_pool_serve.processes.child_process import leave, run_as_child, send_to_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.processes.without_torch import do_without_torch
 from trio_pool_serve.server.api_workers import ApiJob, Drain, FromParent, NotServed, Ready, Reload
-from trio_pool_serve.server.listener import drain, leave, serve_listeners
+from trio_pool_serve.server.listener import drain, serve_listeners
 from trio_pool_serve.server.tls import open_tls
 from trio_pool_serve.service import Service
 from trio_pool_serve.telemetry.logs import configure_logging

@@ -23,8 +23,8 @@ from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.remote.remote_engines import supervisor_of
 from trio_pool_serve.engine.remote.supervisor import Supervisor
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.processes.child_process import ChildEnd, ChildProcess, keep_alive, open_child
-from trio_pool_serve.server.listener import leave, open_listening, url_of
+from trio_pool_serve.processes.child_process import ChildEnd, ChildProcess, keep_alive, leave, open_child
+from trio_pool_serve.server.listener import open_listening, url_of
 from trio_pool_serve.server.reloading import watch_reloads
 from trio_pool_serve.server.systemd import STOPPING, feed_watchdog, notify
 from trio_pool_serve.telemetry.process_usage import api_process_name, process_usage

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import trio
 
-from trio_pool_serve.cli import import_plugins
-from trio_pool_serve.config import decode_config
+from trio_pool_serve.config import decode_config, import_plugins
 from trio_pool_serve.engine.local import LocalEngine
 from trio_pool_serve.engine.placement import idle_launches_of
 from trio_pool_serve.engine.remote.engine_connection import hello_of, serve_engine
@@ -21,9 +20,8 @@ from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.models.folder import open_model_folder
 from trio_pool_serve.processes.allocator import freeze_objects, limit_caches
-from trio_pool_serve.processes.child_process import run_as_child, send_to_parent
+from trio_pool_serve.processes.child_process import leave, run_as_child, send_to_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
-from trio_pool_serve.server.listener import leave
 from trio_pool_serve.telemetry.logs import configure_logging
 from trio_pool_serve.telemetry.metrics import Metrics, process_gauges
 from trio_pool_serve.telemetry.process_usage import engine_process_name, process_usage

@@ -27,8 +27,8 @@ from trio_pool_serve.models.folder import locate_model
 from trio_pool_serve.models.loading.local_runners import LocalRunners
 from trio_pool_serve.models.loading.runner_loader import RunnerLoader, load_transformer
 from trio_pool_serve.processes.allocator import freeze_objects, limit_caches
+from trio_pool_serve.processes.child_process import leave
 from trio_pool_serve.server.engine_settings import EngineServerConfig
-from trio_pool_serve.server.listener import leave
 from trio_pool_serve.server.reloading import watch_reloads
 from trio_pool_serve.server.systemd import STOPPING, notify
 from trio_pool_serve.telemetry.metrics import Metrics, process_gauges, sample_loop_lag

@@ -16,9 +16,10 @@ from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_excep
 from trio_pool_serve.models.folder import open_model_folder, reads_images_by_its_files
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.process_setup import configure_process
+from trio_pool_serve.processes.child_process import leave
 from trio_pool_serve.processes.without_torch import do_without_torch
 from trio_pool_serve.server.api_workers import serve_by_workers
-from trio_pool_serve.server.listener import drain, leave, open_listening, raise_file_limit, serve_listeners, url_of
+from trio_pool_serve.server.listener import drain, open_listening, raise_file_limit, serve_listeners, url_of
 from trio_pool_serve.server.reloading import watch_reloads
 from trio_pool_serve.server.systemd import STOPPING, feed_watchdog, notify
 from trio_pool_serve.server.tls import Certificates, open_tls

@@ -2,13 +2,11 @@
 
 import contextlib
 import logging
-import os
 import resource
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import trio
 from hypercorn.config import Config as HypercornConfig
@@ -160,12 +158,6 @@ async def drain(service: Service, stop: trio.Event, wait_for_more: Callable[[], 
         sum(served.engine.statistics().queued_rows for served in service.served.values()),
         reason,
     )
-
-
-def leave(status: int) -> NoReturn:
-    """End the process at once with that exit status."""
-    logging.shutdown()
-    os._exit(status)
 
 
 @contextlib.contextmanager
