@@ -29,7 +29,14 @@ UNHURRIED = SchedulingConfig(max_queue_s=600)
 
 NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
-pytest_plugins = ["tests.agreement_record", "tests.kept_folders", "tests.parallel", "tests.small_disk", "pytester"]
+pytest_plugins = [
+    "tests.agreement_record",
+    "tests.costs",
+    "tests.kept_folders",
+    "tests.parallel",
+    "tests.small_disk",
+    "pytester",
+]
 
 contain_connections()  # as both ways to start a server do
 

@@ -1,5 +1,6 @@
 """Settings are declared once and reach flags, environment and TOML from there."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -151,23 +152,40 @@ def test_every_setting_is_tried_here():
     assert {setting.name for _, setting in SETTINGS} - {REPLACED} == set(WRITTEN)
 
 
-@pytest.mark.parametrize(
-    ("group", "setting"), [s for s in SETTINGS if s[1].name != REPLACED], ids=lambda x: getattr(x, "name", x)
-)
-def test_a_setting_reaches_the_config_from_a_flag_the_environment_and_a_file(group, setting, monkeypatch, tmp_path):
-    text, meant = WRITTEN[setting.name]
-    assert value_of(Config(models=("m",)), group, setting.name) == setting.default != meant
-    flag = "--" + setting.name.replace("_", "-")
-    flags = {True: [flag], False: [f"--no-{flag[2:]}"]}[meant] if isinstance(meant, bool) else [flag, text]
-    assert value_of(read_config(["m", *flags]), group, setting.name) == meant
+APART = {
+    "default_prompt", "idle_unload_s", "max_loaded_models", "model_api", "replicas_per_gpu", "truncate_by_default",
+}  # fmt: skip
+"""Settings that exclude others."""
 
-    quoted = f'"{text}"' if isinstance(meant, str | Path) else text
+
+@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
+def test_all_settings_reach_the_config_from_flags_the_environment_and_a_file(monkeypatch, tmp_path, apart):
+    groups = {setting.name: group for group, setting in SETTINGS if (setting.name in APART) == apart}
+    groups.pop(REPLACED, None)
+    meant = {name: WRITTEN[name][1] for name in groups}
+
+    def values(config: Config) -> dict[str, object]:
+        return {name: value_of(config, group, name) for name, group in groups.items()}
+
+    defaults = values(Config(models=("m",)))
+    assert defaults == {setting.name: setting.default for _, setting in SETTINGS if setting.name in groups}
+    assert not [name for name in meant if defaults[name] == meant[name]], "what is written must be another value"
+
+    flags, lines = [], []
+    for name, value in meant.items():
+        flag, text = name.replace("_", "-"), WRITTEN[name][0]
+        flags += ([f"--{flag}"] if value else [f"--no-{flag}"]) if isinstance(value, bool) else [f"--{flag}", text]
+        quoted = json.dumps(text) if isinstance(value, str | Path) else text
+        lines.append(f"{flag} = {quoted}\n")
+    assert values(read_config(["m", *flags])) == meant
+
     toml = tmp_path / "settings.toml"
-    toml.write_text(f"{flag[2:]} = {quoted}\n")
-    assert value_of(read_config(["m", "--config", str(toml)]), group, setting.name) == meant
+    toml.write_text("".join(lines))
+    assert values(read_config(["m", "--config", str(toml)])) == meant
 
-    monkeypatch.setenv(ENVIRONMENT_PREFIX + setting.name.upper(), text)
-    assert value_of(read_config(["m"]), group, setting.name) == meant
+    for name in meant:
+        monkeypatch.setenv(ENVIRONMENT_PREFIX + name.upper(), WRITTEN[name][0])
+    assert values(read_config(["m"])) == meant
 
 
 def test_both_answers_to_a_question_without_a_default_can_be_given():

@@ -6,6 +6,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 import trio
 
 from tests.models.classifier_families import write_reranker
@@ -20,6 +21,7 @@ LOCAL = {"TRIO_POOL_SERVE_ENGINE": "local"}
 EMBEDDER, RERANKER = "sentence-transformers/all-MiniLM-L6-v2", "cross-encoder/ms-marco-MiniLM-L6-v2"
 
 
+@pytest.mark.slow
 def test_every_step_of_the_tutorial_does_what_it_says(tmp_path: Path, minilm: Path):
     models = {EMBEDDER: str(minilm), RERANKER: str(write_reranker(tmp_path / "reranker", minilm))}
     clone = tmp_path / "clone"

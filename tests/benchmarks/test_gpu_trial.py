@@ -41,6 +41,7 @@ def test_a_trial_on_cpu_writes_a_page_with_every_row(tmp_path):
     assert listing(RESULTS) == before
 
 
+@pytest.mark.slow
 def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     done = subprocess.run(

@@ -11,6 +11,7 @@ from benchmarks.memory import memory_of
 from benchmarks.offline import OfflineJob, open_offline
 
 
+@pytest.mark.slow
 async def test_the_model_is_called_in_a_process_of_its_own_and_its_vectors_are_checked():
     async with open_offline() as offline:
         for way in ("transformers", "text"):

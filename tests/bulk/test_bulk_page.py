@@ -76,21 +76,25 @@ def nearest(folder: Path) -> list[str]:
     return [table["id"][int(row)].as_py() for row in order[:3]]
 
 
+@pytest.mark.slow
 def test_vectors_and_shards_have_all_rows(folder):
     assert run_example(folder, "read_vectors.py") == N_ROWS
     assert run_example(folder, "read_shards.py") == N_ROWS
 
 
+@pytest.mark.slow
 def test_lancedb_finds_the_nearest_rows(folder, nearest):
     pytest.importorskip("lancedb", exc_type=ImportError)
     assert run_example(folder, "into_lancedb.py") == nearest
 
 
+@pytest.mark.slow
 def test_qdrant_finds_the_nearest_rows(folder, nearest):
     pytest.importorskip("qdrant_client", exc_type=ImportError)
     assert run_example(folder, "into_qdrant.py") == nearest
 
 
+@pytest.mark.slow
 def test_pgvector_finds_the_nearest_rows(folder, nearest):
     pytest.importorskip("psycopg", exc_type=ImportError)
     pytest.importorskip("pgvector", exc_type=ImportError)

@@ -358,6 +358,7 @@ async def test_a_model_that_cannot_be_loaded_is_said(tmp_path, model, capsys):
     assert "1000000" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_standard_input_and_output_are_a_dash(model):
     command = [sys.executable, "-m", "trio_pool_serve", "embed", "-", "-", "--input-format", "jsonl", "--model", model]
     command += ["--cpu-backend", "torch", "--truncate"]

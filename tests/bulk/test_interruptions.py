@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from tests.bulk.test_commands import ROWS, write_rows
+from tests.lanes import sampled
 from tests.models.model_families import write_family
 from tests.server.server_process import ROOT
 from trio_pool_serve.bulk.journal import Progress
@@ -162,7 +163,7 @@ def uninterrupted(model, rows, tmp_path_factory) -> Callable[[str], Path]:
     return output_named
 
 
-@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet", pytest.param("out.csv.gz", marks=pytest.mark.slow)])
+@sampled("name", ["out.jsonl", "out.parquet", "out.csv.gz"], keep=["out.jsonl"])
 def test_a_run_that_is_killed_again_and_again_writes_the_same_bytes(tmp_path, model, rows, uninterrupted, name):
     """Killed at two moments; what was committed stays, and no row before it is computed again, but all behind it."""
     whole, out, computed = uninterrupted(name), tmp_path / name, tmp_path / "computed"
@@ -186,6 +187,7 @@ def taken_numbers(computed: Path) -> list[int]:
     return numbers
 
 
+@pytest.mark.slow
 def test_two_runs_on_one_output_are_an_error_for_the_second(tmp_path, model, rows):
     out = tmp_path / "out.jsonl"
     first = start(model, rows, out, "after journal", 1, signal.SIGSTOP)
@@ -197,7 +199,8 @@ def test_two_runs_on_one_output_are_an_error_for_the_second(tmp_path, model, row
     assert ended(first)[0] == 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_commits_and_stops_and_the_same_command_goes_on(tmp_path, model, rows, uninterrupted, number):
     out = tmp_path / "out.jsonl"
     status, printed = ended(start(model, rows, out, "after journal", 2, number))
@@ -210,6 +213,7 @@ def test_a_signal_commits_and_stops_and_the_same_command_goes_on(tmp_path, model
     assert content(out) == content(uninterrupted("out.jsonl"))
 
 
+@pytest.mark.slow
 def test_an_output_that_was_deleted_is_said_and_nothing_is_written(tmp_path, model, rows):
     out = tmp_path / "out.jsonl"
     assert ended(start(model, rows, out, "after journal", 2))[0] == -signal.SIGKILL
@@ -220,6 +224,7 @@ def test_an_output_that_was_deleted_is_said_and_nothing_is_written(tmp_path, mod
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_an_input_that_changes_under_a_run_ends_it_with_an_error(tmp_path, model, rows):
     source, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
     source.write_bytes(rows.read_bytes())
@@ -233,6 +238,7 @@ def test_an_input_that_changes_under_a_run_ends_it_with_an_error(tmp_path, model
     assert "rows.jsonl was changed while it was being read" in printed
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_nothing(small_disk, model, rows, uninterrupted):
     """A disk of 2 MiB; the run goes on once there is room."""
     filler, out = small_disk / "filler", small_disk / "out.jsonl"
@@ -246,6 +252,7 @@ def test_a_full_disk_loses_nothing(small_disk, model, rows, uninterrupted):
     assert content(out) == content(uninterrupted("out.jsonl"))
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_to_is_an_error(small_disk, model, rows):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     status, printed = ended(start(model, rows, small_disk / "out.jsonl"))

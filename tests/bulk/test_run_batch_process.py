@@ -87,6 +87,7 @@ def test_a_run_that_is_killed_and_stopped_again_and_again_writes_the_same_bytes(
     assert len(whole.read_bytes().splitlines()) == LINES
 
 
+@pytest.mark.slow
 def test_flags_that_are_vllm_s_are_accepted_and_missing_ones_named(tmp_path: Path):
     missing = subprocess.run([*COMMAND, "-i", "in.jsonl"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert missing.returncode == 2

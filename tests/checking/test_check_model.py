@@ -76,6 +76,7 @@ async def test_the_report_is_what_a_server_says_of_the_model(
     assert 0 < report.memory.weights < report.memory.resident_after_load
 
 
+@pytest.mark.slow
 async def test_every_length_is_measured(tmp_path: Path):
     model = write_family(tmp_path / "model", "bert")
     steps: list[str] = []
@@ -118,6 +119,7 @@ async def test_a_check_that_is_cancelled_leaves_nothing_behind(tmp_path: Path):
     assert scope.cancelled_caught
 
 
+@pytest.mark.slow
 async def test_the_command_says_what_a_server_process_says(tmp_path: Path, minilm: Path):
     flags = ("--cpu-backend", "torch", "--max-batch-tokens", "512", "--max-model-len", "100")
     env = {"XDG_CACHE_HOME": str(tmp_path)}
@@ -140,6 +142,7 @@ async def test_the_command_says_what_a_server_process_says(tmp_path: Path, minil
     assert report["memory"]["peak_of_largest_batch"] > report["memory"]["resident_before"]
 
 
+@pytest.mark.slow
 async def test_openvino_is_chosen_as_a_server_chooses_it(tmp_path: Path):
     """And the table has what the JSON has."""
     model = write_family(tmp_path / "model", "bert")
@@ -150,6 +153,7 @@ async def test_openvino_is_chosen_as_a_server_chooses_it(tmp_path: Path):
     assert "1_Pooling/config.json" in done.stdout.decode()
 
 
+@pytest.mark.slow
 async def test_a_model_that_a_server_refuses_is_refused_with_the_same_words(tmp_path: Path):
     model = write_family(tmp_path / "model", "bert")
     edit_json(model / "modules.json", lambda modules: modules[1].update(type="my.own.Module"))

@@ -16,6 +16,7 @@ from tests.compatibility.vllm_cases import CASES, LINES, cases_of, key_of
 from tests.compatibility.vllm_comparison import differences, summary
 from tests.compatibility.vllm_folders import KINDS
 from tests.conftest import client_of, listening, render_templates_on_the_loop, running
+from tests.lanes import sampled
 from trio_pool_serve.cli import read_config
 from trio_pool_serve.service import Service
 
@@ -63,7 +64,7 @@ def test_every_case_is_recorded():
     assert len(KEYS) == sum(len(case.kinds) for case in CASES), "two cases have the same name"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@sampled("kind", KINDS, keep=["embedding", "cross-encoder", "classifier", "token classifier", "sparse"])
 async def test_answers_are_those_of_vllm(request, kind: str, tmp_path: Path, subtests: pytest.Subtests, known):
     folder = KINDS[kind].write(tmp_path / "model")
     config = read_config([f"m={folder}", "--dtype", "float32", "--device", "cpu", *KINDS[kind].ours])

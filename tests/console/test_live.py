@@ -14,6 +14,7 @@ from playwright.sync_api import expect
 from tests.console.pictures import VIEWS, fill, open_view, run
 from tests.console.visit import TIMEOUT_MS, Visit
 from tests.debian_programs import nginx_command
+from tests.lanes import sampled
 from tests.server.server_process import START_LIMIT_S, free_port, serving
 
 KEY = "the-key"
@@ -58,6 +59,7 @@ def test_numbers_and_charts_follow_the_requests(visit, server_url):
     assert drawn
 
 
+@pytest.mark.slow
 def test_a_second_viewer_sees_what_the_first_has_seen(visit, server_url):
     first = visit(server_url)
     note = first.locator("main > .hint")
@@ -69,6 +71,7 @@ def test_a_second_viewer_sees_what_the_first_has_seen(visit, server_url):
     assert count >= 3
 
 
+@pytest.mark.slow
 def test_a_killed_engine_is_red_within_two_seconds_and_back_without_a_reload(browser, minilm, tmp_path):
     with (
         serving(tmp_path, f"minilm={minilm}", "--engine", "process") as server,
@@ -88,6 +91,7 @@ def test_a_killed_engine_is_red_within_two_seconds_and_back_without_a_reload(bro
         expect(row.locator("td").nth(3)).to_have_text("1")  # restarts
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone_is_red_and_one_that_comes_back_is_shown(browser, minilm, tmp_path):
     port, arguments = free_port(), (f"minilm={minilm}",)
     first, second = tmp_path / "first", tmp_path / "second"
@@ -107,6 +111,7 @@ def test_a_server_that_is_gone_is_red_and_one_that_comes_back_is_shown(browser, 
             expect(badge(page)).to_have_attribute("data-level", "good")
 
 
+@pytest.mark.slow
 def test_a_key_is_asked_for_and_kept_out_of_addresses(browser, minilm, tmp_path):
     with (
         serving(tmp_path, f"minilm={minilm}", "--api-key", KEY) as server,
@@ -145,6 +150,7 @@ def nginx_before(url: str, folder: Path) -> Iterator[str]:
         process.wait(20)
 
 
+@pytest.mark.slow
 def test_everything_works_behind_nginx_at_a_path_and_with_a_key(browser, minilm, tmp_path: Path):
     with (
         serving(tmp_path, f"minilm={minilm}", "--api-key", KEY) as server,
@@ -165,6 +171,7 @@ def test_everything_works_behind_nginx_at_a_path_and_with_a_key(browser, minilm,
             assert f"{url}/x/v1/" in page.locator("details pre").first.inner_text()
 
 
+@pytest.mark.slow
 def test_every_view_works_behind_nginx_at_a_path(browser, server_url, tmp_path):
     with nginx_before(server_url, tmp_path) as url, Visit(browser, url, "/x/console") as page:
         expect(badge(page)).to_have_text("ready")
@@ -180,7 +187,7 @@ def wait_for(port: int) -> None:
         client.get(f"http://127.0.0.1:{port}/x/livez")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@sampled("theme", ["light", "dark"], keep=["dark"])
 def test_a_theme_that_is_chosen_stays(visit, server_url, theme):
     page = visit(server_url, color_scheme="dark" if theme == "light" else "light")
     page.get_by_label("Theme").select_option(theme)

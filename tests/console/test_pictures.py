@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from PIL import Image
 
 from tests.console.pictures import VIEWS, take_pictures
@@ -9,6 +10,7 @@ from tests.console.pictures import VIEWS, take_pictures
 PAGE = Path(__file__).parents[2] / "docs" / "console.md"
 
 
+@pytest.mark.slow
 def test_a_picture_is_taken_of_every_view_in_both_themes(browser, server_url, tmp_path):
     taken = take_pictures(browser, server_url, tmp_path)
     assert len(taken) == 2 * len(VIEWS)

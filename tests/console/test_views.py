@@ -16,6 +16,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.console.conftest import HOSTILE, HOSTILE_NAME
 from tests.console.pictures import VIEWS, fill, open_view, run
+from tests.lanes import sampled
 
 FORMS = {view: fields for view, fields in VIEWS.items() if view != "live"} | {
     "late-interaction": {"Query": "can a task", "Document": "a task is here", "Model": "colbert"}
@@ -33,8 +34,8 @@ def exported(page: Page, kind: str) -> str:
     return Path(download.value.path()).read_text()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("view", VIEWS)
+@sampled("scheme", ["light", "dark"], keep=["light"])
+@sampled("view", VIEWS, keep=["live", "similarity"])
 def test_every_view_is_accessible_in_both_themes(visit, server_url, view, scheme):
     page = visit(server_url, color_scheme=scheme)
     open_view(page, view)
@@ -102,6 +103,7 @@ def test_the_heat_map_is_the_cosine_of_the_vectors(visit, server_url):
         assert abs(float(canvas.get_attribute("data-value")) - expected[at]) <= 1e-5
 
 
+@pytest.mark.slow
 def test_a_cell_is_shown_that_the_mouse_points_at(visit, server_url):
     page = visit(server_url)
     open_view(page, "similarity")
@@ -113,6 +115,7 @@ def test_a_cell_is_shown_that_the_mouse_points_at(visit, server_url):
     expect(page.locator(".heat .readout")).to_contain_text("hello there × soup")
 
 
+@pytest.mark.slow
 def test_two_models_are_compared_side_by_side(visit, server_url):
     page = visit(server_url)
     open_view(page, "similarity")
@@ -123,6 +126,7 @@ def test_two_models_are_compared_side_by_side(visit, server_url):
     assert [each["model"] for each in json.loads(exported(page, "JSON"))["results"]] == ["minilm", "clip"]
 
 
+@pytest.mark.slow
 def test_two_prompts_are_compared_side_by_side(visit, server_url):
     texts = ["how to cancel", "a scope"]
     page = visit(server_url)
@@ -153,6 +157,7 @@ GIVE_FILE = """
 """
 
 
+@pytest.mark.slow
 def test_images_that_are_chosen_dropped_and_pasted_are_compared_with_texts(visit, server_url, tmp_path):
     file = tmp_path / "red.png"
     Image.new("RGB", (40, 40), "red").save(file)
@@ -174,6 +179,7 @@ def test_images_that_are_chosen_dropped_and_pasted_are_compared_with_texts(visit
     assert abs(cosine[0, 1]) < 0.99
 
 
+@pytest.mark.slow
 def test_more_inputs_than_can_be_shown_are_refused(visit, server_url):
     page = visit(server_url)
     open_view(page, "similarity")
@@ -182,6 +188,7 @@ def test_more_inputs_than_can_be_shown_are_refused(visit, server_url):
     expect(page.locator("main form [role=status].readout")).to_contain_text("There are 65 inputs; at most 64")
 
 
+@pytest.mark.slow
 def test_documents_move_to_where_the_api_ranks_them(visit, server_url):
     documents = ["Season the soup.", "Cancel the scope.", "A tram."]
     page = visit(server_url)
@@ -198,6 +205,7 @@ def test_documents_move_to_where_the_api_ranks_them(visit, server_url):
     expect(items.first.locator(".move")).to_contain_text("▲ 1")
 
 
+@pytest.mark.slow
 def test_labels_have_the_api_s_probabilities(visit, server_url):
     page = visit(server_url)
     open_view(page, "classify")
@@ -210,6 +218,7 @@ def test_labels_have_the_api_s_probabilities(visit, server_url):
         assert result["scores"][0][0] == each["label"]
 
 
+@pytest.mark.slow
 def test_tokens_are_marked_where_they_are_in_the_text(visit, server_url):
     text = "É a 🙂 task is"
     page = visit(server_url)
@@ -226,6 +235,7 @@ def test_tokens_are_marked_where_they_are_in_the_text(visit, server_url):
     assert {token["label"] for token in shown["tokens"]} <= {"O", "B-PER", "I-PER", "B-LOC", "I-LOC"}
 
 
+@pytest.mark.slow
 def test_the_picture_of_tokens_adds_up_to_the_api_s_score(visit, server_url):
     page = visit(server_url)
     open_view(page, "late interaction")
@@ -245,6 +255,7 @@ def test_the_picture_of_tokens_adds_up_to_the_api_s_score(visit, server_url):
     assert best.inner_text() == shown["document"][int(similarities[0].argmax())]["piece"].strip()
 
 
+@pytest.mark.slow
 def test_sparse_weights_are_those_of_the_api(visit, server_url):
     page = visit(server_url)
     open_view(page, "sparse")
@@ -273,6 +284,7 @@ def test_texts_labels_and_names_stay_texts(visit, server_url):
     assert page.locator("body script").count() == 0
 
 
+@pytest.mark.slow
 def test_a_report_is_one_file_that_asks_for_nothing(visit, server_url, browser, tmp_path):
     page = visit(server_url)
     open_view(page, "similarity")
@@ -292,6 +304,7 @@ def test_a_report_is_one_file_that_asks_for_nothing(visit, server_url, browser, 
     context.close()
 
 
+@pytest.mark.slow
 def test_a_request_is_repeated_by_what_the_page_shows(visit, server_url):
     page = visit(server_url)
     open_view(page, "rerank")
@@ -308,6 +321,7 @@ def test_a_request_is_repeated_by_what_the_page_shows(visit, server_url):
     assert "$HOME `id` 🙂" in by_python
 
 
+@pytest.mark.slow
 def test_the_time_of_each_stage_is_shown(visit, server_url):
     page = visit(server_url)
     open_view(page, "similarity")
@@ -317,6 +331,7 @@ def test_the_time_of_each_stage_is_shown(visit, server_url):
     assert "forward pass" in bars
 
 
+@pytest.mark.slow
 def test_a_link_leads_to_the_same_result(visit, server_url):
     page = visit(server_url)
     open_view(page, "rerank")
@@ -329,6 +344,7 @@ def test_a_link_leads_to_the_same_result(visit, server_url):
     assert again.get_by_label("Query", exact=True).input_value() == "tea & <b>milk</b>"
 
 
+@pytest.mark.slow
 def test_the_link_that_skips_to_the_content_keeps_the_view(visit, server_url):
     page = visit(server_url)
     open_view(page, "rerank")
@@ -346,6 +362,7 @@ def test_a_request_that_is_refused_says_why(visit, server_url):
     expect(page.locator("main form [role=status].readout")).to_contain_text("400: This model's maximum context length")
 
 
+@pytest.mark.slow
 def test_a_spreadsheet_computes_no_text(visit, server_url):
     page = visit(server_url)
     open_view(page, "rerank")

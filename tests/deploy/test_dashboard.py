@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import trio
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
@@ -102,6 +103,7 @@ async def keep_asking(server: httpx.AsyncClient) -> None:
             assert answer.status_code == (200 if texts else 400), answer.text
 
 
+@pytest.mark.slow
 async def test_every_query_of_every_panel_has_data(tmp_path: Path, scripted_folder: Path):
     link, probes, at = free_port(), free_port(), free_port()
     keys, secret = tmp_path / "keys.toml", tmp_path / "secret"

@@ -51,6 +51,7 @@ def test_every_command_of_the_page_is_run_here():
     assert (len(CHECKS), len(BENCHES), len(COMPLETIONS)) == (1, 3, 1)
 
 
+@pytest.mark.slow
 def test_check_prints_what_the_page_lists(tmp_path: Path):
     model = write_family(tmp_path / "model", "bert")
     words = [str(model) if word == "path/or/hub-id" else word for word in shlex.split(CHECKS[0])]
@@ -59,6 +60,7 @@ def test_check_prints_what_the_page_lists(tmp_path: Path):
         assert listed in report, report
 
 
+@pytest.mark.slow
 async def test_bench_measures_a_server_and_compares_several(tmp_path: Path):
     async with launched(tmp_path, str(write_scripted_folder(tmp_path / "model")), command=SCRIPTED) as server:
         for line in BENCHES:

@@ -67,6 +67,7 @@ def test_every_block_of_the_readme_is_run_by_a_test():
     assert len(README) == 2 + 5
 
 
+@pytest.mark.slow
 async def test_the_readme_serves_another_model_with_flags(tmp_path: Path):
     line, shows_help = blocks_with("--port 8080")[0].splitlines()
     folder = write_scripted_folder(tmp_path / "model")
@@ -89,6 +90,7 @@ async def test_the_readme_s_client_gets_two_vectors(tmp_path: Path, minilm: Path
             assert (await client.get("/console")).status_code == (await client.get("/docs")).status_code == 200
 
 
+@pytest.mark.slow
 async def test_the_readme_serves_a_reranker_beside_another_model(tmp_path: Path, minilm: Path):
     serve, _, request = blocks_with("/v1/rerank")[0].partition("\n")
     models = {"all-MiniLM-L6-v2": minilm, "reranker": write_reranker(tmp_path / "reranker", minilm)}
@@ -109,6 +111,7 @@ async def test_the_readme_starts_a_server_by_hypercorn(tmp_path: Path):
         assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
 
 
+@pytest.mark.slow
 def test_the_readme_s_command_computes_a_table(tmp_path: Path, minilm: Path):
     words = [str(minilm) if word == "path/or/hub-id" else word for word in words_of(blocks_with("embed texts")[0])]
     pq.write_table(pa.table({"text": ["Hello, world", "Good night, moon"]}), tmp_path / "texts.parquet")
@@ -121,6 +124,7 @@ def test_the_readme_s_command_computes_a_table(tmp_path: Path, minilm: Path):
     assert [*map(len, vectors)] == [384, 384]
 
 
+@pytest.mark.slow
 async def test_the_page_of_the_batch_api_computes_a_file(tmp_path: Path):
     page = (ROOT / "docs/batch-api.md").read_text()
     (program,) = [block.text for block in blocks_of(ROOT / "docs/batch-api.md")]
@@ -148,6 +152,7 @@ def moved(tmp_path: Path) -> Callable[[str], str]:
     return moved
 
 
+@pytest.mark.slow
 async def test_the_page_of_hosts_computes_on_engines_and_changes_them(tmp_path: Path, moved: Callable[[str], str]):
     make_key, engine = ENGINES.splitlines()
     await trio.run_process(["bash", "-ec", moved(make_key)])

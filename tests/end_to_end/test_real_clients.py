@@ -124,6 +124,7 @@ async def test_the_curl_line_that_is_printed_works_and_processes_that_answer_hav
     assert_only_engines_have_torch(server, api_workers=2)
 
 
+@pytest.mark.slow
 async def test_in_bfloat16_the_vectors_are_nearly_those(tmp_path, minilm, oracle):
     arguments = ("--dtype", "bfloat16", "--engine", "process", "--log-format", "text", *NAMED)
     async with launched(tmp_path, str(minilm), *arguments) as server:
@@ -132,6 +133,7 @@ async def test_in_bfloat16_the_vectors_are_nearly_those(tmp_path, minilm, oracle
         assert_only_engines_have_torch(server, api_workers=0)
 
 
+@pytest.mark.slow
 async def test_plain_hypercorn_without_a_model_gives_every_client_the_vectors_of_the_packaged_one(tmp_path, oracle):
     async with hypercorned(tmp_path, "trio_pool_serve.asgi:app", env={"TRIO_POOL_SERVE_DTYPE": "float32"}) as server:
         for ask in CLIENTS:

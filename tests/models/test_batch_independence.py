@@ -45,6 +45,7 @@ async def test_without_padding_the_bound_is_the_same(tmp_path: Path, name: str, 
     assert await furthest(served) <= BOUNDS[dtype]
 
 
+@pytest.mark.slow
 async def test_by_openvino_the_bound_is_the_same(minilm: Path):
     pytest.importorskip("openvino")
     served = ServedModel(minilm, settings={"cpu_backend": "openvino", "cache_dir": ""})

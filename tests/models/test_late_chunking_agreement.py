@@ -199,6 +199,7 @@ async def test_chunks_are_computed_in_a_batch_with_other_rows(minilm: Path):
     assert farthest(together[1][0], reference(minilm, "".join(chunks), spans)) <= TOLERANCE
 
 
+@pytest.mark.slow
 async def test_an_engine_process_computes_chunks(minilm: Path):
     config = Config(
         models=(str(minilm),),

@@ -63,6 +63,7 @@ def wait_until(is_so: Any) -> None:
     pytest.fail("has not come about within a minute")
 
 
+@pytest.mark.slow
 def test_of_ten_thousand_rows_only_those_that_cannot_be_computed_have_errors(cluster_address, model):
     import ray
 
@@ -96,6 +97,7 @@ def vectors_of(table: pa.Table) -> np.ndarray:
     return column.flatten().to_numpy().reshape(-1, HIDDEN)
 
 
+@pytest.mark.slow
 def test_rows_of_several_types_in_the_default_format(cluster_address, model):
     import ray
 
@@ -112,6 +114,7 @@ def test_rows_of_several_types_in_the_default_format(cluster_address, model):
     assert [row["embedding"] is None for row in computed] == [False, True, True, True, False]
 
 
+@pytest.mark.slow
 def test_wrong_options_end_the_job_with_their_reason(cluster_address, model):
     import ray
 

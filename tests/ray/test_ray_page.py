@@ -46,6 +46,7 @@ def executed(folder: Path, name: str, address: str) -> str:
     return ended.stdout
 
 
+@pytest.mark.slow
 def test_a_data_set_is_embedded_into_parquet(cluster_address, folder):
     assert "['id', 'text', 'embedding', 'error']" in executed(folder, "embed_texts.py", cluster_address)
     vectors = pa.dataset.dataset(folder / "vectors").to_table()
@@ -64,6 +65,7 @@ def test_files_are_computed_in_runs_which_a_second_program_finds_complete(cluste
     assert sorted(int(row) for table in tables for row in table["id"].to_pylist()) == list(range(N_ROWS))
 
 
+@pytest.mark.slow
 def test_calls_can_be_repeated_after_an_engine_has_died(cluster_address):
     import ray
 

@@ -167,6 +167,7 @@ async def until_of_each(server: ServerProcess, replicas: int, what: str, least: 
             await trio.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 async def test_clients_that_leave_leave_no_work_on_the_node(tmp_path, scripted_folder, cluster, pipes):
     flags = ("--max-in-flight", "1")
@@ -192,6 +193,7 @@ async def until_queued(server: ServerProcess, rows: int) -> None:
             await trio.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 async def test_a_process_that_talks_to_ray_and_is_killed_takes_the_engines_with_it_and_is_replaced(
     tmp_path, scripted_folder, cluster

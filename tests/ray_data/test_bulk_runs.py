@@ -151,6 +151,7 @@ print(runs(pa.table({"source": [source], "target": [target]})).to_pylist(), comm
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_behind_its_last_commit(model, source, tmp_path):
     def started(target: Path, kills: int) -> "subprocess.CompletedProcess[str]":
         paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -65,6 +65,7 @@ def kept_before_and_after_loading(path: Path) -> tuple[int, int, int]:
     return before, after_small, after_large
 
 
+@pytest.mark.slow
 def test_as_much_as_a_batch_frees_is_kept_once_a_runner_is_loaded(minilm: Path):
     before, after_small, after_large = kept_before_and_after_loading(minilm)
     assert before < SMALL_BATCH / 2

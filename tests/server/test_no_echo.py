@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from itertools import product
 
 import httpx
+import pytest
 
 from tests.conftest import client_of
 from tests.server.programs import script
@@ -51,6 +52,7 @@ def marked(answer: httpx.Response) -> bool:
     return SECRET in answer.text or SECRET in str(answer.headers)
 
 
+@pytest.mark.slow
 async def test_no_input_and_no_path_is_in_an_error_or_in_a_log(tmp_path, scripted_folder):
     flags = ("--engine", "process", "--access-log", "--access-log-rate", "100000", "--served-model-name", "model")
     async with (

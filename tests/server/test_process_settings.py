@@ -40,6 +40,7 @@ async def settings_where_computed(server: ServerProcess) -> list[float]:
     return [round(interval, 6), niceness, spins]
 
 
+@pytest.mark.slow
 async def test_a_service_inside_another_program_sets_nothing(scripted_folder: Path):
     program = [sys.executable, "-m", "tests.server.programs.embedded_service", str(scripted_folder)]
     finished = await trio.run_process(program, cwd=ROOT, capture_stdout=True)
@@ -63,11 +64,13 @@ async def test_what_a_program_has_called_when_models_are_loaded_is_still_called(
     assert frozen > 10_000, "objects, of the imported modules alone"
 
 
+@pytest.mark.slow
 async def test_a_server_that_computes_itself_sets_all(tmp_path, scripted_folder):
     async with launched(tmp_path, str(scripted_folder), *FLAGS, command=SCRIPTED) as server:
         assert await settings_where_computed(server) == [SWITCH_INTERVAL_S, NICENESS, SPINS]
 
 
+@pytest.mark.slow
 async def test_the_lifespan_under_plain_hypercorn_sets_all(tmp_path, scripted_folder):
     env = {
         "TRIO_POOL_SERVE_MODEL": str(scripted_folder),

@@ -2,6 +2,8 @@
 
 import signal
 
+import pytest
+
 from tests.conftest import client_of
 from tests.server.server_process import SCRIPTED, ServerProcess, launched
 
@@ -30,6 +32,7 @@ async def test_keys_are_read_again_on_sighup_and_a_broken_file_changes_nothing(t
         assert await server.wait_exit() == 0
 
 
+@pytest.mark.slow
 async def test_a_broken_file_is_a_wrong_setting(tmp_path, scripted_folder):
     keys = tmp_path / "keys.toml"
     keys.write_text("[a")

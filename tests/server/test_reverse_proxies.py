@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 import trio
 import trustme
 from attrs import define
@@ -233,6 +234,7 @@ async def read(pipe: Path) -> None:
         await trio.to_thread.run_sync(pipe.read_text, abandon_on_cancel=True)
 
 
+@pytest.mark.slow
 async def test_a_server_that_drains_loses_no_request_and_refusals_say_when_to_come_back(
     tmp_path: Path, scripted_folder: Path
 ):
@@ -280,6 +282,7 @@ async def is_refused_past_its_limit(front: Proxied) -> None:
     assert answers[2].json()["error"]["type"] == "RateLimitError"
 
 
+@pytest.mark.slow
 async def test_while_no_server_is_ready_clients_are_told_so(tmp_path: Path, scripted_folder: Path):
     os.mkfifo(tmp_path / "loading")
     env = {"SCRIPT_LOADING": str(tmp_path / "loading")}

@@ -117,6 +117,7 @@ async def test_each_gpu_has_a_replica_and_each_process_sees_its_own_gpu(root, sc
             assert (await ask(server, 5, number)).status_code == 200
 
 
+@pytest.mark.slow
 async def test_two_models_share_the_gpus(root, scripted_folder):
     arguments = (f"other={scripted_folder}", "--replicas", "1", "--api-workers", "2")
     async with served(root, scripted_folder, *arguments) as server:
@@ -126,6 +127,7 @@ async def test_two_models_share_the_gpus(root, scripted_folder):
         assert (await replicas_of(server, "other"))["0"]["device"] == LABELS[1]
 
 
+@pytest.mark.slow
 async def test_one_device_has_all_replicas_and_mps_lets_them_compute_concurrently(root, scripted_folder, mps):
     variables = {"CUDA_MPS_PIPE_DIRECTORY": str(mps)}
     async with served(root, scripted_folder, "--replicas", "2", device="cuda:3", **variables) as server:
@@ -136,6 +138,7 @@ async def test_one_device_has_all_replicas_and_mps_lets_them_compute_concurrentl
             assert process.environ()["CUDA_MPS_PIPE_DIRECTORY"] == str(mps)
 
 
+@pytest.mark.slow
 async def test_without_gpus_the_processes_have_the_environment_of_the_server(root, scripted_folder):
     write_nvidia_smi(root / "bin", "echo 'No devices were found'; exit 6")
     async with served(root, scripted_folder, visible="0") as server:
@@ -143,6 +146,7 @@ async def test_without_gpus_the_processes_have_the_environment_of_the_server(roo
         assert (await replicas_of(server))["0"]["device"] == "cuda"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 async def test_a_gpu_whose_replica_keeps_dying_takes_nothing_else_with_it(root, scripted_folder, workers):
     arguments = ("--max-engine-restarts", "1", "--api-workers", workers)
@@ -186,6 +190,7 @@ async def test_a_gpu_whose_replica_keeps_dying_takes_nothing_else_with_it(root, 
         assert f"replica {left} on" in last
 
 
+@pytest.mark.slow
 async def test_replicas_are_told_apart_and_added_up(root, scripted_folder):
     async with two_ready(root, scripted_folder) as server:
         for number in range(10):
@@ -215,6 +220,7 @@ async def test_replicas_are_told_apart_and_added_up(root, scripted_folder):
         assert failure["device"] == LABELS[(6, 1)[int(failure["replica"])]]
 
 
+@pytest.mark.slow
 async def test_a_replica_that_says_nothing_is_stalled(root, scripted_folder):
     async with two_ready(root, scripted_folder, "--stall-timeout-s", "1") as server:
         process = process_of(server, "1")

@@ -15,12 +15,13 @@ import pytest
 import trio
 
 from tests.conftest import client_of
+from tests.lanes import sampled
 from tests.server import server_process
 from tests.server.programs import script
 from tests.server.server_process import API_PROCESS, ENGINE_PROCESS, LAUNCHER, SCRIPTED, ServerProcess, launched
 
 
-@pytest.fixture(params=["unix", "tcp"], autouse=True)
+@pytest.fixture(params=["unix", pytest.param("tcp", marks=pytest.mark.slow)])
 def engine_link(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(server_process, "ENGINE_LINK", request.param)
     return request.param
@@ -77,6 +78,7 @@ async def ask_well(server: ServerProcess) -> None:
 # -- an engine process ---------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("engine_link")
 async def test_an_engine_process_that_dies_fails_its_requests_at_once_and_another_takes_its_place(
     pipes, scripted_folder
 ):
@@ -107,6 +109,7 @@ async def test_an_engine_process_that_dies_fails_its_requests_at_once_and_anothe
         assert await server.wait_exit() == 0
 
 
+@pytest.mark.slow
 async def test_an_engine_that_gives_up_ends_nothing_else(pipes, scripted_folder):
     async with scripted(pipes, scripted_folder, "--replicas", "1") as server:
         for how in (script.LOSES_THE_DEVICE, script.EXITS):
@@ -120,6 +123,7 @@ async def test_an_engine_that_gives_up_ends_nothing_else(pipes, scripted_folder)
             assert (await ask(server, script.RAISES)).status_code == 500
 
 
+@pytest.mark.slow
 async def test_a_replica_that_dies_leaves_the_others_answering(pipes, scripted_folder):
     async with scripted(pipes, scripted_folder, "--replicas", "2") as server:
         await until(lambda: server.log.count("is ready") == 2)
@@ -129,7 +133,7 @@ async def test_a_replica_that_dies_leaves_the_others_answering(pipes, scripted_f
         await until(lambda: len(server.processes(ENGINE_PROCESS)) == 2)
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@sampled("workers", ["1", "2"], keep=["1"])
 async def test_engines_that_keep_dying_end_the_server_with_a_status(pipes, scripted_folder, workers):
     arguments = ("--replicas", "1", "--api-workers", workers, "--max-engine-restarts", "1")
     async with scripted(pipes, scripted_folder, *arguments) as server:
@@ -147,6 +151,8 @@ async def test_engines_that_keep_dying_end_the_server_with_a_status(pipes, scrip
         assert "ended by signal 9, and has been restarted 1 times in a row: giving up" in last
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("engine_link")
 async def test_an_engine_that_stalls_is_not_ready_until_it_goes_on_and_its_server_lives(pipes, scripted_folder):
     arguments = ("--replicas", "1", "--api-workers", "2", "--stall-timeout-s", "1")
     async with scripted(pipes, scripted_folder, *arguments) as server:
@@ -199,6 +205,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.mark.slow
 async def test_the_sockets_are_for_this_user_alone(pipes, scripted_folder, temporary):
     async with scripted(pipes, scripted_folder, "--replicas", "1") as server:
         (folder,) = temporary.glob("trio_pool_serve-*")
@@ -209,7 +216,7 @@ async def test_the_sockets_are_for_this_user_alone(pipes, scripted_folder, tempo
         assert not folder.exists()
 
 
-@pytest.mark.parametrize(("command", "workers"), [(SCRIPTED, "1"), (LAUNCHER, "2")])
+@sampled(("command", "workers"), [(SCRIPTED, "1"), (LAUNCHER, "2")], keep=[(SCRIPTED, "1")])
 async def test_a_model_that_cannot_be_loaded_is_told_and_ends_the_server(tmp_path, scripted_folder, command, workers):
     arguments = (str(scripted_folder), "--engine", "process", "--api-workers", workers)  # a folder without weights
     env = {"SCRIPT_LOAD_ERROR": "there are no weights"}
@@ -221,7 +228,7 @@ async def test_a_model_that_cannot_be_loaded_is_told_and_ends_the_server(tmp_pat
     assert told in log.splitlines()[-1]
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@sampled("workers", ["1", "2"], keep=["1"])
 async def test_a_folder_whose_name_is_too_long_for_sockets_is_said_in_one_line(pipes, scripted_folder, workers):
     long = pipes / ("x" * 100)
     long.mkdir()
@@ -238,6 +245,7 @@ async def test_a_folder_whose_name_is_too_long_for_sockets_is_said_in_one_line(p
 # -- several processes that answer ----------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("engine_link")
 async def test_several_processes_answer_count_over_all_and_end_with_a_server_that_is_killed(pipes, scripted_folder):
     async with scripted(pipes, scripted_folder, "--api-workers", "2", "--replicas", "2") as server:
         await until(lambda: server.log.count("is ready") == 2)
@@ -272,7 +280,7 @@ async def test_an_api_process_that_dies_is_replaced_and_no_client_meets_one_that
             await ask_well(server)
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@sampled("workers", ["1", "2"], keep=["2"])
 async def test_a_request_that_has_begun_is_answered_before_the_processes_leave(pipes, scripted_folder, workers):
     async with scripted(pipes, scripted_folder, "--api-workers", workers, "--replicas", "1") as server:
         answers: list[httpx.Response] = []
@@ -294,6 +302,8 @@ async def test_a_request_that_has_begun_is_answered_before_the_processes_leave(p
         assert not any(process.is_running() and process.status() != "zombie" for process in family)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("engine_link")
 async def test_processes_that_have_not_joined_yet_leave_when_all_are_told_to_drain(pipes, scripted_folder):
     arguments = ("--api-workers", "2", "--replicas", "1", "--drain-timeout-s", "300")
     async with scripted(pipes, scripted_folder, *arguments) as server:
@@ -306,6 +316,7 @@ async def test_processes_that_have_not_joined_yet_leave_when_all_are_told_to_dra
         assert await server.wait_exit() == 0
 
 
+@pytest.mark.slow
 async def test_a_process_that_dies_as_the_others_are_told_to_drain_holds_up_nothing(pipes, scripted_folder):
     async with scripted(pipes, scripted_folder, "--api-workers", "2", "--replicas", "1") as server:
         await until(lambda: len(server.processes(API_PROCESS)) == 2)
@@ -327,7 +338,7 @@ async def test_a_process_that_dies_as_the_others_are_told_to_drain_holds_up_noth
         assert await server.wait_exit() == 0
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@sampled("workers", ["1", "2"], keep=["2"])
 async def test_a_second_signal_ends_everything(pipes, scripted_folder, workers):
     async with scripted(pipes, scripted_folder, "--api-workers", workers, "--replicas", "1") as server:
         family = psutil.Process(server.process.pid).children(recursive=True)

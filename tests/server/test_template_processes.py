@@ -50,6 +50,7 @@ def by_hypercorn(tmp_path: Path, folder: Path) -> AbstractAsyncContextManager[Se
     return hypercorned(tmp_path, "tests.server.programs.scripted_asgi:app", env=env)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [by_launcher, by_hypercorn])
 async def test_they_outlive_signals_for_the_whole_group_and_leave_with_the_server(
     tmp_path: Path, scripted_folder: Path, start: Start

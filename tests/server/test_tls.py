@@ -11,6 +11,7 @@ import pytest
 import trio
 import trustme
 
+from tests.lanes import sampled
 from tests.server.server_process import SCRIPTED, ServerProcess, free_port, started
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.server.tls import Certificates
@@ -51,7 +52,7 @@ async def name_of(server: ServerProcess) -> str:
         return fields["commonName"]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@sampled("workers", [1, 2], keep=[1])
 async def test_a_certificate_is_replaced_at_sighup_and_a_broken_one_is_not_used(tmp_path, scripted_folder, workers):
     certfile, keyfile = write_certificate(tmp_path, "first")
     port = free_port()

@@ -66,6 +66,7 @@ def resident() -> int:
     return psutil.Process().memory_info().rss
 
 
+@pytest.mark.slow
 async def test_a_model_that_comes_and_goes_under_traffic_leaves_nothing_behind(folders, tmp_path):
     tiny, other = folders
     config = Config(
@@ -126,6 +127,7 @@ async def embed(client: httpx.AsyncClient, model: str, number: int) -> list[floa
     return answer.json()["data"][0]["embedding"]
 
 
+@pytest.mark.slow
 async def test_the_memory_of_a_model_is_that_of_its_engine_processes(folders, tmp_path):
     _, other = folders
     gauge = 'trio_pool_serve_model_memory_bytes{model="other",of="resident"} '

@@ -35,6 +35,7 @@ def batch_of(rows: int, tokens: int) -> Batch:
     return Batch(tuple(PoolingRequest(RenderedPrompt(np.ones(tokens, dtype=np.int32))) for _ in range(rows)))
 
 
+@pytest.mark.slow
 def test_without_graphs_it_is_a_dozen_kernels_for_each_layer(tmp_path: Path):
     with on_simulated_device():
         runner = served(tmp_path, "packed")

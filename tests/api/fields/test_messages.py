@@ -381,6 +381,7 @@ async def test_an_endless_template_ends_in_time_and_the_next_request_is_answered
     assert await embedded(client, messages=HELLO) == expected
 
 
+@pytest.mark.slow
 async def test_endless_templates_do_not_hold_up_the_model_s_own(client, processes, service, theirs):
     expected = vector(theirs.apply_chat_template(HELLO, return_dict=False))
     assert await embedded(client, messages=HELLO) == expected  # the model's own has its process from now on

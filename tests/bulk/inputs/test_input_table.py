@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.bulk.table_files import FORMATS, LINE_FORMATS, all_rows, values, write_table
+from tests.lanes import sampled
 from tests.server.server_process import ROOT
 from trio_pool_serve.bulk.inputs import input_table
 from trio_pool_serve.bulk.inputs.fingerprint import Fingerprint
@@ -253,7 +254,7 @@ except BulkInputError as error:
 """
 
 
-@pytest.mark.parametrize("kind", LINE_FORMATS)
+@sampled("kind", LINE_FORMATS, keep=["jsonl", "csv.gz"])
 def test_standard_input_is_read_once_and_not_scanned(tmp_path, kind):
     path = write_table(tmp_path / f"a.{kind}", [{"text": "one"}, {"text": "two"}], ["text"])
     command = [sys.executable, "-c", STDIN_READER, kind]
@@ -280,7 +281,7 @@ print(peak_kib() - before)
 """
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "csv.gz", "jsonl.zst", "parquet", "arrow", "stream.arrow"])
+@sampled("kind", ["jsonl", "csv.gz", "jsonl.zst", "parquet", "arrow", "stream.arrow"], keep=["csv.gz", "parquet"])
 def test_memory_does_not_grow_with_the_file(tmp_path, kind):
     """For Parquet with all rows in one row group. The table in memory would be ten times as large, 38 MB."""
     grown = []

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.bulk.table_files import LINE_FORMATS, all_rows, values
+from tests.lanes import sampled
 from tests.server.server_process import ROOT
 from trio_pool_serve.bulk.inputs.input_table import open_input
 from trio_pool_serve.bulk.outputs import part_folder
@@ -134,30 +136,30 @@ def test_bytes_do_not_depend_on_how_rows_are_divided_among_writes(tmp_path, kind
     assert list(content(one).values()) == list(content(many).values())
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-def test_a_crash_without_close_leaves_what_was_committed(tmp_path, kind):
-    path = tmp_path / f"out.{kind}"
+def test_a_crash_without_close_leaves_what_was_committed(tmp_path, subtests):
     program = f"""
 import os, sys
 from pathlib import Path
-from tests.bulk.outputs.test_output_table import opened, rows
-output = opened(Path({str(path)!r}))
-output.write(rows(0, 25))
-position = output.commit()
-output.write(rows(25, 33))
-sys.stdout.buffer.write(position)
-sys.stdout.flush()
+from tests.bulk.outputs.test_output_table import FORMATS, opened, rows
+outputs = [opened(Path({str(tmp_path)!r}) / f"out.{{kind}}") for kind in FORMATS]
+for output in outputs:
+    output.write(rows(0, 25))
+    (Path({str(tmp_path)!r}) / f"{{outputs.index(output)}}.position").write_bytes(output.commit())
+    output.write(rows(25, 33))
 os.kill(os.getpid(), 9)
 """
-    position = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False, capture_output=True).stdout
-    assert path.is_file() or (path / f"part-00000.{kind}").exists()
-    output = opened(path, position)
-    assert output.committed_rows == 25
-    output.write(rows(25, 33))
-    output.finish()
-    output.close()
-    read = all_rows(open_input(str(path)), "text")
-    assert values(read) == [row[1] for row in rows(0, 33)]
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    for number, kind in enumerate(FORMATS):
+        with subtests.test(kind):
+            path = tmp_path / f"out.{kind}"
+            assert path.is_file() or (path / f"part-00000.{kind}").exists()
+            output = opened(path, (tmp_path / f"{number}.position").read_bytes())
+            assert output.committed_rows == 25
+            output.write(rows(25, 33))
+            output.finish()
+            output.close()
+            read = all_rows(open_input(str(path)), "text")
+            assert values(read) == [row[1] for row in rows(0, 33)]
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -333,7 +335,7 @@ print(peak_kib() - before)
 """
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl.zst"])
+@sampled("kind", ["parquet", "arrow", "jsonl.zst"], keep=["parquet"])
 def test_memory_does_not_grow_with_the_output(tmp_path, kind):
     """Of 40,000 vectors in one file, which are 61 MB."""
     grown = []
@@ -462,7 +464,7 @@ except PoolServeError as error:
 """
 
 
-@pytest.mark.parametrize("kind", LINE_FORMATS)
+@sampled("kind", LINE_FORMATS, keep=["csv.gz"])
 def test_standard_output_gets_what_a_file_does(tmp_path, kind):
     command = [sys.executable, "-c", STDOUT_WRITER, kind, "1"]
     printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout

@@ -137,6 +137,7 @@ def test_without_known_gpus_the_device_is_that_of_the_settings(machine):
     assert [replica.device for replica in machine.make(gpus=[], device="cpu", replicas=2).replicas] == ["cpu"] * 2
 
 
+@pytest.mark.slow
 async def test_each_process_sees_its_own_gpu_only(machine, caplog):
     caplog.set_level(logging.INFO)
     engines = machine.make(replicas_per_gpu=1)
@@ -156,6 +157,7 @@ async def test_processes_on_cpu_and_on_unknown_gpus_have_this_processs_environme
         assert f"m: {device} of CUDA_VISIBLE_DEVICES=5" in caplog.text
 
 
+@pytest.mark.slow
 async def test_a_single_gpu_is_left_for_the_cpu_only_by_auto(machine, caplog):
     caplog.set_level(logging.INFO)
     for device, gpus, seen in (("auto", GPUS[:1], "auto"), ("cuda", GPUS[:1], "cuda:0"), ("auto", GPUS[:2], "cuda:0")):
@@ -201,6 +203,7 @@ async def test_a_replica_that_fails_to_load_leaves_the_others_and_is_tried_again
         await engine.submit_all([REQUEST] * 50)
 
 
+@pytest.mark.slow
 async def test_the_model_cannot_be_loaded_if_it_fails_on_every_gpu(machine):
     machine.breaks(gpu0="raises", gpu1="raises")
     with pytest.raises(ModelLoadError, match=r"^m cannot be loaded: CUDA error: GPU-000000a[01]-.* is broken$"):
@@ -208,6 +211,7 @@ async def test_the_model_cannot_be_loaded_if_it_fails_on_every_gpu(machine):
             await trio.sleep_forever()
 
 
+@pytest.mark.slow
 async def test_one_model_without_replicas_ends_the_server_though_another_has_some(machine):
     machine.breaks(gpu2="raises", gpu3="exits")
     engines = machine.make("a", "b", gpus=GPUS[:4], replicas=2)
@@ -238,6 +242,7 @@ async def test_a_replica_that_keeps_dying_fails_alone_and_the_last_one_ends_the_
             await trio.sleep_forever()
 
 
+@pytest.mark.slow
 async def test_a_failed_replica_that_dies_again_soon_fails_at_once(machine, caplog):
     caplog.set_level(logging.INFO)
     engines = machine.make(gpus=GPUS[:2], max_engine_restarts=1, retry_failed_s=0.01)
@@ -252,6 +257,7 @@ async def test_a_failed_replica_that_dies_again_soon_fails_at_once(machine, capl
         assert engines.replicas[0].restarts == 0
 
 
+@pytest.mark.slow
 async def test_a_process_on_cpu_that_is_killed_leaves_its_share_of_the_cores_to_the_others(machine, caplog):
     caplog.set_level(logging.INFO)
     engines = machine.make(gpus=[], device="cpu", replicas=2)
@@ -268,6 +274,7 @@ async def test_a_process_on_cpu_that_is_killed_leaves_its_share_of_the_cores_to_
 # -- what is told ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_states_are_told_by_replica(machine):
     machine.breaks(gpu1="raises")
     engines = machine.make(gpus=GPUS[:2])

@@ -1,0 +1,184 @@
+"""What a run costs, and whether that has grown: CPU seconds and started Python processes, beside ``tests/costs.json``.
+
+``--costs NAME``, which ``scripts/test`` passes, prints both by directory at the end of a run, and fails one that takes
+more than ``ALLOWED`` times what is written for that name. With ``--write-costs`` it is written instead.
+
+CPU seconds are those of the processes that run tests and of the child processes they have waited for; a server's, which
+is killed with all its children, are added by ``charge``. They are compared only between machines of one kind.
+"""
+
+import json
+import os
+import platform
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+from attrs import frozen
+from rich.console import Console
+from rich.table import Table
+
+TESTS = Path(__file__).parent
+PATH = TESTS / "costs.json"
+
+ALLOWED = 1.5
+SPARE = 3
+"""So many processes more than written are always allowed: workers are started as they are needed."""
+
+NO_TEST = "imports and collection"
+
+tests: Counter[str] = Counter()
+wall_s: Counter[str] = Counter()
+cpu_s: Counter[str] = Counter()
+"""By file, of all processes in the one that reports, of its own tests elsewhere."""
+
+_charged_s = [0.0]
+NOTES = pytest.StashKey[Path]()
+REPORT: "pytest.StashKey[Report]" = pytest.StashKey()
+
+
+def charge(processes: list[psutil.Process]) -> None:
+    """Add the CPU seconds of processes that are about to be killed, for which nobody else waits."""
+    for process in processes:
+        try:
+            _charged_s[0] += sum(process.cpu_times()[:2])
+        except psutil.Error:
+            """It has ended."""
+
+
+def machine() -> str:
+    names = [line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+    python = ".".join(platform.python_version_tuple()[:2])
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores, Python {python}"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--costs", metavar="NAME", help="print what the run costs, and compare it with tests/costs.json")
+    parser.addoption("--write-costs", action="store_true", help="with --costs: write tests/costs.json instead")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--costs") and not hasattr(config, "workerinput"):
+        descriptor, name = tempfile.mkstemp(prefix="process-starts-")
+        os.close(descriptor)
+        config.stash[NOTES] = Path(name)
+        os.environ["TESTS_NOTE_STARTS_IN"] = name
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [str(TESTS / "process_starts"), os.environ.get("PYTHONPATH")])
+        )
+
+
+def _cpu_s() -> float:
+    return sum(os.times()[:4]) + _charged_s[0]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> object:
+    file = item.nodeid.partition("::")[0]
+    started, before = time.monotonic(), _cpu_s()
+    try:
+        return (yield)
+    finally:
+        tests[file] += 1
+        wall_s[file] += time.monotonic() - started
+        cpu_s[file] += _cpu_s() - before
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node) -> None:
+    for ours, theirs in zip((tests, wall_s, cpu_s), getattr(node, "workeroutput", {}).get("costs", ()), strict=False):
+        ours.update(theirs)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    config = session.config
+    if not config.getoption("--costs"):
+        return
+    if hasattr(config, "workeroutput"):
+        cpu_s[NO_TEST] = _cpu_s() - cpu_s.total()
+        config.workeroutput["costs"] = [dict(each) for each in (tests, wall_s, cpu_s)]
+        return
+    cpu_s[NO_TEST] += sum(os.times()[:2]) if NO_TEST in cpu_s else _cpu_s() - cpu_s.total()
+    starts = Counter(config.stash[NOTES].read_text().splitlines())
+    config.stash[NOTES].unlink()
+    name, written = config.getoption("--costs"), json.loads(PATH.read_text())
+    budget = written.setdefault(name, {"processes": {}, "cpu_s": {}})
+    if config.getoption("--write-costs"):
+        budget["processes"] = dict(sorted(starts.items()))
+        budget["cpu_s"][machine()] = round(cpu_s.total())
+        PATH.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
+    config.stash[REPORT] = Report(starts, Counter(budget["processes"]), budget["cpu_s"].get(machine()))
+    if config.stash[REPORT].excesses():
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def directory_of(file: str) -> str:
+    return file.split("/")[1] if file.count("/") > 1 else "itself" if "/" in file else file
+
+
+def by_directory(files: Mapping[str, float]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for file, number in files.items():
+        found[directory_of(file)] += number
+    return found
+
+
+@frozen
+class Report:
+    """Processes that a run has started and may start, by file, and the CPU seconds it may take, if that is known."""
+
+    starts: Counter[str]
+    budget: Counter[str]
+    cpu_budget_s: float | None
+
+    def excesses(self) -> list[str]:
+        """Return a line for each directory that starts too many processes, and for the whole."""
+        found = []
+        allowed = by_directory(self.budget)
+        for directory, started in sorted(by_directory(self.starts).items()):
+            if started > max(ALLOWED * allowed[directory], allowed[directory] + SPARE):
+                grown = {
+                    file: f"{file} ({number} in place of {self.budget[file]})"
+                    for file, number in self.starts.items()
+                    if directory_of(file) == directory and number > self.budget[file]
+                }
+                found.append(
+                    f"tests/{directory} starts {started} processes; {allowed[directory]} are written in "
+                    f"tests/costs.json: {', '.join(grown.values())}"
+                )
+        if self.cpu_budget_s is not None and cpu_s.total() > ALLOWED * self.cpu_budget_s:
+            costly = ", ".join(f"{file} ({seconds:.0f})" for file, seconds in cpu_s.most_common(10))
+            found.append(
+                f"the run takes {cpu_s.total():.0f} CPU seconds; {self.cpu_budget_s} are written in tests/costs.json "
+                f"for {machine()}. Most: {costly}"
+            )
+        return found
+
+    def table(self) -> Table:
+        table = Table("directory", "tests", "CPU s", "s", "processes", "written")
+        for column in table.columns[1:]:
+            column.justify = "right"
+        columns = [by_directory(each) for each in (tests, cpu_s, wall_s, self.starts, self.budget)]
+        for directory in [name for name, _ in columns[1].most_common()]:
+            table.add_row(directory, *(f"{column[directory]:.0f}" for column in columns))
+        table.add_section()
+        table.add_row("all", *(f"{column.total():.0f}" for column in columns))
+        return table
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    report = config.stash.get(REPORT, None)
+    if report is None:
+        return
+    terminalreporter.section(f"costs of {config.getoption('--costs')}, on {machine()}")
+    Console(file=terminalreporter._tw._file, width=100).print(report.table())
+    slowest = ", ".join(f"{file.removeprefix('tests/')} {seconds:.0f}" for file, seconds in wall_s.most_common(10))
+    terminalreporter.write_line(f"longest, s: {slowest}")
+    if report.cpu_budget_s is None:
+        terminalreporter.write_line("no CPU seconds are written in tests/costs.json for this kind of machine")
+    for line in report.excesses():
+        terminalreporter.write_line(line, red=True)
