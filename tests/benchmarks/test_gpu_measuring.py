@@ -208,6 +208,7 @@ def test_file(tmp_path, monkeypatch):
     return path
 
 
+@pytest.mark.slow
 async def test_tests_that_failed_are_counted_and_named(subject, test_file):
     findings = Findings()
     await cuda_tests.run(subject, findings)
@@ -233,6 +234,7 @@ async def test_tests_that_were_cut_off_have_not_passed(subject, test_file):
     assert note.startswith("not all tests were run: 2 passed, 0 failed, 1 skipped")
 
 
+@pytest.mark.slow
 async def test_tests_that_cannot_be_collected_fail_the_part(subject, test_file):
     test_file.write_text("import no_such_module")
     findings = Findings()

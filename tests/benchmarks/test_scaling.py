@@ -88,6 +88,7 @@ def test_requests_that_find_no_engine_fail_and_later_ones_do_not():
     assert outcome.offered == outcome.answered + outcome.refused + outcome.failed
 
 
+@pytest.mark.slow
 def test_too_few_api_processes_are_the_limit_that_the_model_predicts():
     few = attrs.evolve(MIXED, traffic=ALIKE, engines=20, costs=attrs.evolve(COSTS, request_s=0.01), load=0.9)
     capacity = predict(few)

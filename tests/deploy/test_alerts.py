@@ -140,6 +140,7 @@ def named(series: Series) -> list[dict[str, str]]:
     ]
 
 
+@pytest.mark.slow
 def test_each_alert_fires_on_what_it_is_for_and_on_nothing_else(tmp_path: Path):
     tests = []
     for rule in RULES:

@@ -89,6 +89,7 @@ def with_mistakes() -> list[Manifest]:
     return [scaled, monitor]
 
 
+@pytest.mark.slow
 def test_the_operators_accept_their_objects_and_would_not_accept_mistakes():
     rendered = RENDERED["kustomize autoscaled"]() + RENDERED["helm, with all values"]()
     custom = [manifest for manifest in rendered if manifest["kind"] in CUSTOM_RESOURCES]

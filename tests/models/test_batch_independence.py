@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.lanes import sampled
 from tests.models.model_families import FAMILIES, TEXTS, ServedModel, write_family
 from tests.runner.test_varlen import PACKED, serve_packed
 from trio_pool_serve.types import Vectors
@@ -52,6 +53,6 @@ async def test_by_openvino_the_bound_is_the_same(minilm: Path):
     assert await furthest(served) <= BOUNDS["float32"]
 
 
-@pytest.mark.parametrize("dtype", BOUNDS)
+@sampled("dtype", BOUNDS, keep=["bfloat16"])
 async def test_a_real_model_keeps_the_bound(minilm: Path, dtype: Any):
     assert await furthest(ServedModel(minilm, dtype=dtype)) <= BOUNDS[dtype]

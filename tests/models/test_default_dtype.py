@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import trio_pool_serve
+from tests.lanes import sampled
 from tests.models.model_families import load
 from tests.models.test_openvino_agreement import FOLDERS, IN_THE_NORMAL_RUN
 from tests.models.vision_families import DUAL_ENCODERS, PAGE_RETRIEVERS, VISION_LANGUAGE
@@ -44,12 +45,13 @@ def test_each_tensor_that_the_package_makes_has_a_dtype_of_its_own():
     assert without == []
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("name", "backend"),
     [
         *((name, "torch") for name in (*sorted(IN_THE_NORMAL_RUN), *OF_IMAGES)),
         *((name, "openvino") for name in sorted(IN_THE_NORMAL_RUN)),
     ],
+    keep=[*((name, "torch") for name in (*IN_THE_NORMAL_RUN, *OF_IMAGES)), ("embedder-bert", "openvino")],
 )
 def test_no_bit_of_an_output_depends_on_the_default_dtype(name: str, backend: Any, tmp_path: Path):
     if backend == "openvino":

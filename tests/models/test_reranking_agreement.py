@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tests.kept_folders import built_once
+from tests.lanes import sampled
 from tests.models.classifier_families import (
     LONG,
     PAIRS,
@@ -74,7 +75,7 @@ async def difference(path: Path, pairs: Any, expected: Any, params: Classify = S
 # -- sentence-transformers' form ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+@sampled("name", LANGUAGE_MODELS, keep=LANGUAGE_MODELS[:2])
 @pytest.mark.parametrize("template", [FLAT, STRUCTURED, None], ids=["flat", "structured", "none"])
 @pytest.mark.parametrize("max_length", [40, LONG])
 async def test_a_cross_encoder_with_a_logit_score_agrees(
@@ -153,7 +154,7 @@ def by_the_model_card(path: Path, pairs: Sequence[tuple[str, str]], instruction:
 QUESTION = "Given a web search query, retrieve relevant passages that answer the query"
 
 
-@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+@sampled("name", LANGUAGE_MODELS, keep=LANGUAGE_MODELS[:2])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("max_length", [LONG, 320])
 async def test_a_language_model_asked_for_yes_or_no_agrees(name: str, max_length: int, tmp_path: Path, *, tied: bool):

@@ -156,6 +156,7 @@ print(threads[0], threads[-1])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core is never shared out")
 def test_threads_beside_other_programs_become_fewer(tmp_path, minilm):
     command = [sys.executable, "-c", BESIDE_OTHERS, str(minilm), str(tmp_path / "cores")]

@@ -1,8 +1,9 @@
 """Requests with extreme values, to real servers of one process and of several: nothing but the request fails."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.api.extreme_bodies import ENDPOINTS, bodies, fields_of
 from tests.conftest import client_of
+from tests.lanes import sampled
 from tests.model_folders import write_json, write_scripted_folder
 from tests.server.server_process import SCRIPTED, ServerProcess, free_port, started
 
@@ -135,20 +137,26 @@ def busy_of(load: Any) -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Driven]]:
-    """A server for each placement, all started at the same time."""
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Driven]]:
+    """Servers by placement, started when they are asked for."""
     embedder = write_scripted_folder(tmp_path_factory.mktemp("models") / "e")
     classifier = write_classifier(tmp_path_factory.mktemp("models") / "c")
-    found = {}
     with ExitStack() as stack:
-        for name, arguments in PLACEMENTS.items():
+
+        @cache
+        def placed(name: str) -> Driven:
             port, folder = free_port(), tmp_path_factory.mktemp("server")
-            command = [*SCRIPTED, f"e={embedder}", f"c={classifier}", *arguments, "--port", str(port)]
-            server = stack.enter_context(started(command, port, folder / "server.log", {}))
-            found[name] = Driven(server)
-        for name, driven in found.items():
+            command = [*SCRIPTED, f"e={embedder}", f"c={classifier}", *PLACEMENTS[name], "--port", str(port)]
+            driven = Driven(stack.enter_context(started(command, port, folder / "server.log", {})))
             trio.run(driven.learn, 2 if name == "several API workers" else 1)
-        yield found
+            return driven
+
+        yield placed
+
+
+@pytest.fixture
+def driven(servers: Callable[[str], Driven], placement: str) -> Driven:
+    return servers(placement)
 
 
 @st.composite
@@ -161,11 +169,9 @@ def rounds(draw: st.DrawFn, models: Mapping[str, str]) -> list[tuple[str, bytes]
     ]
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("rounds_taken", [ROUNDS, pytest.param(MANY_ROUNDS, marks=pytest.mark.slow)])
-def test_extreme_values_fail_their_own_request_alone(servers: dict[str, Driven], placement: str, rounds_taken: int):
-    driven = servers[placement]
-
+@sampled("placement", PLACEMENTS, keep=["several API workers"])
+@sampled("rounds_taken", [ROUNDS, MANY_ROUNDS], keep=[ROUNDS])
+def test_extreme_values_fail_their_own_request_alone(driven: Driven, rounds_taken: int):
     # A server that has died is not to be asked again for a shorter example.
     @settings(max_examples=rounds_taken, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(rounds(driven.models))
@@ -180,9 +186,8 @@ def test_extreme_values_fail_their_own_request_alone(servers: dict[str, Driven],
 PRIORITIES = [18446744073709551616, 2**63 - 1, -(2**63), 2**63, -(2**100)]
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-async def test_a_priority_of_any_size_ends_nothing(servers: dict[str, Driven], placement: str):
-    driven = servers[placement]
+@sampled("placement", PLACEMENTS, keep=["several API workers"])
+async def test_a_priority_of_any_size_ends_nothing(driven: Driven):
     async with client_of(driven.server.url) as client:
         for priority in PRIORITIES:
             answer = await client.post("/v1/embeddings", json={**PLAIN, "priority": priority})
@@ -196,9 +201,8 @@ async def test_a_priority_of_any_size_ends_nothing(servers: dict[str, Driven], p
 TIMEOUTS = ["inf", "nan", "1e400", "-1e400", "1e-400", "9" * 5000, "0x10", "", "\xff", "١", "1e308", "-0"]
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-async def test_a_timeout_of_any_size_ends_nothing(servers: dict[str, Driven], placement: str):
-    driven = servers[placement]
+@sampled("placement", PLACEMENTS, keep=["several API workers"])
+async def test_a_timeout_of_any_size_ends_nothing(driven: Driven):
     async with client_of(driven.server.url) as client:
         for timeout in TIMEOUTS:
             headers = {b"X-Request-Timeout": timeout.encode()}

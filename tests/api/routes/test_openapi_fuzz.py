@@ -25,7 +25,7 @@ CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance,
 
 FLAGS = ("--engine", "local", "--accept-any-model", "--enable-tokenizer-info-endpoint", "--enable-prompt-embeds")
 
-FEW, MANY = 6, 100
+FEW, MANY = 3, 60
 
 MODES = [
     (GenerationMode.POSITIVE, FEW),

@@ -15,6 +15,7 @@ import pytest
 import trio
 from attrs import define
 
+from tests.lanes import sampled
 from tests.simulated_gpus import EIGHT, LABELS, UUIDS
 from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
 from trio_pool_serve.engine.gpus import Gpu, parse_listing
@@ -185,7 +186,7 @@ async def test_replicas_that_share_a_gpu_are_said_to_take_turns_or_not(machine, 
 # -- failures -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["raises", "exits"])
+@sampled("how", ["raises", "exits"], keep=["exits"])
 async def test_a_replica_that_fails_to_load_leaves_the_others_and_is_tried_again(machine, caplog, how):
     machine.breaks(gpu1=how)
     engines = machine.make(gpus=GPUS[:3], retry_failed_s=0.2)

@@ -230,6 +230,7 @@ async def test_an_endless_template_is_killed_and_the_next_is_not_affected():
             await assert_usable(to)
 
 
+@pytest.mark.slow
 async def test_the_model_s_own_template_that_takes_too_long_is_not_the_client_s_fault():
     async with templates(timeout_s=0.5) as to:
         with pytest.raises(UnavailableError, match=r"longer than the 0\.5 s"):
@@ -258,6 +259,7 @@ async def an_output_past_its_bound_is_refused_where_it_is_made(to: ChatTemplates
     assert "at most 1000" in str(error)
 
 
+@pytest.mark.slow
 async def test_templates_are_compiled_and_forgotten_without_end():
     """Each new template of a client leaves something in its process, but never more than there is room for."""
     async with templates() as to:
@@ -284,6 +286,7 @@ async def occupied(processes: WorkerProcesses, borrowed: int, waiting: int = 0) 
             await trio.sleep(0.001)
 
 
+@pytest.mark.slow
 async def test_as_many_are_rendered_at_once_as_there_are_processes():
     async with templates(workers=2, timeout_s=0.5) as to:
         errors: list[InvalidRequestError] = []

@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-import pytest
 import trio
 from tokenizers import Tokenizer as Backend
 from transformers import ByT5Tokenizer
 
+from tests.lanes import sampled
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.prompts import PairPrompt, Prompt, RenderingParams, TextPrompt
 from trio_pool_serve.rendering.renderer import Renderer
@@ -91,7 +91,7 @@ def assert_all_kinds(answers: list[Answer]) -> None:
     assert any(isinstance(found, str) for found in answers), "nothing was too long"
 
 
-@pytest.mark.parametrize("rounds", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+@sampled("rounds", [300, 3_000], keep=[300])
 async def test_rounds_of_changing_truncation_from_sixteen_tasks(minilm: Path, rounds: int):
     text = (minilm / "tokenizer.json").read_text()
     prompts = different_prompts(500)

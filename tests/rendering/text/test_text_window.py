@@ -50,7 +50,7 @@ def windowed(tokenizer: FastTokenizer, text: str, keep: int, side: TruncationSid
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("kind", FAST_KINDS)
-@settings(max_examples=50)
+@settings(max_examples=15)
 @given(text=TEXTS, keep=st.integers(1, 40))
 @example(text="a" * 4001 + "b", keep=3)
 @example(text="ab" * 2001, keep=5)
@@ -67,7 +67,7 @@ def test_the_cut_does_not_show(kind, side, text, keep):
 @pytest.mark.slow
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("kind", FAST_KINDS)
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(text=TEXTS, keep=st.integers(1, 40))
 def test_the_cut_does_not_show_in_many_texts(kind, side, text, keep):
     tokenizer = TOKENIZERS[kind]
