@@ -30,3 +30,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(optionalhook=True)  # unknown with ``-p no:xdist``
 def pytest_xdist_make_scheduler(config: pytest.Config, log) -> FilesTogether | None:
     return FilesTogether(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+LOST = pytest.StashKey[str]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error: object) -> None:
+    if error:
+        node.config.stash[LOST] = f"{node.gateway.id}, a process that ran tests, was lost: {error}"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if LOST in session.config.stash:
+        session.exitstatus = (
+            pytest.ExitCode.INTERNAL_ERROR
+        )  # and not that of tests that have failed, which may run again
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    if LOST in config.stash:
+        terminalreporter.write_line(f"{config.stash[LOST]}. Tests that were left have not been run.", red=True)
