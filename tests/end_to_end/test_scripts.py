@@ -1,4 +1,4 @@
-"""The two commands of the README, on a fresh clone without an environment. Minutes long: ``scripts/test -m slow``."""
+"""The two commands of the README, on a fresh clone without an environment. Minutes long: ``scripts/test rest``."""
 
 import os
 import subprocess

@@ -43,7 +43,7 @@ def texts() -> list[str | None]:
 
 
 def actors() -> set[int]:
-    """The processes of the actors that compute, in all clusters of this process."""
+    """The processes of the actors that compute, in all clusters below this process."""
     found = set()
     for process in psutil.Process().children(recursive=True):
         try:
@@ -64,19 +64,24 @@ def wait_until(is_so: Any) -> None:
 
 
 @pytest.mark.slow
-def test_of_ten_thousand_rows_only_those_that_cannot_be_computed_have_errors(cluster_address, model):
+def computed(table: pa.Table, model: str) -> pa.Table:
+    """Compute a table; the driver does."""
     import ray
 
-    rows = texts()
-    dataset = ray.data.from_arrow(pa.table({"id": range(N_ROWS), "text": rows})).repartition(20)
-    computed = dataset.map_batches(
+    dataset = ray.data.from_arrow(table).repartition(20)
+    done = dataset.map_batches(
         Embed,
         fn_constructor_kwargs={"model": model, "column": "text", **CPU},
         compute=ray.data.ActorPoolStrategy(size=2),
         batch_size=256,
         batch_format="pyarrow",
     ).materialize()
-    table = pa.concat_tables(ray.get(computed.to_arrow_refs())).sort_by("id")
+    return pa.concat_tables(ray.get(done.to_arrow_refs()))
+
+
+@pytest.mark.slow
+def test_of_ten_thousand_rows_only_those_that_cannot_be_computed_have_errors(driver, model):
+    table = driver.run(computed, pa.table({"id": range(N_ROWS), "text": texts()}), model).sort_by("id")
     assert table["id"].to_pylist() == list(range(N_ROWS))
     assert table["embedding"].type == pa.list_(pa.float32(), HIDDEN)
     errors = {row: error for row, error in enumerate(table["error"].to_pylist()) if error is not None}
@@ -98,12 +103,21 @@ def vectors_of(table: pa.Table) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_rows_of_several_types_in_the_default_format(cluster_address, model):
+def computed_rows(rows: list[dict[str, Any]], options: dict[str, Any]) -> list[dict[str, Any]] | str:
+    """Compute rows, or return the error that ends it; the driver does."""
     import ray
 
-    rows = [{"text": text} for text in ("a", None, 3, ["b"], "c")]
     dataset = ray.data.from_items(rows, override_num_blocks=1)
-    computed = dataset.map_batches(Embed, fn_constructor_kwargs={"model": model, **CPU}, concurrency=1).take_all()
+    try:
+        return dataset.map_batches(Embed, fn_constructor_kwargs=options, concurrency=1).take_all()
+    except ray.exceptions.RayError as error:
+        return str(error)
+
+
+@pytest.mark.slow
+def test_rows_of_several_types_in_the_default_format(driver, model):
+    rows = [{"text": text} for text in ("a", None, 3, ["b"], "c")]
+    computed = driver.run(computed_rows, rows, {"model": model, **CPU})
     assert [row["error"] for row in computed] == [
         None,
         "The column 'text' has null.",
@@ -115,17 +129,13 @@ def test_rows_of_several_types_in_the_default_format(cluster_address, model):
 
 
 @pytest.mark.slow
-def test_wrong_options_end_the_job_with_their_reason(cluster_address, model):
-    import ray
-
-    dataset = ray.data.from_items([{"text": "a"}])
-    options = {"model": model, "dimensions": 9999, **CPU}
-    with pytest.raises(ray.exceptions.RayError, match="dimensions must be from 1 to"):
-        dataset.map_batches(Embed, fn_constructor_kwargs=options, concurrency=1).take_all()
+def test_wrong_options_end_the_job_with_their_reason(driver, model):
+    error = driver.run(computed_rows, [{"text": "a"}], {"model": model, "dimensions": 9999, **CPU})
+    assert "dimensions must be from 1 to" in error
 
 
-@pytest.mark.slow
-def test_an_actor_that_is_killed_costs_no_row_and_none_is_there_twice(cluster_address, model):
+def ids_while_an_actor_is_killed(model: str) -> list[int]:
+    """Compute rows, kill an actor behind the first ones, and return the ids of all; the driver does."""
     import ray
 
     before = actors()
@@ -142,7 +152,12 @@ def test_an_actor_that_is_killed_costs_no_row_and_none_is_there_twice(cluster_ad
     os.kill((actors() - before).pop(), signal.SIGKILL)
     for batch in batches:
         ids += batch["id"].to_pylist()
-    assert sorted(ids) == list(range(N_ROWS))
+    return ids
+
+
+@pytest.mark.slow
+def test_an_actor_that_is_killed_costs_no_row_and_none_is_there_twice(driver, model):
+    assert sorted(driver.run(ids_while_an_actor_is_killed, model)) == list(range(N_ROWS))
 
 
 # -- runs with a journal -------------------------------------------------------------------------------
@@ -234,9 +249,9 @@ def check_rows(folder: Path, uninterrupted: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_whose_actors_are_killed_goes_on_in_others(cluster_address, model, source, uninterrupted, tmp_path):
+def test_a_run_whose_actors_are_killed_goes_on_in_others(driver, model, source, uninterrupted, tmp_path):
     before = actors()
-    driver = begun(cluster_address, model, source, tmp_path)
+    driver = begun(driver, model, source, tmp_path)
     for actor in actors() - before:
         os.kill(actor, signal.SIGKILL)
     assert complete_parts(tmp_path) < complete_parts(uninterrupted)
@@ -245,15 +260,13 @@ def test_a_run_whose_actors_are_killed_goes_on_in_others(cluster_address, model,
 
 
 @pytest.mark.slow
-def test_a_run_whose_driver_is_killed_is_gone_on_with_by_the_next(
-    cluster_address, model, source, uninterrupted, tmp_path
-):
-    driver = begun(cluster_address, model, source, tmp_path)
+def test_a_run_whose_driver_is_killed_is_gone_on_with_by_the_next(driver, model, source, uninterrupted, tmp_path):
+    driver = begun(driver, model, source, tmp_path)
     driver.kill()
     driver.wait()
     assert not (tmp_path / "done.json").exists()
     committed = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/part-0000[01].parquet")}
-    arguments = [cluster_address, json.dumps({"model": model, **RUNS}), json.dumps(shards(source, tmp_path))]
+    arguments = [driver.address, json.dumps({"model": model, **RUNS}), json.dumps(shards(source, tmp_path))]
     again = subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments, str(tmp_path / "done.json")], cwd=ROOT)
     check(end_of(again, tmp_path))
     assert {path: path.stat().st_mtime_ns for path in committed} == committed  # not computed again

@@ -47,8 +47,8 @@ def executed(folder: Path, name: str, address: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_data_set_is_embedded_into_parquet(cluster_address, folder):
-    assert "['id', 'text', 'embedding', 'error']" in executed(folder, "embed_texts.py", cluster_address)
+def test_a_data_set_is_embedded_into_parquet(driver, folder):
+    assert "['id', 'text', 'embedding', 'error']" in executed(folder, "embed_texts.py", driver.address)
     vectors = pa.dataset.dataset(folder / "vectors").to_table()
     assert sorted(vectors["id"].to_pylist()) == list(range(N_ROWS))
     assert vectors.schema.field("embedding").type == pa.list_(pa.float32(), HIDDEN)
@@ -56,27 +56,31 @@ def test_a_data_set_is_embedded_into_parquet(cluster_address, folder):
 
 
 @pytest.mark.slow
-def test_files_are_computed_in_runs_which_a_second_program_finds_complete(cluster_address, folder):
+def test_files_are_computed_in_runs_which_a_second_program_finds_complete(driver, folder):
     for _ in range(2):
-        printed = executed(folder, "embed_files.py", cluster_address)
+        printed = executed(folder, "embed_files.py", driver.address)
         lines = sorted(line for line in printed.splitlines() if line.startswith(str(folder)))
         assert lines == [f"{folder}/files/{number}.parquet {N_ROWS // 4} 0 None" for number in (1, 2, 3, 4)]
     tables = [pa.dataset.dataset(path).to_table() for path in (folder / "files").glob("*.parquet")]
     assert sorted(int(row) for table in tables for row in table["id"].to_pylist()) == list(range(N_ROWS))
 
 
-@pytest.mark.slow
-def test_calls_can_be_repeated_after_an_engine_has_died(cluster_address):
+def retried_errors(program: str) -> object:
     import ray
 
-    (program,) = [found for found in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "retry_on_errors" in found]
     context = ray.data.DataContext.get_current()
     before = context.actor_task_retry_on_errors
     try:
         exec(program, {})
-        assert context.actor_task_retry_on_errors == [EngineDeadError]
+        return context.actor_task_retry_on_errors
     finally:
         context.actor_task_retry_on_errors = before
+
+
+@pytest.mark.slow
+def test_calls_can_be_repeated_after_an_engine_has_died(driver):
+    (program,) = [found for found in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "retry_on_errors" in found]
+    assert driver.run(retried_errors, program) == [EngineDeadError]
 
 
 def test_the_page_has_every_class_and_option():

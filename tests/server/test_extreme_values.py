@@ -36,7 +36,7 @@ AT_ONCE = 4
 """Requests with extreme values, while plain ones are answered."""
 
 ROUNDS, MANY_ROUNDS = 2, 30
-"""In each, every field of every endpoint is extreme once at least; many are for `scripts/test -m slow`."""
+"""In each, every field of every endpoint is extreme once at least; many are for `scripts/test rest`."""
 
 
 def write_classifier(folder: Path) -> Path:

@@ -331,12 +331,18 @@ async def test_a_background_task_of_quart_s_does_not_keep_the_app_from_shutting_
     assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
+@pytest.fixture
+def loading(tmp_path: Path) -> Path:
+    """A pipe that a scripted server opens as it loads its model, which never ends then."""
+    os.mkfifo(tmp_path / "loading")
+    return tmp_path / "loading"
+
+
 @sampled("number", [signal.SIGTERM, signal.SIGINT], keep=[signal.SIGTERM])
-async def test_a_signal_while_the_model_loads_ends_the_process(tmp_path, number):
-    fifo = tmp_path / "slow" / "config.json"
-    fifo.parent.mkdir()
-    os.mkfifo(fifo)  # reading the model's config waits for ever
-    async with launched(tmp_path, str(fifo.parent), wait_ready=False) as server:
+async def test_a_signal_while_the_model_loads_ends_the_process(tmp_path, scripted_folder, loading, number):
+    arguments, env = (str(scripted_folder), "--engine", "local"), {"SCRIPT_LOADING": str(loading)}
+    async with launched(tmp_path, *arguments, command=SCRIPTED, env=env, wait_ready=False) as server:
+        assert await read(loading) == "loading"
         await server.wait_until("/livez")
         await server.wait_until("/readyz", 503)
         server.signal(number)
@@ -346,12 +352,11 @@ async def test_a_signal_while_the_model_loads_ends_the_process(tmp_path, number)
 # -- H9: the port answers before the model is there ---------------------------------------------------
 
 
-async def test_the_port_answers_while_the_model_loads(tmp_path, scripted_folder):
-    fifo = tmp_path / "slow" / "config.json"
-    fifo.parent.mkdir()
-    os.mkfifo(fifo)
-    env = {"TRIO_POOL_SERVE_MODEL": str(fifo.parent)}
-    async with hypercorned(tmp_path, "trio_pool_serve.asgi:app", env=env, wait_ready=False) as server:
+async def test_the_port_answers_while_the_model_loads(tmp_path, scripted_folder, loading):
+    env = {"TRIO_POOL_SERVE_MODEL": str(scripted_folder), "SCRIPT_LOADING": str(loading)}
+    app = "tests.server.programs.scripted_asgi:app"
+    async with hypercorned(tmp_path, app, env=env, wait_ready=False) as server:
+        assert await read(loading) == "loading"
         await server.wait_until("/livez")
         await server.wait_until("/readyz", 503)
 
