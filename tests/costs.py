@@ -22,8 +22,7 @@ from attrs import frozen
 from rich.console import Console
 from rich.table import Table
 
-TESTS = Path(__file__).parent
-PATH = TESTS / "costs.json"
+FOLDER = Path(__file__).parent / "process_starts"
 
 ALLOWED = 1.5
 SPARE = 3
@@ -70,9 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.close(descriptor)
         config.stash[NOTES] = Path(name)
         os.environ["TESTS_NOTE_STARTS_IN"] = name
-        os.environ["PYTHONPATH"] = os.pathsep.join(
-            filter(None, [str(TESTS / "process_starts"), os.environ.get("PYTHONPATH")])
-        )
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(FOLDER), os.environ.get("PYTHONPATH")]))
 
 
 def _cpu_s() -> float:
@@ -108,12 +105,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     cpu_s[NO_TEST] += sum(os.times()[:2]) if NO_TEST in cpu_s else _cpu_s() - cpu_s.total()
     starts = Counter(config.stash[NOTES].read_text().splitlines())
     config.stash[NOTES].unlink()
-    name, written = config.getoption("--costs"), json.loads(PATH.read_text())
+    name, path = config.getoption("--costs"), config.rootpath / "tests" / "costs.json"
+    written = json.loads(path.read_text()) if path.exists() else {}
     budget = written.setdefault(name, {"processes": {}, "cpu_s": {}})
     if config.getoption("--write-costs"):
         budget["processes"] = dict(sorted(starts.items()))
         budget["cpu_s"][machine()] = round(cpu_s.total())
-        PATH.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
+        path.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
     config.stash[REPORT] = Report(starts, Counter(budget["processes"]), budget["cpu_s"].get(machine()))
     if config.stash[REPORT].excesses():
         session.exitstatus = GROWN

@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from tests.conftest import client_of
+from tests.lanes import sampled
 from tests.models.classifier_families import write_classifier
 from tests.models.model_families import pooling, write_family
 from tests.server.server_process import ROOT, launched
@@ -140,7 +141,7 @@ def test_every_route_is_in_the_table_of_routes():
         assert f"`{path}`" in page or f"`POST {path}`" in page, path
 
 
-@pytest.mark.parametrize("processes", [("local", "1"), ("process", "2")], ids="-".join)
+@sampled("processes", [("local", "1"), ("process", "2")], keep=[("local", "1")], ids="-".join)
 async def test_plugins_add_a_dialect_a_route_a_task_and_a_kind_of_model(tmp_path, processes):
     engine, workers = processes
     spread = write_family(tmp_path / "with-spread", "bert", modules=[pooling("mean")])

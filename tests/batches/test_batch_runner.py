@@ -96,6 +96,7 @@ async def test_a_batch_waits_while_the_disk_is_full_and_goes_on(config, scripted
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 async def test_a_batch_whose_output_was_removed_fails_and_others_go_on(opened, scripted, monkeypatch):
     monkeypatch.setattr(batch_runner, "RETRY_PAUSE_S", 0.05)
     lines = encoded([line(number) for number in range(2000)])

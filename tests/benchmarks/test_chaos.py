@@ -12,14 +12,14 @@ from tests.server.server_process import ROOT
 
 @pytest.mark.slow
 @pytest.mark.parametrize("link", ["unix", "tcp"])
-def test_a_server_keeps_its_promises_through_five_hundred_unkind_requests(tmp_path, link):
+def test_a_server_keeps_its_promises_through_hundreds_of_unkind_requests(tmp_path, link):
     command = [
         "--engine-link",
         link,
         "--requests",
-        "500",
+        "250",
         "--warm",
-        "100",
+        "50",
         "--kills",
         "1",
         "--idle-s",
@@ -56,7 +56,7 @@ def test_a_request_that_ends_in_no_way_breaks_a_promise(end):
 @pytest.mark.unit
 def test_a_500_for_a_request_without_fault_breaks_a_promise():
     story = Story(Ledger(), warm_mib=1.0, end_mib=1.0, still_answers=True)
-    story.ledger.enter("raises", "500")
+    story.ledger.enter("raises", "250")
     assert story.broken() == []
-    story.ledger.enter("batch", "500")
+    story.ledger.enter("batch", "250")
     assert story.broken() == ["requests without fault get no 500"]

@@ -20,7 +20,7 @@ from tests.rendering.mutations import mutated
 from tests.server.server_process import ROOT, ServerProcess, serving
 from tests.tensors import FORMS
 
-FEW, MANY = 120, 5000
+FEW, MANY = 120, 1500
 
 MOST_PIXELS = 2**20
 

@@ -223,4 +223,4 @@ def test_the_queue_does_what_a_list_would():
 
 @pytest.mark.slow
 def test_the_queue_does_what_a_list_would_for_long():
-    run_model(examples=1500, steps=80)
+    run_model(examples=500, steps=60)

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.models.vision_families import clip
 
 PROGRAM = """
@@ -55,6 +57,7 @@ print("both have loaded")
 """
 
 
+@pytest.mark.slow
 def test_two_threads_that_load_import_transformers_one_after_the_other(scripted_folder: Path):
     program = PROGRAM.replace("FOLDER", repr(str(scripted_folder)))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)

@@ -1,6 +1,7 @@
 """By OpenVINO every start and every replica computes the same bits; few models in the normal run."""
 
 import hashlib
+import itertools
 import multiprocessing
 from collections.abc import Mapping
 from functools import partial
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import trio
 
+from tests.lanes import sampled
 from tests.models.model_families import TEXTS, ServedModel
 from tests.models.test_openvino_agreement import FOLDERS, prompts_of
 from trio_pool_serve.config import Dtype
@@ -49,14 +51,18 @@ async def computed(folder: Path, dtype: Dtype, cache: Path | str) -> str:
     return digest.hexdigest()
 
 
-@pytest.mark.parametrize(
+# Each kind in the types in turn; two replicas start with every kind in each type below.
+@sampled(
     ("name", "dtype"),
-    [
-        pytest.param(name, dtype, marks=() if (name, dtype) in IN_THE_NORMAL_RUN else pytest.mark.slow)
-        for dtype in DTYPES
-        for name in FOLDERS
-    ]
-    + [pytest.param(name, "int8", marks=pytest.mark.slow) for name in ("embedder-bert", "classifier-deberta-v2")],
+    sorted(
+        {
+            *zip(FOLDERS, itertools.cycle(DTYPES)),
+            *IN_THE_NORMAL_RUN,
+            ("embedder-bert", "int8"),
+            ("classifier-deberta-v2", "int8"),
+        }
+    ),
+    keep=IN_THE_NORMAL_RUN,
 )
 async def test_the_first_start_the_second_and_one_without_a_cache_give_the_same_bits(
     name: str, dtype: Dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -104,7 +104,7 @@ async def load_of(server: ServerProcess) -> dict:
 
 async def until_ready(server: ServerProcess, count: int, restarts: int = 0) -> None:
     """Wait until so many replicas are ready, and have been restarted so often in all."""
-    with trio.fail_after(120):
+    with trio.fail_after(300):
         while True:
             replicas = (await load_of(server)).get("replicas", {}).values()
             ready = [one for one in replicas if one["state"] == "ready"]
@@ -114,6 +114,6 @@ async def until_ready(server: ServerProcess, count: int, restarts: int = 0) -> N
 
 
 async def until(condition) -> None:
-    with trio.fail_after(60):
+    with trio.fail_after(300):
         while not condition():  # noqa: ASYNC110  (other processes)
             await trio.sleep(0.05)

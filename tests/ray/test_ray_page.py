@@ -41,7 +41,7 @@ def executed(folder: Path, name: str, address: str) -> str:
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "PYTHONPATH": paths, "RAY_ADDRESS": address, "RAY_USAGE_STATS_ENABLED": "0"}
     command = [sys.executable, "-c", program]
-    ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=240)
+    ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=500)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

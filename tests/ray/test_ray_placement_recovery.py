@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 COMMAND = LAUNCHER[:-2]  # without --replicas 1
 
-RECOVERY_LIMIT_S = 20.0
-"""Of a machine that does nothing else."""
+RECOVERY_LIMIT_S = 300.0
+"""So that a replica that never comes back ends the test: what else the machine does decides how long it takes."""
 
 TEXTS = [f"{'trio owns tasks by nurseries ' * (number % 7)}text {number}" for number in range(24)]
 

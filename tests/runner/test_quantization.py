@@ -61,6 +61,7 @@ async def test_other_models_have_no_agreement_in_the_list(client):
     assert "cosine_with_float32" not in card
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("saturates", "attempts"), [(False, [False]), (True, [False, True])])
 def test_where_sums_overflow_the_better_of_two_ranges_is_taken(
     model: Path, monkeypatch: pytest.MonkeyPatch, saturates: bool, attempts: list[bool]

@@ -2,9 +2,9 @@
 
 from collections import Counter
 
+import pytest
 import trio
 
-from tests.lanes import sampled
 from tests.server.server_process import SCRIPTED, ServerProcess, launched
 
 BODY = b'{"input": "hello"}'
@@ -56,7 +56,8 @@ async def ask_until_refused(server: ServerProcess, answers: Counter, *, keep: bo
 BY_TCP = ("--engine-link", "tcp")
 
 
-@sampled(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     "arguments",
     [
         ("--engine", "local"),
@@ -65,7 +66,6 @@ BY_TCP = ("--engine-link", "tcp")
         ("--api-workers", "2"),
         ("--api-workers", "2", *BY_TCP),
     ],
-    keep=[("--api-workers", "2", *BY_TCP)],
 )
 async def test_every_request_is_answered(tmp_path, scripted_folder, arguments):
     async with launched(tmp_path, str(scripted_folder), "--replicas", "1", *arguments, command=SCRIPTED) as server:

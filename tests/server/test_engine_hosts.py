@@ -235,6 +235,7 @@ async def test_an_engine_that_is_killed_fails_its_rows_at_once_and_its_successor
             assert (await client.get("/readyz")).status_code == 200
 
 
+@pytest.mark.slow
 async def test_an_engine_that_is_told_to_end_under_load_costs_no_request(tmp_path, scripted_folder, key_file):
     one, two = local(), local()
     async with (

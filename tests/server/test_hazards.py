@@ -300,6 +300,7 @@ async def test_a_client_that_stops_reading_does_not_keep_the_process(tmp_path, s
         assert "took too long" in log
 
 
+@pytest.mark.slow
 async def test_a_client_that_reads_nothing_is_disconnected_while_others_are_served(tmp_path, scripted_folder):
     async with scripted(tmp_path, scripted_folder, "--write-timeout-s", "1") as server:
         before = len(psutil.Process(server.process.pid).net_connections())

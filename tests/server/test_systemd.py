@@ -15,7 +15,6 @@ import trio
 
 from tests.conftest import client_of
 from tests.debian_programs import debian_program
-from tests.lanes import sampled
 from tests.server.server_process import ROOT, SCRIPTED, launched, started
 from trio_pool_serve.server.systemd import feed_watchdog, is_computing, notify, take_passed_socket
 from trio_pool_serve.telemetry.snapshots import Snapshot
@@ -38,7 +37,8 @@ async def next_of(received: trio.socket.SocketType) -> list[str]:
         return (await received.recv(1000)).decode().splitlines()
 
 
-@sampled("workers", ["1", "2"], keep=["1"])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["1", "2"])
 async def test_systemd_is_told_how_far_the_server_is_and_its_watchdog_is_fed(tmp_path, scripted_folder, workers):
     address = str(tmp_path / "notify")
     env = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "20000"}

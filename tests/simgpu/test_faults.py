@@ -10,6 +10,7 @@ import pytest
 import torch
 import trio
 
+from tests.lanes import sampled
 from tests.models.model_families import ServedModel, write_family
 from tests.simgpu.activity import watched
 from tests.simgpu.memory import MEMORY
@@ -136,7 +137,7 @@ def test_a_vocabulary_s_logits_are_computed_for_tokens_alone(tmp_path: Path):
     assert used < logits / 2
 
 
-@pytest.mark.parametrize("way", WAYS)
+@sampled("way", WAYS, keep=["packed"])
 def test_the_budget_is_what_fits(tmp_path: Path, way: str):
     path = write_family(tmp_path / "bert", "bert")
     with on_simulated_device():

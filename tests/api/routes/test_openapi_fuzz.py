@@ -1,9 +1,7 @@
 """Requests made from ``/openapi.json``, valid and not: no route fails, and responses are as the document says."""
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 import requests
@@ -25,7 +23,7 @@ CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance,
 
 FLAGS = ("--engine", "local", "--accept-any-model", "--enable-tokenizer-info-endpoint", "--enable-prompt-embeds")
 
-FEW, MANY = 3, 60
+FEW, MANY = 6, 30
 
 MODES = [
     (GenerationMode.POSITIVE, FEW),
@@ -54,12 +52,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
         yield Servers()
 
 
-def without_aliases(paths: dict[str, Any]) -> dict[str, Any]:
-    """Leave out paths that are described as an earlier one is: to read their schemas takes up to two seconds each."""
-    first: dict[str, tuple[str, Any]] = {}
-    for path, described in paths.items():
-        first.setdefault(json.dumps(described), (path, described))
-    return dict(first.values())
+A_FEW_PATHS = ("/v1/embeddings", "/v2/embed", "/rerank", "/tokenize", "/load")
+"""To read the schemas of a path takes up to two seconds."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,7 +65,7 @@ def test_no_route_fails_and_responses_are_as_described(
     session = requests.Session()
     document = session.get(f"{server.url}/openapi.json").json()
     if examples == FEW and mode == GenerationMode.POSITIVE:
-        document["paths"] = without_aliases(document["paths"])
+        document["paths"] = {path: document["paths"][path] for path in A_FEW_PATHS}
     schema = schemathesis.openapi.from_dict(document)
     statuses = set()
     for found in schema.get_all_operations():

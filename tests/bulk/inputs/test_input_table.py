@@ -281,7 +281,7 @@ print(peak_kib() - before)
 """
 
 
-@sampled("kind", ["jsonl", "csv.gz", "jsonl.zst", "parquet", "arrow", "stream.arrow"], keep=["csv.gz", "parquet"])
+@sampled("kind", ["jsonl", "csv.gz", "jsonl.zst", "parquet", "arrow", "stream.arrow"], keep=["parquet"])
 def test_memory_does_not_grow_with_the_file(tmp_path, kind):
     """For Parquet with all rows in one row group. The table in memory would be ten times as large, 38 MB."""
     grown = []

@@ -335,7 +335,8 @@ print(peak_kib() - before)
 """
 
 
-@sampled("kind", ["parquet", "arrow", "jsonl.zst"], keep=["parquet"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl.zst"])
 def test_memory_does_not_grow_with_the_output(tmp_path, kind):
     """Of 40,000 vectors in one file, which are 61 MB."""
     grown = []

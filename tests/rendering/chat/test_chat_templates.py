@@ -238,6 +238,7 @@ async def test_the_model_s_own_template_that_takes_too_long_is_not_the_client_s_
         await assert_usable(to)
 
 
+@pytest.mark.slow
 async def test_a_template_that_fills_the_memory_takes_only_its_process_along():
     at_once = "{{ ('%1000000000d' | format(1)) | length }}"
     bit_by_bit = "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}"
@@ -302,6 +303,7 @@ async def test_as_many_are_rendered_at_once_as_there_are_processes():
         await assert_usable(to)
 
 
+@pytest.mark.slow
 async def test_ten_conversations_at_once_are_not_mixed_up():
     async with templates(workers=2) as to:
         found: dict[int, Sequence[str]] = {}

@@ -12,6 +12,7 @@ import pytest
 import transformers
 import trio
 
+from tests.lanes import sampled
 from tests.model_folders import write_json
 from tests.rendering.chat.chat_folders import CHATML, HEADERS, PARTS, SPECIAL, TURNS, forget_template, write_chat_folder
 from tests.rendering.scripted_images import ScriptedFormat, ScriptedLoader
@@ -88,7 +89,7 @@ CONVERSATIONS = {
 }
 
 
-@pytest.mark.parametrize("in_processes", [False, True])
+@sampled("in_processes", [False, True], keep=[False])
 async def test_conversations_become_the_ids_that_transformers_makes(tmp_path, in_processes):
     for name, template in TEMPLATES.items():
         folder = write_chat_folder(tmp_path / name, template)
