@@ -56,7 +56,7 @@ def test_a_request_that_ends_in_no_way_breaks_a_promise(end):
 @pytest.mark.unit
 def test_a_500_for_a_request_without_fault_breaks_a_promise():
     story = Story(Ledger(), warm_mib=1.0, end_mib=1.0, still_answers=True)
-    story.ledger.enter("raises", "250")
+    story.ledger.enter("raises", "500")
     assert story.broken() == []
-    story.ledger.enter("batch", "250")
+    story.ledger.enter("batch", "500")
     assert story.broken() == ["requests without fault get no 500"]

@@ -29,10 +29,8 @@ from trio_pool_serve.config import RayConfig
 from trio_pool_serve.engine.remote.ray_cluster import open_cluster
 from trio_pool_serve.errors import ModelLoadError
 
-RECOVERY_LIMIT_S = 20.0
-
-REPLACEMENT_LIMIT_S = 300.0
-"""For the process that talks to Ray, and all engines after it, beside other tests."""
+LIMIT_S = 300.0
+"""So that what never comes back ends the test: what else the machine does decides how long it takes."""
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +83,7 @@ async def test_replicas_are_spread_replaced_when_an_actor_dies_and_drained_by_si
             for _ in range(4):
                 nursery.start_soon(keep_asking)
             cluster.processes(ACTOR)[0].kill()
-            with trio.fail_after(RECOVERY_LIMIT_S):
+            with trio.fail_after(LIMIT_S):
                 await until_ready(server, 2, restarts=1)
             nursery.cancel_scope.cancel()
         assert 200 in statuses
@@ -134,7 +132,7 @@ async def test_a_replica_that_the_queue_does_not_need_any_more_computes_its_rows
         async with trio.open_nursery() as held:
             for more in ([5] * 31, []):  # one on each: the short row goes to where the long one is not
                 held.start_soon(hold, *more)
-                with trio.fail_after(300):
+                with trio.fail_after(LIMIT_S):
                     await read(pipes / "launched")
             await until_of_each(server, 2, "in_flight_batches", 1)
             await server.wait_logged("1 replicas in place of 2")
@@ -159,7 +157,7 @@ async def keep_embedding(server: ServerProcess, rows: list[list[int]]) -> None:
 
 async def until_of_each(server: ServerProcess, replicas: int, what: str, least: int) -> None:
     """Wait until so many engine processes have said that there are so many of something."""
-    with trio.fail_after(300):
+    with trio.fail_after(LIMIT_S):
         while True:
             found = [each.get(what, 0) for each in (await load_of(server)).get("replicas", {}).values()]
             if len(found) == replicas and min(found) >= least:
@@ -188,7 +186,7 @@ async def test_clients_that_leave_leave_no_work_on_the_node(tmp_path, scripted_f
 
 async def until_queued(server: ServerProcess, rows: int) -> None:
     """Wait until the engine process has said that so many rows are queued."""
-    with trio.fail_after(300):
+    with trio.fail_after(LIMIT_S):
         while (await load_of(server)).get("queued_rows") != rows:  # noqa: ASYNC110  (another process)
             await trio.sleep(0.05)
 
@@ -204,7 +202,7 @@ async def test_a_process_that_talks_to_ray_and_is_killed_takes_the_engines_with_
         await until(lambda: not {*engines} & {*cluster.processes(ENGINE_PROCESS)})
         answer = await ask(server, 5)  # there may be an engine by now
         assert answer.status_code in (200, 503)
-        with trio.fail_after(REPLACEMENT_LIMIT_S):
+        with trio.fail_after(LIMIT_S):
             await until_ready(server, 2)
         await server.wait_computing()
         assert one(server.processes(RAY_PROCESS)) != first
