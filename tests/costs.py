@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -36,7 +37,7 @@ NO_TEST = "imports and collection"
 tests: Counter[str] = Counter()
 wall_s: Counter[str] = Counter()
 cpu_s: Counter[str] = Counter()
-"""By file, of all processes in the one that reports, of its own tests elsewhere."""
+"""By file. The reporting process has the sums of all processes, a worker those of its own tests."""
 
 _charged_s = [0.0]
 NOTES = pytest.StashKey[Path]()
@@ -46,16 +47,16 @@ REPORT: "pytest.StashKey[Report]" = pytest.StashKey()
 def charge(processes: list[psutil.Process]) -> None:
     """Add the CPU seconds of processes that are about to be killed, for which nobody else waits."""
     for process in processes:
-        try:
+        with suppress(psutil.Error):  # it has ended
             _charged_s[0] += sum(process.cpu_times()[:2])
-        except psutil.Error:
-            """It has ended."""
 
 
 def machine() -> str:
-    names = [line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
-    python = ".".join(platform.python_version_tuple()[:2])
-    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores, Python {python}"
+    """Return the kind of this machine."""
+    lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
+    known = {name.strip(): value.strip() for name, _, value in lines}  # of the last core
+    parts = [known.get("model name", platform.machine()), *(known.get(each, "") for each in ("cpu family", "model"))]
+    return f"{' '.join(parts)}, {os.cpu_count()} cores, Python {'.'.join(platform.python_version_tuple()[:2])}"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -64,6 +65,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--write-costs") and not config.getoption("--costs"):
+        raise pytest.UsageError("--write-costs is for whole lanes: scripts/test all --write-costs")
     if config.getoption("--costs") and not hasattr(config, "workerinput"):
         descriptor, name = tempfile.mkstemp(prefix="process-starts-")
         os.close(descriptor)
@@ -108,17 +111,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     name, path = config.getoption("--costs"), config.rootpath / "tests" / "costs.json"
     written = json.loads(path.read_text()) if path.exists() else {}
     budget = written.setdefault(name, {"processes": {}, "cpu_s": {}})
-    if config.getoption("--write-costs"):
+    if config.getoption("--write-costs") and session.exitstatus == 0:
         budget["processes"] = dict(sorted(starts.items()))
         budget["cpu_s"][machine()] = round(cpu_s.total())
         path.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
     config.stash[REPORT] = Report(starts, Counter(budget["processes"]), budget["cpu_s"].get(machine()))
-    if config.stash[REPORT].excesses():
+    if session.exitstatus == 0 and config.stash[REPORT].excesses():
         session.exitstatus = GROWN
 
 
 def directory_of(file: str) -> str:
-    return file.split("/")[1] if file.count("/") > 1 else "itself" if "/" in file else file
+    """Return ``tests`` or a folder of it; other names are returned unchanged."""
+    return "/".join(Path(file).parts[:-1][:2]) or file
 
 
 def by_directory(files: Mapping[str, float]) -> Counter[str]:
@@ -148,7 +152,7 @@ class Report:
                     if directory_of(file) == directory and number > self.budget[file]
                 }
                 found.append(
-                    f"tests/{directory} starts {started} processes; {allowed[directory]} are written in "
+                    f"{directory} starts {started} processes; {allowed[directory]} are written in "
                     f"tests/costs.json: {', '.join(grown.values())}"
                 )
         if self.cpu_budget_s is not None and cpu_s.total() > ALLOWED * self.cpu_budget_s:

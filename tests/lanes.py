@@ -10,6 +10,7 @@ def sampled(
     names: str | tuple[str, ...], cases: Iterable[Any], keep: Collection[Any], **options: Any
 ) -> pytest.MarkDecorator:
     """As ``pytest.mark.parametrize``, but cases that are not in ``keep`` are slow."""
+    assert not isinstance(cases, set | frozenset), "a set has another order in each process"
     cases = [*cases]
     assert all(case in cases for case in keep), "a case that is kept is none of the table"
 

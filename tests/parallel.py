@@ -44,9 +44,8 @@ def pytest_testnodedown(node, error: object) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if LOST in session.config.stash:
-        session.exitstatus = (
-            pytest.ExitCode.INTERNAL_ERROR
-        )  # and not that of tests that have failed, which may run again
+        # Not the status of tests that have failed: those may run again.
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
 def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:

@@ -96,6 +96,13 @@ def test_the_kinds_of_models_are_known_without_torch():
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+def test_an_engine_process_imports_neither_the_command_line_nor_what_serves_http():
+    not_needed = {"torch", "quart", "hypercorn", "trio_pool_serve.cli", "trio_pool_serve.app"}
+    program = f"import sys, trio_pool_serve.server.engine_process; sys.exit(str({not_needed} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert done.stderr.strip() == "set()"
+
+
 def test_no_module_outside_models_knows_a_kind():
     kinds = {path.name for path in (PACKAGE / "models").iterdir() if (path / "spec.py").is_file()}
     assert len(kinds) == 10

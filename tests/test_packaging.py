@@ -72,7 +72,6 @@ def test_public_names_import_no_torch():
     assert printed.split() == ["False", "Config", "serve"]
 
 
-@pytest.mark.slow
 async def test_the_example_of_the_public_names_serves(tmp_path, minilm):
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "stability.md").read_text(), flags=re.S)
     assert "path/or/hub-id" in example

@@ -14,7 +14,11 @@ import trio
 from attrs import define
 
 from tests.conftest import client_of
+from tests.costs import charge
 from tests.server.server_process import ENGINE_PROCESS, ROOT, ServerProcess
+
+LIMIT_S = 300.0
+"""So that what never comes back ends the test: what else the machine does decides how long it takes."""
 
 PROGRAM = (sys.executable, "-m", "tests.ray.ray_cluster_program")
 
@@ -81,6 +85,7 @@ def ray_cluster(folder: Path, *, port: int = 0, **env: str) -> Iterator[ClusterP
             yield ClusterProcess(process, process.stdout.readline().split()[1])
         finally:
             family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+            charge(family)
             process.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(30)
@@ -104,7 +109,7 @@ async def load_of(server: ServerProcess) -> dict:
 
 async def until_ready(server: ServerProcess, count: int, restarts: int = 0) -> None:
     """Wait until so many replicas are ready, and have been restarted so often in all."""
-    with trio.fail_after(300):
+    with trio.fail_after(LIMIT_S):
         while True:
             replicas = (await load_of(server)).get("replicas", {}).values()
             ready = [one for one in replicas if one["state"] == "ready"]
@@ -114,6 +119,6 @@ async def until_ready(server: ServerProcess, count: int, restarts: int = 0) -> N
 
 
 async def until(condition) -> None:
-    with trio.fail_after(300):
+    with trio.fail_after(LIMIT_S):
         while not condition():  # noqa: ASYNC110  (other processes)
             await trio.sleep(0.05)

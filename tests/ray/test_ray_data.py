@@ -65,7 +65,6 @@ def wait_until(is_so: Any) -> None:
     pytest.fail("has not come about within five minutes")
 
 
-@pytest.mark.slow
 def computed(table: pa.Table, model: str) -> pa.Table:
     """Compute a table; the driver does."""
     import ray
@@ -104,7 +103,6 @@ def vectors_of(table: pa.Table) -> np.ndarray:
     return column.flatten().to_numpy().reshape(-1, HIDDEN)
 
 
-@pytest.mark.slow
 def computed_rows(rows: list[dict[str, Any]], options: dict[str, Any]) -> list[dict[str, Any]] | str:
     """Compute rows, or return the error that ends it; the driver does."""
     import ray

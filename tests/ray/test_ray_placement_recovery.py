@@ -27,9 +27,6 @@ logger = logging.getLogger(__name__)
 
 COMMAND = LAUNCHER[:-2]  # without --replicas 1
 
-RECOVERY_LIMIT_S = 300.0
-"""So that a replica that never comes back ends the test: what else the machine does decides how long it takes."""
-
 TEXTS = [f"{'trio owns tasks by nurseries ' * (number % 7)}text {number}" for number in range(24)]
 
 
@@ -78,8 +75,7 @@ async def recovery_s(server: ServerProcess, restarts: int, kill: Callable[[], No
     async with asking(server, TEXTS[:2], 2, pause_s=0.05) as statuses:
         await trio.to_thread.run_sync(kill)
         began = trio.current_time()
-        with trio.fail_after(RECOVERY_LIMIT_S):
-            await until_ready(server, 2, restarts)
+        await until_ready(server, 2, restarts)
         took = trio.current_time() - began
     assert set(statuses) <= {200, 503}
     assert statuses[200]
