@@ -147,7 +147,7 @@ async def client(url: str) -> AsyncIterator[httpx.AsyncClient]:
 
 def client_of(url: str) -> httpx.AsyncClient:
     """Return a client of a server without TLS; by itself httpx reads all certificate authorities, 20 ms each time."""
-    return httpx.AsyncClient(base_url=url, timeout=60, verify=NO_AUTHORITIES)
+    return httpx.AsyncClient(base_url=url, timeout=300, verify=NO_AUTHORITIES)
 
 
 def is_idle(service: Service) -> bool:

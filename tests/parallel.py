@@ -19,12 +19,14 @@ class FilesTogether(LoadFileScheduling):
         return SHARING.sub("test_clients", super()._split_scope(nodeid))
 
 
-STARTING_SERVERS = re.compile(r"^tests/(server|end_to_end|test_docs|test_packaging)")
+LONGEST = re.compile(
+    r"^tests/(ray/|server|end_to_end|benchmarks|runner|models/test_openvino|test_(docs|installing|packaging))"
+)
 """Files that take longest, and wait for processes: they come first, so that no process ends with one of them."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: STARTING_SERVERS.match(item.nodeid) is None)
+    items.sort(key=lambda item: LONGEST.match(item.nodeid) is None)
 
 
 @pytest.hookimpl(optionalhook=True)  # unknown with ``-p no:xdist``

@@ -20,6 +20,9 @@ from tests.server.server_process import ENGINE_PROCESS, ROOT, ServerProcess
 LIMIT_S = 300.0
 """So that what never comes back ends the test: what else the machine does decides how long it takes."""
 
+CLUSTER_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+"""Ray's workers have a niceness of 15 by default: beside other tests they would get next to no time."""
+
 PROGRAM = (sys.executable, "-m", "tests.ray.ray_cluster_program")
 
 ACTOR = "ray::EngineActor"
@@ -70,7 +73,7 @@ class ClusterProcess:
 def ray_cluster(folder: Path, *, port: int = 0, **env: str) -> Iterator[ClusterProcess]:
     """Start a cluster whose head computes nothing, at a port that is free if none is given."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**os.environ, "PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1", **env}
+    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **CLUSTER_ENVIRONMENT, **env}
     with (folder / "cluster.log").open("wb") as log:
         process = subprocess.Popen(
             [*PROGRAM, str(port)],

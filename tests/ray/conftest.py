@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 import pytest
 from attrs import frozen
 
+from tests.ray.cluster_process import CLUSTER_ENVIRONMENT
 from tests.server.server_process import ROOT
 
 OBJECT_STORE_BYTES = 100 * 2**20
@@ -35,7 +36,7 @@ def start_cluster() -> str:
     import ray
     from ray.cluster_utils import Cluster
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.update(CLUSTER_ENVIRONMENT)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     node = {"num_cpus": 2, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=node, shutdown_at_exit=True)

@@ -122,7 +122,7 @@ async def test_replicas_are_spread_replaced_when_an_actor_dies_and_drained_by_si
 async def test_a_replica_that_the_queue_does_not_need_any_more_computes_its_rows_before_it_ends(
     tmp_path, scripted_folder, cluster, pipes
 ):
-    flags = ("--scale-up-queue-s", "0.1", "--scale-down-after-s", "10")
+    flags = ("--scale-up-queue-s", "0.1", "--scale-down-after-s", "30")
     async with serving(tmp_path, scripted_folder, cluster, *flags, replicas="1..2") as server:
         async with trio.open_nursery() as flood:
             for _ in range(8):

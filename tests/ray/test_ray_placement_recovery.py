@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from tests.conftest import client_of
-from tests.ray.cluster_process import ACTOR, ClusterProcess, load_of, ray_cluster, until, until_ready
+from tests.ray.cluster_process import ACTOR, LIMIT_S, ClusterProcess, load_of, ray_cluster, until, until_ready
 from tests.server.server_process import ENGINE_PROCESS, LAUNCHER, ROOT, ServerProcess, launched
 
 pytestmark = [
@@ -118,10 +118,19 @@ async def test_a_replica_without_room_waits_for_a_node_that_joins(tmp_path, mini
     cluster.add_node(1)
     async with serving(tmp_path, minilm, cluster, "2") as server:  # ready with one of them
         await server.wait_logged("waits for a node")
-        states = sorted(one["state"] for one in (await load_of(server))["replicas"].values())
-        assert states == ["loading", "ready"]
+        await until_states(server, "loading", "ready")
         cluster.add_node(1)
         await until_ready(server, 2)
+
+
+async def until_states(server: ServerProcess, *states: str) -> None:
+    """Wait until the engines have said that their states are these."""
+    with trio.fail_after(LIMIT_S):
+        while True:
+            replicas = (await load_of(server))["replicas"].values()
+            if sorted(one["state"] for one in replicas) == [*states]:
+                return
+            await trio.sleep(0.05)
 
 
 async def test_the_queue_adds_a_replica_and_one_that_idles_is_drained(tmp_path, minilm, cluster):

@@ -15,6 +15,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from tests.lanes import sampled
 from tests.models.classifier_families import write_classifier
 from tests.models.model_families import pooling, write_family
 from tests.server.server_process import ServerProcess, serving
@@ -25,13 +26,11 @@ FLAGS = ("--engine", "local", "--accept-any-model", "--enable-tokenizer-info-end
 
 FEW, MANY = 6, 30
 
-MODES = [
-    (GenerationMode.POSITIVE, FEW),
-    pytest.param(GenerationMode.POSITIVE, MANY, marks=pytest.mark.slow),
-    pytest.param(GenerationMode.NEGATIVE, FEW, marks=pytest.mark.slow),  # half a second to make one
+RUNS = [
+    ("embedding", GenerationMode.POSITIVE, FEW),
+    *((kind, GenerationMode.POSITIVE, MANY) for kind in ("embedding", "classification")),
+    *((kind, GenerationMode.NEGATIVE, FEW) for kind in ("embedding", "classification")),  # half a second to make one
 ]
-
-KINDS = ["embedding", pytest.param("classification", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +55,7 @@ A_FEW_PATHS = ("/v1/embeddings", "/v2/embed", "/rerank", "/tokenize", "/load")
 """To read the schemas of a path takes up to two seconds."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("mode", "examples"), MODES)
+@sampled(("kind", "mode", "examples"), RUNS, keep=RUNS[:1])
 def test_no_route_fails_and_responses_are_as_described(
     servers: dict[str, ServerProcess], kind: str, mode: GenerationMode, examples: int
 ):
