@@ -8,7 +8,6 @@ import pytest
 
 from tests.compatibility.tei_record import RECORD
 from tests.compatibility.worked_example import SECTIONS, WorkedExample, first_cells, sections
-from tests.lanes import sampled
 from tests.server.server_process import ROOT
 from trio_pool_serve.config import Config
 
@@ -53,7 +52,8 @@ def test_every_flag_and_variable_and_field_of_tei_is_on_its_page():
     assert [name for name in sorted(fields) if f"`{name}`" not in listed] == []
 
 
-@sampled("page", PAGES, keep=[ROOT / "docs" / "migrate-from-tei.md"], ids=lambda page: page.stem)
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_example_of_a_page_runs(page: Path, minilm: Path, tmp_path: Path):
     example = WorkedExample.of(page)
     assert MODEL in example.command, "the example's model is the one that the tests have"

@@ -290,6 +290,7 @@ async def test_hosts_are_used_beside_engine_processes_of_this_machine(tmp_path, 
         assert await server.wait_exit() == 0
 
 
+@pytest.mark.slow
 async def test_a_server_with_another_key_is_refused_and_told_and_the_others_go_on(tmp_path, scripted_folder, key_file):
     address = local()
     (tmp_path / "other").mkdir()

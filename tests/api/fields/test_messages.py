@@ -357,6 +357,7 @@ async def busy(service: Service, waiting: int = 0) -> None:
             await trio.sleep(0.001)
 
 
+@pytest.mark.slow
 async def test_an_endless_template_ends_in_time_and_the_next_request_is_answered(client, processes, service, theirs):
     expected = vector(theirs.apply_chat_template(HELLO, return_dict=False))
     error = await refusal(client, messages=HELLO, chat_template=ENDLESS)
