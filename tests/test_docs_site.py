@@ -159,6 +159,7 @@ def test_each_page_is_once_in_the_navigation():
     assert sorted(in_nav) == expected
 
 
+@pytest.mark.slow
 def test_a_browser_gets_all_of_a_page_from_the_site_and_finds_a_page_by_searching(site):
     handler = partial(SimpleHTTPRequestHandler, directory=str(site))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, sync_playwright() as playwright:

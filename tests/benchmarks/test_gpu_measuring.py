@@ -156,6 +156,7 @@ def test_complaints_of_the_sanitizer_are_counted_but_for_the_one_on_purpose():
     assert "aten::add_" in ordering.complaints_of(complaint)[0]
 
 
+@pytest.mark.slow
 async def test_a_process_that_dies_has_sent_what_it_had_found(tmp_path, monkeypatch):
     module = tmp_path / "dying.py"
     module.write_text(
@@ -218,6 +219,7 @@ async def test_tests_that_failed_are_counted_and_named(subject, test_file):
     assert "test_two[with a space]" in findings.texts[0]
 
 
+@pytest.mark.slow
 async def test_tests_that_were_cut_off_have_not_passed(subject, test_file):
     test_file.write_text(CUDA_TESTS.replace("assert 0", "pass") + ENDLESS_TEST)
     findings = Findings()

@@ -16,7 +16,6 @@ import pytest
 import trio
 
 from tests.conftest import client_of
-from tests.lanes import sampled
 from tests.model_folders import write_scripted_folder
 from tests.models.model_families import write_family
 from tests.page_blocks import blocks_of
@@ -82,7 +81,8 @@ def test_completion_prints_a_script_for_the_shell():
     assert PROGRAM in script
 
 
-@sampled("scope", ["admin = true", ""], keep=["admin = true"], ids=["admin", "other"])
+@pytest.mark.slow
+@pytest.mark.parametrize("scope", ["admin = true", ""], ids=["admin", "other"])
 async def test_a_key_with_admin_loads_a_model_and_deletes_it_as_the_page_does(tmp_path: Path, scope: str):
     serve, requests = [block.text for block in blocks_of(ROOT / "docs/models-at-run-time.md")]
     minilm, bge = (str(write_scripted_folder(tmp_path / name)) for name in ("minilm", "bge"))

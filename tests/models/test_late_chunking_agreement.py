@@ -120,6 +120,7 @@ async def require_agreement(
     assert farthest(overlapping, reference(path, text, OVERLAPPING, normalize=normalizes)) <= TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch", "openvino"])
 async def test_minilm_s_chunks_agree_with_transformers(minilm: Path, backend: str):
     if backend == "openvino":

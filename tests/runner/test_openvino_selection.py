@@ -243,6 +243,7 @@ def test_a_record_that_is_none_counts_as_missing(content: bytes, tmp_path: Path)
     assert entry.read() == Record(0.5)
 
 
+@pytest.mark.slow
 def test_a_damaged_entry_keeps_what_was_chosen(model: Path, tmp_path: Path, ratios: list[float]):
     ratios += [0.5, 1.5]
     said = set()
@@ -252,6 +253,7 @@ def test_a_damaged_entry_keeps_what_was_chosen(model: Path, tmp_path: Path, rati
     assert (said, ratios) == ({"by OpenVINO (in 0.50 times torch's time)"}, [1.5])
 
 
+@pytest.mark.slow
 def test_a_choice_that_could_not_be_timed_is_kept(model: Path, tmp_path: Path, ratios: list[float]):
     """Other models were computing; a trial at the next start might choose torch, whose numbers are others."""
     ratios.append(1.5)
@@ -265,6 +267,7 @@ def test_a_choice_that_could_not_be_timed_is_kept(model: Path, tmp_path: Path, r
     assert ratios == [1.5]
 
 
+@pytest.mark.slow
 def test_an_entry_of_other_weights_is_replaced(model: Path, tmp_path: Path, conversions: list[int]):
     cache = tmp_path / "cache"
     described(model, cache)
@@ -314,6 +317,7 @@ def test_a_folder_that_cannot_be_written_is_done_without(model: Path, tmp_path: 
     assert line.startswith(f"the converted model is not cached in {tmp_path / 'file' / 'cache'}: ")
 
 
+@pytest.mark.slow
 def test_on_a_full_disk_the_model_is_saved_elsewhere(
     model: Path, small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

@@ -169,7 +169,7 @@ def rounds(draw: st.DrawFn, models: Mapping[str, str]) -> list[tuple[str, bytes]
     ]
 
 
-@sampled("placement", PLACEMENTS, keep=["several API workers"])
+@sampled("placement", PLACEMENTS, keep=["process"])
 @sampled("rounds_taken", [ROUNDS, MANY_ROUNDS], keep=[ROUNDS])
 def test_extreme_values_fail_their_own_request_alone(driven: Driven, rounds_taken: int):
     # A server that has died is not to be asked again for a shorter example.
@@ -186,7 +186,7 @@ def test_extreme_values_fail_their_own_request_alone(driven: Driven, rounds_take
 PRIORITIES = [18446744073709551616, 2**63 - 1, -(2**63), 2**63, -(2**100)]
 
 
-@sampled("placement", PLACEMENTS, keep=["several API workers"])
+@sampled("placement", PLACEMENTS, keep=["process"])
 async def test_a_priority_of_any_size_ends_nothing(driven: Driven):
     async with client_of(driven.server.url) as client:
         for priority in PRIORITIES:
@@ -201,7 +201,7 @@ async def test_a_priority_of_any_size_ends_nothing(driven: Driven):
 TIMEOUTS = ["inf", "nan", "1e400", "-1e400", "1e-400", "9" * 5000, "0x10", "", "\xff", "١", "1e308", "-0"]
 
 
-@sampled("placement", PLACEMENTS, keep=["several API workers"])
+@sampled("placement", PLACEMENTS, keep=["process"])
 async def test_a_timeout_of_any_size_ends_nothing(driven: Driven):
     async with client_of(driven.server.url) as client:
         for timeout in TIMEOUTS:

@@ -47,6 +47,7 @@ async def test_a_server_that_is_stopped_while_it_loads_a_model_answers_others_an
     assert len(failures) == 1
 
 
+@pytest.mark.slow
 async def test_idle_models_are_unloaded_and_come_back_in_a_server_as_it_is_started(tmp_path: Path):
     for name in ("a", "b"):
         write_scripted_folder(tmp_path / name)

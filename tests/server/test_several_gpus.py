@@ -103,6 +103,7 @@ async def kill_until_failed(server: ServerProcess, replica: str, *, meanwhile: C
     process_of(server, replica).kill()
 
 
+@pytest.mark.slow
 async def test_each_gpu_has_a_replica_and_each_process_sees_its_own_gpu(root, scripted_folder):
     async with served(root, scripted_folder) as server:
         await server.wait_logged("is ready", times=8)

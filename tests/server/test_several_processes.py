@@ -133,7 +133,8 @@ async def test_a_replica_that_dies_leaves_the_others_answering(pipes, scripted_f
         await until(lambda: len(server.processes(ENGINE_PROCESS)) == 2)
 
 
-@sampled("workers", ["1", "2"], keep=["1"])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["1", "2"])
 async def test_engines_that_keep_dying_end_the_server_with_a_status(pipes, scripted_folder, workers):
     arguments = ("--replicas", "1", "--api-workers", workers, "--max-engine-restarts", "1")
     async with scripted(pipes, scripted_folder, *arguments) as server:
@@ -228,7 +229,8 @@ async def test_a_model_that_cannot_be_loaded_is_told_and_ends_the_server(tmp_pat
     assert told in log.splitlines()[-1]
 
 
-@sampled("workers", ["1", "2"], keep=["1"])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["1", "2"])
 async def test_a_folder_whose_name_is_too_long_for_sockets_is_said_in_one_line(pipes, scripted_folder, workers):
     long = pipes / ("x" * 100)
     long.mkdir()

@@ -71,6 +71,7 @@ async def test_they_outlive_signals_for_the_whole_group_and_leave_with_the_serve
         assert "Traceback" not in server.log
 
 
+@pytest.mark.slow
 async def test_they_leave_by_themselves_when_the_server_is_killed(tmp_path: Path, scripted_folder: Path):
     async with by_launcher(tmp_path, scripted_folder) as server:
         assert (await ask(server)).status_code == 200

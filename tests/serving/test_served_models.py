@@ -251,6 +251,7 @@ async def test_another_model_is_the_default_while_the_first_one_drains(tmp_path)
         runner.gate.set()
 
 
+@pytest.mark.slow
 async def test_another_model_takes_any_name_while_the_first_one_drains(tmp_path):
     network = NetworkConfig(api_key="admin-key", accept_any_model=True)
     async with changing(tmp_path, network=network) as live, trio.open_nursery() as nursery:
@@ -343,6 +344,7 @@ async def test_an_idle_model_is_unloaded_and_loaded_again_by_its_next_request(tm
         assert live.loader.loads == {"a": 1, "b": 2}
 
 
+@pytest.mark.slow
 async def test_requests_that_find_a_model_unloaded_load_it_once_and_do_not_delay_others(tmp_path):
     loader = Loader()
     async with changing(tmp_path, at_start=("a", "b"), max_loaded_models=2, idle_unload_s=0.05, loader=loader) as live:
@@ -368,6 +370,7 @@ async def test_requests_that_find_a_model_unloaded_load_it_once_and_do_not_delay
     assert loader.loads["b"] == 2
 
 
+@pytest.mark.slow
 async def test_the_invocations_of_an_unloaded_model_load_it(tmp_path):
     async with changing(tmp_path, idle_unload_s=0.05) as live:
         await live.wait_state("a", "unloaded")
@@ -377,6 +380,7 @@ async def test_the_invocations_of_an_unloaded_model_load_it(tmp_path):
         assert (await live.client.get("/info", headers=ADMIN)).json()["max_input_length"] == 64
 
 
+@pytest.mark.slow
 async def test_the_model_that_was_used_longest_ago_makes_room_for_another(tmp_path):
     async with changing(tmp_path, at_start=("a", "b", "c"), max_loaded_models=2) as live:
         assert await live.states() == {"a": "loaded", "b": "loaded", "c": "unloaded"}
@@ -543,6 +547,7 @@ async def test_nothing_can_be_changed_before_the_models_of_the_start_are_loaded(
             await models.remove(models.by_name["a"], drains=False)
 
 
+@pytest.mark.slow
 async def test_all_models_can_be_unloaded_and_the_first_that_is_loaded_then_is_the_default(tmp_path):
     async with changing(tmp_path) as live:
         assert (await live.unload("a")).status_code == 200
@@ -561,6 +566,7 @@ async def test_the_number_of_models_is_bounded(tmp_path, monkeypatch):
         assert (await live.load("c")).status_code == 403
 
 
+@pytest.mark.slow
 async def test_twenty_loads_and_unloads_leave_no_task_and_no_gauge(tmp_path):
     async with changing(tmp_path) as live:
         await live.load("b")
