@@ -3,8 +3,8 @@
 ``--costs NAME``, which ``scripts/test`` passes, prints both by directory at the end of a run, and fails one that takes
 more than ``ALLOWED`` times what is written for that name. With ``--write-costs`` it is written instead.
 
-CPU seconds are those of the processes that run tests and of the child processes they have waited for; a server's, which
-is killed with all its children, are added by ``charge``. They are compared only between machines of one kind.
+CPU seconds are those of the processes that run tests and of the child processes that they have waited for. ``charge`` adds
+those of a server's children, which are killed with it. They are compared only between machines of one kind.
 """
 
 import json
@@ -27,7 +27,7 @@ FOLDER = Path(__file__).parent / "process_starts"
 
 ALLOWED = 1.5
 SPARE = 3
-"""So many processes more than written are always allowed: workers are started as they are needed."""
+"""Processes that a directory may always start beyond what is written: how many workers are needed differs by run."""
 
 GROWN = 6
 """The exit status of a run that costs too much."""
