@@ -27,7 +27,7 @@ FOLDER = Path(__file__).parent / "process_starts"
 
 ALLOWED = 1.5
 SPARE = 3
-"""Processes that a directory may always start beyond what is written: how many workers are needed differs by run."""
+"""Processes that a directory may start beyond what is written in any case: runs need more or fewer workers."""
 
 GROWN = 6
 """The exit status of a run that costs too much."""
