@@ -3,8 +3,8 @@
 ``--costs NAME``, which ``scripts/test`` passes, prints both by directory at the end of a run, and fails one that takes
 more than ``ALLOWED`` times what is written for that name. With ``--write-costs`` it is written instead.
 
-CPU seconds are those of the processes that run tests and of the child processes that they have waited for. ``charge`` adds
-those of a server's children, which are killed with it. They are compared only between machines of one kind.
+CPU seconds are those of the processes that run tests and of the child processes that they have waited for. ``charge``
+adds those of a server's children, which are killed with it. They are compared only between machines of one kind.
 """
 
 import json
