@@ -37,7 +37,7 @@ NO_TEST = "imports and collection"
 tests: Counter[str] = Counter()
 wall_s: Counter[str] = Counter()
 cpu_s: Counter[str] = Counter()
-"""By file. The reporting process has the sums of all processes, a worker those of its own tests."""
+"""By file; in the process that reports, sums over all processes that run tests."""
 
 _charged_s = [0.0]
 NOTES = pytest.StashKey[Path]()
@@ -45,7 +45,7 @@ REPORT: "pytest.StashKey[Report]" = pytest.StashKey()
 
 
 def charge(processes: list[psutil.Process]) -> None:
-    """Add the CPU seconds of processes that are about to be killed, for which nobody else waits."""
+    """Add the CPU seconds of processes that are about to be killed: the system counts only those that are waited for."""
     for process in processes:
         with suppress(psutil.Error):  # it has ended
             _charged_s[0] += sum(process.cpu_times()[:2])
