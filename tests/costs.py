@@ -45,7 +45,7 @@ REPORT: "pytest.StashKey[Report]" = pytest.StashKey()
 
 
 def charge(processes: list[psutil.Process]) -> None:
-    """Add the CPU seconds of processes that are about to be killed: the system counts only those that are waited for."""
+    """Add the CPU seconds of processes that are about to be killed and that nobody will wait for."""
     for process in processes:
         with suppress(psutil.Error):  # it has ended
             _charged_s[0] += sum(process.cpu_times()[:2])
