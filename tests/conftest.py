@@ -2,6 +2,7 @@
 
 import gc
 import ssl
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -50,8 +51,10 @@ def pytest_collection() -> None:
     gc.disable()
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Leave what the imports made out of later collections, which some tests ask for dozens of times."""
+    if session.config.option.markexpr.startswith("unit") and "torch" in sys.modules:
+        raise pytest.UsageError("a file marked `unit` imports torch, and all of `scripts/test fast` waits for that")
     gc.enable()
     gc.collect()
     gc.freeze()

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,9 +47,13 @@ def floor_of(package: str) -> int:
     return floor
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports_of(path: Path, *, module_level_only: bool = False) -> set[str]:
-    tree = ast.parse(path.read_text())
-    nodes = ast.iter_child_nodes(tree) if module_level_only else ast.walk(tree)
+    nodes = ast.iter_child_nodes(tree_of(path)) if module_level_only else ast.walk(tree_of(path))
     found = set()
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -142,7 +147,7 @@ def test_nothing_runs_outside_a_nursery_of_our_own():
     """Quart's background tasks, its nursery and its serving generators break structure when they fail."""
     forbidden = {"while_serving", "before_serving", "add_background_task", "spawn_system_task"}
     for path in SOURCES:
-        nodes = list(ast.walk(ast.parse(path.read_text())))
+        nodes = list(ast.walk(tree_of(path)))
         used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
         assert not used & forbidden, path
         assert ("Thread" in used) == (path.name == "dedicated_threads.py"), path

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 
 from tests.rendering.chat.chat_folders import CHATML, write_chat_folder
 
@@ -18,4 +17,6 @@ def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def theirs(chat_folder: Path) -> Any:
     """The same model's tokenizer, as transformers loads it."""
+    import transformers
+
     return transformers.AutoTokenizer.from_pretrained(chat_folder)

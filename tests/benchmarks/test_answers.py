@@ -9,8 +9,6 @@ from tests.conftest import listening, running
 from trio_pool_serve.config import Config
 from trio_pool_serve.service import Service
 
-pytestmark = pytest.mark.unit
-
 TEXTS = ["hello", "hello world", "w1 w2 w3"]
 
 

@@ -12,8 +12,6 @@ from benchmarks.gpu.page import TRIAL, number, write_page
 from benchmarks.gpu.part import Part, PartReport, Row, Subject
 from benchmarks.gpu.settings import Settings, without_given
 
-pytestmark = pytest.mark.unit
-
 FAST, SMALL, SHOWN = Aim(row="fast", at_least=2.0), Aim(row="small", at_most=1.0), Aim(row="shown")
 
 MACHINE = {"processor": "a processor", "cores": 2, "measured": "today", "commit": "abc"}

@@ -8,8 +8,6 @@ from benchmarks.simulated_cluster import simulate
 from benchmarks.simulated_scenario import LINK_TIMEOUT_S, Costs, Device, Outcome, Scenario, Traffic
 from trio_pool_serve.engine.remote.connectors import HostConnector
 
-pytestmark = pytest.mark.unit
-
 DEVICE = Device(name="a device", fixed_s=0.002, seconds_per_token=1e-4, max_batch_tokens=2048)
 
 COSTS = Costs(request_s=0.001, row_s=1e-4, link_s=2e-4)

@@ -16,8 +16,6 @@ from benchmarks.report import print_table, write_json
 from benchmarks.rounds import Rounds, median_difference
 from benchmarks.variants import COMPARED_SOMEWHERE, OURS, known
 
-pytestmark = pytest.mark.unit
-
 THERE = [script for script in SCRIPTS if script.is_there]
 
 

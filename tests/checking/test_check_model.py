@@ -170,7 +170,6 @@ async def test_a_model_that_a_server_refuses_is_refused_with_the_same_words(tmp_
     assert json.loads(checked.stdout) == {"servable": False, "error": reason.removeprefix("trio-pool-serve: ")}
 
 
-@pytest.mark.unit
 def test_the_settings_of_a_server_are_those_of_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = tmp_path / "settings.toml"
     file.write_text('pooling = "cls"\nport = 8080\nmax-batch-tokens = 300\n')
@@ -182,7 +181,6 @@ def test_the_settings_of_a_server_are_those_of_a_check(tmp_path: Path, monkeypat
     assert settings.report == ReportOptions(measure=False, json=False)
 
 
-@pytest.mark.unit
 def test_lengths_end_at_the_longest_that_a_model_accepts():
     assert lengths_for(8) == [8]
     assert lengths_for(128) == [16, 128]
@@ -190,7 +188,6 @@ def test_lengths_end_at_the_longest_that_a_model_accepts():
     assert lengths_for(32768) == [16, 128, 512, 2048]
 
 
-@pytest.mark.unit
 def test_the_peak_of_memory_counts_from_where_it_was_reset():
     with mmap.mmap(-1, 64 * 2**20) as block:  # goes back to the system, whatever the allocator keeps
         block[::4096] = b"\1" * (len(block) // 4096)

@@ -10,8 +10,6 @@ from tests.compatibility.http_answer import shortened
 from tests.compatibility.vllm_cases.case import Case, post
 from tests.compatibility.vllm_comparison import differences, summary
 
-pytestmark = pytest.mark.unit
-
 NUMBERS = [0.25, -0.5, 1.5, -3.0]
 THEIRS = {"id": "embd-…", "data": [{"index": 0, "embedding": NUMBERS}], "usage": {"prompt_tokens": 3, "details": None}}
 

@@ -13,9 +13,6 @@ from tests.console.visit import TIMEOUT_MS, Visit
 from tests.cpu_backend import BY_TORCH_FLAGS
 from tests.debian_programs import CHROMIUM_FLAGS, debian_program
 from tests.model_folders import write_json
-from tests.models.classifier_families import write_classifier
-from tests.models.retrieval_families import pylate_bert, splade_max
-from tests.models.vision_families import clip
 from tests.server.server_process import serving
 
 expect.set_options(timeout=TIMEOUT_MS)
@@ -38,6 +35,10 @@ def with_prompts(folder: Path, model: Path) -> Path:
 
 @pytest.fixture(scope="package")
 def models(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    from tests.models.classifier_families import write_classifier
+    from tests.models.retrieval_families import pylate_bert, splade_max
+    from tests.models.vision_families import clip
+
     root = tmp_path_factory.mktemp("models")
     labels = {0: "calm", 1: "glad", 2: HOSTILE}
     classes = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}

@@ -1,14 +1,11 @@
 """Requests become tensors, each row with what its prompt says."""
 
 import numpy as np
-import pytest
 import torch
 
 from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.row_states import RowStates, concatenate
 from trio_pool_serve.types import PoolingRequest, RenderedPrompt
-
-pytestmark = pytest.mark.unit
 
 CPU = torch.device("cpu")
 

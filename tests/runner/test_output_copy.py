@@ -32,8 +32,6 @@ from trio_pool_serve.types import (
     Vectors,
 )
 
-pytestmark = pytest.mark.unit
-
 PATIENCE_S = 60
 """After which a test that would hang fails instead."""
 

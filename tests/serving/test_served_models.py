@@ -22,8 +22,6 @@ from trio_pool_serve.service import Service
 from trio_pool_serve.serving import served_models
 from trio_pool_serve.types import Batch
 
-pytestmark = pytest.mark.unit
-
 
 async def in_use(live: Changing, name: str) -> None:
     with trio.fail_after(30):

@@ -143,7 +143,6 @@ def obeyed_of(candidate: DialectEndpoint) -> list[str]:
     return [name for name in fields if name in names - refused.keys() and why_ignored(candidate, name) is None]
 
 
-@pytest.mark.unit
 def test_each_endpoint_has_a_case_for_each_field():
     assert set(ROUTES) == set(ENDPOINTS)
     for key, candidate in ENDPOINTS.items():
@@ -151,7 +150,6 @@ def test_each_endpoint_has_a_case_for_each_field():
         assert not set(refusals_of(candidate)) - set(UNACCEPTED), key
 
 
-@pytest.mark.unit
 def test_each_field_of_vllm_infinity_and_tei_is_among_those_of_its_path():
     theirs = [
         ("/v1" if name == "infinity" and path == "/embeddings" else "", path, names.split())
@@ -207,7 +205,6 @@ async def test_a_field_that_is_ignored_changes_nothing(server, key):
             assert await server.seen(key, {**body, name: "anything"}) == without, name
 
 
-@pytest.mark.unit
 def test_a_field_of_another_dialect_of_the_path_that_is_not_refused_selects_that_dialect():
     selecting = 0
     for path, candidates in BY_PATH.items():

@@ -14,8 +14,6 @@ from sentence_transformers.util.quantization import quantize_embeddings
 from trio_pool_serve.api.fields.encodings import as_dtype, row_base64, row_bytes, row_json
 from trio_pool_serve.errors import InvalidRequestError
 
-pytestmark = pytest.mark.unit
-
 vectors = hnp.arrays(np.float32, st.integers(1, 8).map(lambda n: n * 8), elements=st.floats(-1e6, 1e6, width=32))
 
 

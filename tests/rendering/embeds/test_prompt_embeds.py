@@ -19,8 +19,6 @@ from trio_pool_serve.rendering.embeds.prompt_embeds import DECODE_CHUNK_CHARACTE
 from trio_pool_serve.runner.forward_pass import to_device
 from trio_pool_serve.types import RenderedPrompt
 
-pytestmark = pytest.mark.unit
-
 FORMAT = EmbedsFormat(WIDTH, MAX_ROWS)
 
 

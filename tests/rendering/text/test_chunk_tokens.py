@@ -17,8 +17,6 @@ from trio_pool_serve.rendering.text.text_renderer import TextRenderer
 from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
 from trio_pool_serve.types import RenderedPrompt
 
-pytestmark = pytest.mark.unit
-
 RENDERERS = {
     kind: TextRenderer(TokenizerPool(fast_tokenizer(kind), 1), max_model_len=4096, vocab_size=100_000)
     for kind in FAST_KINDS

@@ -29,8 +29,6 @@ from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import RenderedPrompt
 
-pytestmark = pytest.mark.unit
-
 MAX_MODEL_LEN = 64
 
 

@@ -18,8 +18,6 @@ from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import TokenIds
 
-pytestmark = pytest.mark.unit
-
 WORKERS = 4
 
 PROMPTS = [
