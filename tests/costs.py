@@ -8,6 +8,7 @@ adds those of a server's children, which are killed with it. They are compared o
 """
 
 import json
+import math
 import os
 import platform
 import tempfile
@@ -29,7 +30,7 @@ ALLOWED = 1.5
 SPARE = 3
 """Processes that a directory may start beyond what is written in any case: runs need more or fewer workers."""
 
-GROWN = 6
+GROWN = 10
 """The exit status of a run that costs too much."""
 
 NO_TEST = "imports and collection"
@@ -111,7 +112,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     budget = written.setdefault(name, {"processes": {}, "cpu_s": {}})
     if config.getoption("--write-costs"):
         budget["processes"] = dict(sorted(starts.items()))
-        budget["cpu_s"][machine()] = round(cpu_s.total())
+        budget["cpu_s"][machine()] = math.ceil(cpu_s.total())
         path.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
     config.stash[REPORT] = Report(starts, Counter(budget["processes"]), budget["cpu_s"].get(machine()))
     if session.exitstatus == 0 and config.stash[REPORT].excesses():

@@ -14,6 +14,7 @@ import yaml
 
 import trio_pool_serve
 from tests.conftest import client_of
+from tests.models.model_families import pooling, write_family
 from tests.server.server_process import ROOT, free_port, started
 
 CHANGELOG = runpy.run_path(str(ROOT / "scripts" / "changelog.py"))
@@ -72,19 +73,20 @@ def test_public_names_import_no_torch():
     assert printed.split() == ["False", "Config", "serve"]
 
 
-async def test_the_example_of_the_public_names_serves(tmp_path, minilm):
+async def test_the_example_of_the_public_names_serves(tmp_path):
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "stability.md").read_text(), flags=re.S)
     assert "path/or/hub-id" in example
     assert "8080" in example
     port = free_port()
     program = tmp_path / "embedding_server.py"
-    program.write_text(example.replace("path/or/hub-id", str(minilm)).replace("8080", str(port)))
+    model = write_family(tmp_path / "model", "bert", modules=[pooling("mean")])
+    program.write_text(example.replace("path/or/hub-id", str(model)).replace("8080", str(port)))
     env = {"PYTHONPATH": str(ROOT)}
     with started([sys.executable, str(program)], port, tmp_path / "server.log", env) as server:
         await server.wait_until("/readyz")
         async with client_of(server.url) as client:
             answer = await client.post("/v1/embeddings", json={"input": "Hello, world"})
-        assert len(answer.json()["data"][0]["embedding"]) == 384
+        assert len(answer.json()["data"][0]["embedding"]) == 32
         server.signal(signal.SIGTERM)
         assert await server.wait_exit() == 0
 

@@ -6,6 +6,7 @@ import pytest
 from benchmarks.capacity import AIMED_SHARE, predict, with_enough_processes
 from benchmarks.simulated_cluster import simulate
 from benchmarks.simulated_scenario import LINK_TIMEOUT_S, Costs, Device, Outcome, Scenario, Traffic
+from tests.lanes import sampled
 from trio_pool_serve.engine.remote.connectors import HostConnector
 
 DEVICE = Device(name="a device", fixed_s=0.002, seconds_per_token=1e-4, max_batch_tokens=2048)
@@ -30,6 +31,7 @@ def test_a_request_to_an_idle_engine_takes_what_its_parts_take():
     assert outcome.p50_s == pytest.approx(COSTS.request_s / (1 - COSTS.link_s) + 2 * scenario.network_s + row_s)
 
 
+@pytest.mark.slow
 def test_an_engine_with_more_than_it_can_do_does_what_its_device_can():
     scenario = Scenario(device=DEVICE, costs=COSTS, traffic=ALIKE, load=2.0, seconds=20.0, warm_s=5.0)
     outcome = simulate(scenario)
@@ -38,9 +40,10 @@ def test_an_engine_with_more_than_it_can_do_does_what_its_device_can():
     assert outcome.refused > 0.3 * outcome.offered
 
 
-@pytest.mark.parametrize(
+@sampled(
     "change",
     [{"load": 1.5}, {"lost_engines": 1}, {"lost_engines": 1, "retries_lost": True, "load": 1.5}, {"slow_engines": 1}],
+    keep=[{"lost_engines": 1}, {"slow_engines": 1}],
     ids=str,
 )
 def test_every_request_ends_once(change):
@@ -49,12 +52,14 @@ def test_every_request_ends_once(change):
     assert outcome.answered > 100
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_and_another_does_not():
     first, second = simulate(MIXED), simulate(MIXED)
     assert without_times(first) == without_times(second)
     assert without_times(simulate(attrs.evolve(MIXED, seed=1))) != without_times(first)
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_twice_as_fast_gets_about_twice_the_tokens():
     scenario = Scenario(
         device=DEVICE, costs=COSTS, traffic=ALIKE, engines=2, slow_engines=1, slowness=2.0, load=1.0, seconds=30.0

@@ -13,6 +13,7 @@ import httpx
 import pytest
 import trio
 
+from tests.lanes import sampled
 from tests.models.model_families import write_family
 from tests.server.server_process import ROOT
 from trio_pool_serve.bulk import run_batch as module
@@ -68,7 +69,7 @@ async def stopped_run(source: Path, target: Path, model: str, after: int, monkey
         assert await run(source, target, model) == 1
 
 
-@pytest.mark.parametrize("windows", [0, 1, 2])
+@sampled("windows", [0, 1, 2], keep=[1])
 async def test_a_run_that_has_failed_goes_on_with_the_same_bytes(tmp_path, model, monkeypatch, windows):
     source = write_lines(tmp_path / "in.jsonl")
     assert await run(source, tmp_path / "whole.jsonl", model) == 3
@@ -95,19 +96,18 @@ async def test_a_complete_run_says_so_and_does_nothing(tmp_path, model, capsys):
     assert target.stat() == before
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"lines": 4}, "in.jsonl has"),
-        (
-            {"own": BatchModelOptions(served_model_name="m", max_model_len=8)},
-            "the maximum of tokens in a text is '8', where it was",
-        ),
-        ({"own": BatchModelOptions(served_model_name="n")}, "--served-model-name is 'n', where it was 'm'"),
-        ({"model": "roberta"}, "the digest of the model's files"),
-    ],
-    ids=["input", "length", "name", "model"],
-)
+OTHERS = {
+    "input": ({"lines": 4}, "in.jsonl has"),
+    "length": (
+        {"own": BatchModelOptions(served_model_name="m", max_model_len=8)},
+        "the maximum of tokens in a text is '8', where it was",
+    ),
+    "name": ({"own": BatchModelOptions(served_model_name="n")}, "--served-model-name is 'n', where it was 'm'"),
+    "model": ({"model": "roberta"}, "the digest of the model's files"),
+}
+
+
+@sampled(("change", "message"), OTHERS.values(), keep=[OTHERS["input"], OTHERS["model"]], ids=OTHERS)
 async def test_a_run_of_something_else_refuses_and_says_what_has_changed(tmp_path, model, capsys, change, message):
     source, target = write_lines(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
     assert await run(source, target, model) == 0

@@ -128,8 +128,7 @@ KEEP_THE_GREATEST = ("splade_modernbert",)
 """Sparse vectors of a fixed number of weights."""
 
 IN_EACH_RUN = (
-    "MiniLM", "MiniLM-sized cross-encoder", "modernbert cross-encoder", "bert token classifier", "colbert_v2",
-    "splade_max",
+    "MiniLM-sized cross-encoder", "modernbert cross-encoder", "bert token classifier", "colbert_v2", "splade_max",
 )  # fmt: skip
 
 BY_TORCH = ("--cpu-backend", "torch")

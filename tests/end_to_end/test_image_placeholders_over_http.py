@@ -72,6 +72,7 @@ async def test_a_placeholder_without_an_image_is_400_and_its_neighbours_are_answ
         assert NO_IMAGE in answer.json()["error"]["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", one_of(QWEN, "qwen3_vl"))
 async def test_a_conversation_has_as_many_placeholders_as_images(name: str, tmp_path: Path):
     path = VISION_LANGUAGE[name](tmp_path / name)
@@ -91,6 +92,7 @@ async def test_a_conversation_has_as_many_placeholders_as_images(name: str, tmp_
         assert error["param"] == "messages"
 
 
+@pytest.mark.slow
 async def test_a_placeholder_for_a_video_is_a_token_like_others(tmp_path: Path):
     """No video is read: nothing looks for one."""
     path = VISION_LANGUAGE["qwen3_vl"](tmp_path / "model")

@@ -170,6 +170,7 @@ async def test_vision_language_models_agree(name: str, tmp_path: Path, record_ag
     record_agreement(name, "embed", "transformers", max(differences.values()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", one_of(["qwen2_5_vl", "qwen3_vl"], "qwen3_vl"))
 async def test_a_query_is_read_with_its_prompt_and_compared_with_contents(name: str, tmp_path: Path):
     path = VISION_LANGUAGE[name](tmp_path / name)

@@ -156,7 +156,7 @@ QUESTION = "Given a web search query, retrieve relevant passages that answer the
 
 @sampled("name", LANGUAGE_MODELS, keep=LANGUAGE_MODELS[:2])
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("max_length", [LONG, 320])
+@sampled("max_length", [LONG, 320], keep=[320])
 async def test_a_language_model_asked_for_yes_or_no_agrees(name: str, max_length: int, tmp_path: Path, *, tied: bool):
     path = write_reranker(tmp_path / "model", name, PLAIN_CHAT, tie_word_embeddings=tied)
     edit_json(path / "tokenizer_config.json", lambda config: config.update(model_max_length=max_length))

@@ -57,7 +57,13 @@ class Pair:
         return [value for (value,) in await self.ours.runner.launch(Batch(tuple(requests)))]
 
 
-@pytest.fixture(scope="module", params=VISION_LANGUAGE)
+IN_EACH_RUN = ("qwen2_vl", "qwen3_vl")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=() if name in IN_EACH_RUN else pytest.mark.slow) for name in VISION_LANGUAGE],
+)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     path = VISION_LANGUAGE[request.param](tmp_path_factory.mktemp("seeing") / request.param)
     ours = SeeingModel(path)
