@@ -156,7 +156,7 @@ async def answers(
     if "bfloat16" in flags and not has_native_bfloat16(torch.device("cpu")):
         command[2] = "tests.end_to_end.programs.native_bfloat16"
     models = [f"{number}={path}" for number, (path, _) in enumerate(kinds.values())]
-    if flags:  # in one process, each model as it is asked for: by torch each would have processes of its own
+    if flags or len(kinds) > len(IN_EACH_RUN):  # in one process, as a model that is served alone, not one for each
         flags = (*flags, "--max-loaded-models", "4")
     folder.mkdir()  # noqa: ASYNC240
     async with launched(folder, *models, *flags, command=command) as server, client_of(server.url) as client:

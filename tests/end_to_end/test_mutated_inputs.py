@@ -20,7 +20,7 @@ from tests.rendering.mutations import mutated
 from tests.server.server_process import ROOT, ServerProcess, serving
 from tests.tensors import FORMS
 
-FEW, MANY = 120, 1500
+FEW, MANY = 120, 600
 
 MOST_PIXELS = 2**20
 

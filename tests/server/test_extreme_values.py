@@ -35,7 +35,7 @@ PLACEMENTS: Mapping[str, tuple[str, ...]] = {
 AT_ONCE = 4
 """Requests with extreme values, while plain ones are answered."""
 
-ROUNDS, MANY_ROUNDS = 2, 10
+ROUNDS, MANY_ROUNDS = 2, 6
 """In each, every field of every endpoint is extreme once at least; many are for `scripts/test rest`."""
 
 

@@ -116,7 +116,7 @@ async def test_hostile_bytes_hurt_no_one_else(tmp_path, scripted_folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 6))
+@pytest.mark.parametrize("seed", [2, 3])
 async def test_many_more_hostile_bytes_hurt_no_one_else(tmp_path, scripted_folder, seed):
     arguments = (str(scripted_folder), "--engine", "local", "--head-timeout-s", "2", "--body-timeout-s", "2")
     async with launched(tmp_path, *arguments, command=SCRIPTED) as server:

@@ -24,7 +24,7 @@ CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance,
 
 FLAGS = ("--engine", "local", "--accept-any-model", "--enable-tokenizer-info-endpoint", "--enable-prompt-embeds")
 
-FEW, MANY = 6, 30
+FEW, MANY = 6, 15
 
 RUNS = [
     ("embedding", GenerationMode.POSITIVE, FEW),
