@@ -2,7 +2,7 @@
 
 import sys
 
-from trio_pool_serve.processes.allocator import freeze_objects, limit_caches
+from trio_pool_serve.processes.allocator import freeze_objects, prepare_for_loading
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.scheduling import limit_openmp_spinning, relative_niceness
 
@@ -12,14 +12,14 @@ def configure_process(service: Service) -> None:
 
     Sets the interpreter's thread switch interval and, where models compute in this process, how OpenMP's threads wait.
     Limits the memory that malloc and oneDNN keep. Lowers the scheduling priority of the service's threads and worker
-    processes, unless it was given an ``Offload`` with a niceness. Once the models are loaded, exempts all objects that
-    exist from garbage collection.
+    processes, unless it was given an ``Offload`` with a niceness. Collects garbage rarely, and once the models are
+    loaded exempts all objects that exist from it.
     """
     threads = service.config.threads
     sys.setswitchinterval(threads.switch_interval_s)
     if service.socket_folder is None:
         limit_openmp_spinning()
-    limit_caches()
+    prepare_for_loading()
     if service.offload.niceness is None:
         service.offload.niceness = relative_niceness(threads.niceness)
     for processes in service.processes.values():

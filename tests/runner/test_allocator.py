@@ -11,7 +11,7 @@ import pytest
 
 from trio_pool_serve.processes.allocator import (
     MALLOC_VARIABLES,
-    limit_caches,
+    prepare_for_loading,
     retain_freed_memory,
     return_freed_memory,
 )
@@ -77,11 +77,11 @@ def test_memory_in_the_middle_of_the_heap_is_returned():
     program = """
 import ctypes
 from pathlib import Path
-from trio_pool_serve.processes.allocator import limit_caches, retain_freed_memory, return_freed_memory
+from trio_pool_serve.processes.allocator import prepare_for_loading, retain_freed_memory, return_freed_memory
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 resident = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-limit_caches()
+prepare_for_loading()
 assert retain_freed_memory(2**27)
 states = [libc.malloc(2**20) for _ in range(100)]
 for state in states:
@@ -104,6 +104,6 @@ def test_what_the_environment_settled_stays(monkeypatch: pytest.MonkeyPatch):
         with monkeypatch.context() as environment:
             environment.setenv(name, "131072")
             assert not retain_freed_memory(2**20)
-            limit_caches()
+            prepare_for_loading()
             return_freed_memory()
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "7"

@@ -35,11 +35,10 @@ process with MiniLM in bfloat16. A kernel that is missing costs about a millisec
 100 tokens in shapes that are all new."""
 
 
-def limit_caches() -> None:
-    """Limit malloc's arenas and oneDNN's primitives, unless the environment does. Call before torch is imported.
+def prepare_for_loading() -> None:
+    """Limit malloc's arenas and oneDNN's primitives, unless the environment does, and collect garbage rarely.
 
-    Until ``freeze_objects``, garbage is collected rarely: what is imported and loaded stays, and to walk through it
-    again and again takes a tenth of the time.
+    Call before torch is imported, and ``freeze_objects`` once the models are loaded.
     """
     gc.set_threshold(*THRESHOLDS_WHILE_LOADING)
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(ONEDNN_PRIMITIVES))
@@ -72,10 +71,13 @@ def _may_configure() -> bool:
 
 
 THRESHOLDS_WHILE_LOADING = 50_000, 10, 20
+"""Of the garbage collector; Python's default is 700, 10, 10. What is imported and loaded stays, and to walk through it
+again and again takes a tenth of the time: 3.7 CPU seconds instead of 3.4 with torch and transformers."""
+
 THRESHOLDS = 10_000, 10, 20
-"""Of the garbage collector, for objects made since: 700, 10, 10 is Python's default. Then what requests hold was walked
-through every few seconds, for 30 to 130 ms with the lines of a batch, to find next to nothing: nearly all objects are
-freed when their last reference goes."""
+"""The same for objects made after that. By Python's default, what requests hold was walked through every few seconds,
+for 30 to 130 ms with the lines of a batch, to find next to nothing: nearly all objects are freed when their last
+reference goes."""
 
 
 def freeze_objects() -> None:

@@ -19,7 +19,7 @@ from trio_pool_serve.engine.remote.keys import LinkKeys
 from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.models.folder import open_model_folder
-from trio_pool_serve.processes.allocator import freeze_objects, limit_caches
+from trio_pool_serve.processes.allocator import freeze_objects, prepare_for_loading
 from trio_pool_serve.processes.child_process import leave, run_as_child, send_to_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.telemetry.logs import configure_logging
@@ -44,7 +44,7 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
     """
     assert isinstance(job, EngineJob)  # noqa: S101  (the first message)
     limit_openmp_spinning()  # before torch is imported, as the next
-    limit_caches()
+    prepare_for_loading()
     config = decode_config(job.config)
     labels = {"replica": str(job.numbers.replica), "device": job.device}
     configure_logging(config.logging, {"model": job.model, **labels} if job.numbers.processes > 1 else {})

@@ -26,7 +26,7 @@ from trio_pool_serve.models.files.model_digest import digest_of
 from trio_pool_serve.models.folder import locate_model
 from trio_pool_serve.models.loading.local_runners import LocalRunners
 from trio_pool_serve.models.loading.runner_loader import RunnerLoader, load_transformer
-from trio_pool_serve.processes.allocator import freeze_objects, limit_caches
+from trio_pool_serve.processes.allocator import freeze_objects, prepare_for_loading
 from trio_pool_serve.processes.child_process import leave
 from trio_pool_serve.server.engine_settings import EngineServerConfig
 from trio_pool_serve.server.reloading import watch_reloads
@@ -54,7 +54,7 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
     """
     config = settings.config
     limit_openmp_spinning()  # before torch is imported
-    limit_caches()
+    prepare_for_loading()
     (source,) = config.sources
     assert config.hosts.key_file is not None  # noqa: S101  (the command line requires it)
     keys = LinkKeys(config.hosts.key_file)
