@@ -73,6 +73,19 @@ def test_public_names_import_no_torch():
     assert printed.split() == ["False", "Config", "serve"]
 
 
+def test_the_kinds_of_models_are_known_without_torch():
+    """An API process reads folders and renders for every kind, and has no torch in it."""
+    program = "import sys, trio_pool_serve.models.folder; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_an_engine_process_imports_neither_the_command_line_nor_what_serves_http():
+    not_needed = {"torch", "quart", "hypercorn", "trio_pool_serve.cli", "trio_pool_serve.app"}
+    program = f"import sys, trio_pool_serve.server.engine_process; sys.exit(str({not_needed} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert done.stderr.strip() == "set()"
+
+
 async def test_the_example_of_the_public_names_serves(tmp_path):
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "stability.md").read_text(), flags=re.S)
     assert "path/or/hub-id" in example

@@ -23,7 +23,7 @@ def _stance() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own code
-@pytest.mark.parametrize("name", ["bert", "modernbert", "qwen3"])
+@pytest.mark.parametrize("name", ["modernbert", "qwen3"])
 async def test_a_compiled_family_agrees_in_any_thread(tmp_path: Path, name: str):
     path = write_family(tmp_path / name, name)
     expected = await ServedModel(path).embed(TEXTS)

@@ -169,8 +169,11 @@ def rounds(draw: st.DrawFn, models: Mapping[str, str]) -> list[tuple[str, bytes]
     ]
 
 
-@sampled("placement", PLACEMENTS, keep=["process"])
-@sampled("rounds_taken", [ROUNDS, MANY_ROUNDS], keep=[ROUNDS])
+@sampled(
+    ("placement", "rounds_taken"),
+    [("process", ROUNDS), *((placement, MANY_ROUNDS) for placement in PLACEMENTS)],
+    keep=[("process", ROUNDS)],
+)
 def test_extreme_values_fail_their_own_request_alone(driven: Driven, rounds_taken: int):
     # A server that has died is not to be asked again for a shorter example.
     @settings(max_examples=rounds_taken, phases=[Phase.generate], suppress_health_check=list(HealthCheck))

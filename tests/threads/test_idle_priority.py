@@ -8,8 +8,6 @@ import pytest
 
 from trio_pool_serve.threads.dedicated_threads import HAS_IDLE_PRIORITY, at_idle_priority
 
-pytestmark = pytest.mark.unit
-
 linux_only = pytest.mark.skipif(not HAS_IDLE_PRIORITY, reason="this system has no idle priority")
 
 WITHOUT_RIGHTS = """

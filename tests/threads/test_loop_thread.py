@@ -16,8 +16,6 @@ from tests.server.server_process import ROOT
 from trio_pool_serve.threads.dedicated_threads import DedicatedThreads
 from trio_pool_serve.threads.loop_thread import LoopThread
 
-pytestmark = pytest.mark.unit
-
 NAME = "loop of a test"
 
 
