@@ -1,14 +1,13 @@
 """What a run costs, and whether that has grown: CPU seconds and started Python processes, beside ``tests/costs.json``.
 
 ``--costs NAME``, which ``scripts/test`` passes, prints both by directory at the end of a run, and fails one that takes
-more than ``ALLOWED`` times what is written for that name. With ``--write-costs`` it is written instead.
+more than ``ALLOWED`` times what is written for that name. With ``--write-costs`` a whole run that passes is written.
 
 CPU seconds are those of the processes that run tests and of the child processes that they have waited for. ``charge``
 adds those of a server's children, which are killed with it. They are compared only between machines of one kind.
 """
 
 import json
-import math
 import os
 import platform
 import tempfile
@@ -66,6 +65,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    part = config.args_source == pytest.Config.ArgsSource.ARGS or config.option.keyword
+    if config.getoption("--write-costs") and part and not hasattr(config, "workerinput"):
+        raise pytest.UsageError("--write-costs: only what all tests of a lane cost is written, not that of a part")
     if config.getoption("--costs") and not hasattr(config, "workerinput"):
         descriptor, name = tempfile.mkstemp(prefix="process-starts-")
         os.close(descriptor)
@@ -110,12 +112,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     name, path = config.getoption("--costs"), config.rootpath / "tests" / "costs.json"
     written = json.loads(path.read_text()) if path.exists() else {}
     budget = written.setdefault(name, {"processes": {}, "cpu_s": {}})
-    if config.getoption("--write-costs"):
-        budget["processes"] = dict(sorted(starts.items()))
-        budget["cpu_s"][machine()] = math.ceil(cpu_s.total())
+    if config.getoption("--write-costs") and session.exitstatus == 0:
+        budget["processes"] = dict(starts)
+        budget["cpu_s"][machine()] = {name: round(seconds, 1) for name, seconds in by_directory(cpu_s).items()}
         path.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
-    config.stash[REPORT] = Report(starts, Counter(budget["processes"]), budget["cpu_s"].get(machine()))
-    if session.exitstatus == 0 and config.stash[REPORT].excesses():
+    report = Report(starts, Counter(budget["processes"]), Counter(budget["cpu_s"].get(machine(), {})))
+    config.stash[REPORT] = report
+    if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and report.excesses():
         session.exitstatus = GROWN
 
 
@@ -133,11 +136,14 @@ def by_directory(files: Mapping[str, float]) -> Counter[str]:
 
 @frozen
 class Report:
-    """Processes that a run has started and may start, by file, and the CPU seconds it may take, if that is known."""
+    """Processes that a run has started and that are written for it, by file, and the CPU seconds, by directory.
+
+    No CPU seconds: they are not known for this kind of machine.
+    """
 
     starts: Counter[str]
     budget: Counter[str]
-    cpu_budget_s: float | None
+    cpu_budget_s: Counter[str]
 
     def excesses(self) -> list[str]:
         """Return a line for each directory that starts too many processes, and for the whole."""
@@ -154,20 +160,26 @@ class Report:
                     f"{directory} starts {started} processes; {allowed[directory]} are written in "
                     f"tests/costs.json: {', '.join(grown.values())}"
                 )
-        if self.cpu_budget_s is not None and cpu_s.total() > ALLOWED * self.cpu_budget_s:
-            costly = ", ".join(f"{file} ({seconds:.0f})" for file, seconds in cpu_s.most_common(10))
+        if self.cpu_budget_s and cpu_s.total() > ALLOWED * self.cpu_budget_s.total():
             found.append(
-                f"the run takes {cpu_s.total():.0f} CPU seconds; {self.cpu_budget_s} are written in tests/costs.json "
-                f"for {machine()}. Most: {costly}"
+                f"the run takes {cpu_s.total():.0f} CPU seconds; {self.cpu_budget_s.total():.0f} are written in "
+                f"tests/costs.json for {machine()}"
             )
+            grown = by_directory(cpu_s)
+            grown.subtract(self.cpu_budget_s)
+            for directory, more in grown.most_common(3):
+                files = Counter({file: seconds for file, seconds in cpu_s.items() if directory_of(file) == directory})
+                costly = ", ".join(f"{file} ({seconds:.1f})" for file, seconds in files.most_common(5))
+                found.append(f"{directory} takes {more:.1f} more than is written. Most: {costly}")
         return found
 
     def table(self) -> Table:
-        table = Table("directory", "tests", "CPU s", "s", "processes", "written")
+        table = Table("directory", "tests", "s", "CPU s", "written", "processes", "written")
         for column in table.columns[1:]:
             column.justify = "right"
-        columns = [by_directory(each) for each in (tests, cpu_s, wall_s, self.starts, self.budget)]
-        for directory in [name for name, _ in columns[1].most_common()]:
+        columns = [by_directory(each) for each in (tests, wall_s, cpu_s)]
+        columns += [self.cpu_budget_s, by_directory(self.starts), by_directory(self.budget)]
+        for directory in [name for name, _ in columns[2].most_common()]:
             table.add_row(directory, *(f"{column[directory]:.0f}" for column in columns))
         table.add_section()
         table.add_row("all", *(f"{column.total():.0f}" for column in columns))
@@ -182,7 +194,7 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
     Console(file=terminalreporter._tw._file, width=100).print(report.table())
     slowest = ", ".join(f"{file.removeprefix('tests/')} {seconds:.0f}" for file, seconds in wall_s.most_common(10))
     terminalreporter.write_line(f"longest, s: {slowest}")
-    if report.cpu_budget_s is None:
+    if not report.cpu_budget_s:
         terminalreporter.write_line("no CPU seconds are written in tests/costs.json for this kind of machine")
     for line in report.excesses():
         terminalreporter.write_line(line, red=True)

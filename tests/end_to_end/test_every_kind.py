@@ -156,7 +156,8 @@ async def answers(
     if "bfloat16" in flags and not has_native_bfloat16(torch.device("cpu")):
         command[2] = "tests.end_to_end.programs.native_bfloat16"
     models = [f"{number}={path}" for number, (path, _) in enumerate(kinds.values())]
-    if flags or len(kinds) > len(IN_EACH_RUN):  # in one process, as a model that is served alone, not one for each
+    if flags or len(kinds) > len(IN_EACH_RUN):
+        # All in one process, which a model that is served alone has too, and not a process for each.
         flags = (*flags, "--max-loaded-models", "4")
     folder.mkdir()  # noqa: ASYNC240
     async with launched(folder, *models, *flags, command=command) as server, client_of(server.url) as client:

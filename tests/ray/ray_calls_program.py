@@ -62,8 +62,9 @@ async def outcome_of(cluster: RayCluster, method: object, *arguments: object) ->
 
 async def failure_of(cluster: RayCluster, method: object) -> str:
     """What a call to an actor raises once its process has ended, which takes a moment."""
-    while (outcome := await outcome_of(cluster, method)) == "returned":
-        pass
+    with trio.fail_after(60):
+        while (outcome := await outcome_of(cluster, method)) == "returned":
+            pass
     return outcome
 
 

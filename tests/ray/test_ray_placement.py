@@ -197,7 +197,6 @@ async def until_queued(server: ServerProcess, rows: int) -> None:
             await trio.sleep(0.05)
 
 
-@pytest.mark.slow
 @pytest.mark.ray
 async def test_a_process_that_talks_to_ray_and_is_killed_takes_the_engines_with_it_and_is_replaced(
     tmp_path, scripted_folder, cluster

@@ -70,8 +70,8 @@ async def asking(server: ServerProcess, texts: list[str], clients: int, pause_s:
         is_over.set()
 
 
-async def recovery_s(server: ServerProcess, restarts: int, kill: Callable[[], None]) -> float:
-    """Return how long after a kill all replicas are ready again, in which every request is answered."""
+async def recover(server: ServerProcess, restarts: int, kill: Callable[[], None]) -> None:
+    """Kill, and wait until all replicas are ready again; meanwhile every request is answered."""
     async with asking(server, TEXTS[:2], 2, pause_s=0.05) as statuses:
         await trio.to_thread.run_sync(kill)
         began = trio.current_time()
@@ -80,7 +80,6 @@ async def recovery_s(server: ServerProcess, restarts: int, kill: Callable[[], No
     assert set(statuses) <= {200, 503}
     assert statuses[200]
     logger.info("recovered in %.1f s: %s", took, dict(statuses))
-    return took
 
 
 async def test_ray_agrees_with_the_local_engine_and_what_dies_is_replaced(tmp_path, minilm, cluster):
@@ -93,10 +92,10 @@ async def test_ray_agrees_with_the_local_engine_and_what_dies_is_replaced(tmp_pa
         await until_ready(server, 2)
         assert np.abs(await embed(server, TEXTS) - local).max() < 1e-6
         for restarts, what in enumerate((ACTOR, ENGINE_PROCESS), start=1):
-            await recovery_s(server, restarts, cluster.processes(what)[0].kill)
+            await recover(server, restarts, cluster.processes(what)[0].kill)
         engines = cluster.processes(ENGINE_PROCESS)
         assert len({cluster.node_of(engine) for engine in engines}) == 2  # as before
-        await recovery_s(server, 3, lambda: cluster.kill_node(nodes.pop()))
+        await recover(server, 3, lambda: cluster.kill_node(nodes.pop()))
         await server.wait_computing()
         assert np.abs(await embed(server, TEXTS) - local).max() < 1e-6
         server.signal()

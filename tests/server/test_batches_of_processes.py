@@ -93,7 +93,6 @@ def owner_of(server: ServerProcess, data: Path) -> psutil.Process:
     return owner
 
 
-@pytest.mark.slow
 async def test_the_process_that_has_the_files_may_be_killed(tmp_path, scripted_folder):
     data = tmp_path / "data"
     async with scripted(tmp_path / "first", scripted_folder, *workers(3, data)) as server:

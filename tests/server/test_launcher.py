@@ -1,9 +1,12 @@
 """Where models compute if the settings leave it open."""
 
+from threading import Event
+
 import pytest
 
 from tests.models.vision_families import clip
 from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
+from trio_pool_serve.server import launcher
 from trio_pool_serve.server.launcher import with_engine_placement
 
 
@@ -31,7 +34,9 @@ async def test_a_model_that_reads_images_is_given_processes(tmp_path):
     assert (await with_engine_placement(config, cores=2)).processes.engine == "process"
 
 
-async def test_a_model_whose_files_cannot_be_read_in_time_counts_as_one_of_texts(tmp_path, autojump_clock):
-    # The clock jumps to the time limit at once, as the loop has nothing to do while a thread reads.
-    config = Config(models=(str(clip(tmp_path)),), loading=ModelConfig(device="cpu"))
+async def test_a_model_whose_files_cannot_be_read_in_time_counts_as_one_of_texts(tmp_path, autojump_clock, monkeypatch):
+    go_on = Event()
+    monkeypatch.setattr(launcher, "reads_images_by_its_files", lambda *_: go_on.wait(60))
+    config = Config(models=(str(tmp_path),), loading=ModelConfig(device="cpu"))
     assert (await with_engine_placement(config, cores=2)).processes.engine == "local"
+    go_on.set()
