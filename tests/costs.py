@@ -3,8 +3,8 @@
 ``--costs NAME``, which ``scripts/test`` passes, prints both by directory at the end of a run, and fails one that takes
 more than ``ALLOWED`` times what is written for that name. With ``--write-costs`` a whole run that passes is written.
 
-CPU seconds are those of the processes that run tests and of the child processes that they have waited for. ``charge``
-adds those of a server's children, which are killed with it. They are compared only between machines of one kind.
+CPU seconds are those of the processes that run tests, and of their child processes. The children of a server that is
+killed would be missing: ``charge`` adds theirs. CPU seconds are compared only between machines of the same kind.
 """
 
 import json
@@ -45,7 +45,7 @@ REPORT: "pytest.StashKey[Report]" = pytest.StashKey()
 
 
 def charge(processes: list[psutil.Process]) -> None:
-    """Add the CPU seconds of processes that are about to be killed and that nobody will wait for."""
+    """Count the CPU seconds of processes that are about to be killed; the system would not add them to a parent's."""
     for process in processes:
         with suppress(psutil.Error):  # it has ended
             _charged_s[0] += sum(process.cpu_times()[:2])
