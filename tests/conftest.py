@@ -22,8 +22,10 @@ from trio_pool_serve.config import Config, SchedulingConfig
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.compute_rates import MIN_BATCHES, work_class
 from trio_pool_serve.engine.local import LocalEngine
+from trio_pool_serve.rendering.memory_budget import MemoryBudget, Reservation
 from trio_pool_serve.server.contained_connection import contain_connections
 from trio_pool_serve.service import Service
+from trio_pool_serve.types import Client
 
 UNHURRIED = SchedulingConfig(max_queue_s=600)
 """For real models, which take long here: requests wait instead of being refused."""
@@ -151,6 +153,16 @@ async def client(url: str) -> AsyncIterator[httpx.AsyncClient]:
 def client_of(url: str) -> httpx.AsyncClient:
     """Return a client of a server without TLS; by itself httpx reads all certificate authorities, 20 ms each time."""
     return httpx.AsyncClient(base_url=url, timeout=300, verify=NO_AUTHORITIES)
+
+
+@contextmanager
+def reserving(memory: MemoryBudget, client: Client) -> Iterator[Reservation]:
+    """A reservation of a request that ends with the block."""
+    reservation = Reservation(memory, client)
+    try:
+        yield reservation
+    finally:
+        reservation.release()
 
 
 def is_idle(service: Service) -> bool:

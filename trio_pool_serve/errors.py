@@ -272,7 +272,7 @@ def innermost(error: BaseException) -> BaseException:
 
 
 @contextmanager
-def unwrap_exception_groups(*types: type[Exception]) -> Iterator[None]:
+def unwrap_exception_groups(*types: type[BaseException]) -> Iterator[None]:
     """Raise a single error in place of an exception group whose exceptions all have one of the ``types``.
 
     It is the first error of the first of ``types`` that occurs in the group. Of a group with other exceptions,
@@ -281,12 +281,30 @@ def unwrap_exception_groups(*types: type[Exception]) -> Iterator[None]:
     try:
         yield
     except BaseExceptionGroup as group:
-        expected, rest = group.split(types)
-        if expected is None:
+        error = _expected_of(group, types)
+        if error is None:
             raise
-        single = next(innermost(found) for kind in types if (found := expected.subgroup(kind)))
-        error = single if rest is None else rest
         raise error from error.__cause__  # the group that it was in is not its context
+
+
+def _expected_of(group: BaseExceptionGroup, types: tuple[type[BaseException], ...]) -> BaseException | None:
+    # A function of its own: in a frame of its traceback, a part of the group would wait for the garbage collector.
+    expected, rest = group.split(types)
+    if expected is None:
+        return None
+    single = next(innermost(found) for kind in types if (found := expected.subgroup(kind)))
+    return single if rest is None else rest
+
+
+def forget_frames(error: BaseException) -> None:
+    """Drop the tracebacks of an error and of its causes: of one that is answered, or returned by a thread.
+
+    Frames refer to what a request holds, often to the error too, and only the garbage collector would free them.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
 
 
 def at_place(place: str, error: InvalidRequestError | MediaError) -> InvalidRequestError | MediaError:

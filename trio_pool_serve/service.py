@@ -126,7 +126,7 @@ class Service:
         scheduling = self.config.scheduling
         # Memory is each process's own, so each has a part of the budget.
         max_bytes = scheduling.memory_budget_bytes // self.config.processes.api_workers
-        return MemoryBudget(max_bytes, scheduling.client_memory_share)
+        return MemoryBudget(max_bytes, scheduling.client_memory_share, self.config.network.max_body_bytes)
 
     @results.default
     def _make_results(self) -> ResultCache:

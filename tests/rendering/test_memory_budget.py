@@ -5,9 +5,10 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from tests.conftest import reserving
 from trio_pool_serve.errors import OverloadedError
 from trio_pool_serve.rendering.media.cache import MediaCache
-from trio_pool_serve.rendering.memory_budget import MAX_CONCURRENT_PREPARATIONS, MemoryBudget
+from trio_pool_serve.rendering.memory_budget import MAX_CONCURRENT_PREPARATIONS, MemoryBudget, Reservation
 from trio_pool_serve.types import Client, ImageFeatures, RenderedPrompt
 
 pytestmark = pytest.mark.unit
@@ -78,7 +79,7 @@ async def test_who_leaves_holds_nothing():
 
 def test_what_does_not_fit_is_refused_and_released_with_its_request():
     budget = MemoryBudget(max_bytes=100, client_share=1)
-    with budget.reserving(CLIENT) as first, budget.reserving(Client("b")) as second:
+    with reserving(budget, CLIENT) as first, reserving(budget, Client("b")) as second:
         first.grow(60)
         second.grow(40)
         with pytest.raises(OverloadedError, match="all of the server's memory") as refused:
@@ -91,7 +92,8 @@ def test_what_does_not_fit_is_refused_and_released_with_its_request():
 
 def test_no_client_has_more_than_its_share():
     budget = MemoryBudget(max_bytes=100)
-    with budget.reserving(CLIENT) as first, budget.reserving(CLIENT) as second, budget.reserving(Client("b")) as other:
+    other = Reservation(budget, Client("b"))
+    with reserving(budget, CLIENT) as first, reserving(budget, CLIENT) as second:
         first.grow(30)
         with pytest.raises(OverloadedError, match="This client's requests"):
             second.grow(21)
@@ -101,10 +103,10 @@ def test_no_client_has_more_than_its_share():
 
 def test_a_request_has_room_when_no_other_holds_anything_however_large_it_is():
     budget = MemoryBudget(max_bytes=100)
-    with budget.reserving(CLIENT) as reservation:
+    with reserving(budget, CLIENT) as reservation:
         reservation.grow(60)
         reservation.grow(60)
-        with pytest.raises(OverloadedError), budget.reserving(Client("b")) as other:
+        with pytest.raises(OverloadedError), reserving(budget, Client("b")) as other:
             other.grow(1)
 
 
@@ -121,7 +123,7 @@ async def test_the_cache_has_what_requests_leave():
         for number in range(6):  # of 64 bytes each
             await cache.get(("", bytes([number])), prepare)
         assert cache.statistics().bytes == 4 * 64
-        with budget.reserving(CLIENT) as reservation:
+        with reserving(budget, CLIENT) as reservation:
             reservation.grow(200)
             assert cache.statistics().bytes == 64
             reservation.grow(90)

@@ -83,7 +83,11 @@ class NetworkConfig:
         default=16 * 2**20, validator=gt(0)
     )
     write_timeout_s: Annotated[
-        float, help_("Seconds after which a TCP client that does not read its response is disconnected.")
+        float,
+        help_(
+            "Seconds in which a client must read 256 KiB of its response, or the rest of it. After that it is "
+            "disconnected; with HTTP/2 only the stream ends."
+        ),
     ] = field(default=60.0, validator=gt(0))
     max_connections: Annotated[
         int,

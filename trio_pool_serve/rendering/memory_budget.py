@@ -1,8 +1,9 @@
-"""One budget in bytes for what requests hold in this process: bodies, prepared inputs, vectors of tokens.
+"""One budget in bytes for what requests hold in this process: bodies, prepared inputs, vectors, unsent responses.
 
 The cache of prepared images has what they leave of it.
 """
 
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -19,6 +20,9 @@ MAX_CONCURRENT_PREPARATIONS = 4
 """An image's size is unknown until it is prepared: at most this many can exceed the budget."""
 
 RETRY_AFTER_S = 1.0
+
+SHORTAGE_EVERY_S = 1.0
+"""Between two calls of ``on_shortage``, which may look at thousands of bodies."""
 
 
 def _evict_nothing(nbytes: int) -> None:
@@ -44,11 +48,15 @@ class Reservation:
         self.nbytes += nbytes
         self.budget.add(self.client, nbytes)
 
+    def settle(self, nbytes: int) -> None:
+        """Hold exactly ``nbytes`` from now on, even if they do not fit: for memory that is in use already."""
+        self.budget.add(self.client, nbytes - self.nbytes)
+        self.nbytes = nbytes
+
     def release(self) -> None:
         """Hold nothing any longer, for good."""
         self.is_released = True
-        self.budget.add(self.client, -self.nbytes)
-        self.nbytes = 0
+        self.settle(0)
 
 
 @define(eq=False)
@@ -57,41 +65,50 @@ class MemoryBudget:
 
     What a client sends is refused where it does not fit: see ``Reservation``. What is made of it, images and token
     embeddings, is not made before there is room: kilobytes of a request would become gigabytes as fast as they can be
-    prepared, and wait until they are computed. No client has more than ``client_share`` of the budget.
+    prepared, and wait until they are computed. No client has more than ``client_share`` of the budget, and each may
+    have ``client_bytes`` with one request, whatever others hold.
     """
 
     max_bytes: int = DEFAULT_BYTES
     client_share: float = 0.5
+    client_bytes: int = 0
     held_bytes: int = field(init=False, default=0)
     evict_from_cache: Callable[[int], None] = field(init=False, default=_evict_nothing)
     """Called with a number of bytes: what the cache may have at most."""
+    on_shortage: set[Callable[[float], None]] = field(init=False, factory=set)
+    """Called with ``time.monotonic()`` before a request is refused, at most once a second: to release what can be."""
+    _next_shortage: float = field(init=False, default=0.0)
     _by_client: dict[int, int] = field(init=False, factory=dict)
     _released: trio.Event = field(init=False, factory=trio.Event)
     _limiter: trio.CapacityLimiter = field(
         init=False, factory=lambda: trio.CapacityLimiter(MAX_CONCURRENT_PREPARATIONS)
     )
 
-    @contextmanager
-    def reserving(self, client: Client) -> Iterator[Reservation]:
-        """Give a reservation, of nothing at first, that is released when the context ends."""
-        reservation = Reservation(self, client)
-        try:
-            yield reservation
-        finally:
-            reservation.release()
-
     def require_room(self, client: Client, nbytes: int, *, besides: int = 0) -> None:
         """Raise ``OverloadedError`` unless a request of a client, which holds ``besides``, may hold so many more.
 
         A request has room whatever its size when no other holds anything.
         """
-        if self.held_bytes > besides and self.held_bytes + nbytes > self.max_bytes:
-            message = "Requests hold all of the server's memory for them."
+        message = self._lacks_room(client, nbytes, besides)
+        now = time.monotonic()
+        if message and now >= self._next_shortage:
+            self._next_shortage = now + SHORTAGE_EVERY_S
+            for make_room in tuple(self.on_shortage):
+                make_room(now)
+            message = self._lacks_room(client, nbytes, besides)
+        if message:
             raise OverloadedError(message, retry_after_s=RETRY_AFTER_S, reason="memory")
+
+    def _lacks_room(self, client: Client, nbytes: int, besides: int) -> str:
+        """Return why a request may not hold more; empty if it may."""
         held = self._by_client.get(client.number, 0)
+        if held <= besides and besides + nbytes <= self.client_bytes and not client.is_background:
+            return ""
+        if self.held_bytes > besides and self.held_bytes + nbytes > self.max_bytes:
+            return "Requests hold all of the server's memory for them."
         if held > besides and held + nbytes > self.max_bytes * self.client_share:
-            message = "This client's requests hold all of the memory that one client may have."
-            raise OverloadedError(message, retry_after_s=RETRY_AFTER_S, reason="memory")
+            return "This client's requests hold all of the memory that one client may have."
+        return ""
 
     def add(self, client: Client, nbytes: int) -> None:
         """Count bytes that a client's request holds, or no longer holds if negative; images are evicted for them."""

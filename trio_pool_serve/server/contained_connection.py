@@ -17,19 +17,26 @@ from typing import Any
 import hypercorn.trio.run
 import trio
 from attrs import define, field
+from h2.errors import ErrorCodes
+from h2.events import StreamReset
+from h2.exceptions import ProtocolError
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper
 
+from trio_pool_serve.errors import unwrap_exception_groups
 from trio_pool_serve.server.http_connection import LAST_REQUEST_S, MAX_RECEIVED, HttpConnection
-from trio_pool_serve.server.server_context import Connections, ServerContext, address_of
+from trio_pool_serve.server.incoming_request import MAX_HEADERS
+from trio_pool_serve.server.server_context import WRITE_PIECE, Connections, ServerContext, address_of
 
 LINGER_S = 1.0
 """Seconds for which a connection that the server closes waits for the client to close it too."""
 
 LINGER_BYTES = 2**20
+
+NOT_READ = "the client does not read"
 
 CLOSE_TIMEOUT_S = 5.0
 """Seconds that closing may take, and what is left of a connection once its client is gone."""
@@ -92,11 +99,13 @@ class ContainedConnection(TCPServer):
     ``received`` are bytes that have been read from the stream.
     """
 
+    context: ServerContext
     _client_is_gone = False
     _reading: trio.CancelScope
 
     def __init__(self, *args: Any, received: bytes = b"") -> None:
         super().__init__(*args)
+        self._wrapped_app, self.app = self.app, self._call_app
         self._received = received
         self._reading = trio.CancelScope()
         self._connection = trio.CancelScope()
@@ -116,12 +125,64 @@ class ContainedConnection(TCPServer):
         await self.context.terminated.wait()
 
     async def protocol_send(self, event: Event) -> None:
-        """Handle an event of the protocol. Cancellation: as in hypercorn."""
+        """Handle an event of the protocol. Cancellation: as in hypercorn; writing ends after its time limit."""
+        if isinstance(event, RawData):
+            await self._write(event.data)
+            return
         await super().protocol_send(event)
         if isinstance(event, Closed):
             self._reading.cancel(reason="the server has closed the connection")
         if isinstance(event, Updated) and self._client_is_gone:
             self.idle_timer.end()
+
+    async def _write(self, data: bytes) -> None:
+        """Write as hypercorn does, which has no time limit: within ``write_timeout_s``."""
+        async with self.send_lock:
+            try:
+                with trio.fail_after(self._write_timeout_s, shield=True):
+                    await self.stream.send_all(data)
+            except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+                self._connection.cancel(reason=NOT_READ)
+                await self.protocol.handle(Closed())
+
+    @property
+    def _write_timeout_s(self) -> float:
+        return self.context.connections.limits.write_timeout_s
+
+    async def _call_app(self, scope: Any, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:
+        """Call the app with a ``send`` that resets a stream whose client does not read."""
+        if len(scope["headers"]) > MAX_HEADERS:
+            await send({"type": "http.response.start", "status": 431, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body"})
+            return
+
+        async def send_in_pieces(message: Any) -> None:
+            body, begin = message.get("body", b""), 0
+            try:
+                while len(body) - begin > WRITE_PIECE:
+                    piece = {**message, "body": body[begin : begin + WRITE_PIECE], "more_body": True}
+                    with trio.fail_after(self._write_timeout_s):
+                        await send(piece)
+                    begin += WRITE_PIECE
+                with trio.fail_after(self._write_timeout_s):
+                    await send({**message, "body": body[begin:]} if begin else message)
+            except trio.TooSlowError:
+                await self._reset(scope)
+
+        with unwrap_exception_groups(trio.Cancelled):  # hypercorn's task would keep a group, and all of its frames
+            paced = send_in_pieces if scope["type"] == "http" else send
+            await self._wrapped_app(scope, receive, paced, sync_spawn, call_soon)
+
+    async def _reset(self, scope: Any) -> None:
+        """End a stream of HTTP/2; what the app sends after that goes nowhere."""
+        protocol: Any = self.protocol.protocol
+        for number, stream in getattr(protocol, "streams", {}).items():
+            if stream.scope is scope:
+                with contextlib.suppress(ProtocolError):  # the client has reset it
+                    protocol.connection.reset_stream(number, ErrorCodes.CANCEL)
+                # As when the client resets it; hypercorn has no other way.
+                await protocol._handle_events([StreamReset(stream_id=number)])  # noqa: SLF001
+                return
 
     async def _read_data(self) -> None:
         with self._reading:
@@ -130,6 +191,8 @@ class ContainedConnection(TCPServer):
             await super()._read_data()
         self._client_is_gone = True
         self.idle_timer.end()
+        for unsent in [*getattr(self.protocol.protocol, "stream_buffers", {}).values()]:
+            await unsent.close()  # hypercorn's streams would wait for the client to read them
         # Requests have been cancelled by now. Some connections do not end all the same: upgrades to HTTP/2, for one.
         self._connection.deadline = trio.current_time() + CLOSE_TIMEOUT_S
 

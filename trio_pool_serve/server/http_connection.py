@@ -19,7 +19,7 @@ from trio_pool_serve.server.half_closed import wait_until_gone
 from trio_pool_serve.server.incoming_request import BadRequestError, IncomingRequest, LeftToHypercornError
 from trio_pool_serve.server.outgoing_response import BEGINNING, REFUSAL, OutgoingResponse, head_bytes
 from trio_pool_serve.server.request_buffer import RequestBuffer
-from trio_pool_serve.server.server_context import ServerContext
+from trio_pool_serve.server.server_context import WRITE_PIECE, ServerContext
 
 MAX_RECEIVED = 2**16
 """Bytes that are read at once, and so the most that can have been read behind a request that is running."""
@@ -325,6 +325,8 @@ class HttpConnection:
     async def _write(self, *parts: bytes) -> None:
         """Write to the client, by one system call if there is room; after a failure nothing more is written.
 
+        A client that reads too slowly counts as one that has left.
+
         Cancellation: at once while there is no room; nothing more is written then.
         """
         if not self._is_writable:
@@ -344,13 +346,17 @@ class HttpConnection:
         self._is_writable = False  # until all of it has been written
         try:
             for part in parts:
-                if written < len(part):
-                    await self._stream.send_all(memoryview(part)[written:])
+                await self._write_in_pieces(memoryview(part)[written:])
                 written = max(0, written - len(part))
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
+        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
             self._give_up_writing()
         else:
             self._is_writable = True
+
+    async def _write_in_pieces(self, data: memoryview) -> None:
+        for begin in range(0, len(data), WRITE_PIECE):
+            with trio.fail_after(self._context.connections.limits.write_timeout_s):
+                await self._stream.send_all(data[begin : begin + WRITE_PIECE])
 
     def _give_up_writing(self) -> None:
         self._is_writable = False

@@ -50,7 +50,7 @@ def open_listening_socket(network: NetworkConfig) -> socket.socket:
 
 
 def _limit_writing(listening: socket.socket, network: NetworkConfig) -> None:
-    # hypercorn's writes have no time limit, but the kernel has one, which accepted connections inherit.
+    # Accepted connections inherit it. The kernel still sends what was written before a connection was closed.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(network.write_timeout_s * 1000))
 
 
@@ -121,6 +121,7 @@ def connections_of(service: Service) -> Connections:
     room = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILES
     limits = ConnectionLimits(
         head_timeout_s=service.config.time_limits.head_timeout_s,
+        write_timeout_s=network.write_timeout_s,
         max_connections=max(1, min(network.max_connections, room)),
         max_connections_per_address=network.max_connections_per_address,
     )

@@ -13,12 +13,19 @@ from hypercorn.trio.worker_context import EventWrapper, WorkerContext
 
 from trio_pool_serve.server.outgoing_response import ServerHeaders
 
+WRITE_PIECE = 256 * 1024
+"""Responses are written in pieces of so many bytes, each of which has a time limit."""
+
 
 @frozen(kw_only=True)
 class ConnectionLimits:
-    """How long a client may take for the head of a request, and how many connections are served at once; 0: any."""
+    """How long a client may take for the head of a request, and how many connections are served at once; 0: any.
+
+    In ``write_timeout_s`` a client must read ``WRITE_PIECE`` bytes of a response, or all that is left of it.
+    """
 
     head_timeout_s: float = 30.0
+    write_timeout_s: float = 60.0
     max_connections: int = 0
     max_connections_per_address: int = 0
 

@@ -19,6 +19,9 @@ MAX_TOKEN_NUMBERS = 32_000_000
 
 BYTES_PER_NUMBER = 4
 
+BYTES_PER_NUMBER_OF_RESPONSE = 16
+"""4 in the vector, and about 12 in the response's JSON, which is kept until the client has read it."""
+
 PooledRow = tuple[PooledValue, ...]
 """One prompt's outputs, in the order of the job's ``tasks``."""
 
@@ -119,6 +122,15 @@ def estimated_work(model: Model, job: PoolJob, rows: Sequence[RowToCompute], con
     return context.work(tokens, len(rows), priority=job.priority, has_images=any(map(has_images, job.prompts)))
 
 
+def _bytes_of_outputs(model: Model, job: PoolJob, work: EstimatedWork) -> int:
+    """Return the memory to reserve for a job's vectors before they are computed; a single one is not counted."""
+    numbers = model.engine.dimensions * (work.tokens if "token_embed" in job.tasks else work.rows)
+    if not work.client.is_background:
+        return numbers * BYTES_PER_NUMBER_OF_RESPONSE if numbers > model.engine.dimensions else 0
+    # Responses to lines of batches wait for no client, and windows bound how many there are.
+    return numbers * BYTES_PER_NUMBER if "token_embed" in job.tasks else 0
+
+
 async def pool(
     model: Model,
     job: PoolJob,
@@ -142,7 +154,6 @@ async def pool(
 
     work = estimated_work(model, job, to_compute, context)
     with model.admit(work) as admitted:
-        if "token_embed" in job.tasks:
-            context.reservation.grow(work.tokens * model.engine.dimensions * BYTES_PER_NUMBER)
+        context.reservation.grow(_bytes_of_outputs(model, job, work))
         rows = await compute_rows(model, to_compute, context.timings, admitted, row_done=done)
     return Pooled([finished[index] for index in range(len(rows))], sum(row.tokens for row in rows))

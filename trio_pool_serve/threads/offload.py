@@ -10,9 +10,11 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, TypeAlias, TypeVar, get_args
 
+import outcome
 import trio
 from attrs import Factory, define, field, frozen
 
+from trio_pool_serve.errors import PoolServeError, forget_frames
 from trio_pool_serve.threads.backlog import Backlog
 from trio_pool_serve.threads.client_turns import ClientTurns
 from trio_pool_serve.threads.dedicated_threads import DedicatedThreads
@@ -118,32 +120,34 @@ class Offload:
         called = time.perf_counter()
         started = finished = called
 
-        def timed() -> T:
+        def timed() -> outcome.Outcome[T]:
             nonlocal started, finished
             if self.in_threads and lowers_priority:
                 lower_priority(self.niceness)
             started = time.perf_counter()
-            try:
-                return blocking()
-            finally:
-                finished = time.perf_counter()
+            result = outcome.capture(blocking)
+            finished = time.perf_counter()
+            if isinstance(result, outcome.Error) and isinstance(result.error, PoolServeError):
+                forget_frames(result.error)  # those of the thread refer to the result
+            return result
 
         try:
             if self.in_threads and kind in ("launch", "background"):
-                return await self._launch_threads.run(timed, limiter=self._limiters[kind])
+                return (await self._launch_threads.run(timed, limiter=self._limiters[kind])).unwrap()
             if self.in_threads and kind == "load":
                 # Its own, so that the threads which torch starts for it end with it.
                 loading = DedicatedThreads("load")
                 try:
-                    return await loading.run(timed, limiter=self._limiters[kind])
+                    return (await loading.run(timed, limiter=self._limiters[kind])).unwrap()
                 finally:
                     loading.close()
             if self.in_threads:
-                return await trio.to_thread.run_sync(
-                    timed, limiter=self._limiters[kind], abandon_on_cancel=abandon_on_cancel
-                )
+                limiter = self._limiters[kind]
+                return (
+                    await trio.to_thread.run_sync(timed, limiter=limiter, abandon_on_cancel=abandon_on_cancel)
+                ).unwrap()
             await trio.lowlevel.checkpoint()
-            return timed()
+            return timed().unwrap()
         finally:
             if finished > called:
                 self.observe(kind, started - called, finished - started)

@@ -7,6 +7,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from tests.conftest import reserving
 from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.dialects.invocations import INVOCATIONS
 from trio_pool_serve.api.dialects.openai import OPENAI
@@ -71,7 +72,7 @@ async def test_other_requests_have_their_turn_between_the_lines(service: Service
 
 async def test_memory_that_other_requests_hold_is_no_fault_of_a_line(service: Service):
     large = requests_of([("/v1/embeddings", {"input": "a " * 16_000})])
-    with service.memory.reserving(Client("other")) as reservation:
+    with reserving(service.memory, Client("other")) as reservation:
         service.memory.add(reservation.client, service.memory.max_bytes)
         with pytest.raises(UnavailableError):
             await responder_of(service).respond_all(large, Submitter())

@@ -9,10 +9,11 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import assert_idle, client_of, full_queue, listening, make_slow, running
-from trio_pool_serve.api.http import dispatch
+from tests.conftest import assert_idle, client_of, full_queue, listening, make_slow, reserving, running
+from trio_pool_serve.api.http import dispatch, request_body
 from trio_pool_serve.api.http.json_body import model_named_in
 from trio_pool_serve.api.http.request import WAITED_S, HttpRequest
+from trio_pool_serve.api.http.request_body import RESERVED_AHEAD
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.errors import OverloadedError
 from trio_pool_serve.service import Service
@@ -115,10 +116,10 @@ async def bodies(*pieces: bytes):
 
 @pytest.mark.parametrize("announces", [True, False])
 async def test_a_body_that_does_not_fit_into_memory_is_429_and_the_next_one_is_not(client, service, announces):
-    service.memory.max_bytes = 100_000
+    service.memory.max_bytes, service.memory.client_bytes = 100_000, 0
     body = json.dumps(LARGE).encode()
     assert 40_000 < len(body) < 100_000
-    with service.memory.reserving(ANOTHER) as other:
+    with reserving(service.memory, ANOTHER) as other:
         other.grow(50_000)
         content = body if announces else bodies(body[:1000], body[1000:30_000], body[30_000:])
         answer = await client.post(
@@ -138,9 +139,55 @@ async def test_a_client_that_leaves_while_it_sends_holds_nothing(url, service):
     head = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
     async with await trio.open_tcp_stream("127.0.0.1", httpx.URL(url).port) as stream:
         await stream.send_all(head + b"x" * 50_000)
-        await until(lambda: service.memory.held_bytes == 100_000)
+        await until(lambda: service.memory.held_bytes == RESERVED_AHEAD)
     await until(lambda: not service.memory.held_bytes)
     assert_idle(service)
+
+
+ANNOUNCED = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\nx"
+
+
+async def announce(url: str, number: int) -> list[trio.SocketStream]:
+    """Open connections that announce three megabytes and send a byte of them."""
+    streams = [await trio.open_tcp_stream("127.0.0.1", httpx.URL(url).port) for _ in range(number)]
+    for stream in streams:
+        await stream.send_all(ANNOUNCED)
+    return streams
+
+
+async def test_memory_is_reserved_as_a_body_arrives_and_not_as_it_is_announced(client, url, service):
+    service.memory.max_bytes = 10_000_000
+    streams = await announce(url, 20)
+    await until(lambda: service.memory.held_bytes == 20 * RESERVED_AHEAD)
+    assert (await client.post("/v1/embeddings", json=LARGE)).status_code == 200
+    for stream in streams:
+        await stream.aclose()
+    await until(lambda: not service.memory.held_bytes)
+
+
+async def test_a_client_that_holds_nothing_has_room_for_one_body(client, service):
+    with reserving(service.memory, ANOTHER) as other:
+        other.settle(service.memory.max_bytes)
+        assert (await client.post("/v1/embeddings", json=LARGE)).status_code == 200
+    with reserving(service.memory, Client("127.0.0.1")) as own:
+        own.settle(service.memory.max_bytes)
+        assert (await client.post("/v1/embeddings", json=LARGE)).status_code == 429
+
+
+async def test_bodies_that_do_not_arrive_make_room_for_others(client, url, service, monkeypatch):
+    service.memory.max_bytes, service.memory.client_bytes = 3 * RESERVED_AHEAD, 0
+    service.memory.client_share = 1
+    streams = await announce(url, 3)
+    await until(lambda: service.memory.held_bytes == 3 * RESERVED_AHEAD)
+    assert (await client.post("/v1/embeddings", json=LARGE)).status_code == 429
+    monkeypatch.setattr(request_body, "STALLED_S", 0)
+    service.memory._next_shortage = 0
+    assert (await client.post("/v1/embeddings", json=LARGE)).status_code == 200
+    for stream in streams:
+        assert (await stream.receive_some()).startswith(b"HTTP/1.1 408")
+        await stream.aclose()
+    assert service.memory.held_bytes == 0
+    assert not service.memory.on_shortage
 
 
 async def test_what_arrives_of_a_body_after_its_request_has_ended_is_thrown_away(url, service):
@@ -148,7 +195,7 @@ async def test_what_arrives_of_a_body_after_its_request_has_ended_is_thrown_away
     chunk = b"1000\r\n" + b"x" * 0x1000 + b"\r\n"
     async with await trio.open_tcp_stream("127.0.0.1", httpx.URL(url).port) as stream:
         await stream.send_all(head + chunk)
-        await until(lambda: service.memory.held_bytes == 0x1000)
+        await until(lambda: service.memory.held_bytes == RESERVED_AHEAD)
         await until(lambda: not service.memory.held_bytes)  # its deadline has passed, and the rest is waited for
         await stream.send_all(chunk + b"0\r\n\r\n")
         assert (await stream.receive_some()).startswith(b"HTTP/1.1 504")
@@ -163,8 +210,8 @@ async def until(condition) -> None:
 
 
 async def test_vectors_of_tokens_count_by_what_they_will_take(client, service, scripted):
-    service.memory.max_bytes = 1000
-    with service.memory.reserving(ANOTHER) as other:
+    service.memory.max_bytes, service.memory.client_bytes = 1000, 0
+    with reserving(service.memory, ANOTHER) as other:
         other.grow(500)
         answer = await client.post("/pooling", json={"input": "hello " * 20, "task": "token_embed"})
         assert answer.status_code == 429

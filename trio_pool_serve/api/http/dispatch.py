@@ -137,13 +137,21 @@ class TaskHandler:
         request.deadline = trio.current_time() - request.timings.waited_s + timeout_s
         self.refuse_undecoded(request)
         service.running_tasks += not is_background
+        reservation = request.reservation = Reservation(service.memory, request.client)
+        is_answered = False
         try:
-            with trio.fail_at(request.deadline), service.memory.reserving(request.client) as reservation:
+            with trio.fail_at(request.deadline):
                 response = await self._respond(request, reservation)
+            is_answered = True
         except trio.TooSlowError:
             raise DeadlineExceededError(f"The deadline of {timeout_s:g} s has passed.") from None
         finally:
             service.running_tasks -= not is_background
+            if not is_answered:
+                reservation.release()
+        if isinstance(response.body, bytes):
+            request.wire = None
+            reservation.settle(len(response.body))
         if not is_background:
             service.metrics.total.observe(request.timings.total_s)
         return response

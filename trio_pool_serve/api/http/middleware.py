@@ -17,6 +17,7 @@ from trio_pool_serve.errors import (
     OverloadedError,
     PermissionDeniedError,
     PoolServeError,
+    forget_frames,
     innermost,
 )
 from trio_pool_serve.service import Service
@@ -72,9 +73,8 @@ class Middleware:
             self.authenticate(request)
             response = await handler(request)
         except BaseExceptionGroup as group:
-            _, rest = group.split(trio.Cancelled)
-            cause = None if rest is None or rest.split(Exception)[1] is not None else innermost(rest)
-            if not isinstance(cause, Exception):
+            cause = _cause_of(group)
+            if cause is None:
                 raise
             response = self.error_response(request, cause)
         except Exception as error:
@@ -145,7 +145,9 @@ class Middleware:
         request.error = error
         endpoint = request.claimed_by
         dialects = self._by_path.get(request.path, (self._default,)) if endpoint is None else (endpoint.dialect,)
-        return error_response(error, request, dialects)
+        response = error_response(error, request, dialects)
+        forget_frames(error)
+        return response
 
     def _finished(self, request: HttpRequest, response: HttpResponse) -> HttpResponse:
         request.status = response.status
@@ -177,3 +179,10 @@ class Middleware:
             asked = request.header(b"access-control-request-headers")
             headers["access-control-allow-headers"] = asked or "authorization, content-type"
         return headers
+
+
+def _cause_of(group: BaseExceptionGroup) -> Exception | None:
+    """Return the first error of a group with nothing but errors and cancellations; ``None`` of others."""
+    rest = group.split(trio.Cancelled)[1]
+    cause = None if rest is None or rest.split(Exception)[1] is not None else innermost(rest)
+    return cause if isinstance(cause, Exception) else None

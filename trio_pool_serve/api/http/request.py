@@ -17,6 +17,7 @@ from trio_pool_serve.api.http.request_body import RequestBody
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.engine.planned_window import WindowMember
 from trio_pool_serve.errors import DeadlineExceededError, DrainingError
+from trio_pool_serve.rendering.memory_budget import Reservation
 from trio_pool_serve.serving.served_model import ModelUse
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import Client
@@ -69,6 +70,8 @@ class HttpRequest:
     """Names of the models that the request may use, ``None`` for all."""
     usage: KeyUsage | None = field(init=False, default=None)
     """Of the key, once it counts the request as running."""
+    reservation: Reservation | None = field(init=False, default=None)
+    """Of the memory that it holds, its response included until that has been sent."""
     _use: ModelUse | None = field(init=False, default=None)
     route: str = field(init=False, default="")
     """The path of the route, in which a part that differs from request to request is ``{name}``."""
@@ -129,7 +132,9 @@ class HttpRequest:
             self.timings.on_tokens = usage.take_tokens
 
     def end(self) -> None:
-        """Count the request as no longer running; again, it does nothing."""
+        """Count the request as no longer running, and release its memory; again, it does nothing."""
+        if self.reservation is not None:
+            self.reservation.release()
         if self.usage is not None:
             self.usage.leave()
             self.usage = None

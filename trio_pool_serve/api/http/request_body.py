@@ -1,7 +1,9 @@
 """A request's body as it arrives, without a copy of it."""
 
 import mmap
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeAlias, TypeVar
 
 import trio
@@ -25,6 +27,16 @@ SEARCHABLE_BYTES = 64 * 1024
 SMALL_BYTES = 16 * 1024
 """Bodies that announce no more are not counted: the number of connections bounds what all of them take."""
 
+RESERVED_AHEAD = 64 * 1024
+"""Memory is reserved in steps of so many bytes as a body arrives, and not as it is announced."""
+
+LARGE_PAGE = 2 * 2**20
+"""The same for mapped bodies: one byte of them takes a page."""
+
+STALLED_S = 5.0
+STALLED_BYTES = 16 * 1024
+"""A body of which fewer bytes arrive in that time is ended when others are refused for lack of memory."""
+
 
 class RequestBody:
     """A body gathered in one buffer, which is handed over instead of copied.
@@ -40,7 +52,8 @@ class RequestBody:
         self._length = 0
         self._announced = expected_bytes
         self._reservation: Reservation | None = None
-        self._refusal: OverloadedError | None = None
+        self._reserved = 0
+        self._refusal: OverloadedError | BodyTimeoutError | None = None
         self._buffer: Buffer = bytearray()
         if not self._is_too_large and (expected_bytes or 0) > MAPPED_BYTES:
             # Memory is taken as it is written to, not before.
@@ -53,42 +66,72 @@ class RequestBody:
         if max_bytes < self._max_bytes:
             self._max_bytes = max_bytes
             if self._expected_bytes > max_bytes or self._length > max_bytes:
-                self._is_too_large, self._buffer = True, bytearray()
-                self._complete.set()
+                self._end()
 
     def append(self, data: bytes) -> None:
         """Take what has arrived; past the limit nothing is kept, and ``take`` raises."""
         if not data or self._is_too_large:
             return
         begin, self._length = self._length, self._length + len(data)
-        if self._reservation is not None and self._announced is None:
-            self._reserve(self._reservation, len(data))
+        if self._reservation is not None and self._length > self._reserved:
+            self._reserve(self._reservation)
+            if self._is_too_large:
+                return
         limit = len(self._buffer) if isinstance(self._buffer, mmap.mmap) else self._max_bytes
         if self._length > limit:
-            self._is_too_large, self._buffer = True, bytearray()
-            self._complete.set()
+            self._end()
         elif isinstance(self._buffer, mmap.mmap):
             self._buffer[begin : self._length] = data
         else:
             self._buffer.extend(data)
 
     def hold(self, reservation: Reservation) -> None:
-        """Count the body's memory, unless it is small. Raises ``OverloadedError``, as ``take`` if more arrives."""
-        if self._is_too_large or self.is_small:
-            return
-        self._reservation = reservation
-        reservation.grow(self._length if self._announced is None else self._announced)
+        """Count the body's memory as it arrives, unless it is small. If it does not fit, ``take`` raises."""
+        if not (self._is_too_large or self.is_small):
+            self._reservation = reservation
+            self._reserve(reservation)
 
-    def _reserve(self, reservation: Reservation, nbytes: int) -> None:
+    def _reserve(self, reservation: Reservation) -> None:
         if reservation.is_released:  # the request has ended: what still arrives is thrown away
-            self._is_too_large, self._buffer = True, bytearray()
+            self._end()
             return
+        step = LARGE_PAGE if isinstance(self._buffer, mmap.mmap) else RESERVED_AHEAD
+        wanted = min((self._length // step + 1) * step, self._announced or self._max_bytes)
         try:
-            reservation.grow(nbytes)
+            reservation.grow(wanted - self._reserved)
         except OverloadedError as error:  # raised where the body is waited for
-            self._refusal = error
-            self._is_too_large, self._buffer = True, bytearray()
-            self._complete.set()
+            self._end(error)
+        else:
+            self._reserved = wanted
+
+    def _end(self, refusal: OverloadedError | BodyTimeoutError | None = None) -> None:
+        """Keep nothing of the body any longer."""
+        self._is_too_large, self._buffer, self._refusal = True, bytearray(), refusal
+        self._complete.set()
+
+    @contextmanager
+    def _ended_if_stalled(self) -> Iterator[None]:
+        """In the block, end the body if it does not arrive and others need the memory."""
+        reservation = self._reservation
+        if reservation is None:
+            yield
+            return
+        since, length = time.monotonic(), self._length
+
+        def end_if_stalled(now: float) -> None:
+            nonlocal since, length
+            if now < since + STALLED_S:
+                return
+            if self._length < length + STALLED_BYTES:
+                reservation.settle(reservation.nbytes - self._reserved)
+                self._end(BodyTimeoutError("The body has stopped arriving, and others need the memory."))
+            since, length = now, self._length
+
+        reservation.budget.on_shortage.add(end_if_stalled)
+        try:
+            yield
+        finally:
+            reservation.budget.on_shortage.discard(end_if_stalled)
 
     @property
     def announced(self) -> int:
@@ -122,7 +165,7 @@ class RequestBody:
         """
         if not self._is_too_large and not self._complete.is_set():  # a time limit takes 12 µs
             try:
-                with trio.fail_after(timeout_s):
+                with trio.fail_after(timeout_s), self._ended_if_stalled():
                     await self._complete.wait()
             except trio.TooSlowError:
                 raise BodyTimeoutError(f"The body did not arrive within {timeout_s:g} s.") from None

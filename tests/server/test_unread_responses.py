@@ -1,0 +1,222 @@
+"""Responses that are computed and not read: what they hold, for how long, and what is left of them."""
+
+import gc
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+
+import h2.config
+import h2.connection
+import h2.events
+import h2.settings
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.conftest import client_of, running, wait_idle
+from tests.scripted_runner import ScriptedRunner
+from trio_pool_serve.api.http.request import HttpRequest
+from trio_pool_serve.app import create_app
+from trio_pool_serve.config import Config, NetworkConfig
+from trio_pool_serve.server.acceptor import serve_app
+from trio_pool_serve.server.listener import hypercorn_config, open_listening_socket
+from trio_pool_serve.server.server_context import ConnectionLimits, Connections, ServerContext
+from trio_pool_serve.service import Service
+from trio_pool_serve.tasks.fan_out import RowToCompute
+
+NUMBERS = 4096
+TEXTS = 256
+BODY = b'{"input":[' + b",".join([b'"a"'] * TEXTS) + b"]}"
+RESPONSE_BYTES = TEXTS * NUMBERS * 4
+"""At least: each number takes four characters."""
+
+HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+
+
+@asynccontextmanager
+async def serving(service: Service, write_timeout_s: float) -> AsyncIterator[int]:
+    """Serve as ``trio-pool-serve serve`` does, and give the port."""
+    context = ServerContext(connections=Connections(ConnectionLimits(write_timeout_s=write_timeout_s)))
+    stop, app, settings = trio.Event(), create_app(service.config, service), hypercorn_config(service.config)
+    with open_listening_socket(NetworkConfig(port=0)) as listening:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(serve_app, app, settings, context, listening, stop, refusing=app))
+            yield listening.getsockname()[1]
+            stop.set()
+
+
+@pytest.fixture
+def scripted() -> ScriptedRunner:
+    return ScriptedRunner(dimensions=NUMBERS)
+
+
+@pytest.fixture
+async def service(config: Config, scripted: ScriptedRunner) -> AsyncIterator[Service]:
+    async with running(Service(config, lambda *_: scripted)) as ready:
+        yield ready
+
+
+async def connect(port: int, buffer: int = 4096) -> trio.SocketStream:
+    """Connect with a small buffer: what the client does not read stays in the server."""
+    connection = trio.socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    await connection.connect(("127.0.0.1", port))
+    return trio.SocketStream(connection)
+
+
+async def until(condition) -> None:
+    with trio.fail_after(30):
+        while not condition():  # noqa: ASYNC110  (what is waited for happens behind a socket)
+            await trio.sleep(0.005)
+
+
+class Http2:
+    """A client of HTTP/2 that reads no responses: its window is 0."""
+
+    def __init__(self, stream: trio.SocketStream, window: int = 0) -> None:
+        self.stream = stream
+        self.protocol = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+        self.protocol.initiate_connection()
+        self.protocol.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: window})
+
+    async def post(self, body: bytes, *extra: tuple[str, str]) -> int:
+        number = self.protocol.get_next_available_stream_id()
+        head = [(":method", "POST"), (":path", "/v1/embeddings"), (":authority", "x"), (":scheme", "http")]
+        self.protocol.send_headers(number, [*head, ("content-type", "application/json"), *extra])
+        self.protocol.send_data(number, body, end_stream=True)
+        await self.stream.send_all(self.protocol.data_to_send())
+        return number
+
+    async def event(self, kind: type) -> h2.events.Event:
+        with trio.fail_after(30):
+            while True:
+                events = self.protocol.receive_data(await self.stream.receive_some())
+                found = [event for event in events if isinstance(event, kind)]
+                if found:
+                    return found[0]
+
+
+async def test_a_response_counts_as_memory_until_it_has_been_read(service):
+    async with serving(service, 60) as port, await connect(port) as stream:
+        await stream.send_all(HEAD % len(BODY) + BODY)
+        await stream.receive_some(1)
+        await until(lambda: service.memory.held_bytes > RESPONSE_BYTES)
+        received = 0
+        while service.memory.held_bytes:
+            received += len(await stream.receive_some())
+        assert received > RESPONSE_BYTES / 2
+    await wait_idle(service)
+
+
+@pytest.mark.parametrize("protocol", ["HTTP/1.1", "HTTP/2"])
+async def test_who_does_not_read_is_disconnected(service, protocol):
+    async with serving(service, 0.2) as port, await connect(port) as stream:
+        if protocol == "HTTP/2":
+            client = Http2(stream)
+            number = await client.post(BODY)
+            assert (await client.event(h2.events.StreamReset)).stream_id == number
+        else:
+            await stream.send_all(HEAD % len(BODY) + BODY)
+        await until(lambda: service.default.engine.statistics().queued_rows == 0 and not service.memory.held_bytes)
+        await wait_idle(service)
+
+
+async def test_a_stream_that_is_not_read_ends_alone(service):
+    small = b'{"input":"a","dimensions":8}'
+    async with serving(service, 0.5) as port, await connect(port) as stream:
+        client = Http2(stream)
+        unread = await client.post(small)
+        read = await client.post(small)
+        client.protocol.increment_flow_control_window(2**20, stream_id=read)
+        await stream.send_all(client.protocol.data_to_send())
+        assert (await client.event(h2.events.StreamEnded)).stream_id == read
+        assert (await client.event(h2.events.StreamReset)).stream_id == unread
+        again = await client.post(small)
+        client.protocol.increment_flow_control_window(2**20, stream_id=again)
+        await stream.send_all(client.protocol.data_to_send())
+        assert (await client.event(h2.events.StreamEnded)).stream_id == again
+
+
+async def test_who_reads_slowly_is_served(service):
+    async with serving(service, 0.5) as port, await connect(port, 2**17) as stream:
+        await stream.send_all(HEAD % len(BODY) + BODY)
+        received, began = b"", trio.current_time()
+        while not received.endswith(b"}}"):
+            received += await stream.receive_some(2**17)
+            await trio.sleep(0.02)
+        assert len(received) > RESPONSE_BYTES
+        assert trio.current_time() - began > 0.5
+
+
+@pytest.mark.parametrize("leaves_while", ["it is computed", "it is sent"])
+@pytest.mark.parametrize("protocol", ["HTTP/1.1", "HTTP/2"])
+async def test_a_client_that_leaves_leaves_nothing_to_the_garbage_collector(service, scripted, protocol, leaves_while):
+    """What a request held is freed with its last reference: no cycle keeps it until all objects are looked through."""
+    is_computed = leaves_while == "it is computed"
+    async with serving(service, 60) as port, await connect(port) as stream:
+        client = Http2(stream)
+        if is_computed:
+            scripted.gate.clear()
+        with without_garbage_collection():
+            if protocol == "HTTP/2":
+                await client.post(BODY)
+            else:
+                await stream.send_all(HEAD % len(BODY) + BODY)
+            if is_computed:
+                await trio.to_thread.run_sync(scripted.launching.wait)
+            elif protocol == "HTTP/2":
+                await client.event(h2.events.ResponseReceived)
+            else:
+                await stream.receive_some(1)
+            await stream.aclose()
+            scripted.gate.set()
+            await until(lambda: not service.memory.held_bytes)
+            await wait_idle(service)
+            await wait_all_tasks_blocked(0.05)
+            assert not living_requests()
+
+
+@pytest.mark.parametrize(
+    ("body", "timeout_s", "status"),
+    [
+        ({"input": 5}, 60, 400),
+        ({"input": ["a"] * 20 + ["a " * 9000] * 3}, 60, 400),
+        ({"input": "a"}, 0.05, 504),
+    ],
+    ids=["not decoded", "of a row", "deadline"],
+)
+async def test_an_error_leaves_nothing_to_the_garbage_collector(service, scripted, body, timeout_s, status):
+    """An error's traceback refers to frames that refer to the request: nothing there refers to the error."""
+    if timeout_s < 1:
+        scripted.gate.clear()
+    async with serving(service, 60) as port, client_of(f"http://127.0.0.1:{port}") as client:
+        with without_garbage_collection():
+            answer = await client.post("/v1/embeddings", json=body, headers={"X-Request-Timeout": f"{timeout_s}"})
+            assert answer.status_code == status
+            scripted.gate.set()
+            await wait_idle(service)
+            await wait_all_tasks_blocked(0.05)
+            assert not living_requests()
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def living_requests() -> list[HttpRequest | RowToCompute]:
+    return [each for each in gc.get_objects() if type(each) in {HttpRequest, RowToCompute}]
+
+
+async def test_http2_has_as_many_headers_as_http1(service):
+    async with serving(service, 60) as port, await connect(port) as stream:
+        client = Http2(stream, 2**16)
+        await client.post(b'{"input":"a"}', *((f"x-{number}", "a") for number in range(101)))
+        answer = await client.event(h2.events.ResponseReceived)
+        assert (b":status", b"431") in answer.headers
