@@ -94,6 +94,7 @@ SCRIPTS = (
     Script("overload", {"rounds": 1, "seconds": 3.0, "capacity_seconds": 1.0, "factors": (2.0,), "timeout_s": 5.0}),
     Script("chaos", {"rounds": 1, "requests": 200, "warm": 50, "kills": 1, "idle_s": 0.5}),
     Script("neighbours", {"rounds": 1, "seconds": 2.0, "capacity_seconds": 1.0, "timeout_s": 5.0}),
+    Script("hostile_clients", {"rounds": 1, "seconds": 2.0, "slow_seconds": 2.0}),
     Script("soak", {"rounds": 1, "minutes": 0.1, "every_s": 1.0}),
     Script("drain", {"rounds": 1, "seconds": 0.5}),
     Script("consoles", {"rounds": 1, "seconds": 3.0}),

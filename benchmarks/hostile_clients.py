@@ -1,0 +1,295 @@
+"""What can clients take from a server that do not read, or that send texts of ten megabytes? Memory, and others' time.
+
+Three attacks from one address, each beside polite clients of others, who send a text each on a timetable:
+
+- unread: HTTP/2 with a window of 0; on each connection several requests whose responses have megabytes. The server's
+  memory is read before, at its peak, and after the clients have left. Several rounds: what is not freed adds up.
+- slow readers: over HTTP/1.1, they read a response at a few kilobytes a second.
+- long texts: dozens of texts of ten megabytes, to be truncated; polite texts have 2.6 KB.
+
+    python -m benchmarks.hostile_clients
+"""
+
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import cyclopts
+import h2.config
+import h2.connection
+import h2.settings
+import trio
+from attrs import define, field, frozen
+from cyclopts import Parameter
+
+from benchmarks.machine import describe_machine
+from benchmarks.model import MODEL_NAME, Texts
+from benchmarks.open_loop import UNANSWERED, OpenLoopJob, OpenLoopResult, counts, run_job
+from benchmarks.overload_results import REFUSED
+from benchmarks.report import (
+    RESULTS,
+    open_figure,
+    open_steps,
+    print_table,
+    settings_document,
+    warn_if_busy,
+    write_figure,
+    write_json,
+)
+from benchmarks.server_state import resident_mib, wait_idle
+from benchmarks.servers import Server, open_ours
+from trio_pool_serve.load.client_connection import request_bytes
+
+ATTACKER, POLITE = "127.0.3.1", "127.0.3.2"
+
+MANY_TEXTS = json.dumps({"model": MODEL_NAME, "input": ["a"] * 2048}).encode()
+"""A body of 10 KB whose response has ten megabytes."""
+
+CLOSE = "Connection: close\r\n"
+
+POLITE_TOKENS, MEDIUM_CHARACTERS = 34, 2600
+
+SAMPLE_S = 0.1
+
+REFUSED_PAUSE_S = 10.0
+"""Before a slow reader that was refused tries again."""
+
+SETTLE_S = 2.0
+"""After the attackers have left, before memory is read."""
+
+
+@Parameter(name="*")
+@frozen(kw_only=True)
+class Settings:
+    """What is run: ``rounds`` of ``seconds``, with ``per_s`` polite requests a second.
+
+    ``memory_mib`` is the server's budget for what requests hold.
+    """
+
+    rounds: int = 3
+    seconds: float = 20.0
+    slow_seconds: float = 120.0
+    per_s: float = 10.0
+    memory_mib: int = 256
+    connections: int = 20
+    streams: int = 6
+    slow_readers: int = 100
+    slow_kib_per_s: float = 12.0
+    long_texts: int = 40
+    long_mb: float = 10.0
+    flags: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=(), allow_leading_hyphen=True)] = ()
+    output_dir: Path = RESULTS
+
+
+@define
+class Round:
+    """The server's resident MiB at times, and what the polite clients got alone and beside the attack."""
+
+    attack: str
+    before_mib: float
+    alone: OpenLoopResult
+    beside: OpenLoopResult
+    samples: list[tuple[float, float]] = field(factory=list)
+    after_mib: float = 0.0
+
+    @property
+    def peak_mib(self) -> float:
+        """The most memory that the server had."""
+        return max((mib for _, mib in self.samples), default=self.before_mib)
+
+
+async def connect(server: Server, *, buffer: int = 4096) -> trio.SocketStream:
+    """Connect from the attacker's address, with a small buffer."""
+    connection = trio.socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    await connection.bind((ATTACKER, 0))
+    await connection.connect(("127.0.0.1", server.port))
+    return trio.SocketStream(connection)
+
+
+async def read_nothing(server: Server, settings: Settings) -> None:
+    """Hold HTTP/2 streams with a window of 0, and open new ones as they end. Cancellation: at once."""
+    while True:
+        with suppress(trio.BrokenResourceError):
+            async with await connect(server) as stream:
+                client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+                client.initiate_connection()
+                client.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
+                head = [(":method", "POST"), (":path", "/v1/embeddings"), (":authority", "x"), (":scheme", "http")]
+                for _ in range(settings.streams):
+                    number = client.get_next_available_stream_id()
+                    client.send_headers(number, [*head, ("content-type", "application/json")])
+                    client.send_data(number, MANY_TEXTS, end_stream=True)
+                await stream.send_all(client.data_to_send())
+                while await stream.receive_some():
+                    pass
+        await trio.sleep(SAMPLE_S)
+
+
+async def paced(stream: trio.SocketStream, piece: int) -> AsyncIterator[bytes]:
+    """Receive pieces on a timetable until the server closes the connection. Cancellation: at once."""
+    while data := await stream.receive_some(piece):
+        yield data
+        await trio.sleep(SAMPLE_S)
+
+
+async def read_slowly(server: Server, settings: Settings) -> None:
+    """Read responses slowly, one after the other. Cancellation: at once."""
+    piece = round(settings.slow_kib_per_s * 1024 * SAMPLE_S)
+    while True:
+        with suppress(trio.BrokenResourceError):
+            async with await connect(server, buffer=2 * piece) as stream:
+                await stream.send_all(request_bytes("/v1/embeddings", MANY_TEXTS, headers=CLOSE))
+                async for _ in paced(stream, piece):
+                    pass
+        await trio.sleep(REFUSED_PAUSE_S)
+
+
+async def send_long_texts(server: Server, settings: Settings) -> None:
+    """Send a text of megabytes again and again. Cancellation: at once."""
+    text = "structured concurrency " * round(settings.long_mb * 1e6 / 23)
+    body = json.dumps({"model": MODEL_NAME, "input": text, "truncate_prompt_tokens": -1}).encode()
+    while True:
+        with suppress(trio.BrokenResourceError):
+            async with await connect(server, buffer=2**17) as stream:
+                await stream.send_all(request_bytes("/v1/embeddings", body, headers=CLOSE))
+                while await stream.receive_some():
+                    pass
+        await trio.sleep(SAMPLE_S)
+
+
+Attack = Callable[[Server, Settings], Awaitable[None]]
+
+
+@asynccontextmanager
+async def attacking(attack: Attack, clients: int, server: Server, settings: Settings) -> AsyncIterator[None]:
+    """Run so many clients of an attack in the block."""
+    async with trio.open_nursery() as nursery:
+        for _ in range(clients):
+            nursery.start_soon(attack, server, settings)
+        yield
+        nursery.cancel_scope.cancel(reason="the attack is over")
+
+
+async def measure(name: str, attack: Attack, clients: int, server: Server, settings: Settings) -> Round:
+    """Measure one round of an attack. Cancellation: at once."""
+    seconds = settings.slow_seconds if attack is read_slowly else settings.seconds
+    text = (
+        " ".join(Texts().words)[:MEDIUM_CHARACTERS] if attack is send_long_texts else Texts().make(1, POLITE_TOKENS)[0]
+    )
+    body = json.dumps({"model": MODEL_NAME, "input": text, "truncate_prompt_tokens": -1, "encoding_format": "base64"})
+    per_s = settings.per_s / 10 if attack is send_long_texts else settings.per_s
+    job = OpenLoopJob(port=server.port, bodies=[body], per_s=per_s, seconds=seconds, sources=[POLITE], timeout_s=60)
+    await wait_idle(server)
+    before_mib, alone = resident_mib(server), await run_job(job)
+    samples: list[tuple[float, float]] = []
+
+    async def sample() -> None:
+        began = trio.current_time()
+        while True:
+            samples.append((trio.current_time() - began, resident_mib(server)))
+            await trio.sleep(SAMPLE_S)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sample)
+        async with attacking(attack, clients, server, settings):
+            beside = await run_job(job)
+        nursery.cancel_scope.cancel(reason="the round is over")
+    await wait_idle(server)
+    await trio.sleep(SETTLE_S)
+    return Round(name, before_mib, alone, beside, samples, resident_mib(server))
+
+
+async def run(settings: Settings) -> None:
+    """Measure and report. Cancellation: at once; the server is stopped."""
+    machine = describe_machine()
+    warn_if_busy(machine)
+    attacks: list[tuple[str, Attack, int, int]] = [
+        ("unread", read_nothing, settings.connections, settings.rounds),
+        ("slow readers", read_slowly, settings.slow_readers, 1),
+        ("long texts", send_long_texts, settings.long_texts, 1),
+    ]
+    flags = ["--memory-budget-bytes", str(settings.memory_mib * 2**20), "--result-cache-bytes", str(2**26)]
+    measured: list[Round] = []
+    async with open_ours(*flags, *settings.flags) as server:
+        with open_steps("hostile clients", sum(rounds for *_, rounds in attacks)) as step:
+            for name, attack, clients, rounds in attacks:
+                for number in range(rounds):
+                    step(f"{name} {number + 1}")
+                    measured.append(await measure(name, attack, clients, server, settings))
+    show(measured)
+    write_json(settings.output_dir, "hostile_clients", document_of(measured, machine, settings))
+    draw(measured, settings)
+
+
+def show(measured: Sequence[Round]) -> None:
+    """Print the tables."""
+    memory = [
+        [each.attack, f"{each.before_mib:.0f}", f"{each.peak_mib:.0f}", f"{each.after_mib:.0f}"] for each in measured
+    ]
+    print_table("Resident memory, MiB", ("attack", "before", "peak", "after they left"), memory)
+    rows = [
+        [f"{each.attack}: {what}", *_numbers(getattr(each, what))] for each in measured for what in ("alone", "beside")
+    ]
+    print_table("What polite clients got", ("attack", "200/s", "p50 ms", "p99 ms", "refused", "unanswered"), rows)
+
+
+def _numbers(result: OpenLoopResult) -> list[str]:
+    latencies = [f"{result.latency_ms(share, '200'):.1f}" for share in (0.5, 0.99)]
+    return [f"{result.goodput:.1f}", *latencies, str(result.count(*REFUSED)), str(result.count(*UNANSWERED))]
+
+
+def document_of(measured: Sequence[Round], machine: Any, settings: Settings) -> dict[str, Any]:
+    """Return the results for JSON."""
+    rounds = [
+        {
+            "attack": each.attack,
+            "before_mib": each.before_mib,
+            "peak_mib": each.peak_mib,
+            "after_mib": each.after_mib,
+            "samples": each.samples,
+            **{
+                what: {
+                    "outcomes": counts(result),
+                    "p50_ms": result.latency_ms(0.5, "200"),
+                    "p99_ms": result.latency_ms(0.99, "200"),
+                }
+                for what, result in (("alone", each.alone), ("beside", each.beside))
+            },
+        }
+        for each in measured
+    ]
+    return {"machine": machine, "settings": settings_document(settings), "rounds": rounds}
+
+
+def draw(measured: Sequence[Round], settings: Settings) -> None:
+    """Plot memory over time, and the polite clients' p99."""
+    figure, (memory, latency) = open_figure(2)
+    for number, each in enumerate(measured, 1):
+        memory.plot(*zip(*each.samples, strict=True), label=f"{number}: {each.attack}")
+    memory.set(title="Resident memory of the server, MiB", xlabel="seconds", ylim=0)
+    memory.legend(frameon=False)
+    for offset, what in enumerate(("alone", "beside")):
+        places = [index + 0.4 * offset for index in range(len(measured))]
+        drawn = latency.bar(
+            places, [getattr(each, what).latency_ms(0.99, "200") for each in measured], 0.38, label=what
+        )
+        latency.bar_label(drawn, fmt="%.0f")
+    latency.set_xticks(
+        [index + 0.2 for index in range(len(measured))], [each.attack for each in measured], fontsize="small"
+    )
+    latency.set(title="p99 of polite clients, ms", yscale="log")
+    latency.legend(frameon=False)
+    write_figure(figure, settings.output_dir, "hostile_clients")
+
+
+def main(settings: Settings = Settings()) -> None:
+    """Measure what hostile clients take from a server."""
+    trio.run(run, settings)
+
+
+if __name__ == "__main__":
+    cyclopts.run(main)
