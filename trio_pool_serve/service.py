@@ -5,7 +5,6 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal, TypeAlias
 
 import attrs
@@ -30,6 +29,7 @@ from trio_pool_serve.errors import (
 from trio_pool_serve.models.loading.runner_loader import RunnerLoader as RunnerLoader
 from trio_pool_serve.models.loading.runner_loader import load_transformer as load_transformer
 from trio_pool_serve.models.loading.runner_loader import loader_name as loader_name
+from trio_pool_serve.processes.socket_folder import SocketFolder
 from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.rendering.chat import template_process
 from trio_pool_serve.rendering.media.loader import MediaLoader
@@ -101,7 +101,7 @@ class Service:
     """Number of requests for tasks that have no response yet; lines of batches are not counted."""
     remote: RemoteEngines | None = field(default=None, init=False)
     """``None`` if the models compute in this process."""
-    _own_socket_folder: TemporaryDirectory[str] | None = field(default=None, init=False)
+    _own_socket_folder: SocketFolder | None = field(default=None, init=False)
 
     @offload.default
     def _make_offload(self) -> Offload:
@@ -155,7 +155,7 @@ class Service:
         self.metrics.add_gauges(process_gauges)
         if not self.config.processes.computes_here and self.socket_folder is None:
             # Only this user can enter it: a process that can connect to an engine can have it compute anything.
-            self._own_socket_folder = TemporaryDirectory(prefix="trio_pool_serve-")
+            self._own_socket_folder = SocketFolder()
             self.socket_folder = Path(self._own_socket_folder.name)
         if self.socket_folder is not None:
             loader = loader_name(self.load_runner) if self._own_socket_folder else None

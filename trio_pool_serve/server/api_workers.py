@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
 import msgspec
@@ -24,6 +23,7 @@ from trio_pool_serve.engine.remote.remote_engines import supervisor_of
 from trio_pool_serve.engine.remote.supervisor import Supervisor
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.processes.child_process import ChildEnd, ChildProcess, keep_alive, leave, open_child
+from trio_pool_serve.processes.socket_folder import SocketFolder
 from trio_pool_serve.server.listener import open_listening, url_of
 from trio_pool_serve.server.reloading import watch_reloads
 from trio_pool_serve.server.systemd import STOPPING, feed_watchdog, notify
@@ -171,7 +171,7 @@ async def serve_by_workers(
     end all processes at once. Cancellation: all processes are ended.
     """
     with (
-        TemporaryDirectory(prefix="trio_pool_serve-") as socket_folder,
+        SocketFolder() as socket_folder,
         open_listening(config.network) as listening,
     ):
         folder = Path(socket_folder)

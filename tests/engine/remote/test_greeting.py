@@ -51,8 +51,8 @@ async def engine(replica: Replica) -> AsyncIterator[ProcessEngine]:
         assert engine._links[0].hello is hello, "it is the same connection"
 
 
-async def connect(replica: Replica) -> trio.SocketStream:
-    return await trio.open_tcp_stream(replica.address.host, replica.address.port)
+async def connect(replica: Replica, source: str = "127.0.0.1") -> trio.SocketStream:
+    return await trio.open_tcp_stream(replica.address.host, replica.address.port, local_address=source)
 
 
 async def answers_to(stream: trio.SocketStream, data: bytes) -> bytes:
@@ -275,6 +275,19 @@ async def test_of_too_many_unfinished_greetings_the_oldest_is_ended(replica, eng
     async with asking(replica) as another:
         await another.wait_ready()
     for stream in streams:
+        await stream.aclose()
+
+
+async def test_unfinished_greetings_of_one_address_do_not_end_those_of_another(replica, engine, monkeypatch):
+    monkeypatch.setattr(engine_listener, "MAX_GREETING", 5)
+    first = await connect(replica)
+    await until(lambda: len(replica.listener._greeting) == 1)
+    others = [await connect(replica, "127.0.0.2") for _ in range(8)]
+    with trio.fail_after(10):
+        for stream in others[:4]:
+            assert await stream.receive_some() == b"", "it is closed"
+    assert "127.0.0.1" in replica.listener._greeting.values()
+    for stream in (first, *others):
         await stream.aclose()
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable
 
 import trio
@@ -17,7 +18,7 @@ from trio_pool_serve.processes.framed_stream import FramedStream
 logger = logging.getLogger(__name__)
 
 MAX_GREETING = 256
-"""Connections whose greeting has not ended; for one more the oldest is closed."""
+"""Connections whose greeting has not ended. For one more, the oldest of the address with the most is closed."""
 
 LOG_INTERVAL_S = 1.0
 """Refusals are logged at most so often: a port scanner may come a thousand times."""
@@ -32,8 +33,8 @@ class EngineListener:
     hello: Callable[[], Hello]
     refused: int = field(default=0, init=False)
     """Connections that were refused."""
-    _greeting: dict[trio.CancelScope, None] = field(init=False, factory=dict)
-    """In order of arrival."""
+    _greeting: dict[trio.CancelScope, str] = field(init=False, factory=dict)
+    """Addresses, in order of arrival."""
     _connections: set[EngineConnection] = field(init=False, factory=set)
     _is_leaving: bool = field(default=False, init=False)
     _disconnected: trio.Event = field(init=False, factory=trio.Event)
@@ -74,9 +75,11 @@ class EngineListener:
     async def _greet(self, stream: trio.SocketStream) -> tuple[FramedStream[ToEngine], float] | None:
         """Return what ``answer_greeting`` does; ``None`` if there are too many connections in their greeting."""
         with trio.CancelScope() as scope:
-            self._greeting[scope] = None
+            self._greeting[scope] = _peer_of(stream).partition(" port")[0]
             if len(self._greeting) > MAX_GREETING:
-                next(iter(self._greeting)).cancel(reason="too many connections have not ended their greeting")
+                ((most, _),) = Counter(self._greeting.values()).most_common(1)
+                oldest = next(each for each, address in self._greeting.items() if address == most)
+                oldest.cancel(reason="too many connections have not ended their greeting")
             try:
                 return await answer_greeting(stream, self.keys.keys)
             finally:
