@@ -183,7 +183,8 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
         for_admins=ADMIN_PATHS | MODEL_CHANGES,
     )
     responder = LineResponder(app.service, DIALECTS, INVOCATIONS, OPENAI)
-    routes = LineRoutes(responder.respond_all, responder.paths, partial(_model_of, app.service))
+    model_of, usage_of = partial(_model_of, app.service), app.service.api_keys.usage_by_batches
+    routes = LineRoutes(responder.respond_all, responder.paths, model_of, usage_of)
     app.service.batches.connect(routes, serve_forwarded(app))
     return app
 

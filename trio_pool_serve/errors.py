@@ -197,19 +197,31 @@ class BulkRowError(PoolServeError):
 
 
 class StorageError(PoolServeError):
-    """A file or a database cannot be read or written, because the disk is full or read-only for example.
+    """A file or a database cannot be read or written, because the disk is read-only for example.
 
-    What had been committed before is still there. Once the cause is mended, the same work can go on.
+    What had been committed before is still there. Once the cause is mended, the same work can go on. The message is for
+    the log and has a path; clients are shown ``shown``, which has none.
     """
+
+    shown = "The server cannot use its data folder. Its log says why."
+
+
+class StorageFullError(StorageError):
+    """The disk is full, or the quota of the user that the process runs as."""
+
+    shown = "The server's disk is full."
 
 
 class StorageLostError(StorageError):
     """A file has been deleted or cut off by someone else: work that needs it cannot go on."""
 
+    shown = "Someone has removed or replaced what was in the server's data folder."
+
 
 class StorageInUseError(StorageError):
     """Another process has opened the database; try again when that has ended."""
 
+    shown = "The data folder is in use by another server: give each server its own by --data-dir."
     retry_after_s = 5.0
 
 

@@ -1,9 +1,10 @@
 """How much a key may use, by a clock that the test moves."""
 
 import pytest
+import trio
 
 from trio_pool_serve.access.key_file import ApiKey
-from trio_pool_serve.access.key_usage import KeyUsage, TokenBucket
+from trio_pool_serve.access.key_usage import RECHECK_S, KeyUsage, TokenBucket
 from trio_pool_serve.errors import OverloadedError
 
 pytestmark = pytest.mark.unit
@@ -91,3 +92,42 @@ def test_a_share_of_less_than_one_still_lets_one_through():
     usage.enter(0.0)
     assert refusal(usage, 0.0) == pytest.approx(240.0)
     usage.enter(240.0)
+
+
+async def test_a_batch_waits_until_its_tokens_are_saved_up_however_many_they_are(autojump_clock):
+    """Of 60 a minute, 180 are there after two more minutes; what it takes less is there for the next."""
+    usage = usage_of(tokens_per_minute=60)
+    began = trio.current_time()
+    async with usage.saved_up(1, 180):
+        assert trio.current_time() - began == pytest.approx(120.0)
+        usage.take_tokens(150)
+    async with usage.saved_up(1, 30):
+        assert trio.current_time() - began == pytest.approx(120.0)
+        usage.take_tokens(90)
+    async with usage.saved_up(1, 0):
+        assert trio.current_time() - began == pytest.approx(180.0)
+
+
+async def test_a_batch_waits_for_its_requests_too_and_a_cancelled_one_gives_its_tokens_back(autojump_clock):
+    usage = usage_of(requests_per_minute=60, tokens_per_minute=60)
+    with trio.move_on_after(30) as scope:
+        async with usage.saved_up(0, 1000):
+            raise AssertionError
+    assert scope.cancelled_caught
+    began = trio.current_time()
+    async with usage.saved_up(120, 60):
+        assert trio.current_time() - began == pytest.approx(60.0)
+
+
+async def test_a_batch_that_waits_goes_on_when_the_limit_is_raised(autojump_clock):
+    usage = usage_of(tokens_per_minute=60)
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def raise_limit() -> None:
+            await trio.sleep(20)
+            usage.apply(ApiKey(name="a", tokens_per_minute=6000), trio.current_time())
+
+        async with usage.saved_up(1, 6000):
+            assert trio.current_time() - began <= 20 + RECHECK_S

@@ -1,8 +1,12 @@
 """Batches on a disk that fails, and files that someone removes; cancellation of everything behind the routes."""
 
+import sqlite3
+import time
+from contextlib import closing
 from pathlib import Path
 
 import attrs
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -166,6 +170,56 @@ async def test_owners_take_turns(opened, scripted, monkeypatch):
     with trio.fail_after(60):
         while runner.statistics().unfinished:  # noqa: ASYNC110
             await trio.sleep(0.002)
+
+
+DAY_S = 24 * 3600
+
+
+async def test_a_clock_that_jumps_does_not_expire_a_batch_that_is_computed(opened, scripted, monkeypatch):
+    monkeypatch.setattr(batch_runner, "TURN_S", 0.0)
+    scripted.gate.clear()
+    batch = await created(opened, encoded([line(number) for number in range(600)]), "one")
+    await until(opened, batch, lambda found: found.status == "in_progress")
+    opened.store.clock = lambda: time.time() + 40 * DAY_S
+    other = await created(opened, encoded([line(0)]), "two")  # which has the next turn
+    scripted.gate.set()
+    assert (await ended(opened, batch)).status == (await ended(opened, other)).status == "completed"
+
+
+def put_back(data: Path, days: int) -> None:
+    """Make what is stored of a batch so many days older, as it is for a clock that is so much ahead."""
+    with closing(sqlite3.connect(data / "batches.sqlite", isolation_level=None)) as connection:
+        ((record,),) = connection.execute("SELECT record FROM batches").fetchall()
+        batch = msgspec.json.decode(record)
+        batch["expires_at"] -= days * DAY_S
+        batch["times"] = {name: at - days * DAY_S for name, at in batch["times"].items()}
+        connection.execute("UPDATE batches SET record = ?", (msgspec.json.encode(batch),))
+
+
+@pytest.mark.parametrize("days", [40, -40])
+async def test_a_start_with_a_wrong_clock_leaves_a_batch_its_completion_window(config, scripted, days):
+    """A server that was off for so long looks the same: only the time of a running server counts."""
+    batch = None
+    scripted.gate.clear()
+    for _ in range(2):
+        service = Service(config, lambda *_: scripted)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(service.run)
+            await service.wait_ready()
+            create_app(config, service)
+            batches = await service.batches.locate(create=True)
+            if batch is None:
+                batch = await created(batches, encoded([line(number) for number in range(600)]))
+                await until(batches, batch, lambda found: found.status == "in_progress")
+            else:
+                working = batches.runner._working
+                await until(batches, batch, lambda found, working=working: found.id in working)
+                left_s = working[batch.id].deadline - trio.current_time()
+                assert 0.9 * DAY_S < left_s <= DAY_S
+                scripted.gate.set()
+                assert (await ended(batches, batch)).status == "completed"
+            nursery.cancel_scope.cancel()
+        put_back(config.batch.data_dir, days)
 
 
 async def test_a_sweep_removes_what_belongs_to_nothing_and_no_files_of_others(opened):

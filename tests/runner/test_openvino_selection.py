@@ -4,6 +4,7 @@ import logging
 import multiprocessing
 import os
 import stat
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -314,7 +315,15 @@ def test_a_folder_that_cannot_be_written_is_done_without(model: Path, tmp_path: 
     with caplog.at_level(logging.WARNING, logger="trio_pool_serve"):
         assert described(model, tmp_path / "file" / "cache") == "by OpenVINO"
     (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("trio_pool_serve")]
-    assert line.startswith(f"the converted model is not cached in {tmp_path / 'file' / 'cache'}: ")
+    cache = tmp_path / "file" / "cache"
+    assert line == f"the converted model is not cached in {cache}: [Errno 20] Not a directory: '{cache}'"
+
+
+def test_a_folder_that_cannot_be_made_is_logged_with_the_reason(small_disk: Path, caplog: pytest.LogCaptureFixture):
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with saved(Path.touch, CacheEntry(small_disk / "cache" / "model", "digest")) as folder:
+        assert [path.name for path in Path(folder).iterdir()] == ["model.xml"]
+    assert f"not cached in {small_disk / 'cache'}: [Errno 30] Read-only file system" in caplog.text
 
 
 @pytest.mark.slow
@@ -325,7 +334,7 @@ def test_on_a_full_disk_the_model_is_saved_elsewhere(
     (small_disk / "data").write_bytes(bytes(2**21 - 2**16))
     before = {*tmp_path.iterdir()}
     assert described(model, small_disk / "cache") == "by OpenVINO"
-    assert f"the converted model is not cached in {small_disk / 'cache'}: " in caplog.text
+    assert f"the converted model is not cached in {small_disk / 'cache'}: [Errno 28] No space left" in caplog.text
     assert {*tmp_path.iterdir()} == before
     assert {path.suffix for path in (small_disk / "cache").iterdir()} == {".lock"}
 

@@ -1,5 +1,6 @@
 """Files and batches of servers of several processes: real ones, killed by real signals."""
 
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,10 +13,13 @@ import pytest
 import trio
 
 from tests.api.routes.test_batches import client_at, created, ended, uploaded
+from tests.api.routes.test_uploads import BEGIN, END, HEADERS
 from tests.batches.line_files import ENDPOINT, encoded, line
 from tests.conftest import client_of
 from tests.lanes import sampled
 from tests.server.server_process import API_PROCESS, SCRIPTED, ServerProcess, hypercorned, launched
+from trio_pool_serve.api.http.forwarding import ANSWER_S, ASK_S
+from trio_pool_serve.batches.batch_api import RETRY_S
 
 ROWS = 2048
 CONTENT = encoded([line(number) for number in range(ROWS)])
@@ -178,6 +182,63 @@ async def test_every_process_answers_for_the_one_that_has_the_files(tmp_path, sc
                 assert (await http.delete(f"/v1/files/{stored['id']}")).json()["deleted"]
 
 
+async def slowly(pause_s: float) -> AsyncIterator[bytes]:
+    """The form of an upload in two pieces."""
+    yield BEGIN
+    await trio.sleep(pause_s)
+    yield END
+
+
+@pytest.mark.slow
+async def test_a_stopped_process_that_has_the_files_is_not_waited_for(tmp_path, scripted_folder):
+    """The kernel accepts connections for it. An upload that takes longer than the wait for it goes on."""
+    data = tmp_path / "data"
+    async with scripted(tmp_path / "first", scripted_folder, *workers(2, data)) as server:
+        await until_all_have_loaded(server, 2)
+        async with client_at(server.url) as client:
+            file = await uploaded(client, b"{}")
+        owner = owner_of(server, data)
+        (other,) = [process for process in server.processes(API_PROCESS) if process != owner]
+        async with connected_to(other, server) as http:
+            slow = await http.post("/v1/files", content=slowly(2 * (ASK_S + ANSWER_S)), headers=HEADERS)
+            assert slow.status_code == 200
+            owner.suspend()
+            try:
+                with trio.fail_after(4 * (ASK_S + ANSWER_S)):
+                    answers = [await http.get("/v1/files"), await http.get(f"/v1/files/{file.id}/content")]
+                    answers.append(await http.post("/v1/files", content=slowly(0), headers=HEADERS))
+            finally:
+                owner.resume()
+            assert [(answer.status_code, "retry-after" in answer.headers) for answer in answers] == [(503, True)] * 3
+            assert (await http.get(f"/v1/files/{file.id}/content")).content == b"{}"
+
+
+@pytest.mark.slow
+async def test_a_folder_that_is_removed_is_opened_again_by_one_of_the_processes(tmp_path, scripted_folder):
+    """Whichever of them that is, all of them have what was stored since."""
+    data = tmp_path / "data"
+    async with scripted(tmp_path / "first", scripted_folder, *workers(2, data)) as server:
+        await until_all_have_loaded(server, 2)
+        async with client_at(server.url) as client:
+            await uploaded(client, b"{}")
+        shutil.rmtree(data)
+        await trio.sleep(2 * RETRY_S)  # the others look for the folder meanwhile
+        async with client_at(server.url) as client:
+            with trio.fail_after(60):
+                kept = await uploaded(client.with_options(max_retries=10), b"{}")
+        processes = server.processes(API_PROCESS)
+        assert len(processes) == 2
+        for process in processes:
+            async with connected_to(process, server) as http:
+                assert [each["id"] for each in (await http.get("/v1/files")).json()["data"]] == [kept.id]
+        server.signal(signal.SIGKILL)
+    async with (
+        scripted(tmp_path / "second", scripted_folder, *workers(2, data)) as server,
+        client_at(server.url) as client,
+    ):
+        assert (await client.files.content(kept.id)).content == b"{}"
+
+
 @pytest.mark.slow
 async def test_a_folder_that_another_server_has_is_said_to_be(tmp_path, scripted_folder):
     arguments = workers(1, tmp_path / "data")
@@ -191,6 +252,7 @@ async def test_a_folder_that_another_server_has_is_said_to_be(tmp_path, scripted
             answer = await http.get("/v1/files")
             assert answer.status_code == 503
             assert "in use by another server" in answer.json()["error"]["message"]
+            assert str(tmp_path) not in answer.text
             assert int(answer.headers["retry-after"]) > 0
             assert (await http.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
         one.signal()

@@ -1,5 +1,6 @@
 """A database on a thread of its own."""
 
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -8,7 +9,7 @@ import sys
 import pytest
 import trio
 
-from trio_pool_serve.errors import StorageError, StorageInUseError
+from trio_pool_serve.errors import StorageError, StorageFullError, StorageInUseError, StorageLostError
 from trio_pool_serve.storage.database import open_database
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS numbers (number INTEGER PRIMARY KEY)"
@@ -86,6 +87,52 @@ async def test_only_one_process_uses_it_and_a_killed_one_leaves_what_it_committe
         assert await database.run(numbers) == [7]
 
 
+def insert_one(connection: sqlite3.Connection) -> None:
+    connection.execute("INSERT INTO numbers VALUES (1)")
+
+
+def replace(path):
+    shutil.copy(path, path.with_suffix(".new"))
+    path.with_suffix(".new").replace(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: path.unlink(),
+        replace,
+        lambda path: path.with_name("database-wal").unlink(),
+        lambda path: path.parent.rename(path.parent.with_name("elsewhere")),
+    ],
+    ids=["removed", "replaced", "its log removed", "its folder renamed"],
+)
+async def test_nothing_is_committed_to_a_database_that_is_no_longer_at_its_path(tmp_path, change):
+    """What would be unknown after the next open is refused, and is there if it is written again after that."""
+    path = tmp_path / "folder" / "database"
+    path.parent.mkdir()
+    async with open_database(path, SCHEMA) as database:
+        await database.run(numbers)
+        change(path)
+        assert not database.replaced.is_set()
+        for transaction in (insert_one, numbers):
+            with pytest.raises(StorageLostError, match=f"{path} has been removed or replaced"):
+                await database.run(transaction)
+        assert database.replaced.is_set()
+    path.parent.mkdir(exist_ok=True)
+    async with open_database(path, SCHEMA) as database:
+        assert await database.run(numbers) == []
+        await database.run(insert_one)
+    async with open_database(path, SCHEMA) as database:
+        assert await database.run(numbers) == [1]
+
+
+async def test_a_database_that_has_been_closed_says_so(tmp_path):
+    async with open_database(tmp_path / "database", SCHEMA) as database:
+        pass
+    with pytest.raises(StorageError, match="has been closed"):
+        await database.run(numbers)
+
+
 @pytest.mark.parametrize("content", [b"no database at all, but some text that is longer than a header" * 40, None])
 async def test_a_file_that_is_no_database_is_an_error_with_its_path(tmp_path, content):
     path = tmp_path / "database"
@@ -102,7 +149,7 @@ async def test_a_full_disk_is_an_error_and_nothing_that_was_committed_is_lost(tm
     path = small_disk / "database"
     async with open_database(path, SCHEMA + "; CREATE TABLE IF NOT EXISTS bytes (value BLOB)") as database:
         await database.run(lambda connection: connection.execute("INSERT INTO numbers VALUES (1)"))
-        with pytest.raises(StorageError, match=r"full"):
+        with pytest.raises(StorageFullError, match=r"full"):
             await database.run(lambda connection: connection.execute("INSERT INTO bytes VALUES (zeroblob(8000000))"))
         assert await database.run(numbers) == [1]
         await database.run(lambda connection: connection.execute("INSERT INTO numbers VALUES (2)"))

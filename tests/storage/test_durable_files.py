@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trio_pool_serve.errors import StorageError
+from trio_pool_serve.errors import StorageError, StorageFullError
 from trio_pool_serve.storage.durable_files import open_appended, publish
 
 
@@ -57,7 +57,7 @@ def test_a_published_folder_and_all_in_it_is_on_the_disk_before_it_has_its_name(
 
 def test_a_full_disk_is_an_error_with_the_path(small_disk):
     file = open_appended(small_disk / "file", 0)
-    with pytest.raises(StorageError, match=f"{small_disk}/file: No space left on device"):
+    with pytest.raises(StorageFullError, match=f"{small_disk}/file: No space left on device"):
         file.append(os.urandom(4 * 2**20))
     file.close()
 

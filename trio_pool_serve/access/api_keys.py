@@ -36,8 +36,8 @@ class ApiKeys:
     clock: Callable[[], float] = trio.current_time
     _of_flags: Mapping[bytes, ApiKey] = field(init=False)
     _by_digest: Mapping[bytes, ApiKey] = field(init=False)
-    _usage: dict[str, KeyUsage] = field(init=False, factory=dict)
-    """By name. What a key has used stays when the file is read again."""
+    _usage: dict[tuple[str, bool], KeyUsage] = field(init=False, factory=dict)
+    """By name, and whether it is that of batches. What a key has used stays when the file is read again."""
 
     def __attrs_post_init__(self) -> None:
         self._by_digest = self._of_flags = dict(_keys_of_flags(self.network.api_key_list))
@@ -62,13 +62,20 @@ class ApiKeys:
                 return key
         return None
 
-    def usage_of(self, key: ApiKey) -> KeyUsage:
-        """Return what has been used of a key."""
-        usage = self._usage.get(key.name)
+    def usage_of(self, key: ApiKey, *, by_batches: bool = False) -> KeyUsage:
+        """Return what has been used of a key, by requests or by batches, which one process computes."""
+        usage = self._usage.get((key.name, by_batches))
         if usage is None:
-            usage = self._usage[key.name] = KeyUsage(self.processes)
+            usage = self._usage[key.name, by_batches] = KeyUsage(1 if by_batches else self.processes)
             usage.apply(key, self.clock())
         return usage
+
+    def usage_by_batches(self, name: str) -> KeyUsage | None:
+        """Return what the batches of a key have used; ``None`` if it has no limits a minute, or is no longer known."""
+        for key in self._by_digest.values():
+            if key.name == name and (key.requests_per_minute or key.tokens_per_minute):
+                return self.usage_of(key, by_batches=True)
+        return None
 
     def read_file(self) -> dict[bytes, ApiKey]:
         """Return the keys of the file by their digests, none without a file. Blocking.
@@ -101,8 +108,8 @@ class ApiKeys:
         self._by_digest = {**of_file, **self._of_flags}
         now = self.clock()
         limits = {key.name: key for key in self._by_digest.values()}
-        self._usage = {name: usage for name, usage in self._usage.items() if name in limits}
-        for name, usage in self._usage.items():
+        self._usage = {of: usage for of, usage in self._usage.items() if of[0] in limits}
+        for (name, _), usage in self._usage.items():
             usage.apply(limits[name], now)
 
     async def reload(self, offload: Offload) -> None:

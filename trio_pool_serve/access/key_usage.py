@@ -1,5 +1,8 @@
 """What the requests with one API key have used, against its limits."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import trio
 from attrs import define, field
 
@@ -8,6 +11,9 @@ from trio_pool_serve.errors import OverloadedError
 
 BUSY_RETRY_S = 1.0
 """``Retry-After`` for a key with too many running requests: when one of them ends is not known."""
+
+RECHECK_S = 10.0
+"""For which a batch waits before it looks at the limits again, which may have been reloaded."""
 
 
 @define(eq=False)
@@ -58,7 +64,7 @@ class KeyUsage:
     ``processes`` API processes have an equal share of the rates each, and of the running requests, rounded up: every
     process counts for itself, so a key gets less than its limits if its connections are spread unevenly. Tokens are
     taken as prompts are rendered, which is when their number is known: a request may overdraw the bucket, and the next
-    ones wait until that is filled up again.
+    ones wait until that is filled up again. A key's batches have another one of these.
     """
 
     processes: int = 1
@@ -92,6 +98,30 @@ class KeyUsage:
         """Count tokens that will be computed."""
         if self.tokens is not None:
             self.tokens.take(tokens, trio.current_time())
+
+    @asynccontextmanager
+    async def saved_up(self, requests: int, tokens: int) -> AsyncIterator[None]:
+        """Count requests, and wait until the limits have allowed them and so many tokens, which the block may take.
+
+        Cancellation: at once; the requests count.
+        """
+        wait_s = self._take(requests, tokens)
+        try:
+            while wait_s:
+                await trio.sleep(min(wait_s, RECHECK_S))
+                wait_s = self._take(0, 0)
+            yield
+        finally:
+            self._take(0, -tokens)
+
+    def _take(self, requests: int, tokens: int) -> float:
+        """Take from both buckets; return the seconds until none is overdrawn."""
+        wait_s = [0.0]
+        for bucket, amount in ((self.requests, requests), (self.tokens, tokens)):
+            if bucket is not None:
+                bucket.take(amount, trio.current_time())
+                wait_s.append(bucket.wait_s(0, trio.current_time()))
+        return max(wait_s)
 
     def leave(self) -> None:
         """Count a request that has ended."""

@@ -170,9 +170,7 @@ class BatchApi:
         if failure is not None and not isinstance(failure, StorageInUseError):
             raise failure
         if trio.current_time() >= deadline:
-            raise StorageInUseError(
-                f"The data folder {self.folder.path} is in use by another server: give each its own by --data-dir."
-            )
+            raise StorageInUseError(f"{self.folder.path} is in use by another server: give each its own by --data-dir.")
 
     async def _exists(self) -> bool:
         return await self.offload.run("files", self.folder.exists)
@@ -201,10 +199,12 @@ class BatchApi:
         self._attempted = trio.Event()
 
     async def _own_once(self) -> None:
-        """Open the folder and run its batches, until cancelled; return when that has failed."""
+        """Open the folder and run its batches, until cancelled; return when that has failed, or the folder is lost."""
         before, self._failure = self._failure, None
         try:
             with unwrap_exception_groups(StorageError):
+                if await self._is_served():  # whose owner may have lost the folder, and makes it again then
+                    raise StorageInUseError("another process of the server has them")  # noqa: TRY301
                 await self.offload.run("files", self.folder.create)
                 async with open_database(self.folder.database, SCHEMA) as database:
                     await self._own(database)
@@ -240,6 +240,9 @@ class BatchApi:
                 opened.runner.connect(self._routes)
             self._note_attempt()
             logger.info("files and batches are in %s", self.folder.path)
+            await database.replaced.wait()
+            self._opened = None
+            nursery.cancel_scope.cancel(reason="the database has been removed or replaced")
 
     async def _listen(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Serve the requests that other processes of the server have received."""

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import trio
 from attrs import define, field, frozen
 
+from trio_pool_serve.access.key_usage import KeyUsage
 from trio_pool_serve.batches.batch_line import LineError
 from trio_pool_serve.batches.batch_state import FINAL, BatchStatus
 from trio_pool_serve.batches.batch_store import BatchStore, Quota
@@ -19,6 +20,7 @@ from trio_pool_serve.batches.input_check import InputCheck
 from trio_pool_serve.batches.line_format import write_result
 from trio_pool_serve.batches.line_request import RespondAll, Submitter
 from trio_pool_serve.batches.line_run import ComputeLines, LineRun, Position, compute_by, refuse_by, run_lines
+from trio_pool_serve.batches.line_window import WINDOW_BYTES, read_window
 from trio_pool_serve.batches.owner_turns import OwnerTurns
 from trio_pool_serve.batches.stored_records import BatchError, StoredBatch, StoredFile
 from trio_pool_serve.errors import (
@@ -41,6 +43,8 @@ RETRY_PAUSE_S = 10.0
 TURN_S = 10.0
 """For which a batch is computed before another owner's has its turn."""
 
+UNLIMITED = KeyUsage()
+
 EXPIRED = LineError("batch_expired", "This request could not be executed before the completion window expired.")
 
 ModelOf: TypeAlias = Callable[[str | None, frozenset[str] | None], str]
@@ -50,11 +54,12 @@ argument's names, ``None`` for all. Raises ``NotFoundError``."""
 
 @frozen(eq=False)
 class LineRoutes:
-    """The routes that lines are for: how they respond, their paths, and the models behind them."""
+    """The routes that lines are for: how they respond, their paths, the models behind them, and limits of owners."""
 
     respond_all: RespondAll
     paths: Collection[str]
     model_of: ModelOf
+    usage_of: Callable[[str], KeyUsage | None]
 
 
 @frozen
@@ -75,8 +80,8 @@ class BatchRunner:
     """Runs the batches of a store: a task for each that has not ended.
 
     Inputs are checked one at a time. Batches are computed one at a time: those of an owner in the order of their
-    creation, and owners in turn. What a storage error stops is tried again until it succeeds; a batch whose files were
-    removed by someone else fails.
+    creation, and owners in turn. An owner with limits has no turn while the next window is not allowed yet. What a
+    storage error stops is tried again until it succeeds; a batch whose files were removed by someone else fails.
     """
 
     store: BatchStore
@@ -89,6 +94,8 @@ class BatchRunner:
     _nursery: trio.Nursery | None = field(default=None, init=False)
     _working: dict[str, trio.CancelScope] = field(init=False, factory=dict)
     """By batch: what to cancel when it is cancelled."""
+    _deadlines: dict[str, float] = field(init=False, factory=dict)
+    """By batch: when it expires, by trio's clock, which never jumps."""
     _cancelled: set[str] = field(init=False, factory=set)
     """Batches that were cancelled, perhaps before they were found to be computed next."""
     _unfinished: int = field(default=0, init=False)
@@ -112,6 +119,10 @@ class BatchRunner:
     def start(self, batch: StoredBatch) -> None:
         """Run a batch."""
         if self._nursery is not None:
+            left_s, window_s = batch.expires_at - self.store.clock(), batch.expires_at - batch.times["created_at"]
+            if not 0 < left_s <= window_s:  # no server was running, or the clock is wrong or was: nobody can tell
+                left_s = window_s
+            self._deadlines[batch.id] = trio.current_time() + left_s
             self._nursery.start_soon(self._live, batch.id, next(self._numbers))
 
     def connect(self, routes: LineRoutes) -> None:
@@ -146,6 +157,7 @@ class BatchRunner:
         finally:
             self._unfinished -= 1
             self._cancelled.discard(batch_id)
+            del self._deadlines[batch_id]
 
     async def _run_to_its_end(self, batch_id: str, number: int) -> None:
         while True:
@@ -182,10 +194,10 @@ class BatchRunner:
         return batch.status in FINAL
 
     def _until_expiry(self, batch: StoredBatch) -> trio.CancelScope:
-        return trio.CancelScope(deadline=trio.current_time() + batch.expires_at - self.store.clock())
+        return trio.CancelScope(deadline=self._deadlines[batch.id])
 
     def _is_over(self, batch: StoredBatch) -> bool:
-        return self.store.clock() >= batch.expires_at
+        return trio.current_time() >= self._deadlines[batch.id]
 
     async def _check(self, batch: StoredBatch) -> None:
         check = None
@@ -218,18 +230,23 @@ class BatchRunner:
         has_ended = False
         with self._until_expiry(batch) as scope, self._cancellable(batch, scope):
             await self._connected.wait()
-            async with self._turns.turn(batch.owner, number):
-                assert self.routes is not None  # noqa: S101  (connected)
+            assert self.routes is not None  # noqa: S101  (connected)
+            usage = self.routes.usage_of(batch.owner)
+            cost = (0, 0) if usage is None else await self.offload.run("files", partial(self._cost_of_next, batch))
+            # Outside of the turn: others are computed while one that is limited waits.
+            async with (usage or UNLIMITED).saved_up(*cost), self._turns.turn(batch.owner, number):
                 client = Client(batch.owner, is_background=True)
                 compute = compute_by(
                     self.routes.respond_all,
-                    Submitter(client, batch.models),
+                    Submitter(client, batch.models, usage),
                     digest=batch.digest,
                     created=batch.input_created_at,
                 )
-                ends, lines_before = trio.current_time() + TURN_S, self._lines
+                ends, lines_before, windows = trio.current_time() + TURN_S, self._lines, count()
 
                 def should_pause() -> bool:
+                    if usage is not None:
+                        return next(windows) > 0  # one has been saved up for
                     has_committed = self._lines > lines_before  # or turns that are too short would get nowhere
                     is_over = has_committed and trio.current_time() >= ends
                     return is_over and self._turns.is_wanted_by_others(batch.owner)
@@ -239,6 +256,17 @@ class BatchRunner:
             await self.store.advance(batch.id, "finalizing")
         elif scope.cancelled_caught and self._is_over(batch):
             await self.store.advance(batch.id, "finalizing", is_expired=True)
+
+    def _cost_of_next(self, batch: StoredBatch) -> tuple[int, int]:
+        """Return the requests of a batch's next window, and how many tokens it may have. Runs in a thread."""
+        path, done = self.folder.file(batch.input_file_id), batch.position
+        with storage_errors(path), path.open("rb") as file:
+            window = read_window(file, done.line, done.offset, self.max_line_bytes)
+        if window is None:
+            return 0, 0
+        nbytes = window.next_offset - done.offset
+        guess = min(nbytes, WINDOW_BYTES) // 4  # of English text
+        return len(window.lines), nbytes * done.tokens // done.offset if done.tokens else guess
 
     async def _run_lines(
         self, batch: StoredBatch, compute: ComputeLines, should_pause: Callable[[], bool] = lambda: False

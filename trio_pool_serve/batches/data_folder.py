@@ -10,7 +10,8 @@ from pathlib import Path
 from attrs import frozen
 
 from trio_pool_serve.config import Config
-from trio_pool_serve.storage.durable_files import storage_errors, sync_folder
+from trio_pool_serve.errors import StorageError
+from trio_pool_serve.storage.durable_files import AppendedFile, open_appended, storage_errors, sync_folder
 
 ID = re.compile(r"file-[0-9a-f]{32}")
 """Nothing else is ever removed from the folder: it may have been there before."""
@@ -46,18 +47,32 @@ class DataFolder:
         return self.path / "uploads" / file_id
 
     def exists(self) -> bool:
-        """Whether anything has been stored in it."""
-        return self.database.exists()
+        """Whether anything has been stored in it, or nothing can be."""
+        return self.database.exists() or self._is_read_only
+
+    @property
+    def _is_read_only(self) -> bool:
+        return os.access(self.path, os.F_OK) and not os.access(self.path, os.W_OK)
 
     def create(self) -> None:
-        """Create the folder, which only this user can enter. Raises ``StorageError``."""
-        if self.exists():
-            return
+        """Create what is missing of the folder, which only this user can enter. Raises ``StorageError``."""
+        if self._is_read_only:
+            raise StorageError(f"{self.path} is read-only, or belongs to another user.")
         with storage_errors(self.path):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._create_folders()
+
+    def _create_folders(self) -> None:
+        with storage_errors(self.path):
             for each in (self.path / "files", self.path / "uploads"):
-                each.mkdir(mode=0o700, exist_ok=True)
-            sync_folder(self.path)
+                if not each.is_dir():
+                    each.mkdir(mode=0o700, exist_ok=True)
+                    sync_folder(self.path)
+
+    def open_upload(self, file_id: str) -> AppendedFile:
+        """Open a new upload, in a folder that is made again if someone has removed it. Raises ``StorageError``."""
+        self._create_folders()
+        return open_appended(self.upload(file_id), 0)
 
     def remove_uploads(self) -> None:
         """Remove what is left of uploads that a process has not completed before it ended."""

@@ -6,15 +6,17 @@ from typing import TypeAlias
 import msgspec
 from attrs import Factory, frozen
 
+from trio_pool_serve.access.key_usage import KeyUsage
 from trio_pool_serve.types import Client
 
 
 @frozen
 class Submitter:
-    """Whose lines are computed, and the names of the models that they may use (``None``: all)."""
+    """Whose lines are computed, the names of the models that they may use (``None``: all), and who counts tokens."""
 
     client: Client = Factory(lambda: Client(is_background=True))
     models: frozenset[str] | None = None
+    usage: KeyUsage | None = None
 
 
 class LineRequest(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from trio_pool_serve.batches.batch_runner import BatchRunner
 from trio_pool_serve.batches.batch_store import BatchStore, Quota
 from trio_pool_serve.batches.data_folder import DataFolder
 from trio_pool_serve.batches.stored_records import StoredBatch, StoredFile, new_id
-from trio_pool_serve.storage.durable_files import AppendedFile, open_appended, publish
+from trio_pool_serve.storage.durable_files import AppendedFile, publish
 from trio_pool_serve.threads.offload import Offload
 
 TRANSACTION_TIMEOUT_S = 60.0
@@ -64,7 +64,7 @@ class OpenBatches:
         path = self.folder.upload(file_id)
         upload = None
         try:
-            upload = Upload(file_id, await self.offload.run("files", partial(open_appended, path, 0)))
+            upload = Upload(file_id, await self.offload.run("files", partial(self.folder.open_upload, file_id)))
             yield upload
         finally:
             if upload is not None:
@@ -73,10 +73,10 @@ class OpenBatches:
                 path.unlink(missing_ok=True)
 
     @asynccontextmanager
-    async def reserving(self, owner: str) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
-        """Return a function that checks whether so many bytes more may be received from an owner.
+    async def reserving(self, owner: str, announced: int = 0) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
+        """Return a function that checks whether so many bytes more may be received from an owner than were announced.
 
-        It raises ``QuotaExceededError``. Cancellation: at once.
+        Both raise ``QuotaExceededError``, and ``StorageError`` if the database cannot be used. Cancellation: at once.
         """
         mine = 0
 
@@ -87,6 +87,7 @@ class OpenBatches:
             await self.store.check_room(owner, self._incomplete[owner], self.quota)
 
         try:
+            await reserve(announced)
             yield reserve
         finally:
             left = self._incomplete.pop(owner, 0) - mine

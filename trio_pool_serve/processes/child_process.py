@@ -121,10 +121,12 @@ def listening_at(path: Path) -> Iterator[socket.socket]:
             raise ModelLoadError(f"The server's socket {path} cannot be bound: {error}") from error
         listening.listen(BACKLOG)
         listening.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
+        bound = path.stat().st_ino
         try:
             yield listening
         finally:
-            path.unlink(missing_ok=True)
+            if path.exists() and path.stat().st_ino == bound:  # no other process has taken its place
+                path.unlink(missing_ok=True)
 
 
 @contextmanager

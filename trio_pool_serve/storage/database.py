@@ -2,14 +2,14 @@
 
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
 import trio
 from attrs import define, field
 
-from trio_pool_serve.errors import StorageError, StorageInUseError
+from trio_pool_serve.errors import StorageError, StorageFullError, StorageInUseError, StorageLostError
 from trio_pool_serve.threads.dedicated_threads import DedicatedThreads
 
 T = TypeVar("T")
@@ -31,10 +31,13 @@ class Database:
     """Runs transactions on one connection, one after the other, in the thread that has opened it.
 
     A transaction that has been committed survives the process and the machine. No other process can use the database
-    at the same time.
+    at the same time. ``replaced`` is set once a transaction has raised ``StorageLostError``.
     """
 
     path: Path
+    replaced: trio.Event = field(init=False, factory=trio.Event)
+    _files: list[tuple[int, int]] = field(init=False, factory=list)
+    """Those that were opened."""
     _connection: sqlite3.Connection | None = field(default=None, init=False)
     _thread: DedicatedThreads = field(init=False, factory=lambda: DedicatedThreads("database"))
     _turn: trio.CapacityLimiter = field(init=False, factory=lambda: trio.CapacityLimiter(1))
@@ -42,10 +45,15 @@ class Database:
     async def run(self, transaction: Callable[[sqlite3.Connection], T]) -> T:
         """Return what ``transaction(connection)`` returns, after it was committed; rolled back if it raises.
 
-        Raises ``StorageError`` for what SQLite raises about the disk. Cancellation: at once; a transaction that has
-        begun is finished, and committed.
+        Raises ``StorageError`` for what SQLite raises about the disk, and ``StorageLostError`` if the database is no
+        longer at its path: then it has to be opened again. Cancellation: at once; a transaction that has begun is
+        finished, and committed.
         """
-        return await self._in_thread(lambda: self._transact(transaction))
+        try:
+            return await self._in_thread(lambda: self._transact(transaction))
+        except StorageLostError:
+            self.replaced.set()
+            raise
 
     async def _in_thread(self, blocking: Callable[[], T]) -> T:
         try:
@@ -54,21 +62,35 @@ class Database:
             raise storage_error(self.path, error) from error
 
     def _transact(self, transaction: Callable[[sqlite3.Connection], T]) -> T:
-        assert self._connection is not None  # noqa: S101  (``open_database`` yields it open)
+        if self._connection is None:
+            raise StorageError(f"{self.path} has been closed.")
         with self._connection as connection:
             connection.execute("BEGIN IMMEDIATE")
-            return transaction(connection)
+            result = transaction(connection)
+            if self._files_at_path() != self._files:
+                raise StorageLostError(f"{self.path} has been removed or replaced while it was open.")
+            return result
 
     def _open(self, schema: str) -> None:
         self._connection = sqlite3.connect(self.path, timeout=0, isolation_level=None)
         self._connection.row_factory = sqlite3.Row
         self._connection.executescript(SETTINGS)
-        self._transact(lambda _: None)  # takes the lock
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")  # takes the lock
         self._connection.executescript(schema)
+        self._files = self._files_at_path()
+
+    def _files_at_path(self) -> list[tuple[int, int]]:
+        """Return what identifies the database and its write-ahead log; nothing if one is missing."""
+        paths = (self.path, self.path.with_name(f"{self.path.name}-wal"))
+        with suppress(OSError):
+            return [(status.st_dev, status.st_ino) for status in map(Path.stat, paths)]
+        return []
 
     def _close(self) -> None:
         if self._connection is not None:
             self._connection.close()
+            self._connection = None
 
 
 @asynccontextmanager
@@ -95,4 +117,5 @@ def storage_error(path: Path, error: sqlite3.OperationalError) -> StorageError:
     """Return the error that says what SQLite met."""
     if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StorageInUseError(f"{path} is in use by another process.")
-    return StorageError(f"{path}: {error}.")
+    kind = StorageFullError if error.sqlite_errorcode == sqlite3.SQLITE_FULL else StorageError
+    return kind(f"{path}: {error}.")

@@ -1,5 +1,6 @@
 """Files whose bytes are on the disk when a call returns. All functions block."""
 
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ from typing import BinaryIO
 
 from attrs import define
 
-from trio_pool_serve.errors import StorageError, StorageLostError
+from trio_pool_serve.errors import StorageError, StorageFullError, StorageLostError
 
 
 @contextmanager
@@ -19,7 +20,8 @@ def storage_errors(path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise StorageLostError(f"{path}: {error.strerror}.") from error
     except OSError as error:
-        raise StorageError(f"{path}: {error.strerror or error}.") from error
+        kind = StorageFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageError
+        raise kind(f"{path}: {error.strerror or error}.") from error
 
 
 def sync_folder(folder: Path) -> None:

@@ -12,6 +12,7 @@ import trio
 
 from tests.batches.line_files import ENDPOINT, decoded, encoded, line
 from tests.conftest import client_of, listening, running
+from trio_pool_serve.access import key_usage
 from trio_pool_serve.config import BatchConfig, Config, NetworkConfig
 from trio_pool_serve.service import Service
 
@@ -267,17 +268,10 @@ async def test_a_batch_that_expires_has_the_other_lines_among_its_errors(client,
     with trio.fail_after(60):
         while (await client.batches.retrieve(batch.id)).status != "in_progress":  # noqa: ASYNC110
             await trio.sleep(0.001)
-    store = service.batches._opened.store
-    (stored,) = await store.unfinished()
-
-    def expire(connection) -> None:
-        import msgspec
-
-        past = attrs.evolve(stored, expires_at=1)
-        connection.execute("UPDATE batches SET record = ?", (msgspec.json.encode(past),))
-
-    await store.database.run(expire)
-    service.batches._opened.runner._working[batch.id].cancel()
+    runner = service.batches._opened.runner
+    assert 30 < runner._working[batch.id].deadline - trio.current_time() <= 60
+    runner._deadlines[batch.id] = trio.current_time()
+    runner._working[batch.id].cancel()
     scripted.gate.set()
     batch = await ended(client, batch)
     assert batch.status == "expired"
@@ -361,6 +355,51 @@ async def test_quotas_are_of_each_key(config, scripted):
         scripted.gate.set()
         await ended(one, first)
         await created(one, encoded([line(0)]))
+
+
+LIMITED = """
+[limited]
+key = "limited-key"
+tokens_per_minute = 200
+[free]
+key = "free-key"
+"""
+
+
+async def test_a_batch_waits_for_the_limits_of_its_key_and_no_other_batch_for_it(
+    config, scripted, tmp_path, monkeypatch
+):
+    """Not a token is computed before it has been saved up for; the wait ends with the batch, or with the limit."""
+    monkeypatch.setattr(key_usage, "RECHECK_S", 0.01)
+    path = tmp_path / "keys.toml"
+    path.write_text(LIMITED)
+    path.chmod(0o600)
+    config = attrs.evolve(config, network=NetworkConfig(api_keys_file=path))
+    lines = encoded([line(number) for number in range(600)])
+    async with (
+        running(Service(config, lambda *_: scripted)) as service,
+        listening(service) as url,
+        client_at(url, "limited-key") as limited,
+        client_at(url, "free-key") as free,
+    ):
+        small = await ended(limited, await created(limited, encoded([line(0)])))
+        assert small.status == "completed"
+        waiting, cancelled = [await created(limited, lines) for _ in range(2)]
+        done = await ended(free, await created(free, lines))
+        assert done.status == "completed"
+        tokens = sum(row.tokens for batch in scripted.batches for row in batch.requests)
+        assert tokens == done.usage.total_tokens + small.usage.total_tokens
+        for batch in (waiting, cancelled):
+            now = await limited.batches.retrieve(batch.id)
+            assert (now.status, now.usage.total_tokens) == ("in_progress", 0)
+        await limited.batches.cancel(cancelled.id)
+        assert (await ended(limited, cancelled)).status == "cancelled"
+        embedding = await limited.embeddings.create(model="model", input="w3 hello world")  # its own limit is unused
+        assert embedding.usage.total_tokens == small.usage.total_tokens
+        path.write_text(LIMITED.replace("200", "1000000000"))
+        await service.api_keys.load(service.offload)
+        waiting = await ended(limited, waiting)
+        assert (waiting.status, waiting.request_counts.completed) == ("completed", 600)
 
 
 async def test_the_api_can_be_switched_off(config, scripted):

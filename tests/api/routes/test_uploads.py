@@ -1,6 +1,9 @@
 """Uploads that go wrong: what they leave behind, and what they cost."""
 
+import logging
 import random
+import shutil
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from hypothesis import strategies as st
 from tests.conftest import assert_idle, client_of, listening, running
 from trio_pool_serve.api.http.upload_form import UploadForm
 from trio_pool_serve.api.routes.stored_files import MAX_FILE_BYTES
+from trio_pool_serve.app import create_app
 from trio_pool_serve.config import BatchConfig, Config
 from trio_pool_serve.errors import InvalidRequestError, PayloadTooLargeError
 from trio_pool_serve.service import Service
@@ -40,6 +44,9 @@ def config(scripted_folder: Path, tmp_path: Path) -> Config:
 def data(config: Config) -> Path:
     assert config.batch.data_dir is not None
     return config.batch.data_dir
+
+
+UNUSABLE = "The server cannot use its data folder. Its log says why."
 
 
 def left_in(data: Path) -> list[str]:
@@ -191,7 +198,7 @@ async def test_an_upload_is_not_kept_in_memory_and_other_routes_refuse_such_bodi
         assert (await client.post(path, content=large)).status_code == 413
 
 
-async def test_a_full_disk_refuses_uploads_and_keeps_the_rest(config, scripted, small_disk):
+async def test_a_full_disk_refuses_uploads_and_keeps_the_rest(config, scripted, small_disk, caplog):
     config = attrs.evolve(config, batch=attrs.evolve(config.batch, data_dir=small_disk / "data"))
     async with (
         running(Service(config, lambda *_: scripted)) as service,
@@ -203,13 +210,14 @@ async def test_a_full_disk_refuses_uploads_and_keeps_the_rest(config, scripted, 
         for _ in range(3):
             answer = await upload(client, BEGIN + b"x" * 3_000_000 + END)
             assert answer.status_code == 507
-            assert "No space left" in answer.json()["error"]["message"]
+            assert answer.json()["error"]["message"] == "The server's disk is full."
             assert left_in(small_disk / "data") == [kept.json()["id"]]
         assert (await client.get(f"/v1/files/{kept.json()['id']}/content")).content == b"x" * 1000
         assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
+    assert caplog.text.count(f"{small_disk / 'data' / 'uploads'}") == 3
 
 
-async def test_a_folder_that_cannot_be_created_is_said_and_nothing_else_fails(config, scripted, tmp_path):
+async def test_a_folder_that_cannot_be_created_is_said_and_nothing_else_fails(config, scripted, tmp_path, caplog):
     (tmp_path / "file").write_text("")
     config = attrs.evolve(config, batch=attrs.evolve(config.batch, data_dir=tmp_path / "file" / "data"))
     async with (
@@ -219,7 +227,95 @@ async def test_a_folder_that_cannot_be_created_is_said_and_nothing_else_fails(co
     ):
         answer = await upload(client, BEGIN + b"x" + END)
         assert answer.status_code == 507
-        assert str(tmp_path / "file" / "data") in answer.json()["error"]["message"]
+        assert answer.json()["error"]["message"] == UNUSABLE
+        assert f"{tmp_path / 'file' / 'data'}: Not a directory" in caplog.text
         assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
         (tmp_path / "file").unlink()
         assert (await upload(client, BEGIN + b"x" + END)).status_code == 200
+
+
+@pytest.mark.parametrize("is_made_again", [False, True])
+async def test_a_folder_that_is_removed_refuses_the_next_upload_and_keeps_those_after_it(
+    config, scripted, data, is_made_again
+):
+    """No upload is answered with 200 that the next start does not know, whoever makes the folder again."""
+    async with (
+        running(Service(config, lambda *_: scripted)) as service,
+        listening(service) as url,
+        client_of(url) as client,
+    ):
+        assert (await upload(client, BEGIN + b"lost" + END)).status_code == 200
+        shutil.rmtree(data)
+        if is_made_again:
+            for name in ("files", "uploads"):
+                (data / name).mkdir(parents=True)
+        answer = await upload(client, BEGIN + b"refused" + END)
+        assert answer.status_code == 507
+        assert answer.json()["error"]["message"] == (
+            "Someone has removed or replaced what was in the server's data folder."
+        )
+        with trio.fail_after(30):
+            while (kept := await upload(client, BEGIN + b"kept" + END)).status_code != 200:
+                assert kept.status_code in (503, 507)
+        assert [file["id"] for file in (await client.get("/v1/files")).json()["data"]] == [kept.json()["id"]]
+    async with (
+        running(Service(config, lambda *_: scripted)) as service,
+        listening(service) as url,
+        client_of(url) as client,
+    ):
+        assert (await client.get(f"/v1/files/{kept.json()['id']}/content")).content == b"kept"
+
+
+@pytest.mark.parametrize("name", ["files", "uploads"])
+async def test_a_folder_in_it_that_is_removed_is_made_again(client, data, name):
+    assert (await upload(client, BEGIN + b"x" + END)).status_code == 200
+    shutil.rmtree(data / name)
+    answer = await upload(client, BEGIN + b"y" + END)
+    assert answer.status_code == 200
+    assert (await client.get(f"/v1/files/{answer.json()['id']}/content")).content == b"y"
+
+
+async def test_a_start_without_the_folder_of_uploads_makes_it(config, scripted, data):
+    for content in (b"x", b"y"):
+        async with (
+            running(Service(config, lambda *_: scripted)) as service,
+            listening(service) as url,
+            client_of(url) as client,
+        ):
+            assert (await upload(client, BEGIN + content + END)).status_code == 200
+            shutil.rmtree(data / "uploads")
+
+
+def remount(disk: Path, how: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{how}", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("has_files", [False, True])
+async def test_a_read_only_folder_is_logged_at_the_start_and_refuses_uploads(
+    config, scripted, small_disk, caplog, has_files
+):
+    """Not at the first upload: an operator looks at the log when the server has been started."""
+    data = small_disk / "data"
+    config = attrs.evolve(config, batch=attrs.evolve(config.batch, data_dir=data))
+    if has_files:
+        async with running(Service(config, lambda *_: scripted)) as service:
+            create_app(config, service)
+            await service.batches.locate(create=True)
+    else:
+        data.mkdir()
+    remount(small_disk, "ro")
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        async with (
+            running(Service(config, lambda *_: scripted)) as service,
+            listening(service) as url,
+            client_of(url) as client,
+        ):
+            with trio.fail_after(10):
+                while f"not served by this process: {data} is read-only" not in caplog.text:  # noqa: ASYNC110
+                    await trio.sleep(0.001)
+            answer = await upload(client, BEGIN + b"x" + END)
+            assert (answer.status_code, answer.json()["error"]["message"]) == (507, UNUSABLE)
+            assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
+            remount(small_disk, "rw")
+            assert (await upload(client, BEGIN + b"x" + END)).status_code == 200

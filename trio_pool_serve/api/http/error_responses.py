@@ -47,7 +47,8 @@ TYPES = dict(TABLE.values())
 def describe(error: Exception, request_id: str, endpoint: DialectEndpoint | None = None, wire: Any = None) -> WireError:
     """Return what the client is shown of an error; unexpected ones are logged, and only their request's id is shown.
 
-    Fields are called by the names that they have at the ``endpoint`` that ``wire`` was decoded for.
+    The messages of storage errors have paths, so they are logged, too. Fields are called by the names that they have at
+    the ``endpoint`` that ``wire`` was decoded for.
     """
     if isinstance(error, HTTPException) and error.code is not None:  # of Quart, or of a route that a user has added
         kind = TYPES.get(error.code, type(error).__name__)
@@ -57,6 +58,9 @@ def describe(error: Exception, request_id: str, endpoint: DialectEndpoint | None
         error = errors.PoolServeError("Internal error.")
     status, kind = next(TABLE[base] for base in type(error).__mro__ if base in TABLE)
     message, param = str(error), getattr(error, "param", None)
+    if isinstance(error, errors.StorageError):
+        logger.warning("request %s: %s", request_id, error)
+        message = error.shown
     if isinstance(error, errors.InvalidRequestError) and endpoint is not None:
         name_of = partial(endpoint.endpoint.name_of, wire=wire)
         message = error.message_with(name_of)

@@ -18,7 +18,7 @@ from quart.wrappers.response import ResponseBody
 
 from trio_pool_serve.api.http.request import FORWARDED, HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.errors import UnavailableError
+from trio_pool_serve.errors import PoolServeError, UnavailableError, unwrap_exception_groups
 
 NOT_FORWARDED = frozenset(
     {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"x-request-id"}
@@ -27,6 +27,10 @@ NOT_FORWARDED = frozenset(
 
 KEPT_BYTES = 1024 * 1024
 """Responses up to this size are received before they are sent on."""
+
+ASK_S, ANSWER_S = 1.0, 4.0
+"""How often the other process is asked whether it still responds, and for how long. The kernel accepts connections for
+a process that has been stopped."""
 
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """By itself httpx reads all certificate authorities for each client."""
@@ -59,7 +63,8 @@ class ForwardedBody(ResponseBody):
 async def forward(request: HttpRequest, socket: Path, *, max_body_timeout_s: float) -> HttpResponse:
     """Return the response of the process that listens at ``socket``.
 
-    Raises ``UnavailableError`` if that ends meanwhile. Cancellation: at once; the other process cancels the request.
+    Raises ``UnavailableError`` if that ends meanwhile, or does not respond. Cancellation: at once; the other process
+    cancels the request.
     """
     content: Any = None
     if request.pieces is not None and not request.is_bodiless_get:
@@ -77,11 +82,22 @@ async def forward(request: HttpRequest, socket: Path, *, max_body_timeout_s: flo
         client.headers.clear()
         outgoing = client.build_request(request.scope["method"], url, headers=headers, content=content)
         try:
-            response = await client.send(outgoing, stream=True)
-            stack.push_async_callback(response.aclose)
+            with unwrap_exception_groups(PoolServeError, httpx.TransportError):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_require_answers, client)
+                    response = await client.send(outgoing, stream=True)
+                    stack.push_async_callback(response.aclose)
+                    nursery.cancel_scope.cancel(reason="the response has begun")
             return await _received(response, stack)
         except httpx.TransportError as error:
-            raise UnavailableError(f"The process that has the files has ended, or cannot answer: {error!r}.") from error
+            raise UnavailableError("The process that has the files has ended, or does not respond.") from error
+
+
+async def _require_answers(client: httpx.AsyncClient) -> None:
+    """Raise ``httpx.TransportError`` once the other process does not respond. Cancellation: at once."""
+    while True:
+        await trio.sleep(ASK_S)
+        await client.get("http://localhost/livez", timeout=ANSWER_S)
 
 
 async def _received(response: httpx.Response, stack: AsyncExitStack) -> HttpResponse:

@@ -114,6 +114,8 @@ class LineResponder:
         path = self._routes.path_of_route(line.path)
         request = HttpRequest(scope, path, self.service.config.network.max_body_bytes, created=line.created)
         request.client, request.models = submitter.client, submitter.models
+        if submitter.usage is not None:
+            request.timings.on_tokens = submitter.usage.take_tokens
         request.body.append(line.body)
         request.body.set_complete()
         return request

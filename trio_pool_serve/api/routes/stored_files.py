@@ -18,7 +18,7 @@ from trio_pool_serve.api.http.upload_form import FILE_FIELD, UploadForm, boundar
 from trio_pool_serve.batches.batch_store import Page
 from trio_pool_serve.batches.open_batches import OpenBatches, Upload
 from trio_pool_serve.batches.stored_records import StoredFile
-from trio_pool_serve.errors import InvalidRequestError, NotFoundError, PayloadTooLargeError, StorageInUseError
+from trio_pool_serve.errors import InvalidRequestError, NotFoundError, PayloadTooLargeError, UnavailableError
 from trio_pool_serve.service import Service
 
 FILES_PATH = "/v1/files"
@@ -116,7 +116,7 @@ class StoredRoute:
         place = await self.service.batches.locate(create=self.creates)
         if isinstance(place, Path):
             if request.is_forwarded:
-                raise StorageInUseError("The process that has the files has just changed: try again.")
+                raise UnavailableError("The process that has the files has just changed: try again.")
             timeout_s = self.service.config.time_limits.body_timeout_s
             return await forward(request, place, max_body_timeout_s=timeout_s)
         if place is not None:
@@ -146,8 +146,7 @@ def file_routes(service: Service) -> Routes:
         announced = request.body.announced
         if announced > MAX_FILE_BYTES + FORM_BYTES:
             raise PayloadTooLargeError(f"A file may have {MAX_FILE_BYTES} bytes, and this has more.")
-        async with batches.reserving(request.owner) as reserve, batches.receiving() as received:
-            await reserve(announced)
+        async with batches.reserving(request.owner, announced) as reserve, batches.receiving() as received:
             async for piece in request.pieces:
                 if not announced:
                     await reserve(len(piece))

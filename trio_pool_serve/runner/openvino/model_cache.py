@@ -5,6 +5,7 @@ under another name and renamed, and replaced when its digest is not the current 
 take turns: the first one converts, the others read.
 """
 
+import errno
 import fcntl
 import hashlib
 import logging
@@ -148,6 +149,7 @@ def saved(save: Callable[[Path], None], entry: CacheEntry | None) -> "tempfile.T
     """
     if entry is not None:
         try:
+            entry.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # which says why it cannot be made
             entry.remove_abandoned()
             return _saved_in(entry.path.parent, entry.prefix, save)
         except (OSError, RuntimeError) as error:  # OpenVINO reports a full disk as a RuntimeError
@@ -159,8 +161,12 @@ def _saved_in(parent: Path | None, prefix: str, save: Callable[[Path], None]) ->
     folder = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
     try:
         save(Path(folder.name) / MODEL)
-    except BaseException:
+    except BaseException as error:
+        # Of a full disk OpenVINO says "basic_ios::clear: iostream error".
+        is_full = isinstance(error, RuntimeError) and shutil.disk_usage(folder.name).free < 2**20
         folder.cleanup()  # now: its part of a model may fill the disk that is tried next
+        if is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder.name) from error
         raise
     return folder
 
