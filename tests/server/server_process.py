@@ -110,9 +110,15 @@ class ServerProcess:
 
 @contextmanager
 def started(
-    command: Sequence[str], port: int, log_path: Path, env: dict[str, str], *, pass_fds: Sequence[int] = ()
+    command: Sequence[str],
+    port: int,
+    log_path: Path,
+    env: dict[str, str],
+    *,
+    pass_fds: Sequence[int] = (),
+    stderr: int | None = None,
 ) -> Iterator[ServerProcess]:
-    """Start a command with its output in a file; kill whatever is left of it in the end."""
+    """Start a command with its output in a file, or its log elsewhere; kill whatever is left of it in the end."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRIO_POOL_SERVE_")}
     # Models take long beside other tests: requests wait instead of being refused.
     own = {
@@ -124,7 +130,12 @@ def started(
     }
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            command, cwd=ROOT, env={**inherited, **own, **env}, stdout=log, stderr=log, pass_fds=pass_fds
+            command,
+            cwd=ROOT,
+            env={**inherited, **own, **env},
+            stdout=log,
+            stderr=log if stderr is None else stderr,
+            pass_fds=pass_fds,
         )
         try:
             yield ServerProcess(process, port, log_path)
@@ -145,11 +156,12 @@ async def launched(
     command: Sequence[str] = LAUNCHER,
     env: dict[str, str] | None = None,
     wait_ready: bool = True,
+    stderr: int | None = None,
 ) -> AsyncIterator[ServerProcess]:
     """Start ``trio-pool-serve serve``, or what behaves like it."""
     port = free_port()
     full = [*command, *arguments, "--port", str(port)]
-    with started(full, port, tmp_path / "server.log", env or {}) as server:
+    with started(full, port, tmp_path / "server.log", env or {}, stderr=stderr) as server:
         if wait_ready:
             await server.wait_until("/readyz")
         yield server

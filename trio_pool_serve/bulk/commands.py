@@ -1,7 +1,5 @@
 """The commands for files: those for tables, and ``run-batch`` for requests."""
 
-import logging
-import os
 import sys
 from functools import partial
 from typing import Annotated, NoReturn
@@ -17,6 +15,7 @@ from trio_pool_serve.bulk.bulk_options import (
     TextOptions,
     VectorFormat,
 )
+from trio_pool_serve.processes.child_process import leave
 
 In = Annotated[
     str,
@@ -60,10 +59,9 @@ def start(source: str, target: str, task: TaskOptions, run: RunOptions, text: Te
 
 def leave_with(status: int) -> NoReturn:
     """End the process with an exit status, even while a batch is still computed: its thread would abort the end."""
-    logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)
+    leave(status)
 
 
 def embed(

@@ -1,12 +1,12 @@
 """What signals do to a command."""
 
-import logging
-import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import trio
+
+from trio_pool_serve.processes.child_process import leave
 
 
 class StopSignals:
@@ -28,6 +28,5 @@ class StopSignals:
             task_status.started()
             async for number in signals:
                 if self.stop.is_set():
-                    logging.shutdown()
-                    os._exit(128 + number)
+                    leave(128 + number)
                 self.stop.set()

@@ -23,6 +23,7 @@ from attrs import define, frozen
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.processes.restart_backoff import RestartBackoff
+from trio_pool_serve.processes.standard_error import StandardError
 
 logger = logging.getLogger(__name__)
 
@@ -181,8 +182,10 @@ async def keep_alive(
 
 
 def leave(status: int) -> NoReturn:
-    """End the process at once with that exit status."""
+    """End the process at once with that exit status; its last lines are written first."""
     logging.shutdown()
+    if isinstance(sys.stderr, StandardError):
+        sys.stderr.wait_written()
     os._exit(status)
 
 
@@ -190,7 +193,7 @@ def run_as_child(main: Callable[[FramedStream[Job], Job], Awaitable[int]], job_t
     """Run ``main(channel, job)`` as a child process, and exit with its status even while threads still run."""
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
-    os._exit(trio.run(_run, main, job_type))
+    leave(trio.run(_run, main, job_type))
 
 
 async def _run(main: Callable[[FramedStream[Job], Job], Awaitable[int]], job_type: Any) -> int:

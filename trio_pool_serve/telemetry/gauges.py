@@ -89,6 +89,7 @@ GAUGES: Mapping[str, Meaning] = {
             "start_time_seconds": "when the first of them was started, in seconds since the epoch",
         },
     ),
+    "log_lines": Meaning("Lines of the log", {"dropped": "not written: stderr was not read, or its disk was full"}),
     "tasks": Meaning("Trio tasks", {"living": "those that have not ended"}),
     "connections": Meaning(
         "Connections of clients", {"open": "those that are open", "limit": "how many may be: `--max-connections`"}

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from trio_pool_serve.config import LoggingConfig
+from trio_pool_serve.processes.standard_error import detach_standard_error
 
 ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
@@ -31,6 +32,7 @@ VERBOSE = ("hypercorn.error", "httpx", "filelock", "huggingface_hub", "urllib3",
 
 def configure_logging(config: LoggingConfig, fields: Mapping[str, str] = MappingProxyType({})) -> None:
     """Have this process log to standard error in the format of ``--log-format``, with ``fields`` in every event."""
+    detach_standard_error()
     shows_text = config.log_level == "debug"
     handler: logging.Handler
     if logs_json(config):

@@ -1,5 +1,6 @@
 """Prometheus metrics, one registry per server."""
 
+import sys
 import time
 from bisect import bisect_left
 from collections import Counter as Counts
@@ -19,6 +20,7 @@ from trio_pool_serve.errors import (
     StorageInUseError,
     UnavailableError,
 )
+from trio_pool_serve.processes.standard_error import StandardError
 from trio_pool_serve.processes.worker_processes import WorkerStatistics
 from trio_pool_serve.telemetry.gauges import GAUGES, Gauges
 from trio_pool_serve.telemetry.process_usage import resident_bytes
@@ -238,12 +240,13 @@ class Metrics:
 
 
 def process_gauges() -> Gauges:
-    """Return what this process takes: memory, and tasks that have not ended; on the loop.
+    """Return what this process takes: memory, and tasks that have not ended, and what its log lacks; on the loop.
 
     The number of tasks does not grow unless something leaks.
     """
     process = {"count": 1.0, "start_time_seconds": STARTED, "resident_bytes": float(resident_bytes())}
-    return {"tasks": {"living": trio.lowlevel.current_statistics().tasks_living}, "process": process}
+    log = {"dropped": sys.stderr.dropped_lines if isinstance(sys.stderr, StandardError) else 0}
+    return {"tasks": {"living": trio.lowlevel.current_statistics().tasks_living}, "process": process, "log_lines": log}
 
 
 def thread_gauges(limiters: Mapping[LimiterName, LimiterStatistics], workers: Mapping[str, WorkerStatistics]) -> Gauges:
