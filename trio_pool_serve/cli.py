@@ -1,8 +1,9 @@
 """The ``trio-pool-serve`` command."""
 
+import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -44,6 +45,8 @@ from trio_pool_serve.telemetry.tracing import is_switched_on
 
 if TYPE_CHECKING:
     from trio_pool_serve.service import RunnerLoader, Service
+
+logger = logging.getLogger(__name__)
 
 ENVIRONMENT_PREFIX = "TRIO_POOL_SERVE_"
 
@@ -214,12 +217,7 @@ def run_engine(settings: EngineServerConfig, load_runner: "RunnerLoader | None" 
         _print_error(error)
         return 2
     configure_logging(settings.config.logging)
-    try:
-        trio.run(serve_engine_alone, settings, load_runner or load_transformer)
-    except (ModelLoadError, EngineDeadError, OSError) as error:
-        _print_error(error)
-        return 1
-    return 0
+    return _run_until_stopped(serve_engine_alone, settings, load_runner or load_transformer)
 
 
 def read_config(arguments: Sequence[str]) -> Config:
@@ -274,6 +272,19 @@ def _toml_path(tokens: Sequence[str]) -> str | None:
     return os.environ.get(f"{ENVIRONMENT_PREFIX}CONFIG")
 
 
+def _run_until_stopped(serve: Callable[..., Awaitable[None]], *arguments: object) -> int:
+    """Return the exit status: 0 if ``serve`` has ended without an error, which is logged otherwise."""
+    try:
+        trio.run(serve, *arguments)
+    except (ModelLoadError, EngineDeadError, OSError) as error:
+        _print_error(error)
+        return 1
+    except Exception as error:
+        logger.critical("the server has failed", exc_info=error)
+        return 1
+    return 0
+
+
 def run(config: Config, service: "Service | None" = None, load_runner: "RunnerLoader | None" = None) -> int:
     """Serve until stopped; return the exit status, 0 only after a drain that a signal has started."""
     # Imported here, after the settings have been validated: it takes seconds.
@@ -281,12 +292,7 @@ def run(config: Config, service: "Service | None" = None, load_runner: "RunnerLo
     from trio_pool_serve.service import load_transformer
 
     configure_logging(config.logging)
-    try:
-        trio.run(serve_until_stopped, config, service, load_runner or load_transformer)
-    except (ModelLoadError, EngineDeadError, OSError) as error:
-        _print_error(error)
-        return 1
-    return 0
+    return _run_until_stopped(serve_until_stopped, config, service, load_runner or load_transformer)
 
 
 def run_check(arguments: Sequence[str]) -> int:
@@ -331,7 +337,7 @@ def main() -> None:
     except (CycloptsError, ValueError, OSError) as error:
         _print_error(error)
         sys.exit(2)
-    sys.exit(run(config))
+    leave_with(run(config))  # what libraries do at the end of a process can hang
 
 
 def _print_error(error: Exception) -> None:

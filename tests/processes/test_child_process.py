@@ -1,13 +1,16 @@
 """Real child processes, and what comes through the channel to them that is no message."""
 
+import signal
 import struct
+import subprocess
+import sys
 
 import pytest
 import trio
 
 from tests.server.programs.child import Job, Said
 from trio_pool_serve.errors import EngineDeadError, UnsendableError
-from trio_pool_serve.processes.child_process import ChildEnd, keep_alive, open_child
+from trio_pool_serve.processes.child_process import ChildEnd, keep_alive, open_child, open_process_nursery
 from trio_pool_serve.server.api_workers import Drain, _send
 
 CHILD = "tests.server.programs.child"
@@ -111,3 +114,40 @@ async def test_a_worker_whose_channel_is_closed_already_can_be_told_to_drain():
     async with open_child(CHILD, Job(b"\xc1" * 100), Said) as child:
         assert await child.status() is None
         await _send(child, Drain())
+
+
+NEVER_ENDS = """
+import trio
+from trio_pool_serve.processes import child_process
+
+child_process.UNWIND_S = 1
+
+async def lose_the_wake_up():
+    with trio.CancelScope(shield=True):
+        await trio.sleep_forever()
+
+async def fail():
+    raise MemoryError
+
+async def main():
+    async with child_process.open_process_nursery() as nursery:
+        nursery.start_soon(lose_the_wake_up)
+        nursery.start_soon(fail)
+
+trio.run(main)
+"""
+
+
+def test_a_process_in_which_a_task_never_ends_after_an_error_is_ended():
+    """As without memory, when what should wake a task is lost."""
+    ended = subprocess.run(
+        [sys.executable, "-c", NEVER_ENDS], timeout=60, check=False, stderr=subprocess.PIPE, text=True
+    )
+    assert ended.returncode == -signal.SIGALRM
+    assert "an error ends this process" in ended.stderr
+
+
+async def test_a_process_that_ends_in_time_has_no_alarm():
+    async with open_process_nursery() as nursery:
+        nursery.cancel_scope.cancel()
+    assert signal.alarm(0) == 0

@@ -181,6 +181,35 @@ async def keep_alive(
         await trio.sleep(pause_s)
 
 
+UNWIND_S = 15
+"""Seconds for all tasks of a process to end after an error."""
+
+
+@asynccontextmanager
+async def open_process_nursery() -> AsyncIterator[trio.Nursery]:
+    """Open the nursery of all that a process does: once it is cancelled, SIGALRM ends the process after ``UNWIND_S``.
+
+    When there is no memory, what should wake a task can be lost. The nursery would wait for that task for ever, while
+    the socket is open and nothing accepts. An alarm needs neither memory nor a thread. Cancellation: at once.
+    """
+
+    async def set_alarm_when_cancelled() -> None:
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled as cancelled:
+            signal.alarm(UNWIND_S)
+            if cancelled.source == "nursery":  # a task has failed
+                logger.critical("an error ends this process")
+            raise
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(set_alarm_when_cancelled)
+            yield nursery
+    finally:
+        signal.alarm(0)
+
+
 def leave(status: int) -> NoReturn:
     """End the process at once with that exit status; its last lines are written first."""
     logging.shutdown()

@@ -9,7 +9,7 @@ import trio
 from trio_pool_serve.config import decode_config, import_plugins
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.process_setup import configure_process
-from trio_pool_serve.processes.child_process import leave, run_as_child, send_to_parent
+from trio_pool_serve.processes.child_process import leave, open_process_nursery, run_as_child, send_to_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.processes.without_torch import do_without_torch
 from trio_pool_serve.server.api_workers import ApiJob, Drain, FromParent, NotServed, Ready, Reload
@@ -50,7 +50,7 @@ async def main(channel: FramedStream[FromParent], job: FromParent) -> int:
                 await drain(service, stop, wait_for_end if received is not None else trio.sleep_forever)
                 leave(0)
 
-            async with trio.open_nursery() as nursery:
+            async with open_process_nursery() as nursery:
                 nursery.start_soon(watch_parent)
                 await nursery.start(service.run)
                 nursery.start_soon(_report_ready, channel, service)

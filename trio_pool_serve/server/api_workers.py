@@ -22,7 +22,14 @@ from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.remote.remote_engines import supervisor_of
 from trio_pool_serve.engine.remote.supervisor import Supervisor
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.processes.child_process import ChildEnd, ChildProcess, keep_alive, leave, open_child
+from trio_pool_serve.processes.child_process import (
+    ChildEnd,
+    ChildProcess,
+    keep_alive,
+    leave,
+    open_child,
+    open_process_nursery,
+)
 from trio_pool_serve.processes.socket_folder import SocketFolder
 from trio_pool_serve.server.listener import open_listening, url_of
 from trio_pool_serve.server.reloading import watch_reloads
@@ -176,7 +183,7 @@ async def serve_by_workers(
     ):
         folder = Path(socket_folder)
         workers, engines = ApiWorkers(config, folder, listening), supervisor_of(config, loader, folder, gpus)
-        async with trio.open_nursery() as nursery:
+        async with open_process_nursery() as nursery:
             await nursery.start(_watch_signals, workers, nursery.cancel_scope)
             await nursery.start(watch_reloads, workers.reload)
             await nursery.start(engines.run)

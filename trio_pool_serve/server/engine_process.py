@@ -20,7 +20,7 @@ from trio_pool_serve.engine.small_requests import SmallRequests
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.models.folder import open_model_folder
 from trio_pool_serve.processes.allocator import freeze_objects, prepare_for_loading
-from trio_pool_serve.processes.child_process import leave, run_as_child, send_to_parent
+from trio_pool_serve.processes.child_process import leave, open_process_nursery, run_as_child, send_to_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.telemetry.logs import configure_logging
 from trio_pool_serve.telemetry.metrics import Metrics, process_gauges
@@ -83,7 +83,7 @@ async def main(channel: FramedStream[ToEngineProcess], job: ToEngineProcess) -> 
     try:
         # ModelLoadError first: wait_ready raises EngineDeadError because of it.
         with unwrap_exception_groups(ModelLoadError, EngineDeadError):
-            async with trio.open_nursery() as nursery:
+            async with open_process_nursery() as nursery:
                 leaving = trio.Event()
                 nursery.start_soon(_watch_parent, channel, leaving, engine, nursery.cancel_scope)
                 nursery.start_soon(engine.run)

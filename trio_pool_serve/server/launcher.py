@@ -16,7 +16,7 @@ from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_excep
 from trio_pool_serve.models.folder import open_model_folder, reads_images_by_its_files
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.process_setup import configure_process
-from trio_pool_serve.processes.child_process import leave
+from trio_pool_serve.processes.child_process import leave, open_process_nursery
 from trio_pool_serve.processes.without_torch import do_without_torch
 from trio_pool_serve.server.api_workers import serve_by_workers
 from trio_pool_serve.server.listener import drain, open_listening, raise_file_limit, serve_listeners, url_of
@@ -92,7 +92,7 @@ async def _serve_alone(config: Config, service: Service) -> None:
     tls = open_tls(service)
     stop = trio.Event()
     with open_listening(config.network) as listening:
-        async with trio.open_nursery() as nursery:
+        async with open_process_nursery() as nursery:
             await nursery.start(_watch_signals, service, stop)
             if tls is not None or config.network.api_keys_file is not None or config.hosts.engine_hosts:
                 # Otherwise the signal ends the server, as by default.
