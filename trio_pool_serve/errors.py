@@ -149,6 +149,10 @@ class UnavailableError(PoolServeError):
     retry_after_s = 5.0
 
 
+class StartFailedError(UnavailableError):
+    """The system lets no thread or process start: none is left, or no memory or file descriptor. Try again later."""
+
+
 class EngineLoadingError(UnavailableError):
     """The model is still being loaded; try again once ``/readyz`` answers 200."""
 
@@ -223,6 +227,12 @@ class StorageInUseError(StorageError):
 
     shown = "The data folder is in use by another server: give each server its own by --data-dir."
     retry_after_s = 5.0
+
+
+class StorageBusyError(StorageInUseError):
+    """The process has as many files open as it may; try again when some are closed."""
+
+    shown = "The server has as many files open as it may."
 
 
 class BulkInputError(PoolServeError):

@@ -4,10 +4,14 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
+from contextlib import ExitStack, suppress
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
+from tests.scarcity import no_more_files, no_more_threads, open_files
 from tests.server.programs.child import Job, Said
 from trio_pool_serve.errors import EngineDeadError, UnsendableError
 from trio_pool_serve.processes.child_process import ChildEnd, keep_alive, open_child, open_process_nursery
@@ -27,6 +31,35 @@ async def test_a_child_says_something_and_leaves_with_its_parent():
         assert await child.status() == Said("hello")
         await trio.aclose_forcefully(child.channel.stream)
         assert await child.wait() == "left with status 7"
+
+
+@pytest.mark.parametrize("scarcity", [no_more_files, no_more_threads])
+async def test_a_child_that_cannot_be_started_is_started_once_it_can(scarcity, caplog):
+    said: list[Said | None] = []
+    held = threading.Event()
+
+    async def start() -> None:
+        async with open_child(CHILD, Job(b""), Said) as child:
+            said.append(await child.status())
+
+    async def occupy_idle_thread() -> None:
+        with suppress(RuntimeError):
+            await trio.to_thread.run_sync(held.wait, limiter=trio.CapacityLimiter(1))
+
+    files = open_files()
+    async with trio.open_nursery() as nursery:
+        with scarcity(), ExitStack() as at_last:
+            at_last.callback(held.set)
+            for _ in range(8):
+                nursery.start_soon(occupy_idle_thread)
+            await wait_all_tasks_blocked()
+            nursery.start_soon(start)
+            with trio.fail_after(60):
+                while caplog.text.count("cannot be started") < 2:  # noqa: ASYNC110  (logging has no event)
+                    await trio.sleep(0.001)
+            assert said == []
+        assert open_files() == files, "what was opened for it is closed"
+    assert said == [Said("hello")]
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)

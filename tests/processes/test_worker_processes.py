@@ -15,10 +15,12 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.process_gate import Gate
+from tests.scarcity import no_more_files
 from trio_pool_serve.errors import (
     ContextLengthError,
     InvalidRequestError,
     OverloadedError,
+    StartFailedError,
     UnavailableError,
     WorkerDiedError,
     WorkerTooSlowError,
@@ -101,6 +103,12 @@ async def test_an_error_comes_back_with_what_it_says(one):
         await one.call(refuse_for_a_while)
     assert caught.value.retry_after_s == 2.0
     assert one.statistics() == WorkerStatistics(capacity=1, borrowed=0, waiting=0, killed=0)
+
+
+async def test_a_process_that_cannot_be_started_fails_its_call_alone(one):
+    with no_more_files(), pytest.raises(StartFailedError):
+        await one.call(os.getpid)
+    assert await one.call(os.getpid) != os.getpid()
 
 
 async def test_what_cannot_be_pickled_is_an_error_on_either_way(one):

@@ -5,16 +5,18 @@ import os
 import resource
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 import trio
 from hypercorn.config import Config
 from trio.testing import wait_all_tasks_blocked
 
+from tests.scarcity import open_files
+from tests.server.server_process import ENGINE_PROCESS, SCRIPTED, launched
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.server.acceptor import refuse_rest, serve_app
-from trio_pool_serve.server.listener import open_listening_socket, raise_file_limit
+from trio_pool_serve.server.listener import connections_of, open_listening_socket, raise_file_limit
 from trio_pool_serve.server.server_context import ConnectionLimits, Connections, ServerContext
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -106,6 +108,79 @@ async def test_one_address_has_a_limit_of_its_own():
             async with trio.SocketStream(other) as stream:
                 assert (await ask(stream)).startswith(b"HTTP/1.1 200")
         assert connections.statistics().refused == 1
+
+
+async def test_connections_that_wait_together_are_counted_one_by_one():
+    """The first turn accepts all of them."""
+    async with serving(max_connections=2) as (listening, connections), AsyncExitStack() as clients:
+        waiting = [socket.create_connection(listening.getsockname()[:2]) for _ in range(6)]
+        answers = []
+        for made in waiting:
+            stream = trio.SocketStream(trio.socket.from_stdlib_socket(made))
+            answers.append((await ask(await clients.enter_async_context(stream)))[9:12])
+        assert answers == [b"200"] * 2 + [b"503"] * 4
+        assert connections.statistics().open == 2
+
+
+async def test_refused_connections_are_closed_after_a_second_whatever_their_clients_do(autojump_clock):
+    async with serving(max_connections=1) as (listening, _), AsyncExitStack() as clients:
+        await ask(await clients.enter_async_context(await connect(listening)))
+        before = open_files()
+        for _ in range(20):
+            refused = await clients.enter_async_context(await connect(listening))
+            assert (await refused.receive_some()).startswith(b"HTTP/1.1 503")
+        assert open_files() > before + 20
+        await trio.sleep(1.1)
+        assert open_files() == before + 20, "the clients' own"
+
+
+async def test_refused_connections_have_a_limit_of_their_own():
+    async with serving(max_connections=1, max_refused=4) as (listening, _), AsyncExitStack() as clients:
+        await ask(await clients.enter_async_context(await connect(listening)))
+        before = open_files()
+        for _ in range(20):
+            assert (await answer_of(await clients.enter_async_context(await connect(listening)))).startswith(
+                b"HTTP/1.1 503"
+            )
+        assert open_files() <= before + 20 + 4
+
+
+@pytest.mark.parametrize(("files", "for_connections"), [(64, 32), (128, 64), (1024, 768), (20_000, 4096 + 256)])
+async def test_what_the_server_opens_itself_has_a_reserve(service, files, for_connections):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, limits[1]))
+        made = connections_of(service).limits
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert made.max_connections + made.max_refused == for_connections
+    assert made.max_refused >= for_connections // 20
+
+
+async def test_with_few_files_all_are_answered_and_a_killed_engine_is_replaced(tmp_path, scripted_folder):
+    """500 clients with half a head each, where the server may open 128 files."""
+    command = ["prlimit", "--nofile=128:128", *SCRIPTED]
+    options = ("--engine", "process", "--replicas", "1")
+    async with (
+        launched(tmp_path, str(scripted_folder), *options, command=command) as server,
+        AsyncExitStack() as clients,
+    ):
+        addresses = [f"127.0.1.{1 + number % 100}" for number in range(500)]
+        for address in addresses:
+            made = trio.socket.socket()
+            await made.bind((address, 0))
+            await made.connect(("127.0.0.1", server.port))
+            stream = await clients.enter_async_context(trio.SocketStream(made))
+            with suppress(trio.BrokenResourceError):
+                await stream.send_all(REQUEST[:10])
+        for _ in range(20):
+            async with await trio.open_tcp_stream("127.0.0.1", server.port) as stream:
+                assert (await ask(stream)).startswith(b"HTTP/1.1 503")
+        (engine,) = server.processes(ENGINE_PROCESS)
+        engine.kill()
+        await server.wait_logged("is ready", times=2)
+        await clients.aclose()
+        await server.wait_computing()
 
 
 async def test_clients_of_a_unix_socket_have_no_address(tmp_path):

@@ -1,6 +1,7 @@
 """A server of several processes: real ones, ended by real signals."""
 
 import os
+import shutil
 import signal
 import stat
 from collections.abc import AsyncIterator, Iterator
@@ -105,6 +106,36 @@ async def test_an_engine_process_that_dies_fails_its_requests_at_once_and_anothe
         assert "ended by signal 9" in server.log
         (other,) = server.processes(ENGINE_PROCESS)
         assert other.pid != engine.pid
+        server.signal()
+        assert await server.wait_exit() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs another user, and setpriv")
+async def test_a_user_who_may_start_no_more_processes_keeps_the_server(pipes, scripted_folder):
+    """An engine is killed meanwhile, and comes back when its process may be started."""
+    pipes.chmod(0o777)
+    as_other = ["setpriv", "--reuid", "54321", "--clear-groups"]
+    capabilities = "+dac_override,+dac_read_search"  # the files of the tests are the first user's
+    command = [*as_other, "--inh-caps", capabilities, "--ambient-caps", capabilities, *SCRIPTED]
+
+    async def limit(server: ServerProcess, processes: int) -> None:
+        for each in [server.process.pid, *(one.pid for one in server.processes(ENGINE_PROCESS))]:
+            await trio.run_process([*as_other, "prlimit", "--pid", str(each), f"--nproc={processes}:"])
+
+    arguments = (str(scripted_folder), "--engine", "process", "--replicas", "1")
+    env = {"SCRIPT_PIPES": str(pipes)}
+    async with launched(pipes, *arguments, command=command, env=env) as server:
+        await limit(server, 1)
+        (engine,) = server.processes(ENGINE_PROCESS)
+        engine.kill()
+        await server.wait_logged("engine_process cannot be started", times=2)
+        assert (await ask(server, 5)).status_code == 503
+        async with client_of(server.url) as client:
+            assert (await client.get("/livez")).status_code == 200
+        await limit(server, 2000)
+        await server.wait_until("/readyz")
+        await server.wait_computing()
         server.signal()
         assert await server.wait_exit() == 0
 

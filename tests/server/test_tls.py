@@ -1,19 +1,32 @@
 """TLS of `trio-pool-serve serve`, and certificates that change while it runs."""
 
 import contextlib
+import os
+import shutil
 import signal
 import socket
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
+import h2.config
+import h2.connection
 import httpx
 import pytest
 import trio
 import trustme
+from hypercorn.config import Config
 
 from tests.lanes import sampled
 from tests.server.server_process import SCRIPTED, ServerProcess, free_port, started
+from tests.server.test_connection_limits import app
 from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.server import tls
+from trio_pool_serve.server.acceptor import serve_app
+from trio_pool_serve.server.listener import open_listening_socket
+from trio_pool_serve.server.server_context import ConnectionLimits, Connections, ServerContext
 from trio_pool_serve.server.tls import Certificates
 from trio_pool_serve.threads.offload import Offload
 
@@ -130,3 +143,217 @@ async def test_a_key_may_have_a_password_and_without_it_nobody_is_asked(tmp_path
     assert "secret" not in repr(network)
     with pytest.raises(OSError, match="ssl-certfile"):
         Certificates.of(NetworkConfig(ssl_certfile=certfile, ssl_keyfile=keyfile), Offload())
+
+
+async def is_accepted(certificates: Certificates, client: ssl.SSLContext) -> bool:
+    """Whether a client can connect, with a session of its own."""
+    is_accepted = True
+    try:
+        await handshake(certificates, client)
+    except* PermissionError:
+        is_accepted = False
+    return is_accepted
+
+
+async def test_an_authority_that_is_taken_out_of_the_file_is_not_trusted_after_a_reload(tmp_path):
+    certfile, keyfile = write_certificate(tmp_path, "server")
+    removed, kept = trustme.CA(), trustme.CA()
+    clients = [ssl.create_default_context(), ssl.create_default_context()]
+    for client, authority in zip(clients, (removed, kept), strict=True):
+        AUTHORITY.configure_trust(client)
+        authority.issue_cert("client").configure_cert(client)
+    authorities = tmp_path / "ca.pem"
+    authorities.write_bytes(removed.cert_pem.bytes() + kept.cert_pem.bytes())
+    network = NetworkConfig(ssl_certfile=certfile, ssl_keyfile=keyfile, ssl_ca_certs=authorities)
+    certificates = Certificates.of(network, Offload())
+    assert certificates is not None
+    assert [await is_accepted(certificates, client) for client in clients] == [True, True]
+    authorities.write_bytes(kept.cert_pem.bytes())
+    await certificates.reload()
+    assert [await is_accepted(certificates, client) for client in clients] == [False, True]
+
+
+async def test_no_handshake_fails_while_certificate_and_key_are_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(tls, "RETRY_S", 0.0)
+    pairs = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        pairs.append(write_certificate(tmp_path / name, name))
+    certfile, keyfile = write_certificate(tmp_path, "server")
+    certificates = Certificates.of(NetworkConfig(ssl_certfile=certfile, ssl_keyfile=keyfile), Offload())
+    assert certificates is not None
+    first = certificates.context
+
+    def replace(source: Path, target: Path) -> None:
+        shutil.copy(source, target.with_suffix(".new"))
+        target.with_suffix(".new").replace(target)
+
+    def rotate() -> None:
+        while True:
+            for certificate, key in pairs:
+                replace(certificate, certfile)
+                replace(key, keyfile)
+                trio.from_thread.check_cancelled()
+
+    async def reload() -> None:
+        while True:
+            await certificates.reload()
+
+    failed = 0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.to_thread.run_sync, rotate)
+        nursery.start_soon(reload)
+        for _ in range(150):
+            try:
+                await handshake(certificates, CLIENT)
+            except* (PermissionError, trio.BrokenResourceError):
+                failed += 1
+        nursery.cancel_scope.cancel()
+    assert failed == 0
+    assert certificates.context is not first
+
+
+async def test_a_pair_that_is_complete_only_after_the_signal_is_read_once_more(tmp_path, monkeypatch, caplog):
+    certfile, keyfile = write_certificate(tmp_path, "first")
+    certificates = Certificates.of(NetworkConfig(ssl_certfile=certfile, ssl_keyfile=keyfile), Offload())
+    assert certificates is not None
+    first, old_key = certificates.context, keyfile.read_bytes()
+    write_certificate(tmp_path, "second")
+    new_key = keyfile.read_bytes()
+    keyfile.write_bytes(old_key)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(certificates.reload)
+        with trio.fail_after(60):
+            while "the certificate stays as it is" not in caplog.text:  # noqa: ASYNC110  (logging has no event)
+                await trio.sleep(0.001)
+        assert certificates.context is first
+        keyfile.write_bytes(new_key)
+    assert certificates.context is not first
+
+
+@asynccontextmanager
+async def serving(folder: Path, app=app, **limits) -> AsyncIterator[socket.socket]:
+    certfile, keyfile = write_certificate(folder, "server")
+    certificates = Certificates.of(NetworkConfig(ssl_certfile=certfile, ssl_keyfile=keyfile), Offload())
+    settings, stop = Config(), trio.Event()
+    settings.keep_alive_timeout = 75
+    context = ServerContext(connections=Connections(ConnectionLimits(**limits)))
+    with open_listening_socket(NetworkConfig(port=0)) as listening:
+        async with trio.open_nursery() as nursery:
+            serve = partial(serve_app, tls=certificates)
+            nursery.start_soon(serve, app, settings, context, listening, stop)
+            yield listening
+            stop.set()
+
+
+async def connect(listening: socket.socket, address: str = "127.0.0.1") -> trio.SocketStream:
+    made = trio.socket.socket()
+    await made.bind((address, 0))
+    await made.connect(listening.getsockname())
+    return trio.SocketStream(made)
+
+
+def secured(stream: trio.SocketStream, *protocols: str) -> trio.SSLStream:
+    context = ssl.create_default_context()
+    AUTHORITY.configure_trust(context)
+    context.set_alpn_protocols(protocols)
+    return trio.SSLStream(stream, context, server_hostname="127.0.0.1", https_compatible=True)
+
+
+def client_hello() -> bytes:
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        CLIENT.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1").do_handshake()
+    return outgoing.read()
+
+
+def http_2_request() -> bytes:
+    peer = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+    peer.initiate_connection()
+    peer.send_headers(1, [(":method", "GET"), (":path", "/"), (":scheme", "https"), (":authority", "x")], True)
+    return peer.data_to_send()
+
+
+async def closed_after(stream: trio.abc.ReceiveStream) -> float:
+    """Return the seconds until a connection is closed."""
+    began = trio.current_time()
+    with contextlib.suppress(trio.BrokenResourceError):
+        while await stream.receive_some():
+            """What the server sends."""
+    return trio.current_time() - began
+
+
+REQUESTS = {"http/1.1": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "h2": http_2_request()}
+
+
+@pytest.mark.parametrize("protocol", REQUESTS)
+async def test_handshake_and_first_head_share_the_time_for_a_head(protocol, tmp_path, autojump_clock):
+    async with serving(tmp_path, head_timeout_s=30) as listening, await connect(listening) as stream:
+        await trio.sleep(20)
+        client = secured(stream, protocol)
+        await client.do_handshake()
+        await client.send_all(REQUESTS[protocol][:-2])
+        assert await closed_after(client) == pytest.approx(10, abs=1)
+
+
+@pytest.mark.parametrize("protocol", REQUESTS)
+async def test_after_the_first_head_a_connection_may_be_idle(protocol, tmp_path, autojump_clock):
+    async with serving(tmp_path, head_timeout_s=30) as listening, await connect(listening) as stream:
+        client = secured(stream, protocol)
+        await client.send_all(REQUESTS[protocol])
+        assert await client.receive_some()
+        assert await closed_after(client) == pytest.approx(75, abs=1)
+
+
+@pytest.mark.parametrize("sent", [b"", client_hello()[:-1], client_hello()], ids=["nothing", "a part", "a ClientHello"])
+async def test_a_handshake_that_does_not_go_on_is_ended(sent, tmp_path, autojump_clock):
+    async with serving(tmp_path, head_timeout_s=30) as listening, await connect(listening) as stream:
+        await stream.send_all(sent)
+        assert await closed_after(stream) == pytest.approx(30, abs=1)
+
+
+async def test_handshakes_of_one_address_leave_others_their_turn(tmp_path):
+    """Counted by how many of its clients have an answer when the other one's handshake is over."""
+    async with serving(tmp_path) as listening, contextlib.AsyncExitStack() as open_streams:
+        hello, greedy = client_hello(), [await connect(listening, "127.0.0.2") for _ in range(300)]
+        for stream in greedy:
+            await open_streams.enter_async_context(stream)
+            await stream.send_all(hello)
+        other = await open_streams.enter_async_context(await connect(listening, "127.0.0.3"))
+        await secured(other).do_handshake()
+        answered = 0
+        for stream in greedy:
+            with contextlib.suppress(BlockingIOError):
+                answered += bool(os.read(stream.socket.fileno(), 1))
+        assert answered < 100
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the program openssl")
+async def test_a_client_cannot_ask_for_another_handshake(tmp_path):
+    async with serving(tmp_path) as listening:
+        AUTHORITY.cert_pem.write_to_path(tmp_path / "ca.pem")
+        where = "{}:{}".format(*listening.getsockname())
+        command = ["openssl", "s_client", "-connect", where, "-tls1_2", "-CAfile", str(tmp_path / "ca.pem")]
+        asked = await trio.run_process(command, stdin=b"R\n", capture_stdout=True, capture_stderr=True, check=False)
+    assert b"Verify return code: 0 (ok)" in asked.stdout
+    assert b"no renegotiation" in asked.stderr
+
+
+async def test_a_client_that_does_not_read_is_disconnected(tmp_path, autojump_clock):
+    async def long(scope, receive, send) -> None:
+        if scope["type"] == "lifespan":
+            await app(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(2**26)})
+
+    async with serving(tmp_path, long, write_timeout_s=30) as listening, await connect(listening) as stream:
+        client = secured(stream, "http/1.1")
+        await client.send_all(REQUESTS["http/1.1"])
+        began = trio.current_time()
+        with pytest.raises(trio.BrokenResourceError):
+            while True:
+                await client.send_all(b"x")
+                await trio.sleep(1)
+        assert trio.current_time() - began == pytest.approx(30, abs=2)

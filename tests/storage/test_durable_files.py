@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trio_pool_serve.errors import StorageError, StorageFullError
+from tests.scarcity import no_more_files
+from trio_pool_serve.errors import StorageBusyError, StorageError, StorageFullError
 from trio_pool_serve.storage.durable_files import open_appended, publish
 
 
@@ -53,6 +54,12 @@ def test_a_published_folder_and_all_in_it_is_on_the_disk_before_it_has_its_name(
     assert sorted(synced[:2]) == [str(new / "a"), str(new / "b")]
     assert synced[2:] == [str(new), str(tmp_path)]
     assert sorted(each.name for each in path.iterdir()) == ["a", "b"]
+
+
+def test_a_file_that_cannot_be_opened_now_is_not_a_full_disk(tmp_path):
+    with no_more_files(), pytest.raises(StorageBusyError, match="Too many open files"):
+        open_appended(tmp_path / "file", 0)
+    open_appended(tmp_path / "file", 0).close()
 
 
 def test_a_full_disk_is_an_error_with_the_path(small_disk):

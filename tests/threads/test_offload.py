@@ -12,6 +12,8 @@ import trio
 from attrs import define, field
 from trio.testing import wait_all_tasks_blocked
 
+from tests.scarcity import no_more_threads
+from trio_pool_serve.errors import StartFailedError
 from trio_pool_serve.threads.offload import LimiterName, LimiterStatistics, Offload
 
 pytestmark = pytest.mark.unit
@@ -306,3 +308,52 @@ async def test_threads_yield_to_the_loop_and_what_runs_on_it_does_not():
         assert await Offload(niceness=own + 3).run(kind, niceness) >= own + 3
         assert await Offload(niceness=own + 3, in_threads=False).run(kind, niceness) == own
     assert niceness() == own
+
+
+async def test_without_a_thread_a_request_fails_and_holds_nothing():
+    """Threads that are idle take some of the calls."""
+    offload, held, failed = Offload(render=64), threading.Event(), 0
+
+    async def call() -> None:
+        nonlocal failed
+        try:
+            await offload.run("render", held.wait)
+        except StartFailedError:
+            failed += 1
+
+    async with trio.open_nursery() as nursery:
+        with no_more_threads():
+            for _ in range(64):
+                nursery.start_soon(call)
+            await wait_all_tasks_blocked(0.1)
+        assert failed > 0
+        assert offload.statistics()["render"].borrowed == 64 - failed
+        held.set()
+    assert await offload.run("render", lambda: "done") == "done"
+
+
+@pytest.mark.parametrize("kind", ["launch", "load"])
+async def test_without_a_thread_work_of_the_server_waits_for_one(kind, caplog):
+    offload, done = Offload(), []
+
+    async def call() -> None:
+        done.append(await offload.run(kind, lambda: "done"))
+
+    async with trio.open_nursery() as nursery:
+        with no_more_threads():
+            nursery.start_soon(call)
+            with trio.fail_after(60):
+                while f"no thread for {kind}" not in caplog.text:  # noqa: ASYNC110  (logging has no event)
+                    await trio.sleep(0.001)
+            assert done == []
+            assert offload.statistics()[kind].borrowed == 0
+    assert done == ["done"]
+
+
+async def test_an_error_of_the_callable_is_not_taken_for_a_thread_that_does_not_start():
+    def raises() -> None:
+        raise RuntimeError("its own")
+
+    for kind in ("render", "files"):
+        with pytest.raises(RuntimeError, match="its own"):
+            await Offload().run(kind, raises)

@@ -1,5 +1,6 @@
 """The files and batches of a data folder, in the one process that has opened it."""
 
+import resource
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -49,6 +50,10 @@ class OpenBatches:
     offload: Offload
     quota: Quota
     retention_s: float
+    uploads: trio.CapacityLimiter = field(
+        init=False, factory=lambda: trio.CapacityLimiter(max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
+    )
+    """Limits those that are received at a time: each has a file open, and the server needs others."""
     _incomplete: dict[str, int] = field(init=False, factory=dict)
     """Bytes that are being received, by owner."""
     _publishing: set[str] = field(init=False, factory=set)

@@ -23,7 +23,8 @@ class TimeLimitsConfig:
     head_timeout_s: Annotated[
         float,
         help_(
-            "Maximum time in seconds from the first byte of a request to the end of its headers; for a TLS handshake."
+            "Maximum time in seconds from the first byte of a request to the end of its headers. With TLS, the time "
+            "for the first request includes the handshake."
         ),
     ] = field(default=30.0, validator=gt(0))
     body_timeout_s: Annotated[float, help_("Maximum time in seconds to receive a request body.")] = field(

@@ -92,8 +92,8 @@ class NetworkConfig:
     max_connections: Annotated[
         int,
         help_(
-            "Maximum number of open connections of an API process. Further ones get a 503 response, and are closed. At "
-            "most 256 fewer than the files that a process may open."
+            "Maximum number of open connections of an API process. Further ones get a 503 response, and are closed. "
+            "Fewer if the process may open few files."
         ),
     ] = field(default=4096, validator=gt(0))
     max_connections_per_address: Annotated[

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, NoReturn, TypeVar
@@ -87,18 +87,12 @@ async def open_child(
 ) -> AsyncIterator[ChildProcess[Any]]:
     """Run ``python -m MODULE`` with ``job`` for as long as the block lasts.
 
-    It inherits ``fds`` and this process's environment, with the variables of ``environment`` set in it.
+    It inherits ``fds`` and this process's environment, with the variables of ``environment`` set in it. While the
+    system lets no process start, it is tried again.
 
     Cancellation: the child is killed unless it leaves within ``EXIT_TIMEOUT_S``.
     """
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = await trio.lowlevel.open_process(
-            [sys.executable, "-m", module, str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno(), *fds],
-            env={**os.environ, **environment},
-        )
+    process, ours = await _start(module, fds, {**os.environ, **environment})
     child = ChildProcess[Any](process, FramedStream(trio.SocketStream(trio.socket.from_stdlib_socket(ours)), status))
     try:
         with suppress(trio.BrokenResourceError):  # it has ended already, as ``status`` will return
@@ -107,6 +101,27 @@ async def open_child(
     finally:
         with trio.CancelScope(shield=True), trio.move_on_after(2 * EXIT_TIMEOUT_S):
             await child.leave(EXIT_TIMEOUT_S)
+
+
+async def _start(module: str, fds: Sequence[int], environment: Mapping[str, str]) -> tuple[trio.Process, socket.socket]:
+    """Return the process, and our end of the socket to it."""
+    backoff = restart_backoff()
+    while True:
+        with ExitStack() as opened:
+            try:
+                ours, theirs = map(opened.enter_context, socket.socketpair())
+                command, passed = [sys.executable, "-m", module, str(theirs.fileno())], [theirs.fileno(), *fds]
+                process = await trio.lowlevel.open_process(
+                    command, stdin=subprocess.DEVNULL, pass_fds=passed, env=environment
+                )
+            except (OSError, RuntimeError) as error:  # no file descriptors, processes, memory or threads
+                pause_s = backoff.next_pause_s(0.0)
+                logger.error("%s cannot be started: %s; the next attempt is in %g s", module, error, pause_s)  # noqa: TRY400
+            else:
+                theirs.close()
+                opened.pop_all()
+                return process, ours
+        await trio.sleep(pause_s)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import trio
 import trio_parallel
 from attrs import define, field, frozen
 
-from trio_pool_serve.errors import UnavailableError, WorkerDiedError, WorkerTooSlowError
+from trio_pool_serve.errors import StartFailedError, UnavailableError, WorkerDiedError, WorkerTooSlowError
 from trio_pool_serve.threads.scheduling import lower_priority
 
 logger = logging.getLogger(__name__)
@@ -146,8 +146,11 @@ class WorkerProcesses:
 
     async def _work(self, work: _Work, function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> None:
         try:
-            while self._idle_processes() <= 0:
-                await self._run(bool)
+            try:
+                while self._idle_processes() <= 0:
+                    await self._run(bool)
+            except OSError as error:
+                raise StartFailedError("The server cannot start another process now.") from error
             with trio.move_on_after(timeout_s) as limit:
                 work.result = outcome.Value(await self._run(function, *args))
             if limit.cancelled_caught:

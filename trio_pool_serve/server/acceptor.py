@@ -8,8 +8,8 @@ also refuses connections above the limits before anything is spent on them.
 import contextlib
 import errno
 import logging
+import math
 import socket
-import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -22,9 +22,11 @@ from hypercorn.trio.lifespan import Lifespan
 from hypercorn.typing import LifespanState
 from hypercorn.utils import wrap_app
 
-from trio_pool_serve.server.contained_connection import serve_connection
+from trio_pool_serve.server.contained_connection import LINGER_S, serve_connection
 from trio_pool_serve.server.early_refusals import REFUSAL, EarlyRefusals, RefusingApp
+from trio_pool_serve.server.http_connection import LAST_REQUEST_S
 from trio_pool_serve.server.server_context import ServerContext, address_of
+from trio_pool_serve.server.tls import Certificates
 
 logger = logging.getLogger(__name__)
 
@@ -38,22 +40,19 @@ REFUSING_PAUSE_S = 0.02
 With one API process on two cores, asked for five times its capacity, this raised goodput from 0.7 of it to 0.8. Of
 several the kernel wakes each one for each connection."""
 
-LINGERING = 256
-"""Refused connections that are kept until their clients have had time to read why. Older ones are closed."""
-
 SERVED_AT_ONCE = 4
 """Connections that are served before others have their turn: other tasks, and other processes on the socket."""
 
 REFUSED_PER_SERVED = 8
 """Refused connections that take as much of a turn as one that is served, which others then have to wait for."""
 
-Serve = Callable[[trio.SSLStream[trio.SocketStream] | trio.SocketStream, bytes], Awaitable[None]]
-"""Serves a connection, of which those bytes have been read."""
+Serve = Callable[[trio.SSLStream[trio.SocketStream] | trio.SocketStream, bytes, float], Awaitable[None]]
+"""Serves a connection, of which those bytes have been read; by TLS its first request has to begin by that time."""
 
 
 @define(eq=False)
 class Acceptor:
-    """Accepts connections on ``listening`` and serves each in a task of ``nursery``, with TLS if there is a context.
+    """Accepts connections on ``listening`` and serves each in a task of ``nursery``, with TLS if it has certificates.
 
     Without TLS, ``early_refusals`` answer what they can before that.
     """
@@ -61,26 +60,30 @@ class Acceptor:
     listening: socket.socket
     context: ServerContext
     serve: Serve
-    tls: ssl.SSLContext | None = None
+    tls: Certificates | None = None
     early_refusals: EarlyRefusals | None = None
-    _refused: deque[socket.socket] = field(init=False, factory=partial(deque, maxlen=LINGERING))
+    _refused: deque[tuple[float, socket.socket]] = field(init=False, factory=deque)
+    """Connections whose clients have time to read why they are refused, and when that is over."""
 
     async def run(self, nursery: trio.Nursery) -> None:
         """Accept until cancelled. Cancellation: at once; connections that are being served go on."""
         while True:
-            await trio.lowlevel.wait_readable(self.listening)
+            with trio.move_on_at(self._refused[0][0] if self._refused else math.inf):
+                await trio.lowlevel.wait_readable(self.listening)
+            self.close_refused(trio.current_time())
             if pause_s := self._accept_some(nursery):
                 await trio.sleep(pause_s)
 
     def accept_rest(self, nursery: trio.Nursery) -> None:
         """Accept what has connected; what is left when the socket is closed would be reset."""
-        while self._accept_one(nursery) is not None:
-            continue
+        with contextlib.suppress(OSError):  # as many as there are file descriptors for
+            while self._accept_one(nursery) is not None:
+                continue
 
-    def close_refused(self) -> None:
-        """Close the refused connections that are still open."""
-        while self._refused:
-            self._refused.popleft().close()
+    def close_refused(self, now: float = math.inf) -> None:
+        """Close the refused connections that are still open and whose time is over by ``now``."""
+        while self._refused and self._refused[0][0] <= now:
+            self._refused.popleft()[1].close()
 
     def _accept_some(self, nursery: trio.Nursery) -> float:
         """Return for how many seconds to wait before accepting more."""
@@ -90,7 +93,7 @@ class Acceptor:
                 is_served = self._accept_one(nursery)
                 if is_served is None:
                     return REFUSING_PAUSE_S if refused else 0.0
-                left -= REFUSED_PER_SERVED if is_served else 1
+                left -= REFUSED_PER_SERVED if is_served and self.tls is None else 1  # handshakes have turns
                 refused += not is_served
         except OSError as error:
             if error.errno not in CAPACITY_ERRORS:
@@ -115,7 +118,10 @@ class Acceptor:
             if is_over:
                 self._linger(connection)
                 return False
-        nursery.start_soon(self._serve, connection, address, received)
+        opened = contextlib.ExitStack()  # counted from now on: the task begins later
+        opened.enter_context(connection)
+        opened.enter_context(self.context.connections.counting(address))
+        nursery.start_soon(self._serve, connection, address, received, opened)
         return True
 
     def _refuse(self, connection: socket.socket) -> None:
@@ -126,20 +132,27 @@ class Acceptor:
         """Close a connection's sending half now, and the rest when its client has had time to read."""
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_WR)
-        if len(self._refused) == LINGERING:
-            self._refused.popleft().close()
-        self._refused.append(connection)
+        self._refused.append((trio.current_time() + LINGER_S, connection))
+        if len(self._refused) > self.context.connections.limits.max_refused:
+            self._refused.popleft()[1].close()
 
-    async def _serve(self, connection: socket.socket, address: str, received: bytes) -> None:
-        with connection, self.context.connections.counting(address):
+    async def _serve(
+        self, connection: socket.socket, address: str, received: bytes, opened: contextlib.ExitStack
+    ) -> None:
+        head_by = trio.current_time() + self.context.connections.limits.head_timeout_s
+        with opened:
             try:
                 stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
             except OSError:
                 return  # the client has left
             if self.tls is None:
-                await self.serve(stream, received)
-            else:
-                await self.serve(trio.SSLStream(stream, self.tls, server_side=True, https_compatible=True), b"")
+                await self.serve(stream, received, head_by)
+                return
+            secured = None
+            with self.context.terminated.waiting(head_by, LAST_REQUEST_S):
+                secured = await self.tls.begin_tls(stream, address)
+            if secured is not None:
+                await self.serve(secured, b"", head_by)
 
 
 async def serve_app(
@@ -149,7 +162,7 @@ async def serve_app(
     listening: socket.socket,
     stop: trio.Event,
     *,
-    tls: ssl.SSLContext | None = None,
+    tls: Certificates | None = None,
     refusing: RefusingApp | None = None,
 ) -> None:
     """Serve an app on a listening socket until ``stop`` is set, and all that was running then is answered.

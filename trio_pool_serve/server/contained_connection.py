@@ -53,6 +53,8 @@ class IdleTimer:
     timeout_s: float
     wait_for_shutdown: Callable[[], Awaitable[None]]
     close: Callable[[], Awaitable[None]]
+    first_by: float = math.inf
+    """When the first request must have begun."""
     _scope: trio.CancelScope = field(init=False, factory=trio.CancelScope)
     _idle: trio.Event = field(init=False, factory=trio.Event)
     _is_watching: bool = field(default=False, init=False)
@@ -62,7 +64,7 @@ class IdleTimer:
         """Start measuring: the connection is idle. ``action``, hypercorn's own, is not used. Cancellation: none."""
         del action
         self._idle.set()
-        self._scope.deadline = trio.current_time() + self.timeout_s
+        self._scope.deadline = min(self.first_by, trio.current_time() + self.timeout_s)
         if not self._is_watching:
             self._is_watching = True
             task_group.spawn(self._watch)
@@ -70,7 +72,7 @@ class IdleTimer:
     async def stop(self) -> None:
         """Stop measuring: the connection is busy. Cancellation: none."""
         self._idle = trio.Event()
-        self._scope.deadline = math.inf
+        self._scope.deadline = self.first_by = math.inf
 
     def end(self) -> None:
         """End the task of the timer: the connection ends by itself."""
@@ -96,21 +98,21 @@ logger = logging.getLogger(__name__)
 class ContainedConnection(TCPServer):
     """hypercorn's connection, for all that is not plain HTTP/1.x; it also ends when the client disconnects.
 
-    ``received`` are bytes that have been read from the stream.
+    ``received`` are bytes that have been read from the stream. The first request's head has to be there at ``head_by``.
     """
 
     context: ServerContext
     _client_is_gone = False
     _reading: trio.CancelScope
 
-    def __init__(self, *args: Any, received: bytes = b"") -> None:
+    def __init__(self, *args: Any, received: bytes = b"", head_by: float = math.inf) -> None:
         super().__init__(*args)
         self._wrapped_app, self.app = self.app, self._call_app
         self._received = received
         self._reading = trio.CancelScope()
         self._connection = trio.CancelScope()
         self.idle_timer = IdleTimer(
-            self.config.keep_alive_timeout, self._wait_for_shutdown, self._initiate_server_close
+            self.config.keep_alive_timeout, self._wait_for_shutdown, self._initiate_server_close, head_by
         )
         self.idle_task = self.idle_timer  # type: ignore[assignment]  # has the same methods
 
@@ -198,7 +200,13 @@ class ContainedConnection(TCPServer):
 
 
 async def serve_connection(
-    app: AppWrapper, config: Config, context: ServerContext, state: Any, stream: Any, received: bytes = b""
+    app: AppWrapper,
+    config: Config,
+    context: ServerContext,
+    state: Any,
+    stream: Any,
+    received: bytes = b"",
+    head_by: float = math.inf,
 ) -> None:
     """Serve a connection until it is closed; what it raises is logged, and ends nothing else.
 
@@ -214,8 +222,8 @@ async def serve_connection(
                     if not connection.client_has_ended:
                         await end_sending(stream.socket)
                     return
-                received = left_over
-            await ContainedConnection(app, config, context, state, stream, received=received).run()
+                received, head_by = left_over, trio.current_time() + context.connections.limits.head_timeout_s
+            await ContainedConnection(app, config, context, state, stream, received=received, head_by=head_by).run()
     except OSError:
         return  # the client has left before it was asked who it is
     except Exception as error:

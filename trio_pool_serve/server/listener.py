@@ -4,7 +4,6 @@ import contextlib
 import logging
 import resource
 import socket
-import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from trio_pool_serve.processes.restart_backoff import RestartBackoff
 from trio_pool_serve.server.acceptor import refuse_rest, serve_app
 from trio_pool_serve.server.server_context import ConnectionLimits, Connections, ServerContext
 from trio_pool_serve.server.systemd import take_passed_socket
+from trio_pool_serve.server.tls import Certificates
 from trio_pool_serve.service import Service
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,8 @@ RESTART_PAUSES_S = (0.0, 0.01, 0.05, 0.1, 0.25)
 STABLE_AFTER_S = 10.0
 
 RESERVED_FILES = 256
-"""File descriptors that are not for connections: models, child processes, threads, images that are fetched."""
+"""File descriptors that are not for connections, refused ones included: they are for models, child processes, uploads,
+images that are fetched. At most half of all."""
 
 
 def open_listening_socket(network: NetworkConfig) -> socket.socket:
@@ -77,7 +78,6 @@ def url_of(listening: socket.socket, network: NetworkConfig) -> str:
 def hypercorn_config(config: Config) -> HypercornConfig:
     """Return hypercorn's settings for the connections of a listener."""
     settings = HypercornConfig()
-    settings.ssl_handshake_timeout = config.time_limits.head_timeout_s
     settings.graceful_timeout = config.time_limits.drain_timeout_s
     settings.keep_alive_timeout = 75
     settings.keep_alive_max_requests = 1_000_000  # the default of 1000 closes busy connections
@@ -91,7 +91,7 @@ async def serve_listeners(
     service: Service,
     listening: socket.socket,
     stop: trio.Event,
-    tls: ssl.SSLContext | None = None,
+    tls: Certificates | None = None,
     create: Callable[[Config, Service], PoolServeApp] = create_app,
 ) -> None:
     """Serve on the socket until ``stop`` is set, and drain then; with a new listener whenever one crashes.
@@ -118,12 +118,15 @@ async def serve_listeners(
 def connections_of(service: Service) -> Connections:
     """Return the count of a process's connections, with the limits of the settings; the service's metrics show it."""
     network, metrics = service.config.network, service.metrics
-    room = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILES
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    room = files - min(RESERVED_FILES, files // 2)
+    max_refused = min(ConnectionLimits().max_refused, room // 8)
     limits = ConnectionLimits(
         head_timeout_s=service.config.time_limits.head_timeout_s,
         write_timeout_s=network.write_timeout_s,
-        max_connections=max(1, min(network.max_connections, room)),
+        max_connections=max(1, min(network.max_connections, room - max_refused)),
         max_connections_per_address=network.max_connections_per_address,
+        max_refused=max_refused,
     )
     connections = Connections(limits, metrics.connections_refused.inc)
     metrics.add_gauges(

@@ -28,6 +28,8 @@ class ConnectionLimits:
     write_timeout_s: float = 60.0
     max_connections: int = 0
     max_connections_per_address: int = 0
+    max_refused: int = 256
+    """That are kept open until their clients have had time to read why; older ones are closed."""
 
 
 @frozen

@@ -1,28 +1,44 @@
-"""TLS: the server's certificate, which can be replaced while the server runs."""
+"""TLS: handshakes in turns, with a certificate and authorities that can be replaced while the server runs."""
 
 import logging
 import ssl
 from functools import partial
 from typing import Self
 
-from attrs import define
+import trio
+from attrs import define, field
 
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.service import Service
+from trio_pool_serve.threads.client_turns import ClientTurns
 from trio_pool_serve.threads.offload import Offload
 
 logger = logging.getLogger(__name__)
 
 PROTOCOLS = ["h2", "http/1.1"]
 
+HANDSHAKES = 32
+"""That begin at a time. To begin one takes the event loop 0.6 ms with an RSA key of 2,048 bits, so 20 ms for all."""
+
+HANDSHAKES_PER_ADDRESS = 8
+
+TURN_S = 0.02
+"""After which another one begins, even if the client has not answered: its handshake goes on without a turn.
+
+With turns of 1 s, 250 addresses that never answered made others wait 4 s."""
+
+RETRY_S = 1.0
+"""Until files that do not fit are read again: one of them may have been replaced, and the other not yet."""
+
 
 @define(eq=False)
 class Certificates:
-    """The certificate files of the settings, and the context with which connections begin TLS."""
+    """The certificate files of the settings, and the context with which connections begin TLS: addresses take turns."""
 
     network: NetworkConfig
     context: ssl.SSLContext
     offload: Offload
+    _turns: ClientTurns = field(init=False, factory=partial(ClientTurns, HANDSHAKES, HANDSHAKES_PER_ADDRESS))
 
     @classmethod
     def of(cls, network: NetworkConfig, offload: Offload) -> Self | None:
@@ -37,38 +53,57 @@ class Certificates:
     async def reload(self) -> None:
         """Read the files again: connections that begin from now on get the new certificate.
 
-        Files that cannot be used are logged, and nothing is changed. Cancellation: once they have been read.
+        Files that cannot be used are logged, read once more, and else nothing is changed. Cancellation: at once.
         """
-        try:
-            await self.offload.run("load", partial(_context_of, self.network))  # whether they can be used
-        except (OSError, ValueError) as error:
-            logger.warning("the certificate stays as it is: %s: %s", self.network.ssl_certfile, error)
-            return
-        _load(self.context, self.network)
-        logger.info("the certificate has been read again: %s", self.network.ssl_certfile)
+        for pause_s in (RETRY_S, 0.0):
+            try:
+                self.context = await self.offload.run("load", partial(_context_of, self.network))
+            except (OSError, ValueError) as error:
+                logger.warning("the certificate stays as it is: %s: %s", self.network.ssl_certfile, error)
+                await trio.sleep(pause_s)
+            else:
+                logger.info("the certificate has been read again: %s", self.network.ssl_certfile)
+                return
+
+    async def begin_tls(self, connection: trio.SocketStream, address: str) -> trio.SSLStream[trio.SocketStream] | None:
+        """Return a connection's stream after its handshake, ``None`` if that has failed. Cancellation: at once."""
+        await trio.lowlevel.wait_readable(connection.socket)  # a client that sends nothing needs no turn
+        stream: trio.SSLStream[trio.SocketStream] | None = None
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._have_turn, hash(address))
+            stream = trio.SSLStream(connection, self.context, server_side=True, https_compatible=True)
+            try:
+                await stream.do_handshake()
+            except Exception as error:  # as of a connection that is served: it ends nothing else
+                logger.debug("a TLS handshake failed", exc_info=error)
+                stream = None
+            nursery.cancel_scope.cancel(reason="the handshake has ended")
+        return stream
+
+    async def _have_turn(self, client: int, *, task_status: trio.TaskStatus[None]) -> None:
+        async with self._turns.turn(client):
+            task_status.started()
+            await trio.sleep(TURN_S)
 
 
-def open_tls(service: Service) -> ssl.SSLContext | None:
-    """Return the context for a service's connections, if it has a certificate; ``service.reload`` reads that again."""
+def open_tls(service: Service) -> Certificates | None:
+    """Return the certificates for a service's connections, if it has any; ``service.reload`` reads them again."""
     certificates = Certificates.of(service.config.network, service.offload)
-    if certificates is None:
-        return None
-    service.reload_hooks.append(certificates.reload)
-    return certificates.context
+    if certificates is not None:
+        service.reload_hooks.append(certificates.reload)
+    return certificates
 
 
 def _context_of(network: NetworkConfig) -> ssl.SSLContext:
+    """Return a new context, which has nothing of earlier files; it reads each file once, and checks that they fit."""
+    assert network.ssl_certfile is not None  # noqa: S101  (there is no context without)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(PROTOCOLS)
-    _load(context, network)
-    return context
-
-
-def _load(context: ssl.SSLContext, network: NetworkConfig) -> None:
-    assert network.ssl_certfile is not None  # noqa: S101  (there is no context without)
+    context.options |= ssl.OP_NO_RENEGOTIATION  # a client could ask for one handshake after the other
     # Without a password, OpenSSL would ask for one at the terminal.
     context.load_cert_chain(network.ssl_certfile, network.ssl_keyfile, password=network.ssl_keyfile_password or "")
     if network.ssl_ca_certs is not None:
         context.load_verify_locations(network.ssl_ca_certs)
         context.verify_mode = ssl.VerifyMode(network.ssl_cert_reqs)
+    return context

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from attrs import define
 
-from trio_pool_serve.errors import StorageError, StorageFullError, StorageLostError
+from trio_pool_serve.errors import StorageBusyError, StorageError, StorageFullError, StorageLostError
 
 
 @contextmanager
@@ -21,6 +21,7 @@ def storage_errors(path: Path) -> Iterator[None]:
         raise StorageLostError(f"{path}: {error.strerror}.") from error
     except OSError as error:
         kind = StorageFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageError
+        kind = StorageBusyError if error.errno in (errno.EMFILE, errno.ENFILE) else kind
         raise kind(f"{path}: {error.strerror or error}.") from error
 
 

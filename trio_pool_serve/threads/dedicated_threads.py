@@ -48,7 +48,11 @@ class DedicatedThreads:
         result: outcome.Outcome[T] | None = None
         loop = trio.lowlevel.current_trio_token()
         idle = self._idle
-        jobs = idle.pop() if idle else start_thread(self.name)
+        try:
+            jobs = idle.pop() if idle else start_thread(self.name)
+        except RuntimeError:
+            limiter.release_on_behalf_of(job)
+            raise
 
         def finish() -> None:
             limiter.release_on_behalf_of(job)

@@ -5,6 +5,7 @@ limiter. Each kind of work has its own limiter, so a finished output does not wa
 request.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -14,13 +15,15 @@ import outcome
 import trio
 from attrs import Factory, define, field, frozen
 
-from trio_pool_serve.errors import PoolServeError, forget_frames
+from trio_pool_serve.errors import PoolServeError, StartFailedError, forget_frames
 from trio_pool_serve.threads.backlog import Backlog
 from trio_pool_serve.threads.client_turns import ClientTurns
 from trio_pool_serve.threads.dedicated_threads import DedicatedThreads
 from trio_pool_serve.threads.scheduling import lower_priority
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 LimiterName: TypeAlias = Literal[
     "render", "media", "postprocess", "download", "load", "launch", "background", "copy", "files"
@@ -30,6 +33,9 @@ postprocess: outputs to bytes. download: models from the hub, while the server r
 time. launch: forward passes. background: those of planned batches at idle priority. copy: waiting for copies from the
 device. files: reading and writing files of bulk work."""
 
+
+START_PAUSE_S = 1.0
+"""Between attempts to start a thread for what is not a request's."""
 
 PREPARED_AT_ONCE = 32
 """Prompts with images. One client's are at most half of them, and fetched for seconds perhaps."""
@@ -113,6 +119,8 @@ class Offload:
         thread keeps the priority that it has: for what computes in threads of its own, and itself holds the interpreter
         lock.
 
+        If no thread can be started, ``render``, ``media`` and ``postprocess`` raise ``StartFailedError``; others wait.
+
         Cancellation: at once while waiting for the token. While the thread runs, only after it has finished; with
         ``abandon_on_cancel``, and always for ``load``, ``launch`` and ``background``, at once, and the thread holds its
         token until it has ended.
@@ -132,25 +140,34 @@ class Offload:
             return result
 
         try:
-            if self.in_threads and kind in ("launch", "background"):
-                return (await self._launch_threads.run(timed, limiter=self._limiters[kind])).unwrap()
-            if self.in_threads and kind == "load":
-                # Its own, so that the threads which torch starts for it end with it.
-                loading = DedicatedThreads("load")
+            while True:
                 try:
-                    return (await loading.run(timed, limiter=self._limiters[kind])).unwrap()
-                finally:
-                    loading.close()
-            if self.in_threads:
-                limiter = self._limiters[kind]
-                return (
-                    await trio.to_thread.run_sync(timed, limiter=limiter, abandon_on_cancel=abandon_on_cancel)
-                ).unwrap()
-            await trio.lowlevel.checkpoint()
-            return timed().unwrap()
+                    return (await self._run_in_thread(kind, timed, abandon_on_cancel=abandon_on_cancel)).unwrap()
+                except RuntimeError as error:
+                    if started > called:  # raised by the callable
+                        raise
+                    if kind in ("render", "media", "postprocess"):
+                        raise StartFailedError("The server cannot start another thread now.") from error
+                    logger.warning("no thread for %s: %s; the next attempt is in %g s", kind, error, START_PAUSE_S)
+                await trio.sleep(START_PAUSE_S)
         finally:
             if finished > called:
                 self.observe(kind, started - called, finished - started)
+
+    async def _run_in_thread(self, kind: LimiterName, timed: Callable[[], T], *, abandon_on_cancel: bool) -> T:
+        limiter = self._limiters[kind]
+        if not self.in_threads:
+            await trio.lowlevel.checkpoint()
+            return timed()
+        if kind in ("launch", "background"):
+            return await self._launch_threads.run(timed, limiter=limiter)
+        if kind != "load":
+            return await trio.to_thread.run_sync(timed, limiter=limiter, abandon_on_cancel=abandon_on_cancel)
+        loading = DedicatedThreads("load")  # its own, so that the threads which torch starts for it end with it
+        try:
+            return await loading.run(timed, limiter=limiter)
+        finally:
+            loading.close()
 
     async def decode(self, client: int, blocking: Callable[[], T]) -> T:
         """Return what ``blocking()`` returns, run under ``render`` in a client's turn. Cancellation: as ``run``."""

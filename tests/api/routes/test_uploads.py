@@ -2,6 +2,7 @@
 
 import logging
 import random
+import resource
 import shutil
 import subprocess
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import wait_all_tasks_blocked
 
 from tests.conftest import assert_idle, client_of, listening, running
 from trio_pool_serve.api.http.upload_form import UploadForm
@@ -319,3 +321,32 @@ async def test_a_read_only_folder_is_logged_at_the_start_and_refuses_uploads(
             assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
             remount(small_disk, "rw")
             assert (await upload(client, BEGIN + b"x" + END)).status_code == 200
+
+
+async def test_uploads_leave_files_for_the_server_to_open(client, data):
+    """An eighth of those that it may open is for uploads; others wait for their turn."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    goes_on, answers = trio.Event(), []
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield BEGIN + b"{}"
+        await goes_on.wait()
+        yield END
+
+    async def send() -> None:
+        answers.append((await upload(client, slow())).status_code)
+
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (400, limits[1]))
+        async with trio.open_nursery() as nursery:
+            for _ in range(60):
+                nursery.start_soon(send)
+            with trio.fail_after(60):
+                while len(left_in(data)) < 50:  # noqa: ASYNC110  (files have no event)
+                    await trio.sleep(0.001)
+            await wait_all_tasks_blocked(0.05)
+            assert len(left_in(data)) == 50
+            goes_on.set()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert answers == [200] * 60

@@ -13,7 +13,7 @@ from trio_pool_serve.service import Service
 
 if __name__ == "__main__":  # worker processes import what started the server
     if "SCRIPT_UNCONTAINED" in os.environ:
-        acceptor.serve_connection = lambda *arguments: TCPServer(*arguments[:-1])  # without what has been received
+        acceptor.serve_connection = lambda *arguments: TCPServer(*arguments[:5])  # without what has been received
     do_without_torch()  # nothing here computes, and to import it takes two seconds
     config = read_config(sys.argv[1:])
     if config.processes.engine in ("process", "ray") or config.hosts.engine_hosts:

@@ -146,7 +146,11 @@ def file_routes(service: Service) -> Routes:
         announced = request.body.announced
         if announced > MAX_FILE_BYTES + FORM_BYTES:
             raise PayloadTooLargeError(f"A file may have {MAX_FILE_BYTES} bytes, and this has more.")
-        async with batches.reserving(request.owner, announced) as reserve, batches.receiving() as received:
+        async with (
+            batches.reserving(request.owner, announced) as reserve,
+            batches.uploads,
+            batches.receiving() as received,
+        ):
             async for piece in request.pieces:
                 if not announced:
                     await reserve(len(piece))

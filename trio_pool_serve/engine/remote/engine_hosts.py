@@ -212,7 +212,8 @@ class EngineHosts:
             try:
                 async with self._resolving:
                     results = await trio.socket.getaddrinfo(host.host, host.port, type=trio.socket.SOCK_STREAM)
-            except (OSError, UnicodeError) as error:  # UnicodeError: the name cannot be encoded for the DNS
+            # UnicodeError: the name cannot be encoded for the DNS. RuntimeError: no thread can be started.
+            except (OSError, UnicodeError, RuntimeError) as error:
                 if str(error) != failure:  # not at each attempt
                     failure = str(error)
                     logger.warning("the host %s cannot be resolved: %s", host, failure)

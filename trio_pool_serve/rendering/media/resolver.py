@@ -8,6 +8,8 @@ from typing import Any
 import trio
 from attrs import define, field, frozen
 
+from trio_pool_serve.errors import StartFailedError
+
 MAX_CONCURRENT_LOOK_UPS = 16
 """Threads that wait for name servers, including those of cancelled look-ups."""
 
@@ -63,7 +65,10 @@ class Resolver:
 
     async def _look_up(self, host: str, port: int) -> Sequence[tuple[Any, ...]]:
         look_up = partial(self.look_up, host, port, type=socket.SOCK_STREAM)
-        return await trio.to_thread.run_sync(look_up, limiter=self._limiter, abandon_on_cancel=True)
+        try:
+            return await trio.to_thread.run_sync(look_up, limiter=self._limiter, abandon_on_cancel=True)
+        except RuntimeError as error:
+            raise StartFailedError("The server cannot start another thread now.") from error
 
     def __repr__(self) -> str:
         stats = self.statistics()
