@@ -105,7 +105,7 @@ async def take_apart(service: Service) -> None:
 
 
 async def put_together(service: Service) -> None:
-    await detokenize(service.model(), [np.array([7, 8])] * 2, skip_special_tokens=True)
+    await detokenize(service.model(), [np.array([7, 8])] * 2, RequestContext(), skip_special_tokens=True)
 
 
 async def render(service: Service) -> None:

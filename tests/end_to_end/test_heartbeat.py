@@ -68,18 +68,22 @@ async def post(url: str, path: str, body: bytes, *, status: bytes = b"200") -> N
     assert answer.startswith(b"HTTP/1.1 " + status), answer[:2000]
 
 
-async def gap_while_posting(service: Service, body: bytes, warm: bytes, *, status: bytes = b"200") -> float:
+async def gap_while_posting(
+    service: Service, body: bytes, warm: bytes, *, path: str = "/v1/embeddings", status: bytes = b"200"
+) -> float:
     """Return how long (seconds) the loop was held up at worst while a body was answered."""
     heart = Heartbeat()
     async with running(service), listening(service) as url:
         await post(url, "/v1/embeddings", warm)
         async with heart.beating():
-            await post(url, "/v1/embeddings", body, status=status)
+            await post(url, path, body, status=status)
         await wait_idle(service)
     return heart.longest_gap
 
 
-async def assert_a_fifth(serve: Callable[[Offload], Service], body: bytes, warm: bytes) -> None:
+async def assert_a_fifth(
+    serve: Callable[[Offload], Service], body: bytes, warm: bytes, path: str = "/v1/embeddings"
+) -> None:
     """The longest gap is less than a fifth of that with everything on the loop, or as short as threads have it.
 
     A thread may keep the interpreter lock for a switch interval, twice if another is quicker: where rendering itself
@@ -88,11 +92,11 @@ async def assert_a_fifth(serve: Callable[[Offload], Service], body: bytes, warm:
 
     Whatever else the machine does can only lengthen a gap: the best of some runs is nearer to the truth.
     """
-    without = min([await gap_while_posting(serve(Offload(in_threads=False)), body, warm) for _ in range(2)])
+    without = min([await gap_while_posting(serve(Offload(in_threads=False)), body, warm, path=path) for _ in range(2)])
     with_threads = without
     for _ in range(MOST_RUNS):
         offload = Offload(render=2, media=2)
-        with_threads = min(with_threads, await gap_while_posting(serve(offload), body, warm))
+        with_threads = min(with_threads, await gap_while_posting(serve(offload), body, warm, path=path))
         if with_threads < max(without / 5, 2 * sys.getswitchinterval()):
             return
     raise AssertionError(f"{without * 1e3:.1f} ms on the loop, {with_threads * 1e3:.1f} ms in threads")
@@ -133,6 +137,15 @@ async def test_decoding_prompt_embeds_keeps_the_loop_free(tmp_path, rows):
     folder = write_wide_folder(tmp_path / "model")
     body = b'{"prompt_embeds": "' + pybase64.b64encode(bfloat16_tensor(rows)) + b'"}'
     await assert_a_fifth(scripted(folder, embeds_width=WIDTH), body, WARM)
+
+
+# -- token ids ------------------------------------------------------------------------------------------
+
+
+async def test_making_text_of_400_000_token_ids_keeps_the_loop_free(tmp_path):
+    """It held the interpreter lock throughout."""
+    body = b'{"tokens": [' + b"7, " * 400_000 + b"8]}"
+    await assert_a_fifth(scripted(write_scripted_folder(tmp_path / "model")), body, WARM, "/detokenize")
 
 
 # -- conversations --------------------------------------------------------------------------------------

@@ -144,6 +144,24 @@ async def test_no_more_run_at_once_than_there_are_processes(tmp_path: Path):
     assert len(set(pids)) == 2
 
 
+async def test_clients_take_turns_for_processes(gate):
+    order = []
+
+    async def ask(workers: WorkerProcesses, client: int) -> None:
+        await workers.call(bool, client=client)
+        order.append(client)
+
+    async with kept(WorkerProcesses(1)) as workers, trio.open_nursery() as nursery:
+        nursery.start_soon(partial(workers.call, gate, client=1))
+        await gate.wait_entered()
+        for client in (1, 1, 1, 1, 1, 2, 3):
+            nursery.start_soon(ask, workers, client)
+            await wait_all_tasks_blocked()
+        assert workers.statistics() == WorkerStatistics(capacity=1, borrowed=1, waiting=7, killed=0)
+        await gate.let_go()
+    assert order == [1, 2, 1, 3, 1, 1, 1], "the first was ready"
+
+
 # -- what ends them -----------------------------------------------------------------------------------
 
 

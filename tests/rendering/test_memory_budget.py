@@ -44,18 +44,19 @@ async def test_while_too_much_is_held_nothing_is_made(prompt):
 async def test_only_some_are_made_at_once():
     memory, let_go, inside = MemoryBudget(), trio.Event(), []
 
-    async def make(number: int) -> None:
-        async with memory.preparing():
-            inside.append(number)
+    async def make(client: int) -> None:
+        async with memory.preparing(client):
+            inside.append(client)
             await let_go.wait()
 
     async with trio.open_nursery() as nursery:
-        for number in range(10):
-            nursery.start_soon(make, number)
-        await wait_all_tasks_blocked()
+        for client in (1, 1, 1, 1, 1, 1, 2, 2):
+            nursery.start_soon(make, client)
+            await wait_all_tasks_blocked()
+        assert inside == [1, 1, 1, 2], "one of them is left to others"
         assert len(inside) == MAX_CONCURRENT_PREPARATIONS
         let_go.set()
-    assert len(inside) == 10
+    assert len(inside) == 8
 
 
 async def test_who_leaves_holds_nothing():

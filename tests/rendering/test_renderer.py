@@ -1,8 +1,11 @@
 """Prompts to token ids: what is refused, what is cut, what is put in front."""
 
+import io
 import threading
+from functools import partial
 
 import numpy as np
+import pybase64
 import pytest
 import trio
 from tokenizers import Tokenizer as Backend
@@ -12,7 +15,8 @@ from tests.model_folders import VOCABULARY
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
-from trio_pool_serve.prompts import RenderingParams, TextPrompt, TokensPrompt
+from trio_pool_serve.prompts import EmbedsPrompt, PairPrompt, RenderingParams, TextPrompt, TokensPrompt
+from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.text_renderer import MAX_KNOWN_INSTRUCTIONS, TextRenderer
@@ -248,6 +252,54 @@ async def test_who_waits_for_a_thread_leaves_at_once_and_holds_nothing(renderer)
         leave.set()
     assert renderer.offload.statistics()["render"].borrowed == 0
     assert await token_ids(renderer, "hello") == [CLS, *ids_of("hello"), SEP]
+
+
+def npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return pybase64.b64encode(file.getvalue())
+
+
+EMBEDDINGS = npy(np.ones((3, 2), dtype=np.float32))
+LONG = TextPrompt("hello " * 100)
+ASKED = {
+    "texts": lambda renderer: renderer.render_plain([(LONG, RenderingParams(truncate_to=9), False)], 2),
+    "a pair": lambda renderer: renderer.render(PairPrompt("hello", "world"), RenderingParams(), 2),
+    "token embeddings": lambda renderer: renderer.render(EmbedsPrompt(EMBEDDINGS), RenderingParams(), 2),
+    "a text to shorten": lambda renderer: renderer.shorten("hello world", 1, 2),
+    "a text to take apart": lambda renderer: renderer.tokenize("hello", 2, add_special_tokens=True),
+    "ids": lambda renderer: renderer.pieces(np.array([7, 8]), 2),
+    "ids to put together": lambda renderer: renderer.detokenize(np.array([7, 8]), 2, skip_special_tokens=True),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+async def test_a_client_does_not_wait_for_what_another_has_waiting(tokenizer, asked):
+    """Another has 20 waiting; the one of them that is ready comes first, and one more may end before this is told."""
+    renderer = make_renderer(tokenizer)
+    renderer.embeds_format = EmbedsFormat(width=2, max_rows=4)
+    leave, inside, done, before = threading.Event(), trio.Event(), [], []
+    render = partial(renderer.offload.run, "render", client=1)
+
+    def occupy() -> None:
+        trio.from_thread.run_sync(inside.set)
+        leave.wait(60)
+
+    async def ask() -> None:
+        await ASKED[asked](renderer)
+        before.append(len(done))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(render, occupy)
+        await inside.wait()
+        for number in range(20):
+            nursery.start_soon(render, partial(done.append, number))
+        await wait_all_tasks_blocked()
+        nursery.start_soon(ask)
+        await wait_all_tasks_blocked()
+        assert renderer.offload.statistics()["render"].waiting == 21
+        leave.set()
+    assert before[0] <= 2
 
 
 class HeldTokenizer(FastTokenizer):

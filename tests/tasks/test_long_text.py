@@ -1,10 +1,12 @@
 """``--long-text chunk``: a text that is too long is embedded in windows."""
 
+from collections import deque
 from collections.abc import AsyncIterator
 
 import attrs
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Backend
 
 from tests.conftest import assert_idle, running, wait_idle
 from tests.model_folders import VOCABULARY, write_late_interaction_folder
@@ -12,6 +14,7 @@ from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, ModelLoadError
 from trio_pool_serve.prompts import TextPrompt
+from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.text_renderer import MAX_WINDOWS
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.input_params import InputParams
@@ -130,6 +133,27 @@ async def test_a_text_of_more_windows_than_can_be_read_is_refused(service, scrip
     with pytest.raises(ContextLengthError, match=f"at most {MAX_WINDOWS} are read"):
         await embed(service, "w1 " * (ROOM * MAX_WINDOWS + 1))
     assert scripted.batches == []
+    await wait_idle(service)
+
+
+class CountingTokenizer(FastTokenizer):
+    """Counts the characters that it tokenises."""
+
+    characters = 0
+
+    def encode(self, text):
+        type(self).characters += len(text)
+        return super().encode(text)
+
+
+async def test_of_a_text_of_too_many_windows_hardly_more_tokens_are_made_than_windows_have(service, scripted_folder):
+    """A text of 7 MB has two million tokens, 64 times what is read."""
+    tokenizers = service.model().renderer.texts.tokenizers
+    counting = CountingTokenizer(Backend.from_file(str(scripted_folder / "tokenizer.json")), frozenset())
+    tokenizers._free = deque([counting] * len(tokenizers._free))
+    with pytest.raises(ContextLengthError, match=f"at most {MAX_WINDOWS} are read"):
+        await embed(service, "w1 w22 " * 2**20)
+    assert 0 < CountingTokenizer.characters < 2**20
     await wait_idle(service)
 
 

@@ -46,14 +46,18 @@ async def test_a_lone_surrogate_is_refused(service):
 
 async def test_ids_become_text_again(service):
     ids = np.array([CLS, VOCABULARY["hello"], VOCABULARY["world"], SEP])
-    assert await detokenize(service.model(), [ids], skip_special_tokens=True) == ["hello world"]
-    assert await detokenize(service.model(), [ids], skip_special_tokens=False) == ["[CLS] hello world [SEP]"]
+    assert await detokenize(service.model(), [ids], RequestContext(), skip_special_tokens=True) == ["hello world"]
+    assert await detokenize(service.model(), [ids], RequestContext(), skip_special_tokens=False) == [
+        "[CLS] hello world [SEP]"
+    ]
 
 
 @pytest.mark.parametrize("wrong", [-1, len(VOCABULARY), 2**40])
 async def test_an_id_outside_the_vocabulary_is_refused(service, wrong):
     with pytest.raises(InvalidRequestError, match=f"{wrong} is outside"):
-        await detokenize(service.model(), [np.array([5]), np.array([wrong])], skip_special_tokens=True)
+        await detokenize(
+            service.model(), [np.array([5]), np.array([wrong])], RequestContext(), skip_special_tokens=True
+        )
     assert_idle(service)
 
 

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import get_args
 
 import pytest
@@ -99,6 +100,49 @@ async def test_the_repr_tells_who_is_busy_and_who_waits():
         await wait_all_tasks_blocked()
         assert repr(offload) == f"<Offload render 1/1+1, {kinds}>"
         blocker.let_go.set()
+
+
+# -- turns --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("takes_turns", [True, False])
+async def test_clients_take_turns_for_render_threads_with_bodies_and_prompts_alike(takes_turns):
+    offload, blocker, order = Offload(render=1, takes_turns=takes_turns), Blocker(), []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(offload.run, "render", blocker, client=1))
+        await in_thread(blocker.entered.wait)
+        for number in range(10):
+            if number % 2:
+                nursery.start_soon(partial(offload.run, "render", partial(order.append, 1), client=1))
+            else:
+                nursery.start_soon(offload.decode, 1, partial(order.append, 1))
+            await wait_all_tasks_blocked()
+        nursery.start_soon(offload.decode, 2, partial(order.append, 2))
+        nursery.start_soon(partial(offload.run, "render", partial(order.append, 3), client=3))
+        await wait_all_tasks_blocked()
+        assert offload.statistics()["render"] == LimiterStatistics(capacity=1, borrowed=1, waiting=12)
+        blocker.let_go.set()
+    assert order.count(1) == 10
+    if takes_turns:
+        assert {2, 3} <= {*order[:4]}, "behind the one that was ready, and one more in turn"
+    else:
+        assert order.index(3) > 5
+        assert order[-1] == 2
+
+
+async def test_prompts_of_a_client_do_not_wait_for_all_of_its_bodies():
+    """Else each request would wait twice for as long as those before it: to be decoded, and to be tokenised."""
+    offload, blocker, order = Offload(render=1), Blocker(), []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(offload.run, "render", blocker, client=1))
+        await in_thread(blocker.entered.wait)
+        for _ in range(10):
+            nursery.start_soon(offload.decode, 1, partial(order.append, "body"))
+        await wait_all_tasks_blocked()
+        nursery.start_soon(partial(offload.run, "render", partial(order.append, "prompt"), client=1))
+        await wait_all_tasks_blocked()
+        blocker.let_go.set()
+    assert order.index("prompt") <= 2
 
 
 # -- observing ----------------------------------------------------------------------------------------

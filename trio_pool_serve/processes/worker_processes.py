@@ -14,6 +14,7 @@ import trio_parallel
 from attrs import define, field, frozen
 
 from trio_pool_serve.errors import StartFailedError, UnavailableError, WorkerDiedError, WorkerTooSlowError
+from trio_pool_serve.threads.client_turns import ClientTurns
 from trio_pool_serve.threads.scheduling import lower_priority
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class WorkerProcesses:
     in_processes: bool = True
     niceness: int | None = None
     _limiter: trio.CapacityLimiter = field(init=False)
+    _turns: ClientTurns = field(init=False)
     _context: trio_parallel.WorkerContext | None = field(init=False, default=None)
     _nursery: trio.Nursery | None = field(init=False, default=None)
     _killed: int = field(init=False, default=0)
@@ -87,6 +89,7 @@ class WorkerProcesses:
 
     def __attrs_post_init__(self) -> None:
         self._limiter = trio.CapacityLimiter(self.workers)
+        self._turns = ClientTurns(self.workers + 1, self.workers + 1)  # one call is ready when a process is
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run worker processes until cancelled.
@@ -116,8 +119,10 @@ class WorkerProcesses:
         finally:
             self._context = self._nursery = None
 
-    async def call(self, function: Callable[[*Args], T], *args: *Args, timeout_s: float = math.inf) -> T:
-        """Call ``function(*args)`` in a worker process; return or raise what it does.
+    async def call(
+        self, function: Callable[[*Args], T], *args: *Args, client: int = 0, timeout_s: float = math.inf
+    ) -> T:
+        """Call ``function(*args)`` in a worker process, in the turn of ``client``; return or raise what it does.
 
         After ``timeout_s`` seconds the process is killed and ``WorkerTooSlowError`` raised. Raises ``WorkerDiedError``
         if the process dies by itself, and ``UnavailableError`` unless ``run`` runs.
@@ -130,19 +135,22 @@ class WorkerProcesses:
         work = _Work()
         if self._nursery is None:
             raise UnavailableError("The worker processes are not running.")
-        await self._limiter.acquire_on_behalf_of(work)
-        if self._nursery is None:
-            self._limiter.release_on_behalf_of(work)
-            raise UnavailableError("The server is shutting down.")
-        self._nursery.start_soon(self._work, work, function, args, timeout_s)
-        await work.done.wait()
+        async with self._turns.turn(client):
+            await self._limiter.acquire_on_behalf_of(work)
+            if self._nursery is None:
+                self._limiter.release_on_behalf_of(work)
+                raise UnavailableError("The server is shutting down.")
+            self._nursery.start_soon(self._work, work, function, args, timeout_s)
+            await work.done.wait()
         result: T = work.result.unwrap()
         return result
 
     def statistics(self) -> WorkerStatistics:
         """Return the current state."""
         stats = self._limiter.statistics()
-        return WorkerStatistics(self.workers, stats.borrowed_tokens, stats.tasks_waiting, self._killed)
+        return WorkerStatistics(
+            self.workers, stats.borrowed_tokens, stats.tasks_waiting + self._turns.waiting, self._killed
+        )
 
     async def _work(self, work: _Work, function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> None:
         try:

@@ -11,13 +11,15 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.errors import OverloadedError
+from trio_pool_serve.threads.client_turns import ClientTurns
 from trio_pool_serve.types import Client, RenderedPrompt
 
 DEFAULT_BYTES = 2 * 2**30
 """The largest image of a Qwen-VL model takes 300 MB, one of CLIP 600 KB; a body may have 16 MB by default."""
 
 MAX_CONCURRENT_PREPARATIONS = 4
-"""An image's size is unknown until it is prepared: at most this many can exceed the budget."""
+"""An image's size is unknown until it is prepared: at most this many can exceed the budget. One client leaves one to
+others, as its token embeddings wait for a thread behind all that it has waiting."""
 
 RETRY_AFTER_S = 1.0
 
@@ -80,8 +82,8 @@ class MemoryBudget:
     _next_shortage: float = field(init=False, default=0.0)
     _by_client: dict[int, int] = field(init=False, factory=dict)
     _released: trio.Event = field(init=False, factory=trio.Event)
-    _limiter: trio.CapacityLimiter = field(
-        init=False, factory=lambda: trio.CapacityLimiter(MAX_CONCURRENT_PREPARATIONS)
+    _preparing: ClientTurns = field(
+        init=False, factory=lambda: ClientTurns(MAX_CONCURRENT_PREPARATIONS, MAX_CONCURRENT_PREPARATIONS - 1)
     )
 
     def require_room(self, client: Client, nbytes: int, *, besides: int = 0) -> None:
@@ -132,9 +134,9 @@ class MemoryBudget:
         return max(0, self.max_bytes - self.held_bytes)
 
     @asynccontextmanager
-    async def preparing(self) -> AsyncIterator[None]:
-        """Prepare an input inside the block, which is entered below the limit. Cancellation: at once."""
-        async with self._limiter:
+    async def preparing(self, client: int = 0) -> AsyncIterator[None]:
+        """Prepare an input inside the block, entered below the limit in a client's turn. Cancellation: at once."""
+        async with self._preparing.turn(client):
             await self.wait_until_below_limit()
             yield
 

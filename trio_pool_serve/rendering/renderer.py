@@ -1,9 +1,9 @@
 """Renders prompts for one model, off the event loop."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,8 @@ from trio_pool_serve.rendering.text.text_renderer import PlainPrompt, PromptToRe
 from trio_pool_serve.rendering.text.tokenizer import Token
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import RenderedPrompt, TokenIds
+
+T = TypeVar("T")
 
 LOOP_CHARACTERS = 320
 """Tokenising this many characters takes about as long as a thread hop (``benchmarks/hop_size.py``)."""
@@ -81,8 +83,10 @@ class Renderer:
             return True
         return isinstance(prompt, TextPrompt) and not self._uses_chat_template
 
-    async def render_plain(self, prompts: Sequence[PromptToRender]) -> list[list[RenderedPrompt]]:
+    async def render_plain(self, prompts: Sequence[PromptToRender], client: int = 0) -> list[list[RenderedPrompt]]:
         """Return the rows of each of several prompts: one, or one for each window of a long text.
+
+        Texts that are not short are rendered in the turn of ``client``, a client's number, as in all functions here.
 
         Errors and cancellation: as ``render``; the first failure ends all.
         """
@@ -91,31 +95,31 @@ class Renderer:
             rows = self.texts.render_rows(prompts)
             self.offload.observe("render", 0.0, time.perf_counter() - began)
         else:
-            rows = await self.offload.run("render", partial(self.texts.render_rows, prompts), abandon_on_cancel=True)
+            rows = await self._in_turn(client, partial(self.texts.render_rows, prompts))
         for windows in rows:
             for window in windows:
                 self._without_placeholders(window)
         return rows
 
-    async def render(self, prompt: Prompt, params: RenderingParams) -> RenderedPrompt:
+    async def render(self, prompt: Prompt, params: RenderingParams, client: int = 0) -> RenderedPrompt:
         """Return the model input of one prompt.
 
         Raises ``ContextLengthError``, ``InvalidRequestError`` or ``MediaError``. Cancellation: at once, while waiting
         for a thread and while one works; the thread keeps its limiter token until it finishes.
         """
-        return self._without_placeholders(await self._render(prompt, params))
+        return self._without_placeholders(await self._render(prompt, params, client))
 
-    async def _render(self, prompt: Prompt, params: RenderingParams) -> RenderedPrompt:
+    async def _render(self, prompt: Prompt, params: RenderingParams, client: int) -> RenderedPrompt:
         if isinstance(prompt, TokensPrompt):
             return self.texts.render_tokens(prompt, params)
         if isinstance(prompt, ChunkedPrompt | PairPrompt) or (
             isinstance(prompt, TextPrompt) and not self._uses_chat_template
         ):
-            return await self.render_text(prompt, params)
+            return await self.render_text(prompt, params, client)
         if isinstance(prompt, EmbedsPrompt):
-            return await self._render_embeds(prompt, params)
+            return await self._render_embeds(prompt, params, client)
         if self.conversations is not None:
-            return await self.conversations.render(prompt, params)
+            return await self.conversations.render(prompt, params, client)
         raise InvalidRequestError("This model reads texts only.", field="prompts")
 
     @property
@@ -123,23 +127,22 @@ class Renderer:
         return self.conversations is not None and self.conversations.uses_chat_template
 
     async def render_text(
-        self, prompt: TextPrompt | ChunkedPrompt | PairPrompt, params: RenderingParams
+        self, prompt: TextPrompt | ChunkedPrompt | PairPrompt, params: RenderingParams, client: int
     ) -> RenderedPrompt:
         """Return the model input of a text without a chat template. Errors and cancellation: as ``render``."""
-        return await self.offload.run("render", partial(self.texts.render, prompt, params), abandon_on_cancel=True)
+        return await self._in_turn(client, partial(self.texts.render, prompt, params))
 
-    async def shorten(self, text: str, tokens: int) -> str:
+    async def shorten(self, text: str, tokens: int, client: int = 0) -> str:
         """Return a text truncated to its first ``tokens`` tokens. Errors and cancellation: as ``render``."""
-        return await self.offload.run("render", partial(self.texts.shorten, text, tokens), abandon_on_cancel=True)
+        return await self._in_turn(client, partial(self.texts.shorten, text, tokens))
 
-    async def _render_embeds(self, prompt: EmbedsPrompt, params: RenderingParams) -> RenderedPrompt:
+    async def _render_embeds(self, prompt: EmbedsPrompt, params: RenderingParams, client: int) -> RenderedPrompt:
         embeds_format = self.embeds_format
         if isinstance(embeds_format, str):
             raise InvalidRequestError(embeds_format, field="prompts")
         try:
-            async with self.memory.preparing():
-                render = partial(embeds_format.render, prompt, params)
-                return await self.offload.run("render", render, abandon_on_cancel=True)
+            async with self.memory.preparing(self.offload.turns_of(client)):
+                return await self._in_turn(client, partial(embeds_format.render, prompt, params))
         except InvalidRequestError as error:
             raise at_place(prompt.place, error) from error
 
@@ -149,22 +152,25 @@ class Renderer:
             self.conversations.image_format.expand(rendered.token_ids, ())
         return rendered
 
-    async def conversation_text(self, prompt: ChatPrompt) -> str:
+    async def conversation_text(self, prompt: ChatPrompt, client: int = 0) -> str:
         """Return the text that a chat template makes of a conversation. Errors and cancellation: as ``render``."""
         if self.conversations is None:
             raise InvalidRequestError("This model reads texts only.", field="prompts")
-        return await self.conversations.text_of(prompt)
+        return await self.conversations.text_of(prompt, client)
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[Token]:
+    async def tokenize(self, text: str, client: int = 0, *, add_special_tokens: bool) -> list[Token]:
         """Return all tokens of a text. Errors and cancellation: as ``render``."""
         tokenize = partial(self.texts.tokenize, text, add_special_tokens=add_special_tokens)
-        return await self.offload.run("render", tokenize, abandon_on_cancel=True)
+        return await self._in_turn(client, tokenize)
 
-    async def pieces(self, token_ids: TokenIds) -> list[str]:
+    async def pieces(self, token_ids: TokenIds, client: int = 0) -> list[str]:
         """Return the vocabulary's entry of each id, which must be in the vocabulary. Cancellation: as ``render``."""
-        return await self.offload.run("render", partial(self.texts.pieces, token_ids), abandon_on_cancel=True)
+        return await self._in_turn(client, partial(self.texts.pieces, token_ids))
 
-    async def detokenize(self, token_ids: npt.NDArray[np.int64], *, skip_special_tokens: bool) -> str:
+    async def detokenize(self, token_ids: npt.NDArray[np.int64], client: int = 0, *, skip_special_tokens: bool) -> str:
         """Return the text of token ids, which must be in the vocabulary. Cancellation: as ``render``."""
         detokenize = partial(self.texts.detokenize, token_ids, skip_special_tokens=skip_special_tokens)
-        return await self.offload.run("render", detokenize, abandon_on_cancel=True)
+        return await self._in_turn(client, detokenize)
+
+    async def _in_turn(self, client: int, blocking: Callable[[], T]) -> T:
+        return await self.offload.run("render", blocking, client=client, abandon_on_cancel=True)

@@ -41,8 +41,8 @@ milliseconds, and other requests wait for as long."""
 CHUNKS_AHEAD = 2
 """Chunks of one request that wait for a renderer while others of the request are rendered.
 
-The limiter's queue is first come, first served: if all prompts of a large request entered it at once, the single prompt
-of the next client would wait behind every one of them.
+A client's prompts are first come, first served: if all prompts of a large request waited at once, the single prompt of
+its next request would wait behind every one of them.
 """
 
 
@@ -112,7 +112,7 @@ async def compute_rows(
         if not renderer.is_plain(prompt):
             await renderer.memory.wait_for_share(client)
         async with renderer.offload.preparing(client.number) if has_images(prompt) else nullcontext():
-            rendered = await _render([rows[index] for index in chunk], renderer)
+            rendered = await _render([rows[index] for index in chunk], renderer, client.number)
         # Returning from a thread is no checkpoint: a request cancelled meanwhile must not enter the queue.
         await trio.lowlevel.checkpoint_if_cancelled()
         timings.render_s = time.perf_counter() - began
@@ -184,13 +184,13 @@ def _chunks(rows: Sequence[RowToCompute], renderer: Renderer, most_rows: int) ->
         yield range(begin, len(rows))
 
 
-async def _render(rows: Sequence[RowToCompute], renderer: Renderer) -> list[list[RenderedPrompt]]:
+async def _render(rows: Sequence[RowToCompute], renderer: Renderer, client: int) -> list[list[RenderedPrompt]]:
     """Return the model inputs of each row of a chunk: one, or one for each window."""
     plain = [(row.prompt, row.rendering, row.in_windows) for row in rows if renderer.is_plain(row.prompt)]
     if len(plain) == len(rows):
-        return await renderer.render_plain(plain)
+        return await renderer.render_plain(plain, client)
     (row,) = rows
-    return [[await renderer.render(row.prompt, row.rendering)]]
+    return [[await renderer.render(row.prompt, row.rendering, client)]]
 
 
 @define(eq=False)

@@ -32,7 +32,10 @@ async def tokenize(
             field="prompts",
         )
     model.engine.refuse_late(context.work(0))
-    return [await model.renderer.tokenize(instruction + text, add_special_tokens=add_special_tokens) for text in texts]
+    renderer, client = model.renderer, context.client.number
+    return [
+        await renderer.tokenize(instruction + text, client, add_special_tokens=add_special_tokens) for text in texts
+    ]
 
 
 async def tokenize_conversation(
@@ -40,7 +43,7 @@ async def tokenize_conversation(
 ) -> list[Token]:
     """Return the tokens of a conversation of texts, not truncated. Raises and cancellation: as ``tokenize``."""
     model.engine.refuse_late(context.work(0))
-    text = await model.renderer.conversation_text(prompt)
+    text = await model.renderer.conversation_text(prompt, context.client.number)
     (tokens,) = await tokenize(model, [text], context, add_special_tokens=add_special_tokens)
     return tokens
 
@@ -70,13 +73,15 @@ async def computed_tokens(
         )
     model.engine.refuse_late(context.work(0))
     params = rendering_params(model, InputParams(truncate_to=-1, input_type=input_type))
-    rendered = await model.renderer.render(TextPrompt(text), params)
+    rendered = await model.renderer.render(TextPrompt(text), params, context.client.number)
     ids = rendered.token_ids.tolist()
     kept = [True] * len(ids) if rendered.kept is None else rendered.kept.tolist()
-    return ComputedTokens(ids, await model.renderer.pieces(rendered.token_ids), kept)
+    return ComputedTokens(ids, await model.renderer.pieces(rendered.token_ids, context.client.number), kept)
 
 
-async def detokenize(model: Model, ids: Sequence[npt.NDArray[np.int64]], *, skip_special_tokens: bool) -> list[str]:
+async def detokenize(
+    model: Model, ids: Sequence[npt.NDArray[np.int64]], context: RequestContext, *, skip_special_tokens: bool
+) -> list[str]:
     """Return the text of each list of token ids.
 
     Raises ``InvalidRequestError`` for ids outside the vocabulary. Cancellation: as ``tokenize``.
@@ -86,4 +91,5 @@ async def detokenize(model: Model, ids: Sequence[npt.NDArray[np.int64]], *, skip
         outside = row[(row < 0) | (row >= size)]
         if len(outside):
             raise InvalidRequestError(f"Token id {outside[0]} is outside the vocabulary of {size}.", field="token_ids")
-    return [await model.renderer.detokenize(row, skip_special_tokens=skip_special_tokens) for row in ids]
+    renderer, client = model.renderer, context.client.number
+    return [await renderer.detokenize(row, client, skip_special_tokens=skip_special_tokens) for row in ids]

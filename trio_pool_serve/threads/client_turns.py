@@ -3,6 +3,7 @@
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import chain
 
 import trio
 from attrs import define, field
@@ -29,7 +30,7 @@ class ClientTurns:
     _working: Counter[int] = field(init=False, factory=Counter)
     """By client."""
     _waiting: dict[int, deque[Waiting]] = field(init=False, factory=dict)
-    """By client; the first one that has no more than its slots has the next turn."""
+    """By client; the first one that has no task at work, or else fewer than its slots, has the next turn."""
 
     @property
     def waiting(self) -> int:
@@ -65,7 +66,9 @@ class ClientTurns:
         self._working[client] -= 1
         if not self._working[client]:
             del self._working[client]
-        following = next((each for each in self._waiting if self._working[each] < self.slots_per_client), None)
+        idle = (each for each in self._waiting if not self._working[each])
+        able = (each for each in self._waiting if self._working[each] < self.slots_per_client)
+        following = next(chain(idle, able), None)
         if following is None:
             return
         queue = self._waiting.pop(following)

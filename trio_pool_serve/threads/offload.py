@@ -6,9 +6,10 @@ request.
 """
 
 import logging
+import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Literal, TypeAlias, TypeVar, get_args
 
 import outcome
@@ -84,19 +85,25 @@ class Offload:
     observe: Callable[[LimiterName, float, float], None] = _ignore
     in_threads: bool = True
     takes_turns: bool = field(default=True, kw_only=True)
-    """Whether clients take turns to have bodies decoded and images prepared."""
+    """Whether clients take turns to have bodies decoded, and prompts rendered and images prepared."""
     is_serving: bool = field(default=False, init=False)
     """Whether requests may be computed while a model is loaded: what is timed then means little."""
     undecoded: Backlog = field(init=False, factory=Backlog)
     """Bodies that ``decode`` has not decoded yet."""
+    _rendering: ClientTurns = field(init=False)
     _decoding: ClientTurns = field(init=False)
+    """For a turn of ``_rendering``: prompts of a client do not wait for all of its bodies."""
     _preparing: ClientTurns = field(init=False)
     _limiters: dict[LimiterName, trio.CapacityLimiter] = field(init=False)
     _launch_threads: DedicatedThreads = field(init=False, factory=lambda: DedicatedThreads("launch"))
 
-    @_decoding.default
+    @_rendering.default
     def _for_the_render_threads(self) -> ClientTurns:
         return ClientTurns(self.render + 1, self.render + 1)  # one is ready when a thread is
+
+    @_decoding.default
+    def _for_bodies(self) -> ClientTurns:
+        return ClientTurns(sys.maxsize, self.render + 1)
 
     @_preparing.default
     def _for_images(self) -> ClientTurns:
@@ -110,18 +117,20 @@ class Offload:
         kind: LimiterName,
         blocking: Callable[[], T],
         *,
+        client: int = 0,
         abandon_on_cancel: bool = False,
         lowers_priority: bool = True,
     ) -> T:
         """Return what ``blocking()`` returns, run in a thread once the limiter ``kind`` has a token.
 
+        ``render`` runs it in the turn of ``client``, whose number that is.
         ``launch`` and ``background`` always use the same threads, until ``close``. Without ``lowers_priority`` the
         thread keeps the priority that it has: for what computes in threads of its own, and itself holds the interpreter
         lock.
 
         If no thread can be started, ``render``, ``media`` and ``postprocess`` raise ``StartFailedError``; others wait.
 
-        Cancellation: at once while waiting for the token. While the thread runs, only after it has finished; with
+        Cancellation: at once while waiting for turn and token. While the thread runs, only after it has finished; with
         ``abandon_on_cancel``, and always for ``load``, ``launch`` and ``background``, at once, and the thread holds its
         token until it has ended.
         """
@@ -142,7 +151,8 @@ class Offload:
         try:
             while True:
                 try:
-                    return (await self._run_in_thread(kind, timed, abandon_on_cancel=abandon_on_cancel)).unwrap()
+                    async with self._rendering.turn(self.turns_of(client)) if kind == "render" else nullcontext():
+                        return (await self._run_in_thread(kind, timed, abandon_on_cancel=abandon_on_cancel)).unwrap()
                 except RuntimeError as error:
                     if started > called:  # raised by the callable
                         raise
@@ -171,12 +181,12 @@ class Offload:
 
     async def decode(self, client: int, blocking: Callable[[], T]) -> T:
         """Return what ``blocking()`` returns, run under ``render`` in a client's turn. Cancellation: as ``run``."""
-        client = self._turns_of(client)
+        client = self.turns_of(client)
         self.undecoded.add(client)
         is_done = False
         try:
             async with self._decoding.turn(client):
-                decoded = await self.run("render", blocking)
+                decoded = await self.run("render", blocking, client=client)
             is_done = True
             return decoded
         finally:
@@ -187,13 +197,14 @@ class Offload:
 
     def decoding_s(self, client: int) -> float:
         """Return how many seconds it takes until ``decode`` runs for a client; 0 while that is unknown."""
-        return self.undecoded.wait_s(self._turns_of(client))
+        return self.undecoded.wait_s(self.turns_of(client))
 
     def preparing(self, client: int) -> AbstractAsyncContextManager[None]:
         """Return a context to prepare a prompt with images in, in the turn of a client. Cancellation: while waiting."""
-        return self._preparing.turn(self._turns_of(client))
+        return self._preparing.turn(self.turns_of(client))
 
-    def _turns_of(self, client: int) -> int:
+    def turns_of(self, client: int) -> int:
+        """Return whose turns a client's work is done in: the same number for all if clients take none."""
         return client if self.takes_turns else 0
 
     def close(self) -> None:
@@ -202,7 +213,7 @@ class Offload:
 
     def statistics(self) -> dict[LimiterName, LimiterStatistics]:
         """Return the use of each limiter; those that wait for their client's turn are among the waiting."""
-        turns = {"render": self._decoding.waiting, "media": self._preparing.waiting}
+        turns = {"render": self._rendering.waiting + self._decoding.waiting, "media": self._preparing.waiting}
         return {
             kind: LimiterStatistics(
                 capacity=int(stats.total_tokens),

@@ -71,23 +71,26 @@ class ChatTemplates:
     offload: Offload
     timeout_s: float
 
-    async def render(self, template: ChatTemplate, prompt: ChatPrompt, *, max_characters: int) -> str:
-        """Return the text of a conversation.
+    async def render(self, template: ChatTemplate, prompt: ChatPrompt, client: int = 0, *, max_characters: int) -> str:
+        """Return the text of a conversation, rendered in the turns of a client.
 
         Raises ``InvalidRequestError`` for a template or a conversation that cannot be rendered within the limits of
         time, memory and ``max_characters``; ``UnavailableError`` if the server shuts down, the process is killed from
         outside, or the model's own template takes too long. Cancellation: at once; the process keeps its slot until it
         finishes or is killed.
         """
+        client = self.offload.turns_of(client)
         field: JobField = "prompts" if prompt.chat_template is None else "chat_template"
         if _is_small(prompt):
             request = _encoded_request(template, prompt)
         else:
             encode = partial(_encoded_request, template, prompt)
-            request = await self.offload.run("render", encode, abandon_on_cancel=True)
+            request = await self.offload.run("render", encode, client=client, abandon_on_cancel=True)
         processes = self.request_template_processes if template.is_from_request else self.processes
         try:
-            text = await processes.call(render_template, request, max_characters, timeout_s=self.timeout_s)
+            text = await processes.call(
+                render_template, request, max_characters, client=client, timeout_s=self.timeout_s
+            )
         except WorkerTooSlowError as error:
             limit = f"took longer than the {self.timeout_s:g} s that it may take (--template-timeout-s)."
             if not template.is_from_request:  # it is fast enough unless the server is busy
@@ -104,7 +107,7 @@ class ChatTemplates:
             raise type(error)(error.args[0], field=field) from error
         if len(text) <= LOOP_BYTES:
             return text.decode()
-        return await self.offload.run("render", text.decode, abandon_on_cancel=True)
+        return await self.offload.run("render", text.decode, client=client, abandon_on_cancel=True)
 
 
 def _is_small(prompt: ChatPrompt) -> bool:

@@ -49,11 +49,11 @@ class ImageLoader(Protocol):
         """Return an image's features by ``processor``. Raises ``MediaError``. Cancellation: at once."""
 
 
-RenderText = Callable[[TextPrompt, RenderingParams], Awaitable[RenderedPrompt]]
-"""Renders a text off the event loop. Errors and cancellation: as ``Renderer.render``."""
+RenderText = Callable[[TextPrompt, RenderingParams, int], Awaitable[RenderedPrompt]]
+"""Renders a text off the event loop, in a client's turn. Errors and cancellation: as ``Renderer.render``."""
 
-Shorten = Callable[[str, int], Awaitable[str]]
-"""Truncates a text to its first tokens, off the event loop."""
+Shorten = Callable[[str, int, int], Awaitable[str]]
+"""Truncates a text to its first tokens, off the event loop, in a client's turn."""
 
 
 @define(eq=False, kw_only=True)
@@ -84,24 +84,26 @@ class Conversations:
         """Maximum length of a rendered text, of which perhaps only the beginning is tokenised."""
         return max(MIN_TEXT_CHARACTERS, self.max_model_len * MAX_CHARACTERS_PER_TOKEN)
 
-    async def render(self, prompt: TextPrompt | ContentPrompt | ChatPrompt, params: RenderingParams) -> RenderedPrompt:
-        """Return the model input.
+    async def render(
+        self, prompt: TextPrompt | ContentPrompt | ChatPrompt, params: RenderingParams, client: int = 0
+    ) -> RenderedPrompt:
+        """Return the model input, rendered in the turns of a client.
 
         Raises ``InvalidRequestError``, ``ContextLengthError`` or ``MediaError``. Cancellation: at once; loading the
         prompt's images stops, and a process or thread that works keeps its slot until it finishes.
         """
         if isinstance(prompt, ChatPrompt):
-            return await self._render_chat(prompt, params)
+            return await self._render_chat(prompt, params, client)
         parts = (TextPart(prompt.text),) if isinstance(prompt, TextPrompt) else prompt.parts
-        return await self._render_parts(parts, params)
+        return await self._render_parts(parts, params, client)
 
-    async def _render_parts(self, parts: Sequence[Part], params: RenderingParams) -> RenderedPrompt:
+    async def _render_parts(self, parts: Sequence[Part], params: RenderingParams, client: int) -> RenderedPrompt:
         if self.uses_chat_template:
-            return await self._render_in_conversation(parts, params)
+            return await self._render_as_message(parts, params, client)
         images = _images(parts)
         if not images:
             text = "\n".join(part.text for part in parts if isinstance(part, TextPart))
-            return await self.render_text(TextPrompt(text), params)
+            return await self.render_text(TextPrompt(text), params, client)
         image_format = self._format_for(images)
         if len(parts) == 1:
             (image,) = await self._load(images, image_format)
@@ -110,52 +112,52 @@ class Conversations:
                 return alone  # not truncated: its processor decides how many tokens an image has
         if len(parts) > 1 and not self.chat.templates:
             raise InvalidRequestError("This model reads a text or an image, not several together.", field="prompts")
-        return await self._render_in_conversation(parts, params)
+        return await self._render_as_message(parts, params, client)
 
     @property
     def _takes_single_messages(self) -> bool:
         """Whether the model accepts texts and images but no conversations: clients send its input as one message."""
         return self.image_format is not None and not self.chat.templates
 
-    async def _render_in_conversation(self, parts: Sequence[Part], params: RenderingParams) -> RenderedPrompt:
+    async def _render_as_message(self, parts: Sequence[Part], params: RenderingParams, client: int) -> RenderedPrompt:
         """Render parts as one user message."""
         if params.max_text_tokens is not None:
-            parts = [await self._shortened(part, params.max_text_tokens) for part in parts]
+            parts = [await self._shortened(part, params.max_text_tokens, client) for part in parts]
         options = dict(self.options)
         chat = ChatPrompt(
             messages=(ChatMessage("user", tuple(parts)),),
             add_generation_prompt=bool(options.pop("add_generation_prompt", False)),
         )
-        return await self._render_chat(chat, evolve(params, add_special_tokens=False))
+        return await self._render_chat(chat, evolve(params, add_special_tokens=False), client)
 
-    async def _render_chat(self, prompt: ChatPrompt, params: RenderingParams) -> RenderedPrompt:
+    async def _render_chat(self, prompt: ChatPrompt, params: RenderingParams, client: int) -> RenderedPrompt:
         if not prompt.messages:
             raise EmptyInputError("messages is empty.", field="prompts")
         if self._takes_single_messages and prompt.chat_template is None:
-            return await self._render_parts(_only_message(prompt), evolve(params, add_special_tokens=True))
+            return await self._render_parts(_only_message(prompt), evolve(params, add_special_tokens=True), client)
         template, prompt = self._template_and_messages(prompt, params.instruction)
         images = _images([part for message in prompt.messages for part in message.parts])
         text_params = evolve(params, instruction="", max_text_tokens=None)
         if not images:
-            text = await self.templates.render(template, prompt, max_characters=self.max_characters)
-            return await self.render_text(TextPrompt(text), text_params)
+            text = await self.templates.render(template, prompt, client, max_characters=self.max_characters)
+            return await self.render_text(TextPrompt(text), text_params, client)
         image_format = self._format_for(images)
         # Truncation could divide an image's tokens: inputs with images that are too long are rejected.
         text_params = evolve(text_params, truncate_to=None)
-        text, features = await self._render_with_images(template, prompt, images, image_format)
-        tokens = (await self.render_text(TextPrompt(text), text_params)).token_ids
+        text, features = await self._render_with_images(template, prompt, images, image_format, client)
+        tokens = (await self.render_text(TextPrompt(text), text_params, client)).token_ids
         rendered = await self.templates.offload.run(
             "media", lambda: image_format.expand(tokens, features), abandon_on_cancel=True
         )
         self._check_length(rendered, params)
         return rendered
 
-    async def text_of(self, prompt: ChatPrompt) -> str:
+    async def text_of(self, prompt: ChatPrompt, client: int) -> str:
         """Return the text of a conversation of texts. Raises ``InvalidRequestError``. Cancellation: as ``render``."""
         if _images([part for message in prompt.messages for part in message.parts]):
             raise InvalidRequestError("The tokens of images are not known before they are computed.", field="prompts")
         template, prompt = self._template_and_messages(prompt, "")
-        return await self.templates.render(template, prompt, max_characters=self.max_characters)
+        return await self.templates.render(template, prompt, client, max_characters=self.max_characters)
 
     def _template_and_messages(self, prompt: ChatPrompt, instruction: str) -> tuple[ChatTemplate, ChatPrompt]:
         """Return the template of a conversation, and the conversation with the roles that it has."""
@@ -172,20 +174,25 @@ class Conversations:
         return template, evolve(prompt, messages=messages)
 
     async def _render_with_images(
-        self, template: ChatTemplate, prompt: ChatPrompt, images: Sequence[ImagePart], image_format: ImageFormat
+        self,
+        template: ChatTemplate,
+        prompt: ChatPrompt,
+        images: Sequence[ImagePart],
+        image_format: ImageFormat,
+        client: int,
     ) -> tuple[str, Sequence[ImageFeatures]]:
         """Render the template while the images are loaded; the first failure cancels the other and is raised.
 
         A client's template can take long and is rendered first, so that no images are held meanwhile.
         """
         if template.is_from_request:
-            text = await self.templates.render(template, prompt, max_characters=self.max_characters)
+            text = await self.templates.render(template, prompt, client, max_characters=self.max_characters)
             return text, await self._load(images, image_format, self.max_model_len)
         text, features = "", list[ImageFeatures]()
 
         async def render() -> None:
             nonlocal text
-            text = await self.templates.render(template, prompt, max_characters=self.max_characters)
+            text = await self.templates.render(template, prompt, client, max_characters=self.max_characters)
 
         async def load() -> None:
             features.extend(await self._load(images, image_format, self.max_model_len))
@@ -225,8 +232,8 @@ class Conversations:
         options = {name: value for name, value in self.options.items() if name != "add_generation_prompt"}
         return {**self.chat.special_tokens, **options}
 
-    async def _shortened(self, part: Part, tokens: int) -> Part:
-        return part if isinstance(part, ImagePart) else TextPart(await self.shorten(part.text, tokens))
+    async def _shortened(self, part: Part, tokens: int, client: int) -> Part:
+        return part if isinstance(part, ImagePart) else TextPart(await self.shorten(part.text, tokens, client))
 
     def _format_for(self, images: Sequence[ImagePart]) -> ImageFormat:
         """Return the image format. Raises ``InvalidRequestError`` unless the model accepts that many images."""

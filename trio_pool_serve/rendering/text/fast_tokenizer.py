@@ -105,8 +105,9 @@ class FastTokenizer:
         return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Return the text of token ids."""
-        return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        """Return the text of token ids. As a batch of one, for the reason that ``encode`` has."""
+        text: str = self._backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]
+        return text
 
     def truncate(self, encoded: Encoded, keep: int, side: TruncationSide) -> Encoded:
         """Truncate in place."""

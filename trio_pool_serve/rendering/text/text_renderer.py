@@ -67,7 +67,9 @@ class TextRenderer:
             pass
         with self.tokenizers.lend() as tokenizer:
             special = tokenizer.special_tokens if params.add_special_tokens else 0
-            prefix, text = _split_instruction(tokenizer, params.instruction, prompt.text)
+            most = MAX_WINDOWS * self.max_model_len
+            read = encode_window(tokenizer, params.instruction + prompt.text, most, "right")
+            prefix, text = _split_instruction(tokenizer, params.instruction, prompt.text, read.encoded)
             size = self.max_model_len - special - len(prefix)
             if size <= 0:
                 raise InvalidRequestError(
@@ -75,9 +77,9 @@ class TextRenderer:
                     field="instruction",
                 )
             windows = tokenizer.finish_windows(text, size, prefix=prefix, add_special_tokens=params.add_special_tokens)
-            if len(windows) > MAX_WINDOWS:
+            if len(windows) > MAX_WINDOWS or not read.is_whole:
                 raise ContextLengthError(
-                    f"An input is {len(windows)} windows of {size} tokens long; at most {MAX_WINDOWS} are read.",
+                    f"An input is longer than {MAX_WINDOWS} windows of {size} tokens; at most {MAX_WINDOWS} are read.",
                     field="prompts",
                 )
             instruction = self._count_instruction_tokens(tokenizer, params)
@@ -223,13 +225,13 @@ def _remaining_instruction(tokenizer: Tokenizer, token_ids: TokenIds, special: i
     return special - is_last_special + remaining
 
 
-def _split_instruction(tokenizer: Tokenizer, instruction: str, text: str) -> tuple[Encoded, Encoded]:
-    """Return the tokens of an instruction and of the text after it, as when both are tokenised together.
+def _split_instruction(tokenizer: Tokenizer, instruction: str, text: str, both: Encoded) -> tuple[Encoded, Encoded]:
+    """Return the tokens of an instruction and of the text after it, as when ``both`` are tokenised together.
 
     Many tokenizers make a blank at the instruction's end part of the next word. If more than blanks would become part
     of that word, the two are tokenised separately.
     """
-    alone, both = tokenizer.encode(instruction), tokenizer.encode(instruction + text)
+    alone = tokenizer.encode(instruction)
     ids = _token_ids(tokenizer, alone)
     pairs = zip(ids, _token_ids(tokenizer, both), strict=False)
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

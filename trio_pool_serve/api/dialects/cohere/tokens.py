@@ -56,7 +56,7 @@ async def respond_tokenize(call: Call[TokenizeRequest, str]) -> HttpResponse:
 
 async def respond_detokenize(call: Call[DetokenizeRequest, npt.NDArray[np.int64]]) -> HttpResponse:
     """Detokenize, special tokens too. Raises what ``detokenize`` raises. Cancellation: at once."""
-    (text,) = await detokenize(call.model, [call.job], skip_special_tokens=False)
+    (text,) = await detokenize(call.model, [call.job], call.context, skip_special_tokens=False)
     response = DetokenizeResponse(text=text, meta=meta_of("1"))
     return await call.encode(lambda: HttpResponse.json(response), rows=1, nbytes=len(text))
 

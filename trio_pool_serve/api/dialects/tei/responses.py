@@ -196,7 +196,7 @@ async def respond_decode(call: Call[Any, DecodeJob]) -> HttpResponse:
 
     Raises what ``detokenize`` raises. Cancellation: as ``detokenize``.
     """
-    texts = await detokenize(call.model, call.job.ids, skip_special_tokens=call.job.skip_special_tokens)
+    texts = await detokenize(call.model, call.job.ids, call.context, skip_special_tokens=call.job.skip_special_tokens)
     characters = sum(map(len, texts))
     response = await call.encode(lambda: HttpResponse.json(texts), rows=len(texts), nbytes=characters)
     return _timed(response, call.timings, sum(map(len, call.job.ids)), None)

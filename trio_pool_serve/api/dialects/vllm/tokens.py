@@ -133,7 +133,7 @@ class DetokenizeResponse:
 
 async def respond_detokenize(call: Call[DetokenizeRequest, npt.NDArray[np.int64]]) -> HttpResponse:
     """Detokenize, special tokens too. Raises what ``detokenize`` raises. Cancellation: at once."""
-    (text,) = await detokenize(call.model, [call.job], skip_special_tokens=False)
+    (text,) = await detokenize(call.model, [call.job], call.context, skip_special_tokens=False)
     return await call.encode(lambda: HttpResponse.json(DetokenizeResponse(prompt=text)), rows=1, nbytes=len(text))
 
 
