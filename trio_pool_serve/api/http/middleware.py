@@ -73,8 +73,9 @@ class Middleware:
             self.authenticate(request)
             response = await handler(request)
         except BaseExceptionGroup as group:
-            cause = _cause_of(group)
-            if cause is None:
+            rest = group.split(trio.Cancelled)[1]
+            cause = None if rest is None or rest.split(Exception)[1] is not None else innermost(rest)
+            if not isinstance(cause, Exception):
                 raise
             response = self.error_response(request, cause)
         except Exception as error:
@@ -179,10 +180,3 @@ class Middleware:
             asked = request.header(b"access-control-request-headers")
             headers["access-control-allow-headers"] = asked or "authorization, content-type"
         return headers
-
-
-def _cause_of(group: BaseExceptionGroup) -> Exception | None:
-    """Return the first error of a group with nothing but errors and cancellations; ``None`` of others."""
-    rest = group.split(trio.Cancelled)[1]
-    cause = None if rest is None or rest.split(Exception)[1] is not None else innermost(rest)
-    return cause if isinstance(cause, Exception) else None
