@@ -240,3 +240,13 @@ def test_every_file_that_the_structure_page_names_is_there():
     missing = [path for path in named if not any((ROOT / root / path).is_file() for root in ("", "trio_pool_serve"))]
     assert len(named) > 20
     assert missing == []
+
+
+def test_the_tests_that_security_md_names_exist():
+    path, missing = "", []
+    for named, test in re.findall(r"`([\w/]*(?:\.py)?)::(test_\w+)`", (ROOT / "SECURITY.md").read_text()):
+        path = named or path
+        if f"def {test}(" not in (ROOT / "tests" / path).read_text():
+            missing.append(f"{path}::{test}")
+    assert path
+    assert missing == []
