@@ -36,13 +36,14 @@ from trio_pool_serve.prompts import (
 from trio_pool_serve.rendering.embeds.prompt_embeds import EmbedsFormat
 from trio_pool_serve.rendering.media.addresses import is_any_address
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
+from trio_pool_serve.rendering.memory_budget import Reservation
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.job import PoolJob
 from trio_pool_serve.tasks.pool import pool
 from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.tasks.score import ScoreJob, score
 from trio_pool_serve.tasks.tokenize import detokenize, tokenize
-from trio_pool_serve.types import PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import Client, PoolingRequest, RenderedPrompt
 
 
 @pytest.fixture
@@ -94,9 +95,11 @@ async def fetch_image(service: Service) -> None:
     async with serving({"/": redirects("/image"), "/image": says(encoded())}) as server:
         fetcher = ImageFetcher(service.offload, 60.0, 10_000, is_allowed=is_any_address)
         fetcher._ssl_context = httpx.create_ssl_context(verify=False)  # so as not to read the authorities each time
+        held = Reservation(service.memory, Client())
         try:
-            assert await fetcher.fetch(server.url("/"))
+            assert await fetcher.fetch(server.url("/"), held)
         finally:
+            held.release()
             assert fetcher.statistics().borrowed == fetcher.statistics().waiting == 0
 
 
@@ -133,7 +136,7 @@ async def render_images(service: Service) -> None:
     seeing = attrs.evolve(renderer.conversations, media=loader, image_format=ScriptedFormat(VOCABULARY["w9"]))
     images = (ImagePart("tokens:2"), ImagePart("tokens:3"))
     prompt = ChatPrompt(messages=(ChatMessage("user", images),), chat_template="hello w9 w9")
-    await seeing.render(prompt, RenderingParams())
+    await seeing.render(prompt, RenderingParams(), Client())
 
 
 async def shorten(service: Service) -> None:

@@ -86,11 +86,13 @@ class TextPart:
 class ImagePart:
     """An image among the parts of an input: a ``data:``, ``http:``, ``https:`` or ``file:`` URL.
 
-    ``place`` is its position in the request, such as ``input[3].image``, for errors.
+    ``place`` is its position in the request, such as ``input[3].image``, for errors. ``fetched`` are the bytes of an
+    ``http:`` or ``https:`` URL, once they are here.
     """
 
     url: str
     place: str = field(default="", eq=False)
+    fetched: Sequence[bytes] | None = field(default=None, eq=False, repr=False)
 
 
 Part: TypeAlias = TextPart | ImagePart

@@ -1,11 +1,14 @@
 """Images without pixels: a loader and a format whose answers are known, and which wait or fail when told to."""
 
+from contextlib import contextmanager
+
 import attrs
 import numpy as np
 import trio
 from attrs import define, field
 
 from trio_pool_serve.errors import InvalidRequestError, MediaError
+from trio_pool_serve.rendering.memory_budget import MemoryBudget
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt
 
 
@@ -21,28 +24,40 @@ class ScriptedProcessor:
 
 @define(eq=False)
 class ScriptedLoader:
-    """An image of ``tokens:3`` takes three positions; one of ``broken:`` is none, one of ``slow:`` never arrives.
+    """An image of ``tokens:3`` takes three positions; one of ``broken:`` cannot be fetched, one of ``slow:`` is never
+    prepared.
 
-    Clear ``gate`` to have it wait.
+    Clear ``gate`` to have fetching wait.
     """
 
+    memory: MemoryBudget = field(factory=MemoryBudget, init=False)
     loading: int = field(default=0, init=False)
     loaded: list[str] = field(factory=list, init=False)
     cancelled: list[str] = field(factory=list, init=False)
     gate: trio.Event = field(factory=trio.Event, init=False)
 
-    async def load(self, part, processor):
-        self.loading += 1
-        try:
-            kind, _, count = part.url.partition(":")
-            if kind == "broken":
+    async def fetch(self, part, held):
+        with self._loading(part):
+            if part.url.startswith("broken:"):
                 await trio.lowlevel.checkpoint()
                 raise MediaError("The image is broken.")
+            await self.gate.wait()
+            return part
+
+    async def load(self, part, processor, client):
+        with self._loading(part):
+            await trio.lowlevel.checkpoint()
+            kind, _, count = part.url.partition(":")
             if kind == "slow":
                 await trio.sleep_forever()
-            await self.gate.wait()
             self.loaded.append(part.url)
             return ImageFeatures({"pixel_values": np.full((1, 2), int(count), np.float32)}, (int(count),))
+
+    @contextmanager
+    def _loading(self, part):
+        self.loading += 1
+        try:
+            yield
         except trio.Cancelled:
             self.cancelled.append(part.url)
             raise

@@ -23,6 +23,7 @@ from trio_pool_serve.rendering.text.text_renderer import MAX_KNOWN_INSTRUCTIONS,
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.rendering.text.tokenizer_pool import TokenizerPool
 from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import Client
 
 pytestmark = pytest.mark.unit
 
@@ -264,8 +265,8 @@ EMBEDDINGS = npy(np.ones((3, 2), dtype=np.float32))
 LONG = TextPrompt("hello " * 100)
 ASKED = {
     "texts": lambda renderer: renderer.render_plain([(LONG, RenderingParams(truncate_to=9), False)], 2),
-    "a pair": lambda renderer: renderer.render(PairPrompt("hello", "world"), RenderingParams(), 2),
-    "token embeddings": lambda renderer: renderer.render(EmbedsPrompt(EMBEDDINGS), RenderingParams(), 2),
+    "a pair": lambda renderer: renderer.render(PairPrompt("hello", "world"), RenderingParams(), Client("b")),
+    "token embeddings": lambda renderer: renderer.render(EmbedsPrompt(EMBEDDINGS), RenderingParams(), Client("b")),
     "a text to shorten": lambda renderer: renderer.shorten("hello world", 1, 2),
     "a text to take apart": lambda renderer: renderer.tokenize("hello", 2, add_special_tokens=True),
     "ids": lambda renderer: renderer.pieces(np.array([7, 8]), 2),

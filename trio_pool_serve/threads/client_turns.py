@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from itertools import chain
 
 import trio
-from attrs import define, field
+from attrs import define, field, frozen
 
 
 @define(eq=False)
@@ -33,6 +33,11 @@ class ClientTurns:
     """By client; the first one that has no task at work, or else fewer than its slots, has the next turn."""
 
     @property
+    def working(self) -> int:
+        """Number of tasks whose turn it is."""
+        return self._working.total()
+
+    @property
     def waiting(self) -> int:
         """Number of tasks that wait for their turn."""
         return sum(map(len, self._waiting.values()))
@@ -40,14 +45,15 @@ class ClientTurns:
     @asynccontextmanager
     async def turn(self, client: int) -> AsyncIterator[None]:
         """Work in the block. Cancellation: at once while waiting for the turn, which the next one has then."""
-        await self._wait_for_turn(client)
+        await self.wait_for_turn(client)
         try:
             yield
         finally:
-            self._pass_on(client)
+            self.pass_on(client)
 
-    async def _wait_for_turn(self, client: int) -> None:
-        if self._working.total() < self.slots and self._working[client] < self.slots_per_client:
+    async def wait_for_turn(self, client: int) -> None:
+        """Wait for a turn, which ends with ``pass_on``. Cancellation: as ``turn``."""
+        if self.working < self.slots and self._working[client] < self.slots_per_client:
             self._working[client] += 1
             return
         waiting = Waiting()
@@ -56,12 +62,12 @@ class ClientTurns:
             await waiting.event.wait()
         except trio.Cancelled:
             if waiting.granted:
-                self._pass_on(client)
+                self.pass_on(client)
             else:
                 self._withdraw(client, waiting)
             raise
 
-    def _pass_on(self, client: int) -> None:
+    def pass_on(self, client: int) -> None:
         """Free a client's slot, and give it to the next client that waits, whose next turn is behind all others."""
         self._working[client] -= 1
         if not self._working[client]:
@@ -84,3 +90,19 @@ class ClientTurns:
         queue.remove(waiting)
         if not queue:
             del self._waiting[client]
+
+
+@frozen(eq=False)
+class TurnLimiter:
+    """A limiter for threads that work in a client's turn, which lasts until they end, even after cancellation."""
+
+    turns: ClientTurns
+    client: int
+
+    async def acquire_on_behalf_of(self, borrower: object) -> None:  # noqa: ARG002  (trio passes it)
+        """Wait for a turn. Cancellation: as ``ClientTurns.turn``."""
+        await self.turns.wait_for_turn(self.client)
+
+    def release_on_behalf_of(self, borrower: object) -> None:  # noqa: ARG002
+        """End the turn."""
+        self.turns.pass_on(self.client)

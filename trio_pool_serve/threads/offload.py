@@ -38,9 +38,6 @@ device. files: reading and writing files of bulk work."""
 START_PAUSE_S = 1.0
 """Between attempts to start a thread for what is not a request's."""
 
-PREPARED_AT_ONCE = 32
-"""Prompts with images. One client's are at most half of them, and fetched for seconds perhaps."""
-
 
 @frozen
 class LimiterStatistics:
@@ -107,10 +104,11 @@ class Offload:
 
     @_preparing.default
     def _for_images(self) -> ClientTurns:
-        return ClientTurns(PREPARED_AT_ONCE, PREPARED_AT_ONCE // (2 if self.takes_turns else 1))
+        return ClientTurns(self.media, self.media)
 
     def __attrs_post_init__(self) -> None:
         self._limiters = {kind: trio.CapacityLimiter(getattr(self, kind)) for kind in get_args(LimiterName)}
+        self._limiters["media"].total_tokens += 1  # what takes milliseconds waits for no image
 
     async def run(
         self,
@@ -200,7 +198,7 @@ class Offload:
         return self.undecoded.wait_s(self.turns_of(client))
 
     def preparing(self, client: int) -> AbstractAsyncContextManager[None]:
-        """Return a context to prepare a prompt with images in, in the turn of a client. Cancellation: while waiting."""
+        """Return a context to prepare one image in, in the turn of a client. Cancellation: while waiting."""
         return self._preparing.turn(self.turns_of(client))
 
     def turns_of(self, client: int) -> int:

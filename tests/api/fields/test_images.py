@@ -4,6 +4,7 @@ import base64
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -13,8 +14,8 @@ import trio
 import trio.testing
 
 from tests.api.scripted_models import Everything, serve_as
-from tests.conftest import assert_idle, client_of, listening, running, wait_idle
-from tests.rendering.media.image_server import ImageServer, drips, redirects, says, serving
+from tests.conftest import NO_AUTHORITIES, assert_idle, client_of, listening, running, wait_idle
+from tests.rendering.media.image_server import ImageServer, drips, never, redirects, says, serving
 from tests.rendering.media.images import (
     GREEN,
     RED,
@@ -29,6 +30,7 @@ from tests.scripted_runner import ScriptedRunner
 from tests.tables import each
 from trio_pool_serve.config import Config, InputConfig, TimeLimitsConfig
 from trio_pool_serve.errors import MediaError
+from trio_pool_serve.rendering.media.fetching import MAX_FETCHES_PER_CLIENT
 from trio_pool_serve.rendering.memory_budget import MAX_CONCURRENT_PREPARATIONS
 from trio_pool_serve.service import Service
 
@@ -194,7 +196,7 @@ async def test_an_image_that_was_asked_for_is_kept_until_all_are_forgotten(clien
     assert cache == {"entries": 1, "bytes": 12, "hits": 5, "misses": 1, "in_flight": 0}
     metrics = (await client.get("/metrics")).text
     assert 'trio_pool_serve_media_cache{of="hits"} 5.0' in metrics
-    assert 'trio_pool_serve_media_fetches{of="capacity"} 16.0' in metrics
+    assert 'trio_pool_serve_media_fetches{of="capacity"} 32.0' in metrics
     answer = await client.post("/reset_mm_cache")
     assert (answer.status_code, answer.json()) == (200, {"status": "cleared"})
     assert (await client.get("/load")).json()["media_cache"]["entries"] == 0
@@ -214,7 +216,7 @@ async def test_ten_clients_with_one_new_image_have_it_processed_once(client, ima
         for _ in range(10):
             nursery.start_soon(one)
         with trio.fail_after(10):
-            while service.media.cache.statistics().hits < 9:  # noqa: ASYNC110
+            while service.media.cache.statistics().hits < service.offload.media - 1:  # noqa: ASYNC110
                 await trio.sleep(0.001)
         processor.gate.set()
     assert found == [[vector_of(RED)]] * 10
@@ -428,6 +430,85 @@ async def ask_and_leave(client: httpx.AsyncClient, server: ImageServer) -> None:
             while not server.heads:  # noqa: ASYNC110
                 await trio.sleep(0.001)
         nursery.cancel_scope.cancel()
+
+
+# -- other clients' images --------------------------------------------------------------------------------
+
+
+def client_from(url: httpx.URL, address: str) -> httpx.AsyncClient:
+    """Return a client at an address of its own."""
+    transport = httpx.AsyncHTTPTransport(local_address=address, verify=NO_AUTHORITIES)
+    return httpx.AsyncClient(base_url=url, timeout=300, transport=transport)
+
+
+async def test_slow_hosts_of_one_client_delay_no_image_of_others(config):
+    asked = attrs.evolve(config, input=InputConfig(allow_private_media=True))
+    async with (
+        running(Service(asked, lambda *_: ScriptedRunner())) as service,
+        listening(service) as url,
+        client_from(url, "127.0.0.2") as flooding,
+        client_from(url, "127.0.0.3") as second,
+        client_from(url, "127.0.0.4") as third,
+        serving({"/never": never, "/image": says(encoded())}) as server,
+    ):
+        reads_images(service)
+        async with trio.open_nursery() as nursery:
+            for _ in range(40):
+                nursery.start_soon(partial(embed, flooding, input=[server.url("/never")], modality="image"))
+            with trio.fail_after(10):
+                while service.media.fetcher.statistics().borrowed < MAX_FETCHES_PER_CLIENT:  # noqa: ASYNC110
+                    await trio.sleep(0.001)
+                async with trio.open_nursery() as others:
+                    for client in (second, third):
+                        for image in (*[server.url("/image")] * 20, IMAGE):
+                            others.start_soon(partial(embed, client, input=[image], modality="image"))
+            assert service.media.fetcher.statistics().borrowed == MAX_FETCHES_PER_CLIENT
+            nursery.cancel_scope.cancel(reason="the client leaves")
+        await wait_idle(service)
+
+
+def large_pictures(count: int) -> list[str]:
+    """Return pictures of 40 bytes and 9 million pixels each."""
+    options = {"size": (3000, 3000), "kind": "WEBP", "lossless": True, "quality": 0, "method": 0}
+    return [data_url(encoded((number, 1, 2), **options)) for number in range(count)]
+
+
+async def test_pictures_of_many_pixels_delay_another_client_s_by_those_that_are_being_decoded(config):
+    asked = attrs.evolve(config, input=InputConfig(media_cache_bytes=0))
+    async with (
+        running(Service(asked, lambda *_: ScriptedRunner())) as service,
+        listening(service) as url,
+        client_from(url, "127.0.0.2") as flooding,
+        client_from(url, "127.0.0.3") as other,
+    ):
+        images = reads_images(service).processor
+        pictures = large_pictures(20)
+        assert sum(map(len, pictures)) < 5000
+        async with trio.open_nursery() as nursery:
+            for part in range(6):
+                nursery.start_soon(partial(embed, flooding, input=pictures[part::6], modality="image"))
+            with trio.fail_after(60):
+                while images.calls < 2:  # noqa: ASYNC110
+                    await trio.sleep(0.001)
+                before = images.calls
+                assert await embed(other, input=IMAGE, modality="image") == [vector_of(RED)]
+            assert images.calls - before <= 1 + 2 * service.offload.media
+            nursery.cancel_scope.cancel(reason="the client leaves")
+        await wait_idle(service)
+        assert images.calls < 20
+
+
+async def test_no_image_is_decoded_past_its_request_s_deadline(config):
+    async with served(config) as (service, client):
+        images = reads_images(service).processor
+        images.gate.clear()
+        body = {"input": [data_url(encoded((number, 1, 2))) for number in range(30)], "modality": "image"}
+        answer = await client.post("/v1/embeddings", json=body, headers={"X-Request-Timeout": "1"})
+        assert answer.status_code == 504
+        images.gate.set()
+        await wait_idle(service)
+        assert images.calls <= service.offload.media + 1
+        assert await embed(client, input=IMAGE, modality="image") == [vector_of(RED)]
 
 
 # -- memory -----------------------------------------------------------------------------------------------

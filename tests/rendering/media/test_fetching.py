@@ -10,11 +10,19 @@ import trustme
 
 from tests.rendering.media.image_server import ImageServer, drips, never, redirects, says, serving
 from tests.rendering.media.images import encoded
-from trio_pool_serve.errors import InvalidRequestError, MediaError
+from trio_pool_serve.errors import InvalidRequestError, MediaError, OverloadedError
 from trio_pool_serve.rendering.media.addresses import is_any_address, is_public
-from trio_pool_serve.rendering.media.fetching import MAX_ADDRESSES, MAX_CONCURRENT_FETCHES, MAX_REDIRECTS, ImageFetcher
+from trio_pool_serve.rendering.media.fetching import (
+    MAX_ADDRESSES,
+    MAX_CONCURRENT_FETCHES,
+    MAX_FETCHES_PER_CLIENT,
+    MAX_REDIRECTS,
+    ImageFetcher,
+)
 from trio_pool_serve.rendering.media.resolver import Resolver
+from trio_pool_serve.rendering.memory_budget import MemoryBudget, Reservation
 from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import Client
 
 IMAGE = encoded()
 LIMIT = 10_000
@@ -27,9 +35,13 @@ def fetcher(**options) -> ImageFetcher:
     return ImageFetcher(Offload(), **options)
 
 
+def held(client: str = "") -> Reservation:
+    return Reservation(MemoryBudget(), Client(client))
+
+
 async def refused(fetching: ImageFetcher, url: str, kind: type[Exception] = MediaError) -> str:
     with pytest.raises(kind) as caught:
-        await fetching.fetch(url)
+        await fetching.fetch(url, held())
     assert fetching.statistics().borrowed == 0
     return str(caught.value)
 
@@ -59,14 +71,14 @@ async def server():
 
 
 async def test_an_image_comes_as_it_is(server: ImageServer):
-    assert b"".join(await fetcher().fetch(server.url("/image"))) == IMAGE
+    assert b"".join(await fetcher().fetch(server.url("/image"), held())) == IMAGE
 
 
 async def test_servers_learn_nothing_but_what_is_asked(server: ImageServer):
     server.answers["/image"] = says(IMAGE, "Set-Cookie: a=b")
     fetching = fetcher()
     for _ in range(2):
-        await fetching.fetch(server.url("/image") + "#part")
+        await fetching.fetch(server.url("/image") + "#part", held())
     names = {line.partition(":")[0].lower() for line in server.heads[-1].splitlines()[1:] if line}
     assert names == {"host", "accept", "accept-encoding", "user-agent", "connection"}
     assert server.header("host") == f"127.0.0.1:{server.port}"
@@ -82,13 +94,13 @@ async def test_a_body_may_come_in_chunks_or_until_the_connection_ends():
     answers = {"/chunks": says(chunks, "Transfer-Encoding: chunked", with_length=False), "/end": until_the_end}
     async with serving(answers) as server:
         for path in answers:
-            assert b"".join(await fetcher().fetch(server.url(path))) == IMAGE
+            assert b"".join(await fetcher().fetch(server.url(path), held())) == IMAGE
 
 
 async def test_redirects_are_followed_up_to_a_limit():
     answers = {f"/{n}": redirects(f"/{n - 1}", status) for n, status in enumerate([*REDIRECTS, *REDIRECTS], 1)}
     async with serving({**answers, "/0": says(IMAGE)}) as server:
-        assert b"".join(await fetcher().fetch(server.url(f"/{MAX_REDIRECTS}"))) == IMAGE
+        assert b"".join(await fetcher().fetch(server.url(f"/{MAX_REDIRECTS}"), held())) == IMAGE
         assert "more than 5 redirects" in await refused(fetcher(), server.url(f"/{MAX_REDIRECTS + 1}"))
 
 
@@ -147,7 +159,7 @@ async def test_a_body_that_says_nothing_is_read_up_to_the_limit():
 
 async def test_a_body_of_exactly_the_limit_is_taken():
     async with serving({"/": says(bytes(LIMIT))}) as server:
-        assert sum(map(len, await fetcher().fetch(server.url("/")))) == LIMIT
+        assert sum(map(len, await fetcher().fetch(server.url("/"), held()))) == LIMIT
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "identity, gzip", "x"])
@@ -161,16 +173,49 @@ async def test_what_would_unfold_is_refused(coding):
 async def test_no_more_images_are_fetched_at_once_than_allowed():
     fetching = fetcher()
     async with serving({"/": never}) as server, trio.open_nursery() as nursery:
-        for _ in range(MAX_CONCURRENT_FETCHES + 3):
-            nursery.start_soon(fetching.fetch, server.url("/"))
+        for number in range(MAX_CONCURRENT_FETCHES + 3):
+            nursery.start_soon(fetching.fetch, server.url("/"), held(str(number % 2)))
         with trio.fail_after(10):
             while len(server.heads) < MAX_CONCURRENT_FETCHES:  # noqa: ASYNC110
                 await trio.sleep(0.001)
         stats = fetching.statistics()
         assert (stats.borrowed, stats.waiting) == (MAX_CONCURRENT_FETCHES, 3)
-        assert repr(fetching) == "<ImageFetcher 16/16+3>"
+        assert repr(fetching) == "<ImageFetcher 32/32+3>"
         nursery.cancel_scope.cancel()
     assert fetching.statistics().borrowed == fetching.statistics().waiting == 0
+
+
+async def test_slow_hosts_of_one_client_leave_fetches_to_others():
+    fetching = fetcher()
+    async with serving({"/": never, "/image": says(IMAGE)}) as server, trio.open_nursery() as nursery:
+        for _ in range(3 * MAX_CONCURRENT_FETCHES):
+            nursery.start_soon(fetching.fetch, server.url("/"), held("slow"))
+        with trio.fail_after(10):
+            while len(server.heads) < MAX_FETCHES_PER_CLIENT:  # noqa: ASYNC110
+                await trio.sleep(0.001)
+            async with trio.open_nursery() as others:
+                for number in range(100):
+                    others.start_soon(fetching.fetch, server.url("/image"), held(str(number % 3)))
+        assert server.heads.count(server.heads[0]) == MAX_FETCHES_PER_CLIENT
+        assert fetching.statistics().borrowed == MAX_FETCHES_PER_CLIENT
+        nursery.cancel_scope.cancel()
+
+
+async def test_bytes_are_held_as_they_arrive_and_refused_where_there_is_no_room():
+    budget = MemoryBudget(max_bytes=3 * LIMIT)
+    first, second, other = (Reservation(budget, Client(name)) for name in ("a", "a", "b"))
+    async with serving({"/": says(bytes(LIMIT)), "/drips": drips(HEAD + b"\r\n", bytes(1000))}) as server:
+        await fetcher().fetch(server.url("/"), first)
+        assert budget.held_bytes == first.nbytes == LIMIT
+        with pytest.raises(OverloadedError, match="This client's requests"):
+            await fetcher(max_bytes=10 * LIMIT).fetch(server.url("/drips"), second)
+        assert second.nbytes <= LIMIT // 2
+        second.release()
+        await fetcher().fetch(server.url("/"), other)
+        assert budget.held_bytes == 2 * LIMIT
+        alone = Reservation(MemoryBudget(max_bytes=LIMIT, client_share=1), Client("a"))
+        with pytest.raises(OverloadedError):  # nothing would be prepared before it is released
+            await fetcher(max_bytes=10 * LIMIT).fetch(server.url("/drips"), alone)
 
 
 BROKEN = {
@@ -273,7 +318,7 @@ async def test_others_have_a_turn_after_each_thing_that_a_server_says(content):
 
     async with serving({"/": answer}) as server, trio.open_nursery() as nursery:
         nursery.start_soon(take_turns)
-        assert await fetcher().fetch(server.url("/"))
+        assert await fetcher().fetch(server.url("/"), held())
         nursery.cancel_scope.cancel()
     assert turns >= MANY
 
@@ -283,13 +328,13 @@ async def test_who_sends_small_chunks_is_read_if_there_is_enough_in_them():
         await stream.send_all(in_chunks(256, 8000))
 
     async with serving({"/": answer}) as server:
-        assert sum(map(len, await fetcher(max_bytes=10**7).fetch(server.url("/")))) == 256 * 8000
+        assert sum(map(len, await fetcher(max_bytes=10**7).fetch(server.url("/"), held()))) == 256 * 8000
 
 
 async def test_a_head_may_be_long():
     lines = [f"X-{n}: {'a' * 200}" for n in range(100)]
     async with serving({"/": says(IMAGE, *lines)}) as server:
-        assert b"".join(await fetcher().fetch(server.url("/"))) == IMAGE
+        assert b"".join(await fetcher().fetch(server.url("/"), held())) == IMAGE
 
 
 # -- addresses --------------------------------------------------------------------------------------------
@@ -334,7 +379,7 @@ async def test_a_host_of_very_many_addresses_is_not_connected_to(server: ImageSe
     fetching = fetcher(is_allowed=lambda address: not looked_at.append(address), resolver=Resolver(names))
     assert await refused(fetching, server.url("/image", "many.test")) == NO_ADDRESS
     assert looked_at == []
-    assert b"".join(await fetching.fetch(server.url("/image", "few.test"))) == IMAGE
+    assert b"".join(await fetching.fetch(server.url("/image", "few.test"), held())) == IMAGE
     assert looked_at == ["127.0.0.1", *addresses[1:]]
 
 
@@ -352,14 +397,17 @@ async def test_a_redirect_to_a_private_address_is_not_followed():
 
 async def test_a_name_is_asked_for_once_so_its_second_answer_does_not_matter(server: ImageServer):
     names = Names(images_example_org=[["127.0.0.1"], ["10.9.8.7"]])
-    assert b"".join(await fetcher(resolver=Resolver(names)).fetch(server.url("/image", "images.example.org"))) == IMAGE
+    assert (
+        b"".join(await fetcher(resolver=Resolver(names)).fetch(server.url("/image", "images.example.org"), held()))
+        == IMAGE
+    )
     assert names.asked == ["images.example.org"]
     assert server.header("host") == f"images.example.org:{server.port}"
 
 
 async def test_the_next_address_is_tried_where_nothing_listens(server: ImageServer):
     resolver = Resolver(Names(images_example_org=[["127.0.0.9", "127.0.0.1"]]))
-    assert b"".join(await fetcher(resolver=resolver).fetch(server.url("/image", "images.example.org"))) == IMAGE
+    assert b"".join(await fetcher(resolver=resolver).fetch(server.url("/image", "images.example.org"), held())) == IMAGE
 
 
 # -- URLs -------------------------------------------------------------------------------------------------
@@ -379,7 +427,7 @@ MALFORMED = [
 @pytest.mark.parametrize("url", MALFORMED)
 async def test_malformed_urls_are_refused(url):
     with pytest.raises((InvalidRequestError, MediaError)):
-        await fetcher().fetch(url)
+        await fetcher().fetch(url, held())
 
 
 async def test_credentials_are_refused(server: ImageServer):
@@ -400,7 +448,7 @@ async def test_only_allowed_hosts_are_asked(server: ImageServer):
     names = {"images_example_org": [["127.0.0.1"]], "example_org": [["127.0.0.1"]], "a_b_test": [["127.0.0.1"]]}
     fetching = fetcher(domains=frozenset({"example.org", "*.b.test"}), resolver=Resolver(Names(**names)))
     for host in ("example.org", "EXAMPLE.org", "example.org.", "a.b.test"):
-        assert b"".join(await fetching.fetch(server.url("/image", host))) == IMAGE
+        assert b"".join(await fetching.fetch(server.url("/image", host), held())) == IMAGE
     asked = len(server.heads)
     for host in ("images.example.org", "b.test", "xb.test", "example.org.evil.test", "127.0.0.1", "evil-example.org"):
         assert "--allowed-media-domains" in await refused(fetching, server.url("/image", host), InvalidRequestError)
@@ -435,7 +483,7 @@ async def test_the_certificate_is_asked_for_and_looked_at_by_name_at_the_address
     fetching = fetcher(resolver=Resolver(Names(**hosts)))
     async with serving({"/image": says(IMAGE)}, context) as server:
         url = server.url("/image", "images.example.org", "https")
-        assert b"".join(await fetching.fetch(url)) == IMAGE
+        assert b"".join(await fetching.fetch(url, held())) == IMAGE
         assert asked == ["images.example.org"]
         assert server.header("host") == f"images.example.org:{server.port}"
         url = server.url("/image", "other.example.org", "https")
@@ -466,7 +514,7 @@ async def test_leaving_closes_the_connection():
 
     fetching = fetcher()
     async with serving({"/": answer}) as server, trio.open_nursery() as nursery:
-        nursery.start_soon(fetching.fetch, server.url("/"))
+        nursery.start_soon(fetching.fetch, server.url("/"), held())
         with trio.fail_after(10):
             while not server.heads:  # noqa: ASYNC110
                 await trio.sleep(0.001)

@@ -14,9 +14,11 @@ from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import InvalidRequestError, MediaError
 from trio_pool_serve.prompts import ImagePart
 from trio_pool_serve.rendering.media.loader import MAX_URL, MediaLoader
+from trio_pool_serve.rendering.memory_budget import Reservation
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import ImageFeatures
+from trio_pool_serve.types import Client, ImageFeatures
 
+CLIENT = Client("a")
 IMAGE = ImagePart(data_url(encoded()))
 
 
@@ -28,6 +30,14 @@ async def loading(**settings) -> AsyncIterator[MediaLoader]:
         yield loader
         await wait_idle(loader)
         nursery.cancel_scope.cancel()
+
+
+async def load(loader: MediaLoader, part: ImagePart, processor: MeanColour) -> ImageFeatures:
+    held = Reservation(loader.memory, CLIENT)
+    try:
+        return await loader.load(await loader.fetch(part, held), processor, CLIENT)
+    finally:
+        held.release()
 
 
 async def wait_idle(loader: MediaLoader) -> None:
@@ -54,13 +64,13 @@ async def test_the_same_bytes_are_the_same_image_wherever_they_are(tmp_path):
         serving({"/image": says(encoded())}) as server,
     ):
         urls = [IMAGE.url, server.url("/image"), server.url("/image"), (tmp_path / "image.png").as_uri()]
-        found = [await loader.load(ImagePart(url), processor) for url in urls]
+        found = [await load(loader, ImagePart(url), processor) for url in urls]
         assert {colour(features) for features in found} == {RED}
         assert len(set(map(id, found))) == processor.calls == 1
         assert len(server.heads) == 2
         other = ImagePart(data_url(encoded(GREEN)))
-        assert colour(await loader.load(other, processor)) == GREEN
-        assert colour(await loader.load(IMAGE, MeanColour("another"))) == RED
+        assert colour(await load(loader, other, processor)) == GREEN
+        assert colour(await load(loader, IMAGE, MeanColour("another"))) == RED
         assert (loader.cache.statistics().misses, loader.cache.statistics().hits) == (3, 3)
 
 
@@ -71,7 +81,7 @@ async def test_ten_requests_with_one_new_image_process_it_once():
 
     async def one(scope: trio.CancelScope) -> None:
         with scope:
-            found.append(await loader.load(IMAGE, processor))
+            found.append(await load(loader, IMAGE, processor))
 
     async with loading() as loader, trio.open_nursery() as nursery:
         scopes = [trio.CancelScope() for _ in range(10)]
@@ -79,7 +89,7 @@ async def test_ten_requests_with_one_new_image_process_it_once():
             nursery.start_soon(one, scope)
         await in_thread(processor.entered.wait)
         with trio.fail_after(10):
-            while loader.cache.statistics().hits < 9:  # noqa: ASYNC110
+            while loader.cache.statistics().hits < loader.offload.media - 1:  # noqa: ASYNC110
                 await trio.sleep(0.001)
         scopes[0].cancel()
         await wait_all_tasks_blocked()
@@ -97,14 +107,40 @@ async def test_when_all_have_left_the_thread_ends_and_nothing_stays():
     async with loading() as loader:
         async with trio.open_nursery() as nursery:
             for _ in range(10):
-                nursery.start_soon(loader.load, IMAGE, processor)
+                nursery.start_soon(load, loader, IMAGE, processor)
             await in_thread(processor.entered.wait)
             nursery.cancel_scope.cancel()
         processor.gate.set()
         await wait_idle(loader)
         assert loader.cache.statistics().entries == 0
-        assert colour(await loader.load(IMAGE, processor)) == RED
+        assert colour(await load(loader, IMAGE, processor)) == RED
         assert processor.calls == 2
+
+
+async def test_an_image_waits_for_no_more_of_another_client_s_than_are_being_prepared():
+    order: list[str] = []
+
+    async def one(processor: MeanColour, number: int, client: Client) -> None:
+        await loader.load(ImagePart(data_url(encoded((number, 1, 2)))), processor, client)
+        order.append(client.label)
+
+    slow, quick = MeanColour("slow"), MeanColour("quick")
+    slow.gate.clear()
+    async with loading() as loader, trio.open_nursery() as nursery:
+        for number in range(20):
+            nursery.start_soon(one, slow, number, CLIENT)
+        with trio.fail_after(10):
+            while slow.calls < loader.offload.media:  # noqa: ASYNC110
+                await trio.sleep(0.001)
+        for number in range(5):
+            nursery.start_soon(one, quick, number, Client("b"))
+        await wait_all_tasks_blocked()
+        assert loader.offload.statistics()["media"].borrowed == loader.offload.media, (
+            "a thread is left for what is quick"
+        )
+        slow.gate.set()
+    assert len(order) == 25
+    assert order.index("b") <= 2 * loader.offload.media
 
 
 async def test_what_the_processor_raises_reaches_all_and_is_not_kept():
@@ -112,9 +148,9 @@ async def test_what_the_processor_raises_reaches_all_and_is_not_kept():
     async with loading() as loader:
         for _ in range(2):
             with pytest.raises(MediaError, match="too narrow"):
-                await loader.load(IMAGE, processor)
+                await load(loader, IMAGE, processor)
         processor.error = None
-        assert colour(await loader.load(IMAGE, processor)) == RED
+        assert colour(await load(loader, IMAGE, processor)) == RED
         assert processor.calls == 3
 
 
@@ -122,14 +158,14 @@ async def test_what_the_processor_raises_reaches_all_and_is_not_kept():
 async def test_other_urls_are_refused(url):
     async with loading() as loader:
         with pytest.raises(InvalidRequestError, match="data:, http:, https: or file:"):
-            await loader.load(ImagePart(url), MeanColour())
+            await load(loader, ImagePart(url), MeanColour())
 
 
 @pytest.mark.parametrize("scheme", ["http://a.org/", "https://a.org/", "file:///"])
 async def test_urls_are_of_a_sensible_length(scheme):
     async with loading() as loader:
         with pytest.raises(InvalidRequestError, match="more than 8192 characters"):
-            await loader.load(ImagePart(scheme.ljust(MAX_URL + 1, "a")), MeanColour())
+            await load(loader, ImagePart(scheme.ljust(MAX_URL + 1, "a")), MeanColour())
 
 
 async def test_settings_are_the_limits():
@@ -140,15 +176,15 @@ async def test_settings_are_the_limits():
     for name, (limit, kind, told) in limits.items():
         async with loading(**{name: limit}) as loader:
             with pytest.raises(kind, match=told):
-                await loader.load(IMAGE, MeanColour())
+                await load(loader, IMAGE, MeanColour())
     async with loading(allowed_media_domains="example.org, *.b.test") as loader:
         assert loader.fetcher.domains == {"example.org", "*.b.test"}
         with pytest.raises(InvalidRequestError, match="--allowed-media-domains"):
-            await loader.load(ImagePart("http://example.com/"), MeanColour())
+            await load(loader, ImagePart("http://example.com/"), MeanColour())
     async with loading() as loader:
         with pytest.raises(MediaError, match="no address"):
-            await loader.load(ImagePart("http://localhost/"), MeanColour())
-        assert repr(loader) == ("<MediaLoader <MediaCache 0 in 0/268435456 bytes, 0 in flight>, <ImageFetcher 0/16+0>>")
+            await load(loader, ImagePart("http://localhost/"), MeanColour())
+        assert repr(loader) == ("<MediaLoader <MediaCache 0 in 0/268435456 bytes, 0 in flight>, <ImageFetcher 0/32+0>>")
 
 
 @pytest.mark.parametrize("domains", ["https://example.org", "example.org:80", "ä.org", "a@b"])

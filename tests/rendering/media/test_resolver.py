@@ -4,12 +4,15 @@ import threading
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from trio_pool_serve.errors import MediaError
 from trio_pool_serve.rendering.media.addresses import is_any_address
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
 from trio_pool_serve.rendering.media.resolver import MAX_CONCURRENT_LOOK_UPS, Resolver
+from trio_pool_serve.rendering.memory_budget import MemoryBudget, Reservation
 from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import Client
 
 pytestmark = pytest.mark.unit
 
@@ -57,7 +60,7 @@ async def leave_look_ups(resolver: Resolver, count: int) -> None:
     """Ask for names whose name server does not answer, and go away."""
     async with trio.open_nursery() as nursery:
         for n in range(count):
-            nursery.start_soon(resolver.resolve, f"{n}.slow.test", 80)
+            nursery.start_soon(resolver.resolve, f"{n}.slow.test", 80, n % 2)
         await wait_until(lambda: resolver.statistics().borrowed == MAX_CONCURRENT_LOOK_UPS)
         nursery.cancel_scope.cancel()
 
@@ -75,9 +78,33 @@ async def test_look_ups_of_cancelled_requests_take_no_thread_of_others(slow: Res
     assert slow.statistics().borrowed == 0
 
 
+async def test_slow_names_of_one_client_leave_look_ups_to_others_even_once_it_has_left(answered: threading.Event):
+    """A thread keeps its client's turn until it ends."""
+
+    def look_up(host, port, *, type):  # noqa: A002
+        if host.endswith("slow.test"):
+            answered.wait()
+        return [(2, type, 0, "", ("127.0.0.1", port))]
+
+    resolver = Resolver(look_up)
+    for _ in range(3):
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                for n in range(MAX_CONCURRENT_LOOK_UPS):
+                    nursery.start_soon(resolver.resolve, f"{n}.slow.test", 80, 1)
+                await wait_until(lambda: resolver.statistics().borrowed >= MAX_CONCURRENT_LOOK_UPS // 2)
+                await wait_all_tasks_blocked()
+                scope.cancel()
+    assert resolver.statistics().borrowed == MAX_CONCURRENT_LOOK_UPS // 2
+    with trio.fail_after(10):
+        assert await resolver.resolve("name.test", 80, 2) == ["127.0.0.1"]
+    answered.set()
+    await wait_until(lambda: resolver.statistics().borrowed == 0)
+
+
 async def test_a_look_up_that_takes_too_long_is_the_same_error_for_all(slow: Resolver):
     await leave_look_ups(slow, MAX_CONCURRENT_LOOK_UPS)
     fetching = ImageFetcher(Offload(), 0.1, 10, is_allowed=is_any_address, resolver=slow)
     with pytest.raises(MediaError, match=r"^An image did not arrive within 0\.1 s\.$"):
-        await fetching.fetch("http://name.test/")
+        await fetching.fetch("http://name.test/", Reservation(MemoryBudget(), Client()))
     assert (fetching.statistics().borrowed, slow.statistics().waiting) == (0, 0)

@@ -1,9 +1,11 @@
 """Renders conversations, and inputs of several texts and images."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import trio
 from attrs import Factory, define, evolve
 
@@ -28,9 +30,10 @@ from trio_pool_serve.prompts import (
 from trio_pool_serve.rendering.chat.chat_format import expects_content_parts
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplate, ChatTemplates
 from trio_pool_serve.rendering.media.image_processor import ImageFormat, ImageProcessor
+from trio_pool_serve.rendering.memory_budget import MemoryBudget, Reservation
 from trio_pool_serve.rendering.text.length_limit import too_long
 from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates
-from trio_pool_serve.types import ImageFeatures, RenderedPrompt
+from trio_pool_serve.types import Client, ImageFeatures, RenderedPrompt
 
 MAX_TEMPLATE_CHARACTERS = 64 * 1024
 """Of a client's template; the longest of published models have a third of it."""
@@ -43,10 +46,17 @@ MIN_TEXT_CHARACTERS = 2**17
 
 
 class ImageLoader(Protocol):
-    """Loads and prepares images."""
+    """Fetches images, and prepares them once all images of a prompt are here."""
 
-    async def load(self, part: ImagePart, processor: ImageProcessor) -> ImageFeatures:
-        """Return an image's features by ``processor``. Raises ``MediaError``. Cancellation: at once."""
+    @property
+    def memory(self) -> MemoryBudget:
+        """Counts what is fetched and not prepared yet."""
+
+    async def fetch(self, part: ImagePart, held: Reservation) -> ImagePart:
+        """Return an image with its bytes if they are elsewhere. Raises ``MediaError``. Cancellation: at once."""
+
+    async def load(self, part: ImagePart, processor: ImageProcessor, client: Client) -> ImageFeatures:
+        """Return a fetched image's features by ``processor``. Raises ``MediaError``. Cancellation: at once."""
 
 
 RenderText = Callable[[TextPrompt, RenderingParams, int], Awaitable[RenderedPrompt]]
@@ -85,7 +95,7 @@ class Conversations:
         return max(MIN_TEXT_CHARACTERS, self.max_model_len * MAX_CHARACTERS_PER_TOKEN)
 
     async def render(
-        self, prompt: TextPrompt | ContentPrompt | ChatPrompt, params: RenderingParams, client: int = 0
+        self, prompt: TextPrompt | ContentPrompt | ChatPrompt, params: RenderingParams, client: Client
     ) -> RenderedPrompt:
         """Return the model input, rendered in the turns of a client.
 
@@ -97,16 +107,16 @@ class Conversations:
         parts = (TextPart(prompt.text),) if isinstance(prompt, TextPrompt) else prompt.parts
         return await self._render_parts(parts, params, client)
 
-    async def _render_parts(self, parts: Sequence[Part], params: RenderingParams, client: int) -> RenderedPrompt:
+    async def _render_parts(self, parts: Sequence[Part], params: RenderingParams, client: Client) -> RenderedPrompt:
         if self.uses_chat_template:
             return await self._render_as_message(parts, params, client)
         images = _images(parts)
         if not images:
             text = "\n".join(part.text for part in parts if isinstance(part, TextPart))
-            return await self.render_text(TextPrompt(text), params, client)
+            return await self.render_text(TextPrompt(text), params, client.number)
         image_format = self._format_for(images)
         if len(parts) == 1:
-            (image,) = await self._load(images, image_format)
+            (image,) = await self._load(images, image_format, client)
             alone = image_format.alone(image)
             if alone is not None:
                 return alone  # not truncated: its processor decides how many tokens an image has
@@ -119,10 +129,12 @@ class Conversations:
         """Whether the model accepts texts and images but no conversations: clients send its input as one message."""
         return self.image_format is not None and not self.chat.templates
 
-    async def _render_as_message(self, parts: Sequence[Part], params: RenderingParams, client: int) -> RenderedPrompt:
+    async def _render_as_message(
+        self, parts: Sequence[Part], params: RenderingParams, client: Client
+    ) -> RenderedPrompt:
         """Render parts as one user message."""
         if params.max_text_tokens is not None:
-            parts = [await self._shortened(part, params.max_text_tokens, client) for part in parts]
+            parts = [await self._shortened(part, params.max_text_tokens, client.number) for part in parts]
         options = dict(self.options)
         chat = ChatPrompt(
             messages=(ChatMessage("user", tuple(parts)),),
@@ -130,7 +142,7 @@ class Conversations:
         )
         return await self._render_chat(chat, evolve(params, add_special_tokens=False), client)
 
-    async def _render_chat(self, prompt: ChatPrompt, params: RenderingParams, client: int) -> RenderedPrompt:
+    async def _render_chat(self, prompt: ChatPrompt, params: RenderingParams, client: Client) -> RenderedPrompt:
         if not prompt.messages:
             raise EmptyInputError("messages is empty.", field="prompts")
         if self._takes_single_messages and prompt.chat_template is None:
@@ -139,13 +151,19 @@ class Conversations:
         images = _images([part for message in prompt.messages for part in message.parts])
         text_params = evolve(params, instruction="", max_text_tokens=None)
         if not images:
-            text = await self.templates.render(template, prompt, client, max_characters=self.max_characters)
-            return await self.render_text(TextPrompt(text), text_params, client)
+            text = await self.templates.render(template, prompt, client.number, max_characters=self.max_characters)
+            return await self.render_text(TextPrompt(text), text_params, client.number)
         image_format = self._format_for(images)
         # Truncation could divide an image's tokens: inputs with images that are too long are rejected.
         text_params = evolve(text_params, truncate_to=None)
-        text, features = await self._render_with_images(template, prompt, images, image_format, client)
-        tokens = (await self.render_text(TextPrompt(text), text_params, client)).token_ids
+        tokens = np.empty(0, dtype=np.int32)
+
+        async def render() -> None:
+            nonlocal tokens
+            text = await self.templates.render(template, prompt, client.number, max_characters=self.max_characters)
+            tokens = (await self.render_text(TextPrompt(text), text_params, client.number)).token_ids
+
+        features = await self._load(images, image_format, client, render, max_tokens=self.max_model_len)
         rendered = await self.templates.offload.run(
             "media", lambda: image_format.expand(tokens, features), abandon_on_cancel=True
         )
@@ -172,33 +190,6 @@ class Conversations:
         if instruction:
             messages = (ChatMessage("system", (TextPart(instruction),)), *messages)
         return template, evolve(prompt, messages=messages)
-
-    async def _render_with_images(
-        self,
-        template: ChatTemplate,
-        prompt: ChatPrompt,
-        images: Sequence[ImagePart],
-        image_format: ImageFormat,
-        client: int,
-    ) -> tuple[str, Sequence[ImageFeatures]]:
-        """Render the template while the images are loaded; the first failure cancels the other and is raised.
-
-        A client's template can take long and is rendered first, so that no images are held meanwhile.
-        """
-        if template.is_from_request:
-            text = await self.templates.render(template, prompt, client, max_characters=self.max_characters)
-            return text, await self._load(images, image_format, self.max_model_len)
-        text, features = "", list[ImageFeatures]()
-
-        async def render() -> None:
-            nonlocal text
-            text = await self.templates.render(template, prompt, client, max_characters=self.max_characters)
-
-        async def load() -> None:
-            features.extend(await self._load(images, image_format, self.max_model_len))
-
-        await _run_together(render, load)
-        return text, features
 
     def _template(self, prompt: ChatPrompt) -> ChatTemplate:
         """Return the model's default template, the one of its templates that is named, or the client's."""
@@ -247,33 +238,56 @@ class Conversations:
         return self.image_format
 
     async def _load(
-        self, images: Sequence[ImagePart], image_format: ImageFormat, max_tokens: int | None = None
+        self,
+        images: Sequence[ImagePart],
+        image_format: ImageFormat,
+        client: Client,
+        *besides: Callable[[], Awaitable[None]],
+        max_tokens: int | None = None,
     ) -> list[ImageFeatures]:
         """Return the features of images, loaded concurrently, in order.
 
-        Raises ``ContextLengthError`` as soon as the loaded ones have more than ``max_tokens`` tokens: the features of
-        one image can take 300 MB, so the rest must not be held as well.
+        None is prepared before all are fetched and the functions ``besides`` have returned: the features of one image
+        can take 300 MB, and must not be held meanwhile. Raises ``ContextLengthError`` as soon as the prepared ones have
+        more than ``max_tokens`` tokens, so that the rest is not held as well.
         """
         media = self.media
         assert media is not None  # noqa: S101  (``_format_for`` returned a format)
+        fetched: dict[int, ImagePart] = {}
         loaded: dict[int, ImageFeatures] = {}
 
-        async def one(index: int, image: ImagePart) -> None:
-            try:
-                loaded[index] = await media.load(image, image_format.processor)
-            except (InvalidRequestError, MediaError) as error:
-                raise at_place(image.place, error) from error
+        async def fetch(index: int, image: ImagePart) -> None:
+            with _errors_placed(image):
+                fetched[index] = await media.fetch(image, held)
+
+        async def prepare(index: int, image: ImagePart) -> None:
+            with _errors_placed(image):
+                loaded[index] = await media.load(image, image_format.processor, client)
             tokens = sum(sum(features.tokens) for features in loaded.values())
             if max_tokens is not None and tokens > max_tokens:
                 raise too_long(f"at least {tokens}", max_tokens)
 
-        await _run_together(*(partial(one, index, image) for index, image in enumerate(images)))
+        held = Reservation(media.memory, client)
+        try:
+            await _run_together(*besides, *(partial(fetch, *each) for each in enumerate(images)))
+            await _run_together(*(partial(prepare, *each) for each in fetched.items()))
+        finally:
+            held.release()
         return [loaded[index] for index in range(len(images))]
 
     def _check_length(self, rendered: RenderedPrompt, params: RenderingParams) -> None:
         limit = min(self.max_model_len, params.truncate_to or self.max_model_len)
         if len(rendered.token_ids) > limit:
             raise too_long(f"{len(rendered.token_ids)}", limit)
+
+
+@contextmanager
+def _errors_placed(image: ImagePart) -> Iterator[None]:
+    """Have the errors that are raised in the block say where the image is."""
+    try:
+        yield
+    except (InvalidRequestError, MediaError) as error:
+        raise at_place(image.place, error) from error
 
 
 async def _run_together(*functions: Callable[[], Awaitable[None]]) -> None:

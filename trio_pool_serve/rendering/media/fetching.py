@@ -13,10 +13,13 @@ from trio_pool_serve.rendering.media.addresses import is_public
 from trio_pool_serve.rendering.media.decoding import too_large
 from trio_pool_serve.rendering.media.http_fetch import Exchange, open_stream
 from trio_pool_serve.rendering.media.resolver import Resolver
+from trio_pool_serve.rendering.memory_budget import Reservation
+from trio_pool_serve.threads.client_turns import ClientTurns
 from trio_pool_serve.threads.offload import Offload
 
-MAX_CONCURRENT_FETCHES = 16
-"""Bounds the memory that slow servers hold: at most this many images of ``--max-media-bytes``."""
+MAX_CONCURRENT_FETCHES = 32
+MAX_FETCHES_PER_CLIENT = 16
+"""Slow servers take up to ``--media-timeout-s``: those that one client names leave fetches to others."""
 
 MAX_REDIRECTS = 5
 MAX_LOCATION = 8192
@@ -71,30 +74,29 @@ class ImageFetcher:
     domains: Collection[str] = ()
     is_allowed: Callable[[str], bool] = is_public
     resolver: Resolver = field(factory=Resolver)
-    _limiter: trio.CapacityLimiter = field(init=False, factory=lambda: trio.CapacityLimiter(MAX_CONCURRENT_FETCHES))
+    _turns: ClientTurns = field(init=False, factory=lambda: ClientTurns(MAX_CONCURRENT_FETCHES, MAX_FETCHES_PER_CLIENT))
     _ssl_context: ssl.SSLContext | None = field(init=False, default=None)
 
-    async def fetch(self, url: str) -> list[bytes]:
-        """Return the body of an ``http:`` or ``https:`` URL, in chunks.
+    async def fetch(self, url: str, held: Reservation) -> list[bytes]:
+        """Return the body of an ``http:`` or ``https:`` URL, in chunks, which are ``held`` as they arrive.
 
         Raises ``InvalidRequestError`` for a URL that is malformed or not allowed, ``MediaError`` if the response is not
         200, too large or too slow, or the address is not public: the message is the same as for a host that does not
-        exist. Cancellation: at once; the connection is closed.
+        exist; ``OverloadedError`` if memory lacks. Cancellation: at once; the connection is closed.
         """
         checked = self._checked(url)
-        async with self._limiter:
+        async with self._turns.turn(held.client.number):
             with trio.move_on_after(self.timeout_s):
-                return await self._follow(checked)
+                return await self._follow(checked, held)
         raise MediaError(f"An image did not arrive within {self.timeout_s:g} s.")
 
     def statistics(self) -> FetchStatistics:
         """Return the current use of the fetch limiter."""
-        stats = self._limiter.statistics()
-        return FetchStatistics(int(stats.total_tokens), stats.borrowed_tokens, stats.tasks_waiting)
+        return FetchStatistics(self._turns.slots, self._turns.working, self._turns.waiting)
 
-    async def _follow(self, url: httpx.URL) -> list[bytes]:
+    async def _follow(self, url: httpx.URL, held: Reservation) -> list[bytes]:
         for _ in range(MAX_REDIRECTS + 1):
-            found = await self._get(url)
+            found = await self._get(url, held)
             if not isinstance(found, httpx.URL):
                 return found
             url = found
@@ -114,11 +116,11 @@ class ImageFetcher:
             raise InvalidRequestError(f"Images are not fetched from {host}, which --allowed-media-domains leaves out.")
         return parsed
 
-    async def _get(self, url: httpx.URL) -> list[bytes] | httpx.URL:
+    async def _get(self, url: httpx.URL, held: Reservation) -> list[bytes] | httpx.URL:
         """Return the body of a URL, or the URL that it redirects to."""
         host = _host(url)
         port = url.port or (443 if url.scheme == "https" else 80)
-        addresses = await self.resolver.resolve(host, port)
+        addresses = await self.resolver.resolve(host, port, held.client.number)
         if not 0 < len(addresses) <= MAX_ADDRESSES or not all(map(self.is_allowed, addresses)):
             raise MediaError("The host of an image has no address that images are fetched from.")
         addresses = addresses[:MAX_TRIED_ADDRESSES]
@@ -134,7 +136,7 @@ class ImageFetcher:
                 response = await exchange.send_get(
                     url.raw_path, [("Host", url.netloc.decode("ascii")), *HEADERS.items()]
                 )
-                return self._redirect(url, response) or await self._read(response, exchange)
+                return self._redirect(url, response) or await self._read(response, exchange, held)
         raise MediaError("The server of an image cannot be reached.")
 
     async def _load_ssl_context(self) -> ssl.SSLContext:
@@ -154,7 +156,7 @@ class ImageFetcher:
         except (httpx.InvalidURL, UnicodeError, ValueError, InvalidRequestError) as error:
             raise MediaError("An image is behind a redirect that is not followed.") from error
 
-    async def _read(self, response: h11.Response, exchange: Exchange) -> list[bytes]:
+    async def _read(self, response: h11.Response, exchange: Exchange, held: Reservation) -> list[bytes]:
         if response.status_code != 200:
             raise MediaError(f"The server of an image answers {response.status_code}.")
         headers = httpx.Headers(list(response.headers))
@@ -169,6 +171,8 @@ class ImageFetcher:
             received += len(chunk)
             if received > self.max_bytes:
                 raise too_large(self.max_bytes)
+            held.budget.require_room(held.client, len(chunk))  # even alone: while all is held nothing is prepared
+            held.grow(len(chunk))
             chunks.append(chunk)
         return chunks
 

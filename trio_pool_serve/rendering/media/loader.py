@@ -5,7 +5,7 @@ from functools import partial
 from typing import TypeVar
 
 import trio
-from attrs import Factory, define, field
+from attrs import Factory, define, evolve, field
 
 from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import InvalidRequestError
@@ -16,9 +16,9 @@ from trio_pool_serve.rendering.media.decoding import MediaLimits, features_of
 from trio_pool_serve.rendering.media.encoded_image import EncodedImage, image_of_chunks, read_data_url, read_file_url
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
 from trio_pool_serve.rendering.media.image_processor import ImageProcessor
-from trio_pool_serve.rendering.memory_budget import MemoryBudget
+from trio_pool_serve.rendering.memory_budget import MemoryBudget, Reservation
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import ImageFeatures
+from trio_pool_serve.types import Client, ImageFeatures
 
 T = TypeVar("T")
 
@@ -54,36 +54,49 @@ class MediaLoader:
         """Prepare images until cancelled. Cancellation: as ``MediaCache.run``."""
         await self.cache.run(task_status=task_status)
 
-    async def load(self, part: ImagePart, processor: ImageProcessor) -> ImageFeatures:
-        """Return the features of an image, from the cache if the same bytes were prepared before.
+    async def fetch(self, part: ImagePart, held: Reservation) -> ImagePart:
+        """Return an image with its bytes if its URL is fetched over HTTP; else as it is.
 
-        Raises ``InvalidRequestError`` for a URL that is malformed or not allowed; ``MediaError`` for an image that
-        cannot be fetched or decoded, is too large, or does not arrive in time; and what the processor raises.
-
-        Cancellation: at once; a thread that works on this image keeps its limiter token until it finishes.
+        Raises ``InvalidRequestError`` for a URL that cannot be one of an image, and as ``ImageFetcher.fetch``.
+        Cancellation: at once.
         """
-        image = await self._encoded(part.url)
-
-        async def prepare() -> ImageFeatures:
-            async with self.memory.preparing():
-                return await self._in_thread(partial(features_of, image.content, processor, self.limits))
-
-        features = await self.cache.get((processor.key, image.digest), prepare)
-        await self.memory.wait_until_below_limit()  # cached features are copied for each row
-        return features
-
-    async def _encoded(self, url: str) -> EncodedImage:
-        match url[:MAX_URL].partition(":")[0].lower():  # a data: URL may be megabytes long
+        match part.url[:MAX_URL].partition(":")[0].lower():  # a data: URL may be megabytes long
             case "data":
-                return await self._in_thread(partial(read_data_url, url, self.config.max_media_bytes))
-            case "http" | "https" if len(url) <= MAX_URL:
-                return await self._in_thread(partial(image_of_chunks, await self.fetcher.fetch(url)))
-            case "file" if len(url) <= MAX_URL:
-                read = partial(read_file_url, url, self.config.allowed_media_path, self.config.max_media_bytes)
-                return await self._in_thread(read)
+                return part
+            case "http" | "https" if len(part.url) <= MAX_URL:
+                return evolve(part, fetched=await self.fetcher.fetch(part.url, held))
+            case "file" if len(part.url) <= MAX_URL:
+                return part
             case "http" | "https" | "file":
                 raise InvalidRequestError(f"The URL of an image has more than {MAX_URL} characters.")
         raise InvalidRequestError("The URL of an image must begin with data:, http:, https: or file:.")
+
+    async def load(self, part: ImagePart, processor: ImageProcessor, client: Client) -> ImageFeatures:
+        """Return the features of an image that ``fetch`` returned, from the cache if it has its bytes.
+
+        A client's turn lasts until its image is prepared. Raises ``InvalidRequestError`` for a URL that is malformed or
+        not allowed; ``MediaError`` for an image that cannot be decoded or is too large; and what the processor raises.
+
+        Cancellation: at once; a thread that works on this image keeps its limiter token until it finishes.
+        """
+        async with self.offload.preparing(client.number):
+            image = await self._in_thread(partial(self._read, part))
+
+            async def prepare() -> ImageFeatures:
+                async with self.memory.preparing(self.offload.turns_of(client.number)):
+                    return await self._in_thread(partial(features_of, image.content, processor, self.limits))
+
+            features = await self.cache.get((processor.key, image.digest), prepare)
+            await self.memory.wait_until_below_limit()  # cached features are copied for each row
+        return features
+
+    def _read(self, part: ImagePart) -> EncodedImage:
+        if part.fetched is not None:
+            return image_of_chunks(part.fetched)
+        max_bytes = self.config.max_media_bytes
+        if part.url[:5].lower() == "data:":
+            return read_data_url(part.url, max_bytes)
+        return read_file_url(part.url, self.config.allowed_media_path, max_bytes)
 
     async def _in_thread(self, blocking: Callable[[], T]) -> T:
         return await self.offload.run("media", blocking, abandon_on_cancel=True)

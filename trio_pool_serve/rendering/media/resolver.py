@@ -3,15 +3,16 @@
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import trio
 from attrs import define, field, frozen
 
 from trio_pool_serve.errors import StartFailedError
+from trio_pool_serve.threads.client_turns import ClientTurns, TurnLimiter
 
 MAX_CONCURRENT_LOOK_UPS = 16
-"""Threads that wait for name servers, including those of cancelled look-ups."""
+"""Threads that wait for name servers, including those of cancelled look-ups; of one client at most half."""
 
 LookUp = Callable[..., Sequence[tuple[Any, ...]]]
 """A function with the signature of ``socket.getaddrinfo``."""
@@ -35,9 +36,11 @@ class Resolver:
     """
 
     look_up: LookUp = socket.getaddrinfo
-    _limiter: trio.CapacityLimiter = field(init=False, factory=lambda: trio.CapacityLimiter(MAX_CONCURRENT_LOOK_UPS))
+    _turns: ClientTurns = field(
+        init=False, factory=lambda: ClientTurns(MAX_CONCURRENT_LOOK_UPS, MAX_CONCURRENT_LOOK_UPS // 2)
+    )
 
-    async def resolve(self, host: str, port: int) -> list[str]:
+    async def resolve(self, host: str, port: int, client: int = 0) -> list[str]:
         """Return the distinct addresses of a host in the order to try them; empty if it cannot be resolved.
 
         An address in any notation is converted without a thread.
@@ -46,7 +49,7 @@ class Resolver:
         """
         await trio.lowlevel.checkpoint()
         try:
-            found = self._parse_address(host, port) or await self._look_up(host, port)
+            found = self._parse_address(host, port) or await self._look_up(host, port, client)
         except (OSError, UnicodeError):
             return []
         # Addresses with an interface, such as fe80::1%eth0, cannot be in a URL.
@@ -54,8 +57,7 @@ class Resolver:
 
     def statistics(self) -> ResolverStatistics:
         """Return the current use of the look-up limiter."""
-        stats = self._limiter.statistics()
-        return ResolverStatistics(int(stats.total_tokens), stats.borrowed_tokens, stats.tasks_waiting)
+        return ResolverStatistics(self._turns.slots, self._turns.working, self._turns.waiting)
 
     def _parse_address(self, host: str, port: int) -> Sequence[tuple[Any, ...]]:
         try:
@@ -63,10 +65,11 @@ class Resolver:
         except socket.gaierror:
             return ()
 
-    async def _look_up(self, host: str, port: int) -> Sequence[tuple[Any, ...]]:
+    async def _look_up(self, host: str, port: int, client: int) -> Sequence[tuple[Any, ...]]:
         look_up = partial(self.look_up, host, port, type=socket.SOCK_STREAM)
+        limiter = cast("trio.CapacityLimiter", TurnLimiter(self._turns, client))  # trio takes any with its methods
         try:
-            return await trio.to_thread.run_sync(look_up, limiter=self._limiter, abandon_on_cancel=True)
+            return await trio.to_thread.run_sync(look_up, limiter=limiter, abandon_on_cancel=True)
         except RuntimeError as error:
             raise StartFailedError("The server cannot start another thread now.") from error
 
