@@ -144,3 +144,13 @@ async def test_a_client_waits_for_its_share_and_others_do_not():
             scope.cancel()
     assert scope.cancelled_caught
     await budget.wait_for_share(CLIENT)
+
+
+async def test_nothing_waits_for_what_is_only_reserved():
+    """A request that has reserved all of the memory for its own outputs would wait for itself."""
+    budget = MemoryBudget(max_bytes=100)
+    with reserving(budget, CLIENT) as reservation, budget.holding([RenderedPrompt(IDS)], Client("b")):
+        reservation.grow(100)
+        with trio.fail_after(10):
+            await budget.wait_for_share(CLIENT)
+            await budget.wait_until_below_limit()

@@ -4,6 +4,7 @@ The cache of prepared images has what they leave of it.
 """
 
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -81,6 +82,8 @@ class MemoryBudget:
     """Called with ``time.monotonic()`` before a request is refused, at most once a second: to release what can be."""
     _next_shortage: float = field(init=False, default=0.0)
     _by_client: dict[int, int] = field(init=False, factory=dict)
+    _prepared: Counter[int] = field(init=False, factory=Counter)
+    """Bytes in ``holding``, by client. They are released when they have been computed: nothing else is waited for."""
     _released: trio.Event = field(init=False, factory=trio.Event)
     _preparing: ClientTurns = field(
         init=False, factory=lambda: ClientTurns(MAX_CONCURRENT_PREPARATIONS, MAX_CONCURRENT_PREPARATIONS - 1)
@@ -141,23 +144,28 @@ class MemoryBudget:
             yield
 
     async def wait_until_below_limit(self) -> None:
-        """Wait while requests hold all of the budget. Cancellation: at once."""
-        while self.held_bytes >= self.max_bytes:
+        """Wait while requests hold all of the budget, and some of it is about to be computed. Cancellation: at once."""
+        while self.held_bytes >= self.max_bytes and self._prepared.total():
             await self._released.wait()
 
     async def wait_for_share(self, client: Client) -> None:
-        """Wait while a client's requests hold all that one client may have. Cancellation: at once."""
-        while self._by_client.get(client.number, 0) >= self.max_bytes * self.client_share:
+        """Wait as ``wait_until_below_limit`` for what one client may have. Cancellation: at once."""
+        share = self.max_bytes * self.client_share
+        while self._by_client.get(client.number, 0) >= share and self._prepared[client.number]:
             await self._released.wait()
 
     @contextmanager
     def holding(self, prompts: Iterable[RenderedPrompt], client: Client) -> Iterator[None]:
         """Count the arrays of prompts as held for the duration of the block, in which they are computed."""
         size = sum(map(_input_bytes, prompts))
+        self._prepared[client.number] += size
         self.add(client, size)
         try:
             yield
         finally:
+            self._prepared[client.number] -= size
+            if not self._prepared[client.number]:
+                del self._prepared[client.number]
             self.add(client, -size)
 
     def __repr__(self) -> str:
