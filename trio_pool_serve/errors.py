@@ -319,14 +319,18 @@ def _expected_of(group: BaseExceptionGroup, types: tuple[type[BaseException], ..
 
 
 def forget_frames(error: BaseException) -> None:
-    """Drop the tracebacks of an error and of its causes: of one that is answered, or returned by a thread.
+    """Drop the tracebacks of an error, its causes and its group: of one that is answered, or returned by a thread.
 
     Frames refer to what a request holds, often to the error too, and only the garbage collector would free them.
     """
-    cause: BaseException | None = error
-    while cause is not None:
-        cause.__traceback__ = None
-        cause = cause.__cause__ or cause.__context__
+    pending: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while pending:
+        each = pending.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            each.__traceback__ = None
+            pending += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
 
 
 def at_place(place: str, error: InvalidRequestError | MediaError) -> InvalidRequestError | MediaError:

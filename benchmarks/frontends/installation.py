@@ -23,11 +23,13 @@ def put_in_place(name: str, render_text: RenderText) -> None:
     def server_timing(timings: RequestTimings) -> str:
         return f"{ours(timings)}, {label(name)}"
 
-    async def render_each(renderer: Renderer, prompts: Sequence[PromptToRender]) -> list[list[RenderedPrompt]]:
+    async def render_each(
+        renderer: Renderer, prompts: Sequence[PromptToRender], client: int
+    ) -> list[list[RenderedPrompt]]:
         rendered = []
         for prompt, params, in_windows in prompts:
             if isinstance(prompt, TokensPrompt) or in_windows:
-                rendered += await render_plain(renderer, [(prompt, params, in_windows)])
+                rendered += await render_plain(renderer, [(prompt, params, in_windows)], client)
             else:
                 rendered.append([await render_text(renderer, prompt, params)])
         return rendered

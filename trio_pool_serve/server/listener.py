@@ -43,16 +43,10 @@ def open_listening_socket(network: NetworkConfig) -> socket.socket:
         family = socket.AF_INET6 if ":" in network.host else socket.AF_INET
         listening = socket.socket(family)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _limit_writing(listening, network)
         listening.bind((network.host, network.port))
     listening.listen(BACKLOG)
     listening.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
     return listening
-
-
-def _limit_writing(listening: socket.socket, network: NetworkConfig) -> None:
-    # Accepted connections inherit it. The kernel still sends what was written before a connection was closed.
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(network.write_timeout_s * 1000))
 
 
 def _remove_dead_socket(path: Path) -> None:
@@ -173,8 +167,6 @@ def open_listening(network: NetworkConfig) -> Iterator[socket.socket]:
     """
     passed = take_passed_socket()
     if passed is not None:
-        if passed.family != socket.AF_UNIX:
-            _limit_writing(passed, network)
         passed.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
         with passed:
             yield passed
