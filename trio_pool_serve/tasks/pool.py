@@ -122,13 +122,11 @@ def estimated_work(model: Model, job: PoolJob, rows: Sequence[RowToCompute], con
     return context.work(tokens, len(rows), priority=job.priority, has_images=any(map(has_images, job.prompts)))
 
 
-def _bytes_of_outputs(model: Model, job: PoolJob, work: EstimatedWork) -> int:
-    """Return the memory to reserve for a job's vectors before they are computed; a single one is not counted."""
-    numbers = model.engine.dimensions * (work.tokens if "token_embed" in job.tasks else work.rows)
-    if not work.client.is_background:
-        return numbers * BYTES_PER_NUMBER_OF_RESPONSE if numbers > model.engine.dimensions else 0
-    # Responses to lines of batches wait for no client, and windows bound how many there are.
-    return numbers * BYTES_PER_NUMBER if "token_embed" in job.tasks else 0
+def _reserve(model: Model, context: RequestContext, vectors: int) -> None:
+    """Reserve memory for vectors before they are computed. Raises ``OverloadedError``."""
+    # Responses to lines of batches wait for no client.
+    each = BYTES_PER_NUMBER if context.client.is_background else BYTES_PER_NUMBER_OF_RESPONSE
+    context.reservation.grow(vectors * model.engine.dimensions * each)
 
 
 async def pool(
@@ -143,6 +141,9 @@ async def pool(
     ``InvalidRequestError``, ``OverloadedError`` and what ``compute_rows`` raises. Cancellation: at once;
     nothing of the job stays in the queue.
     """
+    by_tokens = "token_embed" in job.tasks
+    if not by_tokens and len(job.prompts) > 1 and not context.client.is_background:  # windows bound those of batches
+        _reserve(model, context, len(job.prompts))  # first: a refusal costs as little as possible
     to_compute = rows_to_compute(model, job)
     finishes = [TASKS[name].finish for name in job.tasks]
     finished: dict[int, PooledRow] = {}
@@ -154,6 +155,7 @@ async def pool(
 
     work = estimated_work(model, job, to_compute, context)
     with model.admit(work) as admitted:
-        context.reservation.grow(_bytes_of_outputs(model, job, work))
+        if by_tokens:
+            _reserve(model, context, work.tokens)
         rows = await compute_rows(model, to_compute, context.timings, admitted, row_done=done)
     return Pooled([finished[index] for index in range(len(rows))], sum(row.tokens for row in rows))
