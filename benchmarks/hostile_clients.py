@@ -50,7 +50,8 @@ MANY_TEXTS = json.dumps({"model": MODEL_NAME, "input": ["a"] * 2048}).encode()
 
 CLOSE = "Connection: close\r\n"
 
-POLITE_TOKENS, MEDIUM_CHARACTERS = 34, 2600
+POLITE_TOKENS, MEDIUM_TOKENS = 34, 330
+"""A text of the latter has 2.6 KB."""
 
 SAMPLE_S = 0.1
 
@@ -177,14 +178,19 @@ async def attacking(attack: Attack, clients: int, server: Server, settings: Sett
 async def measure(name: str, attack: Attack, clients: int, server: Server, settings: Settings) -> Round:
     """Measure one round of an attack. Cancellation: at once."""
     seconds = settings.slow_seconds if attack is read_slowly else settings.seconds
-    text = (
-        " ".join(Texts().words)[:MEDIUM_CHARACTERS] if attack is send_long_texts else Texts().make(1, POLITE_TOKENS)[0]
-    )
-    body = json.dumps({"model": MODEL_NAME, "input": text, "truncate_prompt_tokens": -1, "encoding_format": "base64"})
     per_s = settings.per_s / 10 if attack is send_long_texts else settings.per_s
-    job = OpenLoopJob(port=server.port, bodies=[body], per_s=per_s, seconds=seconds, sources=[POLITE], timeout_s=60)
+    count = round(per_s * seconds)
+
+    def job(texts: Sequence[str]) -> OpenLoopJob:  # a text each: what was computed before is in the cache of results
+        fields = {"model": MODEL_NAME, "truncate_prompt_tokens": -1, "encoding_format": "base64"}
+        bodies = [json.dumps({**fields, "input": text}) for text in texts]
+        return OpenLoopJob(
+            port=server.port, bodies=bodies, per_s=per_s, seconds=seconds, sources=[POLITE], timeout_s=60
+        )
+
+    polite = Texts().make(2 * count, MEDIUM_TOKENS if attack is send_long_texts else POLITE_TOKENS)
     await wait_idle(server)
-    before_mib, alone = resident_mib(server), await run_job(job)
+    before_mib, alone = resident_mib(server), await run_job(job(polite[:count]))
     samples: list[tuple[float, float]] = []
 
     async def sample() -> None:
@@ -196,7 +202,7 @@ async def measure(name: str, attack: Attack, clients: int, server: Server, setti
     async with trio.open_nursery() as nursery:
         nursery.start_soon(sample)
         async with attacking(attack, clients, server, settings):
-            beside = await run_job(job)
+            beside = await run_job(job(polite[count:]))
         nursery.cancel_scope.cancel(reason="the round is over")
     await wait_idle(server)
     await trio.sleep(SETTLE_S)
