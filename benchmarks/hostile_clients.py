@@ -11,12 +11,14 @@ Three attacks from one address, each beside polite clients of others, who send a
 """
 
 import json
+import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
+import attrs
 import cyclopts
 import h2.config
 import h2.connection
@@ -56,10 +58,13 @@ POLITE_TOKENS, MEDIUM_TOKENS = 34, 330
 SAMPLE_S = 0.1
 
 REFUSED_PAUSE_S = 10.0
-"""Before a slow reader that was refused tries again."""
+"""Before a slow reader that was refused tries again, on average."""
 
-SETTLE_S = 2.0
-"""After the attackers have left, before memory is read."""
+BEGIN_S = 5.0
+"""For which an attack goes on before the polite clients begin."""
+
+SETTLE_S = 16.0
+"""After the attackers have left. Then a request is computed, with which freed memory is returned at most every 15 s."""
 
 
 @Parameter(name="*")
@@ -146,7 +151,7 @@ async def read_slowly(server: Server, settings: Settings) -> None:
                 await stream.send_all(request_bytes("/v1/embeddings", MANY_TEXTS, headers=CLOSE))
                 async for _ in paced(stream, piece):
                     pass
-        await trio.sleep(REFUSED_PAUSE_S)
+        await trio.sleep(REFUSED_PAUSE_S * random.uniform(0.5, 1.5))
 
 
 async def send_long_texts(server: Server, settings: Settings) -> None:
@@ -202,10 +207,12 @@ async def measure(name: str, attack: Attack, clients: int, server: Server, setti
     async with trio.open_nursery() as nursery:
         nursery.start_soon(sample)
         async with attacking(attack, clients, server, settings):
+            await trio.sleep(BEGIN_S)
             beside = await run_job(job(polite[count:]))
         nursery.cancel_scope.cancel(reason="the round is over")
     await wait_idle(server)
     await trio.sleep(SETTLE_S)
+    await run_job(attrs.evolve(job(polite[:1]), seconds=1.0))
     return Round(name, before_mib, alone, beside, samples, resident_mib(server))
 
 
