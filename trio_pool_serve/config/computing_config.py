@@ -57,9 +57,9 @@ class SchedulingConfig:
     memory_budget_bytes: Annotated[
         int,
         help_(
-            "Maximum number of bytes that requests hold: bodies of more than 16 KiB, images, token embeddings, vectors, "
-            "and responses until they have been sent. Further such requests get a 429 response, or wait if they are "
-            "admitted. The cache of images has what they leave."
+            "Maximum number of bytes that requests hold: bodies of more than 16 KiB, images, token embeddings, "
+            "vectors, and responses until they have been sent. Further such requests get a 429 response, or wait if "
+            "they are admitted. The cache of images has what they leave."
         ),
     ] = field(default=2 * 2**30, validator=gt(0))
     result_cache_bytes: Annotated[
