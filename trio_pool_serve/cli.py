@@ -36,7 +36,7 @@ from trio_pool_serve.config import (
 from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.engine.remote.engine_hosts import read_hosts
 from trio_pool_serve.engine.remote.keys import LinkKeys
-from trio_pool_serve.errors import EngineDeadError, ModelLoadError
+from trio_pool_serve.errors import EngineDeadError, ModelLoadError, innermost
 from trio_pool_serve.load.bench_command import bench
 from trio_pool_serve.server.engine_settings import EngineServerConfig
 from trio_pool_serve.server.hosts_command import hosts_app
@@ -276,11 +276,12 @@ def _run_until_stopped(serve: Callable[..., Awaitable[None]], *arguments: object
     """Return the exit status: 0 if ``serve`` has ended without an error, which is logged otherwise."""
     try:
         trio.run(serve, *arguments)
-    except (ModelLoadError, EngineDeadError, OSError) as error:
-        _print_error(error)
-        return 1
     except Exception as error:
-        logger.critical("the server has failed", exc_info=error)
+        cause = innermost(error)
+        if isinstance(cause, ModelLoadError | EngineDeadError | OSError):
+            _print_error(cause)
+        else:
+            logger.critical("the server has failed", exc_info=error)
         return 1
     return 0
 
