@@ -12,7 +12,6 @@ import h2.events
 import h2.settings
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
 
 from tests.conftest import client_of, running, wait_idle
 from tests.scripted_runner import ScriptedRunner
@@ -173,8 +172,7 @@ async def test_a_client_that_leaves_leaves_nothing_to_the_garbage_collector(serv
             scripted.gate.set()
             await until(lambda: not service.memory.held_bytes)
             await wait_idle(service)
-            await wait_all_tasks_blocked(0.05)
-            assert not living_requests()
+            await until(lambda: not living_requests())
 
 
 @pytest.mark.parametrize(
@@ -196,8 +194,7 @@ async def test_an_error_leaves_nothing_to_the_garbage_collector(service, scripte
             assert answer.status_code == status
             scripted.gate.set()
             await wait_idle(service)
-            await wait_all_tasks_blocked(0.05)
-            assert not living_requests()
+            await until(lambda: not living_requests())
 
 
 @contextmanager
