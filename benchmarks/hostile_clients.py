@@ -172,7 +172,7 @@ Attack = Callable[[Server, Settings], Awaitable[None]]
 
 @asynccontextmanager
 async def attacking(attack: Attack, clients: int, server: Server, settings: Settings) -> AsyncIterator[None]:
-    """Run so many clients of an attack in the block."""
+    """Run ``clients`` attackers in the block."""
     async with trio.open_nursery() as nursery:
         for _ in range(clients):
             nursery.start_soon(attack, server, settings)

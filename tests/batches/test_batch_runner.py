@@ -187,7 +187,7 @@ async def test_a_clock_that_jumps_does_not_expire_a_batch_that_is_computed(opene
 
 
 def put_back(data: Path, days: int) -> None:
-    """Make what is stored of a batch so many days older, as it is for a clock that is so much ahead."""
+    """Make a stored batch ``days`` older, as it looks to a clock that is that far ahead."""
     with closing(sqlite3.connect(data / "batches.sqlite", isolation_level=None)) as connection:
         ((record,),) = connection.execute("SELECT record FROM batches").fetchall()
         batch = msgspec.json.decode(record)

@@ -240,7 +240,7 @@ async def test_a_folder_that_cannot_be_created_is_said_and_nothing_else_fails(co
 async def test_a_folder_that_is_removed_refuses_the_next_upload_and_keeps_those_after_it(
     config, scripted, data, is_made_again
 ):
-    """No upload is answered with 200 that the next start does not know, whoever makes the folder again."""
+    """Every upload answered with 200 is there after the next start, whoever makes the folder again."""
     async with (
         running(Service(config, lambda *_: scripted)) as service,
         listening(service) as url,
@@ -324,7 +324,7 @@ async def test_a_read_only_folder_is_logged_at_the_start_and_refuses_uploads(
 
 
 async def test_uploads_leave_files_for_the_server_to_open(client, data):
-    """An eighth of those that it may open is for uploads; others wait for their turn."""
+    """An eighth of the files that the server may open is for uploads; further uploads wait."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     goes_on, answers = trio.Event(), []
 
