@@ -56,7 +56,7 @@ REPLICAS = 2
 
 FLAGS = (
     *("--engine", "process", "--replicas", str(REPLICAS), "--enable-prompt-embeds", "--max-model-len", "512"),
-    *("--body-timeout-s", "10", "--batch-timeout-s", "60"),
+    *("--client-timeout-s", "10", "--batch-timeout-s", "60"),
 )
 
 BOUND_S = 60.0

@@ -32,7 +32,6 @@ SLOW_TEMPLATE = (
 FLAGS = (
     "--enable-prompt-embeds",
     "--trust-request-chat-template",
-    "--template-timeout-s=60",
     "--max-body-bytes=67108864",
     "--media-cache-bytes=0",  # every image is a new one
 )

@@ -41,7 +41,11 @@ async def first_request(command: str) -> str:
         socket = str(Path(folder) / "http")
         transport = httpx.AsyncHTTPTransport(uds=socket)
         run_server = partial(
-            trio.run_process, [command, "serve", model, "--uds", socket], env=environment, cwd=folder, check=False
+            trio.run_process,
+            [command, "serve", model, "--host", f"unix:{socket}"],
+            env=environment,
+            cwd=folder,
+            check=False,
         )
         async with (
             httpx.AsyncClient(transport=transport, base_url="http://server", timeout=60) as client,

@@ -93,7 +93,7 @@ async def embed_images(service: Service) -> None:
 
 async def fetch_image(service: Service) -> None:
     async with serving({"/": redirects("/image"), "/image": says(encoded())}) as server:
-        fetcher = ImageFetcher(service.offload, 60.0, 10_000, is_allowed=is_any_address)
+        fetcher = ImageFetcher(service.offload, 10_000, is_allowed=is_any_address)
         fetcher._ssl_context = httpx.create_ssl_context(verify=False)  # so as not to read the authorities each time
         held = Reservation(service.memory, Client())
         try:

@@ -57,25 +57,16 @@ WRITTEN = {
     "returned_token_ids": ("[648, 387]", (648, 387)),
     "host": ("::1", "::1"),
     "port": ("8123", 8123),
-    "uds": ("/run/x.sock", Path("/run/x.sock")),
     "api_key": ("k", "k"),
     "api_keys_file": ("/etc/keys.toml", Path("/etc/keys.toml")),
-    "client_header": ("X-Client-Id", "X-Client-Id"),
     "trusted_proxies": ("10.0.0.0/8,unix", "10.0.0.0/8,unix"),
     "api_key_scope": ("vllm", "vllm"),
-    "accept_any_model": ("true", True),
     "cors_allow_origins": ("https://a.org,https://b.org", "https://a.org,https://b.org"),
     "max_body_bytes": ("1024", 1024),
-    "write_timeout_s": ("6.5", 6.5),
-    "head_timeout_s": ("3.5", 3.5),
-    "max_connections": ("99", 99),
-    "max_connections_per_address": ("9", 9),
+    "client_timeout_s": ("6.5", 6.5),
     "ssl_certfile": ("/etc/tls.pem", Path("/etc/tls.pem")),
     "ssl_keyfile": ("/etc/tls.key", Path("/etc/tls.key")),
-    "ssl_keyfile_password": ("secret", "secret"),
     "ssl_ca_certs": ("/etc/ca.pem", Path("/etc/ca.pem")),
-    "ssl_cert_reqs": ("1", 1),
-    "console": ("false", False),
     "strict_requests": ("true", True),
     "auto_truncate": ("false", False),
     "truncate_by_default": ("true", True),
@@ -100,9 +91,6 @@ WRITTEN = {
     "switch_interval_s": ("0.001", 0.001),
     "niceness": ("3", 3),
     "request_timeout_s": ("9", 9.0),
-    "body_timeout_s": ("8", 8.0),
-    "template_timeout_s": ("4.5", 4.5),
-    "media_timeout_s": ("3.5", 3.5),
     "drain_timeout_s": ("7", 7.0),
     "enable_tokenizer_info_endpoint": ("true", True),
     "trust_request_chat_template": ("true", True),
@@ -265,8 +253,11 @@ WRONG = {
     "an unknown pooling": (["m", "--pooling", "median"], "--pooling"),
     "an unknown scope": (["m", "--api-key-scope", "some"], "--api-key-scope"),
     "no key": (["m", "--api-key", " , "], "--api-key"),
-    "a header that is none": (["m", "--client-header", "X A"], "client_header"),
-    "a proxy that is no address": (["m", "--client-header", "A", "--trusted-proxies", "front"], "--trusted-proxies"),
+    "a proxy that is no address": (["m", "--trusted-proxies", "front"], "--trusted-proxies"),
+    "a Unix socket without a path": (["m", "--host", "unix:"], "1 to 107 bytes, not 0"),
+    "a path that is too long for a Unix socket": (["m", "--host", f"unix:/{'x' * 107}"], "1 to 107 bytes, not 108"),
+    "only any other name": (["m", "--served-model-name", "*"], "--served-model-name"),
+    "two models of any name": (["m", "--served-model-name", "a,*,*"], "same name"),
     "two default prompts": (["m", "--default-prompt", "a", "--default-prompt-name", "b"], "exclude each other"),
     "two numbers of replicas": (["m", "--replicas", "2", "--replicas-per-gpu", "2"], "give one of them"),
     "no number of replicas": (["m", "--replicas", "0"], "neither a number nor a range"),
@@ -359,7 +350,7 @@ def test_several_processes_that_answer_need_an_engine_of_their_own():
 
 
 def test_settings_reach_another_process_as_they_are():
-    arguments = ["a=b", "c", "--uds", "/tmp/s", "--api-key", "k", "--returned-token-ids", "[1,2]", "--api-workers", "2"]
+    arguments = ["a=b", "c", "--host=unix:/tmp/s", "--api-key=k", "--returned-token-ids", "[1,2]", "--api-workers", "2"]
     config = read_config([*arguments, "--engine", "process", "--allowed-media-path", "/tmp", "--replicas", "3"])
     assert decode_config(encode_config(config)) == config
     assert decode_config(encode_config(Config(models=("m",)))) == Config(models=("m",))

@@ -26,7 +26,7 @@ from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.request_log import log_request
 from trio_pool_serve.api.http.route_table import RouteTable
 from trio_pool_serve.api.routes.batches import batch_routes
-from trio_pool_serve.api.routes.console import CONSOLE_ROUTES, OPEN_ROUTES, console_routes
+from trio_pool_serve.api.routes.console import OPEN_ROUTES, console_routes
 from trio_pool_serve.api.routes.host_routes import HOST_ROUTES, host_routes
 from trio_pool_serve.api.routes.model_changes import MODEL_CHANGES, model_change_routes
 from trio_pool_serve.api.routes.model_list import model_routes
@@ -160,7 +160,7 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
             **(stored_routes if config.batch.batch_api else {}),
             **operational_routes(app.service),
             **({} if hosts is None else host_routes(app.service, hosts)),
-            **(console_routes(app.service) if config.network.console else {}),
+            **console_routes(app.service),
             **openapi_routes(
                 tuple(DIALECTS),
                 INVOCATIONS,
@@ -168,7 +168,6 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
                     *(() if has_tokenizer_info else (("GET", TOKENIZER_INFO_PATH),)),
                     *(() if config.model_changes.model_api else MODEL_CHANGES),
                     *(() if config.batch.batch_api else stored_routes),
-                    *(() if config.network.console else CONSOLE_ROUTES),
                     *(HOST_ROUTES if hosts is None else ()),
                 ),
             ),

@@ -96,7 +96,7 @@ class PayloadTooLargeError(PoolServeError):
 
 
 class BodyTimeoutError(PoolServeError):
-    """The body did not arrive within ``--body-timeout-s``."""
+    """The body did not arrive within ``--client-timeout-s``."""
 
 
 class AuthenticationError(PoolServeError):

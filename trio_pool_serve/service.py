@@ -150,7 +150,7 @@ class Service:
         logging_config = self.config.logging
         self.access_log = AccessLog(logging_config.access_log_rate, only_failures=not logging_config.access_log)
         self.reload_hooks.append(partial(self.api_keys.reload, self.offload))
-        self.media = MediaLoader(self.config.input, self.config.time_limits.media_timeout_s, self.offload, self.memory)
+        self.media = MediaLoader(self.config.input, self.offload, self.memory)
         self.metrics.add_gauges(self._gauges)
         self.metrics.add_gauges(process_gauges)
         if not self.config.processes.computes_here and self.socket_folder is None:

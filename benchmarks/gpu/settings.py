@@ -68,7 +68,6 @@ class Settings:
             "--request-timeout-s": "600",
             "--memory-budget-bytes": str(8 * 2**30),
             "--client-memory-share": "1",
-            "--max-connections": "8192",
         }
         return without_given(limits, self.own_flags)
 

@@ -8,10 +8,7 @@ from trio_pool_serve.access.client_labels import ClientLabels, TrustedProxies
 
 pytestmark = pytest.mark.unit
 
-BEHIND = ClientLabels(
-    b"x-forwarded-for",
-    TrustedProxies((ip_network("10.0.0.0/8"), ip_network("fd00::/8")), unix=True),
-)
+BEHIND = ClientLabels(TrustedProxies((ip_network("10.0.0.0/8"), ip_network("fd00::/8")), unix=True))
 
 
 @pytest.mark.parametrize(

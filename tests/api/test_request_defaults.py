@@ -60,12 +60,14 @@ async def test_a_model_has_all_of_its_names(scripted_folder):
         assert refused.json()["error"]["message"].startswith("The model `fourth` does not exist.")
 
 
-async def test_any_name_is_the_first_model_s_with_the_flag(scripted_folder):
-    async with serving(scripted_folder, accept_any_model=True) as client:
-        for path, body in [("/v1/embeddings", {"input": "hello"}), ("/invocations", {"input": "hello"})]:
-            answer = await client.post(path, json={**body, "model": "text-embedding-3-small"})
+async def test_a_star_among_the_names_stands_for_all_others(scripted_folder):
+    async with serving(scripted_folder, loading=ModelConfig(served_model_name="first,*")) as client:
+        for path, name in [("/v1/embeddings", "gpt-4"), ("/invocations", "x"), ("/v1/embeddings", "*")]:
+            answer = await client.post(path, json={"input": "hello", "model": name})
             assert answer.status_code == 200
-            assert answer.json()["model"] == str(scripted_folder)
+            assert answer.json()["model"] == "first"
+        assert [card["id"] for card in (await client.get("/v1/models")).json()["data"]] == ["first"]
+        assert (await client.get("/v1/models/*")).status_code == 404
 
 
 # -- truncation --------------------------------------------------------------------------------------------

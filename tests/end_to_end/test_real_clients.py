@@ -142,7 +142,7 @@ async def test_plain_hypercorn_without_a_model_gives_every_client_the_vectors_of
 
 async def test_a_unix_socket_serves_too(tmp_path, scripted_folder):
     socket = tmp_path / "server.sock"
-    arguments = (str(scripted_folder), "--uds", str(socket), "--log-format", "text")
+    arguments = (str(scripted_folder), "--host", f"unix:{socket}", "--log-format", "text")
     async with launched(tmp_path, *arguments, command=SCRIPTED, wait_ready=False) as server:
         await server.wait_logged("curl --unix-socket")
         transport = httpx.AsyncHTTPTransport(uds=str(socket))

@@ -33,11 +33,11 @@ async def app(scope, receive, send) -> None:
 
 
 @asynccontextmanager
-async def serving(uds=None, **limits) -> AsyncIterator[tuple[socket.socket, Connections]]:
+async def serving(**limits) -> AsyncIterator[tuple[socket.socket, Connections]]:
     connections, stop = Connections(ConnectionLimits(**limits)), trio.Event()
     settings = Config()
     settings.keep_alive_timeout = 75
-    with open_listening_socket(NetworkConfig(port=0, uds=uds)) as listening:
+    with open_listening_socket(NetworkConfig(port=0)) as listening:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve_app, app, settings, ServerContext(connections=connections), listening, stop)
             yield listening, connections
@@ -61,7 +61,7 @@ async def ask(stream: trio.SocketStream) -> bytes:
 
 @pytest.mark.parametrize("answered_before", [0, 1])
 async def test_a_head_that_does_not_end_in_time_is_408(answered_before, autojump_clock):
-    async with serving(head_timeout_s=30) as (listening, _), await connect(listening) as stream:
+    async with serving(client_timeout_s=30) as (listening, _), await connect(listening) as stream:
         for _ in range(answered_before):
             assert (await ask(stream)).startswith(b"HTTP/1.1 200")
         await trio.sleep(50)
@@ -74,7 +74,7 @@ async def test_a_head_that_does_not_end_in_time_is_408(answered_before, autojump
 
 
 async def test_a_connection_without_a_request_is_closed_in_silence(autojump_clock):
-    async with serving(head_timeout_s=30) as (listening, _), await connect(listening) as stream:
+    async with serving(client_timeout_s=30) as (listening, _), await connect(listening) as stream:
         assert await answer_of(stream) == b""
 
 
@@ -94,20 +94,6 @@ async def test_connections_above_the_limit_are_503_and_the_others_go_on():
                 await trio.sleep(0.001)
         async with await connect(listening) as fourth:
             assert (await ask(fourth)).startswith(b"HTTP/1.1 200")
-
-
-async def test_one_address_has_a_limit_of_its_own():
-    async with serving(max_connections_per_address=1) as (listening, connections):
-        async with await connect(listening) as first:
-            assert (await ask(first)).startswith(b"HTTP/1.1 200")
-            async with await connect(listening) as second:
-                assert (await answer_of(second)).startswith(b"HTTP/1.1 503")
-            other = trio.socket.socket()
-            await other.bind(("127.0.0.2", 0))
-            await other.connect(listening.getsockname())
-            async with trio.SocketStream(other) as stream:
-                assert (await ask(stream)).startswith(b"HTTP/1.1 200")
-        assert connections.statistics().refused == 1
 
 
 async def test_connections_that_wait_together_are_counted_one_by_one():
@@ -181,17 +167,6 @@ async def test_with_few_files_all_are_answered_and_a_killed_engine_is_replaced(t
         await server.wait_logged("is ready", times=2)
         await clients.aclose()
         await server.wait_computing()
-
-
-async def test_clients_of_a_unix_socket_have_no_address(tmp_path):
-    path = tmp_path / "socket"
-    async with (
-        serving(uds=path, max_connections_per_address=1),
-        await trio.open_unix_socket(path) as first,
-        await trio.open_unix_socket(path) as second,
-    ):
-        assert (await ask(first)).startswith(b"HTTP/1.1 200")
-        assert (await ask(second)).startswith(b"HTTP/1.1 200")
 
 
 async def test_without_file_descriptors_the_listener_waits_and_goes_on(caplog):

@@ -134,7 +134,7 @@ async def api_on_its_machine(
     """Start a server there; its HTTP is a Unix socket, which namespaces of networks do not separate."""
     socket = tmp_path / "http.sock"
     program = [*SCRIPTED, f"m={folder}", "--engine-hosts", f"{ENGINE}:9000", "--key-file", str(key_file)]
-    command = machines.command_on(machines.api, *program, "--uds", str(socket), *arguments)
+    command = machines.command_on(machines.api, *program, "--host", f"unix:{socket}", *arguments)
     transport = httpx.AsyncHTTPTransport(uds=str(socket), verify=NO_AUTHORITIES)
     with started(command, 0, tmp_path / "server.log", {}) as server:
         async with httpx.AsyncClient(transport=transport, base_url="http://api", timeout=LIMIT_S) as client:

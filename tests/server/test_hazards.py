@@ -302,7 +302,7 @@ async def test_a_client_that_stops_reading_does_not_keep_the_process(tmp_path, s
 
 @pytest.mark.slow
 async def test_a_client_that_reads_nothing_is_disconnected_while_others_are_served(tmp_path, scripted_folder):
-    async with scripted(tmp_path, scripted_folder, "--write-timeout-s", "1") as server:
+    async with scripted(tmp_path, scripted_folder, "--client-timeout-s", "1") as server:
         before = len(psutil.Process(server.process.pid).net_connections())
         with socket.socket() as deaf:
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -445,10 +445,10 @@ async def test_a_unix_socket_that_is_served_and_a_file_stay_in_the_way(tmp_path,
     stale = socket.socket(socket.AF_UNIX)
     stale.bind(str(path))
     stale.close()  # what a killed server leaves behind
-    async with scripted(tmp_path, scripted_folder, "--uds", str(path), wait_ready=False) as server:
+    async with scripted(tmp_path, scripted_folder, "--host", f"unix:{path}", wait_ready=False) as server:
         await server.wait_logged("ready")
         for taken in (path, kept):
-            command = [*SCRIPTED, str(scripted_folder), "--uds", str(taken)]
+            command = [*SCRIPTED, str(scripted_folder), "--host", f"unix:{taken}"]
             second = await trio.run_process(command, check=False, capture_stderr=True, cwd=ROOT)
             assert second.returncode == 1
             assert b"in use" in second.stderr.splitlines()[-1]

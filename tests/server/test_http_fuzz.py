@@ -108,7 +108,7 @@ async def check(server: ServerProcess, sent: list[bytes], seed: int) -> None:
 
 
 async def test_hostile_bytes_hurt_no_one_else(tmp_path, scripted_folder):
-    arguments = (str(scripted_folder), "--engine", "local", "--head-timeout-s", "2", "--body-timeout-s", "2")
+    arguments = (str(scripted_folder), "--engine", "local", "--client-timeout-s", "2")
     async with launched(tmp_path, *arguments, command=SCRIPTED) as server:
         await check(server, [*cases(), *mutated(1, 150)], seed=1)
         server.signal()
@@ -118,6 +118,6 @@ async def test_hostile_bytes_hurt_no_one_else(tmp_path, scripted_folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [2, 3])
 async def test_many_more_hostile_bytes_hurt_no_one_else(tmp_path, scripted_folder, seed):
-    arguments = (str(scripted_folder), "--engine", "local", "--head-timeout-s", "2", "--body-timeout-s", "2")
+    arguments = (str(scripted_folder), "--engine", "local", "--client-timeout-s", "2")
     async with launched(tmp_path, *arguments, command=SCRIPTED) as server:
         await check(server, list(mutated(seed, 2000)), seed)

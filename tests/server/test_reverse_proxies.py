@@ -80,7 +80,7 @@ async def proxied(
 ) -> AsyncIterator[list[Proxied]]:
     """Start two servers, and each proxy in front of both."""
     path = "/readyz" if wait_ready else "/livez"
-    given = (f"m={folder}", *arguments, "--engine", "local", "--client-header", "X-Forwarded-For")
+    given = (f"m={folder}", *arguments, "--engine", "local")
     async with AsyncExitStack() as stack:
         servers = []
         for name in ("first", "second"):

@@ -22,6 +22,7 @@ from hypercorn.config import Config
 from tests.lanes import sampled
 from tests.server.server_process import SCRIPTED, ServerProcess, free_port, started
 from tests.server.test_connection_limits import app
+from trio_pool_serve.cli import read_config
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.server import tls
 from trio_pool_serve.server.acceptor import serve_app
@@ -134,15 +135,22 @@ async def test_client_certificates_are_demanded_if_authorities_are_given(tmp_pat
     await handshake(certificates, known)
 
 
-async def test_a_key_may_have_a_password_and_without_it_nobody_is_asked(tmp_path):
+async def test_a_key_may_have_a_password_and_without_it_nobody_is_asked(tmp_path, monkeypatch, caplog):
     certfile, keyfile = write_certificate(tmp_path, "server", b"secret")
-    network = NetworkConfig(ssl_certfile=certfile, ssl_keyfile=keyfile, ssl_keyfile_password="secret")
+    network = NetworkConfig(ssl_certfile=certfile, ssl_keyfile=keyfile)
+    with pytest.raises(OSError, match="ssl-certfile"):
+        Certificates.of(network, Offload())
+    monkeypatch.setenv("TRIO_POOL_SERVE_SSL_KEYFILE_PASSWORD", "secret")
+    assert read_config(["m", "--ssl-certfile", str(certfile), "--ssl-keyfile", str(keyfile)]).network == network
     certificates = Certificates.of(network, Offload())
     assert certificates is not None
     await handshake(certificates, CLIENT)
-    assert "secret" not in repr(network)
-    with pytest.raises(OSError, match="ssl-certfile"):
-        Certificates.of(NetworkConfig(ssl_certfile=certfile, ssl_keyfile=keyfile), Offload())
+    write_certificate(tmp_path, "server", b"another")
+    monkeypatch.setenv("TRIO_POOL_SERVE_SSL_KEYFILE_PASSWORD", "another")
+    first = certificates.context
+    await certificates.reload()
+    assert certificates.context is not first
+    assert "secret" not in repr(network) + caplog.text
 
 
 async def is_accepted(certificates: Certificates, client: ssl.SSLContext) -> bool:
@@ -288,7 +296,7 @@ REQUESTS = {"http/1.1": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "h2": http_2_reque
 
 @pytest.mark.parametrize("protocol", REQUESTS)
 async def test_handshake_and_first_head_share_the_time_for_a_head(protocol, tmp_path, autojump_clock):
-    async with serving(tmp_path, head_timeout_s=30) as listening, await connect(listening) as stream:
+    async with serving(tmp_path, client_timeout_s=30) as listening, await connect(listening) as stream:
         await trio.sleep(20)
         client = secured(stream, protocol)
         await client.do_handshake()
@@ -298,7 +306,7 @@ async def test_handshake_and_first_head_share_the_time_for_a_head(protocol, tmp_
 
 @pytest.mark.parametrize("protocol", REQUESTS)
 async def test_after_the_first_head_a_connection_may_be_idle(protocol, tmp_path, autojump_clock):
-    async with serving(tmp_path, head_timeout_s=30) as listening, await connect(listening) as stream:
+    async with serving(tmp_path, client_timeout_s=30) as listening, await connect(listening) as stream:
         client = secured(stream, protocol)
         await client.send_all(REQUESTS[protocol])
         assert await client.receive_some()
@@ -307,7 +315,7 @@ async def test_after_the_first_head_a_connection_may_be_idle(protocol, tmp_path,
 
 @pytest.mark.parametrize("sent", [b"", client_hello()[:-1], client_hello()], ids=["nothing", "a part", "a ClientHello"])
 async def test_a_handshake_that_does_not_go_on_is_ended(sent, tmp_path, autojump_clock):
-    async with serving(tmp_path, head_timeout_s=30) as listening, await connect(listening) as stream:
+    async with serving(tmp_path, client_timeout_s=30) as listening, await connect(listening) as stream:
         await stream.send_all(sent)
         assert await closed_after(stream) == pytest.approx(30, abs=1)
 
@@ -348,7 +356,7 @@ async def test_a_client_that_does_not_read_is_disconnected(tmp_path, autojump_cl
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": bytes(2**26)})
 
-    async with serving(tmp_path, long, write_timeout_s=30) as listening, await connect(listening) as stream:
+    async with serving(tmp_path, long, client_timeout_s=30) as listening, await connect(listening) as stream:
         client = secured(stream, "http/1.1")
         await client.send_all(REQUESTS["http/1.1"])
         began = trio.current_time()

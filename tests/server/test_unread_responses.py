@@ -34,9 +34,9 @@ HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/js
 
 
 @asynccontextmanager
-async def serving(service: Service, write_timeout_s: float) -> AsyncIterator[int]:
+async def serving(service: Service, client_timeout_s: float) -> AsyncIterator[int]:
     """Serve as ``trio-pool-serve serve`` does, and give the port."""
-    context = ServerContext(connections=Connections(ConnectionLimits(write_timeout_s=write_timeout_s)))
+    context = ServerContext(connections=Connections(ConnectionLimits(client_timeout_s=client_timeout_s)))
     stop, app, settings = trio.Event(), create_app(service.config, service), hypercorn_config(service.config)
     with open_listening_socket(NetworkConfig(port=0)) as listening:
         async with trio.open_nursery() as nursery:

@@ -14,7 +14,7 @@ from tests.conftest import assert_idle, wait_idle
 from tests.model_folders import write_scripted_folder
 from tests.scripted_runner import ScriptedRunner
 from tests.serving.changing_models import ADMIN, Changing, Loader, changing
-from trio_pool_serve.config import Config, NetworkConfig
+from trio_pool_serve.config import Config
 from trio_pool_serve.engine.deep_probe import DeepProbe
 from trio_pool_serve.errors import EngineLoadingError, ModelLoadError, RunnerDeadError
 from trio_pool_serve.models.loading import local_runners
@@ -249,21 +249,15 @@ async def test_another_model_is_the_default_while_the_first_one_drains(tmp_path)
         runner.gate.set()
 
 
-@pytest.mark.slow
-async def test_another_model_takes_any_name_while_the_first_one_drains(tmp_path):
-    network = NetworkConfig(api_key="admin-key", accept_any_model=True)
-    async with changing(tmp_path, network=network) as live, trio.open_nursery() as nursery:
-        await live.load("b")
-        (runner,) = live.loader.runners["a"]
-        runner.gate.clear()
-        nursery.start_soon(live.embed, "a")
-        await in_use(live, "a")
-        nursery.start_soon(live.unload, "a", "?drain=1")
-        await live.wait_state("a", "draining")
-        for name in (None, "c", "a"):
-            answer = await live.embed(name)
-            assert (answer.status_code, answer.json()["model"]) == (200, "b")
-        runner.gate.set()
+async def test_one_model_may_take_unknown_names(tmp_path):
+    async with changing(tmp_path) as live:
+        assert (await live.load("b", name="*")).status_code == 400
+        assert (await live.load("b", aliases=["*"])).status_code == 200
+        assert [(await live.embed(name)).json()["model"] for name in ("x", "a", None)] == ["b", "a", "a"]
+        assert (await live.load("c", aliases=["*"])).status_code == 409
+        assert (await live.unload("*")).status_code == 404
+        assert (await live.unload("b")).status_code == 200
+        assert (await live.embed("x")).status_code == 404
 
 
 async def test_a_model_in_use_is_not_unloaded_unless_it_drains(tmp_path):

@@ -45,7 +45,7 @@ class ApiKeys:
     @classmethod
     def of(cls, config: Config) -> Self:
         """Return the keys of a server with these settings."""
-        names = [name for source in config.sources for name in (source.name, *source.aliases)]
+        names = [name for source in config.sources for name in source.names]
         known = None if config.model_changes.model_api else names
         return cls(config.network, known, config.processes.api_workers)
 

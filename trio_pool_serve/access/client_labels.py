@@ -6,6 +6,9 @@ from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 
 from attrs import frozen
 
+HEADER = b"x-forwarded-for"
+"""In which proxies say whom they were asked by; it is the one that nginx, HAProxy and load balancers of clouds send."""
+
 MAX_LABEL = 128
 """Characters of a proxy's header that are kept."""
 
@@ -32,15 +35,14 @@ class TrustedProxies:
 
 @frozen
 class ClientLabels:
-    """Labels clients by their address, or by the ``header`` (lower case) of requests that ``proxies`` send."""
+    """Labels clients by their address, or by the header of requests that ``proxies`` send."""
 
-    header: bytes = b""
     proxies: TrustedProxies = TrustedProxies()
 
     def label(self, address: str, headers: Iterable[tuple[bytes, bytes]]) -> str:
         """Return the label of the client at an address, empty for a Unix socket's, that sent those headers."""
-        if self.header and self.proxies.include(address):
-            given = b",".join(value for name, value in headers if name == self.header).decode("latin1")
+        if self.proxies.include(address):
+            given = b",".join(value for name, value in headers if name == HEADER).decode("latin1")
             # Each proxy appends the address that it was asked from; what a client has made up stands before.
             for part in reversed(given.split(",")):
                 if (name := part.strip()) and not self.proxies.include(name):

@@ -29,7 +29,7 @@ class DataFolder:
         if config.batch.data_dir is not None:
             return cls(config.batch.data_dir.absolute())
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-        uds = config.network.uds
+        uds = config.network.unix_socket
         name = f"port-{config.network.port}" if uds is None else f"uds-{sha256(bytes(uds.absolute())).hexdigest()[:16]}"
         return cls(Path(state).absolute() / "trio_pool_serve" / name)
 

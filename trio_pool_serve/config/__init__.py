@@ -35,6 +35,10 @@ from trio_pool_serve.config.ray_config import RayConfig as RayConfig
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
+ANY_NAME = "*"
+"""Among the further names of one model: it also serves requests that name an unknown model."""
+
+
 @frozen
 class ModelSource:
     """One model to serve: its name in the API, a local folder or a hub id, and further names."""
@@ -42,6 +46,11 @@ class ModelSource:
     name: str
     location: str
     aliases: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All its names in the API, without ``ANY_NAME``."""
+        return (self.name, *(alias for alias in self.aliases if alias != ANY_NAME))
 
     @property
     def shown_location(self) -> str:
@@ -75,6 +84,8 @@ class Config:
         names = [name for source in self.sources for name in (source.name, *source.aliases)]
         if self.loading.served_model_name is not None and len(self.models) > 1:
             raise ValueError("--served-model-name is for one model; of several, each is named by NAME=PATH.")
+        if any(source.name == ANY_NAME for source in self.sources):
+            raise ValueError("`*` is no name of its own, but stands for all others: --served-model-name NAME,*.")
         if len(set(names)) < len(names):
             raise ValueError(f"Two models have the same name: {', '.join(names)}.")
         if self.hosts.engine_hosts and self.processes.engine == "local":

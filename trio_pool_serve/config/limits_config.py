@@ -20,23 +20,13 @@ class TimeLimitsConfig:
         float,
         help_("Maximum duration of a request in seconds. The request header `X-Request-Timeout` can only shorten it."),
     ] = field(default=600.0, validator=gt(0))
-    head_timeout_s: Annotated[
+    client_timeout_s: Annotated[
         float,
         help_(
-            "Maximum time in seconds from the first byte of a request to the end of its headers. With TLS, the time "
-            "for the first request includes the handshake."
+            "Seconds a client may take to send a request's headers, to send its body, and to read 256 KiB of its "
+            "response."
         ),
-    ] = field(default=30.0, validator=gt(0))
-    body_timeout_s: Annotated[float, help_("Maximum time in seconds to receive a request body.")] = field(
-        default=60.0, validator=gt(0)
-    )
-    template_timeout_s: Annotated[
-        float,
-        help_("Maximum time in seconds to render a chat template. After it, the process that renders it is killed."),
-    ] = field(default=5.0, validator=gt(0))
-    media_timeout_s: Annotated[float, help_("Maximum time in seconds to fetch one image, redirects included.")] = field(
-        default=10.0, validator=gt(0)
-    )
+    ] = field(default=60.0, validator=gt(0))
     drain_timeout_s: Annotated[
         float,
         help_("Maximum time in seconds for running requests to finish after SIGTERM. After it, they are aborted."),

@@ -25,7 +25,7 @@ class ModelConfig:
         str | None,
         help_(
             "Model name in the API. Requests select the model by it, and responses contain it. Further names, after "
-            "commas, select the same model.",
+            "commas, select the same model; `*` stands for all other names.",
             default="MODEL",
         ),
     ] = field(default=None, validator=optional(matches_re(r"[^,]+(,[^,]+)*")))

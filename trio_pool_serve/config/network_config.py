@@ -1,18 +1,21 @@
 """Settings of the network: addresses, keys, limits of requests."""
 
-import re
+import os
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, get_args
 
 from attrs import field, frozen
-from attrs.validators import ge, gt, in_, le, matches_re, min_len, optional
+from attrs.validators import ge, gt, in_, le, min_len, optional
 from cyclopts import Group, Parameter
 
 from trio_pool_serve.config.help import help_, switch
 
 UNIX = "unix"
-"""Among the trusted proxies: all that connect by the Unix socket."""
+"""Before the path of a Unix socket to listen on; among the trusted proxies: all that connect by it."""
+
+MAX_SOCKET_PATH = 107
+"""Bytes that fit into the address of a Unix socket on Linux."""
 
 KeyScope: TypeAlias = Literal["all", "all-but-metrics", "vllm"]
 
@@ -22,14 +25,13 @@ KeyScope: TypeAlias = Literal["all", "all-but-metrics", "vllm"]
 class NetworkConfig:
     """Where the server listens, and which requests it accepts."""
 
-    host: Annotated[str, help_("Host name or IP address to listen on.")] = "127.0.0.1"
+    host: Annotated[
+        str,
+        help_("Host name or IP address to listen on. `unix:PATH`: a Unix domain socket; `--port` is ignored then."),
+    ] = "127.0.0.1"
     port: Annotated[int, help_("TCP port to listen on. 0 selects a free port.")] = field(
         default=8000, validator=[ge(0), le(65535)]
     )
-    uds: Annotated[
-        Path | None,
-        help_("Path of a Unix domain socket to listen on. If set, host and port are ignored.", default="none"),
-    ] = None
     api_key: Annotated[
         str | None,
         help_(
@@ -46,19 +48,11 @@ class NetworkConfig:
             default="none",
         ),
     ] = None
-    client_header: Annotated[
-        str | None,
-        help_(
-            "Header by which clients without API keys are told apart, such as `X-Forwarded-For`. Believed only in "
-            "requests from `--trusted-proxies`, otherwise ignored.",
-            default="none",
-        ),
-    ] = field(default=None, validator=optional(matches_re(r"[A-Za-z0-9-]+", re.ASCII)))
     trusted_proxies: Annotated[
         str,
         help_(
-            "Comma-separated addresses and networks of proxies whose `--client-header` is believed; `unix`: clients of "
-            "`--uds`.",
+            "Comma-separated addresses and networks of proxies; `unix`: clients of a Unix socket. Their header "
+            "`X-Forwarded-For` tells clients without API keys apart. From other addresses it is ignored.",
             default="none",
         ),
     ] = ""
@@ -69,9 +63,6 @@ class NetworkConfig:
             "only paths that begin with `/v1` or `/v2`, as in vLLM."
         ),
     ] = field(default="all", validator=in_(get_args(KeyScope)))
-    accept_any_model: Annotated[
-        bool, switch("Serve requests that name an unknown model by the first model instead of refusing them.")
-    ] = False
     cors_allow_origins: Annotated[
         str,
         help_(
@@ -82,27 +73,6 @@ class NetworkConfig:
     max_body_bytes: Annotated[int, help_("Maximum size of a request body in bytes.")] = field(
         default=16 * 2**20, validator=gt(0)
     )
-    write_timeout_s: Annotated[
-        float,
-        help_(
-            "Seconds in which a client must read 256 KiB of its response, or the rest of it. After that it is "
-            "disconnected; with HTTP/2 only the stream ends."
-        ),
-    ] = field(default=60.0, validator=gt(0))
-    max_connections: Annotated[
-        int,
-        help_(
-            "Maximum number of open connections of an API process. Further ones get a 503 response, and are closed. "
-            "Fewer if the process may open few files."
-        ),
-    ] = field(default=4096, validator=gt(0))
-    max_connections_per_address: Annotated[
-        int,
-        help_(
-            "Maximum number of open connections of an API process to one client address; 0 for any number. Behind a "
-            "proxy all connections have the proxy's address."
-        ),
-    ] = field(default=0, validator=ge(0))
     ssl_certfile: Annotated[
         Path | None,
         help_(
@@ -111,26 +81,15 @@ class NetworkConfig:
     ] = None
     ssl_keyfile: Annotated[
         Path | None,
-        help_("PEM file with the certificate's private key. By default it is in the file of the certificate."),
+        help_(
+            "PEM file with the certificate's private key. By default it is in the file of the certificate. The "
+            "environment variable `TRIO_POOL_SERVE_SSL_KEYFILE_PASSWORD` sets the password of an encrypted key."
+        ),
     ] = None
-    ssl_keyfile_password: Annotated[str | None, help_("Password of the private key.", default="none")] = field(
-        default=None, repr=False
-    )
     ssl_ca_certs: Annotated[
         Path | None,
-        help_("PEM file with the authorities whose client certificates are accepted.", default="none"),
+        help_("PEM file with authorities: clients need a certificate of one of them.", default="none"),
     ] = None
-    ssl_cert_reqs: Annotated[
-        int,
-        help_(
-            "Whether clients need a certificate, with `--ssl-ca-certs`: 0 no, 1 they may present one, 2 yes. The "
-            "numbers are those of Python's `ssl` module."
-        ),
-    ] = field(default=2, validator=in_((0, 1, 2)))
-    console: Annotated[
-        bool,
-        help_("Serve `/console`, a page that shows the load and what the models make of texts. See docs/console.md."),
-    ] = True
     strict_requests: Annotated[
         bool, switch("Refuse requests with unknown fields, at the top level, instead of ignoring those.")
     ] = False
@@ -148,12 +107,23 @@ class NetworkConfig:
     )
 
     def __attrs_post_init__(self) -> None:
+        scheme, _, path = self.host.partition(":")
+        if scheme == UNIX and not 0 < (n_bytes := len(os.fsencode(path))) <= MAX_SOCKET_PATH:
+            raise ValueError(
+                f"--host `{self.host}`: the path of a Unix socket has 1 to {MAX_SOCKET_PATH} bytes, not {n_bytes}."
+            )
         if self.api_key is not None and not self.api_key_list:
             raise ValueError("--api-key has no key.")
         try:
             self.proxy_networks  # noqa: B018  (raises)
         except ValueError as error:
             raise ValueError(f"--trusted-proxies: {error}.") from error
+
+    @property
+    def unix_socket(self) -> Path | None:
+        """The path of the Unix socket to listen on; ``None`` for TCP."""
+        scheme, _, path = self.host.partition(":")
+        return Path(path) if scheme == UNIX else None
 
     @property
     def api_key_list(self) -> tuple[str, ...]:

@@ -108,8 +108,7 @@ class Acceptor:
             connection, peer = self.listening.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return None
-        address = address_of(connection.family, peer)
-        if self.context.connections.refuses(address):
+        if self.context.connections.refuses():
             self._refuse(connection)
             return False
         received = b""
@@ -120,8 +119,8 @@ class Acceptor:
                 return False
         opened = contextlib.ExitStack()  # counted from now on: the task begins later
         opened.enter_context(connection)
-        opened.enter_context(self.context.connections.counting(address))
-        nursery.start_soon(self._serve, connection, address, received, opened)
+        opened.enter_context(self.context.connections.counting())
+        nursery.start_soon(self._serve, connection, peer, received, opened)
         return True
 
     def _refuse(self, connection: socket.socket) -> None:
@@ -136,10 +135,8 @@ class Acceptor:
         if len(self._refused) > self.context.connections.limits.max_refused:
             self._refused.popleft()[1].close()
 
-    async def _serve(
-        self, connection: socket.socket, address: str, received: bytes, opened: contextlib.ExitStack
-    ) -> None:
-        head_by = trio.current_time() + self.context.connections.limits.head_timeout_s
+    async def _serve(self, connection: socket.socket, peer: Any, received: bytes, opened: contextlib.ExitStack) -> None:
+        head_by = trio.current_time() + self.context.connections.limits.client_timeout_s
         with opened:
             try:
                 stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
@@ -150,7 +147,7 @@ class Acceptor:
                 return
             secured = None
             with self.context.terminated.waiting(head_by, LAST_REQUEST_S):
-                secured = await self.tls.begin_tls(stream, address)
+                secured = await self.tls.begin_tls(stream, address_of(connection.family, peer))
             if secured is not None:
                 await self.serve(secured, b"", head_by)
 

@@ -29,7 +29,7 @@ from hypercorn.typing import AppWrapper
 from trio_pool_serve.errors import unwrap_exception_groups
 from trio_pool_serve.server.http_connection import LAST_REQUEST_S, MAX_RECEIVED, HttpConnection
 from trio_pool_serve.server.incoming_request import MAX_HEADERS
-from trio_pool_serve.server.server_context import WRITE_PIECE, Connections, ServerContext, address_of
+from trio_pool_serve.server.server_context import WRITE_PIECE, Connections, ServerContext
 
 LINGER_S = 1.0
 """Seconds for which a connection that the server closes waits for the client to close it too."""
@@ -111,6 +111,7 @@ class ContainedConnection(TCPServer):
         self._received = received
         self._reading = trio.CancelScope()
         self._connection = trio.CancelScope()
+        self._client_timeout_s = self.context.connections.limits.client_timeout_s
         self.idle_timer = IdleTimer(
             self.config.keep_alive_timeout, self._wait_for_shutdown, self._initiate_server_close, head_by
         )
@@ -138,18 +139,14 @@ class ContainedConnection(TCPServer):
             self.idle_timer.end()
 
     async def _write(self, data: bytes) -> None:
-        """Write as hypercorn does, which has no time limit: within ``write_timeout_s``."""
+        """Write as hypercorn does, which has no time limit: within ``client_timeout_s``."""
         async with self.send_lock:
             try:
-                with trio.fail_after(self._write_timeout_s, shield=True):
+                with trio.fail_after(self._client_timeout_s, shield=True):
                     await self.stream.send_all(data)
             except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
                 self._connection.cancel(reason=NOT_READ)
                 await self.protocol.handle(Closed())
-
-    @property
-    def _write_timeout_s(self) -> float:
-        return self.context.connections.limits.write_timeout_s
 
     async def _call_app(self, scope: Any, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:
         """Call the app with a ``send`` that resets a stream whose client does not read."""
@@ -163,10 +160,10 @@ class ContainedConnection(TCPServer):
             try:
                 while len(body) - begin > WRITE_PIECE:
                     piece = {**message, "body": body[begin : begin + WRITE_PIECE], "more_body": True}
-                    with trio.fail_after(self._write_timeout_s):
+                    with trio.fail_after(self._client_timeout_s):
                         await send(piece)
                     begin += WRITE_PIECE
-                with trio.fail_after(self._write_timeout_s):
+                with trio.fail_after(self._client_timeout_s):
                     await send({**message, "body": body[begin:]} if begin else message)
             except trio.TooSlowError:
                 await self._reset(scope)
@@ -222,7 +219,7 @@ async def serve_connection(
                     if not connection.client_has_ended:
                         await end_sending(stream.socket)
                     return
-                received, head_by = left_over, trio.current_time() + context.connections.limits.head_timeout_s
+                received, head_by = left_over, trio.current_time() + context.connections.limits.client_timeout_s
             await ContainedConnection(app, config, context, state, stream, received=received, head_by=head_by).run()
     except OSError:
         return  # the client has left before it was asked who it is
@@ -259,14 +256,9 @@ async def end_sending(connection: trio.socket.SocketType) -> None:
 
 async def serve_counted(app: AppWrapper, config: Config, context: ServerContext, state: Any, stream: Any) -> None:
     """Serve a connection of hypercorn's listener, if there is room for it. Cancellation: as ``serve_connection``."""
-    transport = stream if isinstance(stream, trio.SocketStream) else stream.transport_stream
-    try:
-        address = address_of(transport.socket.family, transport.socket.getpeername())
-    except OSError:
-        return  # the client has left
-    if context.connections.refuses(address):
+    if context.connections.refuses():
         return
-    with context.connections.counting(address):
+    with context.connections.counting():
         await serve_connection(app, config, context, state, stream)
 
 

@@ -140,7 +140,7 @@ class HttpConnection:
         limit_s = self._config.keep_alive_timeout
         since = self._idle_since
         if self._buffer.unread:
-            limit_s = self._context.connections.limits.head_timeout_s
+            limit_s = self._context.connections.limits.client_timeout_s
             since = max(self._head_since, self._idle_since)
         elif self._context.terminated.is_set():
             limit_s = LAST_REQUEST_S
@@ -355,7 +355,7 @@ class HttpConnection:
 
     async def _write_in_pieces(self, data: memoryview) -> None:
         for begin in range(0, len(data), WRITE_PIECE):
-            with trio.fail_after(self._context.connections.limits.write_timeout_s):
+            with trio.fail_after(self._context.connections.limits.client_timeout_s):
                 await self._stream.send_all(data[begin : begin + WRITE_PIECE])
 
     def _give_up_writing(self) -> None:
@@ -372,7 +372,7 @@ class HttpConnection:
         """
         shutdown = self._context.terminated
         # Either time may begin at any moment, and no one is told.
-        step_s = min(self._config.keep_alive_timeout, self._context.connections.limits.head_timeout_s)
+        step_s = min(self._config.keep_alive_timeout, self._context.connections.limits.client_timeout_s)
         until = trio.current_time() + step_s
         while not shutdown.is_set() and until > trio.current_time():
             with trio.move_on_at(until):

@@ -35,10 +35,11 @@ images that are fetched. At most half of all."""
 
 def open_listening_socket(network: NetworkConfig) -> socket.socket:
     """Return a bound and listening socket, which outlives the listeners that serve on it."""
-    if network.uds is not None:
-        _remove_dead_socket(network.uds)
+    path = network.unix_socket
+    if path is not None:
+        _remove_dead_socket(path)
         listening = socket.socket(socket.AF_UNIX)
-        listening.bind(str(network.uds))
+        listening.bind(str(path))
     else:
         family = socket.AF_INET6 if ":" in network.host else socket.AF_INET
         listening = socket.socket(family)
@@ -110,16 +111,14 @@ async def serve_listeners(
 
 
 def connections_of(service: Service) -> Connections:
-    """Return the count of a process's connections, with the limits of the settings; the service's metrics show it."""
-    network, metrics = service.config.network, service.metrics
+    """Return the count of a process's connections, with its limits; the service's metrics show it."""
+    metrics = service.metrics
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     room = files - min(RESERVED_FILES, files // 2)
     max_refused = min(ConnectionLimits().max_refused, room // 8)
     limits = ConnectionLimits(
-        head_timeout_s=service.config.time_limits.head_timeout_s,
-        write_timeout_s=network.write_timeout_s,
-        max_connections=max(1, min(network.max_connections, room - max_refused)),
-        max_connections_per_address=network.max_connections_per_address,
+        client_timeout_s=service.config.time_limits.client_timeout_s,
+        max_connections=max(1, min(ConnectionLimits().max_connections, room - max_refused)),
         max_refused=max_refused,
     )
     connections = Connections(limits, metrics.connections_refused.inc)
@@ -176,5 +175,5 @@ def open_listening(network: NetworkConfig) -> Iterator[socket.socket]:
             yield listening
             refuse_rest(listening, is_plain=network.ssl_certfile is None)
         finally:
-            if network.uds is not None:
-                network.uds.unlink(missing_ok=True)
+            if network.unix_socket is not None:
+                network.unix_socket.unlink(missing_ok=True)

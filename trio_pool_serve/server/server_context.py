@@ -1,7 +1,6 @@
 """What all connections of a process share: limits, the number of open connections, and the shutdown."""
 
 import socket
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,15 +18,14 @@ WRITE_PIECE = 256 * 1024
 
 @frozen(kw_only=True)
 class ConnectionLimits:
-    """How long a client may take for the head of a request, and how many connections are served at once; 0: any.
+    """How many connections are served at once, and how long their clients may take.
 
-    In ``write_timeout_s`` a client must read ``WRITE_PIECE`` bytes of a response, or all that is left of it.
+    In ``client_timeout_s`` a client must send a request's head, or read ``WRITE_PIECE`` bytes of a response.
     """
 
-    head_timeout_s: float = 30.0
-    write_timeout_s: float = 60.0
-    max_connections: int = 0
-    max_connections_per_address: int = 0
+    client_timeout_s: float = 60.0
+    max_connections: int = 4096
+    """More than there are clients that wait for a response: ``--max-queue-s`` refuses the requests of others."""
     max_refused: int = 256
     """That are kept open until their clients have had time to read why; older ones are closed."""
 
@@ -41,27 +39,22 @@ class ConnectionStatistics:
 
 
 def address_of(family: int, peer: Any) -> str:
-    """Return the address of a client by which connections are counted; none at a Unix socket."""
+    """Return the address of a client by which clients take turns; none at a Unix socket."""
     return str(peer[0]) if family in {socket.AF_INET, socket.AF_INET6} else ""
 
 
 @define(eq=False)
 class Connections:
-    """The open connections of a process, counted by the client's address."""
+    """The number of open connections of a process."""
 
     limits: ConnectionLimits = ConnectionLimits()
     on_refusal: Callable[[], object] = lambda: None
     _open: int = field(default=0, init=False)
-    _by_address: Counter[str] = field(init=False, factory=Counter)
     _refused: int = field(default=0, init=False)
 
-    def refuses(self, address: str) -> bool:
-        """Return whether there is no room for one more connection of that client, and count it as refused then."""
-        limits = self.limits
-        is_refused = bool(
-            0 < limits.max_connections <= self._open
-            or (address and 0 < limits.max_connections_per_address <= self._by_address[address])
-        )
+    def refuses(self) -> bool:
+        """Return whether there is no room for one more connection, and count it as refused then."""
+        is_refused = self._open >= self.limits.max_connections
         if is_refused:
             self.note_refusal()
         return is_refused
@@ -72,17 +65,13 @@ class Connections:
         self.on_refusal()
 
     @contextmanager
-    def counting(self, address: str) -> Iterator[None]:
+    def counting(self) -> Iterator[None]:
         """Count a connection as open in the block."""
         self._open += 1
-        self._by_address[address] += 1
         try:
             yield
         finally:
             self._open -= 1
-            self._by_address[address] -= 1
-            if not self._by_address[address]:
-                del self._by_address[address]
 
     def statistics(self) -> ConnectionStatistics:
         """Return the numbers of this moment."""

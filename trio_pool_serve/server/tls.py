@@ -1,6 +1,7 @@
 """TLS: handshakes in turns, with a certificate and authorities that can be replaced while the server runs."""
 
 import logging
+import os
 import ssl
 from functools import partial
 from typing import Self
@@ -16,6 +17,9 @@ from trio_pool_serve.threads.offload import Offload
 logger = logging.getLogger(__name__)
 
 PROTOCOLS = ["h2", "http/1.1"]
+
+KEY_PASSWORD = "TRIO_POOL_SERVE_SSL_KEYFILE_PASSWORD"  # noqa: S105  (a name)
+"""The environment variable with the password of the private key: a flag would be visible to other users."""
 
 HANDSHAKES = 32
 """That begin at a time. To begin one takes the event loop 0.6 ms with an RSA key of 2,048 bits, so 20 ms for all."""
@@ -43,7 +47,7 @@ class Certificates:
     @classmethod
     def of(cls, network: NetworkConfig, offload: Offload) -> Self | None:
         """Return them, ``None`` without a certificate or on a Unix socket. Raises ``OSError`` with a message."""
-        if network.ssl_certfile is None or network.uds is not None:
+        if network.ssl_certfile is None or network.unix_socket is not None:
             return None
         try:
             return cls(network, _context_of(network), offload)
@@ -102,8 +106,8 @@ def _context_of(network: NetworkConfig) -> ssl.SSLContext:
     context.set_alpn_protocols(PROTOCOLS)
     context.options |= ssl.OP_NO_RENEGOTIATION  # a client could ask for one handshake after the other
     # Without a password, OpenSSL would ask for one at the terminal.
-    context.load_cert_chain(network.ssl_certfile, network.ssl_keyfile, password=network.ssl_keyfile_password or "")
+    context.load_cert_chain(network.ssl_certfile, network.ssl_keyfile, password=os.environ.get(KEY_PASSWORD, ""))
     if network.ssl_ca_certs is not None:
         context.load_verify_locations(network.ssl_ca_certs)
-        context.verify_mode = ssl.VerifyMode(network.ssl_cert_reqs)
+        context.verify_mode = ssl.CERT_REQUIRED
     return context

@@ -104,7 +104,6 @@ class ModelMaker:
             self.processes["template"],
             self.processes.get("client_template", self.processes["template"]),
             self.offload,
-            config.time_limits.template_timeout_s,
         )
         return folder, renderer_of(
             folder,

@@ -7,7 +7,7 @@ from functools import partial
 import trio
 from attrs import define, field
 
-from trio_pool_serve.config import Config, ModelSource
+from trio_pool_serve.config import ANY_NAME, Config, ModelSource
 from trio_pool_serve.errors import (
     ConflictError,
     EngineDeadError,
@@ -184,14 +184,10 @@ class ServedModels:
 
     def among(self, names: Collection[str] | None) -> list[ServedModel]:
         """Return the models in their order; only those with a name among ``names``, if given."""
-        return [
-            served
-            for served in self._all()
-            if names is None or any(name in names for name in (served.source.name, *served.source.aliases))
-        ]
+        return [served for served in self._all() if names is None or any(name in names for name in served.source.names)]
 
     def named(self, name: str) -> ServedModel | None:
-        """Return the model that has a name, its first or another."""
+        """Return the model that has a name, its first or another, which may be ``ANY_NAME``."""
         return self.by_name.get(name) or next((served for served in self._all() if name in served.source.aliases), None)
 
     def _all(self) -> list[ServedModel]:
@@ -200,11 +196,13 @@ class ServedModels:
     def find(self, name: str | None = None, *, among: Collection[str] | None = None) -> ServedModel:
         """Return the model of that name, by default the first; only those ``among`` the names are there, if given.
 
-        An empty name is none. One that is leaving is the default only if there is no other. Raises ``NotFoundError``.
+        An unknown name is that of the model with ``ANY_NAME``, if there is one. An empty name is none. A model that is
+        leaving is the default only if there is no other. Raises ``NotFoundError``.
         """
         models = self.among(among)
-        served = self.named(name) if name else None
-        if not name or (self.config.network.accept_any_model and (served is None or served.is_leaving)):
+        if name:
+            served = self.named(name) or self.named(ANY_NAME)
+        else:
             served = next((model for model in models if not model.is_leaving), next(iter(models), None))
         if served is None or served not in models:
             known = ", ".join(model.source.name for model in models) or "no model"

@@ -91,9 +91,7 @@ GAUGES: Mapping[str, Meaning] = {
     ),
     "log_lines": Meaning("Lines of the log", {"dropped": "not written: stderr was not read, or its disk was full"}),
     "tasks": Meaning("Trio tasks", {"living": "those that have not ended"}),
-    "connections": Meaning(
-        "Connections of clients", {"open": "those that are open", "limit": "how many may be: `--max-connections`"}
-    ),
+    "connections": Meaning("Connections of clients", {"open": "those that are open", "limit": "how many may be"}),
     "request_memory_bytes": Meaning("Bytes that requests hold", {"all": "bodies, images, token vectors"}),
     "request_memory_limit_bytes": Meaning("Bytes that requests may hold", {"all": "`--memory-budget-bytes`"}),
     "limiter_capacity": Meaning("Threads that a kind of work may use", _LIMITER),

@@ -28,7 +28,7 @@ from tests.rendering.media.images import (
 )
 from tests.scripted_runner import ScriptedRunner
 from tests.tables import each
-from trio_pool_serve.config import Config, InputConfig, TimeLimitsConfig
+from trio_pool_serve.config import Config, InputConfig
 from trio_pool_serve.errors import MediaError
 from trio_pool_serve.rendering.media.fetching import MAX_FETCHES_PER_CLIENT
 from trio_pool_serve.rendering.memory_budget import MAX_CONCURRENT_PREPARATIONS
@@ -52,12 +52,13 @@ def reads_images(service: Service) -> ColourFormat:
 
 @asynccontextmanager
 async def served(config: Config, **settings) -> AsyncIterator[tuple[Service, httpx.AsyncClient]]:
-    asked = attrs.evolve(config, input=InputConfig(**settings), time_limits=TimeLimitsConfig(media_timeout_s=0.5))
+    asked = attrs.evolve(config, input=InputConfig(**settings))
     async with (
         running(Service(asked, lambda *_: ScriptedRunner())) as service,
         listening(service) as url,
         client_of(url) as client,
     ):
+        service.media.fetcher.timeout_s = 0.5
         reads_images(service)
         yield service, client
 

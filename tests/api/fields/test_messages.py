@@ -17,7 +17,7 @@ from tests.model_folders import VOCABULARY
 from tests.rendering.media.images import ColourFormat, data_url
 from tests.scripted_runner import ScriptedRunner, scripted_vector
 from tests.tables import each
-from trio_pool_serve.config import Config, InputConfig, NetworkConfig, TimeLimitsConfig
+from trio_pool_serve.config import Config, InputConfig, NetworkConfig
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import Offload
 
@@ -31,7 +31,6 @@ def config(chat_folder: Path) -> Config:
     return Config(
         models=(str(chat_folder),),
         input=InputConfig(trust_request_chat_template=True),
-        time_limits=TimeLimitsConfig(template_timeout_s=1.0),
     )
 
 
@@ -47,6 +46,7 @@ def processes(service):
     """Templates are rendered in processes, as they are unless a test says otherwise."""
     for workers in service.processes.values():
         workers.in_processes = True
+    service.default.loaded.renderer.conversations.templates.timeout_s = 1.0
     return service.processes
 
 
@@ -362,7 +362,7 @@ async def test_an_endless_template_ends_in_time_and_the_next_request_is_answered
     expected = vector(theirs.apply_chat_template(HELLO, return_dict=False))
     error = await refusal(client, messages=HELLO, chat_template=ENDLESS)
     assert error["param"] == "chat_template"
-    assert "--template-timeout-s" in error["message"]
+    assert "took longer than the 1 s" in error["message"]
     assert_idle(service)
     assert await embedded(client, messages=HELLO) == expected
     assert processes["client_template"].statistics().killed == 1

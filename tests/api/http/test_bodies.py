@@ -88,7 +88,7 @@ async def test_a_body_in_chunks_is_413_as_soon_as_it_passes_the_limit(url, servi
 @pytest.mark.parametrize("sent", [b"", b'{"input": '])
 @pytest.mark.parametrize("length", [1000, MAPPED_BYTES + 1])
 async def test_a_body_that_takes_too_long_is_408(config, scripted, sent, length):
-    hurried = attrs.evolve(config, time_limits=attrs.evolve(config.time_limits, body_timeout_s=0.2))
+    hurried = attrs.evolve(config, time_limits=attrs.evolve(config.time_limits, client_timeout_s=0.2))
     async with running(Service(hurried, lambda *_: scripted)) as service, listening(service) as url:
         async with await connect(url) as stream:
             await stream.send_all(HEAD + f"Content-Length: {length}\r\n\r\n".encode() + sent)

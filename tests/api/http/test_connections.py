@@ -132,7 +132,7 @@ async def test_a_pipelined_request_is_answered_in_its_turn(url):
 
 
 async def test_a_body_that_stops_half_way_is_408(config, scripted):
-    hurried = attrs.evolve(config, time_limits=attrs.evolve(config.time_limits, body_timeout_s=0.2))
+    hurried = attrs.evolve(config, time_limits=attrs.evolve(config.time_limits, client_timeout_s=0.2))
     async with running(Service(hurried, lambda *_: scripted)) as service, listening(service) as url:
         async with await connect(url) as stream:
             await stream.send_all(post(b'{"input": ', length=1000))
@@ -157,7 +157,7 @@ async def test_an_early_answer_reaches_a_client_that_waits_for_it_before_it_send
 
 
 async def test_a_body_without_end_is_cut_off_and_leaves_no_task(config, scripted):
-    hurried = attrs.evolve(config, time_limits=attrs.evolve(config.time_limits, body_timeout_s=0.5))
+    hurried = attrs.evolve(config, time_limits=attrs.evolve(config.time_limits, client_timeout_s=0.5))
     async with running(Service(hurried, lambda *_: scripted)) as service, listening(service) as url:
         await wait_all_tasks_blocked()
         before = trio.lowlevel.current_statistics().tasks_living

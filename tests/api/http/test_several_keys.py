@@ -222,13 +222,10 @@ async def test_a_request_with_a_wrong_key_is_that_of_an_address(config, scripted
 
 
 async def test_without_keys_a_trusted_proxy_names_the_client(config, scripted):
-    async with serving(config, scripted, None, client_header="X-Client-Id", trusted_proxies="127.0.0.1") as (
-        service,
-        _,
-    ):
+    async with serving(config, scripted, None, trusted_proxies="127.0.0.1") as (service, _):
         app = create_app(service.config, service)
         for address, label in (("127.0.0.1", "id:team"), ("192.0.2.1", "192.0.2.1")):
-            scope = {"headers": [(b"x-client-id", b"team")], "method": "GET", "client": (address, 1)}
+            scope = {"headers": [(b"x-forwarded-for", b"team")], "method": "GET", "client": (address, 1)}
             request = HttpRequest(scope, "/v1/models", 1)
             app.middleware.authenticate(request)
             assert request.client == Client(label)

@@ -14,7 +14,7 @@ from tests.api.able_service import Everything, become
 from tests.conftest import client_of, listening, running
 from trio_pool_serve.api.routes.console import console_files
 from trio_pool_serve.app import create_app
-from trio_pool_serve.config import Config, NetworkConfig
+from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.service import Service
 
 KEYS = """
@@ -121,17 +121,6 @@ async def test_only_files_of_the_page_are_served(client):
         assert (await client.get(path)).status_code == 404, path
 
 
-async def test_the_page_can_be_left_out(config, scripted):
-    config = evolve(config, network=NetworkConfig(console=False))
-    async with (
-        running(Service(config, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_of(url) as client,
-    ):
-        for path in ("/console", "/console/app.js", "/console/live", "/console/models"):
-            assert (await client.get(path)).status_code == 404
-
-
 async def test_the_page_is_open_and_what_it_shows_needs_a_key(keyed):
     _, client = keyed
     assert (await client.get("/console")).status_code == 200
@@ -224,10 +213,6 @@ async def test_the_page_works_below_a_path(service):
             assert (await client.get(f"/x/console/{name}".rstrip("/"))).status_code == 200
         assert 'src="/' not in page.text
         assert 'href="/' not in page.text
-
-
-def test_settings_have_the_page_by_default(config: Config):
-    assert config.network.console
 
 
 async def test_a_head_request_ends(service, client):

@@ -62,7 +62,7 @@ async def rendering(folder: Path, **given: Any) -> AsyncIterator[Renderer]:
         read = attrs.evolve(read, spec=Converser(modules=()))
     async with trio.open_nursery() as nursery:
         await nursery.start(processes.run)
-        templates = ChatTemplates(processes, processes, offload, 5.0)
+        templates = ChatTemplates(processes, processes, offload)
         yield renderer_of(read, load_tokenizer(read), offload, workers=1, templates=templates, **given)
         nursery.cancel_scope.cancel(reason="the test is over")
 

@@ -24,7 +24,7 @@ IMAGE = ImagePart(data_url(encoded()))
 
 @asynccontextmanager
 async def loading(**settings) -> AsyncIterator[MediaLoader]:
-    loader = MediaLoader(InputConfig(**settings), 10.0, Offload(media=2))
+    loader = MediaLoader(InputConfig(**settings), Offload(media=2))
     async with trio.open_nursery() as nursery:
         await nursery.start(loader.run)
         yield loader

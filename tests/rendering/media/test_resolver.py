@@ -104,7 +104,7 @@ async def test_slow_names_of_one_client_leave_look_ups_to_others_even_once_it_ha
 
 async def test_a_look_up_that_takes_too_long_is_the_same_error_for_all(slow: Resolver):
     await leave_look_ups(slow, MAX_CONCURRENT_LOOK_UPS)
-    fetching = ImageFetcher(Offload(), 0.1, 10, is_allowed=is_any_address, resolver=slow)
+    fetching = ImageFetcher(Offload(), 10, 0.1, is_allowed=is_any_address, resolver=slow)
     with pytest.raises(MediaError, match=r"^An image did not arrive within 0\.1 s\.$"):
         await fetching.fetch("http://name.test/", Reservation(MemoryBudget(), Client()))
     assert (fetching.statistics().borrowed, slow.statistics().waiting) == (0, 0)

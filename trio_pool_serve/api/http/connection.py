@@ -48,7 +48,7 @@ class PoolServeConnection(TrioASGIHTTPConnection):
     A client may finish sending before it is answered. Many responses are known before the body has arrived: 401, 404,
     413. Most clients send their whole body before they read a response; if the body is not read, both sides wait for
     each other. So the rest of the body is received and thrown away, for as long as it keeps coming and at most for
-    ``--body-timeout-s``.
+    ``--client-timeout-s``.
 
     A response that is being sent is not cancelled. hypercorn announces ``http.disconnect`` as soon as the response is
     out, and then, still inside the call that sent it, readies the connection for the next request. quart-trio takes the
@@ -123,9 +123,9 @@ class PoolServeConnection(TrioASGIHTTPConnection):
             return message.get("body", b""), self._body_ended
 
         time_limits = self.app.service.config.time_limits
-        request.pieces = BodyPieces(receive_piece, time_limits.body_timeout_s)
+        request.pieces = BodyPieces(receive_piece, time_limits.client_timeout_s)
         response: HttpResponse = await self.app.middleware.respond(request, handler)
-        await request.pieces.discard_rest(time_limits.body_timeout_s, SILENCE_S)
+        await request.pieces.discard_rest(time_limits.client_timeout_s, SILENCE_S)
         return response
 
     async def _respond_while_receiving(self, respond: Callable[[], Awaitable[None]], receive: Any) -> None:
@@ -182,7 +182,7 @@ class PoolServeConnection(TrioASGIHTTPConnection):
         return noting
 
     async def _wait_for_body_end(self) -> None:
-        with trio.move_on_after(self.app.service.config.time_limits.body_timeout_s):
+        with trio.move_on_after(self.app.service.config.time_limits.client_timeout_s):
             while not self._body_ended:
                 self._arrived = trio.Event()
                 with trio.move_on_after(SILENCE_S) as silence:

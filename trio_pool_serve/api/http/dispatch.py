@@ -161,7 +161,7 @@ class TaskHandler:
         if not request.body.is_small:
             _refuse(service, request)
             request.body.hold(reservation)
-        timeout_s = service.config.time_limits.body_timeout_s
+        timeout_s = service.config.time_limits.client_timeout_s
         refuse = partial(_refuse_before_hop, service, request)
         decoded = await read_body(request, self._decode, service.offload, timeout_s=timeout_s, before_hop=refuse)
         request.claimed_by, wire = decoded.claimed_by, decoded.wire

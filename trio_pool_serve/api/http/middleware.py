@@ -56,9 +56,7 @@ class Middleware:
         self._open_routes = open_routes
         self._for_admins = for_admins
         self._key_scope = network.api_key_scope
-        self._labels = ClientLabels(
-            (network.client_header or "").lower().encode(), TrustedProxies(network.proxy_networks, network.trusts_unix)
-        )
+        self._labels = ClientLabels(TrustedProxies(network.proxy_networks, network.trusts_unix))
         self._origins = frozenset(filter(None, map(str.strip, network.cors_allow_origins.split(","))))
         self._default = default
         self._by_path = by_path

@@ -118,7 +118,7 @@ def batch_routes(service: Service) -> Routes:
     async def create(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
         """Create a batch. Cancellation: it may have been created."""
         request.body.lower_limit(MAX_BODY_BYTES)
-        body = await request.body.take(service.config.time_limits.body_timeout_s)
+        body = await request.body.take(service.config.time_limits.client_timeout_s)
         wire = _decoded(bytes(body))
         idempotency_key = request.header(b"idempotency-key") or None
         if idempotency_key is not None and len(idempotency_key) > MAX_IDEMPOTENCY_KEY:

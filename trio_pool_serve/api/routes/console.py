@@ -26,9 +26,6 @@ CONSOLE_PATH = "/console"
 LIVE_PATH = f"{CONSOLE_PATH}/live"
 MODELS_PATH = f"{CONSOLE_PATH}/models"
 
-CONSOLE_ROUTES = frozenset(("GET", path) for path in (CONSOLE_PATH, LIVE_PATH, MODELS_PATH))
-"""Those that are described, which files of the page are not."""
-
 FOLDER = files("trio_pool_serve") / "console"
 
 MAX_LABELS = 1000

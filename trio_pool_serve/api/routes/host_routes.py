@@ -29,7 +29,7 @@ def host_routes(service: Service, hosts: EngineHosts) -> Routes:
         if not service.api_keys.are_needed:
             raise PermissionDeniedError("Hosts can be changed by a server with API keys only: see --api-key.")
         request.body.lower_limit(MAX_BODY_BYTES)
-        body = await request.body.take(service.config.time_limits.body_timeout_s)
+        body = await request.body.take(service.config.time_limits.client_timeout_s)
         try:
             return msgspec.json.decode(bytes(body), type=HostRequest).host
         except (msgspec.MsgspecError, ValueError) as error:

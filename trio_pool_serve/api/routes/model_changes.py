@@ -10,7 +10,7 @@ from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
 from trio_pool_serve.api.routes.model_list import MODEL_PATH, MODELS_PATH, describe_served, model_of
-from trio_pool_serve.config import ModelSource
+from trio_pool_serve.config import ANY_NAME, ModelSource
 from trio_pool_serve.errors import InvalidRequestError, ModelLoadError, PermissionDeniedError
 from trio_pool_serve.service import Service
 
@@ -39,6 +39,8 @@ class LoadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidRequestError(
                 f"A model of more than {MAX_NAME_CHARACTERS} characters requires a shorter `name`.", param="name"
             )
+        if source.name == ANY_NAME:
+            raise InvalidRequestError("`*` stands for all other names: it can be one of `aliases` only.", param="name")
         names = [source.name, *source.aliases]
         if len(set(names)) < len(names):
             raise InvalidRequestError("Two of the model's names are the same.", param="aliases")
@@ -78,12 +80,12 @@ def model_change_routes(service: Service) -> Routes:
         require_keys()
         service.require_open()
         request.body.lower_limit(MAX_BODY_BYTES)
-        body = await request.body.take(service.config.time_limits.body_timeout_s)
+        body = await request.body.take(service.config.time_limits.client_timeout_s)
         try:
             source = msgspec.json.decode(body, type=LoadRequest).source()
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise InvalidRequestError(f'The body is not {{"model": "PATH OR HUB ID"}}: {error}.') from error
-        if request.models is not None and request.models.isdisjoint((source.name, *source.aliases)):
+        if request.models is not None and request.models.isdisjoint(source.names):
             raise PermissionDeniedError(f"The API key may not use a model `{source.name}`.")
         try:
             served = await service.models.add(source)

@@ -90,7 +90,7 @@ def model_of(service: Service, request: HttpRequest) -> ServedModel:
     service.models.require_started()
     name = request.path.partition("/models/")[2]
     served = service.models.named(name) or service.models.named(name := name.rstrip("/"))
-    if served is None or served not in service.models.among(request.models):
+    if served is None or name not in served.source.names or served not in service.models.among(request.models):
         raise NotFoundError(f"The model `{name}` does not exist.")
     return served
 
@@ -104,7 +104,7 @@ def model_routes(service: Service) -> Routes:
         cards = [
             describe_served(service, served, name)
             for served in service.models.among(request.models)
-            for name in (served.source.name, *served.source.aliases)
+            for name in served.source.names
         ]
         return HttpResponse.json(ModelList(data=cards, models=cards))
 
@@ -112,7 +112,7 @@ def model_routes(service: Service) -> Routes:
         """Describe one model. Raises ``NotFoundError``, ``EngineLoadingError``. Cancellation: has no checkpoint."""
         served = model_of(service, request)
         name = request.path.partition("/models/")[2]
-        known = (served.source.name, *served.source.aliases)
-        return HttpResponse.json(describe_served(service, served, name if name in known else name.rstrip("/")))
+        shown = name if name in served.source.names else name.rstrip("/")
+        return HttpResponse.json(describe_served(service, served, shown))
 
     return {("GET", MODELS_PATH): models, ("GET", "/models"): models, ("GET", MODEL_PATH): model}

@@ -117,7 +117,7 @@ class StoredRoute:
         if isinstance(place, Path):
             if request.is_forwarded:
                 raise UnavailableError("The process that has the files has just changed: try again.")
-            timeout_s = self.service.config.time_limits.body_timeout_s
+            timeout_s = self.service.config.time_limits.client_timeout_s
             return await forward(request, place, max_body_timeout_s=timeout_s)
         if place is not None:
             return await self.respond(request, place)

@@ -14,6 +14,9 @@ from trio_pool_serve.prompts import ChatMessage, ChatPrompt, ImagePart, Part
 from trio_pool_serve.rendering.chat.template_process import MEMORY_BYTES, TemplateRequest, render_template
 from trio_pool_serve.threads.offload import Offload
 
+TIMEOUT_S = 5.0
+"""To render one conversation, which takes a model's own template milliseconds."""
+
 LOOP_CHARACTERS = 16 * 1024
 """Conversations up to this size are encoded to JSON on the event loop, as bodies and responses are."""
 
@@ -69,7 +72,7 @@ class ChatTemplates:
     processes: WorkerProcesses
     request_template_processes: WorkerProcesses
     offload: Offload
-    timeout_s: float
+    timeout_s: float = TIMEOUT_S
 
     async def render(self, template: ChatTemplate, prompt: ChatPrompt, client: int = 0, *, max_characters: int) -> str:
         """Return the text of a conversation, rendered in the turns of a client.
@@ -92,7 +95,7 @@ class ChatTemplates:
                 render_template, request, max_characters, client=client, timeout_s=self.timeout_s
             )
         except WorkerTooSlowError as error:
-            limit = f"took longer than the {self.timeout_s:g} s that it may take (--template-timeout-s)."
+            limit = f"took longer than the {self.timeout_s:g} s that it may take."
             if not template.is_from_request:  # it is fast enough unless the server is busy
                 raise UnavailableError(f"The model's chat template {limit}") from error
             raise InvalidRequestError(f"The chat template {limit}", field=field) from error

@@ -17,9 +17,12 @@ from trio_pool_serve.rendering.memory_budget import Reservation
 from trio_pool_serve.threads.client_turns import ClientTurns
 from trio_pool_serve.threads.offload import Offload
 
+TIMEOUT_S = 10.0
+"""To fetch one image, redirects included. Other images wait for its turn."""
+
 MAX_CONCURRENT_FETCHES = 32
 MAX_FETCHES_PER_CLIENT = 16
-"""Slow servers take up to ``--media-timeout-s``: those that one client names leave fetches to others."""
+"""Slow servers take up to ``TIMEOUT_S``: those that one client names leave fetches to others."""
 
 MAX_REDIRECTS = 5
 MAX_LOCATION = 8192
@@ -69,8 +72,8 @@ class ImageFetcher:
     """
 
     offload: Offload
-    timeout_s: float
     max_bytes: int
+    timeout_s: float = TIMEOUT_S
     domains: Collection[str] = ()
     is_allowed: Callable[[str], bool] = is_public
     resolver: Resolver = field(factory=Resolver)

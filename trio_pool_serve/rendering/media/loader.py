@@ -31,7 +31,6 @@ class MediaLoader:
     """Loads images by URL, for all models of a server; blocking work runs in ``media`` threads."""
 
     config: InputConfig
-    timeout_s: float
     offload: Offload
     memory: MemoryBudget = Factory(MemoryBudget)
     cache: MediaCache = field(init=False)
@@ -44,7 +43,6 @@ class MediaLoader:
         self.limits = MediaLimits(config.max_media_bytes, config.max_image_pixels)
         self.fetcher = ImageFetcher(
             self.offload,
-            self.timeout_s,
             config.max_media_bytes,
             domains=config.media_domains,
             is_allowed=is_any_address if config.allow_private_media else is_public,
