@@ -113,7 +113,7 @@ def images(folder: Path) -> Kind:
     """Return requests of an image each, none of them in the cache."""
     urls = [f"data:image/jpeg;base64,{pybase64.b64encode(jpeg(seed, PICTURE)).decode()}" for seed in range(64)]
     bodies = [_body(IMAGES, input=[url], modality="image") for url in urls]
-    return Kind("images", bodies, (f"{IMAGES}={make_models(folder)[IMAGES]}", "--media-cache-bytes", "0"))
+    return Kind("images", bodies, (f"{IMAGES}={make_models(folder)[IMAGES]}", "--plugins", "benchmarks.no_image_cache"))
 
 
 KINDS: dict[str, Callable[[Path], Kind]] = {

@@ -23,7 +23,7 @@ from trio_pool_serve.api.routes.console import console_files
 from trio_pool_serve.api.routes.host_routes import DRAIN_PATH, HOSTS_PATH
 from trio_pool_serve.api.routes.openapi import ASSETS
 from trio_pool_serve.app import create_app
-from trio_pool_serve.config import Config, InputConfig, ModelChangesConfig
+from trio_pool_serve.config import Config, ModelChangesConfig
 
 OTHER_SERVERS = ("migrate-from-", "compared-with-")
 FLAGS_OF_OTHER_PROGRAMS = {
@@ -80,7 +80,6 @@ def test_the_page_of_the_command_line_is_generated_from_its_help():
 def test_the_page_of_routes_has_the_routes_of_an_app(scripted_folder):
     config = Config(
         models=(str(scripted_folder),),
-        input=InputConfig(enable_tokenizer_info_endpoint=True),
         model_changes=ModelChangesConfig(model_api=True),
     )
     served = set(create_app(config).routes.routes)

@@ -16,7 +16,7 @@ from trio_pool_serve.api.dialects.invocations import INVOCATIONS
 from trio_pool_serve.api.dialects.openai import OPENAI
 from trio_pool_serve.api.dialects.tei import TEI
 from trio_pool_serve.api.dialects.tei.info import INFO_PATH, info_routes
-from trio_pool_serve.api.dialects.vllm.tokenizer_info import TOKENIZER_INFO_PATH, tokenizer_info_routes
+from trio_pool_serve.api.dialects.vllm.tokenizer_info import tokenizer_info_routes
 from trio_pool_serve.api.http.connection import PoolServeConnection
 from trio_pool_serve.api.http.dispatch import TaskHandler, endpoints_by_path, task_routes
 from trio_pool_serve.api.http.forwarding import serve_forwarded
@@ -147,17 +147,16 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
     app.register_error_handler(HTTPException, _raise)
     for blueprint in BLUEPRINTS:
         app.register_blueprint(blueprint)
-    has_tokenizer_info = config.input.enable_tokenizer_info_endpoint
     hosts = None if app.service.remote is None else app.service.remote.hosts
     stored_routes = {**file_routes(app.service), **batch_routes(app.service)}
     app.routes = RouteTable(
         {
             **task_routes(app.service, DIALECTS, INVOCATIONS),
             **info_routes(app.service),
-            **(tokenizer_info_routes(app.service) if has_tokenizer_info else {}),
+            **tokenizer_info_routes(app.service),
             **model_routes(app.service),
             **(model_change_routes(app.service) if config.model_changes.model_api else {}),
-            **(stored_routes if config.batch.batch_api else {}),
+            **(stored_routes if config.batch.is_served else {}),
             **operational_routes(app.service),
             **({} if hosts is None else host_routes(app.service, hosts)),
             **console_routes(app.service),
@@ -165,9 +164,8 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
                 tuple(DIALECTS),
                 INVOCATIONS,
                 without=(
-                    *(() if has_tokenizer_info else (("GET", TOKENIZER_INFO_PATH),)),
                     *(() if config.model_changes.model_api else MODEL_CHANGES),
-                    *(() if config.batch.batch_api else stored_routes),
+                    *(() if config.batch.is_served else stored_routes),
                     *(HOST_ROUTES if hosts is None else ()),
                 ),
             ),

@@ -244,7 +244,7 @@ def _read_settings(command_name: str, arguments: Sequence[str]) -> Any:
 
 def check_references(config: Config) -> None:
     """Check what settings refer to: files and extras. Raises ``ValueError`` or ``OSError``. Blocking."""
-    is_switched_on(config.logging)
+    is_switched_on()
     keys = ApiKeys.of(config)
     keys.read_file()
     if config.model_changes.model_api and not keys.are_needed:

@@ -80,9 +80,7 @@ class Service:
     metrics: Metrics = field(factory=Metrics, kw_only=True)
     api_keys: ApiKeys = field(init=False, default=Factory(lambda self: ApiKeys.of(self.config), takes_self=True))
     access_log: AccessLog = field(init=False)
-    tracing: Tracing | None = field(
-        init=False, default=Factory(lambda self: open_tracing(self.config.logging), takes_self=True)
-    )
+    tracing: Tracing | None = field(init=False, factory=open_tracing)
     memory: MemoryBudget = field(init=False)
     media: MediaLoader = field(init=False)
     results: ResultCache = field(init=False)
@@ -147,10 +145,9 @@ class Service:
 
     def __attrs_post_init__(self) -> None:
         self.offload.observe = self.metrics.observe_hop
-        logging_config = self.config.logging
-        self.access_log = AccessLog(logging_config.access_log_rate, only_failures=not logging_config.access_log)
+        self.access_log = AccessLog(only_failures=not self.config.logging.access_log)
         self.reload_hooks.append(partial(self.api_keys.reload, self.offload))
-        self.media = MediaLoader(self.config.input, self.offload, self.memory)
+        self.media = MediaLoader(self.config.input, self.offload, self.memory, self.config.network.max_body_bytes)
         self.metrics.add_gauges(self._gauges)
         self.metrics.add_gauges(process_gauges)
         if not self.config.processes.computes_here and self.socket_folder is None:

@@ -16,7 +16,7 @@ from tests.conftest import wait_idle
 from trio_pool_serve.app import create_app
 from trio_pool_serve.batches import batch_runner, line_run
 from trio_pool_serve.batches.batch_state import FINAL
-from trio_pool_serve.batches.batch_store import Page, Quota
+from trio_pool_serve.batches.batch_store import Page
 from trio_pool_serve.batches.open_batches import OpenBatches
 from trio_pool_serve.batches.stored_records import StoredBatch, StoredFile, new_id
 from trio_pool_serve.config import BatchConfig, Config
@@ -118,7 +118,7 @@ async def test_a_batch_whose_output_was_removed_fails_and_others_go_on(opened, s
 
 
 async def test_results_count_towards_the_quota_of_their_owner(opened, scripted):
-    opened.runner.quota = Quota(stored_bytes=300_000)
+    opened.store.max_stored_bytes = 300_000
     lines = encoded([line(number) for number in range(1200)])  # of 130 bytes, with results of 400
     batch = await ended(opened, await created(opened, lines, "one"))
     assert (batch.status, [error.code for error in batch.errors]) == ("failed", ["quota_exceeded"])
@@ -250,7 +250,7 @@ async def steps_of(batches: OpenBatches) -> dict:
         "unfinished": store.unfinished,
         "sweep": batches.sweep,
         "commit": lambda: store.commit(batch.id, batch.position),
-        "check room": lambda: store.check_room("", 5, batches.quota),
+        "check room": lambda: store.check_room("", 5),
     }
 
 

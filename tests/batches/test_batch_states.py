@@ -66,7 +66,7 @@ class Batches(RuleBasedStateMachine):
     def run(self, work):
         async def main():
             async with open_database(Path(self.folder.name) / "database", SCHEMA) as database:
-                return await work(BatchStore(database, lambda: self.now))
+                return await work(BatchStore(database, clock=lambda: self.now))
 
         return trio.run(main)
 
@@ -169,7 +169,7 @@ TestBatches.settings = settings(max_examples=8, stateful_step_count=25, deadline
 async def test_files_and_batches_are_removed_after_their_time(tmp_path):
     now = 10_000_000
     async with open_database(tmp_path / "database", SCHEMA) as database:
-        store = BatchStore(database, lambda: now)
+        store = BatchStore(database, clock=lambda: now)
         for name, created_at, expires_at in (
             ("old", 0, None),
             ("new", now, None),

@@ -234,7 +234,6 @@ KINDS: Mapping[str, ModelKind] = {
     "chat": ModelKind(
         write=chat,
         vllm=("--enable-tokenizer-info-endpoint",),
-        ours=("--enable-tokenizer-info-endpoint",),
     ),
     "chat with another template": ModelKind(
         write=chat,

@@ -107,9 +107,15 @@ def scripted(folder: Path, **embeds: int) -> Callable[[Offload], Service]:
     config = Config(
         models=(str(folder),),
         network=NetworkConfig(max_body_bytes=2**28),
-        input=InputConfig(enable_prompt_embeds=True, media_cache_bytes=0),
+        input=InputConfig(enable_prompt_embeds=True),
     )
-    return lambda offload: Service(config, lambda *_: ScriptedRunner(**embeds), offload=offload)
+
+    def serve(offload: Offload) -> Service:
+        service = Service(config, lambda *_: ScriptedRunner(**embeds), offload=offload)
+        service.media.cache.max_bytes = 0
+        return service
+
+    return serve
 
 
 # -- token embeddings -----------------------------------------------------------------------------------
@@ -124,12 +130,11 @@ def write_wide_folder(folder: Path) -> Path:
 
 
 def bfloat16_tensor(rows: int) -> bytes:
-    """What torch.save writes for [rows, WIDTH] random bfloat16 numbers."""
+    """What safetensors writes for [rows, WIDTH] random bfloat16 numbers."""
     import torch
+    from safetensors.torch import save
 
-    file = io.BytesIO()
-    torch.save(torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(rows)).bfloat16(), file)
-    return file.getvalue()
+    return save({"embeds": torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(rows)).bfloat16()})
 
 
 @pytest.mark.parametrize("rows", [2048, 8192])

@@ -22,10 +22,8 @@ from tests.tensors import FORMS
 
 FEW, MANY = 120, 600
 
-MOST_PIXELS = 2**20
-
 MOST_GROWTH = 300 * 2**20
-"""Bytes: twice an image of the most pixels as floats, and what the decoders and threads keep."""
+"""Bytes: twice an image of ``small_images.MOST_PIXELS`` as floats, and what the decoders and threads keep."""
 
 CORPUS = ROOT / "tests" / "rendering"
 """``media/corpus`` and ``embeds/corpus`` have the shortest file that was found for each message, and status."""
@@ -34,10 +32,8 @@ FLAGS = (
     "--engine",
     "local",
     "--enable-prompt-embeds",
-    "--max-image-pixels",
-    str(MOST_PIXELS),
-    "--media-cache-bytes",
-    "0",
+    "--plugins",
+    "tests.end_to_end.programs.small_images",
 )
 
 
@@ -100,7 +96,7 @@ def embeds(width: int) -> Mapping[str, bytes]:
     return {
         **found,
         "half": FORMS["safetensors"](rows.half()),
-        "transposed": FORMS["torch.save"](rows.T.contiguous().T),
+        "columns first": FORMS["npy"](rows.T.contiguous().T),
     }
 
 

@@ -129,13 +129,13 @@ async def test_rows_are_cut_as_tokens_are(name: str, tmp_path: Path):
 async def test_a_bad_one_among_good_ones_is_named_and_leaves_nothing(name: str, tmp_path: Path):
     path = write_family(tmp_path / name, name)
     theirs = rounded(path, torch.float32)
-    good = [payload("torch.save", rows) for rows in theirs.rows]
+    good = [payload("safetensors", rows) for rows in theirs.rows]
     infinite = theirs.rows[2].clone()
     infinite[0, 3] = float("inf")
     bad = {
         "not finite": payload("safetensors", infinite),
         "wide": payload("npy", theirs.rows[2][:, 1:]),
-        "no rows": payload("torch.save", theirs.rows[2][:0]),
+        "no rows": payload("safetensors", theirs.rows[2][:0]),
         "unknown format": base64.b64encode(b"GIF89a" + bytes(99)).decode(),
         "base64": "größer",
     }
@@ -163,7 +163,7 @@ async def test_classes_are_those_of_the_text(name: str, tmp_path: Path):
         expected = [theirs(row).logits.softmax(-1)[0].numpy() for row in ids]
         rows = [theirs.get_input_embeddings()(row)[0].clone() for row in ids]
     async with serving_folder(path, inputs=TAKEN) as ours:
-        answer = await ours.post("/classify", prompt_embeds=[payload("torch.save", row) for row in rows])
+        answer = await ours.post("/classify", prompt_embeds=[payload("safetensors", row) for row in rows])
     assert farthest([item["probs"] for item in answer["data"]], expected) < TOLERANCE
 
 

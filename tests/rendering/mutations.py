@@ -1,9 +1,7 @@
 """Files that were right once: structures with numbers, names and lengths that no library writes."""
 
-import io
 import re
 import struct
-import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 
@@ -103,24 +101,6 @@ def edit_chunk(turn: int, inner: Mutation) -> Mutation:
     return mutate
 
 
-def edit_member(turn: int, inner: Mutation, compression: int) -> Mutation:
-    """Mutate one file of a zip, with the checksum that it should have then."""
-
-    def mutate(file: bytes) -> bytes:
-        try:
-            with zipfile.ZipFile(io.BytesIO(file)) as old:
-                members = [(name, old.read(name)) for name in old.namelist()]
-        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, zlib.error, EOFError, RuntimeError):
-            return file
-        written = io.BytesIO()
-        with zipfile.ZipFile(written, "w", compression) as new:
-            for number, (name, content) in enumerate(members):
-                new.writestr(name, inner(content) if number == turn % len(members) else content)
-        return written.getvalue()
-
-    return mutate
-
-
 PLAIN: st.SearchStrategy[Mutation] = st.one_of(
     st.builds(flip, SHARE, st.integers(1, 255)),
     st.builds(truncate, SHARE),
@@ -132,15 +112,9 @@ PLAIN: st.SearchStrategy[Mutation] = st.one_of(
     st.just(lambda file: file + bytes(2**20)),
 )
 
-ZEROS = st.just(lambda content: bytes(2**26))
-"""In a zip a thousandth of it."""
-
 MUTATIONS: st.SearchStrategy[Mutation] = st.one_of(
     PLAIN,
     st.builds(edit_chunk, st.integers(0, 5), PLAIN),
-    st.builds(
-        edit_member, st.integers(0, 5), PLAIN | ZEROS, st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-    ),
 )
 
 

@@ -12,6 +12,7 @@ from tests.server.programs import script
 from tests.server.server_process import SCRIPTED, launched
 
 SECRET = "SECRET-4711"
+WHOLE_LOG = "tests.server.programs.whole_log"
 LONG = f"{SECRET} hello " * 60
 
 TEXTS = (SECRET, LONG, [LONG], [SECRET, 5], {SECRET: SECRET}, [{"text": LONG}, {SECRET: 5}], [[LONG, LONG]], [[SECRET]])
@@ -54,7 +55,7 @@ def marked(answer: httpx.Response) -> bool:
 
 @pytest.mark.slow
 async def test_no_input_and_no_path_is_in_an_error_or_in_a_log(tmp_path, scripted_folder):
-    flags = ("--engine", "process", "--access-log", "--access-log-rate", "100000", "--served-model-name", "model")
+    flags = ("--engine", "process", "--access-log", "--served-model-name", "model", "--plugins", WHOLE_LOG)
     async with (
         launched(tmp_path, str(scripted_folder), *flags, command=SCRIPTED) as server,
         client_of(server.url) as client,

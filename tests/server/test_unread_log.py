@@ -33,7 +33,7 @@ async def test_a_server_whose_log_nobody_reads_answers_and_ends_and_the_log_lack
 ):
     """The pipe is full after a dozen requests."""
     unread, stderr = small_pipe()
-    flags = ("--access-log", "--access-log-rate", "100000")
+    flags = ("--access-log", "--plugins", "tests.server.programs.whole_log")
     async with launched(tmp_path, str(scripted_folder), *flags, command=SCRIPTED, stderr=stderr) as server:
         os.close(stderr)
         with trio.fail_after(LIMIT_S):

@@ -21,9 +21,10 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def log(clock, caplog) -> AccessLog:
+def log(clock, caplog, monkeypatch) -> AccessLog:
     caplog.set_level(logging.INFO)
-    return AccessLog(3, clock=clock)
+    monkeypatch.setattr("trio_pool_serve.telemetry.access_log.MAX_PER_PERIOD", 3)
+    return AccessLog(clock=clock)
 
 
 def statuses(caplog) -> list[object]:
@@ -48,8 +49,8 @@ def test_failures_have_a_rate_of_their_own(log, caplog):
 
 
 def test_without_the_access_log_only_failures_are_wanted():
-    assert [AccessLog(3, only_failures=True).wants(failed=failed) for failed in (False, True)] == [False, True]
-    assert [AccessLog(3).wants(failed=failed) for failed in (False, True)] == [True, True]
+    assert [AccessLog(only_failures=True).wants(failed=failed) for failed in (False, True)] == [False, True]
+    assert [AccessLog().wants(failed=failed) for failed in (False, True)] == [True, True]
 
 
 async def test_what_was_left_out_is_logged_once_a_second_and_in_the_end(log, caplog, autojump_clock):

@@ -1,11 +1,11 @@
 """Spans as a collector receives them: over a real socket, in protobuf."""
 
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from functools import partial
 
-import attrs
 import h11
 import pytest
 import trio
@@ -56,12 +56,13 @@ class Collector:
 
 
 @pytest.fixture
-async def collected() -> AsyncIterator[tuple[Collector, str]]:
-    """A collector and its URL. The service ends before it, and sends its last spans then."""
+async def collector(monkeypatch) -> AsyncIterator[Collector]:
+    """A collector that services send to. They end before it, and send their last spans then."""
     collector = Collector()
     async with trio.open_nursery() as nursery:
         (listener,) = await nursery.start(partial(trio.serve_tcp, collector.serve, 0, host="127.0.0.1"))
-        yield collector, f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{listener.socket.getsockname()[1]}")
+        yield collector
         nursery.cancel_scope.cancel(reason="the test is over")
 
 
@@ -72,11 +73,10 @@ def values_of(span) -> dict[str, object]:
     }  # fmt: skip
 
 
-async def trace(config, runner, url: str, *asked: tuple[dict, dict]) -> list[tuple[int, str]]:
-    """Ask a server that sends its spans to ``url``; return statuses and ``traceparent``."""
-    traced = attrs.evolve(config, logging=attrs.evolve(config.logging, otlp_endpoint=url))
+async def trace(config, runner, *asked: tuple[dict, dict]) -> list[tuple[int, str]]:
+    """Ask a server that traces; return statuses and ``traceparent``."""
     async with (
-        running(Service(traced, lambda *_: runner)) as service,
+        running(Service(config, lambda *_: runner)) as service,
         listening(service) as server,
         client_of(server) as client,
     ):
@@ -84,10 +84,9 @@ async def trace(config, runner, url: str, *asked: tuple[dict, dict]) -> list[tup
     return [(answer.status_code, answer.headers.get("traceparent", "")) for answer in answers]
 
 
-async def test_a_request_is_a_span_of_the_trace_that_its_client_began(config, scripted, collected):
-    collector, url = collected
+async def test_a_request_is_a_span_of_the_trace_that_its_client_began(config, scripted, collector):
     brought = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "mine"}
-    ((status, told),) = await trace(config, scripted, url, (EMBED, brought))
+    ((status, told),) = await trace(config, scripted, (EMBED, brought))
     assert status == 200
     (span,) = collector.spans
     assert collector.paths == [b"/v1/traces"]
@@ -112,15 +111,14 @@ async def test_a_request_is_a_span_of_the_trace_that_its_client_began(config, sc
     assert {"service.name": "trio-pool-serve"}.items() <= values_of(resource.resource).items()
 
 
-async def test_errors_are_marked_and_no_input_is_sent(config, scripted, collected):
-    collector, url = collected
+async def test_errors_are_marked_and_no_input_is_sent(config, scripted, collector):
 
     def fail(_):
         raise ValueError("SECRET")
 
     scripted.on_launch = fail
     wrong = {"input": "SECRET", "dimensions": 0}
-    answers = await trace(config, scripted, url, (EMBED, {}), (wrong, {"traceparent": "SECRET"}))
+    answers = await trace(config, scripted, (EMBED, {}), (wrong, {"traceparent": "SECRET"}))
     failed, refused = sorted(collector.spans, key=lambda span: span.start_time_unix_nano)
     assert [status for status, _ in answers] == [500, 400]
     assert failed.status.code == Status.STATUS_CODE_ERROR
@@ -131,24 +129,26 @@ async def test_errors_are_marked_and_no_input_is_sent(config, scripted, collecte
     assert not any(b"SECRET" in request.SerializeToString() for request in collector.requests)
 
 
-async def test_a_caller_may_leave_a_request_out_of_its_traces(config, scripted, collected):
-    collector, url = collected
-    ((status, told),) = await trace(config, scripted, url, (EMBED, {"traceparent": f"00-{TRACE}-{PARENT}-00"}))
+async def test_a_caller_may_leave_a_request_out_of_its_traces(config, scripted, collector):
+    ((status, told),) = await trace(config, scripted, (EMBED, {"traceparent": f"00-{TRACE}-{PARENT}-00"}))
     assert (status, told[:36], told[-3:]) == (200, f"00-{TRACE}-", "-00")
     assert not collector.spans
 
 
 async def test_a_collector_that_is_gone_holds_up_neither_a_request_nor_the_end(config, scripted, monkeypatch):
     monkeypatch.setattr("trio_pool_serve.telemetry.tracing.FLUSH_S", 0.01)
-    answers = await trace(config, scripted, "http://127.0.0.1:1", *[(EMBED, {})] * 3)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    answers = await trace(config, scripted, *[(EMBED, {})] * 3)
     assert [status for status, _ in answers] == [200] * 3
 
 
-async def test_the_environment_switches_it_on(config, scripted, collected, monkeypatch):
-    collector, url = collected
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+async def test_opentelemetry_s_own_variables_decide(config, scripted, collector, monkeypatch):
+    """An endpoint for traces is used as it is, the name of the service instead of the server's."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"{os.environ['OTEL_EXPORTER_OTLP_ENDPOINT']}/mine")
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
-    await trace(config, scripted, None, (EMBED, {}))
+    await trace(config, scripted, (EMBED, {}))
+    assert collector.paths == [b"/mine"]
     (request,) = collector.requests
     assert values_of(request.resource_spans[0].resource)["service.name"] == "mine"
 

@@ -14,7 +14,7 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.batches.batch_runner import RETRY_PAUSE_S, BatchRunner, BatchStatistics, LineRoutes
-from trio_pool_serve.batches.batch_store import SCHEMA, BatchStore, Quota
+from trio_pool_serve.batches.batch_store import SCHEMA, BatchStore
 from trio_pool_serve.batches.data_folder import DataFolder
 from trio_pool_serve.batches.open_batches import SWEEP_S, OpenBatches
 from trio_pool_serve.config import Config
@@ -109,7 +109,7 @@ class BatchApi:
         What fails is logged, and tried again. Cancellation: at once, but for what threads have begun; batches go on
         from their last commit with the next ``run``.
         """
-        self._is_running = self.config.batch.batch_api
+        self._is_running = self.config.batch.is_served
         task_status.started()
         if not self._is_running:
             return
@@ -221,12 +221,11 @@ class BatchApi:
 
     def _batches_in(self, database: Database) -> OpenBatches:
         batch = self.config.batch
-        store = BatchStore(database)
-        quota = Quota(batch.max_stored_bytes, batch.max_unfinished_batches)
-        runner = BatchRunner(store, self.folder, self.offload, self.config.network.max_body_bytes, quota)
+        store = BatchStore(database, batch.max_stored_bytes)
+        runner = BatchRunner(store, self.folder, self.offload, self.config.network.max_body_bytes)
         if self._routes is not None:
             runner.connect(self._routes)
-        return OpenBatches(self.folder, store, runner, self.offload, quota, batch.file_retention_days * DAY_S)
+        return OpenBatches(self.folder, store, runner, self.offload, batch.file_retention_days * DAY_S)
 
     async def _own(self, database: Database) -> None:
         opened = self._batches_in(database)

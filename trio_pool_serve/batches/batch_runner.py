@@ -14,7 +14,7 @@ from attrs import define, field, frozen
 from trio_pool_serve.access.key_usage import KeyUsage
 from trio_pool_serve.batches.batch_line import LineError
 from trio_pool_serve.batches.batch_state import FINAL, BatchStatus
-from trio_pool_serve.batches.batch_store import BatchStore, Quota
+from trio_pool_serve.batches.batch_store import BatchStore
 from trio_pool_serve.batches.data_folder import DataFolder
 from trio_pool_serve.batches.input_check import InputCheck
 from trio_pool_serve.batches.line_format import write_result
@@ -88,7 +88,6 @@ class BatchRunner:
     folder: DataFolder
     offload: Offload
     max_line_bytes: int
-    quota: Quota = field(factory=Quota)
     routes: LineRoutes | None = None
     _connected: trio.Event = field(init=False, factory=trio.Event)
     _nursery: trio.Nursery | None = field(default=None, init=False)
@@ -277,7 +276,7 @@ class BatchRunner:
             errors=self.folder.file(batch.error_id),
             compute=compute,
             write=write_result,
-            commit=partial(self.store.commit, batch.id, quota=self.quota),
+            commit=partial(self.store.commit, batch.id),
             offload=self.offload,
             max_line_bytes=self.max_line_bytes,
             on_progress=self._note_progress(batch.position),

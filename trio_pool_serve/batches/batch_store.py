@@ -56,35 +56,35 @@ class Page:
     newest_first: bool = True
 
 
-@frozen
-class Quota:
-    """Limits for one owner; 0 is none."""
-
-    stored_bytes: int = 0
-    unfinished_batches: int = 0
+MAX_UNFINISHED = 100
+"""Batches of one owner: quotas are computed from the records of all of them."""
 
 
 @define(eq=False)
 class BatchStore:
-    """The files and batches of all owners. What another owner has is not found: ``NotFoundError``."""
+    """The files and batches of all owners. What another owner has is not found: ``NotFoundError``.
+
+    ``max_stored_bytes`` are those of all files of one owner; 0 is any number.
+    """
 
     database: Database
+    max_stored_bytes: int = 0
     clock: Callable[[], float] = time.time
 
     # -- files ------------------------------------------------------------------------------------------------------
 
-    async def add_file(self, file: StoredFile, quota: Quota = Quota()) -> None:
+    async def add_file(self, file: StoredFile) -> None:
         """Store a file, whose bytes are on the disk. Raises ``QuotaExceededError``."""
 
         def add(connection: sqlite3.Connection) -> None:
-            _check_bytes(connection, file.owner, file.bytes, quota)
+            self._check_bytes(connection, file.owner, file.bytes)
             _insert_file(connection, file)
 
         await self.database.run(add)
 
-    async def check_room(self, owner: str, nbytes: int, quota: Quota) -> None:
+    async def check_room(self, owner: str, nbytes: int) -> None:
         """Raise ``QuotaExceededError`` if an owner may not store so many bytes more."""
-        await self.database.run(lambda connection: _check_bytes(connection, owner, nbytes, quota))
+        await self.database.run(lambda connection: self._check_bytes(connection, owner, nbytes))
 
     async def file(self, owner: str, file_id: str) -> StoredFile:
         """Return a file. Raises ``NotFoundError``."""
@@ -117,7 +117,7 @@ class BatchStore:
     # -- batches ----------------------------------------------------------------------------------------------------
 
     async def add_batch(
-        self, batch: StoredBatch, quota: Quota = Quota(), *, idempotency_key: str | None = None, request: bytes = b""
+        self, batch: StoredBatch, *, idempotency_key: str | None = None, request: bytes = b""
     ) -> StoredBatch:
         """Store a new batch, and return it; or the one that was created by the same request with the same key.
 
@@ -134,7 +134,8 @@ class BatchStore:
                 raise InvalidRequestError(
                     f"The file {source.id} has the purpose {source.purpose}, not batch.", param="input_file_id"
                 )
-            _check_batches(connection, batch.owner, quota)
+            self._check_bytes(connection, batch.owner, 0)
+            _check_number(connection, batch.owner)
             times = {"created_at": int(self.clock()), **batch.times}
             added = evolve(batch, digest=source.digest, input_created_at=source.created_at, times=times)
             connection.execute(
@@ -192,12 +193,12 @@ class BatchStore:
             return batch
         return await self.advance(batch_id, "cancelling")
 
-    async def commit(self, batch_id: str, position: Position, quota: Quota = Quota()) -> None:
+    async def commit(self, batch_id: str, position: Position) -> None:
         """Note how far a batch has come. Raises ``QuotaExceededError`` if its results take more than the owner may."""
 
         def change(connection: sqlite3.Connection) -> None:
             batch = _update_batch(connection, evolve(_find_batch(connection, None, batch_id), position=position))
-            _check_bytes(connection, batch.owner, 0, quota)
+            self._check_bytes(connection, batch.owner, 0)
 
         await self.database.run(change)
 
@@ -232,6 +233,19 @@ class BatchStore:
             return ids
 
         return await self.database.run(find)
+
+    def _check_bytes(self, connection: sqlite3.Connection, owner: str, nbytes: int) -> None:
+        if not self.max_stored_bytes:
+            return
+        row = connection.execute("SELECT COALESCE(SUM(bytes), 0) AS stored FROM files WHERE owner = ?", (owner,))
+        stored = row.fetchone()["stored"]
+        for unfinished in connection.execute("SELECT record FROM batches WHERE owner = ? AND NOT is_final", (owner,)):
+            position = _decode(unfinished, StoredBatch).position
+            stored += position.output_bytes + position.error_bytes
+        if stored + nbytes > self.max_stored_bytes:
+            raise QuotaExceededError(
+                f"All files together may have {self.max_stored_bytes} bytes; there are {stored} already. Delete some."
+            )
 
 
 def _insert_file(connection: sqlite3.Connection, file: StoredFile) -> None:
@@ -279,29 +293,12 @@ def _of_key(connection: sqlite3.Connection, owner: str, idempotency_key: str, re
     return _decode(row, StoredBatch)
 
 
-def _check_bytes(connection: sqlite3.Connection, owner: str, nbytes: int, quota: Quota) -> None:
-    if not quota.stored_bytes:
-        return
-    row = connection.execute("SELECT COALESCE(SUM(bytes), 0) AS stored FROM files WHERE owner = ?", (owner,)).fetchone()
-    stored = row["stored"]
-    for unfinished in connection.execute("SELECT record FROM batches WHERE owner = ? AND NOT is_final", (owner,)):
-        position = _decode(unfinished, StoredBatch).position
-        stored += position.output_bytes + position.error_bytes
-    if stored + nbytes > quota.stored_bytes:
-        raise QuotaExceededError(
-            f"All files together may have {quota.stored_bytes} bytes; there are {stored} already. Delete some."
-        )
-
-
-def _check_batches(connection: sqlite3.Connection, owner: str, quota: Quota) -> None:
-    _check_bytes(connection, owner, 0, quota)
-    if not quota.unfinished_batches:
-        return
+def _check_number(connection: sqlite3.Connection, owner: str) -> None:
     row = connection.execute(
         "SELECT COUNT(*) AS unfinished FROM batches WHERE owner = ? AND NOT is_final", (owner,)
     ).fetchone()
-    if row["unfinished"] >= quota.unfinished_batches:
-        raise QuotaExceededError(f"There may be {quota.unfinished_batches} unfinished batches, and there are.")
+    if row["unfinished"] >= MAX_UNFINISHED:
+        raise QuotaExceededError(f"There may be {MAX_UNFINISHED} unfinished batches, and there are.")
 
 
 def _page(

@@ -26,8 +26,8 @@ class DataFolder:
     @classmethod
     def of(cls, config: Config) -> "DataFolder":
         """Return the folder of the settings; by default one of the user's for this port, or for this Unix socket."""
-        if config.batch.data_dir is not None:
-            return cls(config.batch.data_dir.absolute())
+        if config.batch.data_dir:
+            return cls(Path(config.batch.data_dir).absolute())
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         uds = config.network.unix_socket
         name = f"port-{config.network.port}" if uds is None else f"uds-{sha256(bytes(uds.absolute())).hexdigest()[:16]}"

@@ -11,7 +11,7 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.batches.batch_runner import BatchRunner
-from trio_pool_serve.batches.batch_store import BatchStore, Quota
+from trio_pool_serve.batches.batch_store import BatchStore
 from trio_pool_serve.batches.data_folder import DataFolder
 from trio_pool_serve.batches.stored_records import StoredBatch, StoredFile, new_id
 from trio_pool_serve.storage.durable_files import AppendedFile, publish
@@ -48,7 +48,6 @@ class OpenBatches:
     store: BatchStore
     runner: BatchRunner
     offload: Offload
-    quota: Quota
     retention_s: float
     uploads: trio.CapacityLimiter = field(
         init=False, factory=lambda: trio.CapacityLimiter(max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
@@ -89,7 +88,7 @@ class OpenBatches:
             nonlocal mine
             mine += nbytes
             self._incomplete[owner] = self._incomplete.get(owner, 0) + nbytes
-            await self.store.check_room(owner, self._incomplete[owner], self.quota)
+            await self.store.check_room(owner, self._incomplete[owner])
 
         try:
             await reserve(announced)
@@ -122,7 +121,7 @@ class OpenBatches:
             path = self.folder.file(file.id)
             await self.offload.run("files", partial(publish, self.folder.upload(file.id), path))
             try:
-                await self.store.add_file(file, self.quota)
+                await self.store.add_file(file)
             except Exception:
                 await self.offload.run("files", partial(self.folder.remove_file, file.id))
                 raise
@@ -142,7 +141,7 @@ class OpenBatches:
         """
         # Not cancelled: a batch that is stored is to be run.
         with trio.fail_after(TRANSACTION_TIMEOUT_S, shield=True):
-            added = await self.store.add_batch(batch, self.quota, idempotency_key=idempotency_key, request=request)
+            added = await self.store.add_batch(batch, idempotency_key=idempotency_key, request=request)
             if added.id == batch.id:
                 self.runner.start(added)
         return added

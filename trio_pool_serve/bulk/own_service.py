@@ -42,7 +42,7 @@ async def open_own_service(
         processes=ProcessesConfig(engine=None if has_gpu(options.loading) else "local", replicas=options.replicas),
         threads=ThreadsConfig(steady_threads=True, niceness=0, idle_batches=False),
         logging=LoggingConfig(log_level="warning"),
-        batch=BatchConfig(batch_api=False),  # a server's data folder is not for this process
+        batch=BatchConfig(data_dir=""),  # a server's data folder is not for this process
     )
     async with open_service(config) as service:
         yield service

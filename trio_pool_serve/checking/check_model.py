@@ -98,7 +98,7 @@ def _in_this_process(config: Config) -> Config:
         config,
         processes=evolve(config.processes, engine="local", api_workers=1),
         logging=LoggingConfig(log_level="error"),
-        batch=BatchConfig(batch_api=False),  # a server's data folder is not for this process
+        batch=BatchConfig(data_dir=""),  # a server's data folder is not for this process
     )
 
 

@@ -1,6 +1,5 @@
 """Settings of the Batch API."""
 
-from pathlib import Path
 from typing import Annotated
 
 from attrs import field, frozen
@@ -15,12 +14,11 @@ from trio_pool_serve.config.help import help_
 class BatchConfig:
     """The Batch API: files of requests, and where they and their results are stored."""
 
-    batch_api: Annotated[bool, help_("Serve OpenAI's Files and Batch API: `/v1/files` and `/v1/batches`.")] = True
     data_dir: Annotated[
-        Path | None,
+        str | None,
         help_(
             "Directory for uploaded files, batches and their results. One server uses it at a time; it is created with "
-            "the first upload.",
+            "the first upload. An empty value: `/v1/files` and `/v1/batches` are not served.",
             default="`trio_pool_serve/port-PORT` in `$XDG_STATE_HOME` or `~/.local/state`",
         ),
     ] = None
@@ -34,6 +32,8 @@ class BatchConfig:
     max_stored_bytes: Annotated[
         int, help_("Maximum size of all files of one API key in bytes, results included; 0 for any size.")
     ] = field(default=20 * 2**30, validator=ge(0))
-    max_unfinished_batches: Annotated[
-        int, help_("Maximum number of unfinished batches of one API key; 0 for any number.")
-    ] = field(default=100, validator=ge(0))
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the Files and Batch API is served."""
+        return self.data_dir != ""

@@ -1,14 +1,18 @@
 """Settings that limit the duration of requests, and their inputs other than text."""
 
 import re
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated
 
 from attrs import field, frozen
-from attrs.validators import ge, gt, matches_re
+from attrs.validators import gt
 from cyclopts import Group, Parameter
 
 from trio_pool_serve.config.help import help_, switch
+
+HOST = re.compile(r"[\w.*-]+", re.ASCII)
+"""A host name, or ``*.`` and a name for its subdomains."""
 
 
 @Parameter(name="*", group=Group("Time limits", sort_key=6))
@@ -38,9 +42,6 @@ class TimeLimitsConfig:
 class InputConfig:
     """Inputs other than text, and where they may come from."""
 
-    enable_tokenizer_info_endpoint: Annotated[
-        bool, switch("Serve `/tokenizer_info`: the tokenizer's settings and the chat template.")
-    ] = False
     trust_request_chat_template: Annotated[
         bool,
         switch(
@@ -61,29 +62,39 @@ class InputConfig:
     allowed_media_domains: Annotated[
         str,
         help_(
-            "Comma-separated hosts from which images may be fetched, redirects included. A host does not include its "
-            "subdomains: `*.example.org` allows those of `example.org`, but not `example.org` itself.",
-            default="any",
+            "Comma-separated hosts, private networks and private addresses (`cdn.example.org`, `10.0.0.0/8`, "
+            "`192.168.1.5`) from which images may be fetched: if hosts are listed, a URL's host must be one of them "
+            "(`*.example.org`: any subdomain of `example.org`) or an address in a listed network, and whatever is "
+            "listed, all addresses of the host must be on the public internet or in a listed network.",
+            default="any host on the public internet",
         ),
-    ] = field(default="", validator=matches_re(r"[\w.*, -]*", re.ASCII))
-    allow_private_media: Annotated[
-        bool, switch("Also fetch images from addresses that are not on the public internet.")
-    ] = False
-    max_media_bytes: Annotated[int, help_("Maximum size of an image file in bytes, before base64 encoding.")] = field(
-        default=20 * 2**20, validator=gt(0)
-    )
-    max_image_pixels: Annotated[
-        int, help_("Maximum number of pixels of an image; larger ones are refused before they are decoded.")
-    ] = field(default=50_000_000, validator=gt(0))
-    max_images_per_input: Annotated[int, help_("Maximum number of images in one input.")] = field(
-        default=16, validator=gt(0)
-    )
-    media_cache_bytes: Annotated[
-        int, help_("Maximum size of the cache of preprocessed images in bytes; 0 disables it.")
-    ] = field(default=256 * 2**20, validator=ge(0))
+    ] = ""
+
+    def __attrs_post_init__(self) -> None:
+        self.media_networks  # noqa: B018  (raises)
 
     @property
     def media_domains(self) -> frozenset[str]:
-        """The hosts of ``allowed_media_domains``, in lower case."""
-        names = (name.strip().lower() for name in self.allowed_media_domains.split(","))
-        return frozenset(name for name in names if name)
+        """The hosts of ``allowed_media_domains``, in lower case; public addresses and networks are hosts, too."""
+        entries = self._media_entries.items()
+        return frozenset(entry for entry, network in entries if network is None or network.network_address.is_global)
+
+    @property
+    def media_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """The networks and addresses of ``allowed_media_domains``. Raises ``ValueError``."""
+        return tuple(network for network in self._media_entries.values() if network is not None)
+
+    @property
+    def _media_entries(self) -> dict[str, IPv4Network | IPv6Network | None]:
+        entries = (entry.strip().lower() for entry in self.allowed_media_domains.split(","))
+        return {entry: _network_of(entry) for entry in entries if entry}
+
+
+def _network_of(entry: str) -> IPv4Network | IPv6Network | None:
+    """Return the network, or that of one address; ``None`` for a host name. Raises ``ValueError`` for neither."""
+    try:
+        return ip_network(entry)
+    except ValueError as error:
+        if HOST.fullmatch(entry):
+            return None
+        raise ValueError(f"--allowed-media-domains: {entry} is neither a host nor a network: {error}.") from error

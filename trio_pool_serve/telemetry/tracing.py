@@ -9,11 +9,10 @@ from typing import Any, NoReturn
 import trio
 from attrs import define, field
 
-from trio_pool_serve.config import LoggingConfig
 from trio_pool_serve.telemetry.span_attributes import DURATION, attributes_at_end, attributes_at_start
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-"""Standard environment variables, each of which switches traces on like ``--otlp-endpoint``."""
+"""OpenTelemetry's environment variables, each of which switches traces on; the exporter reads them."""
 
 FLUSH_S = 3.0
 """Most seconds that the last spans may take to be sent when the server ends."""
@@ -22,30 +21,29 @@ SERVICE_NAME = "trio-pool-serve"
 """Unless ``OTEL_SERVICE_NAME`` is set."""
 
 
-def is_switched_on(config: LoggingConfig) -> bool:
+def is_switched_on() -> bool:
     """Whether requests are traced. Raises ``ValueError`` if they cannot be: OpenTelemetry is not installed."""
-    if config.otlp_endpoint is None and not any(os.environ.get(name) for name in ENDPOINTS):
+    if not any(os.environ.get(name) for name in ENDPOINTS):
         return False
     if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter.otlp.proto.http") is None:
-        raise ValueError("Traces (--otlp-endpoint, or OTEL_EXPORTER_OTLP_ENDPOINT) need trio-pool-serve[otel].")
+        raise ValueError("Traces (OTEL_EXPORTER_OTLP_ENDPOINT) need trio-pool-serve[otel].")
     return True
 
 
-def open_tracing(config: LoggingConfig) -> "Tracing | None":
+def open_tracing() -> "Tracing | None":
     """Return what traces requests, ``None`` if that is off. Raises as ``is_switched_on``."""
-    return Tracing(config.otlp_endpoint) if is_switched_on(config) else None
+    return Tracing() if is_switched_on() else None
 
 
 @define(eq=False)
 class Tracing:
-    """Makes spans, and sends them to ``endpoint`` or where the environment says.
+    """Makes spans, and sends them where the environment says.
 
     The SDK's ``BatchSpanProcessor`` sends in a daemon thread of its own, up to 512 spans at a time, and drops what is
     more than 2048 behind: a collector that is slow or gone holds up no request. The variables ``OTEL_*`` of the SDK
     hold, those of sampling among them; by default the caller's decision counts, and all others are sampled.
     """
 
-    endpoint: str | None
     _provider: Any = field(init=False)
     _tracer: Any = field(init=False)
     _context: Any = field(init=False)
@@ -58,10 +56,9 @@ class Tracing:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": SERVICE_NAME}
-        url = None if self.endpoint is None else f"{self.endpoint.rstrip('/')}/v1/traces"
         # ``run`` flushes; what the SDK does at exit has no bound.
         self._provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self._provider.get_tracer("trio_pool_serve")
         self._context = TraceContextTextMapPropagator()
 

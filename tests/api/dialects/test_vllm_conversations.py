@@ -15,7 +15,7 @@ from tests.rendering.chat.chat_folders import CHATML, write_chat_folder
 from tests.rendering.media.images import data_url
 from tests.scripted_runner import ScriptedRunner
 from tests.tables import each
-from trio_pool_serve.config import Config, InputConfig, ModelConfig
+from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.service import Service
@@ -233,11 +233,7 @@ def given_template(request, tmp_path: Path) -> str:
 
 
 async def test_the_flag_replaces_the_model_s_template(chat_folder, scripted, given_template):
-    settings = {
-        "loading": ModelConfig(chat_template=given_template),
-        "input": InputConfig(enable_tokenizer_info_endpoint=True),
-    }
-    async with serving(chat_folder, scripted, **settings) as client:
+    async with serving(chat_folder, scripted, loading=ModelConfig(chat_template=given_template)) as client:
         tokens = (await post(client, "/tokenize", messages=TURNS))["tokens"]
         assert (await post(client, "/detokenize", tokens=tokens))["prompt"] == "X:X:"
         assert (await client.get("/tokenizer_info")).json()["chat_template"] == KNOWS_DEVELOPER
@@ -254,11 +250,8 @@ def test_a_template_that_is_no_file_or_cannot_be_parsed_is_refused_at_the_start(
     assert read_model_folder(chat_folder, ModelConfig(chat_template=spoken)).chat_template == spoken
 
 
-async def test_the_tokenizer_s_settings_are_told_with_the_flag_only(client, chat_folder, scripted):
-    assert (await client.get("/tokenizer_info")).status_code == 404
-    settings = {"input": InputConfig(enable_tokenizer_info_endpoint=True)}
-    async with serving(chat_folder, scripted, **settings) as told:
-        info = (await told.get("/tokenizer_info")).json()
+async def test_the_tokenizer_s_settings_are_told(client):
+    info = (await client.get("/tokenizer_info")).json()
     assert info["chat_template"] == CHATML
     assert info["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert (info["model_max_length"], info["eos_token"]) == (512, "</s>")

@@ -38,11 +38,7 @@ NEEDED = {
 
 @asynccontextmanager
 async def serving(config: Config, scripted, **network) -> AsyncIterator[httpx.AsyncClient]:
-    config = attrs.evolve(
-        config,
-        network=attrs.evolve(config.network, api_key=KEY, **network),
-        input=attrs.evolve(config.input, enable_tokenizer_info_endpoint=True),
-    )
+    config = attrs.evolve(config, network=attrs.evolve(config.network, api_key=KEY, **network))
     async with (
         running(Service(config, lambda *_: scripted)) as service,
         listening(service) as url,

@@ -13,6 +13,7 @@ import trio
 from tests.batches.line_files import ENDPOINT, decoded, encoded, line
 from tests.conftest import client_of, listening, running
 from trio_pool_serve.access import key_usage
+from trio_pool_serve.batches import batch_store
 from trio_pool_serve.config import BatchConfig, Config, NetworkConfig
 from trio_pool_serve.service import Service
 
@@ -336,8 +337,9 @@ async def test_what_one_key_has_does_not_exist_for_another(config, scripted):
             await unknown.files.list()
 
 
-async def test_quotas_are_of_each_key(config, scripted):
-    batch_config = attrs.evolve(config.batch, max_stored_bytes=3000, max_unfinished_batches=1)
+async def test_quotas_are_of_each_key(config, scripted, monkeypatch):
+    monkeypatch.setattr(batch_store, "MAX_UNFINISHED", 1)
+    batch_config = attrs.evolve(config.batch, max_stored_bytes=3000)
     config = attrs.evolve(config, network=NetworkConfig(api_key="one,two"), batch=batch_config)
     async with (
         running(Service(config, lambda *_: scripted)) as service,
@@ -403,7 +405,7 @@ async def test_a_batch_waits_for_the_limits_of_its_key_and_no_other_batch_for_it
 
 
 async def test_the_api_can_be_switched_off(config, scripted):
-    config = attrs.evolve(config, batch=attrs.evolve(config.batch, batch_api=False))
+    config = attrs.evolve(config, batch=BatchConfig(data_dir=""))
     async with (
         running(Service(config, lambda *_: scripted)) as service,
         listening(service) as url,

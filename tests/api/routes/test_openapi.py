@@ -5,9 +5,8 @@ import re
 import attrs
 import msgspec
 import pytest
-from attrs import evolve
 
-from tests.conftest import assert_idle, client_of, listening, running
+from tests.conftest import assert_idle
 from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.dialects.invocations import INVOCATIONS
 from trio_pool_serve.api.http.dispatch import decode_body, endpoints_by_path
@@ -16,7 +15,6 @@ from trio_pool_serve.api.routes.openapi import ASSETS
 from trio_pool_serve.app import create_app
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError
-from trio_pool_serve.service import Service
 
 
 async def document(client) -> dict:
@@ -25,15 +23,8 @@ async def document(client) -> dict:
     return answer.json()
 
 
-@pytest.mark.parametrize("tokenizer_info", [False, True])
-async def test_every_route_is_described_and_nothing_else(config, scripted, tokenizer_info):
-    config = evolve(config, input=evolve(config.input, enable_tokenizer_info_endpoint=tokenizer_info))
-    async with (
-        running(Service(config, lambda *_: scripted)) as service,
-        listening(service) as url,
-        client_of(url) as client,
-    ):
-        await assert_described(client, config, service)
+async def test_every_route_is_described_and_nothing_else(client, config, service):
+    await assert_described(client, config, service)
 
 
 async def assert_described(client, config, service) -> None:

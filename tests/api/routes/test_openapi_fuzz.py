@@ -22,14 +22,7 @@ from tests.server.server_process import ServerProcess, serving
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
-FLAGS = (
-    "--engine",
-    "local",
-    "--served-model-name",
-    "m,*",
-    "--enable-tokenizer-info-endpoint",
-    "--enable-prompt-embeds",
-)
+FLAGS = ("--engine", "local", "--served-model-name", "m,*", "--enable-prompt-embeds")
 
 FEW, MANY = 6, 15
 

@@ -268,8 +268,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def reads_images(loader: ScriptedLoader, **format_: Any) -> dict[str, Any]:
-    settings = InputConfig(max_images_per_input=4)
-    return {"media": loader, "image_format": ScriptedFormat(IMAGE, **format_), "settings": settings}
+    return {"media": loader, "image_format": ScriptedFormat(IMAGE, **format_)}
 
 
 async def test_images_take_their_places_among_the_tokens_in_order(folder, loader):
@@ -328,8 +327,8 @@ async def test_images_that_are_too_long_together_end_the_loading_of_the_rest(fol
 
 async def test_too_many_images_and_images_for_a_model_of_texts_are_refused_before_any_is_loaded(folder, loader):
     async with rendering(folder, **reads_images(loader)) as renderer:
-        with pytest.raises(InvalidRequestError, match="5 images; at most 4"):
-            await renderer.render(sees(*["tokens:1"] * 5), NO_SPECIAL)
+        with pytest.raises(InvalidRequestError, match="17 images; at most 16"):
+            await renderer.render(sees(*["tokens:1"] * 17), NO_SPECIAL)
     async with rendering(folder) as renderer:
         for prompt in (sees("tokens:1"), ContentPrompt((ImagePart("tokens:1"),))):
             with pytest.raises(InvalidRequestError, match="texts only"):

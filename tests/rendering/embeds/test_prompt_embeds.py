@@ -1,7 +1,6 @@
 """Serialised matrices to numbers: every form in every type, and nothing that only looks like one."""
 
 import base64
-import contextlib
 import gc
 import itertools
 import sys
@@ -12,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, strategies
 
-from tests.tensors import FORMS, HOSTILE, MAX_ROWS, ROWS, WIDTH, as_npy, as_torch, numpy_file
+from tests.tensors import FORMS, HOSTILE, MAX_ROWS, ROWS, WIDTH, as_npy, numpy_file
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.prompts import EmbedsPrompt, RenderingParams
 from trio_pool_serve.rendering.embeds.prompt_embeds import DECODE_CHUNK_CHARACTERS, EmbedsFormat
@@ -38,45 +37,6 @@ def test_every_form_holds_every_type_that_it_has_exactly(form, dtype):
     rendered = render(FORMS[form](rows))
     assert torch.equal(to_device(rendered.embeds, torch.device("cpu")), rows)
     assert rendered.token_ids.tolist() == [0] * len(rows)
-
-
-@pytest.mark.parametrize(
-    "view",
-    [
-        ROWS.T.contiguous().T,
-        torch.cat([ROWS, ROWS])[2:6],
-        torch.cat([ROWS, ROWS])[::2],
-        torch.cat([ROWS, ROWS], dim=1)[:, ::2],
-        ROWS[0].expand(1, WIDTH),
-        ROWS.T.contiguous().T[2:3],
-        torch.as_strided(ROWS, (1, WIDTH), (0, 3)),
-    ],
-    ids=["transposed", "slice", "every other row", "every other column", "one row", "column", "strided"],
-)
-def test_views_are_read_as_torch_reads_them(view):
-    assert np.array_equal(render(as_torch(view)).embeds, view.numpy())
-
-
-@strategies.composite
-def views(draw: strategies.DrawFn) -> torch.Tensor:
-    """Two dimensions of 40 numbers, with any strides that stay within them."""
-    left, sizes, strides = 39, [], []
-    for _ in range(2):
-        sizes.append(draw(strategies.integers(1, 30)))
-        strides.append(draw(strategies.integers(0, left // max(sizes[-1] - 1, 1))))
-        left -= (sizes[-1] - 1) * strides[-1]
-    return torch.arange(40.0).as_strided(sizes, strides)
-
-
-@given(views())
-def test_no_number_is_read_twice_whatever_the_strides_are(view):
-    embeds_format = EmbedsFormat(view.shape[1], 64)
-    if len(view.unique()) < view.numel():
-        with pytest.raises(InvalidRequestError, match="overlapping"):
-            render(as_torch(view), embeds_format)
-    else:
-        with contextlib.suppress(InvalidRequestError):  # of rows that are interleaved like the teeth of two combs
-            assert np.array_equal(render(as_torch(view), embeds_format).embeds, view.numpy())
 
 
 @pytest.mark.parametrize(("form", "dtype"), FORMS_AND_TYPES)
@@ -119,11 +79,6 @@ def test_threads_read_headers_whenever_the_collector_comes():
         assert len(list(threads.map(read, range(10_000)))) == 10_000
 
 
-def test_what_torch_may_write_besides_changes_nothing():
-    for stored in (as_torch(ROWS.clone().requires_grad_()), as_torch(ROWS, pickle_protocol=4)):
-        assert np.array_equal(render(stored).embeds, ROWS.numpy())
-
-
 def test_columns_first_is_read_as_numpy_reads_it():
     assert np.array_equal(render(numpy_file(np.asfortranarray(ROWS.numpy()))).embeds, ROWS.numpy())
 
@@ -145,7 +100,7 @@ def test_a_payload_is_taken_for_no_fewer_rows_than_it_has(form, dtype):
 
 
 def test_rows_are_cut_off_as_tokens_are():
-    stored = as_torch(ROWS)
+    stored = as_npy(ROWS)
     assert np.array_equal(render(stored, truncate_to=3).embeds, ROWS[:3].numpy())
     assert np.array_equal(render(stored, truncate_to=3, truncation_side="left").embeds, ROWS[-3:].numpy())
     assert np.array_equal(render(stored, truncate_to=64).embeds, ROWS.numpy())
@@ -167,7 +122,7 @@ def test_what_is_no_matrix_is_refused(name):
     assert caught.value.field == "prompts"
 
 
-GOOD = base64.b64encode(as_torch(ROWS))
+GOOD = base64.b64encode(as_npy(ROWS))
 
 
 @pytest.mark.parametrize(

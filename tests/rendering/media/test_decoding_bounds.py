@@ -9,7 +9,7 @@ from PIL import Image
 
 from tests.rendering.media.images import chunk, empty_scan, jpeg, mean_scan, png, run_length_bmp, segment, zeros
 from trio_pool_serve.errors import MediaError
-from trio_pool_serve.rendering.media.decoding import MediaLimits, decode_image
+from trio_pool_serve.rendering.media.decoding import decode_image
 from trio_pool_serve.rendering.media.decoding_bounds import (
     MAX_INFLATED_CHUNKS,
     MAX_JPEG_SEGMENTS,
@@ -21,14 +21,13 @@ from trio_pool_serve.rendering.media.decoding_bounds import (
 pytestmark = pytest.mark.unit
 
 SIDE = 1000
-LIMITS = MediaLimits(max_bytes=20 * 2**20, max_pixels=SIDE * SIDE)
 SCANS = MAX_SCANS_AT_MAX_PIXELS
 FIRST, LATER = mean_scan(SIDE, SIDE), empty_scan(SIDE, SIDE)
 PIXEL = chunk(b"IDAT", zlib.compress(b"\0\0"))
 
 
 def decoded(content: bytes) -> Image.Image:
-    return decode_image(content, LIMITS)
+    return decode_image(content, SIDE * SIDE)
 
 
 def noise(mode: str, width: int, height: int) -> Image.Image:

@@ -3,6 +3,7 @@
 import gzip
 import socket
 import ssl
+from ipaddress import ip_network
 
 import pytest
 import trio
@@ -11,7 +12,7 @@ import trustme
 from tests.rendering.media.image_server import ImageServer, drips, never, redirects, says, serving
 from tests.rendering.media.images import encoded
 from trio_pool_serve.errors import InvalidRequestError, MediaError, OverloadedError
-from trio_pool_serve.rendering.media.addresses import is_any_address, is_public
+from trio_pool_serve.rendering.media import fetching as fetching_module
 from trio_pool_serve.rendering.media.fetching import (
     MAX_ADDRESSES,
     MAX_CONCURRENT_FETCHES,
@@ -27,11 +28,12 @@ from trio_pool_serve.types import Client
 IMAGE = encoded()
 LIMIT = 10_000
 FOREVER = 60.0
+ANY_ADDRESS = (ip_network("0.0.0.0/0"), ip_network("::/0"))
 NO_ADDRESS = "The host of an image has no address that images are fetched from."
 
 
 def fetcher(**options) -> ImageFetcher:
-    options = {"timeout_s": FOREVER, "max_bytes": LIMIT, "is_allowed": is_any_address, **options}
+    options = {"timeout_s": FOREVER, "max_bytes": LIMIT, "networks": ANY_ADDRESS, **options}
     return ImageFetcher(Offload(), **options)
 
 
@@ -354,29 +356,27 @@ PRIVATE_HOSTS = [
 
 @pytest.mark.parametrize("host", PRIVATE_HOSTS)
 async def test_private_addresses_are_not_connected_to(server: ImageServer, host):
-    assert await refused(fetcher(is_allowed=is_public), server.url("/image", host)) == NO_ADDRESS
+    assert await refused(fetcher(networks=()), server.url("/image", host)) == NO_ADDRESS
     assert server.heads == []
 
 
 async def test_a_host_that_does_not_exist_is_not_told_from_one_that_is_private():
-    assert await refused(fetcher(is_allowed=is_public), "http://no-such-host.invalid/") == NO_ADDRESS
+    assert await refused(fetcher(networks=()), "http://no-such-host.invalid/") == NO_ADDRESS
 
 
 async def test_a_public_name_with_a_private_address_is_not_connected_to(server: ImageServer):
     names = Names(images_example_org=[["127.0.0.1"]], both_example_org=[["8.8.8.8", "127.0.0.1"]])
     for host in ("images.example.org", "both.example.org"):
-        assert (
-            await refused(fetcher(is_allowed=is_public, resolver=Resolver(names)), server.url("/image", host))
-            == NO_ADDRESS
-        )
+        assert await refused(fetcher(networks=(), resolver=Resolver(names)), server.url("/image", host)) == NO_ADDRESS
     assert server.heads == []
 
 
-async def test_a_host_of_very_many_addresses_is_not_connected_to(server: ImageServer):
+async def test_a_host_of_very_many_addresses_is_not_connected_to(server: ImageServer, monkeypatch):
     addresses = [f"127.0.1.{n}" for n in range(MAX_ADDRESSES)]
     names = Names(few_test=[["127.0.0.1", *addresses[1:]]], many_test=[["127.0.0.1", *addresses]])
     looked_at: list[str] = []
-    fetching = fetcher(is_allowed=lambda address: not looked_at.append(address), resolver=Resolver(names))
+    monkeypatch.setattr(fetching_module, "is_public", lambda address: not looked_at.append(address))
+    fetching = fetcher(networks=(), resolver=Resolver(names))
     assert await refused(fetching, server.url("/image", "many.test")) == NO_ADDRESS
     assert looked_at == []
     assert b"".join(await fetching.fetch(server.url("/image", "few.test"), held())) == IMAGE
@@ -384,10 +384,10 @@ async def test_a_host_of_very_many_addresses_is_not_connected_to(server: ImageSe
 
 
 async def test_a_redirect_to_a_private_address_is_not_followed():
-    """One address of this machine is taken for a public one, so that there is something to be redirected by."""
-    fetching = fetcher(is_allowed=lambda address: address == "127.0.0.1")
+    """One address of this machine is allowed, so that there is something to be redirected by."""
+    fetching = fetcher(networks=[ip_network("127.0.0.1")])
     async with serving({"/image": says(IMAGE)}) as inner:
-        targets = [inner.url("/image", host) for host in ("127.0.0.2", "[::1]", "10.0.0.1")]
+        targets = [inner.url("/image", host) for host in ("127.0.0.2", "[::1]", "10.0.0.1", "169.254.169.254")]
         async with serving({f"/{n}": redirects(target) for n, target in enumerate(targets)}) as outer:
             for n in range(len(targets)):
                 assert await refused(fetching, outer.url(f"/{n}")) == NO_ADDRESS
@@ -446,15 +446,40 @@ async def test_redirects_to_elsewhere_are_not_followed(location):
 
 async def test_only_allowed_hosts_are_asked(server: ImageServer):
     names = {"images_example_org": [["127.0.0.1"]], "example_org": [["127.0.0.1"]], "a_b_test": [["127.0.0.1"]]}
-    fetching = fetcher(domains=frozenset({"example.org", "*.b.test"}), resolver=Resolver(Names(**names)))
+    fetching = fetcher(
+        domains=frozenset({"example.org", "*.b.test"}),
+        networks=[ip_network("127.0.0.1")],
+        resolver=Resolver(Names(**names)),
+    )
     for host in ("example.org", "EXAMPLE.org", "example.org.", "a.b.test"):
         assert b"".join(await fetching.fetch(server.url("/image", host), held())) == IMAGE
     asked = len(server.heads)
-    for host in ("images.example.org", "b.test", "xb.test", "example.org.evil.test", "127.0.0.1", "evil-example.org"):
+    for host in (
+        "images.example.org",
+        "b.test",
+        "xb.test",
+        "example.org.evil.test",
+        "127.0.0.2",
+        "2130706433",
+        "evil-example.org",
+    ):
         assert "--allowed-media-domains" in await refused(fetching, server.url("/image", host), InvalidRequestError)
-    server.answers["/image"] = redirects(server.url("/image", "127.0.0.1"))
+    server.answers["/image"] = redirects(server.url("/image", "127.0.0.2"))
     assert "not followed" in await refused(fetching, server.url("/image", "example.org"))
     assert len(server.heads) == asked + 1
+
+
+async def test_addresses_in_listed_networks_are_asked_though_they_are_not_public(server: ImageServer):
+    """Whether or not hosts are listed, too; all addresses of a host are in the networks, or public."""
+    names = {"example_org": [["127.0.0.1"]], "both_example_org": [["127.0.0.1", "127.0.0.2"]]}
+    networks = [ip_network("127.0.0.1"), ip_network("10.0.0.0/8")]
+    for domains in (frozenset[str](), frozenset({"*.example.org", "example.org"})):
+        fetching = fetcher(domains=domains, networks=networks, resolver=Resolver(Names(**names)))
+        for host in ("127.0.0.1", "example.org"):
+            assert b"".join(await fetching.fetch(server.url("/image", host), held())) == IMAGE
+        assert await refused(fetching, server.url("/image", "both.example.org")) == NO_ADDRESS
+    for host in ("127.0.0.2", "[::ffff:127.0.0.1]", "[::1]", "169.254.169.254", "192.168.0.1"):
+        assert await refused(fetcher(networks=networks), server.url("/image", host)) == NO_ADDRESS
 
 
 # -- TLS --------------------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from ipaddress import ip_network
 
-import attrs
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
@@ -13,8 +13,10 @@ from tests.rendering.media.images import GREEN, RED, MeanColour, data_url, encod
 from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import InvalidRequestError, MediaError
 from trio_pool_serve.prompts import ImagePart
+from trio_pool_serve.rendering.media import decoding
+from trio_pool_serve.rendering.media import loader as loader_module
 from trio_pool_serve.rendering.media.loader import MAX_URL, MediaLoader
-from trio_pool_serve.rendering.memory_budget import Reservation
+from trio_pool_serve.rendering.memory_budget import MemoryBudget, Reservation
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Client, ImageFeatures
 
@@ -60,7 +62,7 @@ async def test_the_same_bytes_are_the_same_image_wherever_they_are(tmp_path):
     (tmp_path / "image.png").write_bytes(encoded())
     processor = MeanColour()
     async with (
-        loading(allow_private_media=True, allowed_media_path=tmp_path) as loader,
+        loading(allowed_media_domains="127.0.0.0/8", allowed_media_path=tmp_path) as loader,
         serving({"/image": says(encoded())}) as server,
     ):
         urls = [IMAGE.url, server.url("/image"), server.url("/image"), (tmp_path / "image.png").as_uri()]
@@ -168,17 +170,30 @@ async def test_urls_are_of_a_sensible_length(scheme):
             await load(loader, ImagePart(scheme.ljust(MAX_URL + 1, "a")), MeanColour())
 
 
-async def test_settings_are_the_limits():
-    limits = {
-        "max_media_bytes": (10, MediaError, "10 bytes"),
-        "max_image_pixels": (47, MediaError, "8 × 6 pixels; at most 47"),
-    }
-    for name, (limit, kind, told) in limits.items():
-        async with loading(**{name: limit}) as loader:
-            with pytest.raises(kind, match=told):
-                await load(loader, IMAGE, MeanColour())
-    async with loading(allowed_media_domains="example.org, *.b.test") as loader:
+@pytest.mark.parametrize(
+    ("module", "name", "limit", "told"),
+    [(loader_module, "MAX_FILE_BYTES", 10, "10 bytes"), (decoding, "MAX_PIXELS", 47, "8 × 6 pixels; at most 47")],
+)
+async def test_images_have_limits(monkeypatch, module, name, limit, told):
+    monkeypatch.setattr(module, name, limit)
+    async with loading() as loader:
+        with pytest.raises(MediaError, match=told):
+            await load(loader, IMAGE, MeanColour())
+
+
+def test_an_image_may_be_as_large_as_a_body():
+    sizes = [MediaLoader(InputConfig(), 10.0, Offload(), max_body_bytes=most).max_bytes for most in (1, 2**25)]
+    assert sizes == [20 * 2**20, 2**25]
+
+
+def test_an_eighth_of_the_memory_budget_is_for_the_cache():
+    assert MediaLoader(InputConfig(), 10.0, Offload(), MemoryBudget(8000)).cache.max_bytes == 1000
+
+
+async def test_settings_restrict_hosts():
+    async with loading(allowed_media_domains="example.org, *.b.test, 10.0.0.0/8") as loader:
         assert loader.fetcher.domains == {"example.org", "*.b.test"}
+        assert loader.fetcher.networks == (ip_network("10.0.0.0/8"),)
         with pytest.raises(InvalidRequestError, match="--allowed-media-domains"):
             await load(loader, ImagePart("http://example.com/"), MeanColour())
     async with loading() as loader:
@@ -187,7 +202,15 @@ async def test_settings_are_the_limits():
         assert repr(loader) == ("<MediaLoader <MediaCache 0 in 0/268435456 bytes, 0 in flight>, <ImageFetcher 0/32+0>>")
 
 
-@pytest.mark.parametrize("domains", ["https://example.org", "example.org:80", "ä.org", "a@b"])
-def test_domains_that_could_never_match_are_refused(domains):
-    with pytest.raises(ValueError, match="allowed_media_domains"):
-        attrs.evolve(InputConfig(), allowed_media_domains=domains)
+@pytest.mark.parametrize(
+    "wrong", ["https://example.org", "example.org:80", "ä.org", "a@b", "10.0.0.1/8", "10.0.0.0/33", "example.org/8"]
+)
+def test_what_is_neither_a_host_nor_a_network_is_refused(wrong):
+    with pytest.raises(ValueError, match=f"--allowed-media-domains: {wrong} is neither a host nor a network"):
+        InputConfig(allowed_media_domains=f"example.org, {wrong}")
+
+
+def test_of_networks_only_public_ones_restrict_hosts():
+    private = InputConfig(allowed_media_domains="10.0.0.0/8, 192.168.1.5, ::1/128, 0.0.0.0/0")
+    assert (private.media_domains, len(private.media_networks)) == (frozenset(), 4)
+    assert InputConfig(allowed_media_domains="8.8.8.8,10.0.0.0/8").media_domains == {"8.8.8.8"}

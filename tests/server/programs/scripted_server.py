@@ -7,6 +7,7 @@ from hypercorn.trio.tcp_server import TCPServer
 
 from tests.server.programs.script import load_scripted
 from trio_pool_serve.cli import read_config, run
+from trio_pool_serve.config import import_plugins
 from trio_pool_serve.processes.without_torch import do_without_torch
 from trio_pool_serve.server import acceptor
 from trio_pool_serve.service import Service
@@ -16,6 +17,7 @@ if __name__ == "__main__":  # worker processes import what started the server
         acceptor.serve_connection = lambda *arguments: TCPServer(*arguments[:5])  # without what has been received
     do_without_torch()  # nothing here computes, and to import it takes two seconds
     config = read_config(sys.argv[1:])
+    import_plugins(config)
     if config.processes.engine in ("process", "ray") or config.hosts.engine_hosts:
         sys.exit(run(config, load_runner=load_scripted))
     sys.exit(run(config, Service(config, load_scripted)))

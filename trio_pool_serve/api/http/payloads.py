@@ -49,7 +49,7 @@ class Payloads:
 PromptEmbeds: TypeAlias = Annotated[
     Payloads,
     msgspec.Meta(
-        description="Base64 of a tensor [tokens, hidden] as torch.save, safetensors or numpy.save write it; or a list.",
+        description="Base64 of a tensor [tokens, hidden] as safetensors or numpy.save write it; or a list.",
         extra_json_schema={"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
     ),
 ]

@@ -65,7 +65,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         "The default model, as text-embeddings-inference describes its own.", {"model_id": "org/model"}
     ),
     ("GET", "/tokenizer_info"): Operation(
-        "The tokenizer's settings and the chat template, with --enable-tokenizer-info-endpoint.",
+        "The tokenizer's settings and the chat template.",
         {"tokenizer_class": "BertTokenizer"},
     ),
     ("GET", "/livez"): Operation("Whether the process should be kept.", {"status": "alive"}),

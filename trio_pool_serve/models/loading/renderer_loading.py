@@ -56,7 +56,6 @@ def renderer_of(
             uses_chat_template=folder.spec.uses_chat_template,
             options=folder.spec.chat_template_kwargs,
             trusts_request_templates=settings.trust_request_chat_template,
-            max_images=settings.max_images_per_input,
             media=media,
             image_format=image_format,
         )

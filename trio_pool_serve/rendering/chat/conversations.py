@@ -59,6 +59,9 @@ class ImageLoader(Protocol):
         """Return a fetched image's features by ``processor``. Raises ``MediaError``. Cancellation: at once."""
 
 
+MAX_IMAGES = 16
+"""Maximum number of images of one input: all of them are in memory at once, until the input has been computed."""
+
 RenderText = Callable[[TextPrompt, RenderingParams, int], Awaitable[RenderedPrompt]]
 """Renders a text off the event loop, in a client's turn. Errors and cancellation: as ``Renderer.render``."""
 
@@ -85,7 +88,6 @@ class Conversations:
     uses_chat_template: bool = False
     options: Mapping[str, Any] = Factory(dict)
     trusts_request_templates: bool = False
-    max_images: int = 16
     media: ImageLoader | None = None
     image_format: ImageFormat | None = None
 
@@ -230,11 +232,9 @@ class Conversations:
         """Return the image format. Raises ``InvalidRequestError`` unless the model accepts that many images."""
         if self.image_format is None or self.media is None:
             raise InvalidRequestError("This model reads texts only.", field="prompts")
-        if len(images) > self.max_images:
-            raise InvalidRequestError(
-                f"An input has {len(images)} images; at most {self.max_images} are taken (--max-images-per-input).",
-                field="prompts",
-            )
+        if len(images) > MAX_IMAGES:
+            message = f"An input has {len(images)} images; at most {MAX_IMAGES} are accepted."
+            raise InvalidRequestError(message, field="prompts")
         return self.image_format
 
     async def _load(

@@ -21,7 +21,6 @@ from trio_pool_serve.rendering.embeds.stored_tensor import (
     read_safetensors,
     refused,
 )
-from trio_pool_serve.rendering.embeds.torch_archive import read_torch_archive
 from trio_pool_serve.types import RenderedPrompt
 
 DECODE_CHUNK_CHARACTERS = 256 * 1024
@@ -100,8 +99,7 @@ class EmbedsFormat:
 
     def _too_long(self, length: str) -> ContextLengthError:
         return ContextLengthError(
-            f"A tensor has {length}, but this model takes at most {self.max_rows} rows of {self.width} numbers. "
-            "torch.save writes a slice with the whole tensor that it was taken from, unless it is cloned.",
+            f"A tensor has {length}, but this model takes at most {self.max_rows} rows of {self.width} numbers.",
             field="prompts",
         )
 
@@ -109,15 +107,13 @@ class EmbedsFormat:
 def read_tensor(buffer: npt.NDArray[np.uint8]) -> StoredTensor:
     """Detect the format from the first bytes and return the tensor. Raises ``InvalidRequestError``."""
     magic = buffer[:9].tobytes()
-    if magic.startswith(b"PK\3\4"):
-        return read_torch_archive(buffer)
     if magic.startswith(b"\x93NUMPY"):
         return read_npy(buffer)
     if magic[8:] == b"{":
         return read_safetensors(buffer)
-    if magic.startswith(b"\x80"):
-        raise refused("This is a plain pickle, which is not read; torch.save writes a zip since torch 1.6.")
-    raise refused("The tensor is in an unknown format: torch.save, safetensors and .npy are accepted.")
+    if magic.startswith((b"PK\3\4", b"\x80")):
+        raise refused("Files of torch.save are not accepted: send safetensors or .npy.")
+    raise refused("The tensor is in an unknown format: safetensors and .npy are accepted.")
 
 
 def _finite_rows(tensor: StoredTensor, first: int, last: int) -> npt.NDArray[Any]:

@@ -5,6 +5,7 @@ checked to lie within the bytes that were sent.
 """
 
 import io
+import math
 import threading
 from typing import Any, Literal, TypeAlias
 
@@ -42,81 +43,41 @@ def refused(message: str) -> InvalidRequestError:
 
 @frozen(eq=False)
 class StoredTensor:
-    """A dense tensor of little-endian numbers within ``buffer`` (uint8).
+    """A dense tensor of little-endian numbers within ``buffer`` (uint8), from byte ``start``.
 
-    ``strides`` and ``first`` are in numbers, ``first`` counted from byte ``start``; ``numbers`` is how many there are
-    from there. No number is used in two positions, so a copy takes at most the bytes of the file.
     Raises ``InvalidRequestError`` on construction if the values contradict each other.
     """
 
     buffer: npt.NDArray[np.uint8]
     dtype: StoredDtype
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
     start: int
-    numbers: int
-    first: int = 0
+    is_column_major: bool = False
 
     def __attrs_post_init__(self) -> None:
-        sizes = (*self.shape, *self.strides, self.start, self.numbers, self.first)
         # A bool is an int as well, and numpy accepts it as a size.
-        whole = all(type(size) is int and 0 <= size <= MAX_SIZE for size in sizes)
-        if not whole or len(self.shape) != len(self.strides):
-            raise refused("The tensor's sizes, strides and offsets are not valid.")
-        last = self.first + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
-        end = self.start + self.numbers * ITEM_BYTES[self.dtype]
-        if end > len(self.buffer) or (0 not in self.shape and last >= self.numbers):
+        if not all(type(size) is int and 0 <= size <= MAX_SIZE for size in (*self.shape, self.start)):
+            raise refused("The tensor's sizes and offsets are not valid.")
+        if self.start + self.nbytes > len(self.buffer):
             raise refused("The tensor is truncated: its header declares more numbers than there are.")
-        if 0 not in self.shape and not self._is_disjoint():
-            raise refused("The tensor is an expanded or overlapping view: save a contiguous copy of it.")
-
-    def _is_disjoint(self) -> bool:
-        """Whether no two positions share bytes: a few bytes could otherwise expand to fill the memory.
-
-        Each stride must exceed the extent of all smaller ones, as in every slice and transposition of a tensor.
-        """
-        reach = 0
-        for stride, size in sorted(zip(self.strides, self.shape, strict=True)):
-            if size > 1 and stride <= reach:
-                return False
-            reach += (size - 1) * stride
-        return True
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a contiguous copy."""
-        size = ITEM_BYTES[self.dtype]
-        for length in self.shape:
-            size *= length
-        return size
+        """Bytes of the numbers."""
+        return count_of(self.shape) * ITEM_BYTES[self.dtype]
 
-    def rows(self, first: int, last: int) -> npt.NDArray[np.generic]:
+    def rows(self, first: int, last: int) -> npt.NDArray[Any]:
         """Return a view of rows of a matrix, shape (last − first, columns); bfloat16 as uint16."""
         kind = {"float16": "<f2", "bfloat16": "<u2", "float32": "<f4"}[self.dtype]
-        held = np.frombuffer(self.buffer, dtype=kind, count=self.numbers, offset=self.start)
-        # The stride of a dimension of size 1 is never used and can have any value.
-        strides = (stride if size > 1 else 0 for size, stride in zip(self.shape, self.strides, strict=True))
-        steps = tuple(stride * ITEM_BYTES[self.dtype] for stride in strides)
-        begin = held[self.first + first * self.strides[0] :]
-        return np.lib.stride_tricks.as_strided(begin, (last - first, self.shape[1]), steps, writeable=False)
-
-
-def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides, in numbers, of a contiguous tensor in row-major order."""
-    strides = [1]
-    for size in reversed(shape[1:]):
-        strides.append(strides[-1] * size)
-    return tuple(reversed(strides[: len(shape)]))
+        held = np.frombuffer(self.buffer, dtype=kind, count=count_of(self.shape), offset=self.start)
+        return held.reshape(self.shape, order="F" if self.is_column_major else "C")[first:last]
 
 
 def count_of(shape: tuple[int, ...]) -> int:
     """Return how many numbers a shape has. Raises ``InvalidRequestError`` above ``MAX_DIMENSIONS``."""
     if len(shape) > MAX_DIMENSIONS:
         raise refused(f"The tensor has {len(shape)} dimensions; it must have 2: tokens and hidden size.")
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+    return math.prod(shape)
 
 
 def read_npy(buffer: npt.NDArray[np.uint8]) -> StoredTensor:
@@ -136,9 +97,7 @@ def read_npy(buffer: npt.NDArray[np.uint8]) -> StoredTensor:
         raise refused("The header of the .npy file cannot be read.") from error
     if dtype.hasobject or dtype.newbyteorder("<") != dtype or dtype.name not in ("float16", "float32"):
         raise refused(f"The .npy file holds {dtype.str}; it must be little-endian float16 or float32.")
-    numbers = count_of(shape)
-    strides = contiguous(shape[::-1])[::-1] if is_column_major else contiguous(shape)
-    return StoredTensor(buffer, dtype.name, shape, strides, stream.tell(), numbers)
+    return StoredTensor(buffer, dtype.name, shape, stream.tell(), is_column_major)
 
 
 @frozen(kw_only=True)
@@ -165,7 +124,6 @@ def read_safetensors(buffer: npt.NDArray[np.uint8]) -> StoredTensor:
     if entry.dtype not in SAFETENSORS_DTYPES:
         raise refused(f"The tensor's type is {entry.dtype}; it must be F16, BF16 or F32.")
     dtype, (begin, end) = SAFETENSORS_DTYPES[entry.dtype], entry.data_offsets
-    numbers = count_of(entry.shape)
-    if any(size < 0 for size in entry.shape) or end - begin != numbers * ITEM_BYTES[dtype]:
+    if any(size < 0 for size in entry.shape) or end - begin != count_of(entry.shape) * ITEM_BYTES[dtype]:
         raise refused("The safetensors header's shape and offsets contradict each other.")
-    return StoredTensor(buffer, dtype, entry.shape, contiguous(entry.shape), 8 + length + begin, numbers)
+    return StoredTensor(buffer, dtype, entry.shape, 8 + length + begin)

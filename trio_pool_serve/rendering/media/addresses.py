@@ -1,6 +1,7 @@
 """Classifies network addresses, for restricting where images are fetched from."""
 
 import socket
+from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
 GLOBAL_UNICAST = IPv6Network("2000::/3")
@@ -47,9 +48,13 @@ def is_own(address: str) -> bool:
         return False  # no route
 
 
-def is_any_address(address: str) -> bool:
-    """Accept every address."""
-    return bool(address)
+def is_within(address: str, networks: Iterable[IPv4Network | IPv6Network]) -> bool:
+    """Whether an address is in one of the networks. A host name, or an address in another notation, is not."""
+    try:
+        ip = ip_address(address)
+    except ValueError:
+        return False
+    return any(ip in network for network in networks)
 
 
 def _is_public_v4(ip: IPv4Address) -> bool:

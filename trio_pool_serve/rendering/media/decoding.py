@@ -2,7 +2,6 @@
 
 from io import BytesIO
 
-from attrs import frozen
 from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
@@ -25,29 +24,22 @@ EXIF_TRANSPOSITIONS = {
 }
 """The transposition that turns an image upright, by its EXIF orientation."""
 
-Image.MAX_IMAGE_PIXELS = None  # ``MediaLimits.max_pixels`` is checked instead, before any pixel is decoded
+MAX_PIXELS = 50_000_000
+"""Of an image. Cameras of phones take up to 50 megapixels; decoding them takes up to 800 MB."""
+
+Image.MAX_IMAGE_PIXELS = None  # ``MAX_PIXELS`` is checked instead, before any pixel is decoded
 
 
-@frozen
-class MediaLimits:
-    """Maximum size of an image: bytes as sent or stored, and pixels."""
-
-    max_bytes: int
-    max_pixels: int
-
-
-def decode_image(encoded: bytes, limits: MediaLimits) -> Image.Image:
+def decode_image(encoded: bytes, max_pixels: int) -> Image.Image:
     """Return a decoded image, upright, in RGB, as transformers' ``load_image``; of several frames the first.
 
     Raises ``MediaError`` for invalid or truncated images, for more pixels than the limit by the header, and for images
     that would take longer to decode than their pixels account for.
     """
-    if len(encoded) > limits.max_bytes:
-        raise too_large(limits.max_bytes)
     scans = count_scans(encoded)
     try:
         with Image.open(BytesIO(encoded), formats=FORMATS) as image:
-            _require_bounded(image, scans, limits.max_pixels)
+            _require_bounded(image, scans, max_pixels)
             return _upright_rgb(image)
     except MediaError:
         raise
@@ -77,11 +69,6 @@ def _upright_rgb(image: Image.Image) -> Image.Image:
     return rgb if transposition is None else rgb.transpose(transposition)
 
 
-def features_of(encoded: bytes, processor: ImageProcessor, limits: MediaLimits) -> ImageFeatures:
+def features_of(encoded: bytes, processor: ImageProcessor) -> ImageFeatures:
     """Return the features of an encoded image. Raises ``MediaError``."""
-    return processor(decode_image(encoded, limits))
-
-
-def too_large(max_bytes: int) -> MediaError:
-    """Return the error for an image of too many bytes."""
-    return MediaError(f"An image is larger than {max_bytes} bytes.")
+    return processor(decode_image(encoded, MAX_PIXELS))

@@ -14,7 +14,6 @@ import pybase64
 from attrs import frozen
 
 from trio_pool_serve.errors import InvalidRequestError, MediaError
-from trio_pool_serve.rendering.media.decoding import too_large
 
 BASE64_SLICE = 2**20
 """Characters of base64 decoded per call, a multiple of four; the interpreter lock is released between calls."""
@@ -120,3 +119,8 @@ def _is_inside(path: str, root: str) -> bool:
 
 def _outside() -> InvalidRequestError:
     return InvalidRequestError("The file of an image is not under --allowed-media-path.")
+
+
+def too_large(max_bytes: int) -> MediaError:
+    """Return the error for an image of too many bytes."""
+    return MediaError(f"An image is larger than {max_bytes} bytes.")

@@ -1,7 +1,8 @@
 """Fetches images over HTTP."""
 
 import ssl
-from collections.abc import Callable, Collection
+from collections.abc import Collection
+from ipaddress import IPv4Network, IPv6Network
 
 import h11
 import httpx
@@ -9,8 +10,8 @@ import trio
 from attrs import define, field, frozen
 
 from trio_pool_serve.errors import InvalidRequestError, MediaError
-from trio_pool_serve.rendering.media.addresses import is_public
-from trio_pool_serve.rendering.media.decoding import too_large
+from trio_pool_serve.rendering.media.addresses import is_public, is_within
+from trio_pool_serve.rendering.media.encoded_image import too_large
 from trio_pool_serve.rendering.media.http_fetch import Exchange, open_stream
 from trio_pool_serve.rendering.media.resolver import Resolver
 from trio_pool_serve.rendering.memory_budget import Reservation
@@ -57,7 +58,7 @@ class FetchStatistics:
 
 @define(eq=False)
 class ImageFetcher:
-    """Fetches images over HTTP from addresses accepted by ``is_allowed``, by default those of the public internet.
+    """Fetches images over HTTP from addresses of the public internet, and those in ``networks``.
 
     A host name is resolved once per request, all its addresses are checked, and one of them is connected to, so a name
     server cannot give a different answer after the check. Any port is allowed. No cookies, proxies or credentials are
@@ -67,15 +68,15 @@ class ImageFetcher:
     machine or its neighbours. This cannot be detected here. In such networks operators must set ``domains``, or block
     in the network what the server must not reach.
 
-    ``domains``, if not empty, are the only hosts that images are fetched from, in lower case; ``*.example.org`` stands
-    for all subdomains of ``example.org``. All limits apply to redirects as well.
+    ``domains``, if not empty, are the only hosts that images are fetched from, in lower case, besides addresses in
+    ``networks``; ``*.example.org`` stands for all subdomains of ``example.org``. All limits apply to redirects as well.
     """
 
     offload: Offload
     max_bytes: int
     timeout_s: float = TIMEOUT_S
     domains: Collection[str] = ()
-    is_allowed: Callable[[str], bool] = is_public
+    networks: Collection[IPv4Network | IPv6Network] = ()
     resolver: Resolver = field(factory=Resolver)
     _turns: ClientTurns = field(init=False, factory=lambda: ClientTurns(MAX_CONCURRENT_FETCHES, MAX_FETCHES_PER_CLIENT))
     _ssl_context: ssl.SSLContext | None = field(init=False, default=None)
@@ -84,7 +85,7 @@ class ImageFetcher:
         """Return the body of an ``http:`` or ``https:`` URL, in chunks, which are ``held`` as they arrive.
 
         Raises ``InvalidRequestError`` for a URL that is malformed or not allowed, ``MediaError`` if the response is not
-        200, too large or too slow, or the address is not public: the message is the same as for a host that does not
+        200, too large or too slow, or an address is not allowed: the message is the same as for a host that does not
         exist; ``OverloadedError`` if memory lacks. Cancellation: at once; the connection is closed.
         """
         checked = self._checked(url)
@@ -115,7 +116,7 @@ class ImageFetcher:
             raise InvalidRequestError("The URL of an image must be http: or https: and have a host.")
         if parsed.userinfo:
             raise InvalidRequestError("The URL of an image must not have credentials in it.")
-        if self.domains and not _is_among(host, self.domains):
+        if self.domains and not (_is_among(host, self.domains) or is_within(host, self.networks)):
             raise InvalidRequestError(f"Images are not fetched from {host}, which --allowed-media-domains leaves out.")
         return parsed
 
@@ -124,7 +125,7 @@ class ImageFetcher:
         host = _host(url)
         port = url.port or (443 if url.scheme == "https" else 80)
         addresses = await self.resolver.resolve(host, port, held.client.number)
-        if not 0 < len(addresses) <= MAX_ADDRESSES or not all(map(self.is_allowed, addresses)):
+        if not 0 < len(addresses) <= MAX_ADDRESSES or not all(map(self._is_allowed, addresses)):
             raise MediaError("The host of an image has no address that images are fetched from.")
         addresses = addresses[:MAX_TRIED_ADDRESSES]
         ssl_context = await self._load_ssl_context() if url.scheme == "https" else None
@@ -141,6 +142,9 @@ class ImageFetcher:
                 )
                 return self._redirect(url, response) or await self._read(response, exchange, held)
         raise MediaError("The server of an image cannot be reached.")
+
+    def _is_allowed(self, address: str) -> bool:
+        return is_within(address, self.networks) or is_public(address)
 
     async def _load_ssl_context(self) -> ssl.SSLContext:
         """Return the context with the certificate authorities of SSL_CERT_FILE, else certifi's."""

@@ -10,9 +10,8 @@ from attrs import Factory, define, evolve, field
 from trio_pool_serve.config import InputConfig
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.prompts import ImagePart
-from trio_pool_serve.rendering.media.addresses import is_any_address, is_public
 from trio_pool_serve.rendering.media.cache import MediaCache
-from trio_pool_serve.rendering.media.decoding import MediaLimits, features_of
+from trio_pool_serve.rendering.media.decoding import features_of
 from trio_pool_serve.rendering.media.encoded_image import EncodedImage, image_of_chunks, read_data_url, read_file_url
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
 from trio_pool_serve.rendering.media.image_processor import ImageProcessor
@@ -25,6 +24,12 @@ T = TypeVar("T")
 MAX_URL = 8192
 """Maximum characters of a URL other than a ``data:`` URL."""
 
+MAX_FILE_BYTES = 20 * 2**20
+"""Maximum size of an image file, unless a request body may be larger. A photo has a few megabytes."""
+
+CACHED_PART = 8
+"""The cache has at most one part in so many of the memory budget: 256 MiB by default, 400 images of CLIP."""
+
 
 @define(eq=False)
 class MediaLoader:
@@ -33,20 +38,23 @@ class MediaLoader:
     config: InputConfig
     offload: Offload
     memory: MemoryBudget = Factory(MemoryBudget)
+    max_body_bytes: int = 0
     cache: MediaCache = field(init=False)
     fetcher: ImageFetcher = field(init=False)
-    limits: MediaLimits = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        config = self.config
-        self.cache = MediaCache(config.media_cache_bytes, self.memory)
-        self.limits = MediaLimits(config.max_media_bytes, config.max_image_pixels)
+        self.cache = MediaCache(self.memory.max_bytes // CACHED_PART, self.memory)
         self.fetcher = ImageFetcher(
             self.offload,
-            config.max_media_bytes,
-            domains=config.media_domains,
-            is_allowed=is_any_address if config.allow_private_media else is_public,
+            self.max_bytes,
+            domains=self.config.media_domains,
+            networks=self.config.media_networks,
         )
+
+    @property
+    def max_bytes(self) -> int:
+        """Maximum size of an image file."""
+        return max(MAX_FILE_BYTES, self.max_body_bytes)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Prepare images until cancelled. Cancellation: as ``MediaCache.run``."""
@@ -82,7 +90,7 @@ class MediaLoader:
 
             async def prepare() -> ImageFeatures:
                 async with self.memory.preparing(self.offload.turns_of(client.number)):
-                    return await self._in_thread(partial(features_of, image.content, processor, self.limits))
+                    return await self._in_thread(partial(features_of, image.content, processor))
 
             features = await self.cache.get((processor.key, image.digest), prepare)
             await self.memory.wait_until_below_limit()  # cached features are copied for each row
@@ -91,10 +99,9 @@ class MediaLoader:
     def _read(self, part: ImagePart) -> EncodedImage:
         if part.fetched is not None:
             return image_of_chunks(part.fetched)
-        max_bytes = self.config.max_media_bytes
         if part.url[:5].lower() == "data:":
-            return read_data_url(part.url, max_bytes)
-        return read_file_url(part.url, self.config.allowed_media_path, max_bytes)
+            return read_data_url(part.url, self.max_bytes)
+        return read_file_url(part.url, self.config.allowed_media_path, self.max_bytes)
 
     async def _in_thread(self, blocking: Callable[[], T]) -> T:
         return await self.offload.run("media", blocking, abandon_on_cancel=True)

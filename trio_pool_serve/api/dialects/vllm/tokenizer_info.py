@@ -7,11 +7,9 @@ from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
 from trio_pool_serve.service import Service
 
-TOKENIZER_INFO_PATH = "/tokenizer_info"
-
 
 def tokenizer_info_routes(service: Service) -> Routes:
-    """Return the route over a service, which is served only if asked for: a chat template may be private."""
+    """Return the route over a service."""
 
     async def tokenizer_info(request: HttpRequest) -> HttpResponse:
         """Describe the default model's tokenizer. Raises as ``ServedModels.loaded``. Cancellation: at once."""
@@ -22,4 +20,4 @@ def tokenizer_info_routes(service: Service) -> Routes:
         template = None if conversations is None else conversations.chat.templates.get("default")
         return HttpResponse.json(info if template is None else {**info, "chat_template": template})
 
-    return {("GET", TOKENIZER_INFO_PATH): tokenizer_info}
+    return {("GET", "/tokenizer_info"): tokenizer_info}
